@@ -1,0 +1,50 @@
+// Package driver is the contract between the desired state and a kernel that
+// carries it out. Drivers live in sub-packages and pass the one table of
+// packets in drivertest.
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// ErrNotSupported is wrapped by Probe's error when the kernel lacks something
+// the driver needs; the message names it and the version that has it.
+var ErrNotSupported = errors.New("not supported by this kernel")
+
+// ErrBusy is wrapped when another process owns the driver's kernel objects.
+var ErrBusy = errors.New("owned by another process")
+
+// Driver programs the kernel of the network namespace it was opened in. A
+// Driver is not safe for concurrent use.
+type Driver interface {
+	// Probe checks that this kernel and these privileges suffice, and
+	// changes nothing.
+	Probe(ctx context.Context) error
+	// Adopt reads what the kernel holds, compares it with want and plans the
+	// difference. It serves start-up, recovery after a failed Apply and the periodic audit.
+	// The plan is valid until the next call of Adopt or Update.
+	Adopt(ctx context.Context, want *state.State) (Plan, error)
+	// Update plans a change from what was last applied; its cost grows with
+	// d alone. It must not be called before an Adopt's plan was applied, nor
+	// after a failed Apply: adopt again first.
+	Update(ctx context.Context, d state.Delta) (Plan, error)
+	// Purge removes all that the driver owns, and nothing else. Purging
+	// what is not there succeeds.
+	Purge(ctx context.Context) error
+	// Close releases the driver's sockets; what it programmed stays in the kernel.
+	Close() error
+}
+
+// Plan is a computed change of the kernel that has not happened yet.
+type Plan interface {
+	// Len is the number of kernel operations; 0 means that nothing differs.
+	Len() int
+	// String prints the operations for people, one a line.
+	String() string
+	// Apply carries the plan out. Safe for traffic at each step. After an
+	// error the kernel is in the state before or between safe steps; Adopt finds out.
+	Apply(ctx context.Context) error
+}

@@ -1,0 +1,164 @@
+// Package model holds what users declare — services, endpoint slices, pods,
+// nodes — as plain Go values on net/netip, free of any source's wire format.
+//
+// Values are immutable once handed over: a source builds a new value for each
+// version of an object, and everyone downstream shares it without copying.
+package model
+
+import (
+	"cmp"
+	"net/netip"
+	"time"
+)
+
+// Name identifies a namespaced object; Namespace is empty for cluster-scoped ones.
+type Name struct {
+	Namespace, Name string
+}
+
+// String returns "namespace/name", or "name" alone for cluster-scoped objects.
+func (n Name) String() string {
+	if n.Namespace == "" {
+		return n.Name
+	}
+	return n.Namespace + "/" + n.Name
+}
+
+// Compare orders names by namespace, then name.
+func (n Name) Compare(o Name) int {
+	if c := cmp.Compare(n.Namespace, o.Namespace); c != 0 {
+		return c
+	}
+	return cmp.Compare(n.Name, o.Name)
+}
+
+// Protocol is an IANA protocol number of a transport that services can use.
+type Protocol uint8
+
+// The transports of the Kubernetes Service API.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the Kubernetes spelling: "TCP", "UDP" or "SCTP".
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return "unknown"
+}
+
+// Service is a v1 Service, reduced to what a service proxy acts on.
+//
+// A Service of type ExternalName, a headless one (clusterIP None, or the label
+// service.kubernetes.io/headless) and one with the label
+// service.kubernetes.io/service-proxy-name have Unproxied set: they are known,
+// listed, and never programmed.
+type Service struct {
+	Name Name
+	// Created breaks ties between services that claim the same frontend: the
+	// older wins; the zero time counts as the newest.
+	Created time.Time
+
+	Unproxied string // why nothing is programmed ("headless", …); empty for ordinary services
+
+	ClusterIPs      []netip.Addr
+	ExternalIPs     []netip.Addr
+	LoadBalancerIPs []netip.Addr // status.loadBalancer.ingress[].ip with ipMode VIP (the default) only
+	Ports           []ServicePort
+	Selector        map[string]string // nil: endpoints are given by slices alone
+
+	Affinity            time.Duration // ClientIP affinity time-out; 0: none
+	InternalLocal       bool          // internalTrafficPolicy: Local
+	ExternalLocal       bool          // externalTrafficPolicy: Local
+	HealthCheckNodePort uint16        // 0: none
+	SourceRanges        []netip.Prefix
+	PublishNotReady     bool   // publishNotReadyAddresses
+	TrafficDistribution string // "", PreferClose, PreferSameZone, PreferSameNode
+}
+
+// ServicePort is one port of a Service.
+type ServicePort struct {
+	Name       string
+	Protocol   Protocol
+	Port       uint16
+	NodePort   uint16 // 0: none
+	TargetPort uint16 // 0 when TargetName is set
+	TargetName string // a named container port, resolved per pod
+}
+
+// EndpointSlice is a discovery.k8s.io/v1 EndpointSlice of one address family.
+type EndpointSlice struct {
+	Name      Name
+	Service   string // the label kubernetes.io/service-name; same namespace
+	Ports     []EndpointPort
+	Endpoints []Endpoint
+}
+
+// EndpointPort is one port that all endpoints of a slice serve.
+type EndpointPort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
+}
+
+// Endpoint is one address of an EndpointSlice; an API endpoint with several
+// addresses becomes several of these.
+type Endpoint struct {
+	Addr                        netip.Addr
+	Ready, Serving, Terminating bool // nil conditions are already resolved as the API defines: ready true, serving = ready, terminating false
+	Node, Zone                  string
+	ZoneHints, NodeHints        []string
+}
+
+// Pod is a v1 Pod, reduced to what selects it and where it can be reached.
+type Pod struct {
+	Name        Name
+	Labels      map[string]string
+	IPs         []netip.Addr
+	Node        string
+	HostNetwork bool
+	Ready       bool // condition Ready is True
+	Terminating bool // has a deletionTimestamp
+	Finished    bool // phase Succeeded or Failed: it has no network any more
+	Ports       []ContainerPort
+}
+
+// ContainerPort is a port that a container of a pod declares.
+type ContainerPort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
+}
+
+// Node is a v1 Node.
+type Node struct {
+	Name     string
+	Labels   map[string]string
+	IPs      []netip.Addr // InternalIP addresses, in the order of the object; the first of a family is its primary
+	PodCIDRs []netip.Prefix
+}
+
+// Zone returns the node's topology zone (label topology.kubernetes.io/zone), or "".
+func (n *Node) Zone() string { return n.Labels["topology.kubernetes.io/zone"] }
+
+// Namespace is a v1 Namespace.
+type Namespace struct {
+	Name   string
+	Labels map[string]string
+}
+
+// Issue is a fault found in what users declared. The object keeps its last
+// good state in the kernel, or has none, and everything else works on.
+type Issue struct {
+	Object string `json:"object"`           // "Service shop/web", or a file's name where no object could be read
+	Source string `json:"source,omitempty"` // where it was declared: "web.yaml", "web.yaml:12"
+	Reason string `json:"reason"`           // what is wrong and, where that helps, what to do
+}

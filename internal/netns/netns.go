@@ -1,0 +1,181 @@
+// Package netns creates and enters named network namespaces and joins them
+// with veth pairs. Tests, the lab and the bench build their topologies from it.
+//
+// Namespaces are the ones of `ip netns`: they appear in /run/netns, so that
+// `ip netns exec NAME` works on them.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Dir is where named namespaces live.
+const Dir = "/run/netns"
+
+// NS is a named network namespace with a netlink handle into it.
+type NS struct {
+	Name string
+	fd   netns.NsHandle
+	*netlink.Handle
+}
+
+// New creates the namespace, brings its loopback up, and returns it open.
+// It fails with an error that wraps os.ErrExist if there is one of that name.
+func New(name string) (*NS, error) {
+	path := filepath.Join(Dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return nil, fmt.Errorf("create network namespace %s: %w", name, os.ErrExist)
+	}
+	err := onThread(func() error {
+		_, err := netns.NewNamed(name)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
+	}
+	ns, err := Open(name)
+	if err != nil {
+		return nil, errors.Join(err, netns.DeleteNamed(name))
+	}
+	lo, err := ns.LinkByName("lo")
+	if err == nil {
+		err = ns.LinkSetUp(lo)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("bring up loopback in %s: %w", name, err), ns.Delete())
+	}
+	return ns, nil
+}
+
+// Open opens an existing namespace.
+func Open(name string) (*NS, error) {
+	fd, err := netns.GetFromName(name)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	h, err := netlink.NewHandleAt(fd)
+	if err != nil {
+		_ = fd.Close()
+		return nil, fmt.Errorf("open netlink in %s: %w", name, err)
+	}
+	return &NS{Name: name, fd: fd, Handle: h}, nil
+}
+
+// Path is the file that stands for the namespace.
+func (ns *NS) Path() string { return filepath.Join(Dir, ns.Name) }
+
+// Fd is the open file descriptor of the namespace.
+func (ns *NS) Fd() int { return int(ns.fd) }
+
+// Do runs f on a thread inside the namespace. Sockets that f opens stay in the
+// namespace; goroutines that f starts do not run in it.
+func (ns *NS) Do(f func() error) error {
+	return onThread(func() error {
+		if err := netns.Set(ns.fd); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", ns.Name, err)
+		}
+		return f()
+	})
+}
+
+// Start starts cmd inside the namespace. The child dies with this process only if
+// cmd.SysProcAttr says so.
+func (ns *NS) Start(cmd *exec.Cmd) error {
+	return ns.Do(cmd.Start)
+}
+
+// Run runs a command inside the namespace and returns its combined output.
+func (ns *NS) Run(name string, args ...string) ([]byte, error) {
+	var out []byte
+	err := ns.Do(func() error {
+		var err error
+		out, err = exec.Command(name, args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		return out, fmt.Errorf("run %s %v in %s: %w: %s", name, args, ns.Name, err, out)
+	}
+	return out, nil
+}
+
+// Sysctl writes a sysctl (slashes or dots) inside the namespace.
+func (ns *NS) Sysctl(key, value string) error {
+	return ns.Do(func() error {
+		b := []byte(key)
+		for i, c := range b {
+			if c == '.' {
+				b[i] = '/'
+			}
+		}
+		return os.WriteFile("/proc/sys/"+string(b), []byte(value), 0)
+	})
+}
+
+// Close releases the handles; the namespace stays.
+func (ns *NS) Close() error {
+	ns.Handle.Close()
+	return ns.fd.Close()
+}
+
+// Delete closes the namespace and removes its name; the kernel ends it when
+// its last process and socket are gone.
+func (ns *NS) Delete() error {
+	return errors.Join(ns.Close(), Delete(ns.Name))
+}
+
+// Delete removes a namespace's name. Deleting what is not there succeeds.
+func Delete(name string) error {
+	path := filepath.Join(Dir, name)
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("delete network namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// Veth joins two namespaces (or one with itself) with a veth pair whose ends
+// are up: nameA in a, nameB in b.
+func Veth(a *NS, nameA string, b *NS, nameB string) error {
+	la := netlink.NewLinkAttrs()
+	la.Name = nameA
+	v := &netlink.Veth{LinkAttrs: la, PeerName: nameB, PeerNamespace: netlink.NsFd(b.Fd())}
+	if err := a.LinkAdd(v); err != nil {
+		return fmt.Errorf("create veth %s/%s - %s/%s: %w", a.Name, nameA, b.Name, nameB, err)
+	}
+	for _, end := range []struct {
+		ns   *NS
+		name string
+	}{{a, nameA}, {b, nameB}} {
+		l, err := end.ns.LinkByName(end.name)
+		if err == nil {
+			err = end.ns.LinkSetUp(l)
+		}
+		if err != nil {
+			return fmt.Errorf("bring up %s in %s: %w", end.name, end.ns.Name, err)
+		}
+	}
+	return nil
+}
+
+// onThread runs f on an OS thread of its own, which is thrown away: whatever
+// namespace f leaves it in, no other goroutine sees it.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- f()
+	}()
+	return <-done
+}

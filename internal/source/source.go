@@ -1,0 +1,33 @@
+// Package source is the contract between where objects are declared and the
+// store that holds them. Sources live in sub-packages.
+package source
+
+import (
+	"context"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Source delivers objects to a store.
+type Source interface {
+	// Run delivers objects until ctx ends. It calls the store's SetSynced once
+	// everything that existed at the start has been delivered, and not before; a
+	// source that cannot be read keeps trying and says so in Issues. It
+	// returns nil when ctx ends and an error only if it can never work.
+	Run(ctx context.Context) error
+	// Flush returns once everything the source holds at the time of the call
+	// has been delivered to the store; an error says why it can't be.
+	Flush(ctx context.Context) error
+	// Status is a snapshot; safe for concurrent use.
+	Status() Status
+}
+
+// Status is what a source says of itself.
+type Status struct {
+	Name    string         `json:"name"`  // "manifests"
+	Where   string         `json:"where"` // the folder, the API's address
+	Synced  bool           `json:"synced"`
+	Objects map[string]int `json:"objects"` // by kind, those delivered
+	Skipped map[string]int `json:"skipped"` // by kind, those passed over
+	Issues  []model.Issue  `json:"issues"`
+}
