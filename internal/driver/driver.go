@@ -38,6 +38,17 @@ type Driver interface {
 	Close() error
 }
 
+// Auditor is implemented by drivers that can tell cheaply that someone else
+// touched what they own. The agent asks twice a second, between its own calls
+// of the Driver and from the same goroutine; it answers true with an Adopt.
+type Auditor interface {
+	// Tampered reports whether what was last applied may be gone or changed in
+	// the kernel by anyone but this driver. It costs no more than a few
+	// system calls, whatever the size of the state. False positives cost an Adopt;
+	// what it cannot see is left to the periodic audit. It stays true until the next Adopt.
+	Tampered(ctx context.Context) (bool, error)
+}
+
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {
 	// Len is the number of kernel operations; 0 means that nothing differs.
