@@ -1,0 +1,81 @@
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The parameters that let a node forward packets between its pods and its network.
+const (
+	Forward4 = "net.ipv4.ip_forward"
+	Forward6 = "net.ipv6.conf.all.forwarding"
+)
+
+// Needed returns the parameters that a node needs for the families it uses,
+// judged by the calling thread's network namespace, for use with Set.
+//
+// IPv6 forwarding is left out, and the error says what to do, where turning it on would
+// remove the node's default route: the kernel forgets routes learnt by router
+// advertisement on interfaces whose accept_ra is 1. The map is valid also then.
+func Needed(ipv4, ipv6 bool) (map[string]string, error) {
+	want := map[string]string{}
+	if ipv4 {
+		want[Forward4] = "1"
+	}
+	if !ipv6 {
+		return want, nil
+	}
+	now, err := Read(Forward6)
+	if errors.Is(err, os.ErrNotExist) {
+		return want, fmt.Errorf("IPv6 is in use, but this kernel has it disabled: enable it (ipv6.disable=0) or leave IPv6 out of the cluster: %w", err)
+	}
+	if err != nil {
+		return want, err
+	}
+	if now == "0" {
+		lost, err := LostByForwarding()
+		if err != nil {
+			return want, err
+		}
+		if len(lost) > 0 {
+			return want, fmt.Errorf("leave %s off: it would remove the default route that %s learnt by router advertisement; set net.ipv6.conf.%s.accept_ra=2 first, then %s=1",
+				Forward6, lost[0], Interface(lost[0]), Forward6)
+		}
+	}
+	want[Forward6] = "1"
+	return want, nil
+}
+
+// LostByForwarding names the interfaces whose IPv6 default route the kernel would
+// forget if forwarding were turned on: it was learnt by router advertisement and
+// the interface's accept_ra is 1. (With 2 the kernel keeps it; with 0 a daemon looks
+// after the route.)
+func LostByForwarding() ([]string, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("list IPv6 routes: %w", err)
+	}
+	var names []string
+	for _, r := range routes {
+		if r.Dst != nil && r.Dst.IP != nil && !r.Dst.IP.IsUnspecified() {
+			continue
+		}
+		link, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return nil, fmt.Errorf("find interface %d of the IPv6 default route: %w", r.LinkIndex, err)
+		}
+		name := link.Attrs().Name
+		accept, err := Read("net.ipv6.conf." + Interface(name) + ".accept_ra")
+		if err != nil {
+			return nil, err
+		}
+		if accept == "1" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
