@@ -1,0 +1,225 @@
+package sysctl_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+const (
+	forward = sysctl.Forward4
+)
+
+// inNamespace runs f in a fresh network namespace, whose parameters have the kernel's defaults.
+func inNamespace(t *testing.T, f func(ns *netns.NS)) {
+	t.Helper()
+	ns, err := netns.New(fmt.Sprintf("sysctl-%d-%d", os.Getpid(), made.Add(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := ns.Do(func() error { f(ns); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var made atomic.Int32
+
+func want(t *testing.T, key, value string) {
+	t.Helper()
+	got, err := sysctl.Read(key)
+	if err != nil {
+		t.Error(err)
+	} else if got != value {
+		t.Errorf("%s is %s, want %s", key, got, value)
+	}
+}
+
+func put(t *testing.T, key, value string) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/"+strings.ReplaceAll(key, ".", "/"), []byte(value), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func same(t *testing.T, what string, got []sysctl.Change, err error, want ...sysctl.Change) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestSetAndRestore(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		record := filepath.Join(t.TempDir(), "run", "sysctls.json")
+		both := map[string]string{forward: "1", sysctl.Forward6: "1"}
+		four := sysctl.Change{Key: forward, Was: "0", Now: "1"}
+		six := sysctl.Change{Key: sysctl.Forward6, Was: "0", Now: "1"}
+
+		got, err := sysctl.Set(record, both)
+		same(t, "first Set", got, err, four, six)
+		want(t, forward, "1")
+		want(t, sysctl.Forward6, "1")
+
+		got, err = sysctl.Set(record, both)
+		same(t, "second Set", got, err)
+		got, err = sysctl.List(record)
+		same(t, "List", got, err, four, six)
+
+		got, err = sysctl.Restore(record)
+		same(t, "Restore", got, err, sysctl.Change{Key: forward, Was: "1", Now: "0"}, sysctl.Change{Key: sysctl.Forward6, Was: "1", Now: "0"})
+		want(t, forward, "0")
+		want(t, sysctl.Forward6, "0")
+		if _, err := os.Stat(record); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the record is still there: %v", err)
+		}
+		got, err = sysctl.Restore(record)
+		same(t, "Restore without a record", got, err)
+	})
+}
+
+func TestTheFirstFormerValueIsKept(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		record := filepath.Join(t.TempDir(), "sysctls.json")
+		const ttl = "net.ipv4.ip_default_ttl"
+		for i, value := range []string{"70", "80"} {
+			if _, err := sysctl.Set(record, map[string]string{ttl: value}); err != nil {
+				t.Errorf("Set %d: %v", i, err)
+			}
+		}
+		got, err := sysctl.List(record)
+		same(t, "List", got, err, sysctl.Change{Key: ttl, Was: "64", Now: "80"})
+		if _, err := sysctl.Restore(record); err != nil {
+			t.Error(err)
+		}
+		want(t, ttl, "64")
+	})
+}
+
+func TestRestoreLeavesOthersChangesAlone(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		record := filepath.Join(t.TempDir(), "sysctls.json")
+		const ttl = "net.ipv4.ip_default_ttl"
+		if _, err := sysctl.Set(record, map[string]string{ttl: "70"}); err != nil {
+			t.Error(err)
+		}
+		put(t, ttl, "99")
+		got, err := sysctl.Restore(record)
+		same(t, "Restore", got, err)
+		want(t, ttl, "99")
+	})
+}
+
+func TestWhatIsRightAlreadyIsNotNoted(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		record := filepath.Join(t.TempDir(), "sysctls.json")
+		put(t, forward, "1")
+		got, err := sysctl.Set(record, map[string]string{forward: "1"})
+		same(t, "Set", got, err)
+		if _, err := os.Stat(record); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a record of nothing was written: %v", err)
+		}
+	})
+}
+
+func TestOneFailureLeavesTheRest(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		record := filepath.Join(t.TempDir(), "sysctls.json")
+		got, err := sysctl.Set(record, map[string]string{"net.ipv4.no_such_thing": "1", forward: "1"})
+		if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "net.ipv4.no_such_thing") {
+			t.Errorf("the missing parameter is not named: %v", err)
+		}
+		same(t, "Set", got, nil, sysctl.Change{Key: forward, Was: "0", Now: "1"})
+		want(t, forward, "1")
+	})
+}
+
+func TestRecordOfAnotherNamespaceIsPassedOver(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "sysctls.json")
+	inNamespace(t, func(*netns.NS) {
+		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("other", func(t *testing.T) {
+		inNamespace(t, func(*netns.NS) {
+			put(t, forward, "1") // by its own owner, who wants to keep it
+			got, err := sysctl.List(record)
+			same(t, "List", got, err)
+			got, err = sysctl.Restore(record)
+			same(t, "Restore", got, err)
+			want(t, forward, "1")
+		})
+	})
+}
+
+func TestBrokenRecordIsAnError(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "sysctls.json")
+	if err := os.WriteFile(record, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sysctl.List(record); err == nil || !strings.Contains(err.Error(), record) {
+		t.Errorf("List of a broken record: %v", err)
+	}
+}
+
+func TestNeeded(t *testing.T) {
+	inNamespace(t, func(ns *netns.NS) {
+		check := func(what string, ipv4, ipv6 bool, keys int, advice string) {
+			t.Helper()
+			got, err := sysctl.Needed(ipv4, ipv6)
+			if len(got) != keys {
+				t.Errorf("%s: %v, want %d parameters", what, got, keys)
+			}
+			if (err == nil) != (advice == "") || err != nil && !strings.Contains(err.Error(), advice) {
+				t.Errorf("%s: error %v, want %q", what, err, advice)
+			}
+		}
+		check("IPv4 only", true, false, 1, "")
+		check("both, no routes", true, true, 2, "")
+
+		if err := netns.Veth(ns, "up.0", ns, "peer"); err != nil {
+			t.Error(err)
+			return
+		}
+		link, err := ns.LinkByName("up.0")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, all, _ := net.ParseCIDR("::/0")
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: net.ParseIP("fe80::1"), Protocol: unix.RTPROT_RA}
+		if err := ns.RouteAdd(route); err != nil {
+			t.Error(err)
+		}
+		check("learnt default route", true, true, 1, "net.ipv6.conf.up/0.accept_ra=2")
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/up.0/accept_ra", []byte("2"), 0); err != nil {
+			t.Error(err)
+		}
+		check("learnt default route that is kept", true, true, 2, "")
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/up.0/accept_ra", []byte("1"), 0); err != nil {
+			t.Error(err)
+		}
+		put(t, sysctl.Forward6, "1")
+		check("forwarding is on already", true, true, 2, "")
+	})
+}
