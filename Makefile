@@ -1,0 +1,63 @@
+# Sluice: run `make help` for what there is. Most targets want root: they work in
+# network namespaces, and install the tools they lack with apt-get.
+
+SHELL   := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+APP   ?= examples/shop
+BENCH ?=
+
+# Debian packages, by what needs them.
+RUN_TOOLS   := nftables iproute2
+TEST_TOOLS  := nftables iproute2 iptables conntrack
+BENCH_TOOLS := nftables iproute2 iptables conntrack nftlb
+VM_TOOLS    := qemu-system-x86
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t h; do printf '  make %-10s %s\n' "$$t" "$$h"; done
+
+.PHONY: build
+build: ## Build bin/sluice, one static binary
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
+
+.PHONY: run
+run: build ## Start a lab cluster, send traffic through an application's services, show what went where (APP=folder or file)
+	@hack/need "the lab" $(RUN_TOOLS)
+	bin/sluice lab demo '$(APP)'
+
+.PHONY: test
+test: ## Run all tests that one machine can run, kernel tests in network namespaces included
+	@hack/need "the tests" $(TEST_TOOLS)
+	go test -count=1 -timeout 20m ./...
+
+.PHONY: test-vm
+test-vm: ## Run the packet table in a QEMU guest with Debian's stock kernel
+	@hack/need "the guest" $(VM_TOOLS)
+	go test -count=1 -timeout 20m ./test/vm/...
+
+.PHONY: bench
+bench: build ## Measure, compare and draw docs/benchmarks (BENCH='arguments of sluice bench')
+	@hack/need "the bench" $(BENCH_TOOLS)
+	bin/sluice bench $(BENCH)
+
+.PHONY: lint
+lint: ## Check the sources: format, vet, staticcheck, dead code, go.mod
+	@hack/need "the linters" git
+	@hack/lint
+
+.PHONY: generate
+generate: ## Make the generated files again (BPF objects need clang)
+	@hack/need "compiling BPF" clang
+	go generate ./...
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin
