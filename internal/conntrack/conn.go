@@ -1,0 +1,269 @@
+// Package conntrack deletes entries of the kernel's connection tracking table:
+// those of flows whose backend or frontend is gone, so that their next packet
+// is translated anew (or refused) instead of going on to where nobody listens.
+//
+// It speaks ctnetlink through one socket of one network namespace. Selecting is done in the kernel where
+// there is little to select (CTA_FILTER, Linux 5.8). Deleting always names single entries, by their
+// complete tuple and their id: the filtered delete that exists since Linux 6.8 is a flush of
+// everything to a kernel that does not know it, and does not say how many entries went.
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// fewFilters is the number of filters up to which each is a filtered dump of its own. A filtered dump is a walk
+	// of the kernel's hash table; a whole one also copies every entry to user space.
+	fewFilters = 8
+	// deleteBatch entries are deleted per message to the kernel. If all are gone already, as many error replies have to fit into the socket's buffer.
+	deleteBatch = 256
+	// readBuffer holds a batch's replies with room to spare; each is charged at under 1 KiB.
+	readBuffer = 1 << 20
+	// replyTime bounds the wait for an answer, which the kernel gives at once unless it was lost.
+	replyTime = 30 * time.Second
+)
+
+// Conn is a ctnetlink socket. It is safe for concurrent use; calls wait for each other.
+type Conn struct {
+	mu sync.Mutex
+	ns *os.File      // the namespace it was opened in
+	nl *netlink.Conn // nil after a failure, until the next call dials anew
+}
+
+// Open opens a socket in the calling thread's network namespace, where it
+// stays. It needs CAP_NET_ADMIN there, and says so if that is missing.
+func Open() (*Conn, error) {
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("open connection tracking: %w", err)
+	}
+	c := &Conn{ns: ns}
+	if _, err := c.Count(); err != nil {
+		_ = c.Close()
+		switch {
+		case errors.Is(err, unix.EPERM):
+			err = fmt.Errorf("%w (it needs CAP_NET_ADMIN)", err)
+		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
+			err = fmt.Errorf("%w (load the kernel module nf_conntrack_netlink)", err)
+		}
+		return nil, fmt.Errorf("open connection tracking: %w", err)
+	}
+	return c, nil
+}
+
+// Close closes the socket. Calls after it fail.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hangUp()
+	return c.ns.Close()
+}
+
+// Delete deletes the flows that any of the filters matches and returns their
+// number. Flows that end meanwhile are not counted; invalid filters match nothing. After an error some
+// may be deleted and others not; calling again is safe.
+func (c *Conn) Delete(ctx context.Context, filters []Filter) (int, error) {
+	x := newIndex(filters)
+	if len(x.filters) == 0 {
+		return 0, nil
+	}
+	requests, err := x.requests()
+	if err != nil {
+		return 0, fmt.Errorf("encode connection tracking filter: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, r := range requests {
+		deleted, err := c.sweep(ctx, r, x.match)
+		n += deleted
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// Sweep reads the whole table once and deletes the flows for which drop returns
+// true; it returns their number. drop must not call the Conn.
+func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
+	r, err := dumpAll(0)
+	if err != nil {
+		return 0, fmt.Errorf("encode connection tracking dump: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sweep(ctx, r, func(f *Flow) bool { return drop(*f) })
+}
+
+// Count is the number of entries in the namespace's table.
+func (c *Conn) Count() (int, error) { return c.stat(ctaStatsGlobalEntries) }
+
+// Max is the number of entries that the table can hold; new flows are dropped beyond it.
+func (c *Conn) Max() (int, error) { return c.stat(ctaStatsGlobalMaxEntries) }
+
+// requests are the dumps that together hold every flow the index matches.
+func (x *index) requests() ([]netlink.Message, error) {
+	if len(x.filters) > fewFilters {
+		status := StatusDNAT
+		for s, used := range x.used {
+			if used && shape(s)&backend == 0 {
+				status = 0 // flows that were never translated are wanted too
+			}
+		}
+		r, err := dumpAll(status)
+		return []netlink.Message{r}, err
+	}
+	var requests []netlink.Message
+	for f := range x.filters {
+		for _, family := range f.families() {
+			r, err := dumpFiltered(f, family)
+			if err != nil {
+				return nil, err
+			}
+			requests = append(requests, r)
+		}
+	}
+	return requests, nil
+}
+
+// sweep deletes what a dump holds and match agrees to. What the kernel has selected is judged once more
+// here, so that a kernel which ignores a filter costs time and no flows.
+func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow) bool) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	var doomed []Flow
+	err := c.exchange(dump, func(data []byte) error {
+		flow, ok, err := decodeFlow(data)
+		if err == nil && ok && match(&flow) {
+			doomed = append(doomed, flow)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read connection tracking table: %w", err)
+	}
+	n := 0
+	for len(doomed) > 0 {
+		if err := ctx.Err(); err != nil {
+			return n, err
+		}
+		batch := doomed[:min(deleteBatch, len(doomed))]
+		doomed = doomed[len(batch):]
+		deleted, err := c.deleteFlows(batch)
+		n += deleted
+		if err != nil {
+			return n, fmt.Errorf("delete connection tracking entries: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// deleteFlows deletes a batch. Only failures are answered, and the no-op at the end,
+// which is how the end of the failures is known.
+func (c *Conn) deleteFlows(flows []Flow) (int, error) {
+	batch := make([]netlink.Message, 0, len(flows)+1)
+	for i := range flows {
+		m, err := deleteFlow(&flows[i])
+		if err != nil {
+			return 0, err
+		}
+		batch = append(batch, m)
+	}
+	batch = append(batch, netlink.Message{
+		Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge},
+	})
+	nl, err := c.dial()
+	if err != nil {
+		return 0, err
+	}
+	if _, err := nl.SendMessages(batch); err != nil {
+		c.hangUp()
+		return 0, err
+	}
+	n := len(flows)
+	for {
+		_, err := nl.Receive()
+		switch {
+		case err == nil:
+			return n, nil
+		case errors.Is(err, unix.ENOENT):
+			n-- // it ended by itself
+		default:
+			c.hangUp()
+			return 0, err
+		}
+	}
+}
+
+func (c *Conn) stat(attr uint16) (n int, err error) {
+	r, err := message(msgGetStats, 0, unix.AF_UNSPEC, nil)
+	if err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err = c.exchange(r, func(data []byte) (err error) {
+		n, err = decodeStats(data, attr)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read connection tracking statistics: %w", err)
+	}
+	return n, nil
+}
+
+// exchange sends a request and hands the body of each reply to f.
+func (c *Conn) exchange(r netlink.Message, f func([]byte) error) error {
+	nl, err := c.dial()
+	if err != nil {
+		return err
+	}
+	if _, err = nl.Send(r); err == nil {
+		for m, rerr := range nl.ReceiveIter() {
+			if err = rerr; err != nil {
+				break
+			}
+			if err = f(m.Data); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		c.hangUp() // replies may still be on their way: the next call must not take them for its own
+	}
+	return err
+}
+
+// dial returns the socket, ready to wait for an answer.
+func (c *Conn) dial() (*netlink.Conn, error) {
+	if c.nl == nil {
+		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(c.ns.Fd())})
+		if err != nil {
+			return nil, err
+		}
+		if err := nl.SetReadBuffer(readBuffer); err != nil {
+			_ = nl.Close()
+			return nil, err
+		}
+		c.nl = nl
+	}
+	return c.nl, c.nl.SetReadDeadline(time.Now().Add(replyTime))
+}
+
+func (c *Conn) hangUp() {
+	if c.nl != nil {
+		_ = c.nl.Close()
+		c.nl = nil
+	}
+}

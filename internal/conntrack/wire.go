@@ -1,0 +1,277 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// The two families that services have.
+const (
+	familyV4 Family = unix.AF_INET
+	familyV6 Family = unix.AF_INET6
+)
+
+// Numbers of linux/netfilter/nfnetlink_conntrack.h.
+const (
+	msgNew      = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	msgGet      = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	msgDelete   = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+	msgGetStats = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaID         = 12
+	ctaZone       = 18
+	ctaFilter     = 25
+	ctaStatusMask = 26
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+	ctaTupleZone  = 3
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+
+	ctaProtoNum     = 1
+	ctaProtoSrcPort = 2
+	ctaProtoDstPort = 3
+
+	ctaFilterOrigFlags  = 1
+	ctaFilterReplyFlags = 2
+
+	ctaStatsGlobalEntries    = 1
+	ctaStatsGlobalMaxEntries = 2
+)
+
+// Flags of CTA_FILTER: which parts of a tuple the kernel compares (net/netfilter/nf_internals.h).
+const (
+	filterSrcIP    uint32 = 1 << 0
+	filterDstIP    uint32 = 1 << 1
+	filterProtocol uint32 = 1 << 3
+	filterSrcPort  uint32 = 1 << 4
+	filterDstPort  uint32 = 1 << 5
+)
+
+const nested = unix.NLA_F_NESTED
+
+var errMalformed = errors.New("malformed message")
+
+// message builds a ctnetlink message: the nfgenmsg header and then attributes.
+func message(t netlink.HeaderType, flags netlink.HeaderFlags, family Family, put func(*netlink.AttributeEncoder)) (netlink.Message, error) {
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	if put != nil {
+		put(ae)
+	}
+	attrs, err := ae.Encode()
+	if err != nil {
+		return netlink.Message{}, err
+	}
+	return netlink.Message{
+		Header: netlink.Header{Type: t, Flags: netlink.Request | flags},
+		Data:   append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
+	}, nil
+}
+
+// putTuple writes those parts of a tuple that parts names; its unused
+// fields may be zero.
+func putTuple(ae *netlink.AttributeEncoder, attr uint16, t Tuple, p model.Protocol, parts uint32) {
+	ae.Nested(attr|nested, func(ae *netlink.AttributeEncoder) error {
+		if parts&(filterSrcIP|filterDstIP) != 0 {
+			ae.Nested(ctaTupleIP|nested, func(ae *netlink.AttributeEncoder) error {
+				if parts&filterSrcIP != 0 {
+					putAddr(ae, ctaIPv4Src, ctaIPv6Src, t.Src.Addr())
+				}
+				if parts&filterDstIP != 0 {
+					putAddr(ae, ctaIPv4Dst, ctaIPv6Dst, t.Dst.Addr())
+				}
+				return nil
+			})
+		}
+		ae.Nested(ctaTupleProto|nested, func(ae *netlink.AttributeEncoder) error {
+			ae.Uint8(ctaProtoNum, uint8(p))
+			if parts&filterSrcPort != 0 {
+				ae.Uint16(ctaProtoSrcPort, t.Src.Port())
+			}
+			if parts&filterDstPort != 0 {
+				ae.Uint16(ctaProtoDstPort, t.Dst.Port())
+			}
+			return nil
+		})
+		return nil
+	})
+}
+
+func putAddr(ae *netlink.AttributeEncoder, v4, v6 uint16, a netip.Addr) {
+	if a.Is4() {
+		ae.Bytes(v4, a.AsSlice())
+	} else {
+		ae.Bytes(v6, a.AsSlice())
+	}
+}
+
+// dumpAll asks for every flow whose status has all bits of status set.
+func dumpAll(status uint32) (netlink.Message, error) {
+	return message(msgGet, netlink.Dump, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) {
+		if status != 0 { // a kernel before 5.17 ignores these two and sends all
+			ae.Uint32(ctaStatus, status)
+			ae.Uint32(ctaStatusMask, status)
+		}
+	})
+}
+
+// dumpFiltered asks for the flows of one family that a filter selects; the kernel does the selecting (5.8).
+func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
+	return message(msgGet, netlink.Dump, family, func(ae *netlink.AttributeEncoder) {
+		var orig, reply uint32
+		if f.Frontend.Port() != 0 {
+			orig |= filterProtocol | filterDstPort
+		}
+		if f.Frontend.Addr().IsValid() {
+			orig |= filterDstIP
+		}
+		if f.Backend.IsValid() {
+			reply |= filterProtocol | filterSrcIP | filterSrcPort
+		}
+		if orig != 0 {
+			putTuple(ae, ctaTupleOrig, Tuple{Dst: f.Frontend}, f.Protocol, orig)
+		}
+		if reply != 0 {
+			putTuple(ae, ctaTupleReply, Tuple{Src: f.Backend}, f.Protocol, reply)
+		}
+		ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
+			ae.ByteOrder = binary.NativeEndian // these two alone are not in network order
+			ae.Uint32(ctaFilterOrigFlags, orig)
+			ae.Uint32(ctaFilterReplyFlags, reply)
+			return nil
+		})
+	})
+}
+
+// deleteFlow asks to delete exactly this entry. The complete tuple is what keeps it
+// from being read as a flush, which a delete without a tuple is.
+func deleteFlow(f *Flow) (netlink.Message, error) {
+	return message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
+		putTuple(ae, ctaTupleOrig, f.Orig, f.Protocol, filterSrcIP|filterDstIP|filterSrcPort|filterDstPort)
+		ae.Uint32(ctaID, f.id)
+	})
+}
+
+// decodeFlow reads one entry. The flow keeps no reference to data. It is not ok for entries that are not ours to judge: those
+// of other families and those in a connection tracking zone.
+func decodeFlow(data []byte) (f Flow, ok bool, err error) {
+	if len(data) < 4 {
+		return Flow{}, false, errMalformed
+	}
+	f.Family = Family(data[0])
+	if f.Family != familyV4 && f.Family != familyV6 {
+		return Flow{}, false, nil
+	}
+	ok = true
+	for t, v := range attributes(data[4:], &err) {
+		switch t {
+		case ctaTupleOrig:
+			f.Protocol, err = decodeTuple(v, &f.Orig, &ok)
+		case ctaTupleReply:
+			_, err = decodeTuple(v, &f.Reply, &ok)
+		case ctaStatus:
+			if len(v) == 4 {
+				f.Status = binary.BigEndian.Uint32(v)
+			}
+		case ctaID:
+			if len(v) == 4 {
+				f.id = binary.BigEndian.Uint32(v)
+			}
+		case ctaZone:
+			ok = false
+		}
+		if err != nil {
+			return Flow{}, false, err
+		}
+	}
+	if err != nil {
+		return Flow{}, false, err
+	}
+	if !f.Orig.Dst.Addr().IsValid() || !f.Reply.Src.Addr().IsValid() {
+		return Flow{}, false, errMalformed
+	}
+	return f, ok, nil
+}
+
+func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error) {
+	var src, dst netip.Addr
+	var srcPort, dstPort uint16
+	for t, v := range attributes(data, &err) {
+		switch t {
+		case ctaTupleIP:
+			for t, v := range attributes(v, &err) {
+				switch t {
+				case ctaIPv4Src, ctaIPv6Src:
+					src, _ = netip.AddrFromSlice(v)
+				case ctaIPv4Dst, ctaIPv6Dst:
+					dst, _ = netip.AddrFromSlice(v)
+				}
+			}
+		case ctaTupleProto:
+			for t, v := range attributes(v, &err) {
+				switch {
+				case t == ctaProtoNum && len(v) == 1:
+					p = model.Protocol(v[0])
+				case t == ctaProtoSrcPort && len(v) == 2:
+					srcPort = binary.BigEndian.Uint16(v)
+				case t == ctaProtoDstPort && len(v) == 2:
+					dstPort = binary.BigEndian.Uint16(v)
+				}
+			}
+		case ctaTupleZone:
+			*ok = false
+		}
+	}
+	to.Src, to.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+	return p, err
+}
+
+// attributes iterates over netlink attributes without copying; err is set where they do not
+// add up.
+func attributes(b []byte, err *error) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= unix.NLA_HDRLEN {
+			n := int(binary.NativeEndian.Uint16(b))
+			t := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+			if n < unix.NLA_HDRLEN || n > len(b) {
+				*err = errMalformed
+				return
+			}
+			if !yield(t, b[unix.NLA_HDRLEN:n]) {
+				return
+			}
+			b = b[min((n+3)&^3, len(b)):]
+		}
+		if len(b) != 0 {
+			*err = errMalformed
+		}
+	}
+}
+
+// decodeStats reads a number of entries out of the answer to msgGetStats.
+func decodeStats(data []byte, want uint16) (n int, err error) {
+	if len(data) < 4 {
+		return 0, errMalformed
+	}
+	for t, v := range attributes(data[4:], &err) {
+		if t == want && len(v) == 4 {
+			return int(binary.BigEndian.Uint32(v)), nil
+		}
+	}
+	return 0, errors.Join(err, errMalformed)
+}
