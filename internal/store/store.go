@@ -1,8 +1,19 @@
 // Package store holds the current objects of all sources with the indexes that
 // the compiler needs, and the set of keys that changed since it last looked.
+//
+// Sources write with Apply. The agent waits on Changed, calls Take for what is
+// dirty, and compiles it inside one Read, during which nothing changes. An
+// object that is applied between Take and Read is seen in its newest version
+// and is dirty once more afterwards, so nothing is lost and a second look finds nothing.
+//
+// The cost of an event is that of the keys it touches, whatever the number of
+// objects in the store.
 package store
 
 import (
+	"slices"
+	"sync"
+
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -18,9 +29,215 @@ const (
 	Namespaces                 // *model.Namespace; the Name has no namespace
 )
 
+// String returns the Kubernetes spelling of the kind: "Service", "EndpointSlice", ….
+func (k Kind) String() string {
+	return [...]string{"Service", "EndpointSlice", "Pod", "Node", "Namespace"}[k]
+}
+
 // Event is one object's current version, or its absence.
 type Event struct {
 	Kind   Kind
 	Name   model.Name
 	Object any // a pointer to the kind's model type; nil: the object is gone
+}
+
+// Dirty names what has to be compiled again.
+type Dirty struct {
+	// Services are those that changed, came or went themselves, and those
+	// whose endpoints may have changed.
+	Services map[model.Name]struct{}
+	// Nodes that changed, came or went. A compiler acts on the one it compiles for.
+	Nodes map[string]struct{}
+}
+
+// Len is the number of named keys.
+func (d Dirty) Len() int { return len(d.Services) + len(d.Nodes) }
+
+// Store is safe for concurrent use. The objects it hands out are shared and immutable.
+type Store struct {
+	mu      sync.RWMutex
+	view    View
+	dirty   Dirty
+	synced  bool
+	changed chan struct{}
+}
+
+// New returns an empty store that is not synced.
+func New() *Store {
+	return &Store{view: newView(), dirty: newDirty(), changed: make(chan struct{}, 1)}
+}
+
+func newDirty() Dirty {
+	return Dirty{Services: map[model.Name]struct{}{}, Nodes: map[string]struct{}{}}
+}
+
+// Apply brings the objects up to date, all events in one step. An event that
+// tells nothing new dirties nothing. It panics if an Object is not of its Kind's type.
+func (s *Store) Apply(events []Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range events {
+		s.apply(e)
+	}
+	if s.dirty.Len() > 0 {
+		s.signal()
+	}
+}
+
+func (s *Store) apply(e Event) {
+	switch e.Kind {
+	case Services:
+		s.applyService(e.Name, object[model.Service](e))
+	case EndpointSlices:
+		s.applySlice(e.Name, object[model.EndpointSlice](e))
+	case Pods:
+		s.applyPod(e.Name, object[model.Pod](e))
+	case Nodes:
+		if _, changed := replace(s.view.nodes, e.Name.Name, object[model.Node](e), equalNodes); changed {
+			s.dirty.Nodes[e.Name.Name] = struct{}{}
+		}
+	case Namespaces:
+		replace(s.view.namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
+	}
+}
+
+func (s *Store) applyService(name model.Name, next *model.Service) {
+	old, changed := replace(s.view.services, name, next, equalServices)
+	if !changed {
+		return
+	}
+	s.dirty.Services[name] = struct{}{}
+	if old != nil {
+		s.view.selectors.remove(old)
+	}
+	if next != nil {
+		s.view.selectors.add(next)
+	}
+}
+
+func (s *Store) applySlice(name model.Name, next *model.EndpointSlice) {
+	old, changed := replace(s.view.slices, name, next, equalSlices)
+	if !changed {
+		return
+	}
+	if old != nil && (next == nil || next.Service != old.Service) {
+		s.relist(name, old.Service, nil)
+	}
+	if next != nil {
+		s.relist(name, next.Service, next)
+	}
+}
+
+// relist makes the slices listed for a service hold next in place of the one
+// called name. The list is replaced, as readers may hold the old one.
+func (s *Store) relist(name model.Name, service string, next *model.EndpointSlice) {
+	owner := model.Name{Namespace: name.Namespace, Name: service}
+	if s.view.services[owner] != nil {
+		s.dirty.Services[owner] = struct{}{}
+	}
+	old := s.view.byService[owner]
+	i, found := slices.BinarySearchFunc(old, name, func(e *model.EndpointSlice, n model.Name) int {
+		return e.Name.Compare(n)
+	})
+	after := old[i:]
+	if found {
+		after = old[i+1:]
+	}
+	list := append(make([]*model.EndpointSlice, 0, len(old)+1), old[:i]...)
+	if next != nil {
+		list = append(list, next)
+	}
+	list = append(list, after...)
+	if len(list) == 0 {
+		delete(s.view.byService, owner)
+		return
+	}
+	s.view.byService[owner] = list
+}
+
+func (s *Store) applyPod(name model.Name, next *model.Pod) {
+	old, changed := replace(s.view.pods, name, next, equalPods)
+	if !changed {
+		return
+	}
+	for _, pod := range []*model.Pod{old, next} {
+		if pod == nil {
+			continue
+		}
+		for svc := range s.view.selectors.matching(pod) {
+			s.dirty.Services[svc.Name] = struct{}{}
+		}
+	}
+	if old != nil {
+		s.view.labels.remove(old)
+	}
+	if next != nil {
+		s.view.labels.add(next)
+	}
+}
+
+// SetSynced records that the source has delivered all that existed when it started.
+func (s *Store) SetSynced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced = true
+	s.signal()
+}
+
+// Synced reports whether SetSynced was called.
+func (s *Store) Synced() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.synced
+}
+
+// Changed receives a value after something became dirty or the store became
+// synced; several changes may share one value. There is one receiver.
+func (s *Store) Changed() <-chan struct{} { return s.changed }
+
+func (s *Store) signal() {
+	select {
+	case s.changed <- struct{}{}:
+	default: // the receiver has not seen the last one yet
+	}
+}
+
+// Take returns what became dirty since the last Take, which the caller then owns.
+func (s *Store) Take() Dirty {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.dirty
+	s.dirty = newDirty()
+	return d
+}
+
+// Read calls f with the current objects, which stay as they are until f
+// returns. The View must not be kept, and f must not call methods of the Store.
+func (s *Store) Read(f func(v *View)) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f(&s.view)
+}
+
+// object returns the event's object as a *T; nil means gone.
+func object[T any](e Event) *T {
+	if e.Object == nil {
+		return nil
+	}
+	return e.Object.(*T)
+}
+
+// replace puts next under k, or removes k where next is nil, unless that
+// changes nothing; the old object stays where the new one is equal to it.
+func replace[K comparable, V any](m map[K]*V, k K, next *V, equal func(a, b *V) bool) (old *V, changed bool) {
+	old = m[k]
+	if old == next || old != nil && next != nil && equal(old, next) {
+		return old, false
+	}
+	if next == nil {
+		delete(m, k)
+	} else {
+		m[k] = next
+	}
+	return old, true
 }
