@@ -1,0 +1,47 @@
+package kubeobj
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Node translates a v1 Node.
+func Node(o *corev1.Node) (*model.Node, error) {
+	var f faults
+	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels}
+	for i := range o.Status.Addresses {
+		in := &o.Status.Addresses[i]
+		if in.Type != corev1.NodeInternalIP {
+			continue
+		}
+		a, err := parseAddr(in.Address)
+		if err != nil {
+			f.reject(fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
+			continue
+		}
+		n.IPs = append(n.IPs, a)
+	}
+	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
+	if len(list) == 0 && o.Spec.PodCIDR != "" {
+		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
+	}
+	for _, text := range list {
+		p, err := parsePrefix(text)
+		if err != nil {
+			f.reject(field, "%v", err)
+			continue
+		}
+		n.PodCIDRs = append(n.PodCIDRs, p)
+	}
+	return result(n, &f)
+}
+
+// Namespace translates a v1 Namespace.
+func Namespace(o *corev1.Namespace) (*model.Namespace, error) {
+	var f faults
+	n := &model.Namespace{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels}
+	return result(n, &f)
+}

@@ -1,0 +1,78 @@
+package kubeobj
+
+import (
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Pod translates a v1 Pod. Its ports are those of its containers and of the
+// init containers that keep running beside them.
+func Pod(o *corev1.Pod) (*model.Pod, error) {
+	var f faults
+	p := &model.Pod{
+		Name:        nameOf(&o.ObjectMeta, &f),
+		Labels:      o.Labels,
+		Node:        o.Spec.NodeName,
+		HostNetwork: o.Spec.HostNetwork,
+		Terminating: o.DeletionTimestamp != nil,
+		Finished:    o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed,
+	}
+	for i := range o.Status.Conditions {
+		if c := &o.Status.Conditions[i]; c.Type == corev1.PodReady {
+			p.Ready = c.Status == corev1.ConditionTrue
+		}
+	}
+	p.IPs = podIPs(o, &f)
+	for i := range o.Spec.Containers {
+		mark := f.mark()
+		p.Ports = containerPorts(p.Ports, &o.Spec.Containers[i], &f)
+		f.under(mark, "spec.containers[%d]", i)
+	}
+	for i := range o.Spec.InitContainers {
+		if c := &o.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			mark := f.mark()
+			p.Ports = containerPorts(p.Ports, c, &f)
+			f.under(mark, "spec.initContainers[%d]", i)
+		}
+	}
+	return result(p, &f)
+}
+
+func podIPs(o *corev1.Pod, f *faults) []netip.Addr {
+	var ips []netip.Addr
+	for i := range o.Status.PodIPs {
+		a, err := parseAddr(o.Status.PodIPs[i].IP)
+		if err != nil {
+			f.reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
+			continue
+		}
+		ips = append(ips, a)
+	}
+	if len(o.Status.PodIPs) > 0 || o.Status.PodIP == "" {
+		return ips
+	}
+	a, err := parseAddr(o.Status.PodIP)
+	if err != nil {
+		f.reject("status.podIP", "%v", err)
+		return nil
+	}
+	return []netip.Addr{a}
+}
+
+func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *faults) []model.ContainerPort {
+	for i := range c.Ports {
+		in := &c.Ports[i]
+		mark := f.mark()
+		ports = append(ports, model.ContainerPort{
+			Name:     in.Name,
+			Protocol: protocol("protocol", in.Protocol, f),
+			Port:     port("containerPort", in.ContainerPort, f),
+		})
+		f.under(mark, "ports[%d]", i)
+	}
+	return ports
+}

@@ -1,0 +1,285 @@
+package kubeobj
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+const (
+	labelHeadless    = corev1.IsHeadlessService
+	labelProxyName   = "service.kubernetes.io/service-proxy-name"
+	rangesAnnotation = corev1.AnnotationLoadBalancerSourceRangesKey
+
+	maxAffinity = 86400 // seconds; the API's limit
+)
+
+// Service translates a v1 Service. One that is to be proxied needs a cluster
+// IP and a port. Fields that its type does not have (node ports of a ClusterIP
+// service, source ranges and ingress addresses of anything but a LoadBalancer)
+// don't get into the result.
+func Service(o *corev1.Service) (*model.Service, error) {
+	var f faults
+	s := &model.Service{
+		Name:            nameOf(&o.ObjectMeta, &f),
+		Created:         o.CreationTimestamp.Time,
+		PublishNotReady: o.Spec.PublishNotReadyAddresses,
+	}
+	if len(o.Spec.Selector) > 0 {
+		s.Selector = o.Spec.Selector
+	}
+	checkServiceType(o, &f)
+	s.ClusterIPs = clusterIPs(o, &f)
+	s.Unproxied = unproxied(o)
+	s.Ports = servicePorts(o, &f)
+	if s.Unproxied == "" {
+		if len(s.ClusterIPs) == 0 && !f.broken {
+			f.reject("spec.clusterIP", `the service has no address; give it a free one of the service range, or "None" to make it headless`)
+		}
+		if len(s.Ports) == 0 && !f.broken {
+			f.reject("spec.ports", "a service needs a port")
+		}
+	}
+	s.ExternalIPs = externalIPs(o, &f)
+	s.LoadBalancerIPs = ingressIPs(o, &f)
+	s.SourceRanges = sourceRanges(o, &f)
+	s.Affinity = affinity(o, &f)
+	trafficPolicies(o, s, &f)
+	return result(s, &f)
+}
+
+func checkServiceType(o *corev1.Service, f *faults) {
+	switch o.Spec.Type {
+	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName:
+	default:
+		f.reject("spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer and ExternalName", string(o.Spec.Type))
+	}
+}
+
+// unproxied is the reason for which nothing is programmed for a service.
+func unproxied(o *corev1.Service) string {
+	if o.Spec.Type == corev1.ServiceTypeExternalName {
+		return "ExternalName"
+	}
+	if o.Spec.ClusterIP == corev1.ClusterIPNone || len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
+		return "headless"
+	}
+	for _, label := range [...]string{labelProxyName, labelHeadless} {
+		if _, ok := o.Labels[label]; ok {
+			return "label " + label
+		}
+	}
+	return ""
+}
+
+// clusterIPs takes spec.clusterIPs, or spec.clusterIP where the list is
+// missing, as manifests written by hand mostly have it.
+func clusterIPs(o *corev1.Service, f *faults) []netip.Addr {
+	if o.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	list, field := o.Spec.ClusterIPs, "spec.clusterIPs[%d]"
+	first := o.Spec.ClusterIP
+	switch {
+	case len(list) == 0 && first == "":
+		return nil
+	case len(list) == 0:
+		list, field = []string{first}, "spec.clusterIP"
+	case first != "" && first != list[0]:
+		f.reject("spec.clusterIP", "%q differs from the first of spec.clusterIPs, %q", first, list[0])
+		return nil
+	}
+	if list[0] == corev1.ClusterIPNone {
+		return nil
+	}
+	ips := make([]netip.Addr, 0, len(list))
+	for i, text := range list {
+		where := field
+		if strings.Contains(field, "%d") {
+			where = fmt.Sprintf(field, i)
+		}
+		a, err := parseAddr(text)
+		if err != nil {
+			f.reject(where, "%v", err)
+			continue
+		}
+		if len(ips) > 0 && (len(ips) == 2 || ips[0].Is4() == a.Is4()) {
+			f.reject(where, "%s: a service has at most one cluster IP of each family", a)
+		}
+		ips = append(ips, a)
+	}
+	return ips
+}
+
+func servicePorts(o *corev1.Service, f *faults) []model.ServicePort {
+	hasNodePorts := o.Spec.Type == corev1.ServiceTypeNodePort || o.Spec.Type == corev1.ServiceTypeLoadBalancer
+	ports := make([]model.ServicePort, 0, len(o.Spec.Ports))
+	for i := range o.Spec.Ports {
+		in := &o.Spec.Ports[i]
+		mark := f.mark()
+		out := servicePort(in, f)
+		if out.NodePort != 0 && !hasNodePorts {
+			f.leave("nodePort", "%d is left out: a service of type %s has no node ports", out.NodePort, cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))
+			out.NodePort = 0
+		}
+		for j := range ports {
+			if ports[j].Protocol == out.Protocol && ports[j].Port == out.Port {
+				f.reject("port", "%d/%s is there twice", out.Port, out.Protocol)
+			}
+			if ports[j].Name == out.Name {
+				f.reject("name", "%q: where there are several ports, each needs a name of its own", out.Name)
+			}
+		}
+		f.under(mark, "spec.ports[%d]", i)
+		ports = append(ports, out)
+	}
+	return ports
+}
+
+func servicePort(in *corev1.ServicePort, f *faults) model.ServicePort {
+	out := model.ServicePort{
+		Name:     in.Name,
+		Protocol: protocol("protocol", in.Protocol, f),
+		Port:     port("port", in.Port, f),
+		NodePort: optionalPort("nodePort", in.NodePort, f),
+	}
+	if in.TargetPort.StrVal != "" {
+		out.TargetName = in.TargetPort.StrVal
+		return out
+	}
+	out.TargetPort = cmp.Or(optionalPort("targetPort", in.TargetPort.IntVal, f), out.Port)
+	return out
+}
+
+func externalIPs(o *corev1.Service, f *faults) []netip.Addr {
+	if len(o.Spec.ExternalIPs) == 0 || o.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	ips := make([]netip.Addr, 0, len(o.Spec.ExternalIPs))
+	for i, text := range o.Spec.ExternalIPs {
+		field := fmt.Sprintf("spec.externalIPs[%d]", i)
+		a, err := parseAddr(text)
+		if err != nil {
+			f.reject(field, "%v", err)
+		} else if why := routable(a); why != "" {
+			f.reject(field, "%s %s", a, why)
+		}
+		ips = append(ips, a)
+	}
+	return ips
+}
+
+// ingressIPs leaves out ingress points whose traffic the balancer delivers to
+// the nodes itself (ipMode Proxy), and those known by a host name only.
+func ingressIPs(o *corev1.Service, f *faults) []netip.Addr {
+	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	var ips []netip.Addr
+	for i := range o.Status.LoadBalancer.Ingress {
+		in := &o.Status.LoadBalancer.Ingress[i]
+		if in.IPMode != nil {
+			switch *in.IPMode {
+			case corev1.LoadBalancerIPModeVIP:
+			case corev1.LoadBalancerIPModeProxy:
+				continue
+			default:
+				f.reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy", string(*in.IPMode))
+			}
+		}
+		if in.IP == "" {
+			continue
+		}
+		a, err := parseAddr(in.IP)
+		if err != nil {
+			f.reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
+			continue
+		}
+		ips = append(ips, a)
+	}
+	return ips
+}
+
+// sourceRanges takes the field, or else the annotation that came before it.
+func sourceRanges(o *corev1.Service, f *faults) []netip.Prefix {
+	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	list, field := o.Spec.LoadBalancerSourceRanges, "spec.loadBalancerSourceRanges"
+	if old := strings.TrimSpace(o.Annotations[rangesAnnotation]); len(list) == 0 && old != "" {
+		list, field = strings.Split(old, ","), "metadata.annotations["+rangesAnnotation+"]"
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	ranges := make([]netip.Prefix, 0, len(list))
+	for _, text := range list {
+		p, err := parsePrefix(text)
+		if err != nil {
+			f.reject(field, "%v", err)
+			continue
+		}
+		ranges = append(ranges, p)
+	}
+	return ranges
+}
+
+func affinity(o *corev1.Service, f *faults) time.Duration {
+	switch o.Spec.SessionAffinity {
+	case "", corev1.ServiceAffinityNone:
+		return 0
+	case corev1.ServiceAffinityClientIP:
+	default:
+		f.reject("spec.sessionAffinity", "%q is neither None nor ClientIP", string(o.Spec.SessionAffinity))
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	if seconds < 1 || seconds > maxAffinity {
+		f.reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d", seconds, maxAffinity)
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// trafficPolicies fills in what decides which endpoints may be used from
+// where. The external policy counts only for services that can be reached from
+// outside, the health check port only for load balancers with the Local one.
+func trafficPolicies(o *corev1.Service, s *model.Service, f *faults) {
+	lb := o.Spec.Type == corev1.ServiceTypeLoadBalancer
+	outside := lb || o.Spec.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
+	if p := o.Spec.InternalTrafficPolicy; p != nil {
+		s.InternalLocal = isLocal("spec.internalTrafficPolicy", string(*p), f)
+	}
+	s.ExternalLocal = isLocal("spec.externalTrafficPolicy", string(o.Spec.ExternalTrafficPolicy), f) && outside
+	check := optionalPort("spec.healthCheckNodePort", o.Spec.HealthCheckNodePort, f)
+	if lb && s.ExternalLocal {
+		s.HealthCheckNodePort = check
+	}
+	if d := o.Spec.TrafficDistribution; d != nil {
+		switch *d {
+		case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+			s.TrafficDistribution = *d
+		default:
+			f.leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", *d)
+		}
+	}
+}
+
+func isLocal(field, policy string, f *faults) bool {
+	switch policy {
+	case "", "Cluster":
+		return false
+	case "Local":
+		return true
+	}
+	f.reject(field, "%q is neither Cluster nor Local", policy)
+	return false
+}

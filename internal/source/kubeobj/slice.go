@@ -1,0 +1,140 @@
+package kubeobj
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
+//
+// A slice of addressType FQDN is at fault as a whole. An address that is
+// malformed, of the other family, or one that no other machine can reach is
+// left out, and the others stay. As in kube-proxy, a port entry without a
+// number (the API's "all ports") is passed over, a slice without ports offers
+// no service port anything, and a slice without the service-name label belongs
+// to no service.
+func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
+	var f faults
+	s := &model.EndpointSlice{
+		Name:    nameOf(&o.ObjectMeta, &f),
+		Service: o.Labels[discoveryv1.LabelServiceName],
+	}
+	var ipv6 bool
+	switch o.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+	case discoveryv1.AddressTypeIPv6:
+		ipv6 = true
+	case discoveryv1.AddressTypeFQDN:
+		f.reject("addressType", "FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
+	default:
+		f.reject("addressType", "%q is neither IPv4 nor IPv6", string(o.AddressType))
+	}
+	s.Ports = endpointPorts(o.Ports, &f)
+	if !f.broken {
+		s.Endpoints = endpoints(o.Endpoints, ipv6, &f)
+	}
+	return result(s, &f)
+}
+
+func endpointPorts(in []discoveryv1.EndpointPort, f *faults) []model.EndpointPort {
+	if len(in) == 0 {
+		return nil
+	}
+	ports := make([]model.EndpointPort, 0, len(in))
+	for i := range in {
+		if in[i].Port == nil {
+			continue
+		}
+		mark := f.mark()
+		var proto corev1.Protocol
+		if in[i].Protocol != nil {
+			proto = *in[i].Protocol
+		}
+		p := model.EndpointPort{Protocol: protocol("protocol", proto, f), Port: port("port", *in[i].Port, f)}
+		if in[i].Name != nil {
+			p.Name = *in[i].Name
+		}
+		f.under(mark, "ports[%d]", i)
+		ports = append(ports, p)
+	}
+	return ports
+}
+
+func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *faults) []model.Endpoint {
+	total := 0
+	for i := range in {
+		total += len(in[i].Addresses)
+	}
+	if total == 0 {
+		return nil
+	}
+	out := make([]model.Endpoint, 0, total)
+	var zones, nodes []string // of the endpoint before: mostly the same, so that one copy serves all
+	for i := range in {
+		e := endpoint(&in[i])
+		if h := in[i].Hints; h != nil {
+			zones = hints(zones, h.ForZones, func(z *discoveryv1.ForZone) string { return z.Name })
+			nodes = hints(nodes, h.ForNodes, func(n *discoveryv1.ForNode) string { return n.Name })
+			e.ZoneHints, e.NodeHints = zones, nodes
+		}
+		for j, text := range in[i].Addresses {
+			a, err := parseAddr(text)
+			switch {
+			case err != nil:
+				f.leave(addressField(i, j), "%v; this endpoint is left out", err)
+			case a.Is6() != ipv6:
+				f.leave(addressField(i, j), "%s is not of the slice's family; this endpoint is left out", a)
+			case routable(a) != "":
+				f.leave(addressField(i, j), "%s %s; this endpoint is left out", a, routable(a))
+			default:
+				e.Addr = a
+				out = append(out, e)
+			}
+		}
+	}
+	return out
+}
+
+func addressField(i, j int) string { return fmt.Sprintf("endpoints[%d].addresses[%d]", i, j) }
+
+// endpoint resolves the conditions as the API defines them.
+func endpoint(in *discoveryv1.Endpoint) model.Endpoint {
+	c := &in.Conditions
+	e := model.Endpoint{Ready: c.Ready == nil || *c.Ready}
+	e.Serving = e.Ready
+	if c.Serving != nil {
+		e.Serving = *c.Serving
+	}
+	e.Terminating = c.Terminating != nil && *c.Terminating
+	if in.NodeName != nil {
+		e.Node = *in.NodeName
+	}
+	if in.Zone != nil {
+		e.Zone = *in.Zone
+	}
+	return e
+}
+
+// hints returns the names in list: last itself if it holds the same, or a new slice.
+func hints[T any](last []string, list []T, name func(*T) string) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	same := len(last) == len(list)
+	for i := 0; same && i < len(list); i++ {
+		same = last[i] == name(&list[i])
+	}
+	if same {
+		return last
+	}
+	out := make([]string, 0, len(list))
+	for i := range list {
+		out = append(out, name(&list[i]))
+	}
+	return slices.Clip(out)
+}

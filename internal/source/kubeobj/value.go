@@ -1,0 +1,115 @@
+package kubeobj
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// nameOf checks an object's name and namespace. A name goes into log lines,
+// comments in the kernel and host names, so that nothing but the characters
+// that the API server admits may be in it.
+func nameOf(m *metav1.ObjectMeta, f *faults) model.Name {
+	checkName("metadata.name", m.Name, f)
+	checkName("metadata.namespace", m.Namespace, f)
+	return model.Name{Namespace: m.Namespace, Name: m.Name}
+}
+
+// clusterName is nameOf for objects that belong to no namespace.
+func clusterName(m *metav1.ObjectMeta, f *faults) string {
+	checkName("metadata.name", m.Name, f)
+	return m.Name
+}
+
+func checkName(field, name string, f *faults) {
+	if name == "" {
+		f.reject(field, "is missing")
+		return
+	}
+	if len(name) > 253 {
+		f.reject(field, "has %d characters, at most 253 are allowed", len(name))
+		return
+	}
+	for i := range len(name) {
+		c := name[i]
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		inner := (c == '-' || c == '.') && i > 0 && i < len(name)-1
+		if !alnum && !inner {
+			f.reject(field, "%q is no name; only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
+			return
+		}
+	}
+}
+
+// protocol resolves a transport; none given means TCP.
+func protocol(field string, p corev1.Protocol, f *faults) model.Protocol {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return model.TCP
+	case corev1.ProtocolUDP:
+		return model.UDP
+	case corev1.ProtocolSCTP:
+		return model.SCTP
+	}
+	f.reject(field, "%q is none of TCP, UDP and SCTP", string(p))
+	return 0
+}
+
+// port checks a port that has to be there.
+func port(field string, p int32, f *faults) uint16 {
+	if p < 1 || p > 65535 {
+		f.reject(field, "%d is not in 1-65535", p)
+		return 0
+	}
+	return uint16(p)
+}
+
+// optionalPort checks a port for which 0 means none.
+func optionalPort(field string, p int32, f *faults) uint16 {
+	if p == 0 {
+		return 0
+	}
+	return port(field, p, f)
+}
+
+// parseAddr reads an address without a zone. An IPv4 address written inside
+// an IPv6 one is the IPv4 address.
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is no IP address", s)
+	}
+	return a.Unmap(), nil
+}
+
+// routable says why an address can't be one that other machines reach, or "".
+func routable(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "is the unspecified address"
+	case a.IsLoopback():
+		return "is a loopback address"
+	case a.IsLinkLocalUnicast(), a.IsLinkLocalMulticast():
+		return "is a link-local address"
+	case a.IsMulticast():
+		return "is a multicast address"
+	}
+	return ""
+}
+
+// parsePrefix reads a CIDR, white space around it and bits behind the mask forgiven.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is no address range such as 192.0.2.0/24", s)
+	}
+	if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), nil
+}
