@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//go:build ignore
+
+// Two XDP programs: `inject` turns live frames (BPF_F_TEST_XDP_LIVE_FRAMES)
+// into SYNs of flows that never existed before; `count` counts and drops what
+// arrives at the backends.
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+char _license[] SEC("license") = "Apache-2.0";
+
+// A flow's number gives its source: 2^15 ports from 1024 on, then the next address.
+#define PORTS_SHIFT 15
+#define FIRST_PORT 1024
+
+// What to send; addresses and ports in host byte order.
+volatile __u8 dst_mac[ETH_ALEN];
+volatile __u32 src_base;   // address of flow 0
+volatile __u32 dst_base;   // address of target 0; target i is i addresses on
+volatile __u32 dst_first;  // the first target to hit
+volatile __u32 dst_count;  // how many targets from dst_first on
+volatile __u32 dst_stride; // step from flow to flow, coprime with dst_count
+volatile __u16 dst_port;
+
+// Progress: flows are numbered from next; nothing is sent from until on.
+volatile __u32 next;
+volatile __u32 until;
+volatile __u64 first_ns; // when the first flow of this run was made
+volatile __u64 last_ns;  // when the last was
+
+static __always_inline __u16 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return bpf_htons(~sum & 0xffff);
+}
+
+SEC("xdp")
+int inject(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	struct iphdr *ip = (void *)(eth + 1);
+	struct tcphdr *tcp = (void *)(ip + 1);
+	__u32 flow = next;
+
+	if ((void *)(tcp + 1) > end || flow >= until || !dst_count)
+		return XDP_DROP;
+	next = flow + 1;
+	if (!first_ns)
+		first_ns = bpf_ktime_get_ns();
+	if (flow + 1 == until)
+		last_ns = bpf_ktime_get_ns();
+
+	__u32 src = src_base + (flow >> PORTS_SHIFT);
+	__u32 dst = dst_base + dst_first + (__u32)((__u64)flow * dst_stride % dst_count);
+	__u16 sport = FIRST_PORT + (flow & ((1 << PORTS_SHIFT) - 1));
+	__u16 dport = dst_port;
+	__u32 addrs = (src >> 16) + (src & 0xffff) + (dst >> 16) + (dst & 0xffff);
+
+	// The kernel recycles a frame's page with whatever the stack left in it
+	// (rewritten addresses, ports, TTL), so no field may be taken as still right.
+	for (int i = 0; i < ETH_ALEN; i++) {
+		eth->h_dest[i] = dst_mac[i];
+		eth->h_source[i] = i == 0 ? 2 : i;
+	}
+	eth->h_proto = bpf_htons(ETH_P_IP);
+
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tos = 0;
+	ip->tot_len = bpf_htons(sizeof(*ip) + sizeof(*tcp));
+	ip->id = 0;
+	ip->frag_off = bpf_htons(0x4000);
+	ip->ttl = 64;
+	ip->protocol = IPPROTO_TCP;
+	ip->saddr = bpf_htonl(src);
+	ip->daddr = bpf_htonl(dst);
+	ip->check = fold(0x4500 + 40 + 0x4000 + (64 << 8) + IPPROTO_TCP + addrs);
+
+	__u32 *words = (void *)tcp;
+	words[0] = bpf_htonl((__u32)sport << 16 | dport);
+	words[1] = bpf_htonl(flow);          // sequence number
+	words[2] = 0;                        // acknowledgement
+	words[3] = bpf_htonl(0x5002ffff);    // five words, SYN, window
+	words[4] = 0;                        // checksum, urgent pointer
+	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (flow >> 16) +
+			  (flow & 0xffff) + 0x5002 + 0xffff);
+	return XDP_PASS;
+}
+
+// What counts as a backend's address; host byte order.
+volatile __u32 backend_net;
+volatile __u32 backend_mask;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2); // 0: to a backend, 1: to anything else
+	__type(key, __u32);
+	__type(value, __u64);
+} arrived SEC(".maps");
+
+SEC("xdp")
+int count(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	struct iphdr *ip = (void *)(eth + 1);
+
+	if ((void *)(ip + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP))
+		return XDP_PASS; // neighbour discovery goes on
+	__u32 slot = (bpf_ntohl(ip->daddr) & backend_mask) != backend_net;
+	__u64 *n = bpf_map_lookup_elem(&arrived, &slot);
+	if (n)
+		(*n)++;
+	return XDP_DROP;
+}
+
+// An XDP program on the receiving device gives it the receive queue that live
+// frames are accounted to.
+SEC("xdp")
+int pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}

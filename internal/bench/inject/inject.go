@@ -1,0 +1,265 @@
+// Package inject makes SYNs of fresh flows at the rate that one core can
+// process them, and counts what arrives at the other side.
+//
+// A Generator runs an XDP program over "live frames"
+// (BPF_F_TEST_XDP_LIVE_FRAMES): each becomes a packet that the kernel takes as
+// received by a device, and walks the whole stack from there in the caller's
+// thread. A Counter drops and counts packets as they leave the backend's end
+// of a veth pair, before anything answers. So the time from the first flow to the last
+// is the cost of receiving, translating and forwarding them, and little else.
+package inject
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Sources are the addresses that flows come from; each has 32,768 ports, so
+// there are more flows than a run can use up.
+var Sources = netip.MustParsePrefix("198.18.0.0/15")
+
+// Target says where flows go: to one port of Count consecutive addresses from
+// Base+First on, hit in an order that strides over them evenly.
+type Target struct {
+	Base  netip.Addr // IPv4
+	First int
+	Count int
+	Port  uint16
+}
+
+// Result is what one Send did.
+type Result struct {
+	Sent int           // flows made
+	Took time.Duration // from the making of the first to that of the last
+}
+
+// PerFlow is the cost of one flow in nanoseconds.
+func (r Result) PerFlow() float64 { return float64(r.Took.Nanoseconds()) / float64(r.Sent) }
+
+// Generator makes flows on one device. It is not safe for concurrent use.
+type Generator struct {
+	ns      *netns.NS
+	ifindex int
+	objs    bpfObjects
+	hold    link.Link
+}
+
+// New returns a Generator of packets that the device of ns takes as received.
+// The device must not have an XDP program already.
+func New(ns *netns.NS, device string) (*Generator, error) {
+	g := &Generator{ns: ns}
+	l, err := ns.LinkByName(device)
+	if err != nil {
+		return nil, fmt.Errorf("find device %s in %s: %w", device, ns.Name, err)
+	}
+	g.ifindex = l.Attrs().Index
+	if err := loadBpfObjects(&g.objs, nil); err != nil {
+		return nil, fmt.Errorf("load packet generator: %w", err)
+	}
+	err = errors.Join(setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.objs.SrcBase.Set(word(Sources.Addr())))
+	if err == nil {
+		g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare packet generator on %s: %w", device, err), g.objs.Close())
+	}
+	return g, nil
+}
+
+// Close takes the generator off its device.
+func (g *Generator) Close() error { return errors.Join(g.hold.Close(), g.objs.Close()) }
+
+// Aim sets where the flows of the next Send go.
+func (g *Generator) Aim(t Target) error {
+	if !t.Base.Is4() || t.Count < 1 || t.First < 0 {
+		return fmt.Errorf("aim at %v: need an IPv4 address and at least one target", t)
+	}
+	err := errors.Join(
+		g.objs.DstBase.Set(word(t.Base)),
+		g.objs.DstFirst.Set(uint32(t.First)),
+		g.objs.DstCount.Set(uint32(t.Count)),
+		g.objs.DstStride.Set(uint32(stride(t.Count))),
+		g.objs.DstPort.Set(t.Port))
+	if err != nil {
+		return fmt.Errorf("aim packet generator: %w", err)
+	}
+	return nil
+}
+
+// Send makes n flows that were never made before, on the given CPU. The packets
+// have been processed when it returns.
+func (g *Generator) Send(n, cpu int) (Result, error) {
+	var first uint32
+	if err := g.objs.Next.Get(&first); err != nil {
+		return Result{}, fmt.Errorf("read packet generator: %w", err)
+	}
+	err := errors.Join(g.objs.Until.Set(first+uint32(n)), g.objs.FirstNs.Set(uint64(0)), g.objs.LastNs.Set(uint64(0)))
+	if err != nil {
+		return Result{}, fmt.Errorf("prepare packet generator: %w", err)
+	}
+	if err := g.ns.Do(func() error { return pinned(cpu, func() error { return g.run(n) }) }); err != nil {
+		return Result{}, fmt.Errorf("send %d flows: %w", n, err)
+	}
+	var next uint32
+	var began, ended uint64
+	if err := errors.Join(g.objs.Next.Get(&next), g.objs.FirstNs.Get(&began), g.objs.LastNs.Get(&ended)); err != nil {
+		return Result{}, fmt.Errorf("read packet generator: %w", err)
+	}
+	if int(next-first) != n {
+		return Result{}, fmt.Errorf("send %d flows: the kernel made %d", n, next-first)
+	}
+	return Result{Sent: n, Took: time.Duration(ended - began)}, nil
+}
+
+// frame is as long as a SYN; the program writes all of it.
+const frame = 14 + 20 + 20
+
+// context mirrors struct xdp_md of linux/bpf.h.
+type context struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+// run asks for n runs of the program. If a signal interrupts it the library
+// starts again with n; the program stops by itself after the last flow.
+func (g *Generator) run(n int) error {
+	_, err := g.objs.Inject.Run(&ebpf.RunOptions{
+		Data:    make([]byte, frame),
+		Context: context{DataEnd: frame, IngressIfindex: uint32(g.ifindex)},
+		Repeat:  uint32(n),
+		Flags:   unix.BPF_F_TEST_XDP_LIVE_FRAMES,
+	})
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w (live frames need Linux 5.18)", err)
+	}
+	return err
+}
+
+// Arrived is what came out on the far side since the last Reset.
+type Arrived struct {
+	Backend int // IPv4 packets to a backend's address
+	Other   int // IPv4 packets to any other address: nothing translated them
+}
+
+// Counter drops and counts all IPv4 packets that a device receives.
+type Counter struct {
+	objs bpfObjects
+	hold link.Link
+}
+
+// NewCounter puts a Counter on a device of ns; backends holds the addresses
+// that count as translated.
+func NewCounter(ns *netns.NS, device string, backends netip.Prefix) (*Counter, error) {
+	c := &Counter{}
+	l, err := ns.LinkByName(device)
+	if err != nil {
+		return nil, fmt.Errorf("find device %s in %s: %w", device, ns.Name, err)
+	}
+	if err := loadBpfObjects(&c.objs, nil); err != nil {
+		return nil, fmt.Errorf("load packet counter: %w", err)
+	}
+	err = errors.Join(
+		c.objs.BackendNet.Set(word(backends.Masked().Addr())),
+		c.objs.BackendMask.Set(^uint32(0)<<(32-backends.Bits())))
+	if err == nil {
+		c.hold, err = attach(ns, l.Attrs().Index, c.objs.Count)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare packet counter on %s: %w", device, err), c.objs.Close())
+	}
+	return c, nil
+}
+
+// Read returns the counts.
+func (c *Counter) Read() (Arrived, error) {
+	var sums [2]int
+	for i := range sums {
+		var perCPU []uint64
+		if err := c.objs.Arrived.Lookup(uint32(i), &perCPU); err != nil {
+			return Arrived{}, fmt.Errorf("read packet counter: %w", err)
+		}
+		for _, n := range perCPU {
+			sums[i] += int(n)
+		}
+	}
+	return Arrived{Backend: sums[0], Other: sums[1]}, nil
+}
+
+// Reset sets the counts to zero.
+func (c *Counter) Reset() error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count processors: %w", err)
+	}
+	for i := range uint32(2) {
+		if err := c.objs.Arrived.Put(i, make([]uint64, cpus)); err != nil {
+			return fmt.Errorf("reset packet counter: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close takes the counter off its device.
+func (c *Counter) Close() error { return errors.Join(c.hold.Close(), c.objs.Close()) }
+
+func attach(ns *netns.NS, ifindex int, p *ebpf.Program) (link.Link, error) {
+	var l link.Link
+	err := ns.Do(func() error {
+		var err error
+		l, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: ifindex, Flags: link.XDPDriverMode})
+		return err
+	})
+	return l, err
+}
+
+// pinned runs f with the calling thread bound to one CPU. The caller's thread
+// is one of netns.Do's, which ends after use.
+func pinned(cpu int, f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("bind thread to CPU %d: %w", cpu, err)
+	}
+	return f()
+}
+
+// stride is a step near the golden section of n and coprime with it: it visits
+// all of n targets equally often, and neighbours in time are far apart.
+func stride(n int) int {
+	for s := max(1, n*618/1000); ; s++ {
+		if gcd(s, n) == 1 {
+			return s
+		}
+	}
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// word is an IPv4 address in host byte order.
+func word(a netip.Addr) uint32 {
+	b := a.As4()
+	return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+}
+
+func setMAC(v *ebpf.Variable, mac net.HardwareAddr) error {
+	if len(mac) != 6 {
+		return fmt.Errorf("device has no Ethernet address")
+	}
+	return v.Set([6]byte(mac))
+}

@@ -1,0 +1,234 @@
+// Package lane builds the path that the bench measures: a client, a node and
+// a host for all backends, each a network namespace, in a row.
+//
+//	client eth0 ── in0 node out0 ── eth0 backend
+//
+// Every lane uses the same addresses, so that several stand side by side, one
+// for each data plane or scale under comparison, and can be measured in turns.
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/inject"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// The node's devices.
+const (
+	NodeIn  = "in0"
+	NodeOut = "out0"
+	Uplink  = "eth0" // of client and backend
+)
+
+// The addresses, the same in each lane.
+var (
+	NodeAddr    = netip.MustParseAddr("10.200.0.1") // towards the client
+	clientNet   = netip.MustParsePrefix("10.200.0.2/24")
+	nodeOutNet  = netip.MustParsePrefix("10.201.0.1/24")
+	backendNet  = netip.MustParsePrefix("10.201.0.2/24")
+	clientExtra = 14 // more addresses of the client, for more source ports
+)
+
+// ClientAddrs are the addresses that a client can connect from.
+func ClientAddrs() []netip.Addr {
+	a := clientNet.Addr()
+	addrs := []netip.Addr{a}
+	for range clientExtra {
+		a = a.Next()
+		addrs = append(addrs, a)
+	}
+	return addrs
+}
+
+// Lane is one path. Close it.
+type Lane struct {
+	Client, Node, Backend *netns.NS
+}
+
+// New builds a lane; its namespaces are called PREFIX-client, -node and
+// -backend. What is left of an earlier one of that name is removed first.
+func New(prefix string) (*Lane, error) {
+	l := &Lane{}
+	for _, end := range []struct {
+		ns   **netns.NS
+		name string
+	}{{&l.Client, "client"}, {&l.Node, "node"}, {&l.Backend, "backend"}} {
+		name := prefix + "-" + end.name
+		if err := netns.Delete(name); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		ns, err := netns.New(name)
+		if err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		*end.ns = ns
+	}
+	if err := l.wire(); err != nil {
+		return nil, errors.Join(fmt.Errorf("build lane %s: %w", prefix, err), l.Close())
+	}
+	return l, nil
+}
+
+// Close removes the lane's namespaces.
+func (l *Lane) Close() error {
+	var errs []error
+	for _, ns := range []*netns.NS{l.Client, l.Node, l.Backend} {
+		if ns != nil {
+			errs = append(errs, ns.Delete())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Lane) wire() error {
+	if err := netns.Veth(l.Client, Uplink, l.Node, NodeIn); err != nil {
+		return err
+	}
+	if err := netns.Veth(l.Node, NodeOut, l.Backend, Uplink); err != nil {
+		return err
+	}
+	addrs := []error{
+		addAddr(l.Node, NodeIn, netip.PrefixFrom(NodeAddr, clientNet.Bits())),
+		addAddr(l.Node, NodeOut, nodeOutNet),
+		addAddr(l.Backend, Uplink, backendNet),
+	}
+	for _, a := range ClientAddrs() {
+		addrs = append(addrs, addAddr(l.Client, Uplink, netip.PrefixFrom(a, clientNet.Bits())))
+	}
+	if err := errors.Join(addrs...); err != nil {
+		return err
+	}
+	if err := l.neighbours(); err != nil {
+		return err
+	}
+	everything := netip.MustParsePrefix("0.0.0.0/0")
+	return errors.Join(
+		addRoute(l.Client, Uplink, everything, NodeAddr),
+		addRoute(l.Node, NodeIn, inject.Sources, clientNet.Addr()),
+		addRoute(l.Node, NodeOut, everything, backendNet.Addr()),
+		addRoute(l.Backend, Uplink, everything, nodeOutNet.Addr()),
+		anyIP(l.Backend, cluster.Endpoints),
+		l.sysctls(),
+	)
+}
+
+// neighbours pins link-layer addresses: no measurement waits for ARP.
+func (l *Lane) neighbours() error {
+	for _, n := range []struct {
+		ns   *netns.NS
+		dev  string
+		peer *netns.NS
+		pdev string
+		addr netip.Addr
+	}{
+		{l.Client, Uplink, l.Node, NodeIn, NodeAddr},
+		{l.Node, NodeIn, l.Client, Uplink, clientNet.Addr()},
+		{l.Node, NodeOut, l.Backend, Uplink, backendNet.Addr()},
+		{l.Backend, Uplink, l.Node, NodeOut, nodeOutNet.Addr()},
+	} {
+		dev, err := n.ns.LinkByName(n.dev)
+		if err != nil {
+			return err
+		}
+		peer, err := n.peer.LinkByName(n.pdev)
+		if err != nil {
+			return err
+		}
+		err = n.ns.NeighSet(&netlink.Neigh{
+			LinkIndex: dev.Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: n.addr.AsSlice(), HardwareAddr: peer.Attrs().HardwareAddr,
+		})
+		if err != nil {
+			return fmt.Errorf("pin neighbour %s in %s: %w", n.addr, n.ns.Name, err)
+		}
+	}
+	return nil
+}
+
+// sysctls makes the node a router and lets connections be many: ports are
+// plenty, and closed ones are forgotten at once. All are namespaced.
+func (l *Lane) sysctls() error {
+	var errs []error
+	for _, s := range []struct {
+		ns         *netns.NS
+		key, value string
+	}{
+		{l.Node, "net/ipv4/ip_forward", "1"},
+		{l.Node, "net/ipv4/conf/all/rp_filter", "0"},
+		{l.Node, "net/ipv4/conf/" + NodeIn + "/rp_filter", "0"},
+		{l.Node, "net/ipv4/conf/" + NodeOut + "/rp_filter", "0"},
+		{l.Client, "net/ipv4/ip_local_port_range", "1024 65535"},
+		{l.Node, "net/netfilter/nf_conntrack_tcp_timeout_time_wait", "1"},
+		{l.Node, "net/netfilter/nf_conntrack_tcp_timeout_close", "1"},
+		{l.Backend, "net/core/somaxconn", "4096"},
+	} {
+		if err := s.ns.Sysctl(s.key, s.value); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("set %s in %s: %w", s.key, s.ns.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// FlushConntrack forgets all connections of the node. The table's limit is
+// shared by the whole machine, so this comes between any two measurements.
+func (l *Lane) FlushConntrack() error {
+	if err := l.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		return fmt.Errorf("flush connection tracking in %s: %w", l.Node.Name, err)
+	}
+	return nil
+}
+
+func addAddr(ns *netns.NS, dev string, p netip.Prefix) error {
+	l, err := ns.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	a, err := netlink.ParseAddr(p.String())
+	if err == nil {
+		err = ns.AddrAdd(l, a)
+	}
+	if err != nil {
+		return fmt.Errorf("add %s to %s in %s: %w", p, dev, ns.Name, err)
+	}
+	return nil
+}
+
+func addRoute(ns *netns.NS, dev string, to netip.Prefix, via netip.Addr) error {
+	l, err := ns.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	dst, err := netlink.ParseIPNet(to.String())
+	if err != nil {
+		return err
+	}
+	if err := ns.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("add route to %s in %s: %w", to, ns.Name, err)
+	}
+	return nil
+}
+
+// anyIP makes a namespace answer for every address of a prefix.
+func anyIP(ns *netns.NS, p netip.Prefix) error {
+	lo, err := ns.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	dst, err := netlink.ParseIPNet(p.String())
+	if err != nil {
+		return err
+	}
+	r := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+	if err := ns.RouteAdd(r); err != nil {
+		return fmt.Errorf("answer for %s in %s: %w", p, ns.Name, err)
+	}
+	return nil
+}
