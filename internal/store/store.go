@@ -13,6 +13,7 @@ package store
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -48,6 +49,11 @@ type Dirty struct {
 	Services map[model.Name]struct{}
 	// Nodes that changed, came or went. A compiler acts on the one it compiles for.
 	Nodes map[string]struct{}
+
+	// What it took to get there, for metrics: the number of changed Services, of
+	// changed EndpointSlices and Pods, and when the first of all these changes came.
+	ServiceChanges, EndpointChanges int
+	Since                           time.Time
 }
 
 // Len is the number of named keys.
@@ -80,6 +86,9 @@ func (s *Store) Apply(events []Event) {
 		s.apply(e)
 	}
 	if s.dirty.Len() > 0 {
+		if s.dirty.Since.IsZero() {
+			s.dirty.Since = time.Now()
+		}
 		s.signal()
 	}
 }
@@ -107,6 +116,7 @@ func (s *Store) applyService(name model.Name, next *model.Service) {
 		return
 	}
 	s.dirty.Services[name] = struct{}{}
+	s.dirty.ServiceChanges++
 	if old != nil {
 		s.view.selectors.remove(old)
 	}
@@ -120,6 +130,7 @@ func (s *Store) applySlice(name model.Name, next *model.EndpointSlice) {
 	if !changed {
 		return
 	}
+	s.dirty.EndpointChanges++
 	if old != nil && (next == nil || next.Service != old.Service) {
 		s.relist(name, old.Service, nil)
 	}
@@ -160,6 +171,7 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 	if !changed {
 		return
 	}
+	s.dirty.EndpointChanges++
 	for _, pod := range []*model.Pod{old, next} {
 		if pod == nil {
 			continue
