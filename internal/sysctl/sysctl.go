@@ -218,3 +218,6 @@ func Interface(name string) string { return swap.Replace(name) }
 var swap = strings.NewReplacer(".", "/", "/", ".")
 
 func normal(value string) string { return strings.Join(strings.Fields(value), " ") }
+
+// RecordPath is where the agent that is reached on socket keeps its record.
+func RecordPath(socket string) string { return socket + ".sysctls.json" }

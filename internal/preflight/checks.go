@@ -1,0 +1,195 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The oldest kernel that the packet table is tested on.
+const floorMajor, floorMinor = 6, 1
+
+func kernel(f *Facts) []Result {
+	const name = "kernel"
+	if f.KernelErr != nil {
+		return cannotTell(name, f.KernelErr)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); err != nil {
+		return one(name, Warn, fmt.Sprintf("Linux %s: cannot read the version in it", f.Kernel), "")
+	}
+	if major < floorMajor || major == floorMajor && minor < floorMinor {
+		return one(name, Fail, "Linux "+f.Kernel, fmt.Sprintf("boot a kernel of version %d.%d or later", floorMajor, floorMinor))
+	}
+	return one(name, OK, fmt.Sprintf("Linux %s (%d.%d or later is needed)", f.Kernel, floorMajor, floorMinor), "")
+}
+
+func privileges(f *Facts) []Result {
+	const name = "privileges"
+	switch {
+	case f.NetAdminErr != nil:
+		return cannotTell(name, f.NetAdminErr)
+	case !f.NetAdmin:
+		return one(name, Fail, "CAP_NET_ADMIN is missing", "run as root, or give the agent CAP_NET_ADMIN (in a pod: securityContext.capabilities.add: [NET_ADMIN])")
+	}
+	return one(name, OK, "CAP_NET_ADMIN", "")
+}
+
+func features(f *Facts) []Result {
+	const name = "nftables"
+	if f.FeaturesErr != nil {
+		return cannotTell(name, f.FeaturesErr)
+	}
+	var names []string
+	var results []Result
+	for _, feature := range f.Features {
+		if feature.Err == nil {
+			names = append(names, feature.Name)
+			continue
+		}
+		results = append(results, Result{name, Fail, fmt.Sprintf("%s: %v", feature.Name, feature.Err),
+			"use a kernel that has nftables with its nat, fib, numgen, ct and reject modules (Debian's stock kernel does)"})
+	}
+	if len(results) > 0 {
+		return results
+	}
+	return one(name, OK, "can do: "+strings.Join(names, ", "), "")
+}
+
+func ownership(f *Facts) []Result {
+	const name = "table owner"
+	switch {
+	case f.FeaturesErr != nil:
+		return nil // said by features
+	case f.Persist && f.Owner:
+		return one(name, OK, "owner and persist: a flush by another program cannot remove our table", "")
+	case f.Owner:
+		return one(name, OK, "no persist before Linux 6.9: the table is not owned, and put back within a second if another program flushes it", "")
+	}
+	return one(name, OK, "no table owners before Linux 5.12: the table is put back within a second if another program flushes it", "")
+}
+
+func routes(f *Facts) []Result {
+	var results []Result
+	for _, family := range f.Families {
+		name := "route " + family.Name
+		if family.RouteErr != nil {
+			results = append(results, Result{name, Fail,
+				fmt.Sprintf("no route to %s: %v; the node itself cannot reach a ClusterIP then", family.Target, family.RouteErr),
+				"add a default route, or a route for the service CIDR through any interface"})
+			continue
+		}
+		results = append(results, Result{Check: name, Status: OK, Seen: fmt.Sprintf("%s %s", family.Target, family.Route)})
+	}
+	return results
+}
+
+func forwarding(f *Facts) []Result {
+	var results []Result
+	for _, family := range f.Families {
+		name := "forwarding " + family.Name
+		switch {
+		case family.Forwards:
+			results = append(results, Result{Check: name, Status: OK, Seen: "on"})
+		case family.AdviceErr != nil:
+			results = append(results, Result{name, Fail, "off: packets from outside do not reach pods", family.AdviceErr.Error()})
+		default:
+			results = append(results, Result{name, Warn, "off", "nothing, if the agent may: `sluice run` turns it on (unless --set-sysctls=false), and `sluice cleanup` off again"})
+		}
+	}
+	if len(f.Forwarding) > 0 {
+		results = append(results, Result{"forwarding IPv4", Warn, "off on " + list(f.Forwarding),
+			fmt.Sprintf("if service traffic comes in there: sysctl -w net.ipv4.conf.%s.forwarding=1", f.Forwarding[0])})
+	}
+	return results
+}
+
+func reversePath(f *Facts) []Result {
+	const name = "rp_filter"
+	switch {
+	case f.SysctlErr != nil:
+		return cannotTell(name, f.SysctlErr)
+	case len(f.StrictPath) == 0:
+		return one(name, OK, "not strict", "")
+	}
+	return one(name, Warn, "strict on "+list(f.StrictPath)+": packets are dropped whose answer would leave by another interface",
+		fmt.Sprintf("where the node has several networks: sysctl -w net.ipv4.conf.%s.rp_filter=2", f.StrictPath[0]))
+}
+
+func conntrack(f *Facts) []Result {
+	const name = "conntrack"
+	// kube-proxy makes no table smaller than this, whatever the machine.
+	const low = 131072
+	c := f.Conntrack
+	if c.CountErr != nil {
+		return cannotTell(name, c.CountErr)
+	}
+	if !c.Loaded {
+		return one(name, OK, "not in use yet", "")
+	}
+	seen := fmt.Sprintf("%d of %d entries used", c.Count, c.Max)
+	raise := fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d (on the host, each entry takes some 300 bytes)", max(2*c.Max, low))
+	switch {
+	case c.Max == 0: // no limit
+		return one(name, OK, fmt.Sprintf("%d entries, no limit", c.Count), "")
+	case c.Count >= c.Max/100*95:
+		return one(name, Fail, seen+": new connections are dropped when it is full", raise)
+	case c.Count >= c.Max/4*3:
+		return one(name, Warn, seen+": it is filling up", raise)
+	case c.Max < low:
+		return one(name, Warn, seen+": few for a node that carries services", raise)
+	}
+	return one(name, OK, seen, "")
+}
+
+func liberal(f *Facts) []Result {
+	const name = "tcp_be_liberal"
+	switch {
+	case f.Conntrack.ParamErr != nil:
+		return cannotTell(name, f.Conntrack.ParamErr)
+	case !f.Conntrack.Loaded:
+		return nil
+	case f.Conntrack.Liberal:
+		return one(name, OK, "on: TCP segments outside the window are translated too", "")
+	}
+	return one(name, OK, "off: TCP segments outside the window are invalid, and not translated",
+		"only if connections are reset where packets come late or by two ways: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1")
+}
+
+func agent(f *Facts) []Result {
+	const name = "agent"
+	switch {
+	case f.Alive:
+		return one(name, Warn, "one answers on "+f.Socket+", so another would refuse to start there",
+			"`sluice status` asks it how it does; a second agent needs a network namespace and a --socket of its own")
+	case f.OwnTable:
+		return one(name, OK, "none answers on "+f.Socket+"; table inet sluice of an earlier one still carries traffic, and the next adopts it", "")
+	}
+	return one(name, OK, "none answers on "+f.Socket, "")
+}
+
+func ownSysctls(f *Facts) []Result {
+	const name = "sysctls"
+	if f.RecordErr != nil {
+		return one(name, Warn, f.RecordErr.Error(), "")
+	}
+	if len(f.Changed) == 0 {
+		return one(name, OK, "none set by us", "")
+	}
+	var set []string
+	for _, c := range f.Changed {
+		set = append(set, c.String())
+	}
+	return one(name, OK, "set by us, and restored by `sluice cleanup`: "+strings.Join(set, ", "), "")
+}
+
+// list names the first few, and counts the rest.
+func list(names []string) string {
+	const few = 5
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}
+
+var errNoSave = errors.New("there is no iptables-legacy-save to read them with")

@@ -1,0 +1,81 @@
+package preflight
+
+import "sluice.dev/sluice/internal/sysctl"
+
+// Facts is what Check judges. An Err field says why its neighbours could not
+// be read; they are empty then.
+type Facts struct {
+	Kernel    string // release, as uname says it
+	KernelErr error
+
+	NetAdmin    bool // CAP_NET_ADMIN is effective
+	NetAdminErr error
+
+	Features    []Feature // those the nftables program needs
+	Owner       bool      // tables can be owned by a socket (Linux 5.12)
+	Persist     bool      // an owned table outlives its owner (Linux 6.9)
+	FeaturesErr error
+
+	Families []Family // those in use
+
+	Forwarding []string // interfaces, "all" included, whose IPv4 forwarding is off
+	StrictPath []string // interfaces whose effective rp_filter is 1
+	SysctlErr  error
+
+	Conntrack Conntrack
+
+	Chains    []Chain // of other programs
+	OwnTable  bool    // there is a table inet sluice
+	ChainsErr error
+
+	Legacy    Legacy
+	IPVS      int // virtual services
+	Socket    string
+	Alive     bool            // someone answers on Socket
+	Changed   []sysctl.Change // noted in the record beside Socket
+	RecordErr error
+}
+
+// Feature is something that nftables has to be able to do.
+type Feature struct {
+	Name string
+	Err  error // nil: it can
+}
+
+// Family is an address family in use on the node.
+type Family struct {
+	Name     string // "IPv4" or "IPv6"
+	Target   string // the address whose route was asked for
+	Route    string // where packets to Target go: "via 10.0.0.1 dev eth0"
+	RouteErr error  // there is no route
+
+	Forwards  bool  // forwarding is on
+	AdviceErr error // why the agent would leave it off, and what to do
+}
+
+// Conntrack is the connection table's state.
+type Conntrack struct {
+	Loaded             bool // the kernel has a table; the first rules load it otherwise
+	Count, Max         int
+	Liberal            bool // nf_conntrack_tcp_be_liberal
+	CountErr, ParamErr error
+}
+
+// Chain is an nftables chain.
+type Chain struct {
+	Family, Table, Name string
+
+	Hook       string // "forward", …; empty unless packets enter the ruleset here
+	PolicyDrop bool
+	EndsIn     string // "drop" or "reject" if a rule without condition does that
+	// AcceptsTranslated: a rule before that accepts connections whose
+	// destination was translated, as service traffic's is.
+	AcceptsTranslated bool
+}
+
+// Legacy is what iptables-legacy (not nftables) holds.
+type Legacy struct {
+	Tables  []string // families and tables in use, "IPv4 filter"
+	Chains  []Chain  // Table is the legacy table; Family "ip" or "ip6"
+	ReadErr error    // why Chains is not complete
+}

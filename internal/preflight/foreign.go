@@ -1,0 +1,147 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// dropping finds the chains of other programs in which our traffic can end. An
+// accept in our table cannot undo a drop in theirs.
+func dropping(f *Facts) []Result {
+	const name = "other rules"
+	if f.ChainsErr != nil {
+		return cannotTell(name, f.ChainsErr)
+	}
+	results := judge(name, "nftables", f.Chains)
+	if len(results) == 0 {
+		return one(name, OK, "no other nftables chain drops by default", "")
+	}
+	return results
+}
+
+// legacy does the same for rules that are in no nftables table.
+func legacy(f *Facts) []Result {
+	const name = "iptables-legacy"
+	if len(f.Legacy.Tables) == 0 && f.Legacy.ReadErr == nil {
+		return one(name, OK, "not in use", "")
+	}
+	results := judge(name, "iptables-legacy", f.Legacy.Chains)
+	if f.Legacy.ReadErr != nil {
+		results = append(results, Result{name, Warn, fmt.Sprintf("tables in use (%s), not read: %v", list(f.Legacy.Tables), f.Legacy.ReadErr),
+			"install iptables and look at `iptables-legacy-save` for rules that drop forwarded packets"})
+	}
+	if len(results) == 0 {
+		return one(name, OK, "in use ("+list(f.Legacy.Tables)+"), no chain drops by default", "")
+	}
+	return results
+}
+
+func judge(check, kind string, chains []Chain) []Result {
+	var results []Result
+	for _, c := range chains {
+		if c.Hook == "" || !c.PolicyDrop && c.EndsIn == "" {
+			continue
+		}
+		how := "drops what its rules do not accept"
+		if c.EndsIn != "" {
+			how = c.EndsIn + "s what its rules before do not accept"
+		}
+		who := program(c, chains)
+		seen := fmt.Sprintf("%s%s chain %s %s %s (%s) %s", who.prefix(), kind, c.Family, c.Table, c.Name, c.Hook, how)
+		if c.AcceptsTranslated {
+			results = append(results, Result{Check: check, Status: OK, Seen: seen + "; it accepts connections to services"})
+			continue
+		}
+		do := who.advice(c)
+		if c.Hook == "input" {
+			// Service traffic for pods is forwarded and never comes here.
+			seen += "; this concerns pods on the node's own address, and health checks from outside"
+		}
+		results = append(results, Result{check, Warn, seen, do})
+	}
+	return results
+}
+
+// owner is a program that is known to write such chains.
+type owner string
+
+const (
+	docker    owner = "Docker"
+	ufw       owner = "ufw"
+	firewalld owner = "firewalld"
+	unknown   owner = ""
+)
+
+// program guesses whose a chain is from the names beside it in its table.
+func program(c Chain, all []Chain) owner {
+	if c.Table == "firewalld" {
+		return firewalld
+	}
+	found := unknown
+	for _, other := range all {
+		if other.Family != c.Family || other.Table != c.Table {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(other.Name, "ufw-"), strings.HasPrefix(other.Name, "ufw6-"):
+			return ufw // sets the policies even where Docker has chains too
+		case strings.HasPrefix(other.Name, "DOCKER"):
+			found = docker
+		}
+	}
+	return found
+}
+
+func (o owner) prefix() string {
+	if o == unknown {
+		return ""
+	}
+	return string(o) + ": "
+}
+
+// advice says how to let pods and services through; PODS stands for the cluster's pod network.
+func (o owner) advice(c Chain) string {
+	iptables := "iptables"
+	if c.Family == "ip6" {
+		iptables = "ip6tables"
+	}
+	switch o {
+	case docker:
+		if c.Hook == "forward" {
+			return fmt.Sprintf("let the pod network through: %s -I DOCKER-USER -d PODS -j ACCEPT; %s -I DOCKER-USER -s PODS -j ACCEPT", iptables, iptables)
+		}
+	case ufw:
+		if c.Hook == "forward" {
+			return "let the pod network through: ufw route allow to PODS; ufw route allow from PODS"
+		}
+		return "where that is wanted: ufw allow PORT"
+	case firewalld:
+		return "trust the pod network: firewall-cmd --permanent --zone=trusted --add-source=PODS; firewall-cmd --reload"
+	}
+	if c.Hook == "forward" {
+		return fmt.Sprintf("add rules before that accept packets to and from the pod network in chain %s %s %s", c.Family, c.Table, c.Name)
+	}
+	return fmt.Sprintf("see that the rules of chain %s %s %s accept service traffic", c.Family, c.Table, c.Name)
+}
+
+// otherProxies finds another program that translates service addresses.
+func otherProxies(f *Facts) []Result {
+	const name = "other proxies"
+	var seen []string
+	all := append(slices.Clone(f.Chains), f.Legacy.Chains...)
+	if slices.ContainsFunc(all, func(c Chain) bool { return c.Name == "KUBE-SERVICES" }) {
+		seen = append(seen, "kube-proxy's iptables rules (chain KUBE-SERVICES)")
+	}
+	if slices.ContainsFunc(f.Chains, func(c Chain) bool { return c.Table == "kube-proxy" }) {
+		seen = append(seen, "kube-proxy's nftables rules (table kube-proxy)")
+	}
+	if f.IPVS > 0 {
+		seen = append(seen, fmt.Sprintf("%d IPVS services", f.IPVS))
+	}
+	if len(seen) == 0 {
+		return one(name, OK, "none", "")
+	}
+	return one(name, Fail, strings.Join(seen, ", ")+": whichever comes first translates a connection",
+		"stop kube-proxy on this node and remove what it left: kube-proxy --cleanup")
+}

@@ -1,0 +1,217 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+// Options say what the agent would be told.
+type Options struct {
+	Socket string // where the agent is reached
+	// ServiceCIDRs tell which families are in use. Without them it is those that
+	// the node has addresses of beyond its links.
+	ServiceCIDRs []netip.Prefix
+}
+
+// Gather reads the facts of the calling thread's network namespace. What cannot
+// be read is noted in the facts. Nothing is changed but for an nftables table that
+// is made and removed in one transaction, so that no packet ever meets it.
+func Gather(ctx context.Context, o Options) *Facts {
+	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
+	f.Kernel, f.KernelErr = release()
+	f.NetAdmin, f.NetAdminErr = effective(unix.CAP_NET_ADMIN)
+	f.Features, f.Owner, f.Persist, f.FeaturesErr = probe()
+	f.Families = families(o.ServiceCIDRs)
+	f.Forwarding, f.StrictPath, f.SysctlErr = interfaces()
+	f.Conntrack = connections()
+	f.Chains, f.OwnTable, f.ChainsErr = chains()
+	f.Legacy = readLegacy(ctx)
+	f.IPVS = virtualServices()
+	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))
+	return f
+}
+
+func release() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("read kernel version: %w", err)
+	}
+	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+// effective reports whether the calling thread has a capability.
+func effective(capability uint) (bool, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false, fmt.Errorf("read capabilities: %w", err)
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0, nil
+}
+
+func alive(ctx context.Context, socket string) bool {
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}
+
+// families reads what concerns each address family in use.
+func families(services []netip.Prefix) []Family {
+	// Without a service CIDR any address outside will do: these are reserved for
+	// documentation, so that no node has a route of its own for them.
+	target := map[bool]netip.Addr{true: netip.MustParseAddr("192.0.2.1"), false: netip.MustParseAddr("2001:db8::1")}
+	used := map[bool]bool{}
+	for _, p := range services {
+		if is4 := p.Addr().Is4(); !used[is4] {
+			used[is4] = true
+			target[is4] = p.Masked().Addr().Next()
+		}
+	}
+	if len(used) == 0 {
+		used[true] = hasAddress(netlink.FAMILY_V4)
+		used[false] = hasAddress(netlink.FAMILY_V6)
+	}
+	var found []Family
+	if used[true] || !used[false] {
+		found = append(found, family("IPv4", target[true], sysctl.Forward4))
+	}
+	if used[false] {
+		f := family("IPv6", target[false], sysctl.Forward6)
+		_, f.AdviceErr = sysctl.Needed(false, true)
+		found = append(found, f)
+	}
+	return found
+}
+
+func family(name string, target netip.Addr, forward string) Family {
+	f := Family{Name: name, Target: target.String()}
+	f.Route, f.RouteErr = route(target)
+	value, err := sysctl.Read(forward)
+	f.Forwards = err == nil && value != "0"
+	return f
+}
+
+// hasAddress reports whether an interface has an address of the family that is
+// good for more than its own link or host.
+func hasAddress(family int) bool {
+	addrs, err := netlink.AddrList(nil, family)
+	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE })
+}
+
+// route asks the kernel where it would send a packet of its own.
+func route(target netip.Addr) (string, error) {
+	routes, err := netlink.RouteGet(target.AsSlice())
+	if err != nil {
+		return "", err
+	}
+	if len(routes) == 0 {
+		return "", unix.ENETUNREACH
+	}
+	r := routes[0]
+	where := "on interface " + strconv.Itoa(r.LinkIndex)
+	if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+		where = "dev " + link.Attrs().Name
+	}
+	if r.Gw != nil {
+		where = "via " + r.Gw.String() + " " + where
+	}
+	return where, nil
+}
+
+// interfaces returns those that do not forward IPv4 although the node does, and
+// those whose reverse path filter is strict.
+func interfaces() (off, strict []string, err error) {
+	const conf = "/proc/sys/net/ipv4/conf"
+	entries, err := os.ReadDir(conf)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	value := func(name, key string) string {
+		v, readErr := sysctl.Read("net.ipv4.conf." + sysctl.Interface(name) + "." + key)
+		if readErr != nil && !errors.Is(readErr, os.ErrNotExist) { // an interface may go meanwhile
+			err = errors.Join(err, readErr)
+		}
+		return v
+	}
+	forwards := value("all", "forwarding") == "1"
+	// The kernel takes the larger of an interface's value and that of "all".
+	all := value("all", "rp_filter")
+	for _, e := range entries {
+		name := e.Name()
+		if name == "all" || name == "default" || name == "lo" {
+			continue
+		}
+		if forwards && value(name, "forwarding") == "0" {
+			off = append(off, name)
+		}
+		if max(all, value(name, "rp_filter")) == "1" {
+			strict = append(strict, name)
+		}
+	}
+	return off, strict, err
+}
+
+func connections() Conntrack {
+	number := func(key string) (int, error) {
+		s, err := sysctl.Read(key)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.Atoi(s)
+	}
+	count, err := number("net.netfilter.nf_conntrack_count")
+	if errors.Is(err, os.ErrNotExist) {
+		return Conntrack{}
+	}
+	limit, limitErr := number("net.netfilter.nf_conntrack_max")
+	c := Conntrack{Loaded: true, Count: count, Max: limit, CountErr: errors.Join(err, limitErr)}
+	lib, err := number("net.netfilter.nf_conntrack_tcp_be_liberal")
+	c.Liberal, c.ParamErr = lib != 0, err
+	return c
+}
+
+// virtualServices counts the services of IPVS; without IPVS there are none.
+func virtualServices() int {
+	b, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for line := range bytes.Lines(b) {
+		for _, kind := range []string{"TCP ", "UDP ", "SCTP ", "FWM "} {
+			if bytes.HasPrefix(line, []byte(kind)) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// sbin finds a program that may be in a folder for administrators.
+func sbin(name string) (string, error) {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
+		path := filepath.Join(dir, name)
+		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", os.ErrNotExist
+}

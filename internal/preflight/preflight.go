@@ -1,0 +1,80 @@
+// Package preflight looks at a node and says whether Sluice can work on it,
+// and what to do where it can't.
+//
+// Gather reads Facts from the system; Check judges them and does no I/O.
+package preflight
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Status is how bad a finding is.
+type Status string
+
+// The statuses. With Fail, services would not work; with Warn, some of them may
+// not, or not for long.
+const (
+	OK   Status = "ok"
+	Warn Status = "warn"
+	Fail Status = "fail"
+)
+
+// Result is one thing that was looked at.
+type Result struct {
+	Check  string `json:"check"`
+	Status Status `json:"status"`
+	Seen   string `json:"seen"`         // what was found
+	Do     string `json:"do,omitempty"` // what to do about it; empty: nothing
+}
+
+// Check judges the facts. The results come in a fixed order, each check with one
+// result or more.
+func Check(f *Facts) []Result {
+	var all []Result
+	for _, check := range []func(*Facts) []Result{
+		kernel, privileges, features, ownership,
+		routes, forwarding, reversePath, conntrack, liberal,
+		dropping, legacy, otherProxies,
+		agent, ownSysctls,
+	} {
+		all = append(all, check(f)...)
+	}
+	return all
+}
+
+// Failed reports whether a result is Fail.
+func Failed(results []Result) bool {
+	for _, r := range results {
+		if r.Status == Fail {
+			return true
+		}
+	}
+	return false
+}
+
+// Print writes the results for people, advice below what it is about.
+func Print(w io.Writer, results []Result) error {
+	width := 0
+	for _, r := range results {
+		width = max(width, len(r.Check))
+	}
+	var b strings.Builder
+	for _, r := range results {
+		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", r.Status, width, r.Check, r.Seen)
+		if r.Do != "" {
+			fmt.Fprintf(&b, "%-4s  %-*s  > %s\n", "", width, "", r.Do)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func one(check string, s Status, seen, do string) []Result {
+	return []Result{{Check: check, Status: s, Seen: seen, Do: do}}
+}
+
+func cannotTell(check string, err error) []Result {
+	return one(check, Warn, "cannot tell: "+err.Error(), "run this as root")
+}

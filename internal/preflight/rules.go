@@ -1,0 +1,155 @@
+package preflight
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The verdicts that matter here.
+const (
+	accept = "accept"
+	drop   = "drop"
+	reject = "reject"
+)
+
+// rule is what matters of a rule of a chain that packets enter by themselves.
+type rule struct {
+	verdict    string // accept, drop, reject; empty: another
+	always     bool   // it has no condition
+	translated bool   // its condition is that the destination was translated
+}
+
+// follow lets the chain's packets meet one more rule, and reports whether none
+// gets beyond it.
+func (c *Chain) follow(r rule) bool {
+	switch {
+	case r.translated && r.verdict == accept:
+		c.AcceptsTranslated = true
+	case r.always && r.verdict == accept:
+		c.PolicyDrop = false // never reached
+		return true
+	case r.always && r.verdict != "":
+		c.EndsIn = r.verdict
+		return true
+	}
+	return false
+}
+
+// chains lists the nftables chains of others, and whether there is a table of ours.
+func chains() (found []Chain, own bool, err error) {
+	conn, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return nil, false, fmt.Errorf("open nftables: %w", err)
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	all, err := conn.ListChains()
+	if err != nil {
+		return nil, false, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, c := range all {
+		if c.Table.Family == nftables.TableFamilyINet && c.Table.Name == "sluice" {
+			own = true
+			continue
+		}
+		seen := Chain{Family: familyName(c.Table.Family), Table: c.Table.Name, Name: c.Name}
+		if c.Hooknum != nil {
+			seen.Hook = hookName(c.Table.Family, *c.Hooknum)
+		}
+		if seen.Hook != "" {
+			seen.PolicyDrop = c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
+			rules, err := conn.GetRules(c.Table, c)
+			if err != nil {
+				return nil, false, fmt.Errorf("list rules of chain %s %s %s: %w", seen.Family, seen.Table, seen.Name, err)
+			}
+			for _, r := range rules {
+				if seen.follow(read(r.Exprs)) {
+					break
+				}
+			}
+		}
+		found = append(found, seen)
+	}
+	return found, own, nil
+}
+
+// read tells what a rule does. Expressions that the library does not know are
+// absent from its list, so that a rule with such a condition looks like one without; it
+// takes a rule with no other condition for that to mislead, and then only to a warning.
+func read(exprs []expr.Any) rule {
+	r := rule{always: true}
+	status := false // the connection's status is being asked for
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Verdict:
+			switch e.Kind {
+			case expr.VerdictAccept:
+				r.verdict = accept
+			case expr.VerdictDrop:
+				r.verdict = drop
+			}
+		case *expr.Reject:
+			r.verdict = reject
+		case *expr.Target: // of iptables-nft
+			if e.Name == "REJECT" {
+				r.verdict = reject
+			}
+		case *expr.Match: // of iptables-nft
+			r.always = r.always && e.Name == "comment"
+		case *expr.Ct:
+			r.always = false
+			status = e.Key == expr.CtKeySTATUS
+		case *expr.Bitwise:
+			r.always = false
+			const dstNAT = 1 << 5 // IPS_DST_NAT
+			r.translated = r.translated || status && len(e.Mask) == 4 && binary.NativeEndian.Uint32(e.Mask)&dstNAT != 0
+		default:
+			r.always = false
+		}
+	}
+	return r
+}
+
+func familyName(f nftables.TableFamily) string {
+	switch f {
+	case nftables.TableFamilyINet:
+		return "inet"
+	case nftables.TableFamilyIPv4:
+		return "ip"
+	case nftables.TableFamilyIPv6:
+		return "ip6"
+	case nftables.TableFamilyNetdev:
+		return "netdev"
+	case nftables.TableFamilyBridge:
+		return "bridge"
+	case nftables.TableFamilyARP:
+		return "arp"
+	}
+	return "unknown"
+}
+
+// hookName names a hook that service traffic passes, and is empty for the others.
+func hookName(f nftables.TableFamily, h nftables.ChainHook) string {
+	switch f {
+	case nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6:
+	default:
+		return ""
+	}
+	switch h {
+	case unix.NF_INET_PRE_ROUTING:
+		return "prerouting"
+	case unix.NF_INET_LOCAL_IN:
+		return "input"
+	case unix.NF_INET_FORWARD:
+		return "forward"
+	case unix.NF_INET_LOCAL_OUT:
+		return "output"
+	case unix.NF_INET_POST_ROUTING:
+		return "postrouting"
+	}
+	return ""
+}
