@@ -1,0 +1,148 @@
+// Package agent keeps the kernel in step with the store: it collects what changed,
+// compiles it, has the driver apply it, retries what failed and audits what stands.
+// Around the loop it serves what people and machines ask of it: the Unix-socket API
+// with its Client, metrics, health, and the services' own health checks.
+//
+// One goroutine owns the driver and is the only one to change the compiler; all
+// others read.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Config is what an Agent is made of. All of it must be set, except where noted.
+type Config struct {
+	Node    string
+	Version string
+
+	Store    *store.Store
+	Source   source.Source // delivers to Store
+	Compiler *compile.Compiler
+	Driver   driver.Driver // the caller closes it after Run
+
+	Socket         string // path of the Unix socket
+	MetricsAddress string // empty: no metrics server
+	HealthzAddress string // empty: no health server
+
+	// AuditInterval is the time between two comparisons of the whole state with
+	// the kernel. Twice as long may a change wait before the agent counts as unhealthy.
+	AuditInterval time.Duration
+
+	Log *slog.Logger
+}
+
+// Agent is one node's agent. Make it with New, and Run it once.
+type Agent struct {
+	Config
+	started time.Time
+	health  *health
+	metrics *metrics
+	checks  *healthChecks
+	asks    chan func(*loop) // run by the loop between two passes
+
+	compiling sync.Mutex // held while Compiler changes, and by other goroutines than the loop while they read it
+
+	mu     sync.Mutex // of what follows
+	record record
+}
+
+// New returns an agent that has not started anything yet.
+func New(c Config) *Agent {
+	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop))}
+	a.health = &health{limit: 2 * c.AuditInterval, now: time.Now}
+	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
+	a.metrics = newMetrics(a)
+	return a
+}
+
+// Run works until ctx ends, then returns nil and leaves the kernel as it is. An
+// error means that the agent cannot work: an address is taken, the kernel or the
+// privileges do not suffice, or the source can never be read.
+func (a *Agent) Run(ctx context.Context) error {
+	if err := a.Driver.Probe(ctx); err != nil {
+		return fmt.Errorf("probe kernel: %w", err)
+	}
+	servers, err := a.listen()
+	if err != nil {
+		return err
+	}
+	defer a.checks.close()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, s := range servers {
+		group.Go(func() error { serve(a.Log, s.what, s.Server, s.listener); return nil })
+	}
+	group.Go(func() error {
+		<-ctx.Done()
+		for _, s := range servers {
+			_ = s.Close() // ends listeners and connections; the socket's file goes with its listener
+		}
+		return nil
+	})
+	group.Go(func() error {
+		if err := a.Source.Run(ctx); err != nil {
+			return fmt.Errorf("read source: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error { newLoop(a).run(ctx); return nil })
+	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "pid", os.Getpid(), "socket", a.Socket)
+	err = group.Wait()
+	a.Log.Info("agent stopped; what it programmed stays in the kernel", "node", a.Node)
+	return err
+}
+
+// server is an HTTP server with what it listens on.
+type server struct {
+	*http.Server
+	what     string
+	listener net.Listener
+}
+
+// listen opens all that the agent serves on, or nothing.
+func (a *Agent) listen() ([]server, error) {
+	var servers []server
+	fail := func(err error) ([]server, error) {
+		for _, s := range servers {
+			err = errors.Join(err, s.listener.Close())
+		}
+		return nil, err
+	}
+	l, err := Listen(a.Socket)
+	if err != nil {
+		return fail(err)
+	}
+	servers = append(servers, server{newServer(a.handler()), "socket", l})
+	for _, s := range []struct {
+		flag, address string
+		handler       http.Handler
+	}{
+		{"--metrics-address", a.MetricsAddress, a.metrics.handler()},
+		{"--healthz-address", a.HealthzAddress, a.health.handler(a.metrics.healthz, a.metrics.livez)},
+	} {
+		if s.address == "" {
+			continue
+		}
+		l, err := net.Listen("tcp", s.address)
+		if err != nil {
+			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or switch it off with %s=''", s.address, err, s.flag, s.flag))
+		}
+		servers = append(servers, server{newServer(s.handler), s.flag, l})
+	}
+	return servers, nil
+}

@@ -1,0 +1,342 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// bed is a running agent on a fake kernel and a fake source.
+type bed struct {
+	*Agent
+	driver *fakeDriver
+	source *fakeSource
+	client *Client
+	log    *logBuffer
+}
+
+// start runs an agent until the test ends; its source is not synced yet.
+func start(t *testing.T, change ...func(*Config)) *bed {
+	t.Helper()
+	st := store.New()
+	b := &bed{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logBuffer{}}
+	c := Config{
+		Node: "node-a", Version: "v1", Store: st, Source: b.source, Driver: b.driver,
+		Compiler: compile.New(compile.Config{Node: "node-a"}),
+		Socket:   filepath.Join(t.TempDir(), "run", "sluice.sock"), AuditInterval: time.Minute,
+		Log: slog.New(slog.NewTextHandler(b.log, nil)),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	b.Agent = New(c)
+	b.client = NewClient(c.Socket)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if len(b.driver.misused) > 0 {
+			t.Errorf("driver misused: %v", b.driver.misused)
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", b.log)
+		}
+	})
+	eventually(t, "socket answers", func() bool { return Alive(c.Socket) })
+	return b
+}
+
+// logBuffer is a log that can be read while it is written.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// eventually fails the test if f does not become true in ten seconds.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if f() {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("does not happen: %s", what)
+		}
+	}
+}
+
+// web is a service 10.0.0.N:80 called shop/web-N, with one endpoint for each address.
+func web(n int, endpoints ...string) []store.Event {
+	name := model.Name{Namespace: "shop", Name: fmt.Sprintf("web-%d", n)}
+	svc := &model.Service{
+		Name: name, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})},
+		Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, TargetPort: 8080}},
+	}
+	slice := &model.EndpointSlice{
+		Name: name, Service: name.Name, Ports: []model.EndpointPort{{Name: "http", Protocol: model.TCP, Port: 8080}},
+	}
+	for _, e := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true, Node: "node-a"})
+	}
+	return []store.Event{
+		{Kind: store.Services, Name: name, Object: svc},
+		{Kind: store.EndpointSlices, Name: name, Object: slice},
+	}
+}
+
+func gone(n int) []store.Event {
+	events := web(n)
+	for i := range events {
+		events[i].Object = nil
+	}
+	return events
+}
+
+// holds fails the test if the kernel does not come to hold exactly these lines.
+func (b *bed) holds(t *testing.T, want ...string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		diff := cmp.Diff(want, b.driver.backends())
+		if diff == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("kernel (-want +got):\n%s", diff)
+		}
+	}
+}
+
+const (
+	web1 = "TCP 10.0.0.1:80 -> [10.1.0.1:8080]"
+	web2 = "TCP 10.0.0.2:80 -> [10.1.0.2:8080]"
+)
+
+func TestNothingBeforeSynced(t *testing.T) {
+	b := start(t)
+	b.source.deliver(web(1, "10.1.0.1")...)
+	// The loop answers questions in turn, so the change has been seen by then.
+	if _, err := b.client.Plan(t.Context()); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
+		t.Fatalf("Plan before sync: %v", err)
+	}
+	if n := b.driver.applied(); n != 0 {
+		t.Fatalf("%d plans applied before the source was synced", n)
+	}
+	s, err := b.client.Status(t.Context())
+	if err != nil || s.OK || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "not been read in full") {
+		t.Fatalf("status before sync: %+v, %v", s, err)
+	}
+	b.source.sync()
+	b.holds(t, web1)
+}
+
+func TestChangesFlow(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.holds(t, web1, web2)
+	b.source.deliver(gone(1)...)
+	b.holds(t, web2)
+}
+
+func TestFailureIsRetried(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1)
+	b.driver.breaks(errKernel)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	eventually(t, "status names the failure", func() bool {
+		s := b.Status()
+		return !s.OK && s.Failure != nil && s.Failure.Attempts > 1 && strings.Contains(s.Problems[0], errKernel.Error())
+	})
+	plan, err := b.client.Plan(t.Context())
+	if err != nil || plan.Operations != 1 || plan.Text != "set "+web2+"\n" {
+		t.Errorf("plan while failing: %+v, %v", plan, err)
+	}
+	b.driver.breaks(nil)
+	b.holds(t, web1, web2)
+	eventually(t, "status is well again", func() bool { return b.Status().OK })
+	if log := b.log.String(); !strings.Contains(log, "shop/web-2") || !strings.Contains(log, errKernel.Error()) {
+		t.Error("the log does not name the object and the error")
+	}
+}
+
+func TestBusyKernelIsRetried(t *testing.T) {
+	b := start(t)
+	b.driver.breaks(fmt.Errorf("claim table: %w: process 4711", driver.ErrBusy))
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	eventually(t, "status names the owner", func() bool {
+		s := b.Status()
+		return s.Failure != nil && s.Failure.Attempts > 2 && strings.Contains(s.Failure.Error, "process 4711")
+	})
+	b.driver.breaks(nil)
+	b.holds(t, web1)
+	if n := strings.Count(b.log.String(), "4711"); n != 1 {
+		t.Errorf("the same failure was logged %d times", n)
+	}
+}
+
+func TestTamperingIsHealed(t *testing.T) {
+	b := start(t)
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	flushed := time.Now()
+	b.driver.flush()
+	b.holds(t, web1)
+	if took := time.Since(flushed); took > 2*watchInterval+time.Second {
+		t.Errorf("healing took %s", took)
+	}
+	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
+	if !strings.Contains(b.log.String(), "changed by someone else") {
+		t.Error("no warning in the log")
+	}
+}
+
+func TestAuditHeals(t *testing.T) {
+	b := start(t, func(c *Config) { c.AuditInterval = 20 * time.Millisecond })
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	b.driver.mu.Lock()
+	clear(b.driver.kernel) // unseen by Tampered
+	b.driver.mu.Unlock()
+	b.holds(t, web1)
+	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
+}
+
+func TestSync(t *testing.T) {
+	b := start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := b.Sync(ctx); !errors.Is(err, errNotSynced) {
+		t.Errorf("Sync before the source is synced: %v", err)
+	}
+	b.source.sync()
+	for n := 1; n < 20; n++ {
+		b.source.declare(web(n, "10.1.0.1")...)
+		if err := b.client.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(b.driver.backends()); got != n {
+			t.Fatalf("Sync returned with %d of %d services in the kernel", got, n)
+		}
+	}
+}
+
+func TestSyncSaysWhyNot(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.broken = errors.New("folder is gone")
+	if err := b.client.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "folder is gone") {
+		t.Errorf("Sync with a broken source: %v", err)
+	}
+	b.source.broken = nil
+	b.driver.breaks(errKernel)
+	b.source.declare(web(1, "10.1.0.1")...)
+	if err := b.client.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
+		t.Errorf("Sync with a broken kernel: %v", err)
+	}
+	b.driver.breaks(nil)
+	issue := model.Issue{Object: "Service shop/bad", Source: "bad.yaml", Reason: "port 70000 is out of range"}
+	b.source.fault(issue, issue)
+	fault, ok := errors.AsType[*FaultError](b.client.Sync(t.Context()))
+	if !ok || len(fault.Issues) != 1 || fault.Issues[0] != issue {
+		t.Errorf("Sync with an object at fault: %v", fault)
+	}
+	b.holds(t, web1)
+	eventually(t, "the fault is logged", func() bool { return strings.Contains(b.log.String(), "Service shop/bad") })
+	b.source.fault()
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Errorf("Sync after the fault is mended: %v", err)
+	}
+	eventually(t, "the log says that it is gone", func() bool { return strings.Contains(b.log.String(), "fault is gone") })
+}
+
+func TestStatusAndServices(t *testing.T) {
+	b := start(t)
+	b.source.deliver(web(1, "10.1.0.1", "10.1.0.2")...)
+	b.source.sync()
+	eventually(t, "all is well", func() bool { return b.Status().OK })
+	s, err := b.client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.OK || s.Node != "node-a" || s.Version != "v1" || s.PID != os.Getpid() || s.Frontends != 1 || s.Backends != 2 ||
+		s.Objects["Service"] != 1 || s.LastApply == nil || s.LastApply.Operations != 1 || s.Source.Skipped["ConfigMap"] != 2 {
+		t.Errorf("status: %+v", s)
+	}
+	views, err := b.client.Services(t.Context())
+	if err != nil || len(views) != 1 {
+		t.Errorf("services: %+v, %v", views, err)
+	}
+	plan, err := b.client.Plan(t.Context())
+	if err != nil || plan.Operations != 0 {
+		t.Errorf("plan when all is well: %+v, %v", plan, err)
+	}
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.holds(t, "TCP 10.0.0.1:80 -> [10.1.0.1:8080 10.1.0.2:8080]", web2)
+}
+
+func TestAddressInUse(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	st := store.New()
+	c := Config{
+		Store: st, Source: &fakeSource{store: st}, Driver: newFakeDriver(), Compiler: compile.New(compile.Config{}),
+		Socket: filepath.Join(t.TempDir(), "s.sock"), HealthzAddress: taken.Addr().String(), AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
+	}
+	if err := New(c).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--healthz-address") {
+		t.Errorf("Run with a taken address: %v", err)
+	}
+	if Alive(c.Socket) {
+		t.Error("the socket still answers")
+	}
+}
+
+func TestProbeFailure(t *testing.T) {
+	d := newFakeDriver()
+	d.probeErr = driver.ErrNotSupported
+	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, driver.ErrNotSupported) {
+		t.Errorf("Run on an old kernel: %v", err)
+	}
+}

@@ -1,0 +1,142 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+)
+
+// Plan is what the agent would do to the kernel.
+type Plan struct {
+	Operations int    `json:"operations"`
+	Text       string `json:"text"` // one operation a line
+}
+
+// failure is the body of every answer that is not 200.
+type failure struct {
+	Error  string        `json:"error"`
+	Issues []model.Issue `json:"issues,omitempty"`
+}
+
+// errNotSynced tells why nothing is planned or programmed yet.
+var errNotSynced = errors.New("the source has not been read in full yet")
+
+// handler serves the API of the Unix socket. Whoever can open the socket may use all of it.
+func (a *Agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, a.Status())
+	})
+	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, a.Services())
+	})
+	mux.HandleFunc("GET /v1/plan", func(w http.ResponseWriter, r *http.Request) {
+		plan, err := a.Plan(r.Context())
+		reply(w, plan, err)
+	})
+	mux.HandleFunc("POST /v1/sync", func(w http.ResponseWriter, r *http.Request) {
+		reply(w, struct{}{}, a.Sync(r.Context()))
+	})
+	return mux
+}
+
+func reply(w http.ResponseWriter, v any, err error) {
+	if err == nil {
+		writeJSON(w, http.StatusOK, v)
+		return
+	}
+	f := failure{Error: err.Error()}
+	if fault, ok := errors.AsType[*FaultError](err); ok {
+		f.Issues = fault.Issues
+	}
+	writeJSON(w, http.StatusConflict, f)
+}
+
+// Services returns the services as they are wanted on this node; safe for concurrent use.
+func (a *Agent) Services() []compile.ServiceView {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Services()
+}
+
+// Plan compares the whole wanted state with the kernel and returns what would be
+// done to it; safe for concurrent use. (The agent does it soon after, if it can.)
+func (a *Agent) Plan(ctx context.Context) (Plan, error) {
+	type answer struct {
+		plan Plan
+		err  error
+	}
+	done := make(chan answer, 1)
+	err := a.ask(ctx, func(l *loop) {
+		p, err := l.plan(ctx)
+		done <- answer{p, err}
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	// The loop has taken the question, and answers before it does anything else.
+	got := <-done
+	return got.plan, got.err
+}
+
+// Sync returns once all that the source holds at the time of the call is in the
+// kernel. An error says why it is not; it is a *FaultError if only objects are at
+// fault and all others are programmed. Safe for concurrent use.
+func (a *Agent) Sync(ctx context.Context) error {
+	if err := a.Source.Flush(ctx); err != nil {
+		return fmt.Errorf("read source: %w", err)
+	}
+	done := make(chan error, 1)
+	err := a.ask(ctx, func(l *loop) {
+		l.waiting = append(l.waiting, done)
+		l.attempt(ctx, change)
+	})
+	if err != nil {
+		return err
+	}
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
+	}
+	if err != nil {
+		return err
+	}
+	if issues := a.issues(); len(issues) > 0 {
+		return &FaultError{issues}
+	}
+	return nil
+}
+
+// ask has the loop run f between two of its own steps.
+func (a *Agent) ask(ctx context.Context, f func(*loop)) error {
+	select {
+	case a.asks <- f:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the agent's loop: %w", ctx.Err())
+	}
+}
+
+// plan compares the wanted state with the kernel. What it finds is programmed with the
+// next attempt, which follows at once unless attempts fail at the moment.
+func (l *loop) plan(ctx context.Context) (Plan, error) {
+	if !l.Store.Synced() {
+		return Plan{}, errNotSynced
+	}
+	delta, _ := l.compile()
+	l.checks.apply(delta.HealthChecks)
+	l.stale = true
+	p, err := l.Driver.Adopt(ctx, l.Compiler.State())
+	if l.delay == 0 {
+		l.retry.Reset(0)
+	}
+	if err != nil {
+		return Plan{}, err
+	}
+	return Plan{Operations: p.Len(), Text: p.String()}, nil
+}

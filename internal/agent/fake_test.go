@@ -1,0 +1,211 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+var (
+	_ driver.Driver  = (*fakeDriver)(nil)
+	_ driver.Auditor = (*fakeDriver)(nil)
+	_ source.Source  = (*fakeSource)(nil)
+)
+
+// fakeDriver keeps a kernel in memory and holds callers to the driver's contract.
+type fakeDriver struct {
+	mu       sync.Mutex
+	kernel   map[state.FrontendKey]*state.Frontend
+	adopted  bool  // an Adopt's plan was applied, and nothing failed since
+	fail     error // what every Apply returns
+	gone     bool  // someone else changed the kernel
+	applies  int
+	misused  []string
+	probeErr error
+}
+
+func newFakeDriver() *fakeDriver { return &fakeDriver{kernel: map[state.FrontendKey]*state.Frontend{}} }
+
+func (d *fakeDriver) Probe(context.Context) error { return d.probeErr }
+func (d *fakeDriver) Close() error                { return nil }
+
+func (d *fakeDriver) Purge(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.kernel)
+	return nil
+}
+
+func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gone = false
+	p := &fakePlan{driver: d, adopts: true, set: map[state.FrontendKey]*state.Frontend{}}
+	for k, f := range want.Frontends {
+		if !f.Equal(d.kernel[k]) {
+			p.set[k] = f
+		}
+	}
+	for k := range d.kernel {
+		if want.Frontends[k] == nil {
+			p.set[k] = nil
+		}
+	}
+	return p, nil
+}
+
+func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.adopted {
+		d.misused = append(d.misused, "Update before an Adopt's plan was applied")
+	}
+	return &fakePlan{driver: d, set: maps.Clone(delta.Frontends)}, nil
+}
+
+func (d *fakeDriver) Tampered(context.Context) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gone, nil
+}
+
+// flush empties the kernel as another program would.
+func (d *fakeDriver) flush() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.kernel)
+	d.gone = true
+}
+
+// breaks makes every Apply fail with err; nil mends it.
+func (d *fakeDriver) breaks(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = err
+}
+
+func (d *fakeDriver) applied() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.applies
+}
+
+// backends lists what the kernel holds, as "TCP 10.0.0.1:80 -> [10.1.0.1:8080]".
+func (d *fakeDriver) backends() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var lines []string
+	for k, f := range d.kernel {
+		lines = append(lines, fmt.Sprintf("%s -> %v", k, f.Backends))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+type fakePlan struct {
+	driver *fakeDriver
+	adopts bool
+	set    map[state.FrontendKey]*state.Frontend
+}
+
+func (p *fakePlan) Len() int { return len(p.set) }
+
+func (p *fakePlan) String() string {
+	var text string
+	for _, k := range slices.SortedFunc(maps.Keys(p.set), state.FrontendKey.Compare) {
+		if f := p.set[k]; f == nil {
+			text += "remove " + k.String() + "\n"
+		} else {
+			text += fmt.Sprintf("set %s -> %v\n", k, f.Backends)
+		}
+	}
+	return text
+}
+
+func (p *fakePlan) Apply(context.Context) error {
+	d := p.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.applies++
+	if d.fail != nil {
+		d.adopted = false
+		return d.fail
+	}
+	for k, f := range p.set {
+		if f == nil {
+			delete(d.kernel, k)
+		} else {
+			d.kernel[k] = f
+		}
+	}
+	d.adopted = d.adopted || p.adopts
+	return nil
+}
+
+// fakeSource delivers what the test declares.
+type fakeSource struct {
+	store *store.Store
+
+	mu      sync.Mutex
+	pending []store.Event // declared and not yet delivered; Flush delivers
+	synced  bool
+	issues  []model.Issue
+	broken  error
+}
+
+func (s *fakeSource) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (s *fakeSource) Flush(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return s.broken
+	}
+	s.store.Apply(s.pending)
+	s.pending = nil
+	return nil
+}
+
+func (s *fakeSource) Status() source.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues),
+		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
+}
+
+// declare writes objects into the source, undelivered.
+func (s *fakeSource) declare(events ...store.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = append(s.pending, events...)
+}
+
+// deliver declares objects and delivers them.
+func (s *fakeSource) deliver(events ...store.Event) {
+	s.declare(events...)
+	_ = s.Flush(context.Background())
+}
+
+func (s *fakeSource) sync() {
+	s.mu.Lock()
+	s.synced = true
+	s.mu.Unlock()
+	s.store.SetSynced()
+}
+
+func (s *fakeSource) fault(issues ...model.Issue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.issues = issues
+}
+
+var errKernel = errors.New("kernel says no")

@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// health is kube-proxy's notion of a working proxy: no change waits for the kernel
+// longer than it should. It is safe for concurrent use.
+type health struct {
+	limit time.Duration // how long a change may wait
+	now   func() time.Time
+
+	mu      sync.Mutex
+	updated time.Time // when the kernel last had all that was wanted
+	pending time.Time // since when a change waits; zero: none does
+}
+
+// queued says that a change waits for the kernel.
+func (h *health) queued(since time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pending.IsZero() {
+		h.pending = since
+	}
+}
+
+// applied says that the kernel has all that was wanted.
+func (h *health) applied() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.updated, h.pending = h.now(), time.Time{}
+}
+
+// healthy reports whether changes reach the kernel, and when they last did. An
+// agent that has not read its sources yet is healthy, but not ready.
+func (h *health) healthy() (ok bool, updated time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pending.IsZero() || h.now().Sub(h.pending) < h.limit, h.updated
+}
+
+// ready reports whether the kernel has once had all that was wanted.
+func (h *health) ready() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.updated.IsZero()
+}
+
+// handler serves kube-proxy's /healthz and /livez, and /readyz. It counts the
+// answers of the first two by code.
+func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, count *prometheus.CounterVec, eligible *bool) {
+		ok, updated := h.healthy()
+		now, code := h.now(), http.StatusServiceUnavailable
+		if ok {
+			// As kube-proxy has it: a healthy proxy is up to date now, also
+			// when nothing changed for long.
+			updated, code = now, http.StatusOK
+		}
+		count.WithLabelValues(fmt.Sprint(code)).Inc()
+		writeJSON(w, code, struct {
+			LastUpdated  time.Time `json:"lastUpdated"`
+			CurrentTime  time.Time `json:"currentTime"`
+			NodeEligible *bool     `json:"nodeEligible,omitempty"`
+		}{updated, now, eligible})
+	}
+	eligible := true // the manifests have no node deletion in progress
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, healthz, &eligible) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, livez, nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if h.ready() {
+			_, _ = fmt.Fprintln(w, "ok")
+			return
+		}
+		http.Error(w, "not ready: the services have not been programmed yet", http.StatusServiceUnavailable)
+	})
+	return mux
+}

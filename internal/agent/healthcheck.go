@@ -1,0 +1,165 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// healthChecks answers cloud load balancers on the healthCheckNodePort of each
+// service that has one: 200 while this node has a ready endpoint of the service and
+// the agent is healthy, else 503.
+type healthChecks struct {
+	log     *slog.Logger
+	healthy func() bool // of the agent; called by many goroutines
+
+	mu      sync.Mutex
+	servers map[model.Name]*healthCheck
+}
+
+// healthCheck is one service's server; server is nil while its port cannot be had.
+type healthCheck struct {
+	want   state.HealthCheck
+	local  atomic.Int64
+	server *http.Server
+	err    error
+}
+
+func newHealthChecks(log *slog.Logger, healthy func() bool) *healthChecks {
+	return &healthChecks{log: log, healthy: healthy, servers: map[model.Name]*healthCheck{}}
+}
+
+// apply carries out a change of the desired health checks.
+func (h *healthChecks) apply(changes map[model.Name]*state.HealthCheck) {
+	if len(changes) == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, want := range changes {
+		have := h.servers[name]
+		if have != nil && (want == nil || want.Port != have.want.Port) {
+			have.close()
+			delete(h.servers, name)
+			have = nil
+		}
+		if want == nil {
+			continue
+		}
+		if have == nil {
+			have = &healthCheck{}
+			h.servers[name] = have
+		}
+		have.want = *want
+		have.local.Store(int64(want.LocalEndpoints))
+	}
+	h.open()
+}
+
+// retry opens the ports that could not be had so far; cheap when there is none.
+func (h *healthChecks) retry() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open()
+}
+
+// open opens what is not open. Ports are freed before they are taken, so that two
+// services can swap theirs; of two that want the same port, the first by name gets it.
+func (h *healthChecks) open() {
+	var closed []*healthCheck
+	for _, c := range h.servers {
+		if c.server == nil {
+			closed = append(closed, c)
+		}
+	}
+	slices.SortFunc(closed, func(a, b *healthCheck) int { return a.want.Service.Compare(b.want.Service) })
+	for _, c := range closed {
+		c.open(h)
+	}
+}
+
+// issues names the services whose port cannot be had, sorted by name.
+func (h *healthChecks) issues() []model.Issue {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var issues []model.Issue
+	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
+		if c := h.servers[name]; c.err != nil {
+			issues = append(issues, model.Issue{
+				Object: "Service " + name.String(),
+				Reason: fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err),
+			})
+		}
+	}
+	return issues
+}
+
+// close ends all servers.
+func (h *healthChecks) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.servers {
+		c.close()
+	}
+	clear(h.servers)
+}
+
+func (c *healthCheck) open(h *healthChecks) {
+	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(c.want.Port))))
+	c.err = err
+	if err != nil {
+		return
+	}
+	name := c.want.Service
+	c.server = newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		answerHealthCheck(w, name, c.local.Load(), h.healthy())
+	}))
+	// Nobody comes back on the same connection, and idle ones would outlive the port.
+	c.server.SetKeepAlivesEnabled(false)
+	go serve(h.log, "health check of "+name.String(), c.server, l)
+}
+
+func (c *healthCheck) close() {
+	if c.server != nil {
+		_ = c.server.Close()
+	}
+}
+
+// answerHealthCheck gives kube-proxy's answer; load balancers parse it.
+func answerHealthCheck(w http.ResponseWriter, name model.Name, local int64, healthy bool) {
+	code := http.StatusServiceUnavailable
+	if local > 0 && healthy {
+		code = http.StatusOK
+	}
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(local, 10))
+	type service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	}
+	writeJSON(w, code, struct {
+		Service             service `json:"service"`
+		LocalEndpoints      int64   `json:"localEndpoints"`
+		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`
+	}{service(name), local, healthy})
+}
+
+// newServer returns a server whose clients cannot hold it with slow requests.
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}
+}

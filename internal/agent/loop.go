@@ -1,0 +1,288 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+const (
+	watchInterval = 500 * time.Millisecond // between two looks for tampering and new issues
+	firstDelay    = 50 * time.Millisecond  // before the first retry; doubles
+	lastDelay     = 10 * time.Second
+	// hurriedDelay is how long a change or a busy kernel waits at the most
+	// between two attempts while attempts fail: what changed may be the cure.
+	hurriedDelay = 250 * time.Millisecond
+)
+
+// What an attempt is made for.
+const (
+	change    = "change"
+	audit     = "audit"
+	tampering = "tampering"
+)
+
+// loop is the goroutine that owns the driver.
+type loop struct {
+	*Agent
+	stale bool          // what the driver believes of the kernel may be wrong: adopt
+	delay time.Duration // before the next retry; 0: the last attempt succeeded
+	tried time.Time     // when the last attempt ended
+	retry *time.Timer
+	due   *time.Timer // the next audit
+
+	waiting []chan<- error // answered after the next attempt
+	known   map[model.Issue]bool
+}
+
+func newLoop(a *Agent) *loop {
+	l := &loop{Agent: a, stale: true, retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval)}
+	l.retry.Stop()
+	return l
+}
+
+// run works until ctx ends. A change is programmed as soon as it is seen; what
+// arrives while one is being programmed is taken together.
+func (l *loop) run(ctx context.Context) {
+	watch := time.NewTicker(watchInterval)
+	defer watch.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.Store.Changed():
+			l.changed(ctx)
+		case <-l.retry.C:
+			l.attempt(ctx, change)
+		case <-l.due.C:
+			if l.delay == 0 {
+				l.stale = true
+				l.attempt(ctx, audit)
+			}
+		case <-watch.C:
+			l.watch(ctx)
+		case ask := <-l.asks:
+			ask(l)
+		}
+	}
+}
+
+// changed programs a change at once, unless attempts fail at the moment: then it
+// only hastens the next.
+func (l *loop) changed(ctx context.Context) {
+	if l.delay > 0 {
+		if hurriedDelay < l.delay {
+			l.retry.Reset(max(time.Until(l.tried.Add(hurriedDelay)), 0))
+		}
+		return
+	}
+	l.attempt(ctx, change)
+}
+
+// watch looks after what tells nobody when it happens.
+func (l *loop) watch(ctx context.Context) {
+	l.checks.retry()
+	l.logIssues()
+	if !l.stale && l.tampered(ctx) {
+		l.stale = true
+		l.attempt(ctx, tampering)
+	}
+}
+
+// tampered asks the driver whether someone else touched its part of the kernel.
+func (l *loop) tampered(ctx context.Context) bool {
+	auditor, ok := l.Driver.(driver.Auditor)
+	if !ok {
+		return false
+	}
+	tampered, err := auditor.Tampered(ctx)
+	if err != nil && ctx.Err() == nil {
+		l.Log.Warn("cannot tell whether someone else changed the kernel's tables", "error", err)
+	}
+	return tampered
+}
+
+// attempt brings the kernel in step with the store, and does the bookkeeping.
+// Nothing happens before the sources are synced.
+func (l *loop) attempt(ctx context.Context, why string) {
+	if !l.Store.Synced() {
+		return
+	}
+	l.health.queued(time.Now())
+	delta, since := l.compile()
+	done, err := l.program(ctx, delta, why)
+	l.checks.apply(delta.HealthChecks)
+	l.tried = time.Now()
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		l.failed(err, delta)
+	} else {
+		l.succeeded(done, since)
+	}
+	for _, w := range l.waiting {
+		w <- err
+	}
+	l.waiting = nil
+}
+
+// compile takes what changed since the last call. It returns the change that this
+// makes to the desired state, and when the oldest of it came; zero if nothing did.
+func (l *loop) compile() (state.Delta, time.Time) {
+	l.compiling.Lock()
+	defer l.compiling.Unlock()
+	dirty := l.Store.Take()
+	l.metrics.took(dirty)
+	return l.Compiler.Update(l.Store, dirty), dirty.Since
+}
+
+// program has the driver plan and apply the change. If that fails, or if the kernel
+// may not be what the driver believes, it adopts the kernel with the whole state instead.
+func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Applied, error) {
+	if !l.stale && delta.Len() == 0 {
+		return Applied{Path: pathUpdate, Time: time.Now()}, nil
+	}
+	if !l.stale {
+		done, err := l.apply(ctx, pathUpdate, func() (driver.Plan, error) { return l.Driver.Update(ctx, delta) })
+		if err == nil || ctx.Err() != nil {
+			return done, err
+		}
+		if l.tampered(ctx) {
+			why = tampering
+		} else {
+			l.Log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", services(delta))
+			l.metrics.failures.Inc()
+		}
+		l.stale = true
+	}
+	done, err := l.apply(ctx, pathAdopt, func() (driver.Plan, error) { return l.Driver.Adopt(ctx, l.Compiler.State()) })
+	if err != nil {
+		return done, err
+	}
+	l.stale = false
+	l.due.Reset(l.AuditInterval)
+	if done.Operations > 0 && (why == tampering || why == audit && delta.Len() == 0) {
+		l.healed(done, why)
+	}
+	return done, nil
+}
+
+// apply carries out one plan.
+func (l *loop) apply(ctx context.Context, path string, plan func() (driver.Plan, error)) (Applied, error) {
+	started := time.Now()
+	done := Applied{Path: path}
+	p, err := plan()
+	if err != nil {
+		return done, err
+	}
+	done.Operations = p.Len()
+	if done.Operations > 0 && l.Log.Enabled(ctx, slog.LevelDebug) {
+		l.Log.Debug("apply plan", "path", path, "operations", done.Operations, "plan", p.String())
+	}
+	err = p.Apply(ctx)
+	done.Time = time.Now()
+	done.Seconds = done.Time.Sub(started).Seconds()
+	return done, err
+}
+
+// succeeded records that the kernel has all that is wanted.
+func (l *loop) succeeded(done Applied, since time.Time) {
+	first := !l.health.ready()
+	recovered := l.delay > 0
+	l.delay = 0
+	l.retry.Stop()
+	l.health.applied()
+	l.metrics.applied(done, since)
+	l.mu.Lock()
+	if done.Operations > 0 || first {
+		l.record.last = &done
+	}
+	l.record.failure = nil
+	l.mu.Unlock()
+	switch {
+	case first:
+		l.Log.Info("kernel is in step with the sources", "operations", done.Operations, "seconds", done.Seconds)
+		// Reading everything left garbage several times the size of what stays.
+		go debug.FreeOSMemory()
+	case recovered:
+		l.Log.Info("kernel is in step with the sources again", "operations", done.Operations, "seconds", done.Seconds)
+	}
+}
+
+// failed records the error and arranges for the next attempt.
+func (l *loop) failed(err error, delta state.Delta) {
+	l.stale = true
+	l.metrics.failures.Inc()
+	l.delay = min(max(2*l.delay, firstDelay), lastDelay)
+	if errors.Is(err, driver.ErrBusy) {
+		l.delay = hurriedDelay // the owner may be on its way out
+	}
+	l.retry.Reset(l.delay)
+	l.mu.Lock()
+	old := l.record.failure
+	f := &Failure{Since: l.tried, Error: err.Error()}
+	if old != nil {
+		f.Since, f.Attempts = old.Since, old.Attempts
+	}
+	f.Attempts++
+	l.record.failure = f
+	l.mu.Unlock()
+	if old != nil && old.Error == f.Error && l.delay < lastDelay {
+		return // said already; once the delay has its full length it is said each time
+	}
+	l.Log.Error("programming the kernel failed; retrying", "error", err, "services", services(delta), "attempts", f.Attempts, "delay", l.delay)
+}
+
+// healed records that someone else's change was undone.
+func (l *loop) healed(done Applied, why string) {
+	l.metrics.heals.Inc()
+	l.mu.Lock()
+	l.record.heals++
+	l.mu.Unlock()
+	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", why, "operations", done.Operations, "seconds", done.Seconds)
+}
+
+// logIssues says once that an object is at fault, and once that it no longer is.
+func (l *loop) logIssues() {
+	issues := l.issues()
+	if len(issues) == 0 && len(l.known) == 0 {
+		return
+	}
+	now := make(map[model.Issue]bool, len(issues))
+	for _, i := range issues {
+		now[i] = true
+		if !l.known[i] {
+			l.Log.Warn("object at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
+		}
+	}
+	for i := range l.known {
+		if !now[i] {
+			l.Log.Info("fault is gone", "object", i.Object, "source", i.Source, "reason", i.Reason)
+		}
+	}
+	l.known = now
+}
+
+// services names the services that a change is about, five at the most.
+func services(d state.Delta) []string {
+	seen := map[model.Name]bool{}
+	var names []string
+	for _, f := range d.Frontends {
+		if f == nil || seen[f.Service] {
+			continue
+		}
+		if len(names) == 5 {
+			return append(names, "…")
+		}
+		seen[f.Service] = true
+		names = append(names, f.Service.String())
+	}
+	return names
+}

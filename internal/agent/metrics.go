@@ -1,0 +1,204 @@
+package agent
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"sluice.dev/sluice/internal/store"
+)
+
+// metrics are kube-proxy's, by their names, where we have the same thing to say, and
+// our own under sluice_. kube-proxy's label ip_family is left out: one transaction
+// programs both families, and a sum over the label gives the same either way.
+type metrics struct {
+	registry *prometheus.Registry
+
+	sync, full, partial    prometheus.Histogram
+	programming, change    prometheus.Histogram
+	apply                  *prometheus.HistogramVec
+	lastSync, lastQueued   prometheus.Gauge
+	endpointsTotal         prometheus.Counter
+	servicesTotal          prometheus.Counter
+	endpointsPending       prometheus.Gauge
+	servicesPending        prometheus.Gauge
+	failures               prometheus.Counter
+	healthz, livez         *prometheus.CounterVec
+	heals, operationsTotal prometheus.Counter
+}
+
+func newMetrics(a *Agent) *metrics {
+	m := &metrics{
+		registry:    prometheus.NewRegistry(),
+		sync:        kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change.", prometheus.ExponentialBuckets(0.001, 2, 15)),
+		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", prometheus.ExponentialBuckets(0.001, 2, 15)),
+		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed.", prometheus.ExponentialBuckets(0.001, 2, 15)),
+		programming: kubeHistogram("network_programming_duration_seconds", "Time from a change's arrival in the store to the kernel's acknowledgement.", programmingBuckets()),
+		lastSync:    kubeGauge("sync_proxy_rules_last_timestamp_seconds", "When the kernel last had all that was wanted, as Unix time."),
+		lastQueued:  kubeGauge("sync_proxy_rules_last_queued_timestamp_seconds", "When the last change that was taken up had come, as Unix time."),
+
+		endpointsTotal:   kubeCounter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints seen."),
+		servicesTotal:    kubeCounter("sync_proxy_rules_service_changes_total", "Changes of services seen."),
+		endpointsPending: kubeGauge("sync_proxy_rules_endpoint_changes_pending", "Changes of endpoints that wait for the kernel."),
+		servicesPending:  kubeGauge("sync_proxy_rules_service_changes_pending", "Changes of services that wait for the kernel."),
+		failures:         kubeCounter("sync_proxy_rules_nftables_sync_failures_total", "Attempts to program the kernel that failed."),
+		healthz:          byCode("proxy_healthz_total", "Answers of /healthz by HTTP status."),
+		livez:            byCode("proxy_livez_total", "Answers of /livez by HTTP status."),
+
+		change: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "sluice_change_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
+			Help: "Time from a change's arrival in the store to the kernel's acknowledgement, in fine steps.",
+		}),
+		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "sluice_apply_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
+			Help: "Time to plan and apply, by path: update (what changed) or adopt (everything compared).",
+		}, []string{"path"}),
+		heals:           prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_heals_total", Help: "Times that someone else's change of our tables was undone."}),
+		operationsTotal: prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_operations_total", Help: "Kernel operations applied."}),
+	}
+	m.registry.MustRegister(m.sync, m.full, m.partial, m.programming, m.lastSync, m.lastQueued,
+		m.endpointsTotal, m.servicesTotal, m.endpointsPending, m.servicesPending, m.failures, m.healthz, m.livez,
+		m.change, m.apply, m.heals, m.operationsTotal,
+		collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// handler serves /metrics, and /proxyMode as kube-proxy does.
+func (m *metrics) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = fmt.Fprint(w, "nftables")
+	})
+	return mux
+}
+
+// took counts what is about to be programmed.
+func (m *metrics) took(d store.Dirty) {
+	if !d.Since.IsZero() {
+		m.lastQueued.Set(unixSeconds(d.Since))
+	}
+	m.servicesTotal.Add(float64(d.ServiceChanges))
+	m.endpointsTotal.Add(float64(d.EndpointChanges))
+	m.servicesPending.Add(float64(d.ServiceChanges))
+	m.endpointsPending.Add(float64(d.EndpointChanges))
+}
+
+// applied counts that all which was taken is in the kernel; since is when the oldest
+// of it was queued, or zero if nothing was.
+func (m *metrics) applied(done Applied, since time.Time) {
+	m.servicesPending.Set(0)
+	m.endpointsPending.Set(0)
+	m.lastSync.Set(unixSeconds(done.Time))
+	m.operationsTotal.Add(float64(done.Operations))
+	m.sync.Observe(done.Seconds)
+	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)
+	if done.Path == pathAdopt {
+		m.full.Observe(done.Seconds)
+	} else {
+		m.partial.Observe(done.Seconds)
+	}
+	if !since.IsZero() {
+		waited := done.Time.Sub(since).Seconds()
+		m.programming.Observe(waited)
+		m.change.Observe(waited)
+	}
+}
+
+func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+func kubeHistogram(name, help string, buckets []float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets})
+}
+
+func kubeGauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help})
+}
+
+func kubeCounter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help})
+}
+
+func byCode(name, help string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help}, []string{"code"})
+}
+
+// programmingBuckets are kube-proxy's: quarter and whole seconds, then wider.
+func programmingBuckets() []float64 {
+	return slices.Concat([]float64{0.25, 0.5}, prometheus.LinearBuckets(1, 1, 59),
+		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))
+}
+
+// collector makes, at each scrape, the gauges that are views of what the agent holds.
+type collector struct{ *Agent }
+
+// maxIssueSeries bounds the series that faulty objects make; sluice_issues counts all of them.
+const maxIssueSeries = 100
+
+var (
+	descBuild     = desc("build_info", "The agent's version and node.", "version", "node")
+	descSynced    = desc("source_synced", "1 once the source has been read in full.", "source")
+	descObjects   = desc("source_objects", "Objects delivered by the source.", "source", "kind")
+	descSkipped   = desc("source_skipped", "Objects of the source that were passed over.", "source", "kind")
+	descFrontends = desc("frontends", "Frontends (address, protocol, port) wanted on this node.")
+	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
+	descIssues    = desc("issues", "Objects at fault.")
+	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
+	descConns     = desc("conntrack_entries", "Entries in the connection table.")
+	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
+	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy"}, nil)
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends,
+		descIssues, descIssue, descConns, descConnsMax, descNoLocal} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descBuild, 1, c.Version, c.Node)
+	src := c.Source.Status()
+	synced := 0.0
+	if src.Synced {
+		synced = 1
+	}
+	gauge(descSynced, synced, src.Name)
+	for kind, n := range src.Objects {
+		gauge(descObjects, float64(n), src.Name, kind)
+	}
+	for kind, n := range src.Skipped {
+		gauge(descSkipped, float64(n), src.Name, kind)
+	}
+	t := c.totals()
+	gauge(descFrontends, float64(t.frontends))
+	gauge(descBackends, float64(t.backends))
+	gauge(descNoLocal, float64(t.noLocalForInternal), "internal")
+	gauge(descNoLocal, float64(t.noLocalForExternal), "external")
+	issues := c.issues()
+	gauge(descIssues, float64(len(issues)))
+	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
+		gauge(descIssue, 1, i.Object, i.Source, i.Reason)
+	}
+	if conns, err := ReadConntrack(); err == nil {
+		gauge(descConns, float64(conns.Count))
+		gauge(descConnsMax, float64(conns.Max))
+	}
+}

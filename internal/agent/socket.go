@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultSocket is where an agent is reached unless told otherwise.
+const DefaultSocket = "/run/sluice/sluice.sock"
+
+// ErrInUse is wrapped when another agent already answers on the socket.
+var ErrInUse = errors.New("another agent answers there")
+
+// Listen opens the agent's Unix socket so that only its owner can connect, and
+// creates the folder it lives in. What a dead agent left behind is replaced; a live
+// one is refused with ErrInUse.
+func Listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("create folder of socket: %w", err)
+	}
+	l, err := bind(path)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return l, err
+	}
+	if Alive(path) {
+		return nil, fmt.Errorf("listen on %s: %w: stop it, or give this one a --socket of its own", path, ErrInUse)
+	}
+	if err := removeSocket(path); err != nil {
+		return nil, err
+	}
+	return bind(path)
+}
+
+// Alive reports whether someone answers on the socket.
+func Alive(path string) bool {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}
+
+// bind gives the socket its mode before it has a name: there is no moment in which
+// others could connect.
+func bind(path string) (net.Listener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(ctlErr, err)
+	}}
+	l, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on socket: %w", err)
+	}
+	return l, nil
+}
+
+// removeSocket removes a dead socket, and never a file of another type.
+func removeSocket(path string) error {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	if fi.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("listen on %s: there is a file that is no socket: move it away, or choose another --socket", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestSocketMode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "sluice.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("mode of the socket is %s", fi.Mode())
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there after Close: %v", err)
+	}
+}
+
+func TestLiveSocketIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sluice.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if _, err := Listen(path); !errors.Is(err, ErrInUse) {
+		t.Errorf("second Listen: %v", err)
+	}
+}
+
+func TestDeadSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sluice.sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if !Alive(path) {
+		t.Error("the new socket does not answer")
+	}
+}
+
+func TestOtherFileIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path); err == nil {
+		t.Error("Listen replaced a file that is no socket")
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "x" {
+		t.Errorf("the file is changed: %q, %v", b, err)
+	}
+}

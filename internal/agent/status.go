@@ -1,0 +1,165 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
+)
+
+// Status is what an agent says of itself.
+type Status struct {
+	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
+	Problems []string `json:"problems"` // why not, for people
+
+	Node          string    `json:"node"`
+	Version       string    `json:"version"`
+	PID           int       `json:"pid"`
+	Started       time.Time `json:"started"`
+	UptimeSeconds float64   `json:"uptimeSeconds"`
+
+	Source    source.Status  `json:"source"`
+	Objects   map[string]int `json:"objects"` // in the store, by kind
+	Frontends int            `json:"frontends"`
+	Backends  int            `json:"backends"` // over all frontends
+
+	LastApply *Applied      `json:"lastApply,omitempty"` // that changed something in the kernel
+	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
+	Heals     int           `json:"heals"`               // changes by others that were undone
+	Issues    []model.Issue `json:"issues"`              // objects at fault
+	Conntrack *Conntrack    `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
+}
+
+// The ways in which the kernel is brought up to date.
+const (
+	pathUpdate = "update" // only what changed
+	pathAdopt  = "adopt"  // everything is compared with the kernel
+)
+
+// Applied describes a plan that was carried out.
+type Applied struct {
+	Time       time.Time `json:"time"`
+	Path       string    `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
+	Operations int       `json:"operations"`
+	Seconds    float64   `json:"seconds"` // to plan and apply
+}
+
+// Failure describes attempts to program the kernel that go on failing.
+type Failure struct {
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error"` // of the last attempt
+	Attempts int       `json:"attempts"`
+}
+
+// record is what the loop leaves for Status.
+type record struct {
+	last    *Applied
+	failure *Failure
+	heals   int
+}
+
+// Status returns a snapshot; safe for concurrent use.
+func (a *Agent) Status() Status {
+	a.mu.Lock()
+	r := a.record
+	a.mu.Unlock()
+	totals := a.totals()
+	s := Status{
+		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
+		Source: a.Source.Status(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
+		LastApply: r.last, Failure: r.failure, Heals: r.heals, Issues: a.issues(),
+	}
+	if c, err := ReadConntrack(); err == nil {
+		s.Conntrack = &c
+	}
+	s.Problems = a.problems(s)
+	s.OK = len(s.Problems) == 0
+	return s
+}
+
+// problems says in words what keeps the kernel from having all that is wanted.
+func (a *Agent) problems(s Status) []string {
+	problems := []string{}
+	switch {
+	case !a.Store.Synced():
+		problems = append(problems, fmt.Sprintf("%s %s have not been read in full yet: nothing is programmed before", s.Source.Name, s.Source.Where))
+	case s.Failure != nil:
+		problems = append(problems, fmt.Sprintf("the kernel could not be programmed in %d attempts since %s: %s", s.Failure.Attempts, s.Failure.Since.Format(time.TimeOnly), s.Failure.Error))
+	case !a.health.ready():
+		problems = append(problems, "the kernel is being programmed for the first time")
+	}
+	if n := len(s.Issues); n > 0 {
+		problems = append(problems, fmt.Sprintf("%d objects are at fault; the rest works, and what was last good of these stays", n))
+	}
+	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
+		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))
+	}
+	return problems
+}
+
+// issues returns the faults that the source, the compiler and the agent itself found
+// in objects: sorted, and each once.
+func (a *Agent) issues() []model.Issue {
+	issues := append([]model.Issue{}, a.Source.Status().Issues...)
+	a.compiling.Lock()
+	issues = append(issues, a.Compiler.Issues()...)
+	a.compiling.Unlock()
+	issues = append(issues, a.checks.issues()...)
+	slices.SortFunc(issues, func(x, y model.Issue) int {
+		return cmp.Or(strings.Compare(x.Object, y.Object), strings.Compare(x.Source, y.Source), strings.Compare(x.Reason, y.Reason))
+	})
+	return slices.Compact(issues)
+}
+
+// totals are counts over the desired state, made on demand.
+type totals struct {
+	frontends, backends                    int
+	noLocalForInternal, noLocalForExternal int // service ports whose Local policy finds no endpoint here though there are some elsewhere
+}
+
+func (a *Agent) totals() totals {
+	type port struct {
+		service model.Name
+		name    string
+	}
+	internal, external := map[port]bool{}, map[port]bool{}
+	var t totals
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	for _, f := range a.Compiler.State().Frontends {
+		t.frontends++
+		t.backends += len(f.Backends)
+		switch {
+		case f.LocalOnly && len(f.Local) == 0 && len(f.Backends) > 0:
+			external[port{f.Service, f.Port}] = true
+		case !f.External() && len(f.Backends) == 0 && !f.Reject:
+			internal[port{f.Service, f.Port}] = true
+		}
+	}
+	t.noLocalForInternal, t.noLocalForExternal = len(internal), len(external)
+	return t
+}
+
+// FaultError says that objects are at fault, and which.
+type FaultError struct {
+	Issues []model.Issue
+}
+
+// Error returns the issues, one a line after the first.
+func (e *FaultError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d objects at fault:", len(e.Issues))
+	for _, i := range e.Issues {
+		b.WriteString("\n  " + i.Object)
+		if i.Source != "" {
+			b.WriteString(" (" + i.Source + ")")
+		}
+		b.WriteString(": " + i.Reason)
+	}
+	return b.String()
+}
