@@ -1,0 +1,206 @@
+// Package compile turns the objects in the store into the desired state of one
+// node: what kube-proxy would do with them, as flat values for a driver.
+//
+// It is pure and incremental. The state is a function of the current objects
+// alone, whatever the order in which they came; the work of an update is that
+// of the services named dirty and their endpoints.
+package compile
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Config is what the user sets for a node; it does not change while a Compiler lives.
+type Config struct {
+	Node string // the name of the node's object, and of it in endpoints and hints
+
+	// ClusterCIDRs are the pods' addresses in the whole cluster; empty: the
+	// own node's podCIDRs, once known.
+	ClusterCIDRs []netip.Prefix
+	// ServiceCIDRs are where the cluster's service addresses come from.
+	ServiceCIDRs []netip.Prefix
+	// NodePortAddresses choose the node addresses that serve node ports;
+	// empty: the first of each family, as in kube-proxy's nftables mode.
+	NodePortAddresses []netip.Prefix
+	// HostAddresses are further addresses of the host that
+	// NodePortAddresses may choose, beside those of the Node object.
+	HostAddresses []netip.Addr
+
+	MasqueradeAll bool
+}
+
+// Compiler holds one node's desired state and keeps it in step with a store.
+// It is not safe for concurrent use.
+type Compiler struct {
+	cfg      Config
+	started  bool
+	node     node
+	state    *state.State
+	services map[model.Name]*service
+	// contested holds, for each frontend key that several services claim, what each
+	// of them wants there.
+	contested map[state.FrontendKey]map[model.Name]*state.Frontend
+	// faults are the issues found in each service that has any.
+	faults map[model.Name][]model.Issue
+
+	clusterIPs refs
+	hairpins   refs
+	change     change
+	scratch    []endpoint
+}
+
+// New returns a Compiler for one node whose state is empty.
+func New(cfg Config) *Compiler {
+	s := state.New()
+	return &Compiler{
+		cfg:        cfg,
+		state:      s,
+		services:   map[model.Name]*service{},
+		contested:  map[state.FrontendKey]map[model.Name]*state.Frontend{},
+		faults:     map[model.Name][]model.Issue{},
+		clusterIPs: newRefs(s.ClusterIPs),
+		hairpins:   newRefs(s.Hairpins),
+	}
+}
+
+// State is the whole desired state after the last Update. The Compiler owns it
+// and changes it in the next Update; callers only read.
+func (c *Compiler) State() *state.State { return c.state }
+
+// Update brings the state up to date with what is dirty in the store, and
+// returns what changed in it: nothing else is named. Everything is dirty to a
+// Compiler that has compiled nothing yet, and when its own node changes in a
+// way that matters. The store stands still meanwhile.
+func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
+	var delta state.Delta
+	s.Read(func(v *store.View) { delta = c.update(v, d) })
+	return delta
+}
+
+func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
+	c.change = newChange()
+	settings := c.state.Settings
+	_, mine := d.Nodes[c.cfg.Node]
+	if !c.started || mine {
+		n := newNode(c.cfg, v.Node(c.cfg.Node))
+		if !c.started || !n.equal(c.node) {
+			c.node = n
+			d = v.All()
+			for name := range c.services {
+				d.Services[name] = struct{}{}
+			}
+		}
+		c.state.Settings = n.settings
+		c.started = true
+	}
+	for name := range d.Services {
+		c.service(v, name)
+	}
+	delta := c.flush()
+	if !settings.Equal(c.state.Settings) {
+		now := c.state.Settings
+		delta.Settings = &now
+	}
+	return delta
+}
+
+// service compiles one service anew and puts the result in place of the old.
+func (c *Compiler) service(v *store.View, name model.Name) {
+	old, next := c.services[name], (*service)(nil)
+	if svc := v.Service(name); svc != nil {
+		next = c.compile(v, svc, old)
+		c.services[name] = next
+	}
+	// Count up before counting down, so that nothing that stays is seen to go.
+	if next != nil {
+		c.clusterIPs.add(next.clusterIPs())
+		c.hairpins.add(next.hairpins)
+		for _, cl := range next.claims {
+			c.settle(cl.key, name, cl.frontend)
+		}
+		c.setHealth(name, next.health)
+		c.setFaults(name, next.faults)
+	} else {
+		c.setHealth(name, nil)
+		c.setFaults(name, nil)
+	}
+	if old != nil {
+		c.clusterIPs.remove(old.clusterIPs())
+		c.hairpins.remove(old.hairpins)
+		for _, cl := range old.claims {
+			if next == nil || next.claim(cl.key) == nil {
+				c.settle(cl.key, name, nil)
+			}
+		}
+	}
+	if next == nil {
+		delete(c.services, name)
+		return
+	}
+	next.faults, next.health = nil, nil
+}
+
+func (c *Compiler) setHealth(name model.Name, h *state.HealthCheck) {
+	old, had := c.state.HealthChecks[name]
+	switch {
+	case h == nil && !had, h != nil && had && *h == old:
+	case h == nil:
+		c.change.healthChecks[name] = nil
+		delete(c.state.HealthChecks, name)
+	default:
+		c.change.healthChecks[name] = h
+		c.state.HealthChecks[name] = *h
+	}
+}
+
+func (c *Compiler) setFaults(name model.Name, faults []model.Issue) {
+	if len(faults) == 0 {
+		delete(c.faults, name)
+		return
+	}
+	c.faults[name] = faults
+}
+
+// service is what was compiled from one service.
+type service struct {
+	svc      *model.Service
+	why      string       // why nothing is programmed; empty where something is
+	claims   []claim      // sorted by key
+	hairpins []netip.Addr // of the backends on this node, sorted, unique
+	counts   Counts
+
+	// Handed over and cleared once the service is in place.
+	health *state.HealthCheck
+	faults []model.Issue
+}
+
+// claim is what a service wants at one frontend key.
+type claim struct {
+	key      state.FrontendKey
+	port     uint16 // index of the service port
+	frontend *state.Frontend
+}
+
+// claim returns what the service wants at key, nil for nothing.
+func (s *service) claim(key state.FrontendKey) *state.Frontend {
+	i, found := slices.BinarySearchFunc(s.claims, key, func(cl claim, k state.FrontendKey) int {
+		return cl.key.Compare(k)
+	})
+	if !found {
+		return nil
+	}
+	return s.claims[i].frontend
+}
+
+// clusterIPs are the addresses where undefined ports are to be rejected.
+func (s *service) clusterIPs() []netip.Addr {
+	if s.why != "" {
+		return nil
+	}
+	return usable(s.svc.ClusterIPs)
+}

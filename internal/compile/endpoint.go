@@ -1,0 +1,268 @@
+package compile
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// maxBackends is how many backends one frontend can have: drivers count slots in 16 bits.
+const maxBackends = 1 << 16
+
+// endpoint is one address and port that a service port may be balanced to.
+type endpoint struct {
+	at                                 netip.AddrPort
+	ready, serving, terminating, local bool
+	seq                                int32           // order of appearance
+	hints                              *model.Endpoint // nil: it has none
+}
+
+// draining endpoints finish what they have and take new connections only
+// where there is nothing better.
+func (e *endpoint) draining() bool { return e.serving && e.terminating }
+
+// rank orders what several slices say of one endpoint: the best of it holds.
+func (e *endpoint) rank() int {
+	r := 0
+	for _, b := range []bool{e.ready, e.draining(), e.serving, e.terminating, e.local} {
+		r <<= 1
+		if b {
+			r |= 1
+		}
+	}
+	return r
+}
+
+func compareEndpoints(a, b endpoint) int {
+	if c := a.at.Compare(b.at); c != 0 {
+		return c
+	}
+	return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(a.seq, b.seq))
+}
+
+// objects are those that say what a service's endpoints are.
+type objects struct {
+	slices []*model.EndpointSlice // sorted by name
+	pods   []*model.Pod           // sorted by name: those that the service selects
+}
+
+// gather returns the endpoints of a service port in any condition, sorted,
+// unique by address and port; IPv4 first. They are valid until the next call.
+//
+// They come from the service's slices. Pods give endpoints where there is no
+// slice at all; else they are only there as something that exists.
+func (c *Compiler) gather(svc *model.Service, port *model.ServicePort, from objects, rep *report) []endpoint {
+	eps := c.scratch[:0]
+	for _, slice := range from.slices {
+		for i := range slice.Ports {
+			if p := &slice.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
+				eps = c.fromSlice(eps, slice, p.Port, rep)
+			}
+		}
+	}
+	for _, pod := range from.pods {
+		eps = c.fromPod(eps, svc, port, pod, len(from.slices) == 0, rep)
+	}
+	for i := range eps {
+		eps[i].seq = int32(i)
+	}
+	if !slices.IsSortedFunc(eps, compareEndpoints) {
+		slices.SortFunc(eps, compareEndpoints)
+	}
+	c.scratch = eps
+	return slices.CompactFunc(eps, func(a, b endpoint) bool { return a.at == b.at })
+}
+
+func (c *Compiler) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uint16, rep *report) []endpoint {
+	if port == 0 {
+		rep.slice(slice, "port 0 is out of range, the port is left out")
+		return eps
+	}
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		addr := e.Addr.Unmap()
+		if rep.badEndpoint(slice, addr) {
+			continue
+		}
+		ep := endpoint{
+			at:    netip.AddrPortFrom(addr, port),
+			ready: e.Ready, serving: e.Serving, terminating: e.Terminating,
+			local: e.Node != "" && e.Node == c.cfg.Node,
+		}
+		if len(e.NodeHints) > 0 || len(e.ZoneHints) > 0 {
+			ep.hints = e
+		}
+		eps = append(eps, ep)
+	}
+	return eps
+}
+
+// fromPod follows the EndpointSlice controller: a pod is ready if it is ready
+// and not terminating, or if the service publishes what is not ready; it
+// serves as long as it is ready. Without serves it merely exists.
+func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.ServicePort, pod *model.Pod, serves bool, rep *report) []endpoint {
+	number := targetPort(port, pod)
+	if pod.Finished || number == 0 {
+		return eps
+	}
+	for _, addr := range pod.IPs {
+		addr = addr.Unmap()
+		if !rep.families.has(addr) {
+			continue
+		}
+		if why := unusable(addr); why != "" {
+			rep.add("Pod "+pod.Name.String(), "address "+addr.String()+" is "+why+", it is left out")
+			continue
+		}
+		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == c.cfg.Node}
+		if serves {
+			ep.ready = svc.PublishNotReady || pod.Ready && !pod.Terminating
+			ep.serving = svc.PublishNotReady || pod.Ready
+			ep.terminating = pod.Terminating
+		}
+		eps = append(eps, ep)
+	}
+	return eps
+}
+
+// targetPort is the port of the pod that the service port leads to; 0: it has none.
+func targetPort(port *model.ServicePort, pod *model.Pod) uint16 {
+	switch {
+	case port.TargetName != "":
+		for _, p := range pod.Ports {
+			if p.Name == port.TargetName && p.Protocol == port.Protocol {
+				return p.Port
+			}
+		}
+		return 0
+	case port.TargetPort != 0:
+		return port.TargetPort
+	}
+	return port.Port
+}
+
+// choice is what a service port of one family is balanced over.
+type choice struct {
+	cluster, local []netip.AddrPort // for a Cluster and for a Local policy
+	alive          []netip.AddrPort // all endpoints
+	any            bool             // somewhere in the cluster there is one to use
+}
+
+// choose decides which endpoints serve: the ready ones, or those that are
+// serving and terminating if none is ready, for each policy on its own. Hints
+// matter to the Cluster policy alone, and only while something is ready.
+func (c *Compiler) choose(eps []endpoint, use usage) choice {
+	cluster := func(e *endpoint) bool { return e.draining() }
+	local := func(e *endpoint) bool { return e.local && e.draining() }
+	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready }) {
+		cluster = c.topology(eps)
+	}
+	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.local && e.ready }) {
+		local = func(e *endpoint) bool { return e.local && e.ready }
+	}
+	ch := choice{any: slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready || e.draining() })}
+	ch.alive = pick(eps, nil, func(*endpoint) bool { return true })
+	if use.cluster {
+		ch.cluster = pick(eps, ch.alive, cluster)
+	}
+	if use.local {
+		ch.local = pick(eps, ch.cluster, local)
+	}
+	return ch
+}
+
+// topology returns which of the ready endpoints this node prefers: those
+// hinted for it if all have node hints and one names this node; else the same
+// with its zone; else all.
+func (c *Compiler) topology(eps []endpoint) func(*endpoint) bool {
+	byNode, byZone, forNode, forZone := true, true, false, false
+	for i := range eps {
+		e := &eps[i]
+		if !e.ready {
+			continue
+		}
+		if e.hints == nil {
+			return func(e *endpoint) bool { return e.ready }
+		}
+		byNode = byNode && len(e.hints.NodeHints) > 0
+		byZone = byZone && len(e.hints.ZoneHints) > 0
+		forNode = forNode || slices.Contains(e.hints.NodeHints, c.cfg.Node)
+		forZone = forZone || slices.Contains(e.hints.ZoneHints, c.node.zone)
+	}
+	switch {
+	case byNode && forNode:
+		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.NodeHints, c.cfg.Node) }
+	case byZone && forZone:
+		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.ZoneHints, c.node.zone) }
+	}
+	return func(e *endpoint) bool { return e.ready }
+}
+
+// pick returns the addresses of the endpoints that are wanted; that of, where it
+// is the same, so that equal lists are held once.
+func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []netip.AddrPort {
+	n := 0
+	for i := range eps {
+		if wanted(&eps[i]) {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return nil
+	case len(of):
+		same, j := true, 0
+		for i := range eps {
+			if wanted(&eps[i]) {
+				same = same && eps[i].at == of[j]
+				j++
+			}
+		}
+		if same {
+			return of
+		}
+	}
+	list := make([]netip.AddrPort, 0, n)
+	for i := range eps {
+		if wanted(&eps[i]) {
+			list = append(list, eps[i].at)
+		}
+	}
+	return list
+}
+
+// unusable says why nothing can be translated from or to the address; empty: it can.
+func unusable(a netip.Addr) string {
+	switch {
+	case !a.IsValid():
+		return "no address"
+	case a.IsUnspecified():
+		return "the unspecified address"
+	case a.IsLoopback():
+		return "a loopback address"
+	case a.IsMulticast():
+		return "a multicast address"
+	case a.IsLinkLocalUnicast():
+		return "a link-local address"
+	case a.Zone() != "":
+		return "bound to one interface"
+	}
+	return ""
+}
+
+// usable returns the addresses that can be served: the list itself if all can.
+func usable(addrs []netip.Addr) []netip.Addr {
+	bad := func(a netip.Addr) bool { return a.Is4In6() || unusable(a) != "" }
+	if !slices.ContainsFunc(addrs, bad) {
+		return addrs
+	}
+	var list []netip.Addr
+	for _, a := range addrs {
+		if a = a.Unmap(); unusable(a) == "" {
+			list = append(list, a)
+		}
+	}
+	return list
+}

@@ -1,0 +1,270 @@
+package compile
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// usage says which lists of endpoints a service needs.
+type usage struct{ cluster, local bool }
+
+// compile makes of one service what it wants on this node. Where that is the
+// same as what old has, the frontends of old are kept.
+func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *service {
+	next := &service{svc: svc, why: svc.Unproxied}
+	if next.why != "" {
+		return next
+	}
+	rep := newReport(svc)
+	rep.checkAddresses()
+	if len(svc.ClusterIPs) == 0 {
+		next.why = "no clusterIP"
+		rep.service("has no clusterIP, so nothing is programmed for it: a cluster's API server gives it one, or set spec.clusterIP")
+		next.faults = rep.issues
+		return next
+	}
+	from := objects{slices: v.Slices(svc.Name), pods: v.Selected(svc)}
+	rep.checkSlices(from.slices)
+	var ready []netip.Addr
+	for i := range svc.Ports {
+		if !rep.checkPort(&svc.Ports[i]) {
+			continue
+		}
+		eps := c.gather(svc, &svc.Ports[i], from, rep)
+		six := slices.IndexFunc(eps, func(e endpoint) bool { return !e.at.Addr().Is4() })
+		if six < 0 {
+			six = len(eps)
+		}
+		c.port(next, i, true, eps[:six], old, rep)
+		c.port(next, i, false, eps[six:], old, rep)
+		ready = localReady(ready, eps)
+	}
+	next.dropDoubles(rep)
+	next.keep(old)
+	next.hairpins = unique(next.hairpins)
+	if svc.ExternalLocal && svc.HealthCheckNodePort != 0 {
+		next.health = &state.HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
+	}
+	next.faults = rep.issues
+	return next
+}
+
+// port adds what one service port wants in one family.
+func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *service, rep *report) {
+	svc, port := next.svc, &next.svc.Ports[i]
+	if !rep.families.serves(is4) {
+		return
+	}
+	addrs := c.addresses(svc, port, is4)
+	use := usage{
+		cluster: !svc.InternalLocal || addrs.external(),
+		local:   svc.InternalLocal || svc.ExternalLocal && addrs.external(),
+	}
+	ch := c.choose(eps, use)
+	ch.cluster, ch.local = rep.limit(port, ch.cluster), rep.limit(port, ch.local)
+	next.counts.widen(eps)
+	next.hairpins = appendHairpins(next.hairpins, eps, ch)
+	old.share(&ch, port)
+
+	internal := &state.Frontend{
+		Service: svc.Name, Port: port.Name, Kind: state.ClusterIP,
+		Backends: ch.cluster, Reject: !ch.any, Alive: ch.alive, Affinity: svc.Affinity,
+	}
+	external := *internal
+	if svc.ExternalLocal {
+		external.LocalOnly, external.Local = true, ch.local
+	}
+	if svc.InternalLocal {
+		internal.Backends = ch.local
+	}
+	next.want(i, port.Port, addrs.of[state.ClusterIP], internal)
+	for kind := state.ExternalIP; kind <= state.NodePort; kind++ {
+		if len(addrs.of[kind]) == 0 {
+			continue
+		}
+		f, number := external, port.Port
+		f.Kind = kind
+		switch kind {
+		case state.LoadBalancer:
+			f.SourceRanges = sourceRanges(svc.SourceRanges, is4)
+		case state.NodePort:
+			number = port.NodePort
+		}
+		next.want(i, number, addrs.of[kind], &f)
+	}
+}
+
+// addresses are where a service port is served in one family, by kind.
+type addresses struct {
+	of [state.NodePort + 1][]netip.Addr
+}
+
+func (a *addresses) external() bool {
+	return len(a.of[state.ExternalIP])+len(a.of[state.LoadBalancer])+len(a.of[state.NodePort]) > 0
+}
+
+func (c *Compiler) addresses(svc *model.Service, port *model.ServicePort, is4 bool) addresses {
+	var a addresses
+	for kind, addrs := range [...][]netip.Addr{
+		state.ClusterIP:    usable(svc.ClusterIPs),
+		state.ExternalIP:   usable(svc.ExternalIPs),
+		state.LoadBalancer: usable(svc.LoadBalancerIPs),
+		state.NodePort:     c.node.nodePort,
+	} {
+		if state.Kind(kind) == state.NodePort && port.NodePort == 0 {
+			continue
+		}
+		for _, addr := range addrs {
+			if addr.Is4() == is4 {
+				a.of[kind] = append(a.of[kind], addr)
+			}
+		}
+	}
+	return a
+}
+
+func (s *service) want(i int, number uint16, addrs []netip.Addr, f *state.Frontend) {
+	for _, addr := range addrs {
+		key := state.FrontendKey{Addr: addr, Protocol: s.svc.Ports[i].Protocol, Port: number}
+		s.claims = append(s.claims, claim{key: key, port: uint16(i), frontend: f})
+	}
+}
+
+// kindOrder is what holds where a service claims one key in several ways. A load
+// balancer's comes before an external IP's, as it may be closed to some sources.
+var kindOrder = [...]int{state.ClusterIP: 0, state.LoadBalancer: 1, state.ExternalIP: 2, state.NodePort: 3}
+
+// dropDoubles sorts the claims and leaves one for each key.
+func (s *service) dropDoubles(rep *report) {
+	slices.SortFunc(s.claims, func(a, b claim) int {
+		if c := a.key.Compare(b.key); c != 0 {
+			return c
+		}
+		if c := kindOrder[a.frontend.Kind] - kindOrder[b.frontend.Kind]; c != 0 {
+			return c
+		}
+		return int(a.port) - int(b.port)
+	})
+	s.claims = slices.CompactFunc(s.claims, func(a, b claim) bool {
+		if a.key != b.key {
+			return false
+		}
+		if a.port != b.port {
+			rep.service(a.key.String() + " is claimed by its " + rep.portName(int(a.port)) + " and its " +
+				rep.portName(int(b.port)) + "; the first one has it")
+		}
+		return true
+	})
+	s.claims = slices.Clip(s.claims)
+}
+
+// keep takes over the frontends of old that are as wanted now.
+func (s *service) keep(old *service) {
+	if old == nil {
+		return
+	}
+	for i, cl := range s.claims {
+		if f := old.claim(cl.key); f != nil && f.Equal(cl.frontend) {
+			s.claims[i].frontend = f
+		}
+	}
+}
+
+// share replaces lists by equal ones that the frontends of s have, so that
+// each is held once.
+func (s *service) share(ch *choice, port *model.ServicePort) {
+	if s == nil {
+		return
+	}
+	for _, cl := range s.claims {
+		if f := cl.frontend; f.Port == port.Name && cl.key.Protocol == port.Protocol {
+			for _, list := range []*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
+				for _, have := range [][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
+					if slices.Equal(*list, have) {
+						*list = have
+					}
+				}
+			}
+		}
+	}
+}
+
+// sourceRanges returns the ranges of one family; none where everybody may
+// connect. Where all ranges are of the other family nobody may: the one range
+// returned then is the unspecified address, which no packet comes from.
+// (kube-proxy 1.37 looks at each family alone and opens the load balancer's address
+// of a family without ranges to everybody, which is not what was asked for.)
+func sourceRanges(ranges []netip.Prefix, is4 bool) []netip.Prefix {
+	all := masked(ranges)
+	if len(all) == 0 {
+		return nil
+	}
+	own := ofFamily(all, is4)
+	switch {
+	case len(own) == 0 && is4:
+		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32)}
+	case len(own) == 0:
+		return []netip.Prefix{netip.PrefixFrom(netip.IPv6Unspecified(), 128)}
+	case own[0].Bits() == 0:
+		return nil
+	}
+	return own
+}
+
+// appendHairpins appends the addresses of the endpoints on this node that
+// are balanced to.
+func appendHairpins(addrs []netip.Addr, eps []endpoint, ch choice) []netip.Addr {
+	for i := range eps {
+		if eps[i].local && (contains(ch.cluster, eps[i].at) || contains(ch.local, eps[i].at)) {
+			addrs = append(addrs, eps[i].at.Addr())
+		}
+	}
+	return addrs
+}
+
+func contains(list []netip.AddrPort, a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, a, netip.AddrPort.Compare)
+	return found
+}
+
+// localReady appends the addresses of the ready endpoints on this node, which
+// alone count for a health check: kube-proxy leaves out those that terminate.
+func localReady(addrs []netip.Addr, eps []endpoint) []netip.Addr {
+	for i := range eps {
+		if eps[i].local && eps[i].ready {
+			addrs = append(addrs, eps[i].at.Addr())
+		}
+	}
+	return addrs
+}
+
+// perFamily counts the addresses of the family that has more of them, as a
+// dual-stack endpoint has one of each.
+func perFamily(addrs []netip.Addr) int {
+	four := 0
+	for _, a := range addrs {
+		if a.Is4() {
+			four++
+		}
+	}
+	return max(four, len(addrs)-four)
+}
+
+func unique(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Clip(slices.Compact(addrs))
+}
+
+// portName names a service port for people: "port web", or "port 80".
+func (r *report) portName(i int) string {
+	p := &r.svc.Ports[i]
+	if p.Name != "" {
+		return "port " + p.Name
+	}
+	return "port " + strconv.Itoa(int(p.Port))
+}

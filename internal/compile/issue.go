@@ -1,0 +1,183 @@
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Issues returns what is wrong with the objects as of the last Update, sorted
+// by object.
+func (c *Compiler) Issues() []model.Issue {
+	var list []model.Issue
+	for _, issues := range c.faults {
+		list = append(list, issues...)
+	}
+	if len(c.node.nodePort) == 0 && c.wantsNodePorts() {
+		list = append(list, model.Issue{
+			Object: "Node " + c.cfg.Node,
+			Reason: "no address of it is known or chosen, so node ports are not served: it needs a Node object with addresses, and --nodeport-addresses, if given, must cover one",
+		})
+	}
+	for key, rivals := range c.contested {
+		winner := c.first(rivals)
+		for name := range rivals {
+			if name != winner {
+				list = append(list, clash(key.String(), name, winner))
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b model.Issue) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
+	})
+	return slices.Compact(list)
+}
+
+// wantsNodePorts reports whether a service has a node port.
+func (c *Compiler) wantsNodePorts() bool {
+	for _, s := range c.services {
+		if s.why == "" && slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 }) {
+			return true
+		}
+	}
+	return false
+}
+
+func clash(what string, loser, winner model.Name) model.Issue {
+	return model.Issue{
+		Object: "Service " + loser.String(),
+		Reason: what + " belongs to Service " + winner.String() + ", which was there first; give one of them another address or port",
+	}
+}
+
+// families are those that a service has addresses of.
+type families struct{ four, six bool }
+
+func (f families) serves(is4 bool) bool  { return is4 && f.four || !is4 && f.six }
+func (f families) has(a netip.Addr) bool { return f.serves(a.Is4()) }
+func familyName(is4 bool) string {
+	if is4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// report collects the issues of one service while it is compiled.
+type report struct {
+	svc      *model.Service
+	families families
+	issues   []model.Issue
+}
+
+func newReport(svc *model.Service) *report {
+	r := &report{svc: svc}
+	for _, a := range svc.ClusterIPs {
+		if a = a.Unmap(); a.Is4() {
+			r.families.four = true
+		} else if a.Is6() {
+			r.families.six = true
+		}
+	}
+	return r
+}
+
+// add adds an issue, once.
+func (r *report) add(object, reason string) {
+	if issue := (model.Issue{Object: object, Reason: reason}); !slices.Contains(r.issues, issue) {
+		r.issues = append(r.issues, issue)
+	}
+}
+
+func (r *report) service(reason string) { r.add("Service "+r.svc.Name.String(), reason) }
+
+func (r *report) slice(slice *model.EndpointSlice, reason string) {
+	r.add("EndpointSlice "+slice.Name.String(), reason)
+}
+
+// checkPort reports whether a service port can be served.
+func (r *report) checkPort(p *model.ServicePort) bool {
+	switch {
+	case p.Port == 0:
+		r.service(fmt.Sprintf("port %q: 0 is out of range (1 to 65535), the port is left out", p.Name))
+	case p.Protocol != model.TCP && p.Protocol != model.UDP && p.Protocol != model.SCTP:
+		r.service(fmt.Sprintf("port %d: its protocol is none of TCP, UDP and SCTP, the port is left out", p.Port))
+	default:
+		return true
+	}
+	return false
+}
+
+// checkAddresses reports what is wrong with the service's own addresses.
+func (r *report) checkAddresses() {
+	for _, list := range []struct {
+		what  string
+		addrs []netip.Addr
+	}{
+		{"clusterIP", r.svc.ClusterIPs},
+		{"externalIP", r.svc.ExternalIPs},
+		{"load balancer address", r.svc.LoadBalancerIPs},
+	} {
+		for _, a := range list.addrs {
+			a = a.Unmap()
+			if why := unusable(a); why != "" {
+				r.service(fmt.Sprintf("%s %s is %s, it is left out", list.what, a, why))
+			}
+		}
+	}
+}
+
+// checkSlices reports what is wrong with the addresses of slices, one issue a
+// slice for each sort of fault. A slice is of the family of its first endpoint.
+func (r *report) checkSlices(list []*model.EndpointSlice) {
+	for _, slice := range list {
+		var bad map[string][]netip.Addr
+		for i := range slice.Endpoints {
+			a := slice.Endpoints[i].Addr.Unmap()
+			if why := r.fault(slice, a); why != "" {
+				if bad == nil {
+					bad = map[string][]netip.Addr{}
+				}
+				bad[why] = append(bad[why], a)
+			}
+		}
+		for _, why := range slices.Sorted(maps.Keys(bad)) {
+			if n := len(bad[why]); n > 1 {
+				r.slice(slice, fmt.Sprintf("endpoint %s and %d more: %s, left out", bad[why][0], n-1, why))
+			} else {
+				r.slice(slice, fmt.Sprintf("endpoint %s: %s, left out", bad[why][0], why))
+			}
+		}
+	}
+}
+
+// fault says why an endpoint of a slice can't be used; empty: it can.
+func (r *report) fault(slice *model.EndpointSlice, a netip.Addr) string {
+	if why := unusable(a); why != "" {
+		return why
+	}
+	if is4 := slice.Endpoints[0].Addr.Unmap().Is4(); a.Is4() != is4 {
+		return familyName(a.Is4()) + " in a slice of " + familyName(is4)
+	}
+	if !r.families.has(a) {
+		return "the service has no " + familyName(a.Is4()) + " address"
+	}
+	return ""
+}
+
+// badEndpoint reports whether checkSlices found fault with the endpoint.
+func (r *report) badEndpoint(slice *model.EndpointSlice, a netip.Addr) bool {
+	return r.fault(slice, a) != ""
+}
+
+// limit returns as many backends as a frontend can have.
+func (r *report) limit(p *model.ServicePort, list []netip.AddrPort) []netip.AddrPort {
+	if len(list) <= maxBackends {
+		return list
+	}
+	r.service(fmt.Sprintf("port %d has %d endpoints; connections go to the first %d only", p.Port, len(list), maxBackends))
+	return list[:maxBackends:maxBackends]
+}

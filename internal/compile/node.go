@@ -1,0 +1,116 @@
+package compile
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// node is what services and settings depend on of the own node.
+type node struct {
+	known    bool
+	zone     string
+	nodePort []netip.Addr // the addresses that serve node ports, sorted
+	settings state.Settings
+}
+
+// newNode draws the node from its object, nil where there is none (yet).
+func newNode(cfg Config, obj *model.Node) node {
+	n := node{known: obj != nil}
+	var addrs []netip.Addr
+	var podCIDRs []netip.Prefix
+	if obj != nil {
+		n.zone, podCIDRs = obj.Zone(), masked(obj.PodCIDRs)
+		for _, a := range obj.IPs {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	n.nodePort = nodePortAddresses(cfg, addrs)
+	n.settings = settings(cfg, podCIDRs)
+	return n
+}
+
+func (n node) equal(o node) bool {
+	return n.known == o.known && n.zone == o.zone && slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)
+}
+
+// nodePortAddresses are the node's addresses that the configuration chooses.
+// Loopback is never among them: the kernel does not route what comes from
+// 127.0.0.1 to another host, and kube-proxy's nftables mode leaves it out too.
+func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
+	var chosen []netip.Addr
+	if len(cfg.NodePortAddresses) == 0 {
+		for _, is4 := range []bool{true, false} {
+			i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == is4 && unusable(a) == "" })
+			if i >= 0 {
+				chosen = append(chosen, node[i])
+			}
+		}
+		return chosen
+	}
+	for _, a := range slices.Concat(node, cfg.HostAddresses) {
+		a = a.Unmap()
+		covers := func(p netip.Prefix) bool { return p.Contains(a) }
+		if unusable(a) == "" && slices.ContainsFunc(cfg.NodePortAddresses, covers) {
+			chosen = append(chosen, a)
+		}
+	}
+	slices.SortFunc(chosen, netip.Addr.Compare)
+	return slices.Compact(chosen)
+}
+
+// settings follow the configuration, and the node where that says nothing.
+func settings(cfg Config, podCIDRs []netip.Prefix) state.Settings {
+	s := state.Settings{
+		ServiceCIDRs:  masked(cfg.ServiceCIDRs),
+		ClusterCIDRs:  masked(cfg.ClusterCIDRs),
+		MasqueradeAll: cfg.MasqueradeAll,
+	}
+	if len(s.ClusterCIDRs) == 0 {
+		s.ClusterCIDRs = podCIDRs
+	}
+	for _, is4 := range []bool{true, false} {
+		cluster := ofFamily(s.ClusterCIDRs, is4)
+		own := ofFamily(podCIDRs, is4)
+		if len(own) == 0 || !covered(own, cluster) {
+			own = cluster
+		}
+		s.LocalCIDRs = append(s.LocalCIDRs, own...)
+	}
+	return s
+}
+
+// covered reports whether each of inner lies within one of outer.
+func covered(inner, outer []netip.Prefix) bool {
+	for _, p := range inner {
+		within := func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) }
+		if !slices.ContainsFunc(outer, within) {
+			return false
+		}
+	}
+	return true
+}
+
+// masked returns the valid ones of the prefixes, masked, sorted and unique.
+func masked(prefixes []netip.Prefix) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range prefixes {
+		if p.IsValid() {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+func ofFamily(prefixes []netip.Prefix, is4 bool) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == is4 {
+			list = append(list, p)
+		}
+	}
+	return list
+}
