@@ -30,10 +30,10 @@ const (
 
 // The addresses, the same in each lane.
 var (
-	NodeAddr    = netip.MustParseAddr("10.200.0.1") // towards the client
-	clientNet   = netip.MustParsePrefix("10.200.0.2/24")
-	nodeOutNet  = netip.MustParsePrefix("10.201.0.1/24")
-	backendNet  = netip.MustParsePrefix("10.201.0.2/24")
+	NodeAddr    = netip.MustParseAddr("172.16.0.1") // towards the client
+	clientNet   = netip.MustParsePrefix("172.16.0.2/24")
+	nodeOutNet  = netip.MustParsePrefix("172.16.1.1/24")
+	backendNet  = netip.MustParsePrefix("172.16.1.2/24")
 	clientExtra = 14 // more addresses of the client, for more source ports
 )
 
