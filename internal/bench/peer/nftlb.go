@@ -88,35 +88,60 @@ func nftlbLoad(ctx context.Context, node *netns.NS, c cluster.Cluster) (time.Tim
 		}
 	}
 	began := time.Now()
-	if _, err := nftlbCall(ctx, client, http.MethodPost, nftlbFarms(c)); err != nil {
+	if _, err := nftlbCall(ctx, client, http.MethodPost, nftlbAll(c)); err != nil {
 		return began, err
 	}
 	return began, nil
 }
 
-type nftlbObject map[string]any
+// The fields stand in the order in which nftlb wants to read them: an object's
+// name first.
+type (
+	nftlbFarm struct {
+		Name         string         `json:"name"`
+		Family       string         `json:"family"`
+		VirtualAddr  string         `json:"virtual-addr"`
+		VirtualPorts string         `json:"virtual-ports"`
+		Mode         string         `json:"mode"`
+		Protocol     string         `json:"protocol"`
+		Scheduler    string         `json:"scheduler"`
+		State        string         `json:"state"`
+		Backends     []nftlbBackend `json:"backends"`
+	}
+	nftlbBackend struct {
+		Name     string `json:"name"`
+		IPAddr   string `json:"ip-addr"`
+		Port     string `json:"port"`
+		Weight   string `json:"weight"`
+		Priority string `json:"priority"`
+		State    string `json:"state"`
+	}
+	nftlbFarms struct {
+		Farms []nftlbFarm `json:"farms"`
+	}
+)
 
-func nftlbFarms(c cluster.Cluster) nftlbObject {
-	var farms []nftlbObject
+func nftlbAll(c cluster.Cluster) nftlbFarms {
+	var all nftlbFarms
 	for i := range c.Services {
-		var backends []nftlbObject
+		farm := nftlbFarm{
+			Name: fmt.Sprintf("f%d", i), Family: "ipv4",
+			VirtualAddr: cluster.ServiceAddr(i).String(), VirtualPorts: fmt.Sprint(cluster.ServicePort),
+			Mode: "dnat", Protocol: "tcp", Scheduler: "rr", State: "up",
+		}
 		for j := range c.Endpoints {
 			ep := c.Endpoint(i, j)
-			backends = append(backends, nftlbObject{
-				"name": fmt.Sprintf("b%d", j), "ip-addr": ep.Addr().String(), "port": fmt.Sprint(ep.Port()),
-				"weight": "1", "priority": "1", "state": "up",
+			farm.Backends = append(farm.Backends, nftlbBackend{
+				Name: fmt.Sprintf("b%d", j), IPAddr: ep.Addr().String(), Port: fmt.Sprint(ep.Port()),
+				Weight: "1", Priority: "1", State: "up",
 			})
 		}
-		farms = append(farms, nftlbObject{
-			"name": fmt.Sprintf("f%d", i), "family": "ipv4", "virtual-addr": cluster.ServiceAddr(i).String(),
-			"virtual-ports": fmt.Sprint(cluster.ServicePort), "mode": "dnat", "protocol": "tcp",
-			"scheduler": "rr", "state": "up", "backends": backends,
-		})
+		all.Farms = append(all.Farms, farm)
 	}
-	return nftlbObject{"farms": farms}
+	return all
 }
 
-func nftlbCall(ctx context.Context, client *http.Client, method string, body nftlbObject) ([]byte, error) {
+func nftlbCall(ctx context.Context, client *http.Client, method string, body any) ([]byte, error) {
 	var content io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
