@@ -1,0 +1,180 @@
+package preflight
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+// healthy returns the facts of a node that lacks nothing.
+func healthy() *Facts {
+	return &Facts{
+		Kernel:   "6.12.3-cloud-amd64",
+		NetAdmin: true,
+		Features: []Feature{{Name: "masquerade"}},
+		Owner:    true, Persist: true,
+		Families:  []Family{{Name: "IPv4", Target: "10.96.0.1", Route: "via 10.0.0.1 dev eth0", Forwards: true}},
+		Conntrack: Conntrack{Loaded: true, Count: 10, Max: 262144, Liberal: true},
+		Socket:    "/run/sluice/sluice.sock",
+	}
+}
+
+func TestAHealthyNodePassesEveryCheck(t *testing.T) {
+	results := Check(healthy())
+	for _, r := range results {
+		if r.Status != OK || r.Do != "" {
+			t.Errorf("%+v", r)
+		}
+	}
+	if len(results) < 14 {
+		t.Errorf("%d results, want one of each check: %+v", len(results), results)
+	}
+}
+
+func TestChecks(t *testing.T) {
+	denied := errors.New("permission denied")
+	forward := Chain{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}
+	tests := []struct {
+		name   string
+		change func(*Facts)
+		check  string
+		status Status
+		seen   string
+		do     string
+	}{
+		{"old kernel", func(f *Facts) { f.Kernel = "5.10.0-30-amd64" }, "kernel", Fail, "Linux 5.10", "6.1 or later"},
+		{"oldest kernel", func(f *Facts) { f.Kernel = "6.1.0-30-amd64" }, "kernel", OK, "Linux 6.1.0", ""},
+		{"odd kernel", func(f *Facts) { f.Kernel = "custom" }, "kernel", Warn, "cannot read the version", ""},
+		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
+		{"missing feature", func(f *Facts) { f.Features[0].Err = unix.EOPNOTSUPP }, "nftables", Fail, "masquerade: operation not supported", "modules"},
+		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
+		{"no persist", func(f *Facts) { f.Persist = false }, "table owner", OK, "before Linux 6.9", ""},
+		{"no owner", func(f *Facts) { f.Persist, f.Owner = false, false }, "table owner", OK, "before Linux 5.12", ""},
+		{"no route", func(f *Facts) { f.Families[0].RouteErr = unix.ENETUNREACH }, "route IPv4", Fail, "no route to 10.96.0.1: network is unreachable", "default route"},
+		{"no forwarding", func(f *Facts) { f.Families[0].Forwards = false }, "forwarding IPv4", Warn, "off", "sluice run"},
+		{"learnt route", func(f *Facts) { f.Families[0].Forwards, f.Families[0].AdviceErr = false, errors.New("set accept_ra=2") }, "forwarding IPv4", Fail, "off", "set accept_ra=2"},
+		{"one interface does not forward", func(f *Facts) { f.Forwarding = []string{"eth1"} }, "forwarding IPv4", Warn, "off on eth1", "net.ipv4.conf.eth1.forwarding=1"},
+		{"strict path", func(f *Facts) { f.StrictPath = []string{"a", "b", "c", "d", "e", "f"} }, "rp_filter", Warn, "strict on a, b, c, d, e and 1 more", "net.ipv4.conf.a.rp_filter=2"},
+		{"sysctls unreadable", func(f *Facts) { f.SysctlErr = denied }, "rp_filter", Warn, "cannot tell", "root"},
+		{"no conntrack yet", func(f *Facts) { f.Conntrack = Conntrack{} }, "conntrack", OK, "not in use yet", ""},
+		{"conntrack without limit", func(f *Facts) { f.Conntrack.Max = 0 }, "conntrack", OK, "no limit", ""},
+		{"conntrack filling", func(f *Facts) { f.Conntrack.Count = 200000 }, "conntrack", Warn, "200000 of 262144 entries used: it is filling", "nf_conntrack_max=524288"},
+		{"conntrack full", func(f *Facts) { f.Conntrack.Count = 262144 }, "conntrack", Fail, "new connections are dropped", "nf_conntrack_max"},
+		{"conntrack small", func(f *Facts) { f.Conntrack.Max = 65536 }, "conntrack", Warn, "few", "nf_conntrack_max=131072"},
+		{"conntrack unreadable", func(f *Facts) { f.Conntrack.CountErr = denied }, "conntrack", Warn, "cannot tell", "root"},
+		{"not liberal", func(f *Facts) { f.Conntrack.Liberal = false }, "tcp_be_liberal", OK, "off", "nf_conntrack_tcp_be_liberal=1"},
+		{"unknown dropping chain", func(f *Facts) { f.Chains = []Chain{forward} }, "other rules", Warn, "nftables chain ip filter FORWARD (forward) drops what its rules do not accept", "chain ip filter FORWARD"},
+		{"Docker", func(f *Facts) { f.Chains = []Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}} }, "other rules", Warn, "Docker: ", "iptables -I DOCKER-USER -d PODS"},
+		{"Docker in IPv6", func(f *Facts) {
+			f.Chains = []Chain{{Family: "ip6", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}}
+		}, "other rules", Warn, "Docker: ", "ip6tables -I DOCKER-USER"},
+		{"chains of another table say nothing", func(f *Facts) { f.Chains = []Chain{forward, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}} }, "other rules", Warn, "nftables chain", "add rules"},
+		{"ufw beside Docker", func(f *Facts) {
+			f.Chains = []Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}, {Family: "ip", Table: "filter", Name: "ufw-user-forward"}}
+		}, "other rules", Warn, "ufw: ", "ufw route allow"},
+		{"firewalld", func(f *Facts) {
+			f.Chains = []Chain{{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Hook: "forward", EndsIn: reject, AcceptsTranslated: true}}
+		}, "other rules", OK, "it accepts connections to services", ""},
+		{"firewalld's input", func(f *Facts) {
+			f.Chains = []Chain{{Family: "inet", Table: "firewalld", Name: "filter_INPUT", Hook: "input", EndsIn: reject}}
+		}, "other rules", Warn, "rejects what its rules before do not accept; this concerns pods on the node's own address", "firewall-cmd"},
+		{"rules unreadable", func(f *Facts) { f.ChainsErr = denied }, "other rules", Warn, "cannot tell", "root"},
+		{"legacy tables that cannot be read", func(f *Facts) { f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, ReadErr: errNoSave} }, "iptables-legacy", Warn, "IPv4 filter), not read", "install iptables"},
+		{"legacy tables that accept", func(f *Facts) {
+			f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{{Name: "FORWARD", Hook: "forward"}}}
+		}, "iptables-legacy", OK, "in use (IPv4 filter)", ""},
+		{"legacy tables that drop", func(f *Facts) { f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{forward}} }, "iptables-legacy", Warn, "iptables-legacy chain ip filter FORWARD (forward) drops", "pod network"},
+		{"kube-proxy in iptables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Fail, "chain KUBE-SERVICES", "kube-proxy --cleanup"},
+		{"kube-proxy in legacy tables", func(f *Facts) { f.Legacy.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Fail, "chain KUBE-SERVICES", "kube-proxy --cleanup"},
+		{"kube-proxy in nftables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}} }, "other proxies", Fail, "table kube-proxy", "kube-proxy --cleanup"},
+		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Fail, "3 IPVS services", "kube-proxy --cleanup"},
+		{"another agent", func(f *Facts) { f.Alive = true }, "agent", Warn, "answers on /run/sluice/sluice.sock", "sluice status"},
+		{"a dead agent's table", func(f *Facts) { f.OwnTable = true }, "agent", OK, "the next adopts it", ""},
+		{"sysctls of ours", func(f *Facts) { f.Changed = []sysctl.Change{{Key: sysctl.Forward4, Was: "0", Now: "1"}} }, "sysctls", OK, "net.ipv4.ip_forward = 1 (was 0)", ""},
+		{"broken record", func(f *Facts) { f.RecordErr = denied }, "sysctls", Warn, "permission denied", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := healthy()
+			tt.change(f)
+			results := Check(f)
+			for _, r := range results {
+				if r.Check == tt.check && r.Status == tt.status && strings.Contains(r.Seen, tt.seen) &&
+					strings.Contains(r.Do, tt.do) && (tt.do != "" || r.Do == "") {
+					if Failed(results) != (tt.status == Fail) {
+						t.Errorf("Failed is %v", Failed(results))
+					}
+					return
+				}
+			}
+			t.Errorf("no %s result of %s that says %q and advises %q in %+v", tt.status, tt.check, tt.seen, tt.do, results)
+		})
+	}
+}
+
+func TestPrint(t *testing.T) {
+	var b bytes.Buffer
+	err := Print(&b, []Result{
+		{Check: "kernel", Status: OK, Seen: "Linux 6.1"},
+		{Check: "rp_filter", Status: Warn, Seen: "strict on eth0", Do: "make it loose"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `ok    kernel     Linux 6.1
+warn  rp_filter  strict on eth0
+                 > make it loose
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseSave(t *testing.T) {
+	const text = `# Generated by iptables-save v1.8.9
+*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+COMMIT
+*filter
+:INPUT DROP [1:60]
+:FORWARD ACCEPT [0:0]
+:OUTPUT DROP [0:0]
+-A INPUT -m conntrack --ctstate DNAT -j ACCEPT
+-A FORWARD -s 10.0.0.0/8 -j DROP
+-A FORWARD -m comment --comment "the \"end\" -j ACCEPT" -j REJECT --reject-with icmp-port-unreachable
+-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT
+-A OUTPUT -j ACCEPT
+-A OUTPUT -j DROP
+COMMIT
+`
+	want := []Chain{
+		{Family: "ip", Table: "nat", Name: "PREROUTING", Hook: "prerouting"},
+		{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"},
+		{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input", PolicyDrop: true, AcceptsTranslated: true},
+		{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", EndsIn: reject},
+		{Family: "ip", Table: "filter", Name: "OUTPUT", Hook: "output"},
+	}
+	if diff := cmp.Diff(want, parseSave("ip", text)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzParseSave(f *testing.F) {
+	f.Add("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j REJECT\nCOMMIT\n")
+	f.Add("-A\n:\n*\n:x\n-A x -j\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, c := range parseSave("ip", text) {
+			if c.Name == "" {
+				t.Errorf("a chain without a name: %+v", c)
+			}
+		}
+	})
+}
