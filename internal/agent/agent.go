@@ -44,6 +44,10 @@ type Config struct {
 	// the kernel. Twice as long may a change wait before the agent counts as unhealthy.
 	AuditInterval time.Duration
 
+	// Prepare, if set, is called once the socket is held, so by one agent at a
+	// time, and before anything is programmed.
+	Prepare func()
+
 	Log *slog.Logger
 }
 
@@ -83,6 +87,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.checks.close()
+	if a.Prepare != nil {
+		a.Prepare()
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range servers {
 		group.Go(func() error { serve(a.Log, s.what, s.Server, s.listener); return nil })

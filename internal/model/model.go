@@ -162,3 +162,11 @@ type Issue struct {
 	Source string `json:"source,omitempty"` // where it was declared: "web.yaml", "web.yaml:12"
 	Reason string `json:"reason"`           // what is wrong and, where that helps, what to do
 }
+
+// String returns "Service shop/web (web.yaml:12): what is wrong".
+func (i Issue) String() string {
+	if i.Source == "" {
+		return i.Object + ": " + i.Reason
+	}
+	return i.Object + " (" + i.Source + "): " + i.Reason
+}
