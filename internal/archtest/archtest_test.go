@@ -1,0 +1,278 @@
+package archtest_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "sluice.dev/sluice/"
+
+// pkg is a package of this module.
+type pkg struct {
+	path    string              // "internal/model"
+	name    string              // as its files say it
+	doc     bool                // it has a package comment
+	imports map[string][]string // import path to the files that have it, tests left out
+	tests   bool                // it has nothing but tests
+}
+
+// packages reads every package of the module. It parses the imports alone, so
+// that a package which does not compile is held to the rules too.
+func packages(t *testing.T) []*pkg {
+	t.Helper()
+	const root = "../.."
+	found := map[string]*pkg{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			return enter(file)
+		}
+		if !strings.HasSuffix(file, ".go") {
+			return nil
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		if found[dir] == nil {
+			found[dir] = &pkg{path: dir, imports: map[string][]string{}, tests: true}
+		}
+		return found[dir].add(file)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*pkg
+	for _, p := range found {
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b *pkg) int { return strings.Compare(a.path, b.path) })
+	if len(all) < 10 {
+		t.Fatalf("only %d packages found", len(all))
+	}
+	return all
+}
+
+// enter passes over what the go command does: hidden folders, fixtures, and other modules.
+func enter(dir string) error {
+	base := filepath.Base(dir)
+	if base != ".." && (strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") || base == "testdata") {
+		return filepath.SkipDir
+	}
+	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil && filepath.Clean(dir) != filepath.Clean("../..") {
+		return filepath.SkipDir
+	}
+	return nil
+}
+
+func (p *pkg) add(file string) error {
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly|parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	if strings.HasSuffix(file, "_test.go") {
+		return nil
+	}
+	p.name, p.tests = f.Name.Name, false
+	p.doc = p.doc || documented(f)
+	for _, spec := range f.Imports {
+		name, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return err
+		}
+		p.imports[name] = append(p.imports[name], filepath.Base(file))
+	}
+	return nil
+}
+
+func documented(f *ast.File) bool {
+	return f.Doc != nil && strings.TrimSpace(f.Doc.Text()) != ""
+}
+
+// rule says what the packages of a tree may not import, nor anything that they
+// import of this module in their turn.
+type rule struct {
+	tree   string   // "internal/model" holds for internal/model/... too
+	never  []string // import paths, each with all below; those of this module begin with "internal/"
+	reason string
+}
+
+// Of the standard library a path stands for itself alone: net/netip is not net.
+var (
+	kubernetes = []string{"k8s.io", "sigs.k8s.io"}
+	kernel     = []string{"github.com/vishvananda", "github.com/mdlayher", "github.com/google/nftables", "github.com/cilium/ebpf", "golang.org/x/sys", "syscall"}
+)
+
+var rules = []rule{
+	{"internal/model", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http"}),
+		"model is what users declare, as plain values: any source can make them and any test can write them down"},
+	{"internal/model", []string{"internal"},
+		"model is the bottom of the project: everyone shares its types, so it can depend on nobody"},
+	{"internal/source", []string{"internal/compile", "internal/driver", "internal/agent", "internal/state"},
+		"data moves one way, source to store to compile to driver: a source that knows what comes of its objects is no longer replaceable"},
+	{"internal/store", slices.Concat(kubernetes, kernel, []string{"internal/driver", "internal/compile", "internal/source", "internal/state"}),
+		"the store holds objects for whoever asks: it knows neither where they come from nor what is made of them"},
+	{"internal/compile", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/driver", "internal/source", "internal/agent"}),
+		"compile is a pure function of the objects: it is tested without a kernel, and gives the same state everywhere"},
+	{"internal/state", slices.Concat(kubernetes, kernel, []string{"os", "internal/source", "internal/store", "internal/compile", "internal/driver", "internal/agent"}),
+		"state is what drivers read: comparable values with nothing behind them"},
+	{"internal/driver", slices.Concat(kubernetes, []string{"internal/compile", "internal/store", "internal/source", "internal/agent"}),
+		"a driver gets the desired state and nothing else: whatever else it looked at would be a second way for data to flow"},
+	{"internal/agent", kubernetes,
+		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
+	{"internal", []string{"cmd"},
+		"cmd/sluice wires the parts; no part knows of it"},
+}
+
+// exempt packages run a driver, or the whole, on objects as users write them: they
+// wire parts as cmd/sluice does, and no other part may depend on them.
+var exempt = []string{"internal/lab", "internal/bench", "internal/driver/drivertest"}
+
+func TestImports(t *testing.T) {
+	all := packages(t)
+	byPath := map[string]*pkg{}
+	for _, p := range all {
+		byPath[p.path] = p
+	}
+	for _, p := range all {
+		for _, r := range rules {
+			if !below(p.path, r.tree) || slices.ContainsFunc(exempt, func(e string) bool { return below(p.path, e) }) {
+				continue
+			}
+			for _, chain := range reach(byPath, p) {
+				last := chain[len(chain)-1]
+				for _, never := range r.never {
+					if matches(last, never) && !below(last, r.tree) {
+						t.Errorf("%s imports %s (%s): %s", p.path, last, strings.Join(chain, " -> "), r.reason)
+					}
+				}
+			}
+		}
+	}
+}
+
+// reach returns the shortest chain of imports from p to each thing it imports,
+// through this module's packages but not through those of others: what the
+// standard library and the libraries need is their business.
+func reach(byPath map[string]*pkg, p *pkg) [][]string {
+	seen := map[string]bool{p.path: true}
+	queue := [][]string{{p.path}}
+	var chains [][]string
+	for len(queue) > 0 {
+		chain := queue[0]
+		queue = queue[1:]
+		from := byPath[chain[len(chain)-1]]
+		if from == nil {
+			continue
+		}
+		for name := range from.imports {
+			name = strings.TrimPrefix(name, module)
+			if seen[name] {
+				continue
+			}
+			seen[name] = true
+			next := append(slices.Clone(chain), name)
+			chains = append(chains, next)
+			queue = append(queue, next)
+		}
+	}
+	return chains
+}
+
+// matches reports whether a rule's path stands for an import.
+func matches(name, never string) bool {
+	first, _, _ := strings.Cut(never, "/")
+	if first != "internal" && first != "cmd" && !strings.Contains(first, ".") {
+		return name == never
+	}
+	return below(name, never)
+}
+
+func below(name, tree string) bool { return name == tree || strings.HasPrefix(name, tree+"/") }
+
+func TestNobodyDependsOnTheExempt(t *testing.T) {
+	for _, p := range packages(t) {
+		if below(p.path, "cmd") || below(p.path, "test") || slices.ContainsFunc(exempt, func(e string) bool { return below(p.path, e) }) {
+			continue
+		}
+		for _, e := range exempt {
+			for name, files := range p.imports {
+				if below(strings.TrimPrefix(name, module), e) {
+					t.Errorf("%s (%v) imports %s: it is there to show and test the product, which has to work without", p.path, files, name)
+				}
+			}
+		}
+	}
+}
+
+func TestOnlyTheCommandWires(t *testing.T) {
+	// Whoever names these concrete parts decides which the project uses.
+	parts := []string{"internal/driver/nftables", "internal/source/manifest"}
+	for _, p := range packages(t) {
+		if below(p.path, "cmd") || slices.ContainsFunc(exempt, func(e string) bool { return below(p.path, e) }) {
+			continue
+		}
+		for _, part := range parts {
+			if files := p.imports[module+part]; files != nil && !below(p.path, part) {
+				t.Errorf("%s (%v) imports %s: only cmd/sluice chooses the parts, everyone else takes the contract", p.path, files, part)
+			}
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for _, p := range packages(t) {
+		if !p.doc && !p.tests {
+			t.Errorf("package %s has no doc comment: say in its first file what it owns", p.path)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	vague := []string{"util", "utils", "common", "helper", "helpers", "manager", "misc", "shared", "base"}
+	for _, p := range packages(t) {
+		if p.tests {
+			continue
+		}
+		for part := range strings.SplitSeq(p.path, "/") {
+			if slices.Contains(vague, part) {
+				t.Errorf("package %s: %q does not say what is in it", p.path, part)
+			}
+		}
+		if p.name != "main" && p.name != path.Base(p.path) {
+			t.Errorf("package %s calls itself %s: one name", p.path, p.name)
+		}
+		if strings.ContainsAny(p.name, "_ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+			t.Errorf("package %s: names are short, in lower case, without underscores", p.path)
+		}
+	}
+}
+
+func TestRulesCatch(t *testing.T) {
+	byPath := map[string]*pkg{
+		"internal/compile": {path: "internal/compile", imports: map[string][]string{module + "internal/model": {"a.go"}}},
+		"internal/model":   {path: "internal/model", imports: map[string][]string{"k8s.io/api/core/v1": {"b.go"}}},
+	}
+	chains := reach(byPath, byPath["internal/compile"])
+	want := []string{"internal/compile", "internal/model", "k8s.io/api/core/v1"}
+	if !slices.ContainsFunc(chains, func(c []string) bool { return slices.Equal(c, want) }) {
+		t.Errorf("an import by way of another package is not found: %v", chains)
+	}
+	if matches("net/netip", "net") || !matches("k8s.io/api/core/v1", "k8s.io") || !matches("internal/driver/nftables", "internal/driver") {
+		t.Error("matches is wrong")
+	}
+	if !below("k8s.io/api/core/v1", "k8s.io") || below("k8s.iox/y", "k8s.io") || below("os/exec", "os2") {
+		t.Error("below is wrong")
+	}
+}
