@@ -121,7 +121,7 @@ next:
 		return
 	}
 	var b strings.Builder
-	_ = preflight.Print(&b, results)
+	preflight.Print(&b, results)
 	t.Errorf("no %s result of %s that says %q in\n%s", status, check, words, b.String())
 }
 

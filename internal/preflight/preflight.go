@@ -7,7 +7,6 @@ package preflight
 import (
 	"fmt"
 	"io"
-	"strings"
 )
 
 // Status is how bad a finding is.
@@ -54,21 +53,15 @@ func Failed(results []Result) bool {
 	return false
 }
 
-// Print writes the results for people, advice below what it is about.
-func Print(w io.Writer, results []Result) error {
-	width := 0
+// Print writes the results as a table for people, with columns parted by tabs, and
+// advice below what it is about. w keeps its own errors.
+func Print(w io.Writer, results []Result) {
 	for _, r := range results {
-		width = max(width, len(r.Check))
-	}
-	var b strings.Builder
-	for _, r := range results {
-		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", r.Status, width, r.Check, r.Seen)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", r.Status, r.Check, r.Seen)
 		if r.Do != "" {
-			fmt.Fprintf(&b, "%-4s  %-*s  > %s\n", "", width, "", r.Do)
+			_, _ = fmt.Fprintf(w, "\t\t> %s\n", r.Do)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 func one(check string, s Status, seen, do string) []Result {
