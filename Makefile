@@ -58,6 +58,11 @@ generate: ## Make the generated files again (BPF objects need clang)
 	@hack/need "compiling BPF" clang
 	go generate ./...
 
+.PHONY: licenses
+licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice
+	@mkdir -p bin
+	hack/licenses > bin/LICENSES
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin
