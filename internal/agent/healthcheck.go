@@ -29,10 +29,11 @@ type healthChecks struct {
 
 // healthCheck is one service's server; server is nil while its port cannot be had.
 type healthCheck struct {
-	want   state.HealthCheck
-	local  atomic.Int64
-	server *http.Server
-	err    error
+	want     state.HealthCheck
+	local    atomic.Int64
+	listener net.Listener
+	server   *http.Server
+	err      error
 }
 
 func newHealthChecks(log *slog.Logger, healthy func() bool) *healthChecks {
@@ -121,6 +122,7 @@ func (c *healthCheck) open(h *healthChecks) {
 		return
 	}
 	name := c.want.Service
+	c.listener = l
 	c.server = newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answerHealthCheck(w, name, c.local.Load(), h.healthy())
 	}))
@@ -132,6 +134,7 @@ func (c *healthCheck) open(h *healthChecks) {
 func (c *healthCheck) close() {
 	if c.server != nil {
 		_ = c.server.Close()
+		_ = c.listener.Close() // the server does not know it before its goroutine has run
 	}
 }
 

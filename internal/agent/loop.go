@@ -147,7 +147,7 @@ func (l *loop) compile() (state.Delta, time.Time) {
 // may not be what the driver believes, it adopts the kernel with the whole state instead.
 func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Applied, error) {
 	if !l.stale && delta.Len() == 0 {
-		return Applied{Path: pathUpdate, Time: time.Now()}, nil
+		return Applied{Time: time.Now()}, nil
 	}
 	if !l.stale {
 		done, err := l.apply(ctx, pathUpdate, func() (driver.Plan, error) { return l.Driver.Update(ctx, delta) })
@@ -198,8 +198,8 @@ func (l *loop) succeeded(done Applied, since time.Time) {
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	l.health.applied()
 	l.metrics.applied(done, since)
+	l.health.applied()
 	l.mu.Lock()
 	if done.Operations > 0 || first {
 		l.record.last = &done

@@ -97,6 +97,9 @@ func (m *metrics) applied(done Applied, since time.Time) {
 	m.servicesPending.Set(0)
 	m.endpointsPending.Set(0)
 	m.lastSync.Set(unixSeconds(done.Time))
+	if done.Path == "" {
+		return // nothing on this node depends on what changed
+	}
 	m.operationsTotal.Add(float64(done.Operations))
 	m.sync.Observe(done.Seconds)
 	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// get asks a handler and returns the status and the body's fields.
+func get(t *testing.T, h http.Handler, path string) (int, map[string]any) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	body := map[string]any{}
+	if w.Header().Get("Content-Type") == "application/json" {
+		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+			t.Fatalf("body of %s: %v", path, err)
+		}
+	}
+	return w.Code, body
+}
+
+func TestHealthTransitions(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	h := &health{limit: time.Minute, now: func() time.Time { return now }}
+	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
+	for _, step := range []struct {
+		name           string
+		do             func()
+		healthz, ready int
+		updated        time.Time // lastUpdated in the body
+	}{
+		{"started", func() {}, 200, 503, now},
+		{"a change waits", func() { h.queued(now) }, 200, 503, now},
+		{"it is applied", h.applied, 200, 200, now},
+		{"nothing happens for an hour", func() { now = now.Add(time.Hour) }, 200, 200, now.Add(time.Hour)},
+		{"a change waits again", func() { h.queued(now) }, 200, 200, now.Add(time.Hour)},
+		{"more changes come", func() { now = now.Add(59 * time.Second); h.queued(now) }, 200, 200, now.Add(time.Hour + 59*time.Second)},
+		{"the first waits too long", func() { now = now.Add(time.Second) }, 503, 200, now},
+		{"all is applied", h.applied, 200, 200, now.Add(time.Hour + time.Minute)},
+	} {
+		step.do()
+		code, body := get(t, handler, "/healthz")
+		if code != step.healthz || body["nodeEligible"] != true {
+			t.Errorf("%s: /healthz answers %d %v", step.name, code, body)
+		}
+		if got := body["lastUpdated"]; got != step.updated.Format(time.RFC3339) {
+			t.Errorf("%s: lastUpdated is %v, want %v", step.name, got, step.updated)
+		}
+		code, body = get(t, handler, "/livez")
+		if _, has := body["nodeEligible"]; code != step.healthz || has {
+			t.Errorf("%s: /livez answers %d %v", step.name, code, body)
+		}
+		if code, _ := get(t, handler, "/readyz"); code != step.ready {
+			t.Errorf("%s: /readyz answers %d", step.name, code)
+		}
+	}
+}
