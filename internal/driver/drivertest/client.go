@@ -1,0 +1,171 @@
+package drivertest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// How long a client waits. An answer is never expected to take long, but a busy
+// machine may make it so; silence is believed after a short while, since
+// all links are a few microseconds long.
+const (
+	patience = 3 * time.Second
+	silence  = 80 * time.Millisecond
+)
+
+// A client opens connections from one address of a host.
+type client struct {
+	host *host
+	from netip.Addr
+	bind bool // from is not the host's usual address
+	next uint16
+}
+
+// A conn is a TCP or UDP connection that goes on over several exchanges.
+type conn struct {
+	net.Conn
+	proto  model.Protocol
+	reader *bufio.Reader
+	answer answer // TCP: the greeting
+}
+
+// A result is what one try came to.
+type result struct {
+	answer
+	local netip.AddrPort
+	err   error
+}
+
+func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Duration) (*conn, error) {
+	network := "tcp"
+	if proto == model.UDP {
+		network = "udp"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	d := net.Dialer{}
+	if c.bind && proto == model.UDP {
+		d.LocalAddr = &net.UDPAddr{IP: c.from.AsSlice()}
+	} else if c.bind {
+		d.LocalAddr = &net.TCPAddr{IP: c.from.AsSlice()}
+	}
+	nc, err := d.DialContext(ctx, network, to.String())
+	if err != nil {
+		return nil, err
+	}
+	if tc, ok := nc.(*net.TCPConn); ok {
+		_ = tc.SetLinger(0) // leave no connection behind in TIME_WAIT
+	}
+	return &conn{Conn: nc, proto: proto, reader: bufio.NewReader(nc)}, nil
+}
+
+// local is the address that the client believes to have.
+func (c *conn) local() netip.AddrPort {
+	p, _ := netip.ParseAddrPort(c.LocalAddr().String())
+	return p
+}
+
+// exchange asks the server who it is; a first exchange over TCP reads the
+// greeting. It sends size bytes beyond that and wants them back.
+func (c *conn) exchange(size int, timeout time.Duration) (answer, error) {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return answer{}, err
+	}
+	if c.proto == model.UDP {
+		return c.exchangeUDP(size)
+	}
+	if !c.answer.server.IsValid() {
+		line, err := c.reader.ReadString('\n')
+		if err != nil {
+			return answer{}, err
+		}
+		if c.answer, err = parseAnswer(line); err != nil {
+			return answer{}, err
+		}
+	}
+	return c.answer, c.echo(max(size, 1))
+}
+
+func (c *conn) echo(size int) error {
+	sent := bytes.Repeat([]byte("0123456789abcdef"), size/16+1)[:size]
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.Write(sent)
+		failed <- err
+	}()
+	got := make([]byte, size)
+	_, err := io.ReadFull(c.reader, got)
+	if err := errors.Join(err, <-failed); err != nil {
+		return err
+	}
+	if !bytes.Equal(sent, got) {
+		return errors.New("the echo differs from what was sent")
+	}
+	return nil
+}
+
+func (c *conn) exchangeUDP(size int) (answer, error) {
+	// What the node itself sends and its kernel rejects fails here with EPERM; the
+	// reason is to be read like any other's.
+	if _, err := c.Write(make([]byte, max(size, 1))); err != nil && !errors.Is(err, syscall.EPERM) {
+		return answer{}, err
+	}
+	buf := make([]byte, 65536)
+	n, err := c.Read(buf)
+	if err != nil {
+		return answer{}, err
+	}
+	if n < size {
+		return answer{}, fmt.Errorf("%d bytes came back of %d", n, size)
+	}
+	line, _, _ := bytes.Cut(buf[:n], []byte("\n"))
+	return parseAnswer(string(line))
+}
+
+// once opens a connection, makes one exchange and closes it. It runs inside the host's namespace.
+func (c *client) once(s send, to netip.AddrPort, timeout time.Duration) (r result) {
+	switch s.proto {
+	case model.SCTP:
+		c.next++
+		r.local = netip.AddrPortFrom(c.from, 40000+c.next%20000)
+		r.answer, r.err = initSCTP(r.local, to, uint32(c.next)<<8|1, timeout)
+	case echoRequest:
+		c.next++
+		r.local = netip.AddrPortFrom(c.from, 0)
+		r.answer = answer{netip.AddrPortFrom(to.Addr(), 0), r.local}
+		r.err = ping(c.from, to.Addr(), c.next, timeout)
+	default:
+		conn, err := c.dial(s.proto, to, timeout)
+		if err != nil {
+			r.err = err
+			return r
+		}
+		defer conn.Close()
+		r.local = conn.local()
+		r.answer, r.err = conn.exchange(s.size, timeout)
+	}
+	return r
+}
+
+// silent reports whether an error means that nothing came back.
+func silent(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, unix.EAGAIN) || errors.Is(err, syscall.ETIMEDOUT)
+}
+
+// refused reports whether an error means a TCP reset to a SYN, or an ICMP
+// port unreachable.
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

@@ -1,0 +1,58 @@
+package drivertest
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// A cluster turns what rows declare into the node's desired state, through the real
+// store and compiler.
+type cluster struct {
+	store    *store.Store
+	compiler *compile.Compiler
+	objects  objects
+}
+
+func newCluster(w *Topology, c config) *cluster {
+	cfg := compile.Config{
+		Node:          "node",
+		ClusterCIDRs:  clusterCIDRs,
+		ServiceCIDRs:  serviceCIDRs,
+		HostAddresses: []netip.Addr{w.addrs["node2"][IPv4], w.addrs["node2"][IPv6]},
+		MasqueradeAll: c.masqueradeAll,
+	}
+	for _, f := range []Family{IPv4, IPv6} {
+		for _, a := range w.all(c.nodePortsOn, f) {
+			cfg.NodePortAddresses = append(cfg.NodePortAddresses, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	slices.SortFunc(cfg.NodePortAddresses, netip.Prefix.Compare)
+	return &cluster{store: store.New(), compiler: compile.New(cfg)}
+}
+
+// declare makes these the only objects of the cluster, and returns what changes
+// for the node.
+func (c *cluster) declare(now objects) state.Delta {
+	var events []store.Event
+	for k, o := range now {
+		if !reflect.DeepEqual(o, c.objects[k]) {
+			events = append(events, store.Event{Kind: k.kind, Name: k.name, Object: o})
+		}
+	}
+	for k := range c.objects {
+		if now[k] == nil {
+			events = append(events, store.Event{Kind: k.kind, Name: k.name})
+		}
+	}
+	c.objects = now
+	c.store.Apply(events)
+	c.store.SetSynced()
+	return c.compiler.Update(c.store, c.store.Take())
+}
+
+func (c *cluster) state() *state.State { return c.compiler.State() }

@@ -1,0 +1,58 @@
+package drivertest
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// distribution asks for a fair share for every backend: over so many flows, the
+// chi-square statistic of a fair balancer exceeds its bound once in a million.
+func (r *run) distribution(t *testing.T) {
+	const flows = 3000
+	bound := map[int]float64{5: 33.4, 9: 42.7, 12: 48.6} // at 4, 8 and 11 degrees of freedom
+	r.start(t, config{})
+	for i, n := range []int{5, 9, 12} {
+		r.step(t, i, step{services: []svc{{at: "vip", ports: []port{dns}, on: many(n)}}})
+		count, err := r.spread(20000+i*flows, flows, r.addrPort("vip:53", r.family))
+		if err != nil {
+			t.Fatalf("%d backends: %v", n, err)
+		}
+		chi, fair := 0.0, float64(flows)/float64(n)
+		for b := range n {
+			d := float64(count[r.Addr(fmt.Sprint("m", b+1), r.family)]) - fair
+			chi += d * d / fair
+		}
+		if chi > bound[n] {
+			t.Errorf("%d backends do not share fairly: chi-square %.1f, at most %.1f expected: %v", n, chi, bound[n], count)
+		}
+	}
+}
+
+// spread sends one datagram of each of so many flows, each from a port of its own: a port
+// that comes back would meet its old backend.
+func (r *run) spread(firstPort, flows int, to netip.AddrPort) (map[netip.Addr]int, error) {
+	count := map[netip.Addr]int{}
+	c := r.client("a")
+	err := c.host.ns.Do(func() error {
+		for i := range flows {
+			from := netip.AddrPortFrom(c.from, uint16(firstPort+i))
+			nc, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(to))
+			if err != nil {
+				return fmt.Errorf("dial %v: %w", to, err)
+			}
+			flow := &conn{Conn: nc, proto: model.UDP}
+			a, err := flow.exchange(1, patience)
+			_ = nc.Close()
+			if err != nil {
+				return fmt.Errorf("flow %d: %w", i+1, err)
+			}
+			count[a.server.Addr()]++
+		}
+		return nil
+	})
+	return count, err
+}

@@ -1,0 +1,218 @@
+package drivertest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// A svc declares a Service together with its endpoints, by the names that the
+// topology gives to addresses.
+type svc struct {
+	name        string   // "web" if empty
+	at, lb, ext string   // cluster, load balancer and external addresses: names, separated by spaces
+	ports       []port   // http if empty
+	on          string   // endpoints in EndpointSlices, see parseEndpoint
+	pods        string   // endpoints as Pods that the Service selects, instead of slices
+	ranges      []string // source ranges: names of addresses
+	dual        bool     // everything in both families, whatever the row's
+	edit        func(*model.Service)
+}
+
+// A port is a Service's port and the same port of its slices.
+type port struct {
+	name     string
+	proto    model.Protocol
+	port     uint16
+	node     uint16
+	to       uint16 // what the endpoints listen on
+	toByName bool   // the Service says so by the name of a container port
+}
+
+var (
+	http     = port{name: "http", proto: model.TCP, port: 80, to: 8080}
+	httpNode = port{name: "http", proto: model.TCP, port: 80, node: 30080, to: 8080}
+	dns      = port{name: "dns", proto: model.UDP, port: 53, to: 8053}
+	dnsNode  = port{name: "dns", proto: model.UDP, port: 53, node: 30053, to: 8053}
+	sig      = port{name: "sig", proto: model.SCTP, port: 36412, node: 30412, to: 8412}
+)
+
+type objectKey struct {
+	kind store.Kind
+	name model.Name
+}
+
+// objects are what a cluster holds at one moment.
+type objects map[objectKey]any
+
+const namespace = "test"
+
+// declare builds what the services stand for in family f, and the two nodes.
+func (w *Topology) declare(f Family, services []svc) objects {
+	o := objects{}
+	for i, n := range []string{"node", "remote"} {
+		o[objectKey{store.Nodes, model.Name{Name: n}}] = &model.Node{
+			Name:     n,
+			Labels:   map[string]string{"topology.kubernetes.io/zone": w.zone(n)},
+			IPs:      []netip.Addr{w.addrs[n][IPv4], w.addrs[n][IPv6]},
+			PodCIDRs: [][]netip.Prefix{nodePodCIDRs, otherPodCIDRs}[i],
+		}
+	}
+	for _, s := range services {
+		w.declareService(o, f, s.complete())
+	}
+	return o
+}
+
+func (s svc) complete() svc {
+	if s.name == "" {
+		s.name = "web"
+	}
+	if s.ports == nil {
+		s.ports = []port{http}
+	}
+	return s
+}
+
+// zone of a node: each has its own.
+func (w *Topology) zone(node string) string {
+	if node == "" {
+		return ""
+	}
+	return "zone-" + node
+}
+
+func (w *Topology) declareService(o objects, f Family, s svc) {
+	families := []Family{f}
+	if s.dual {
+		families = []Family{IPv4, IPv6}
+	}
+	out := &model.Service{Name: model.Name{Namespace: namespace, Name: s.name}}
+	for _, f := range families {
+		out.ClusterIPs = append(out.ClusterIPs, w.all(s.at, f)...)
+		out.LoadBalancerIPs = append(out.LoadBalancerIPs, w.all(s.lb, f)...)
+		out.ExternalIPs = append(out.ExternalIPs, w.all(s.ext, f)...)
+		for _, name := range s.ranges {
+			a := w.Addr(name, f)
+			out.SourceRanges = append(out.SourceRanges, netip.PrefixFrom(a, a.BitLen()))
+		}
+		w.declareSlice(o, f, s)
+	}
+	for _, p := range s.ports {
+		sp := model.ServicePort{Name: p.name, Protocol: p.proto, Port: p.port, NodePort: p.node, TargetPort: p.to}
+		if p.toByName {
+			sp.TargetPort, sp.TargetName = 0, p.name
+		}
+		out.Ports = append(out.Ports, sp)
+	}
+	if s.pods != "" {
+		out.Selector = map[string]string{"app": s.name}
+		w.declarePods(o, s)
+	}
+	if s.edit != nil {
+		s.edit(out)
+	}
+	o[objectKey{store.Services, out.Name}] = out
+}
+
+func (w *Topology) all(names string, f Family) (addrs []netip.Addr) {
+	for name := range strings.FieldsSeq(names) {
+		addrs = append(addrs, w.Addr(name, f))
+	}
+	return addrs
+}
+
+func (w *Topology) declareSlice(o objects, f Family, s svc) {
+	if s.pods != "" {
+		return
+	}
+	slice := &model.EndpointSlice{
+		Name:    model.Name{Namespace: namespace, Name: fmt.Sprintf("%s-%v", s.name, f)},
+		Service: s.name,
+	}
+	for _, p := range s.ports {
+		slice.Ports = append(slice.Ports, model.EndpointPort{Name: p.name, Protocol: p.proto, Port: p.to})
+	}
+	for spec := range strings.FieldsSeq(s.on) {
+		slice.Endpoints = append(slice.Endpoints, w.parseEndpoint(spec, f))
+	}
+	o[objectKey{store.EndpointSlices, slice.Name}] = slice
+}
+
+// parseEndpoint reads "NAME[!CONDITION][@NODE][%NODE]": the condition is unready,
+// draining (terminating and still serving) or gone (terminating and no longer
+// serving); @ hints at the zone of a node, % at the node itself.
+func (w *Topology) parseEndpoint(spec string, f Family) model.Endpoint {
+	rest, nodeHint, _ := strings.Cut(spec, "%")
+	rest, zoneHint, _ := strings.Cut(rest, "@")
+	name, condition, _ := strings.Cut(rest, "!")
+	node := w.hostOf(name).node
+	e := model.Endpoint{Addr: w.Addr(name, f), Node: node, Zone: w.zone(node)}
+	switch condition {
+	case "":
+		e.Ready, e.Serving = true, true
+	case "unready":
+	case "draining":
+		e.Serving, e.Terminating = true, true
+	case "gone":
+		e.Terminating = true
+	default:
+		panic("drivertest: no endpoint condition " + condition)
+	}
+	if zoneHint != "" {
+		e.ZoneHints = []string{w.zone(zoneHint)}
+	}
+	if nodeHint != "" {
+		e.NodeHints = []string{nodeHint}
+	}
+	return e
+}
+
+// declarePods makes a Pod for each endpoint "NAME[!unready]", with its container ports.
+func (w *Topology) declarePods(o objects, s svc) {
+	for spec := range strings.FieldsSeq(s.pods) {
+		name, condition, _ := strings.Cut(spec, "!")
+		p := &model.Pod{
+			Name:        model.Name{Namespace: namespace, Name: s.name + "-" + name},
+			Labels:      map[string]string{"app": s.name},
+			Node:        w.hostOf(name).node,
+			HostNetwork: w.hostOf(name).name == w.hostOf(name).node,
+			Ready:       condition == "",
+		}
+		for f := range []Family{IPv4, IPv6} {
+			p.IPs = append(p.IPs, w.Addr(name, Family(f)))
+		}
+		for _, sp := range s.ports {
+			p.Ports = append(p.Ports, model.ContainerPort{Name: sp.name, Protocol: sp.proto, Port: sp.to})
+		}
+		o[objectKey{store.Pods, p.Name}] = p
+	}
+}
+
+// serveAll starts a server behind every endpoint that the services declare,
+// whatever its condition: what must not be reached has to be reachable.
+func (w *Topology) serveAll(f Family, services []svc) error {
+	for _, s := range services {
+		s = s.complete()
+		families := []Family{f}
+		if s.dual {
+			families = []Family{IPv4, IPv6}
+		}
+		for spec := range strings.FieldsSeq(s.on + " " + s.pods) {
+			name, _, _ := strings.Cut(spec, "!")
+			name, _, _ = strings.Cut(name, "@")
+			name, _, _ = strings.Cut(name, "%")
+			for _, p := range s.ports {
+				for _, f := range families {
+					if err := w.hostOf(name).serve(p.proto, netip.AddrPortFrom(w.Addr(name, f), p.to)); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
+}

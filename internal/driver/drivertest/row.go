@@ -1,0 +1,152 @@
+package drivertest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// A row is one line of the table: what a user declares, what clients send, and
+// what becomes of that. It is run for each family.
+type row struct {
+	name   string
+	config config
+	steps  []step
+}
+
+// config is what differs from the node's usual configuration: with the cluster's prefixes,
+// and NodePorts on the node's first address.
+type config struct {
+	masqueradeAll bool
+	nodePortsOn   string // names of addresses; "" is the first address of the node
+}
+
+// A step declares the whole of the services, which the driver is then told the
+// change to, and sends packets.
+type step struct {
+	services []svc
+	restart  bool          // the driver is closed and opened anew first, and must find nothing to do
+	pause    time.Duration // for what the kernel itself times out
+	sends    []send
+}
+
+// one is a row of a single step.
+func one(name string, services []svc, sends ...send) row {
+	return row{name: name, steps: []step{{services: services, sends: sends}}}
+}
+
+// echoRequest stands among the transports for a ping.
+const echoRequest model.Protocol = 1
+
+// A send is a number of connections of a client, or one more exchange over a flow.
+type send struct {
+	from  string // the name of an address, or several of one host, which take turns
+	to    string // name:port
+	proto model.Protocol
+	flow  string // the same connection as others in the row that name it
+	size  int    // bytes of payload, there and back
+	stray bool   // before it, the backend sends a TCP segment out of any window on the flow
+	fate  fate
+}
+
+func tcp(from, to string, f fate) send  { return send{from: from, to: to, proto: model.TCP, fate: f} }
+func udp(from, to string, f fate) send  { return send{from: from, to: to, proto: model.UDP, fate: f} }
+func sctp(from, to string, f fate) send { return send{from: from, to: to, proto: model.SCTP, fate: f} }
+func icmp(from, to string, f fate) send {
+	return send{from: from, to: to + ":0", proto: echoRequest, fate: f}
+}
+
+func (s send) on(flow string) send { s.flow = flow; return s }
+func (s send) of(size int) send    { s.size = size; return s }
+func (s send) afterStray() send    { s.stray = true; return s }
+
+func (s send) String() string {
+	proto := s.proto.String()
+	if s.proto == echoRequest {
+		proto = "ping"
+	}
+	text := fmt.Sprintf("%s from %s to %s", proto, s.from, s.to)
+	if s.flow != "" {
+		text += " (flow " + s.flow + ")"
+	}
+	return text
+}
+
+type outcome string
+
+const (
+	answered outcome = "answered"
+	rejected outcome = "rejected at once"
+	dropped  outcome = "dropped"
+	cut      outcome = "cut"
+)
+
+// A fate is what is to become of a send.
+type fate struct {
+	outcome outcome
+	by      []string // answered: the backends, name[:port]; of several, each is seen in the end
+	source  string   // answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if the node's with the client's own host only
+	sticky  bool     // answered: only one of the backends is ever seen
+}
+
+// Fates. A flow that is cut gets no more answers from its backend.
+var (
+	isRejected = fate{outcome: rejected}
+	isDropped  = fate{outcome: dropped}
+	isCut      = fate{outcome: cut}
+)
+
+// by is answered by these backends, which see the client's own address.
+func by(backends string) fate { return fate{outcome: answered, by: strings.Fields(backends)} }
+
+// oneOf is answered by one and the same of these backends each time.
+func oneOf(backends string) fate { f := by(backends); f.sticky = true; return f }
+
+// masked is the same fate, but the backends see the node's address. One that is on
+// the node's own network still sees the client's: no reply can pass the node by.
+func (f fate) masked() fate { f.source = "node"; return f }
+
+// hairpin is the same fate, but a backend that is the client itself sees the node's address.
+func (f fate) hairpin() fate { f.source = "hairpin"; return f }
+
+func (f fate) String() string {
+	if f.outcome != answered {
+		return string(f.outcome)
+	}
+	text := "answered by " + strings.Join(f.by, ", ")
+	if f.sticky {
+		text = "answered by one and the same of " + strings.Join(f.by, ", ")
+	}
+	return text + map[string]string{
+		"":        ", client address kept",
+		"node":    ", seen from the node's address",
+		"hairpin": ", client address kept but for the client itself",
+	}[f.source]
+}
+
+// backends resolves the names of a fate; the port of the services that most rows
+// have is understood.
+func (w *Topology) backends(f Family, s send) map[netip.AddrPort]bool {
+	usual := map[model.Protocol]string{model.TCP: "8080", model.UDP: "8053", model.SCTP: "8412", echoRequest: "0"}
+	out := map[netip.AddrPort]bool{}
+	for _, b := range s.fate.by {
+		if !strings.Contains(b, ":") {
+			b += ":" + usual[s.proto]
+		}
+		out[w.addrPort(b, f)] = false
+	}
+	return out
+}
+
+// addrPort resolves "name:port".
+func (w *Topology) addrPort(s string, f Family) netip.AddrPort {
+	name, port, _ := strings.Cut(s, ":")
+	var p uint16
+	if _, err := fmt.Sscan(port, &p); err != nil {
+		panic("drivertest: no port in " + s)
+	}
+	return netip.AddrPortFrom(w.Addr(name, f), p)
+}

@@ -1,0 +1,15 @@
+package drivertest
+
+// bystanderRows are about traffic that is not a service's.
+func bystanderRows() []row {
+	return []row{
+		one("what is not addressed to a service", []svc{
+			{at: "vip", ports: []port{httpNode, dns}, on: "a b x"}, {name: "far", on: "outside"}},
+			tcp("c", "b:8080", by("b")), tcp("c", "x:8080", by("x")), udp("c", "b:8053", by("b")),
+			tcp("node", "b:8080", by("b")), tcp("outside", "b:8080", by("b")), tcp("x", "a:8080", by("a")),
+			tcp("c", "outside:8080", by("outside")),
+			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
+		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
+			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
+	}
+}

@@ -1,0 +1,55 @@
+package drivertest
+
+// externalRows are about the ways into a Service from outside the cluster.
+func externalRows() []row {
+	ports := []port{httpNode, dnsNode}
+	web := []svc{{at: "vip", ports: ports, on: "a b x"}}
+	empty := []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports}}
+	sameNumber := []port{
+		{name: "dns", proto: dns.proto, port: 53, node: 30053, to: 8053},
+		{name: "dns-tcp", proto: http.proto, port: 53, node: 30053, to: 8053},
+	}
+	onNode := []send{tcp("outside", "node:30080", by("a b x").masked()), tcp("node", "node:30080", by("a b x")), tcp("c", "node:30080", by("a b x").masked())}
+	onNode2 := []send{tcp("outside", "node2:30080", by("a b x").masked()), tcp("node", "node2:30080", by("a b x").masked()), tcp("c", "node2:30080", by("a b x").masked())}
+	notOnNode2 := []send{tcp("outside", "node2:30080", isRejected), udp("outside", "node2:30053", isRejected), tcp("node", "node2:30080", isRejected), tcp("c", "node2:30080", isRejected)}
+
+	return []row{
+		one("node port", web,
+			tcp("outside", "node:30080", by("a b x").masked()), udp("outside", "node:30053", by("a b x").masked()),
+			tcp("c", "node:30080", by("a b x").masked()), udp("c", "node:30053", by("a b x").masked()),
+			tcp("node", "node:30080", by("a b x").masked()), udp("node", "node:30053", by("a b x").masked()),
+			tcp("y", "node:30080", by("a b x").masked()), tcp("a", "node:30080", by("a b x").masked())),
+		one("node port number of two transports", []svc{{at: "vip", ports: sameNumber, on: "a b"}},
+			udp("outside", "node:30053", by("a b").masked()), tcp("outside", "node:30053", by("a:8053 b:8053").masked())),
+		one("node ports on the first address by default", web, notOnNode2...),
+		{name: "node ports on both addresses", config: config{nodePortsOn: "node node2"},
+			steps: []step{{services: web, sends: append(onNode, onNode2...)}}},
+		{name: "node ports on the second address", config: config{nodePortsOn: "node2"},
+			steps: []step{{services: web, sends: append(onNode2, tcp("outside", "node:30080", isRejected), tcp("c", "node:30080", isRejected))}}},
+		one("external address", []svc{{at: "vip", ext: "ext", ports: ports, on: "a b x"}},
+			tcp("outside", "ext:80", by("a b x").masked()), udp("outside", "ext:53", by("a b x").masked()),
+			tcp("c", "ext:80", by("a b x").masked()), tcp("node", "ext:80", by("a b x").masked())),
+		one("load balancer address", []svc{{at: "vip", lb: "lb", ports: ports, on: "a b x"}},
+			tcp("outside", "lb:80", by("a b x").masked()), udp("outside", "lb:53", by("a b x").masked()),
+			tcp("c", "lb:80", by("a b x").masked()), tcp("node", "lb:80", by("a b x").masked())),
+		one("load balancer that is a proxy", []svc{{at: "vip", on: "a"}, {name: "balancer", on: "outside2"}},
+			tcp("c", "outside2:8080", by("outside2")), tcp("node", "outside2:8080", by("outside2"))),
+		one("no endpoints behind external addresses", empty,
+			tcp("outside", "node:30080", isRejected), udp("outside", "node:30053", isRejected),
+			tcp("c", "node:30080", isRejected), udp("c", "node:30053", isRejected),
+			tcp("node", "node:30080", isRejected), udp("node", "node:30053", isRejected),
+			tcp("outside", "lb:80", isRejected), udp("outside", "lb:53", isRejected),
+			tcp("c", "lb:80", isRejected), tcp("node", "lb:80", isRejected), udp("node", "lb:53", isRejected),
+			tcp("outside", "ext:80", isRejected), udp("c", "ext:53", isRejected), tcp("node", "ext:80", isRejected)),
+		one("source ranges", []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports, on: "a b", ranges: []string{"outside"}}},
+			tcp("outside", "lb:80", by("a b").masked()), udp("outside", "lb:53", by("a b").masked()),
+			tcp("outside2", "lb:80", isDropped), udp("outside2", "lb:53", isDropped),
+			tcp("c", "lb:80", isDropped), tcp("node", "lb:80", isDropped),
+			tcp("outside2", "node:30080", by("a b").masked()), tcp("outside2", "ext:80", by("a b").masked()),
+			tcp("outside2", "vip:80", by("a b").masked())),
+		one("source ranges with the node", []svc{{at: "vip", lb: "lb", on: "a b", ranges: []string{"node"}}},
+			tcp("node", "lb:80", by("a b").masked()), tcp("outside", "lb:80", isDropped)),
+		one("source ranges without endpoints", []svc{{at: "vip", lb: "lb", ranges: []string{"outside"}}},
+			tcp("outside", "lb:80", isRejected)),
+	}
+}

@@ -1,0 +1,335 @@
+// Package drivertest is the one table of packets and their expected fate that
+// every driver passes: what a user declares goes through the real store and
+// compiler into the driver, and real packets between network namespaces show what the
+// kernel makes of it.
+//
+// The table starts no programs and reads no files but /proc, so that a static test
+// binary is enough to run it, as in a virtual machine that holds nothing else.
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+)
+
+// Open opens the driver under test in the network namespace of the calling thread.
+type Open func() (driver.Driver, error)
+
+// Run runs the whole table, for both families, on the driver that open opens. It
+// needs root, and fails where the kernel lacks what the driver's Probe asks for.
+func Run(t *testing.T, open Open) {
+	w := NewTopology(t, "dt")
+	foreign := setForeign(t, w)
+	for _, f := range []Family{IPv4, IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			for _, row := range table() {
+				t.Run(row.name, func(t *testing.T) { (&run{Topology: w, family: f, open: open}).row(t, row) })
+			}
+			t.Run("distribution", func(t *testing.T) { (&run{Topology: w, family: f, open: open}).distribution(t) })
+		})
+	}
+	foreign.check(t)
+}
+
+// table is every row, in the order of the files.
+func table() []row {
+	return slices.Concat(clusterIPRows(), externalRows(), policyRows(), endpointRows(), sequenceRows(), bystanderRows())
+}
+
+// A run is one row being run for one family.
+type run struct {
+	*Topology
+	family  Family
+	open    Open
+	driver  driver.Driver
+	cluster *cluster
+	flows   map[string]*conn
+	clients map[string]*client
+	plan    string
+}
+
+// start opens the driver, with a kernel free of earlier connections.
+func (r *run) start(t *testing.T, c config) {
+	t.Helper()
+	if err := r.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		t.Fatalf("flush connection tracking: %v", err)
+	}
+	r.flows, r.clients = map[string]*conn{}, map[string]*client{}
+	r.cluster = newCluster(r.Topology, c)
+	r.reopen(t)
+	if err := r.driver.Probe(t.Context()); err != nil {
+		t.Fatalf("probe the kernel: %v", err)
+	}
+	t.Cleanup(r.stop(t))
+}
+
+// stop closes what the row left open and proves that a purge leaves the driver nothing.
+func (r *run) stop(t *testing.T) func() {
+	return func() {
+		for _, c := range r.flows {
+			_ = c.Close()
+		}
+		if err := r.driver.Purge(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("purge: %v", err)
+		}
+		if err := r.driver.Close(); err != nil {
+			t.Errorf("close the driver: %v", err)
+		}
+	}
+}
+
+func (r *run) reopen(t *testing.T) {
+	t.Helper()
+	err := r.Node.Do(func() (err error) {
+		r.driver, err = r.open()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("open the driver: %v", err)
+	}
+}
+
+// row runs the steps, and in the end lets the driver compare the kernel with what it
+// was told: an adoption must find nothing to do.
+func (r *run) row(t *testing.T, row row) {
+	r.start(t, row.config)
+	for i, s := range row.steps {
+		r.step(t, i, s)
+	}
+	r.adopt(t, true)
+}
+
+func (r *run) step(t *testing.T, i int, s step) {
+	t.Helper()
+	if s.restart {
+		if err := r.driver.Close(); err != nil {
+			t.Fatalf("close the driver: %v", err)
+		}
+		r.reopen(t)
+		r.adopt(t, true)
+	}
+	if err := r.serveAll(r.family, s.services); err != nil {
+		t.Fatal(err)
+	}
+	delta := r.cluster.declare(r.declare(r.family, s.services))
+	if i == 0 {
+		r.adopt(t, false)
+	} else {
+		plan, err := r.driver.Update(t.Context(), delta)
+		if err != nil {
+			t.Fatalf("step %d: plan the update: %v", i+1, err)
+		}
+		r.apply(t, plan)
+	}
+	time.Sleep(s.pause)
+	for _, send := range s.sends {
+		if err := r.send(send); err != nil {
+			t.Errorf("step %d: %v\n  expected: %v\n  got:      %v\n%s", i+1, send, send.fate, err, r.plan)
+		}
+	}
+}
+
+func (r *run) adopt(t *testing.T, wantEmpty bool) {
+	t.Helper()
+	plan, err := r.driver.Adopt(t.Context(), r.cluster.state())
+	if err != nil {
+		t.Fatalf("plan the adoption: %v", err)
+	}
+	if wantEmpty && plan.Len() > 0 {
+		t.Errorf("nothing changed, but adoption plans %d operations:\n%s", plan.Len(), plan)
+	}
+	r.apply(t, plan)
+}
+
+func (r *run) apply(t *testing.T, plan driver.Plan) {
+	t.Helper()
+	if text := plan.String(); text != "" {
+		r.plan = "  plan:\n" + text
+	}
+	if err := plan.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v\n%s", err, r.plan)
+	}
+}
+
+// send makes the connections of one send until their fate is certain.
+func (r *run) send(s send) error {
+	clients := r.turns(s.from)
+	to := r.addrPort(s.to, r.family)
+	var err error
+	inside := clients[0].host.ns.Do(func() error {
+		switch {
+		case s.fate.outcome == answered:
+			err = r.expectAnswers(clients, s, to)
+		case s.fate.outcome == cut:
+			err = r.expectCut(s)
+		default:
+			err = r.expectNone(clients[0], s, to)
+		}
+		return nil
+	})
+	return errors.Join(inside, err)
+}
+
+// turns are the clients of a send.
+func (r *run) turns(from string) (clients []*client) {
+	for name := range strings.FieldsSeq(from) {
+		clients = append(clients, r.client(name))
+	}
+	return clients
+}
+
+func (r *run) client(name string) *client {
+	c := r.clients[name]
+	if c == nil {
+		h := r.hostOf(name)
+		c = &client{host: h, from: r.Addr(name, r.family), bind: name != h.name, next: uint16(rand.N(60000))}
+		r.clients[name] = c
+	}
+	return c
+}
+
+// How often a client tries: often enough to meet a backend that it must not meet,
+// and to meet each that it may.
+const (
+	fewestTries = 10
+	mostTries   = 500
+)
+
+func (r *run) expectAnswers(clients []*client, s send, to netip.AddrPort) error {
+	seen := r.backends(r.family, s)
+	missing := len(seen)
+	var first netip.AddrPort
+	for try := range mostTries {
+		res := r.try(clients[try%len(clients)], s, to, patience)
+		if err := r.judge(s, res, seen); err != nil {
+			return fmt.Errorf("try %d: %w", try+1, err)
+		}
+		if !seen[res.server] {
+			seen[res.server] = true
+			missing--
+		}
+		if !first.IsValid() {
+			first = res.server
+		}
+		if s.fate.sticky && res.server != first {
+			return fmt.Errorf("try %d: answered by %s, before by %s", try+1, r.show(res.server), r.show(first))
+		}
+		if s.flow != "" || try+1 >= max(fewestTries, len(clients)) && (s.fate.sticky || missing == 0) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d of the backends never answered in %d tries", missing, mostTries)
+}
+
+// judge compares one try with a fate that expects an answer.
+func (r *run) judge(s send, res result, seen map[netip.AddrPort]bool) error {
+	if res.err != nil {
+		return r.explain(res.err)
+	}
+	if _, known := seen[res.server]; !known {
+		return fmt.Errorf("answered by %s", r.show(res.server))
+	}
+	server, node := r.owner[res.server.Addr()], r.hosts["node"]
+	toItself := server == r.owner[res.local.Addr()]
+	right := res.client.Addr() == res.local.Addr()
+	if server != node && s.fate.source == "node" || s.fate.source == "hairpin" && toItself {
+		right = r.owner[res.client.Addr()] == node
+	}
+	if !right {
+		return fmt.Errorf("answered by %s, seen from %s by a client at %s", r.show(res.server), r.show(res.client), r.show(res.local))
+	}
+	return nil
+}
+
+// try makes one connection, or one more exchange over a flow.
+func (r *run) try(c *client, s send, to netip.AddrPort, timeout time.Duration) (res result) {
+	if s.flow == "" {
+		return c.once(s, to, timeout)
+	}
+	flow := r.flows[s.flow]
+	if flow == nil {
+		if flow, res.err = c.dial(s.proto, to, timeout); res.err != nil {
+			return res
+		}
+		r.flows[s.flow] = flow
+	}
+	if s.stray {
+		if res.err = r.inject(flow); res.err != nil {
+			return res
+		}
+	}
+	res.local = flow.local()
+	res.answer, res.err = flow.exchange(s.size, timeout)
+	return res
+}
+
+// inject sends a stray segment from the flow's backend to the client as the backend knows it.
+func (r *run) inject(flow *conn) error {
+	a := flow.answer
+	return r.owner[a.server.Addr()].ns.Do(func() error {
+		return injectTCP(a.server, a.client, rand.Uint32())
+	})
+}
+
+func (r *run) expectCut(s send) error {
+	flow := r.flows[s.flow]
+	if flow == nil {
+		return errors.New("the row has no such flow yet")
+	}
+	if a, err := flow.exchange(s.size, 4*silence); err == nil {
+		return fmt.Errorf("still answered by %s", r.show(a.server))
+	}
+	return nil
+}
+
+// expectNone makes two connections that are to be refused at once, or one that
+// nothing comes back from, not even once something else on the same way did.
+func (r *run) expectNone(c *client, s send, to netip.AddrPort) error {
+	if s.fate.outcome == rejected {
+		for range 2 {
+			if res := r.try(c, s, to, patience); !refused(res.err) {
+				return r.notNone(res)
+			}
+		}
+		return nil
+	}
+	if res := r.try(c, s, to, silence); !silent(res.err) {
+		return r.notNone(res)
+	}
+	return nil
+}
+
+func (r *run) notNone(res result) error {
+	if res.err != nil {
+		return r.explain(res.err)
+	}
+	return fmt.Errorf("answered by %s", r.show(res.server))
+}
+
+func (r *run) explain(err error) error {
+	switch {
+	case refused(err):
+		return fmt.Errorf("rejected: %w", err)
+	case silent(err):
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return err
+}
+
+// show prints a socket address with the name of its address.
+func (r *run) show(p netip.AddrPort) string {
+	return fmt.Sprintf("%s:%d (%v)", r.nameOf(p.Addr()), p.Port(), p.Addr())
+}
+
