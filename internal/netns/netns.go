@@ -170,11 +170,18 @@ func Veth(a *NS, nameA string, b *NS, nameB string) error {
 }
 
 // onThread runs f on an OS thread of its own, which is thrown away: whatever
-// namespace f leaves it in, no other goroutine sees it.
+// namespace f leaves it in, no other goroutine sees it. It is never the
+// process's main thread, which cannot be thrown away and whose namespace is what
+// /proc/PID/ns shows for the whole process.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // unlocked only on the main thread: all others end with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			done <- onThread(f) // on another thread, as this one is taken meanwhile
+			runtime.UnlockOSThread()
+			return
+		}
 		done <- f()
 	}()
 	return <-done

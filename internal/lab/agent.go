@@ -1,0 +1,63 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// Agent is the program that balances services on each node.
+type Agent struct {
+	// Command is the command line that runs it, in the node's network namespace.
+	Command func(AgentConfig) []string
+	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects that
+	// it finds fault with are issues; an error means "not yet", and is tried again while the agent lives.
+	Sync func(ctx context.Context, socket string) (issues []string, err error)
+}
+
+// AgentConfig is what an agent has to know.
+type AgentConfig struct {
+	Node         string
+	Manifests    string // the folder of objects
+	Socket       string // path of its API's Unix socket
+	ClusterCIDRs []netip.Prefix
+	ServiceCIDRs []netip.Prefix
+}
+
+// syncTimeout is how long agents get to program everything.
+const syncTimeout = time.Minute
+
+func (l *Lab) socket(node string) string { return l.path(node, "agent.sock") }
+
+func (l *Lab) startAgent(n *plan.Node) error {
+	return l.start(n.Name, "agent", l.agent.Command(AgentConfig{
+		Node: n.Name, Manifests: l.manifests(), Socket: l.socket(n.Name),
+		ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs,
+	}))
+}
+
+// Sync returns once every agent has programmed all that the lab's folder holds. What the agents find fault
+// with is added to the warnings. Without agents there is nothing to wait for.
+func (l *Lab) Sync(ctx context.Context) error {
+	if l.agent == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	for _, n := range l.Cluster.Nodes {
+		err := l.await(ctx, n.Name, "agent", func() (bool, error) {
+			issues, err := l.agent.Sync(ctx, l.socket(n.Name))
+			for _, issue := range issues {
+				l.warn("agent on %s: %s", n.Name, issue)
+			}
+			return err == nil, err
+		})
+		if err != nil {
+			return fmt.Errorf("synchronise agents: %w", err)
+		}
+	}
+	return nil
+}

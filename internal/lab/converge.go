@@ -1,0 +1,163 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/attach"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// converge brings the lab in line with its plan: new pods first, so that they answer when the agents
+// hear of them; pods that are no longer wanted last.
+func (l *Lab) converge(ctx context.Context) error {
+	have, err := l.attached()
+	if err != nil {
+		return err
+	}
+	for _, p := range l.Cluster.Pods {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if ns := l.PodNS(p); !p.Spec.HostNetwork && !have[ns] {
+			if err := l.attachPod(p); err != nil {
+				return err
+			}
+		} else {
+			delete(have, ns)
+		}
+	}
+	if err := l.serve(ctx); err != nil {
+		return err
+	}
+	if err := l.writeObjects(); err != nil {
+		return err
+	}
+	if err := l.writeHosts(); err != nil {
+		return err
+	}
+	if err := l.routeOutside(); err != nil {
+		return err
+	}
+	for ns := range have {
+		if err := l.detachPod(ns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached lists the namespaces of pods that there are.
+func (l *Lab) attached() (map[string]bool, error) {
+	names, err := namespaces(l.Name)
+	if err != nil {
+		return nil, err
+	}
+	pods := map[string]bool{}
+	for _, n := range names {
+		if strings.Contains(n, ".") {
+			pods[n] = true
+		}
+	}
+	return pods, nil
+}
+
+// detachPod removes a pod and all that runs in it.
+func (l *Lab) detachPod(ns string) error {
+	name, namespace, _ := cutLast(strings.TrimPrefix(ns, prefix(l.Name)), ".")
+	if err := killIn([]string{ns}); err != nil {
+		return err
+	}
+	for _, n := range l.Cluster.Nodes {
+		node, err := netns.Open(l.NodeNS(n.Name))
+		if err != nil {
+			return err
+		}
+		err = attach.Detach(node, attach.HostInterface(namespace, name))
+		if err := firstError(err, node.Close()); err != nil {
+			return err
+		}
+	}
+	return netns.Delete(ns)
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// startServer starts the process that serves a node's pods.
+func (l *Lab) startServer(n *plan.Node, exe string) error {
+	return l.start(n.Name, "serve", []string{exe, "lab", "serve", "--socket", l.path(n.Name, "serve.sock")})
+}
+
+// serve tells each node's server which pods it has. Ports that cannot be served become warnings.
+func (l *Lab) serve(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for _, n := range l.Cluster.Nodes {
+		err := l.await(ctx, n.Name, "serve", func() (bool, error) {
+			err := echo.Set(ctx, l.path(n.Name, "serve.sock"), l.served(n.Name))
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+				return false, err
+			}
+			if refused, ok := errors.AsType[*echo.SetError](err); ok {
+				l.warn("%s: %s", n.Name, refused)
+				err = nil
+			}
+			return true, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// served lists a node's pods for its server.
+func (l *Lab) served(node string) []echo.Pod {
+	var pods []echo.Pod
+	for _, p := range l.Cluster.Pods {
+		if p.Spec.NodeName != node {
+			continue
+		}
+		e := echo.Pod{Namespace: p.Namespace, Name: p.Name, Node: node, NetNS: l.PodNS(p), Addrs: plan.Addrs(p)}
+		for _, port := range l.Cluster.Ports(p) {
+			if port.Protocol != corev1.ProtocolSCTP { // the plan has a note on it
+				e.Ports = append(e.Ports, echo.Port{Protocol: string(port.Protocol), Port: uint16(port.Port)})
+			}
+		}
+		pods = append(pods, e)
+	}
+	return pods
+}
+
+// await polls until ready says so, a process of the node dies, or ctx ends. The error has the end of the process's log.
+func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, error)) error {
+	for {
+		ok, err := ready()
+		if ok {
+			return err
+		}
+		if !l.process(node, what).alive() {
+			return fmt.Errorf("%s on %s died; the end of its log:\n%s", what, node, l.logTail(node, what))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s on %s: %w: %w; the end of its log:\n%s", what, node, ctx.Err(), err, l.logTail(node, what))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Down removes the lab; see the function Down.
+func (l *Lab) Down() error { return Down(l.Name) }
+
+// Down removes a lab, whatever state it is in: it ends everything that runs in the lab's
+// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. Where there is
+// nothing it succeeds.
+func Down(name string) error {
+	release, err := lock(name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return remove(name)
+}
+
+// remove is Down for who holds the lock. It needs no record of what was built: a crash
+// can leave any part of a lab, and the names say whose it is.
+func remove(name string) error {
+	l := &Lab{Name: name}
+	names, err := namespaces(name)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(killIn(names), l.killRecorded()); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	var errs []error
+	for _, n := range names {
+		errs = append(errs, netns.Delete(n))
+	}
+	errs = append(errs, os.RemoveAll(l.path()))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	for _, dir := range []string{Dir, filepath.Dir(Dir)} {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+			return fmt.Errorf("take down lab %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// killRecorded ends processes that no namespace name leads to any more.
+func (l *Lab) killRecorded() error {
+	pids, _ := filepath.Glob(l.path("*", "*.pid")) // the pattern is well-formed
+	for _, f := range pids {
+		p := l.process(filepath.Base(filepath.Dir(f)), strings.TrimSuffix(filepath.Base(f), ".pid"))
+		if !p.alive() {
+			continue
+		}
+		fd, err := unix.PidfdOpen(p.PID, 0)
+		if err != nil {
+			continue // it has just ended
+		}
+		if p.alive() {
+			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		_ = unix.Close(fd)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("kill process %d: %w", p.PID, err)
+		}
+	}
+	return nil
+}
+
+// namespaces lists the names of a lab's namespaces.
+func namespaces(lab string) ([]string, error) {
+	entries, err := os.ReadDir(netns.Dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix(lab)) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// List names the labs of this machine, dead ones included.
+func List() ([]string, error) {
+	entries, err := os.ReadDir(Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list labs: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}

@@ -1,0 +1,248 @@
+package echo
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Server listens for a set of pods. The zero value serves none. It is safe for concurrent use.
+type Server struct {
+	mu   sync.Mutex
+	pods map[string]*listener // by "namespace/name"
+}
+
+// listener is one pod that is served.
+type listener struct {
+	pod Pod
+
+	mu     sync.Mutex
+	closed bool
+	open   map[io.Closer]bool // listening sockets and connections
+}
+
+// Set makes the server serve exactly these pods: those that are new or changed are opened, those no
+// longer wanted closed with their connections left to end, the others not touched. The error joins one for each port that
+// cannot be opened; the rest is served.
+func (s *Server) Set(pods []Pod) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pods == nil {
+		s.pods = map[string]*listener{}
+	}
+	want := map[string]Pod{}
+	for _, p := range pods {
+		want[p.Namespace+"/"+p.Name] = p
+	}
+	for k, l := range s.pods {
+		if w, ok := want[k]; !ok || !same(w, l.pod) {
+			l.close()
+			delete(s.pods, k)
+		}
+	}
+	var errs []error
+	for k, p := range want {
+		if s.pods[k] != nil {
+			continue
+		}
+		l := &listener{pod: p, open: map[io.Closer]bool{}}
+		s.pods[k] = l
+		errs = append(errs, l.start())
+	}
+	return errors.Join(errs...)
+}
+
+// Close stops serving.
+func (s *Server) Close() error { return s.Set(nil) }
+
+func same(a, b Pod) bool {
+	return a.Node == b.Node && a.NetNS == b.NetNS && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Ports, b.Ports)
+}
+
+func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for c := range l.open {
+		_ = c.Close() // nothing depends on how a socket of a pod that is gone ends
+	}
+}
+
+// add takes note of a socket to close with the pod; false if the pod is closed already.
+func (l *listener) add(c io.Closer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[c] = true
+	return !l.closed
+}
+
+func (l *listener) remove(c io.Closer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, c)
+}
+
+// start opens the pod's sockets in its network namespace and serves them in the background.
+func (l *listener) start() error {
+	ns, err := netns.Open(l.pod.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	var errs []error
+	err = ns.Do(func() error {
+		for _, p := range l.pod.Ports {
+			if err := l.listen(p); err != nil {
+				errs = append(errs, fmt.Errorf("serve pod %s/%s: %w", l.pod.Namespace, l.pod.Name, err))
+			}
+		}
+		return nil
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// listen opens one port on the calling thread's network.
+func (l *listener) listen(p Port) error {
+	answer := Answer{Pod: l.pod.Name, Namespace: l.pod.Namespace, Node: l.pod.Node, Protocol: p.Protocol, Port: p.Port}
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	switch p.Protocol {
+	case "TCP":
+		ln, err := lc.Listen(context.Background(), "tcp", ":"+strconv.Itoa(int(p.Port)))
+		if err != nil {
+			return err
+		}
+		l.add(ln)
+		go l.serveTCP(ln, answer)
+	case "UDP":
+		loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
+		for _, a := range slices.Concat(l.pod.Addrs, loopback) {
+			pc, err := lc.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(a, p.Port).String())
+			if err != nil {
+				return err
+			}
+			l.add(pc)
+			go serveUDP(pc.(*net.UDPConn), answer)
+		}
+	}
+	return nil
+}
+
+func (l *listener) serveTCP(ln net.Listener, a Answer) {
+	for {
+		conn, err := ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // the connection is gone again; the listener is not
+		}
+		go func() {
+			defer conn.Close()
+			defer l.remove(conn)
+			if !l.add(conn) {
+				return
+			}
+			a := a
+			a.Client = unmap(conn.RemoteAddr().(*net.TCPAddr).AddrPort())
+			_ = converse(conn, a) // the client left
+		}()
+	}
+}
+
+// converse answers a connection's requests until the client is done: HTTP ones as HTTP, any other line of
+// text with a line.
+func converse(conn net.Conn, a Answer) error {
+	text := line(a)
+	r := bufio.NewReader(conn)
+	for {
+		first, err := r.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		fields := strings.Fields(string(first))
+		if len(fields) != 3 || !strings.HasPrefix(fields[2], "HTTP/1.") {
+			if _, err := conn.Write(text); err != nil {
+				return err
+			}
+			continue
+		}
+		last, err := skipRequest(r, fields[2])
+		if err != nil {
+			return err
+		}
+		if err := respond(conn, fields[0], text, last); err != nil || last {
+			return err
+		}
+	}
+}
+
+// skipRequest reads the rest of an HTTP request and says whether it is the connection's last.
+func skipRequest(r *bufio.Reader, version string) (last bool, err error) {
+	h, err := textproto.NewReader(r).ReadMIMEHeader()
+	if err != nil {
+		return true, err
+	}
+	header := http.Header(h)
+	length, _ := strconv.ParseInt(header.Get("Content-Length"), 10, 64) // none: no body
+	if _, err := io.CopyN(io.Discard, r, length); err != nil {
+		return true, err
+	}
+	option := strings.ToLower(header.Get("Connection"))
+	last = option == "close" || version == "HTTP/1.0" && option != "keep-alive" ||
+		header.Get("Transfer-Encoding") != "" // a chunked body is not worth parsing: answer and end
+	return last, nil
+}
+
+func respond(w io.Writer, method string, body []byte, last bool) error {
+	option := "keep-alive"
+	if last {
+		option = "close"
+	}
+	out := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n", len(body), option)
+	if method != http.MethodHead {
+		out = append(out, body...)
+	}
+	_, err := w.Write(out)
+	return err
+}
+
+func serveUDP(conn *net.UDPConn, a Answer) {
+	buf := make([]byte, 64<<10)
+	for {
+		_, from, err := conn.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an ICMP error for an earlier answer
+		}
+		a.Client = unmap(from)
+		_, _ = conn.WriteToUDPAddrPort(line(a), from) // an unreachable client is its own problem
+	}
+}
+
+func line(a Answer) []byte {
+	b, err := json.Marshal(a)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	return append(b, '\n')
+}
+
+func unmap(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

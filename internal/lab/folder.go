@@ -1,0 +1,102 @@
+package lab
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// writeObjects brings the agents' folder in line with the plan: one object a file, written only when it changed.
+func (l *Lab) writeObjects() error {
+	files := map[string]any{}
+	add := func(kind, namespace, name string, obj any) {
+		parts := []string{kind, namespace, name}
+		if namespace == "" {
+			parts = []string{kind, name}
+		}
+		files[strings.Join(parts, ".")+".json"] = obj
+	}
+	c := l.Cluster
+	for i := range c.Nodes {
+		add("node", "", c.Nodes[i].Name, c.Nodes[i].Object(c.Created))
+	}
+	for _, ns := range c.Namespaces {
+		add("namespace", "", ns.Name, ns)
+	}
+	for _, p := range c.Pods {
+		add("pod", p.Namespace, p.Name, p)
+	}
+	for _, s := range c.Services {
+		add("service", s.Namespace, s.Name, s)
+	}
+	for _, s := range append(c.Slices[:len(c.Slices):len(c.Slices)], c.Given...) {
+		add("endpointslice", s.Namespace, s.Name, s)
+	}
+	return l.writeFolder(l.manifests(), files)
+}
+
+// writeFolder makes a folder hold exactly these files.
+func (l *Lab) writeFolder(dir string, files map[string]any) error {
+	for name, v := range files {
+		data, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+		data = append(data, '\n')
+		path := filepath.Join(dir, name)
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+			continue
+		}
+		if err := l.write(path, data); err != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("read folder: %w", err)
+	}
+	for _, e := range entries {
+		if _, ok := files[e.Name()]; ok {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove object: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeHosts writes what names resolve to, one file for each namespace of Kubernetes, and a resolver's
+// configuration that asks nobody else.
+func (l *Lab) writeHosts() error {
+	for _, ns := range l.Cluster.Namespaces {
+		if err := l.write(l.hosts(ns.Name), []byte(l.Cluster.Hosts(ns.Name))); err != nil {
+			return err
+		}
+	}
+	resolver := "# Names come from /etc/hosts: a lab has no DNS server and reaches none.\n" +
+		"nameserver 127.0.0.1\noptions timeout:1 attempts:1\nsearch svc." + plan.Domain + "\n"
+	return l.write(l.resolver(), []byte(resolver))
+}
+
+func (l *Lab) hosts(namespace string) string { return l.path("hosts", namespace) }
+func (l *Lab) resolver() string              { return l.path("resolv.conf") }
+
+// write replaces a file as a whole: whoever watches the folder never sees half of it, nor the temporary
+// file, which is beside the folder.
+func (l *Lab) write(path string, data []byte) error {
+	tmp := l.path(".new")
+	if err := os.WriteFile(tmp, data, 0o644); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+// Package lab builds a cluster out of network namespaces on one machine: nodes
+// joined by an underlay, a client host outside, pods with namespaces and addresses of their own, a
+// small server behind every container port, and one agent per node. The lab itself plays
+// the control plane (package plan) and writes what a cluster's API would hold into a folder
+// that the agents watch.
+//
+// All of a lab lives in named network namespaces sluice-NAME-… and in one folder below Dir. Nothing
+// is added to the root namespace, so labs do not meet each other or the host.
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// Dir is where labs keep their folders, one per lab.
+const Dir = "/run/sluice/lab"
+
+// Config says what lab to build.
+type Config struct {
+	Name    string // lower-case letters and digits, at most 20
+	Nodes   int
+	Objects *plan.Objects
+	// Executable is the sluice binary, for the pods' servers (`sluice lab serve`).
+	Executable string
+	Agent      *Agent       // nil: no agents, the nodes are left to something else
+	Progress   func(string) // is told what is done now; may be nil
+}
+
+// Lab is a lab that is up. Its methods are not safe for concurrent use.
+type Lab struct {
+	Name    string
+	Cluster *plan.Cluster // for reading; change it through Change
+
+	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
+
+	agent    *Agent
+	progress func(string)
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
+
+// Up builds a lab and returns once all pods are served and all agents are in sync. A dead lab of the same name, one that
+// was not finished or has lost a process, is cleaned away first; a live one is an error. If Up fails or ctx ends,
+// nothing of the lab is left.
+func Up(ctx context.Context, cfg Config) (*Lab, error) {
+	release, err := lock(cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := replace(cfg.Name); err != nil {
+		return nil, err
+	}
+	c, err := plan.New(cfg.Nodes, cfg.Objects, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, agent: cfg.Agent, progress: cfg.Progress}
+	if err := l.build(ctx, cfg.Executable); err != nil {
+		return nil, errors.Join(fmt.Errorf("bring up lab %s: %w", cfg.Name, err), remove(cfg.Name))
+	}
+	return l, nil
+}
+
+// replace makes room for a lab of that name.
+func replace(name string) error {
+	old, err := Open(name, nil)
+	if err == nil && old.alive() {
+		return fmt.Errorf("bring up lab %s: it is up already; take it down with 'sluice lab down --name %s', or choose another --name", name, name)
+	}
+	return remove(name)
+}
+
+func (l *Lab) build(ctx context.Context, exe string) error {
+	l.say("building the network: %d nodes, %d pods", len(l.Cluster.Nodes), len(l.Cluster.Pods))
+	for _, dir := range []string{l.manifests(), l.path("hosts")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("create lab folder: %w", err)
+		}
+	}
+	if err := l.buildNetwork(ctx); err != nil {
+		return err
+	}
+	for i := range l.Cluster.Nodes {
+		if err := l.startServer(&l.Cluster.Nodes[i], exe); err != nil {
+			return err
+		}
+	}
+	l.say("starting %d pods", len(l.Cluster.Pods))
+	if err := l.converge(ctx); err != nil {
+		return err
+	}
+	if l.agent != nil {
+		l.say("starting %d agents and waiting for them to program %d services", len(l.Cluster.Nodes), len(l.Cluster.Services))
+		for i := range l.Cluster.Nodes {
+			if err := l.startAgent(&l.Cluster.Nodes[i]); err != nil {
+				return err
+			}
+		}
+		if err := l.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return l.save()
+}
+
+// Change changes the cluster's plan, with its methods Scale and Mark, and brings pods,
+// servers and the agents' folder in line. Pods that are no longer wanted end at once: for a graceful end, Mark them
+// terminating first. The agents follow on their own; Sync waits for them.
+func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) error {
+	if err := change(l.Cluster); err != nil {
+		return err
+	}
+	if err := l.converge(ctx); err != nil {
+		return fmt.Errorf("change lab %s: %w", l.Name, err)
+	}
+	return l.save()
+}
+
+// Open finds a lab that is up, or has been. agent may be nil if nobody will call Sync.
+func Open(name string, agent *Agent) (*Lab, error) {
+	l := &Lab{Name: name, agent: agent}
+	data, err := os.ReadFile(l.path("lab.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("open lab %s: there is none; start it with 'sluice lab up --name %s'", name, name)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, l)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open lab %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// save writes the file that marks the lab as complete.
+func (l *Lab) save() error {
+	data, err := json.Marshal(l)
+	if err != nil {
+		return fmt.Errorf("save lab: %w", err)
+	}
+	return l.write(l.path("lab.json"), data)
+}
+
+// path is a file of the lab's folder.
+func (l *Lab) path(elem ...string) string {
+	return filepath.Join(append([]string{Dir, l.Name}, elem...)...)
+}
+
+// manifests is the folder that the agents watch.
+func (l *Lab) manifests() string { return l.path("manifests") }
+
+func (l *Lab) say(format string, args ...any) {
+	if l.progress != nil {
+		l.progress(fmt.Sprintf(format, args...))
+	}
+}
+
+func (l *Lab) warn(format string, args ...any) {
+	l.Warnings = append(l.Warnings, fmt.Sprintf(format, args...))
+}

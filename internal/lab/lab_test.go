@@ -1,0 +1,373 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this program again.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 5 && os.Args[1] == "lab" && os.Args[2] == "serve" {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+		defer stop()
+		if err := echo.Run(ctx, os.Args[4]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// app has a pod of each sort on three nodes: web on all, db as a StatefulSet in another namespace,
+// a DaemonSet on the nodes' network.
+const app = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 3
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+        - {name: web, ports: [{name: http, containerPort: 8080}, {name: dns, containerPort: 5353, protocol: UDP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: http}]
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db, namespace: data}
+spec:
+  serviceName: db
+  replicas: 2
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      containers: [{name: db, ports: [{containerPort: 5432}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: data}
+spec:
+  clusterIP: None
+  selector: {app: db}
+  ports: [{port: 5432}]
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      hostNetwork: true
+      containers: [{name: agent, ports: [{containerPort: 9100}]}]
+`
+
+// up brings up a lab without agents and takes it down with the test.
+func up(t *testing.T, name string) *Lab {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Down(name); err != nil {
+			t.Error(err)
+		}
+	})
+	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Warnings) > 0 {
+		t.Errorf("warnings: %q", l.Warnings)
+	}
+	return l
+}
+
+// ask sends one request from a place of the lab.
+func ask(t *testing.T, l *Lab, from, protocol, to string) (echo.Answer, error) {
+	t.Helper()
+	p, err := l.find(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.Open(p.netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	var a echo.Answer
+	err = ns.Do(func() error {
+		a, err = echo.Ask(protocol, netip.MustParseAddrPort(to), 2*time.Second)
+		return err
+	})
+	return a, err
+}
+
+func TestPodsReachEachOther(t *testing.T) {
+	l := up(t, "testreach")
+	for _, from := range []string{"web-1", "web-2", "data/db-0", "node1", "node3", "outside", "agent-node2"} {
+		for _, to := range l.Cluster.Pods {
+			for i, addr := range plan.Addrs(to) {
+				for _, port := range l.Cluster.Ports(to) {
+					a, err := ask(t, l, from, string(port.Protocol), netip.AddrPortFrom(addr, uint16(port.Port)).String())
+					if err != nil {
+						t.Errorf("%s to %s at %s %v: %v", from, to.Name, addr, port, err)
+						continue
+					}
+					want := echo.Answer{Pod: to.Name, Namespace: to.Namespace, Node: to.Spec.NodeName, Protocol: string(port.Protocol), Port: uint16(port.Port), Client: a.Client}
+					if a != want {
+						t.Errorf("%s to %s at %s %v: answer %+v, want %+v", from, to.Name, addr, port, a, want)
+					}
+					if p := l.Cluster.Pods[0]; from == p.Name && from != to.Name && a.Client.Addr() != plan.Addrs(p)[i] {
+						t.Errorf("%s to %s: seen as %s, want its own address %s", from, to.Name, a.Client, plan.Addrs(p)[i])
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestServersSpeakHTTPAndText(t *testing.T) {
+	l := up(t, "testtext")
+	addr := plan.Addrs(l.Cluster.Pods[0])[0].String()
+	for _, send := range []string{
+		"hello\n",
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
+		"HEAD / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.0\r\n\r\n", // two on one connection
+	} {
+		out := run(t, l, "node2", "bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/%s/8080; printf %%b %q >&3; while read -t 5 -r line <&3; do echo \"$line\"; case \"$line\" in {*) exit;; esac; done; exit 1", addr, send))
+		body := out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:]
+		var a echo.Answer
+		if err := json.Unmarshal([]byte(body), &a); err != nil || a.Pod != "web-1" {
+			t.Errorf("sent %q: got %q", send, out)
+		}
+	}
+}
+
+// run runs a command at a place of the lab and returns what it prints.
+func run(t *testing.T, l *Lab, target string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := l.Start(target, cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		t.Fatalf("%s at %s: %v: %s", args, target, err, out.String())
+	}
+	return out.String()
+}
+
+func TestNamesResolve(t *testing.T) {
+	l := up(t, "testnames")
+	c := l.Cluster
+	web := plan.ClusterIPs(c.Services[0])
+	db := []netip.Addr{plan.Addrs(c.Pods[3])[0], plan.Addrs(c.Pods[4])[0]}
+	for _, tc := range []struct {
+		from, name string
+		want       []netip.Addr // none: does not resolve
+	}{
+		{"web-1", "web", web},
+		{"node1", "web", web},
+		{"outside", "web.default", web},
+		{"data/db-0", "web", nil},
+		{"data/db-0", "web.default.svc", web},
+		{"db", "web.default.svc.cluster.local", web},
+		{"db", "db", db},
+		{"web-1", "db", nil},
+		{"web-1", "db.data.svc.cluster.local", db},
+		{"web-1", "db-1.db.data", db[1:]},
+		{"web-1", "node2", c.Nodes[1].IPs},
+	} {
+		out := run(t, l, tc.from, "bash", "-c", "getent ahosts "+tc.name+" || true")
+		got := map[string]bool{}
+		for line := range strings.Lines(out) {
+			got[strings.Fields(line)[0]] = true
+		}
+		ok := len(got) == len(tc.want)
+		for _, a := range tc.want {
+			ok = ok && got[a.String()]
+		}
+		if !ok {
+			t.Errorf("%s from %s resolves to %v, want %v", tc.name, tc.from, got, tc.want)
+		}
+	}
+}
+
+// leftovers lists what there is of a lab: namespaces, files and processes.
+func leftovers(t *testing.T, name string) []string {
+	t.Helper()
+	left, err := namespaces(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(Dir, name)); err == nil {
+		left = append(left, "folder")
+	}
+	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range cmdlines {
+		if b, err := os.ReadFile(f); err == nil && bytes.Contains(b, []byte(Dir+"/"+name+"/")) {
+			left = append(left, string(b))
+		}
+	}
+	return left
+}
+
+func TestDownLeavesNothing(t *testing.T) {
+	l := up(t, "testdown")
+	shell := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := l.Start("web-1", shell); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if err := shell.Wait(); err == nil {
+		t.Error("a command inside a pod outlived the lab")
+	}
+	if left := leftovers(t, l.Name); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if err := l.Down(); err != nil {
+		t.Errorf("down of what is down: %v", err)
+	}
+}
+
+func TestUpOverLabs(t *testing.T) {
+	l := up(t, "testover")
+	if _, err := Up(t.Context(), Config{Name: l.Name, Nodes: 1, Objects: &plan.Objects{}}); err == nil {
+		t.Fatal("up over a live lab succeeded")
+	}
+	if _, err := ask(t, l, "web-1", "TCP", netip.AddrPortFrom(plan.Addrs(l.Cluster.Pods[1])[0], 8080).String()); err != nil {
+		t.Errorf("the live lab was hurt: %v", err)
+	}
+	// A crash: a server killed, a namespace gone, the record of the lab lost.
+	p := l.process("node1", "serve")
+	if err := unix.Kill(p.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); p.alive(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the server did not die")
+		}
+	}
+	if err := netns.Delete(l.NodeNS("node2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(l.path("lab.json")); err != nil {
+		t.Fatal(err)
+	}
+	l = up(t, "testover")
+	if _, err := ask(t, l, "web-1", "TCP", netip.AddrPortFrom(plan.Addrs(l.Cluster.Pods[1])[0], 8080).String()); err != nil {
+		t.Errorf("the new lab: %v", err)
+	}
+}
+
+func TestUpCancelledLeavesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := 0
+	_, err = Up(ctx, Config{Name: "testcancel", Nodes: 2, Objects: objs, Executable: exe, Progress: func(string) {
+		if steps++; steps == 2 { // the network is built, servers run
+			cancel()
+		}
+	}})
+	if err == nil {
+		t.Error("up succeeded although it was cancelled")
+	}
+	if left := leftovers(t, "testcancel"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestTwoLabsSideBySide(t *testing.T) {
+	a, b := up(t, "testa"), up(t, "testb")
+	if err := a.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(t, b, "web-1", "TCP", netip.AddrPortFrom(plan.Addrs(b.Cluster.Pods[1])[0], 8080).String()); err != nil {
+		t.Errorf("lab b after lab a went down: %v", err)
+	}
+}
+
+func TestChange(t *testing.T) {
+	l := up(t, "testchange")
+	err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Scale("Deployment", "default", "web", 4) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fourth string
+	for _, p := range l.Cluster.Pods {
+		if p.Name == "web-4" {
+			fourth = netip.AddrPortFrom(plan.Addrs(p)[0], 8080).String()
+		}
+	}
+	if _, err := ask(t, l, "outside", "TCP", fourth); err != nil {
+		t.Errorf("new pod: %v", err)
+	}
+	again, err := Open(l.Name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = again.Change(t.Context(), func(c *plan.Cluster) error { return c.Scale("Deployment", "default", "web", 1) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := again.attached()
+	if err != nil || len(names) != 3 {
+		t.Errorf("pods' namespaces after scaling down: %v, %v", names, err)
+	}
+	if _, err := ask(t, again, "outside", "TCP", fourth); err == nil {
+		t.Error("a pod that is gone still answers")
+	}
+}

@@ -1,0 +1,232 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/attach"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// uplink is a host's interface on the underlay.
+const uplink = "eth0"
+
+// NodeNS is the name of a node's (or the outside host's) network namespace.
+func (l *Lab) NodeNS(node string) string { return prefix(l.Name) + node }
+
+// PodNS is the name of the network namespace that a pod is in: its own, or its node's under hostNetwork.
+func (l *Lab) PodNS(p *corev1.Pod) string {
+	if p.Spec.HostNetwork {
+		return l.NodeNS(p.Spec.NodeName)
+	}
+	return prefix(l.Name) + p.Name + "." + p.Namespace // no node's name has a dot
+}
+
+// prefix begins the names of all namespaces of a lab, and of no other lab's, as lab names have no dash.
+func prefix(lab string) string { return "sluice-" + lab + "-" }
+
+// host is a machine on the underlay.
+type host struct {
+	*netns.NS
+	ips []netip.Addr
+}
+
+// buildNetwork makes the underlay, the outside host and the nodes, with all routes between them.
+func (l *Lab) buildNetwork(ctx context.Context) error {
+	underlay, err := newNS(prefix(l.Name) + "underlay")
+	if err != nil {
+		return err
+	}
+	defer underlay.Close()
+	br, err := bridge(underlay)
+	if err != nil {
+		return err
+	}
+	join := func(name string, ips []netip.Addr) (*host, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		return l.newHost(underlay, br, name, ips)
+	}
+	outside, err := join(plan.Outside, l.Cluster.OutsideIPs)
+	if err != nil {
+		return err
+	}
+	defer outside.Close()
+	for _, n := range l.Cluster.Nodes {
+		h, err := join(n.Name, n.IPs)
+		if err != nil {
+			return err
+		}
+		err = l.setUpNode(h, n)
+		for i, cidr := range n.PodCIDRs {
+			if err == nil {
+				err = route(outside.NS, cidr, n.IPs[i])
+			}
+		}
+		if err := firstError(err, h.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setUpNode makes a host a node: it forwards, reaches the other nodes' pods by way of these
+// nodes, and everything else by way of the outside host.
+func (l *Lab) setUpNode(h *host, n plan.Node) error {
+	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := h.Sysctl(key, "1"); err != nil {
+			return fmt.Errorf("let %s forward: %w", h.Name, err)
+		}
+	}
+	for _, gw := range l.Cluster.OutsideIPs {
+		if err := route(h.NS, netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
+			return err
+		}
+	}
+	for _, other := range l.Cluster.Nodes {
+		for i, cidr := range other.PodCIDRs {
+			if other.Name == n.Name {
+				continue
+			}
+			if err := route(h.NS, cidr, other.IPs[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// newHost makes a namespace with an interface on the underlay.
+func (l *Lab) newHost(underlay *netns.NS, br netlink.Link, name string, ips []netip.Addr) (*host, error) {
+	ns, err := newNS(l.NodeNS(name))
+	if err != nil {
+		return nil, err
+	}
+	if err := plug(ns, underlay, br, name, ips); err != nil {
+		return nil, firstError(fmt.Errorf("connect %s: %w", name, err), ns.Close())
+	}
+	return &host{ns, ips}, nil
+}
+
+func plug(ns, underlay *netns.NS, br netlink.Link, port string, ips []netip.Addr) error {
+	if err := netns.Veth(ns, uplink, underlay, port); err != nil {
+		return err
+	}
+	far, err := underlay.LinkByName(port)
+	if err == nil {
+		err = underlay.LinkSetMaster(far, br)
+	}
+	if err != nil {
+		return fmt.Errorf("join bridge: %w", err)
+	}
+	near, err := ns.LinkByName(uplink)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", uplink, err)
+	}
+	for i, ip := range ips {
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(plan.Underlay[i].Bits(), ip.BitLen())}}
+		if ip.Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := ns.AddrAdd(near, addr); err != nil {
+			return fmt.Errorf("add address %s: %w", ip, err)
+		}
+	}
+	return nil
+}
+
+// newNS makes a namespace whose IPv6 addresses can be used at once: duplicate address detection
+// would hold back each interface's first packets for a second or two.
+func newNS(name string) (*netns.NS, error) {
+	ns, err := netns.New(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := ns.Sysctl("net/ipv6/conf/default/accept_dad", "0"); err != nil {
+		return nil, firstError(fmt.Errorf("turn off duplicate address detection in %s (the lab needs a kernel with IPv6): %w", name, err), ns.Close())
+	}
+	return ns, nil
+}
+
+func bridge(ns *netns.NS) (netlink.Link, error) {
+	la := netlink.NewLinkAttrs()
+	la.Name = "br0"
+	br := &netlink.Bridge{LinkAttrs: la}
+	if err := ns.LinkAdd(br); err != nil {
+		return nil, fmt.Errorf("create bridge: %w", err)
+	}
+	if err := ns.LinkSetUp(br); err != nil {
+		return nil, fmt.Errorf("bring up bridge: %w", err)
+	}
+	return br, nil
+}
+
+// route adds a route, or points the one there is elsewhere.
+func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
+	r := &netlink.Route{Gw: via.AsSlice()}
+	if to.Bits() > 0 {
+		r.Dst = &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+	}
+	if err := ns.RouteReplace(r); err != nil {
+		return fmt.Errorf("route %s by %s in %s: %w", to, via, ns.Name, err)
+	}
+	return nil
+}
+
+// routeOutside has the outside host send traffic for service addresses to the nodes that the plan names.
+func (l *Lab) routeOutside() error {
+	outside, err := netns.Open(l.NodeNS(plan.Outside))
+	if err != nil {
+		return err
+	}
+	defer outside.Close()
+	for _, r := range l.Cluster.Routes {
+		n := l.Cluster.Node(r.Node)
+		i := slices.IndexFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == r.Addr.Is4() })
+		if err := route(outside, netip.PrefixFrom(r.Addr, r.Addr.BitLen()), n.IPs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attachPod makes a pod's namespace and joins it to its node's.
+func (l *Lab) attachPod(p *corev1.Pod) error {
+	node, err := netns.Open(l.NodeNS(p.Spec.NodeName))
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	pod, err := newNS(l.PodNS(p))
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	return attach.Pod(node, attach.HostInterface(p.Namespace, p.Name), pod, plan.Addrs(p))
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// firstError is for a clean-up behind an error that says more.
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+package plan
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// Objects is what a user's manifests declare, as far as the lab acts on it.
+type Objects struct {
+	Namespaces []*corev1.Namespace
+	Workloads  []Workload
+	Services   []*corev1.Service
+	Slices     []*discoveryv1.EndpointSlice
+	Passed     map[string]int // objects of other kinds, by kind
+}
+
+// Read reads manifests from files and folders: YAML of one or many documents, JSON, and Lists. Of a folder
+// it takes the .yaml, .yml and .json files, not those of sub-folders. An error names the
+// file and, where it can, the object.
+func Read(paths ...string) (*Objects, error) {
+	objs := &Objects{}
+	for _, p := range paths {
+		info, err := os.Stat(p)
+		if err != nil {
+			return nil, fmt.Errorf("read manifests: %w", err)
+		}
+		dir, pattern := p, ""
+		if !info.IsDir() {
+			dir, pattern = filepath.Dir(p), filepath.Base(p)
+		}
+		if err := objs.add(os.DirFS(dir), dir, pattern); err != nil {
+			return nil, err
+		}
+	}
+	return objs, objs.check()
+}
+
+// ReadFS is Read for all manifests at the top of a file system.
+func ReadFS(fsys fs.FS) (*Objects, error) {
+	objs := &Objects{}
+	if err := objs.add(fsys, ".", ""); err != nil {
+		return nil, err
+	}
+	return objs, objs.check()
+}
+
+// add reads one file of a folder, or all manifests in it if name is empty. where is
+// what errors call the folder.
+func (o *Objects) add(fsys fs.FS, where, name string) error {
+	names := []string{name}
+	if name == "" {
+		names = nil
+		entries, err := fs.ReadDir(fsys, ".")
+		if err != nil {
+			return fmt.Errorf("read manifests in %s: %w", where, err)
+		}
+		for _, e := range entries {
+			switch path.Ext(e.Name()) {
+			case ".yaml", ".yml", ".json":
+				names = append(names, e.Name())
+			}
+		}
+		if len(names) == 0 {
+			return fmt.Errorf("read manifests in %s: no .yaml, .yml or .json file there", where)
+		}
+	}
+	for _, n := range names {
+		data, err := fs.ReadFile(fsys, n)
+		if err != nil {
+			return fmt.Errorf("read manifest: %w", err)
+		}
+		if err := o.parse(data); err != nil {
+			return fmt.Errorf("read manifest %s: %w", filepath.Join(where, n), err)
+		}
+	}
+	return nil
+}
+
+// parse adds all documents of one file.
+func (o *Objects) parse(data []byte) error {
+	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
+	for i := 1; ; i++ {
+		doc, err := docs.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			doc, err = yaml.YAMLToJSON(doc)
+		}
+		if err == nil {
+			err = o.object(doc)
+		}
+		if err != nil {
+			return fmt.Errorf("document %d: %w", i, err)
+		}
+	}
+}
+
+// object adds one object, or a list's.
+func (o *Objects) object(doc []byte) error {
+	if string(bytes.TrimSpace(doc)) == "null" { // nothing but comments
+		return nil
+	}
+	var head struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        struct{ Namespace, Name string }
+		Items           []json.RawMessage
+	}
+	if err := json.Unmarshal(doc, &head); err != nil {
+		return err
+	}
+	for i, item := range head.Items {
+		if err := o.object(item); err != nil {
+			return fmt.Errorf("item %d: %w", i+1, err)
+		}
+	}
+	if head.Items != nil {
+		return nil
+	}
+	if err := o.typed(head.APIVersion, head.Kind, doc); err != nil {
+		return fmt.Errorf("%s %s: %w", head.Kind, head.Metadata.Name, err)
+	}
+	return nil
+}
+
+// typed decodes an object of a kind that the lab knows and counts the others.
+func (o *Objects) typed(version, kind string, doc []byte) error {
+	switch version + " " + kind {
+	case "v1 Namespace":
+		return decode(doc, &o.Namespaces)
+	case "v1 Service":
+		return decode(doc, &o.Services)
+	case "discovery.k8s.io/v1 EndpointSlice":
+		return decode(doc, &o.Slices)
+	case "v1 Pod":
+		return addWorkload(o, doc, podWorkload)
+	case "apps/v1 Deployment":
+		return addWorkload(o, doc, func(d *appsv1.Deployment) Workload {
+			return workload(kind, d.ObjectMeta, d.Spec.Replicas, d.Spec.Template)
+		})
+	case "apps/v1 ReplicaSet":
+		return addWorkload(o, doc, func(r *appsv1.ReplicaSet) Workload {
+			return workload(kind, r.ObjectMeta, r.Spec.Replicas, r.Spec.Template)
+		})
+	case "apps/v1 StatefulSet":
+		return addWorkload(o, doc, statefulWorkload)
+	case "apps/v1 DaemonSet":
+		return addWorkload(o, doc, func(d *appsv1.DaemonSet) Workload {
+			return workload(kind, d.ObjectMeta, nil, d.Spec.Template)
+		})
+	}
+	if kind == "" {
+		return errors.New("no kind: not a Kubernetes object")
+	}
+	if o.Passed == nil {
+		o.Passed = map[string]int{}
+	}
+	o.Passed[kind]++
+	return nil
+}
+
+// check defaults namespaces and refuses what an API server would: objects
+// without a name, and two of the same kind and name.
+func (o *Objects) check() error {
+	seen := map[string]bool{}
+	one := func(kind, namespace, name string) error {
+		key := kind + " " + namespace + "/" + name
+		switch {
+		case name == "":
+			return fmt.Errorf("read manifests: a %s in namespace %s has no name", kind, namespace)
+		case seen[key]:
+			return fmt.Errorf("read manifests: %s is declared twice", key)
+		}
+		seen[key] = true
+		return nil
+	}
+	var errs []error
+	for _, s := range o.Services {
+		s.Namespace = orDefault(s.Namespace)
+		errs = append(errs, one("Service", s.Namespace, s.Name))
+	}
+	for _, s := range o.Slices {
+		s.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+		s.Namespace = orDefault(s.Namespace)
+		errs = append(errs, one("EndpointSlice", s.Namespace, s.Name))
+	}
+	for _, w := range o.Workloads {
+		errs = append(errs, one(w.Kind, w.Namespace, w.Name))
+	}
+	return errors.Join(errs...)
+}
+
+func decode[T any](doc []byte, to *[]*T) error {
+	v := new(T)
+	if err := json.Unmarshal(doc, v); err != nil {
+		return err
+	}
+	*to = append(*to, v)
+	return nil
+}
+
+func addWorkload[T any](o *Objects, doc []byte, f func(*T) Workload) error {
+	v := new(T)
+	if err := json.Unmarshal(doc, v); err != nil {
+		return err
+	}
+	o.Workloads = append(o.Workloads, f(v))
+	return nil
+}
+
+func orDefault(namespace string) string {
+	if namespace == "" {
+		return metav1.NamespaceDefault
+	}
+	return namespace
+}

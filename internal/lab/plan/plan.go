@@ -1,0 +1,244 @@
+// Package plan works out what a lab cluster looks like: from a user's
+// manifests to nodes, placed pods with addresses, Services with everything that a
+// cluster allocates for them, EndpointSlices, and the names that resolve. It does
+// what the API server, the scheduler, the address managers and the controllers do in a
+// real cluster, as far as a service proxy can tell. It is pure apart from Read.
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// MaxNodes is how many nodes a lab may have: each has one /24 of the pods' addresses
+// and one address of the underlay.
+const MaxNodes = 200
+
+// The address plan. It is the same in every lab, as labs share nothing: IPv4
+// first, then IPv6.
+var (
+	Underlay      = prefixes("10.10.0.0/24", "fd00:10:10::/64")
+	ClusterCIDRs  = prefixes("10.244.0.0/16", "fd00:10:244::/48")
+	ServiceCIDRs  = prefixes("10.96.0.0/16", "fd00:10:96::/112")
+	BalancerCIDRs = prefixes("198.51.100.0/24", "2001:db8:51::/112") // LoadBalancer ingress addresses
+)
+
+// Outside is the name of the client host that is on the underlay but not in the cluster.
+const Outside = "outside"
+
+// Node is a node of the lab.
+type Node struct {
+	Name     string
+	Zone     string
+	IPs      []netip.Addr // on the underlay, IPv4 then IPv6
+	PodCIDRs []netip.Prefix
+}
+
+// Route says which node the outside host sends traffic for a service address to.
+type Route struct {
+	Addr netip.Addr
+	Node string
+}
+
+// Cluster is the whole plan. Its fields are for reading; Scale and Mark change it.
+// It survives a round trip through JSON.
+type Cluster struct {
+	Created    time.Time
+	Nodes      []Node
+	OutsideIPs []netip.Addr
+	Namespaces []*corev1.Namespace
+	Workloads  []Workload
+	Pods       []*corev1.Pod // placed; in the order of the workloads
+	Services   []*corev1.Service
+	Given      []*discoveryv1.EndpointSlice // from the manifests, passed on as they are
+	Slices     []*discoveryv1.EndpointSlice // made from selectors
+	Routes     []Route
+	Passed     map[string]int // objects passed over, by kind
+	Notes      []string       // what the lab does differently from what a manifest asks, and why
+	Turn       int            // the node that is next in the round-robin
+}
+
+// New plans a cluster of n nodes that holds the objects. All objects count as created at the given time.
+// An error names the object that no cluster would accept.
+func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
+	if n < 1 || n > MaxNodes {
+		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
+	}
+	c := &Cluster{
+		Created:    created.UTC().Truncate(time.Second),
+		OutsideIPs: hosts(Underlay, 1),
+		Workloads:  objs.Workloads,
+		Given:      objs.Slices,
+		Passed:     objs.Passed,
+	}
+	for i := 1; i <= n; i++ {
+		c.Nodes = append(c.Nodes, newNode(i, n))
+	}
+	c.addNamespaces(objs)
+	if err := c.addServices(objs.Services); err != nil {
+		return nil, err
+	}
+	if err := c.reconcile(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Scale changes a workload's replicas: the highest numbers go first. DaemonSets and bare Pods do not scale.
+func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
+	for i := range c.Workloads {
+		w := &c.Workloads[i]
+		if w.Kind == kind && w.Namespace == namespace && w.Name == name && w.scales() {
+			w.Replicas = replicas
+			return c.reconcile()
+		}
+	}
+	return fmt.Errorf("scale %s %s/%s: the lab has no such workload that scales", kind, namespace, name)
+}
+
+// Mark sets a pod's readiness, and whether it is being deleted. Its server answers on
+// in any case, as a draining pod's does.
+func (c *Cluster) Mark(namespace, pod string, ready, terminating bool) error {
+	for _, p := range c.Pods {
+		if p.Namespace == namespace && p.Name == pod {
+			p.Status.Conditions = conditions(ready, c.Created)
+			p.DeletionTimestamp = nil
+			if terminating {
+				p.DeletionTimestamp = &metav1.Time{Time: c.Created}
+			}
+			return c.reconcile()
+		}
+	}
+	return fmt.Errorf("mark pod %s/%s: the lab has no such pod", namespace, pod)
+}
+
+// Node returns a node by name, or nil.
+func (c *Cluster) Node(name string) *Node {
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == name {
+			return &c.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// reconcile brings pods, slices and routes in line with workloads and services; what exists stays.
+func (c *Cluster) reconcile() error {
+	if err := c.place(); err != nil {
+		return err
+	}
+	c.Slices = nil
+	for _, svc := range c.Services {
+		c.Slices = append(c.Slices, c.slices(svc)...)
+	}
+	c.route()
+	return nil
+}
+
+func (c *Cluster) note(format string, args ...any) {
+	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
+}
+
+// newNode makes node i of n (from 1), in one of three zones.
+func newNode(i, n int) Node {
+	return Node{
+		Name: fmt.Sprintf("node%d", i),
+		Zone: fmt.Sprintf("zone-%c", 'a'+(i-1)%min(n, 3)),
+		IPs:  hosts(Underlay, 10+i),
+		PodCIDRs: prefixes(
+			fmt.Sprintf("10.244.%d.0/24", i),
+			fmt.Sprintf("fd00:10:244:%x::/64", i)),
+	}
+}
+
+// Object is the node as a cluster's API has it.
+func (n *Node) Object(created time.Time) *corev1.Node {
+	node := &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              n.Name,
+			CreationTimestamp: metav1.Time{Time: created},
+			Labels: map[string]string{
+				corev1.LabelHostname:     n.Name,
+				corev1.LabelTopologyZone: n.Zone,
+				corev1.LabelOSStable:     "linux",
+			},
+		},
+	}
+	for _, p := range n.PodCIDRs {
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, p.String())
+	}
+	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
+	for _, a := range n.IPs {
+		node.Status.Addresses = append(node.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	node.Status.Addresses = append(node.Status.Addresses,
+		corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.Name})
+	node.Status.Conditions = []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Time{Time: created},
+	}}
+	return node
+}
+
+// addNamespaces takes the declared namespaces and makes those that other objects live in.
+func (c *Cluster) addNamespaces(objs *Objects) {
+	have := map[string]bool{}
+	add := func(ns *corev1.Namespace) {
+		if have[ns.Name] {
+			return
+		}
+		have[ns.Name] = true
+		ns.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}
+		if ns.Labels == nil {
+			ns.Labels = map[string]string{}
+		}
+		ns.Labels[corev1.LabelMetadataName] = ns.Name
+		c.Namespaces = append(c.Namespaces, ns)
+	}
+	for _, ns := range objs.Namespaces {
+		add(ns)
+	}
+	implied := func(name string) { add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}) }
+	implied(metav1.NamespaceDefault)
+	for _, w := range objs.Workloads {
+		implied(w.Namespace)
+	}
+	for _, s := range objs.Services {
+		implied(s.Namespace)
+	}
+	for _, s := range objs.Slices {
+		implied(s.Namespace)
+	}
+}
+
+func prefixes(ss ...string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, s := range ss {
+		ps = append(ps, netip.MustParsePrefix(s))
+	}
+	return ps
+}
+
+// hosts returns the i-th address of each prefix.
+func hosts(ps []netip.Prefix, i int) []netip.Addr {
+	var as []netip.Addr
+	for _, p := range ps {
+		as = append(as, nth(p, i))
+	}
+	return as
+}
+
+// nth is the address that lies i after the prefix's own; i is below 2^16.
+func nth(p netip.Prefix, i int) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	low := int(b[len(b)-2])<<8 | int(b[len(b)-1]) + i
+	b[len(b)-2], b[len(b)-1] = byte(low>>8), byte(low)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}

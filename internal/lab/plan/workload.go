@@ -1,0 +1,263 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Workload is something that makes pods.
+type Workload struct {
+	Kind            string // Deployment, ReplicaSet, StatefulSet, DaemonSet or Pod
+	Namespace, Name string
+	Replicas        int // of no meaning for a DaemonSet
+	Template        corev1.PodTemplateSpec
+	Subdomain       string // a StatefulSet's governing Service
+	First           int    // a StatefulSet's first ordinal
+}
+
+func (w *Workload) scales() bool { return w.Kind != "DaemonSet" && w.Kind != "Pod" }
+
+func workload(kind string, meta metav1.ObjectMeta, replicas *int32, t corev1.PodTemplateSpec) Workload {
+	w := Workload{Kind: kind, Namespace: orDefault(meta.Namespace), Name: meta.Name, Replicas: 1, Template: t}
+	if replicas != nil {
+		w.Replicas = int(*replicas)
+	}
+	return w
+}
+
+func podWorkload(p *corev1.Pod) Workload {
+	t := corev1.PodTemplateSpec{ObjectMeta: p.ObjectMeta, Spec: p.Spec}
+	return workload("Pod", p.ObjectMeta, nil, t)
+}
+
+func statefulWorkload(s *appsv1.StatefulSet) Workload {
+	w := workload("StatefulSet", s.ObjectMeta, s.Spec.Replicas, s.Spec.Template)
+	w.Subdomain = s.Spec.ServiceName
+	if s.Spec.Ordinals != nil {
+		w.First = int(s.Spec.Ordinals.Start)
+	}
+	return w
+}
+
+// replica is one pod that a workload wants: its name, and its node where that is fixed.
+type replica struct{ name, node string }
+
+// replicas lists the pods a workload wants. Deployments count from 1 and skip names that are taken.
+func (w *Workload) replicas(nodes []Node, taken func(string) bool) []replica {
+	var rs []replica
+	switch w.Kind {
+	case "Pod":
+		rs = append(rs, replica{w.Name, ""})
+	case "DaemonSet":
+		for _, n := range nodes {
+			rs = append(rs, replica{w.Name + "-" + n.Name, n.Name})
+		}
+	case "StatefulSet":
+		for i := range w.Replicas {
+			rs = append(rs, replica{fmt.Sprintf("%s-%d", w.Name, w.First+i), ""})
+		}
+	default:
+		for i := 1; len(rs) < w.Replicas; i++ {
+			if name := fmt.Sprintf("%s-%d", w.Name, i); !taken(name) {
+				rs = append(rs, replica{name, ""})
+			}
+		}
+	}
+	return rs
+}
+
+// place makes the pods that the workloads want. A pod that exists keeps its
+// node, its addresses and its condition.
+func (c *Cluster) place() error {
+	old := map[string]*corev1.Pod{}
+	for _, p := range c.Pods {
+		old[key(p.Namespace, p.Name)] = p
+	}
+	pl := placement{c: c, addrs: map[netip.Addr]bool{}, ports: map[hostPort]bool{}, owner: map[string]string{}}
+	wanted := make([][]replica, len(c.Workloads))
+	// Names that cannot be chosen go first, so that Deployments can step aside.
+	for _, scaled := range []bool{false, true} {
+		for i := range c.Workloads {
+			w := &c.Workloads[i]
+			if w.numbered() != scaled {
+				continue
+			}
+			wanted[i] = w.replicas(c.Nodes, func(name string) bool { return pl.owner[key(w.Namespace, name)] != "" })
+			for _, r := range wanted[i] {
+				k := key(w.Namespace, r.name)
+				if other := pl.owner[k]; other != "" {
+					return fmt.Errorf("place %s %s/%s: %s makes a pod of the same name %s", w.Kind, w.Namespace, w.Name, other, r.name)
+				}
+				pl.owner[k] = w.Kind + " " + w.Name
+				if p := old[k]; p != nil {
+					pl.keep(p)
+				}
+			}
+		}
+	}
+	c.Pods = nil
+	for i := range c.Workloads {
+		for _, r := range wanted[i] {
+			p := old[key(c.Workloads[i].Namespace, r.name)]
+			if p == nil {
+				var err error
+				if p, err = pl.pod(&c.Workloads[i], r); err != nil {
+					return err
+				}
+			}
+			c.Pods = append(c.Pods, p)
+		}
+	}
+	return nil
+}
+
+// numbered says whether the workload can choose its pods' names.
+func (w *Workload) numbered() bool { return w.Kind == "Deployment" || w.Kind == "ReplicaSet" }
+
+// placement is the state of one run of place.
+type placement struct {
+	c     *Cluster
+	addrs map[netip.Addr]bool // taken
+	ports map[hostPort]bool   // taken by pods on their node's network
+	owner map[string]string   // a pod's workload
+}
+
+type hostPort struct {
+	node     string
+	protocol corev1.Protocol
+	port     int32
+}
+
+// keep notes what a pod that stays occupies.
+func (pl *placement) keep(p *corev1.Pod) {
+	if p.Spec.HostNetwork {
+		for _, hp := range hostPorts(p, p.Spec.NodeName) {
+			pl.ports[hp] = true
+		}
+		return
+	}
+	for _, a := range Addrs(p) {
+		pl.addrs[a] = true
+	}
+}
+
+// pod makes a new pod: node, addresses, and the status of one that runs.
+func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
+	p := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: *w.Template.ObjectMeta.DeepCopy(),
+		Spec:       *w.Template.Spec.DeepCopy(),
+	}
+	p.Namespace, p.Name, p.GenerateName = w.Namespace, r.name, ""
+	p.CreationTimestamp = metav1.Time{Time: pl.c.Created}
+	if w.Kind != "Pod" {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: w.Kind, Name: w.Name}}
+	}
+	if w.Kind == "StatefulSet" {
+		p.Spec.Hostname, p.Spec.Subdomain = r.name, w.Subdomain
+	}
+	if r.node != "" {
+		p.Spec.NodeName = r.node
+	}
+	node, err := pl.node(p)
+	if err != nil {
+		return nil, err
+	}
+	p.Spec.NodeName = node.Name
+	addrs := node.IPs
+	if !p.Spec.HostNetwork {
+		if addrs, err = pl.allocate(node); err != nil {
+			return nil, fmt.Errorf("place pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+	}
+	p.Status = status(node, addrs, pl.c.Created)
+	pl.keep(p)
+	return p, nil
+}
+
+// node chooses the pod's node: the one it names, or the next in turn among those that its node selector and its
+// ports on the node's network allow.
+func (pl *placement) node(p *corev1.Pod) (*Node, error) {
+	c := pl.c
+	if name := p.Spec.NodeName; name != "" {
+		if n := c.Node(name); n != nil {
+			return n, nil
+		}
+		c.note("pod %s/%s asks for node %s, which the lab does not have: placed by turn", p.Namespace, p.Name, name)
+	}
+	fits := func(n *Node, selector bool) bool {
+		labels := n.Object(c.Created).Labels
+		for k, v := range p.Spec.NodeSelector {
+			if selector && labels[k] != v {
+				return false
+			}
+		}
+		return !p.Spec.HostNetwork || !slices.ContainsFunc(hostPorts(p, n.Name), func(hp hostPort) bool { return pl.ports[hp] })
+	}
+	for _, selector := range []bool{true, false} {
+		for i := range c.Nodes {
+			if n := &c.Nodes[(c.Turn+i)%len(c.Nodes)]; fits(n, selector) {
+				c.Turn = (c.Turn + i + 1) % len(c.Nodes)
+				if !selector {
+					c.note("pod %s/%s: no node has the labels of its nodeSelector: placed by turn", p.Namespace, p.Name)
+				}
+				return n, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("place pod %s/%s: its hostNetwork ports are taken on every node; use more --nodes", p.Namespace, p.Name)
+}
+
+// allocate takes a free address of each of the node's pod CIDRs.
+func (pl *placement) allocate(n *Node) ([]netip.Addr, error) {
+	for i := 2; i < 255; i++ { // .1 stays free, as a bridged node would have it
+		addrs := hosts(n.PodCIDRs, i)
+		if !pl.addrs[addrs[0]] {
+			return addrs, nil
+		}
+	}
+	return nil, fmt.Errorf("all addresses of %s on %s are taken; use more --nodes", n.PodCIDRs[0], n.Name)
+}
+
+func hostPorts(p *corev1.Pod, node string) []hostPort {
+	var hps []hostPort
+	for _, c := range containers(p) {
+		for _, port := range c.Ports {
+			hps = append(hps, hostPort{node, protocol(port.Protocol), port.ContainerPort})
+		}
+	}
+	return hps
+}
+
+func status(n *Node, addrs []netip.Addr, created time.Time) corev1.PodStatus {
+	s := corev1.PodStatus{
+		Phase:      corev1.PodRunning,
+		Conditions: conditions(true, created),
+		HostIP:     n.IPs[0].String(),
+		PodIP:      addrs[0].String(),
+	}
+	for _, a := range addrs {
+		s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: a.String()})
+	}
+	return s
+}
+
+func conditions(ready bool, since time.Time) []corev1.PodCondition {
+	state := corev1.ConditionFalse
+	if ready {
+		state = corev1.ConditionTrue
+	}
+	var cs []corev1.PodCondition
+	for _, t := range []corev1.PodConditionType{corev1.ContainersReady, corev1.PodReady} {
+		cs = append(cs, corev1.PodCondition{Type: t, Status: state, LastTransitionTime: metav1.Time{Time: since}})
+	}
+	return cs
+}
+
+func key(namespace, name string) string { return namespace + "/" + name }
