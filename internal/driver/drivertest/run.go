@@ -21,7 +21,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 )
 
 // Open opens the driver under test in the network namespace of the calling thread.
@@ -332,4 +331,3 @@ func (r *run) explain(err error) error {
 func (r *run) show(p netip.AddrPort) string {
 	return fmt.Sprintf("%s:%d (%v)", r.nameOf(p.Addr()), p.Port(), p.Addr())
 }
-
