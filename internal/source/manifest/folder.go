@@ -1,0 +1,180 @@
+package manifest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// folder is the watched folder while it is open. Paths are relative to it.
+type folder struct {
+	root    string
+	dir     *os.File
+	watcher *watcher
+	paths   map[int32]string // of the watched folders, by watch descriptor; "" is the root
+	rootWD  int32
+}
+
+// openFolder opens a folder and watches it; the folders within follow in walk.
+func openFolder(root string, w *watcher) (*folder, error) {
+	dir, err := os.Open(root)
+	if err != nil {
+		return nil, fmt.Errorf("open manifest folder: %w", err)
+	}
+	f := &folder{root: root, dir: dir, watcher: w, paths: make(map[int32]string)}
+	if f.rootWD, err = w.add(root); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("open manifest folder %s: %w", root, err)
+	}
+	f.paths[f.rootWD] = ""
+	return f, nil
+}
+
+// close ends all watches.
+func (f *folder) close() {
+	for wd := range f.paths {
+		f.watcher.remove(wd)
+	}
+	f.dir.Close()
+}
+
+// present tells whether the folder that is open is still the one at its path.
+func (f *folder) present() bool {
+	now, err := os.Stat(f.root)
+	if err != nil {
+		return false
+	}
+	open, err := f.dir.Stat()
+	return err == nil && os.SameFile(now, open)
+}
+
+// listing is what walk found.
+type listing struct {
+	files  []string
+	failed map[string]error // folders within that couldn't be read
+}
+
+// walk lists the manifests in the folder and in those below it, and watches
+// just the folders that are there now. Watching comes before listing, so that
+// no change falls between them.
+func (f *folder) walk() (listing, error) {
+	l := listing{failed: make(map[string]error)}
+	paths := map[int32]string{f.rootWD: ""}
+	if err := f.list("", &l, paths); err != nil {
+		return l, fmt.Errorf("read manifest folder %s: %w", f.root, err)
+	}
+	for wd := range f.paths {
+		if _, ok := paths[wd]; !ok {
+			f.watcher.remove(wd)
+		}
+	}
+	f.paths = paths
+	return l, nil
+}
+
+func (f *folder) list(path string, l *listing, paths map[int32]string) error {
+	fd, err := openat(f.dir, path, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), filepath.Join(f.root, path))
+	entries, err := dir.ReadDir(-1)
+	dir.Close()
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		within := filepath.Join(path, e.Name())
+		switch {
+		case e.IsDir() && e.Name()[0] != '.':
+			wd, err := f.watcher.add(filepath.Join(f.root, within))
+			if err == nil {
+				paths[wd] = within
+				err = f.list(within, l, paths)
+			}
+			if err != nil && !os.IsNotExist(err) {
+				l.failed[within] = err
+			}
+		case !e.IsDir() && isManifest(e.Name()):
+			l.files = append(l.files, within)
+		}
+	}
+	return nil
+}
+
+// isManifest tells from a file's name whether it is read.
+func isManifest(name string) bool {
+	if name == "" || name[0] == '.' {
+		return false
+	}
+	switch filepath.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
+}
+
+// within tells whether a path lies in a folder.
+func within(path, folder string) bool {
+	return strings.HasPrefix(path, folder) && len(path) > len(folder) && path[len(folder)] == '/'
+}
+
+// change is what a batch of events comes to.
+type change struct {
+	files map[string]bool // to be read again; true: only just created, maybe with nothing in it yet
+	all   bool            // everything is to be looked at
+	gone  bool            // the folder is no longer where it was
+}
+
+// interpret works out what events mean. retry says that a file could not be
+// read before, so that a change of its attributes is of interest.
+func (f *folder) interpret(events []event, retry func(path string) bool) change {
+	c := change{files: make(map[string]bool)}
+	for _, e := range events {
+		if e.mask&unix.IN_Q_OVERFLOW != 0 {
+			c.all = true
+			continue
+		}
+		folder, known := f.paths[e.wd]
+		if !known {
+			continue // of a watch that has ended
+		}
+		if e.name == "" {
+			if e.wd == f.rootWD && e.mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0 {
+				c.gone = true
+			}
+			continue
+		}
+		f.interpretEntry(&c, e, filepath.Join(folder, e.name), retry)
+	}
+	return c
+}
+
+// interpretEntry works out what an event of an entry of a folder means.
+func (f *folder) interpretEntry(c *change, e event, path string, retry func(path string) bool) {
+	switch {
+	case e.mask&unix.IN_ATTRIB != 0:
+		if retry(path) {
+			c.files[path] = false
+		}
+	case e.mask&unix.IN_ISDIR != 0:
+		c.all = c.all || e.name[0] != '.'
+	case strings.HasPrefix(e.name, ".."):
+		// A ConfigMap volume changes by a symbolic link "..data" that is
+		// replaced, which changes all the files that lead through it.
+		c.all = true
+	case !isManifest(e.name):
+	case e.mask&unix.IN_CREATE != 0:
+		var st unix.Stat_t
+		err := unix.Fstatat(int(f.dir.Fd()), path, &st, unix.AT_SYMLINK_NOFOLLOW)
+		plain := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
+		if was, ok := c.files[path]; !ok || was {
+			c.files[path] = plain
+		}
+	default:
+		c.files[path] = false
+	}
+}

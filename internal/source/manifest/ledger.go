@@ -1,0 +1,248 @@
+package manifest
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// file is what is known of one file.
+type file struct {
+	path  string
+	stamp stamp
+	content
+	err string // why it can't be read at present
+}
+
+// issues are all that is wrong with a file.
+func (f *file) allIssues() []model.Issue {
+	if f.err == "" {
+		return f.issues
+	}
+	return append(slices.Clip(f.issues), model.Issue{Object: f.path, Source: f.path, Reason: f.err})
+}
+
+// claim is a file's version of an object.
+type claim struct {
+	file  *file
+	value any
+}
+
+// ledger keeps what each file declares and works out what that comes to. Of
+// several files that declare the same object, the first by name counts.
+type ledger struct {
+	files  map[string]*file
+	faulty map[*file]struct{} // those with issues
+
+	valid  map[key]claim   // the version that counts, and was delivered
+	rivals map[key][]claim // those that don't, sorted by path
+	counts map[store.Kind]int
+
+	before map[key]any // during an update: the value that was valid before it, nil for none
+	fresh  bool        // during the first update: nothing was valid before it
+}
+
+func newLedger() *ledger {
+	return &ledger{
+		files:  make(map[string]*file),
+		faulty: make(map[*file]struct{}),
+		valid:  make(map[key]claim),
+		rivals: make(map[key][]claim),
+		counts: make(map[store.Kind]int),
+		before: make(map[key]any),
+	}
+}
+
+// update enters readings and returns the events that follow from them.
+func (l *ledger) update(readings []reading) []store.Event {
+	l.fresh = len(l.valid) == 0
+	for i := range readings {
+		l.enter(&readings[i])
+	}
+	if l.fresh {
+		return l.everything()
+	}
+	var events []store.Event
+	for k, was := range l.before {
+		now, ok := l.valid[k]
+		switch {
+		case !ok && was == nil:
+		case !ok:
+			l.counts[k.kind]--
+			events = append(events, store.Event{Kind: k.kind, Name: k.name})
+		default:
+			if was == nil {
+				l.counts[k.kind]++
+			}
+			if !same(was, now.value) {
+				events = append(events, store.Event{Kind: k.kind, Name: k.name, Object: now.value})
+			}
+		}
+	}
+	clear(l.before)
+	return events
+}
+
+// same tells whether two versions are alike; was may be nil.
+func same(was, now any) bool {
+	return was == now || was != nil && reflect.DeepEqual(was, now)
+}
+
+// everything returns an event for each valid object.
+func (l *ledger) everything() []store.Event {
+	events := make([]store.Event, 0, len(l.valid))
+	for k, c := range l.valid {
+		l.counts[k.kind]++
+		events = append(events, store.Event{Kind: k.kind, Name: k.name, Object: c.value})
+	}
+	return events
+}
+
+// enter puts one reading in place of what was known of its file.
+func (l *ledger) enter(r *reading) {
+	f := l.files[r.path]
+	switch r.outcome {
+	case busy:
+		return
+	case failed:
+		if f == nil {
+			f = &file{path: r.path}
+			l.files[r.path] = f
+		}
+		f.err = r.err.Error()
+	case gone:
+		if f == nil {
+			return
+		}
+		l.replace(f, nil)
+		f.content, f.err = content{}, ""
+		delete(l.files, r.path)
+	default:
+		if f == nil {
+			f = &file{path: r.path}
+			l.files[r.path] = f
+		}
+		l.replace(f, r.content.objects)
+		f.content, f.stamp, f.err = r.content, r.stamp, ""
+	}
+	if len(f.issues) > 0 || f.err != "" {
+		l.faulty[f] = struct{}{}
+	} else {
+		delete(l.faulty, f)
+	}
+}
+
+// replace gives up what a file claimed and claims what it has now. What is the
+// same at both ends of the two lists is not touched: in a long list mostly one
+// object changes.
+func (l *ledger) replace(f *file, next []object) {
+	last := f.objects
+	equal := func(a, b *object) bool { return a.key == b.key && a.value == b.value }
+	for len(last) > 0 && len(next) > 0 && equal(&last[0], &next[0]) {
+		last, next = last[1:], next[1:]
+	}
+	for len(last) > 0 && len(next) > 0 && equal(&last[len(last)-1], &next[len(next)-1]) {
+		last, next = last[:len(last)-1], next[:len(next)-1]
+	}
+	for i := range last {
+		if last[i].value != nil {
+			l.withdraw(last[i].key, f)
+		}
+	}
+	for i := range next {
+		if next[i].value != nil {
+			l.claim(next[i].key, claim{f, next[i].value})
+		}
+	}
+}
+
+// touch remembers what was valid before the update.
+func (l *ledger) touch(k key) {
+	if l.fresh {
+		return
+	}
+	if _, ok := l.before[k]; !ok {
+		l.before[k] = l.valid[k].value
+	}
+}
+
+func (l *ledger) withdraw(k key, f *file) {
+	l.touch(k)
+	rivals := l.rivals[k]
+	if l.valid[k].file != f {
+		rivals = slices.DeleteFunc(rivals, func(c claim) bool { return c.file == f })
+	} else if len(rivals) > 0 {
+		l.valid[k] = rivals[0]
+		rivals = slices.Delete(rivals, 0, 1)
+	} else {
+		delete(l.valid, k)
+	}
+	if l.rivals[k] = rivals; len(rivals) == 0 {
+		delete(l.rivals, k)
+	}
+}
+
+func (l *ledger) claim(k key, c claim) {
+	l.touch(k)
+	holder, held := l.valid[k]
+	if !held {
+		l.valid[k] = c
+		return
+	}
+	if c.file.path < holder.file.path {
+		l.valid[k] = c
+		c = holder
+	}
+	rivals := append(l.rivals[k], c)
+	slices.SortFunc(rivals, func(a, b claim) int { return cmp.Compare(a.file.path, b.file.path) })
+	l.rivals[k] = rivals
+}
+
+// issues lists all that is wrong, sorted by object.
+func (l *ledger) issues() []model.Issue {
+	var all []model.Issue
+	for f := range l.faulty {
+		all = append(all, f.allIssues()...)
+	}
+	for k, rivals := range l.rivals {
+		for _, c := range rivals {
+			all = append(all, model.Issue{
+				Object: k.String(),
+				Source: c.file.path,
+				Reason: "is declared in " + l.valid[k].file.path + " as well, which counts, as its name comes first; delete one of them",
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b model.Issue) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Reason, b.Reason))
+	})
+	return all
+}
+
+// objects counts the valid objects, skipped those that are of other kinds.
+func (l *ledger) objects() map[string]int {
+	counts := make(map[string]int)
+	for kind, n := range l.counts {
+		if n > 0 {
+			counts[kind.String()] = n
+		}
+	}
+	return counts
+}
+
+func (l *ledger) skipped() map[string]int {
+	counts := make(map[string]int)
+	for _, f := range l.files {
+		for kind, n := range f.content.skipped {
+			counts[kind] += n
+		}
+	}
+	return counts
+}
+
+// paths are the files known, in no order.
+func (l *ledger) paths() []string { return slices.Collect(maps.Keys(l.files)) }

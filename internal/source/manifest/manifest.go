@@ -1,0 +1,361 @@
+// Package manifest is the source that reads Kubernetes objects from a folder
+// of manifests and follows its changes.
+//
+// It reads files whose names end in .yaml, .yml or .json, in the folder and in
+// those below it; names that begin with a dot are passed over. A file holds any number
+// of objects and lists of them. Those of kinds that no one here acts on are
+// counted and passed over.
+//
+// What is at fault never takes more with it than itself. An object that can't
+// be understood keeps its last good version, and so does all that a file
+// declared in a part that can't be parsed any more, a file that can't be read, or a folder
+// that has vanished. A file counts once its writer has closed it. An object
+// that two files declare is taken from the one whose name comes first.
+//
+// A file that is a symbolic link is followed; when the content changes at the
+// link's far end, without a change in the folder, only Flush notices. Swapping
+// the "..data" link of a mounted ConfigMap is a change in the folder.
+package manifest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Sink is where objects go; *store.Store is one.
+type Sink interface {
+	// Apply takes a batch of events, in which no object occurs twice.
+	Apply(events []store.Event)
+	// SetSynced is called once, after everything that was there at the start.
+	SetSynced()
+}
+
+const (
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = time.Second
+)
+
+// Source follows one folder. Its methods are safe for concurrent use.
+type Source struct {
+	path    string
+	sink    Sink
+	log     *slog.Logger
+	started chan struct{} // closed once Run has begun
+
+	work    sync.Mutex // held while the folder is read and events are delivered
+	watcher *watcher   // nil when Run is not running
+	folder  *folder    // nil while the folder isn't open
+	parsers []*parser
+	unread  map[string]bool // files to be tried again, as somebody was writing them
+	reread  bool            // the whole folder is to be read again
+	retry   time.Duration   // until the next try
+
+	mu      sync.Mutex // guards what Status shows; held for short
+	ledger  *ledger
+	trouble string           // why the folder can't be read
+	below   map[string]error // why folders below can't be
+	synced  bool
+	logged  []model.Issue // as they were last logged
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New returns a source that reads the folder at path and delivers to sink.
+func New(path string, sink Sink, log *slog.Logger) *Source {
+	return &Source{
+		path:    path,
+		sink:    sink,
+		log:     log,
+		started: make(chan struct{}),
+		parsers: newParsers(),
+		unread:  make(map[string]bool),
+		ledger:  newLedger(),
+	}
+}
+
+// Run implements source.Source. It may be called once.
+func (s *Source) Run(ctx context.Context) error {
+	w, err := newWatcher()
+	if err != nil {
+		return err
+	}
+	var collector sync.WaitGroup
+	collector.Go(w.run)
+	defer collector.Wait()
+	s.work.Lock()
+	s.watcher = w
+	s.work.Unlock()
+	close(s.started)
+	defer s.stop()
+
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.ready:
+		case <-retry.C:
+		}
+		if wait := s.step(); wait > 0 {
+			retry.Reset(wait)
+		} else {
+			retry.Stop()
+		}
+	}
+}
+
+func (s *Source) stop() {
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.detach()
+	s.watcher.close()
+	s.watcher = nil
+}
+
+// step delivers what has changed, and returns the time until the next step if
+// one is needed without an event.
+func (s *Source) step() time.Duration {
+	s.work.Lock()
+	defer s.work.Unlock()
+	if err := s.deliver(false); err == nil && len(s.unread) == 0 {
+		s.retry = 0
+		return 0
+	}
+	s.retry = min(max(2*s.retry, firstRetry), lastRetry)
+	return s.retry
+}
+
+// Flush implements source.Source. A file that somebody has open for writing is
+// left for when it is closed.
+func (s *Source) Flush(ctx context.Context) error {
+	select {
+	case <-s.started:
+	case <-ctx.Done():
+		return fmt.Errorf("read manifest folder %s: it isn't watched yet: %w", s.path, ctx.Err())
+	}
+	s.work.Lock()
+	defer s.work.Unlock()
+	if s.watcher == nil {
+		return fmt.Errorf("read manifest folder %s: its watcher has ended", s.path)
+	}
+	return s.deliver(true)
+}
+
+// deliver brings the sink up to date with what changed; all looks at every
+// file for that. An error says why the folder can't be read.
+func (s *Source) deliver(all bool) error {
+	s.watcher.drain()
+	events := s.watcher.take()
+	if s.folder != nil && all && !s.folder.present() {
+		s.detach()
+	}
+	if s.folder == nil {
+		f, err := openFolder(s.path, s.watcher)
+		if err != nil {
+			return s.lost(err)
+		}
+		s.folder, s.reread = f, true
+	}
+	c := s.folder.interpret(events, s.isUnreadable)
+	if c.gone {
+		return s.vanished()
+	}
+	s.reread = s.reread || c.all
+	for path := range s.unread {
+		c.files[path] = false
+	}
+	jobs, below, err := s.plan(c.files, all || s.reread)
+	if err != nil {
+		return s.lost(err)
+	}
+	readings := readAll(s.parsers, s.folder.dir, jobs)
+	if slices.ContainsFunc(readings, func(r reading) bool { return r.outcome == gone }) && !s.folder.present() {
+		return s.vanished()
+	}
+	if all || s.reread {
+		s.setBelow(below)
+	}
+	s.reread = false
+	s.commit(readings)
+	return nil
+}
+
+func (s *Source) isUnreadable(path string) bool {
+	f := s.ledger.files[path]
+	return f != nil && f.err != ""
+}
+
+// plan makes jobs of the files named, and of all that differ from what is
+// known if all is set.
+func (s *Source) plan(named map[string]bool, all bool) ([]job, map[string]error, error) {
+	jobs := make([]job, 0, len(named))
+	for path, created := range named {
+		jobs = append(jobs, job{path: path, created: created, known: s.ledger.files[path]})
+	}
+	if !all {
+		return jobs, nil, nil
+	}
+	l, err := s.folder.walk()
+	if err != nil {
+		return nil, nil, err
+	}
+	jobs = slices.Grow(jobs, len(l.files))
+	listed := make(map[string]bool, len(s.ledger.files))
+	for _, path := range l.files {
+		known := s.ledger.files[path]
+		if known != nil {
+			listed[path] = true
+		}
+		if _, named := named[path]; !named && (known == nil || s.differs(known)) {
+			jobs = append(jobs, job{path: path, known: known})
+		}
+	}
+	for _, path := range s.ledger.paths() {
+		if _, named := named[path]; !named && !listed[path] && !inFailed(path, l.failed) {
+			jobs = append(jobs, job{path: path, known: s.ledger.files[path]})
+		}
+	}
+	return jobs, l.failed, nil
+}
+
+// differs tells whether a file is no longer as it was read.
+func (s *Source) differs(f *file) bool {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(s.folder.dir.Fd()), f.path, &st, 0)
+	return err != nil || f.err != "" || stampOf(&st) != f.stamp
+}
+
+// inFailed tells whether a path lies in a folder that can't be read now.
+func inFailed(path string, failed map[string]error) bool {
+	for folder := range failed {
+		if within(path, folder) {
+			return true
+		}
+	}
+	return false
+}
+
+// commit enters readings, delivers what follows and tells what is wrong.
+func (s *Source) commit(readings []reading) {
+	clear(s.unread)
+	for i := range readings {
+		if readings[i].outcome == busy {
+			s.unread[readings[i].path] = true
+		}
+	}
+	s.mu.Lock()
+	s.trouble = ""
+	events := s.ledger.update(readings)
+	first := !s.synced
+	s.synced = true
+	s.logIssues()
+	s.mu.Unlock()
+
+	if len(events) > 0 {
+		s.sink.Apply(events)
+	}
+	if first {
+		s.sink.SetSynced()
+		s.logSynced()
+	}
+}
+
+func (s *Source) logSynced() {
+	if len(s.ledger.valid) == 0 {
+		s.log.Warn("manifest folder holds no objects: no service is to be programmed", "folder", s.path)
+		return
+	}
+	s.log.Info("read manifests", "folder", s.path, "files", len(s.ledger.files), "objects", s.ledger.objects())
+}
+
+// logIssues logs what has come to be wrong since the last time, and what was mended.
+func (s *Source) logIssues() {
+	if len(s.ledger.faulty) == 0 && len(s.ledger.rivals) == 0 && len(s.logged) == 0 {
+		return
+	}
+	now := s.ledger.issues()
+	was := make(map[model.Issue]bool, len(s.logged))
+	for _, i := range s.logged {
+		was[i] = true
+	}
+	for _, i := range now {
+		if !was[i] {
+			s.log.Warn("manifest is at fault; its last good state stays", "object", i.Object, "source", i.Source, "reason", i.Reason)
+		}
+		delete(was, i)
+	}
+	for i := range was {
+		s.log.Info("manifest is no longer at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
+	}
+	s.logged = now
+}
+
+// vanished is the end of the folder that was open.
+func (s *Source) vanished() error {
+	s.detach()
+	return s.lost(fmt.Errorf("read manifest folder %s: it has vanished; what it held stays in force until it is back", s.path))
+}
+
+func (s *Source) detach() {
+	if s.folder != nil {
+		s.folder.close()
+		s.folder = nil
+	}
+}
+
+// lost keeps the reason for which the folder can't be read.
+func (s *Source) lost(err error) error {
+	s.detach()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.trouble != err.Error() {
+		s.log.Error("manifest folder can't be read; trying again", "folder", s.path, "reason", err)
+	}
+	s.trouble = err.Error()
+	return err
+}
+
+func (s *Source) setBelow(failed map[string]error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for folder, err := range failed {
+		if s.below[folder] == nil {
+			s.log.Error("folder of manifests can't be read; what it held stays in force", "folder", folder, "reason", err)
+		}
+	}
+	s.below = failed
+}
+
+// Status implements source.Source.
+func (s *Source) Status() source.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := source.Status{
+		Name:    "manifests",
+		Where:   s.path,
+		Synced:  s.synced,
+		Objects: s.ledger.objects(),
+		Skipped: s.ledger.skipped(),
+		Issues:  []model.Issue{},
+	}
+	if s.trouble != "" {
+		st.Issues = append(st.Issues, model.Issue{Object: s.path, Reason: s.trouble})
+	}
+	for _, folder := range slices.Sorted(maps.Keys(s.below)) {
+		st.Issues = append(st.Issues, model.Issue{Object: folder, Reason: s.below[folder].Error()})
+	}
+	st.Issues = append(st.Issues, s.ledger.issues()...)
+	return st
+}

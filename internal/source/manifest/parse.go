@@ -1,0 +1,395 @@
+package manifest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"reflect"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kubeobj"
+	"sluice.dev/sluice/internal/store"
+)
+
+// defaultNamespace is that of namespaced objects that name none.
+const defaultNamespace = "default"
+
+// listKind stands for the kinds that hold others.
+const listKind = store.Kind(255)
+
+// kinds are the objects that get read, by apiVersion and kind; item is the
+// kind of a typed list's items, which mostly don't say theirs.
+var kinds = map[[2]string]struct {
+	kind store.Kind
+	item string
+}{
+	{"v1", "Service"}:                            {kind: store.Services},
+	{"v1", "Pod"}:                                {kind: store.Pods},
+	{"v1", "Node"}:                               {kind: store.Nodes},
+	{"v1", "Namespace"}:                          {kind: store.Namespaces},
+	{"v1", "List"}:                               {kind: listKind},
+	{"v1", "ServiceList"}:                        {kind: listKind, item: "Service"},
+	{"v1", "PodList"}:                            {kind: listKind, item: "Pod"},
+	{"v1", "NodeList"}:                           {kind: listKind, item: "Node"},
+	{"v1", "NamespaceList"}:                      {kind: listKind, item: "Namespace"},
+	{"discovery.k8s.io/v1", "EndpointSlice"}:     {kind: store.EndpointSlices},
+	{"discovery.k8s.io/v1", "EndpointSliceList"}: {kind: listKind, item: "EndpointSlice"},
+}
+
+// ours are the kinds' bare names, to tell another group's "Service" apart.
+var ours = map[string]bool{"Service": true, "Pod": true, "Node": true, "Namespace": true, "EndpointSlice": true}
+
+// key is what an object is known by.
+type key struct {
+	kind store.Kind
+	name model.Name
+}
+
+func (k key) String() string { return k.kind.String() + " " + k.name.String() }
+
+// object is one object that a file declares.
+type object struct {
+	key
+	value any    // its last good version; nil if there never was one
+	sum   uint64 // of the text that it was read from
+	line  int
+	fault string // what is wrong with the present version; empty if nothing is
+}
+
+// content is what one file declares.
+type content struct {
+	objects []object
+	skipped map[string]int
+	issues  []model.Issue // those of objects and of parts that hold no object
+}
+
+// parser reads files; one serves one goroutine.
+type parser struct {
+	decoder
+	seed maphash.Seed
+	buf  []byte // for reading files
+
+	// The file being read.
+	name    string
+	line    int  // that counted is on
+	yaml    bool // data was made from YAML: all of it counts as being on line
+	counted int  // offset up to which the lines of data were counted
+	prev    previous
+	out     content
+	holes   bool // a part of the file that may declare objects can't be read
+}
+
+// parse reads a file. prev is what it declared before: an object whose text is
+// the same is taken from there, and so is the last good version of one that
+// is at fault now. Where a part can't be read at all, all that prev has and
+// the rest of the file doesn't declare stays.
+func (p *parser) parse(name string, data []byte, prev []object) content {
+	p.name, p.out, p.holes = name, content{}, false
+	p.prev = previous{objects: prev}
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
+	if strings.HasSuffix(name, ".json") {
+		p.line, p.yaml = 1, false
+		p.stream(data)
+	} else {
+		p.documents(data)
+	}
+	p.refuseTwins()
+	if p.holes {
+		p.keepUnseen()
+	}
+	out := p.out
+	p.out, p.prev, p.data = content{}, previous{}, nil
+	return out
+}
+
+// stream reads JSON values that follow each other.
+func (p *parser) stream(data []byte) {
+	p.scanner, p.counted = scanner{data: data}, 0
+	for !p.end() {
+		if err := p.value("", ""); err != nil {
+			p.hole(err)
+			return
+		}
+	}
+}
+
+// hole records a part of the file that can't be read.
+func (p *parser) hole(err error) {
+	offset := p.pos
+	if syntax, ok := errors.AsType[*syntaxError](err); ok {
+		offset = syntax.offset
+	}
+	p.holeAt(p.lineAt(offset), err.Error())
+}
+
+func (p *parser) holeAt(line int, reason string) {
+	p.holes = true
+	p.out.issues = append(p.out.issues, model.Issue{Object: p.name, Source: p.source(line), Reason: reason})
+}
+
+// lineAt tells the line of an offset, which must not be before an earlier one's.
+func (p *parser) lineAt(offset int) int {
+	if !p.yaml && offset > p.counted {
+		p.line += bytes.Count(p.data[p.counted:offset], []byte{'\n'})
+		p.counted = offset
+	}
+	return p.line
+}
+
+func (p *parser) source(line int) string { return p.name + ":" + strconv.Itoa(line) }
+
+// value reads an object, or a list of them. The names are those that a typed
+// list implies. An error means that nothing behind it can be read.
+func (p *parser) value(apiVersion, kind string) error {
+	p.peek()
+	start := p.pos
+	given, named, err := p.header()
+	if err == nil {
+		if given != "" {
+			apiVersion = given
+		}
+		if named != "" {
+			kind = named
+		}
+		k, known := kinds[[2]string{apiVersion, kind}]
+		switch {
+		case kind == "":
+			err = &fieldError{field: "kind", reason: "is missing"}
+		case known && k.kind == listKind:
+			err = p.items(apiVersion, k.item)
+		case known:
+			return p.object(k.kind)
+		default:
+			p.pass(apiVersion, kind)
+			return p.skip()
+		}
+	}
+	if wrong, ok := err.(*fieldError); ok {
+		p.holeAt(p.lineAt(start), wrong.Error())
+		return p.reskip(start)
+	}
+	return err
+}
+
+// reskip moves behind the value at an offset.
+func (p *parser) reskip(start int) error {
+	p.pos = start
+	return p.skip()
+}
+
+var errFound = errors.New("found")
+
+// header looks ahead for apiVersion and kind, which are first as a rule.
+func (p *parser) header() (apiVersion, kind string, err error) {
+	start, depth := p.pos, p.depth
+	err = p.scanner.object(func(key []byte) error {
+		var err error
+		switch string(key) {
+		case "apiVersion":
+			err = p.decoder.name(&apiVersion)
+		case "kind":
+			err = p.decoder.name(&kind)
+		default:
+			err = p.skip()
+		}
+		if err == nil && apiVersion != "" && kind != "" {
+			err = errFound
+		}
+		return err
+	})
+	p.depth = depth
+	if err == errFound {
+		err = nil
+	}
+	if err == nil || isField(err) {
+		p.pos = start
+	}
+	return apiVersion, kind, err
+}
+
+func isField(err error) bool { _, ok := err.(*fieldError); return ok }
+
+// items reads the objects of a list.
+func (p *parser) items(apiVersion, kind string) error {
+	depth := p.depth
+	err := p.scanner.object(func(key []byte) error {
+		if string(key) != "items" {
+			return p.skip()
+		}
+		return p.scanner.list(func(int) error { return p.value(apiVersion, kind) })
+	})
+	p.depth = depth
+	return err
+}
+
+// pass counts an object of a kind that isn't read.
+func (p *parser) pass(apiVersion, kind string) {
+	if ours[kind] {
+		kind = apiVersion + " " + kind
+	}
+	if p.out.skipped == nil {
+		p.out.skipped = make(map[string]int)
+	}
+	p.out.skipped[kind]++
+}
+
+// object reads an object of a known kind.
+func (p *parser) object(kind store.Kind) error {
+	start, depth := p.pos, p.depth
+	if len(p.prev.objects) > 0 {
+		if err := p.skip(); err != nil {
+			return err
+		}
+		if o := p.prev.unchanged(kind, p.sum(start)); o != nil {
+			p.add(*o, start)
+			return nil
+		}
+		p.pos = start
+	}
+	name, value, err := p.decode(kind)
+	p.depth = depth
+	if _, ok := err.(*syntaxError); ok {
+		return err
+	}
+	if err != nil && isField(err) {
+		name = p.identify(start, kind)
+		if err := p.reskip(start); err != nil {
+			return err
+		}
+	}
+	if name.Name == "" {
+		p.holeAt(p.lineAt(start), fmt.Sprintf("%s: %v", kind, err))
+		return nil
+	}
+	o := object{key: key{kind, name}, value: value, sum: p.sum(start)}
+	if err != nil {
+		o.fault = err.Error()
+	}
+	if last := p.prev.find(o.key); last != nil && (value == nil || reflect.DeepEqual(value, last.value)) {
+		o.value = last.value
+	}
+	p.add(o, start)
+	return nil
+}
+
+// sum is the checksum of the text from an offset to here.
+func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[start:p.pos]) }
+
+func (p *parser) add(o object, start int) {
+	o.line = p.lineAt(start)
+	if o.fault != "" {
+		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault})
+	}
+	p.out.objects = append(p.out.objects, o)
+}
+
+// decode reads an object and translates it. With a name and an error, the
+// error is about the object of that name; with no name, about the text.
+func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error) {
+	switch kind {
+	case store.Services:
+		var o corev1.Service
+		if err := p.service(&o); err != nil {
+			return name, nil, err
+		}
+		return translate(&o.ObjectMeta, true, &o, kubeobj.Service)
+	case store.EndpointSlices:
+		if err := p.endpointSlice(); err != nil {
+			return name, nil, err
+		}
+		return translate(&p.slice.ObjectMeta, true, &p.slice, kubeobj.EndpointSlice)
+	case store.Pods:
+		var o corev1.Pod
+		if err := p.pod(&o); err != nil {
+			return name, nil, err
+		}
+		return translate(&o.ObjectMeta, true, &o, kubeobj.Pod)
+	case store.Nodes:
+		var o corev1.Node
+		if err := p.node(&o); err != nil {
+			return name, nil, err
+		}
+		return translate(&o.ObjectMeta, false, &o, kubeobj.Node)
+	}
+	var o corev1.Namespace
+	if err := p.namespace(&o); err != nil {
+		return name, nil, err
+	}
+	return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
+}
+
+// translate applies one of kubeobj's functions.
+func translate[K, M any](meta *metav1.ObjectMeta, namespaced bool, o *K, f func(*K) (*M, error)) (model.Name, any, error) {
+	name := complete(meta, namespaced)
+	m, err := f(o)
+	if m == nil {
+		return name, nil, err
+	}
+	return name, m, err
+}
+
+// complete gives an object the namespace it lives in, and tells its name.
+func complete(meta *metav1.ObjectMeta, namespaced bool) model.Name {
+	switch {
+	case !namespaced:
+		meta.Namespace = ""
+	case meta.Namespace == "":
+		meta.Namespace = defaultNamespace
+	}
+	return model.Name{Namespace: meta.Namespace, Name: meta.Name}
+}
+
+// identify tells the name of an object that can't be decoded as a whole.
+func (p *parser) identify(start int, kind store.Kind) model.Name {
+	var meta metav1.ObjectMeta
+	p.pos = start
+	depth := p.depth
+	// An error is no matter: the object is known to have a wrong field, and
+	// what was read up to it is all there is to know.
+	_ = p.metadataOnly(&meta)
+	p.depth = depth
+	if meta.Name == "" {
+		return model.Name{}
+	}
+	return complete(&meta, kind != store.Nodes && kind != store.Namespaces)
+}
+
+// refuseTwins lets the first of several objects of one name count.
+func (p *parser) refuseTwins() {
+	objects := p.out.objects
+	if len(objects) < 2 {
+		return
+	}
+	lines := make(map[key]int, len(objects))
+	for i := range objects {
+		o := &objects[i]
+		line, twin := lines[o.key]
+		if !twin {
+			lines[o.key] = o.line
+			continue
+		}
+		o.value, o.sum = nil, 0
+		o.fault = fmt.Sprintf("is declared twice in this file; the one on line %d counts, delete the other", line)
+		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault})
+	}
+}
+
+// keepUnseen takes over what the file declared before and is not seen now.
+func (p *parser) keepUnseen() {
+	seen := make(map[key]bool, len(p.out.objects))
+	for i := range p.out.objects {
+		seen[p.out.objects[i].key] = true
+	}
+	for _, o := range p.prev.objects {
+		if !seen[o.key] {
+			o.sum, o.fault = 0, ""
+			p.out.objects = append(p.out.objects, o)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package manifest
+
+import (
+	"sluice.dev/sluice/internal/store"
+)
+
+// previous looks things up in what a file declared before.
+type previous struct {
+	objects []object
+	bySum   map[uint64]*object // made on the first look into a long list
+	byKey   map[key]*object
+}
+
+// short lists are searched from end to end.
+const short = 8
+
+// unchanged returns the object of a kind whose text had this checksum, or nil.
+func (p *previous) unchanged(kind store.Kind, sum uint64) *object {
+	if len(p.objects) > short {
+		p.index()
+		if o := p.bySum[sum]; o != nil && o.kind == kind {
+			return o
+		}
+		return nil
+	}
+	for i := range p.objects {
+		if o := &p.objects[i]; o.sum == sum && o.kind == kind {
+			return o
+		}
+	}
+	return nil
+}
+
+// find returns the object of this name, or nil.
+func (p *previous) find(k key) *object {
+	if len(p.objects) > short {
+		p.index()
+		return p.byKey[k]
+	}
+	for i := range p.objects {
+		if o := &p.objects[i]; o.key == k {
+			return o
+		}
+	}
+	return nil
+}
+
+func (p *previous) index() {
+	if p.bySum != nil {
+		return
+	}
+	p.bySum = make(map[uint64]*object, len(p.objects))
+	p.byKey = make(map[key]*object, len(p.objects))
+	for i := len(p.objects) - 1; i >= 0; i-- {
+		o := &p.objects[i]
+		p.bySum[o.sum] = o
+		p.byKey[o.key] = o
+	}
+}

@@ -1,0 +1,195 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxFile bounds the size of a manifest.
+	maxFile = 1 << 30
+	// keptBuffer is the largest buffer that is kept for the next file.
+	keptBuffer = 1 << 20
+)
+
+// stamp changes when a file's content does, as far as the kernel's clock can tell.
+type stamp struct {
+	dev, ino uint64
+	size     int64
+	ctime    unix.Timespec
+}
+
+func stampOf(st *unix.Stat_t) stamp {
+	return stamp{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, ctime: st.Ctim}
+}
+
+// job is a file to be read.
+type job struct {
+	path    string
+	created bool  // only just, so that its content may be still to come
+	known   *file // what is known of it; nil if it is new
+}
+
+// outcome is what came of a job.
+type outcome uint8
+
+const (
+	parsed outcome = iota
+	gone           // there is no such file, or it is no regular one
+	busy           // somebody is writing it: its content is not to be trusted yet
+	failed         // it can't be read
+)
+
+// reading is the result of a job.
+type reading struct {
+	job
+	outcome outcome
+	stamp   stamp
+	content content
+	err     error
+}
+
+// readAll does all jobs, on as many cores as there are.
+func readAll(parsers []*parser, dir *os.File, jobs []job) []reading {
+	readings := make([]reading, len(jobs))
+	if len(jobs) < 4 {
+		for i, j := range jobs {
+			readings[i] = parsers[0].read(dir, j)
+		}
+		return readings
+	}
+	const chunk = 16
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for _, p := range parsers {
+		wg.Go(func() {
+			for {
+				end := int(next.Add(chunk))
+				for i := end - chunk; i < min(end, len(jobs)); i++ {
+					readings[i] = p.read(dir, jobs[i])
+				}
+				if end >= len(jobs) {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return readings
+}
+
+// newParsers makes a parser for each core.
+func newParsers() []*parser {
+	seed := maphash.MakeSeed()
+	parsers := make([]*parser, runtime.GOMAXPROCS(0))
+	for i := range parsers {
+		parsers[i] = &parser{seed: seed}
+	}
+	return parsers
+}
+
+// read reads one file, under a read lease: the kernel grants it only while no
+// one has the file open for writing, and keeps new writers waiting until the
+// reading is done. So a file is seen before or after a change, never within.
+// Where there are no leases (the file is someone else's and CAP_LEASE is
+// lacking, or the filesystem has none), the content is taken as it is; the
+// event of the writer's close follows.
+func (p *parser) read(dir *os.File, j job) reading {
+	r := reading{job: j}
+	fd, err := openat(dir, j.path, unix.O_NONBLOCK)
+	if err != nil {
+		r.outcome, r.err = classify(err), fmt.Errorf("open file: %w", err)
+		return r
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		r.outcome, r.err = failed, fmt.Errorf("stat file: %w", err)
+		return r
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		r.outcome = gone
+		return r
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == unix.EAGAIN || err != nil && j.created {
+		r.outcome = busy
+		return r
+	}
+	// Only now does the size hold.
+	if err := unix.Fstat(fd, &st); err != nil {
+		r.outcome, r.err = failed, fmt.Errorf("stat file: %w", err)
+		return r
+	}
+	data, err := p.load(fd, st.Size)
+	if err != nil {
+		r.outcome, r.err = failed, fmt.Errorf("read file: %w", err)
+		return r
+	}
+	r.stamp = stampOf(&st)
+	var prev []object
+	if j.known != nil {
+		prev = j.known.objects
+	}
+	r.content = p.parse(j.path, data, prev)
+	if cap(p.buf) > keptBuffer {
+		p.buf = nil
+	}
+	return r
+}
+
+func classify(err error) outcome {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return gone
+	case errors.Is(err, unix.EAGAIN): // someone else's lease is in the way
+		return busy
+	}
+	return failed
+}
+
+// load reads a file into the parser's buffer.
+func (p *parser) load(fd int, size int64) ([]byte, error) {
+	if size > maxFile {
+		return nil, fmt.Errorf("it has %d bytes, at most %d are read; split it", size, maxFile)
+	}
+	if int64(cap(p.buf)) <= size {
+		p.buf = make([]byte, max(size+1, 64<<10))
+	}
+	n := 0
+	for n < cap(p.buf) {
+		m, err := unix.Read(fd, p.buf[n:cap(p.buf)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		n += m
+		if m == 0 || int64(n) == size {
+			break
+		}
+	}
+	return p.buf[:n], nil
+}
+
+// openat opens a path below dir for reading.
+func openat(dir *os.File, path string, flags int) (int, error) {
+	if path == "" {
+		path = "."
+	}
+	for {
+		fd, err := unix.Openat(int(dir.Fd()), path, unix.O_RDONLY|unix.O_CLOEXEC|flags, 0)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}

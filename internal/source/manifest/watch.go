@@ -1,0 +1,132 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// watched are the events that tell that a file has got its content, or lost
+// it. What a writer does before it closes a file is none of them, so that
+// nobody looks at half a file. A created file is of interest if it is a
+// symbolic link or came by link(2): those get no other event. A file that
+// couldn't be read may have become readable when its attributes change.
+const watched = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE |
+	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+
+// event is one inotify event.
+type event struct {
+	wd   int32
+	mask uint32
+	name string // within the watched folder
+}
+
+// watcher collects inotify events. It is used on the system calls themselves,
+// as fsnotify doesn't pass on IN_CLOSE_WRITE.
+type watcher struct {
+	file *os.File
+	fd   int
+	raw  syscall.RawConn
+
+	ready chan struct{} // has an item when there are events to take
+
+	mu      sync.Mutex
+	pending []event
+	buf     [64 << 10]byte
+}
+
+// newWatcher makes a watcher, to be closed with close.
+func newWatcher() (*watcher, error) {
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		if errors.Is(err, unix.EMFILE) {
+			return nil, fmt.Errorf("watch for changes: too many watchers on this machine; raise the sysctl fs.inotify.max_user_instances: %w", err)
+		}
+		return nil, fmt.Errorf("watch for changes: %w", err)
+	}
+	w := &watcher{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, ready: make(chan struct{}, 1)}
+	if w.raw, err = w.file.SyscallConn(); err != nil {
+		w.file.Close()
+		return nil, fmt.Errorf("watch for changes: %w", err)
+	}
+	return w, nil
+}
+
+func (w *watcher) close() { w.file.Close() }
+
+// run collects events until the watcher is closed.
+func (w *watcher) run() {
+	for {
+		if err := w.raw.Read(func(uintptr) bool { return w.drain() }); err != nil {
+			return
+		}
+		select {
+		case w.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// drain reads all events that the kernel holds, and tells whether there were any.
+func (w *watcher) drain() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	some := false
+	for {
+		n, err := unix.Read(w.fd, w.buf[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return some
+		}
+		some = true
+		w.decode(w.buf[:n])
+	}
+}
+
+func (w *watcher) decode(b []byte) {
+	for len(b) >= unix.SizeofInotifyEvent {
+		e := event{
+			wd:   int32(binary.NativeEndian.Uint32(b)),
+			mask: binary.NativeEndian.Uint32(b[4:]),
+		}
+		end := min(unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])), len(b))
+		name, _, _ := bytes.Cut(b[unix.SizeofInotifyEvent:end], []byte{0})
+		e.name = string(name)
+		w.pending = append(w.pending, e)
+		b = b[end:]
+	}
+}
+
+// take returns the events collected so far and forgets them.
+func (w *watcher) take() []event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	events := w.pending
+	w.pending = nil
+	return events
+}
+
+// add watches a folder and returns the descriptor that its events carry.
+func (w *watcher) add(path string) (int32, error) {
+	wd, err := unix.InotifyAddWatch(w.fd, path, watched)
+	if errors.Is(err, unix.ENOSPC) {
+		return 0, fmt.Errorf("watch folder: too many folders are watched on this machine; raise the sysctl fs.inotify.max_user_watches: %w", err)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("watch folder: %w", err)
+	}
+	return int32(wd), nil
+}
+
+// remove ends a watch; that it has ended already is no error.
+func (w *watcher) remove(wd int32) {
+	_, _ = unix.InotifyRmWatch(w.fd, uint32(wd))
+}
