@@ -281,12 +281,30 @@ func TestSyncSaysWhyNot(t *testing.T) {
 		t.Errorf("Sync with an object at fault: %v", fault)
 	}
 	b.holds(t, web1)
-	eventually(t, "the fault is logged", func() bool { return strings.Contains(b.log.String(), "Service shop/bad") })
 	b.source.fault()
 	if err := b.client.Sync(t.Context()); err != nil {
 		t.Errorf("Sync after the fault is mended: %v", err)
 	}
-	eventually(t, "the log says that it is gone", func() bool { return strings.Contains(b.log.String(), "fault is gone") })
+}
+
+func TestFaultsAreNamed(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	rival := web(1)[:1]
+	svc := *rival[0].Object.(*model.Service)
+	svc.Name.Name = "zzz" // the later one by name loses
+	b.source.deliver(append(web(1, "10.1.0.1"), store.Event{Kind: store.Services, Name: svc.Name, Object: &svc})...)
+	b.holds(t, web1)
+	eventually(t, "status names the loser", func() bool {
+		s := b.Status()
+		return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object == "Service shop/zzz"
+	})
+	eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
+	b.source.deliver(store.Event{Kind: store.Services, Name: svc.Name})
+	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
+	if !b.Status().OK {
+		t.Error("status is not well again")
+	}
 }
 
 func TestStatusAndServices(t *testing.T) {

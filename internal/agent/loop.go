@@ -249,9 +249,10 @@ func (l *loop) healed(done Applied, why string) {
 	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", why, "operations", done.Operations, "seconds", done.Seconds)
 }
 
-// logIssues says once that an object is at fault, and once that it no longer is.
+// logIssues says once that an object is at fault, and once that it no longer is. A
+// source says itself what it finds.
 func (l *loop) logIssues() {
-	issues := l.issues()
+	issues := l.found()
 	if len(issues) == 0 && len(l.known) == 0 {
 		return
 	}
@@ -264,7 +265,7 @@ func (l *loop) logIssues() {
 	}
 	for i := range l.known {
 		if !now[i] {
-			l.Log.Info("fault is gone", "object", i.Object, "source", i.Source, "reason", i.Reason)
+			l.Log.Info("object is no longer at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
 		}
 	}
 	l.known = now

@@ -77,6 +77,9 @@ func (a *Agent) Status() Status {
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
 	}
+	if s.Issues == nil {
+		s.Issues = []model.Issue{} // an empty list in JSON, too
+	}
 	s.Problems = a.problems(s)
 	s.OK = len(s.Problems) == 0
 	return s
@@ -105,15 +108,19 @@ func (a *Agent) problems(s Status) []string {
 // issues returns the faults that the source, the compiler and the agent itself found
 // in objects: sorted, and each once.
 func (a *Agent) issues() []model.Issue {
-	issues := append([]model.Issue{}, a.Source.Status().Issues...)
-	a.compiling.Lock()
-	issues = append(issues, a.Compiler.Issues()...)
-	a.compiling.Unlock()
-	issues = append(issues, a.checks.issues()...)
+	issues := append(a.found(), a.Source.Status().Issues...)
 	slices.SortFunc(issues, func(x, y model.Issue) int {
 		return cmp.Or(strings.Compare(x.Object, y.Object), strings.Compare(x.Source, y.Source), strings.Compare(x.Reason, y.Reason))
 	})
 	return slices.Compact(issues)
+}
+
+// found returns the faults that the compiler and the agent itself found.
+func (a *Agent) found() []model.Issue {
+	a.compiling.Lock()
+	issues := a.Compiler.Issues()
+	a.compiling.Unlock()
+	return slices.Concat(issues, a.checks.issues())
 }
 
 // totals are counts over the desired state, made on demand.

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+func newCleanupCommand() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove from this network namespace's kernel what the agent programmed, and nothing else",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if agent.Alive(socket) {
+				return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
+			}
+			d, err := openDriver()
+			if err != nil {
+				return privilege(err)
+			}
+			defer func() { _ = d.Close() }()
+			if err := d.Purge(cmd.Context()); err != nil {
+				return privilege(fmt.Errorf("remove tables: %w", err))
+			}
+			say := func(format string, args ...any) {
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), format+"\n", args...)
+			}
+			say("kernel: nothing of sluice is left in this network namespace")
+			return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
+		},
+	}
+	socketFlag(cmd, &socket)
+	return cmd
+}
+
+// restoreSysctls gives kernel parameters the values that they had before the agent's first start.
+func restoreSysctls(w io.Writer, socket string) error {
+	restored, err := sysctl.Restore(sysctl.RecordPath(socket))
+	for _, c := range restored {
+		_, _ = fmt.Fprintln(w, "restored:", c)
+	}
+	return err
+}
+
+// removeSocket removes what an agent that was killed has left behind.
+func removeSocket(w io.Writer, socket string) error {
+	fi, err := os.Lstat(socket)
+	if errors.Is(err, os.ErrNotExist) || err == nil && fi.Mode().Type() != os.ModeSocket {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(socket)
+	}
+	if err != nil {
+		return fmt.Errorf("remove socket: %w", err)
+	}
+	_, _ = fmt.Fprintln(w, "removed:", socket)
+	return nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/compile"
+)
+
+// nodeFlags say what is to be programmed: the objects, and the node they are compiled for.
+type nodeFlags struct {
+	manifests                                    string
+	node                                         string
+	clusterCIDRs, serviceCIDRs, nodePortPrefixes prefixes
+	masqueradeAll                                bool
+}
+
+func (f *nodeFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.manifests, "manifests", "", "folder of manifests to read and watch (YAML or JSON)")
+	fl.StringVar(&f.node, "node", "", "name of this node's Node object (default: the host's name)")
+	fl.Var(&f.clusterCIDRs, "cluster-cidr", "the pods' addresses in the whole cluster, one or two CIDRs; what comes from elsewhere is masqueraded")
+	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
+	fl.Var(&f.nodePortPrefixes, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts (default: the node's first address of each family)")
+	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
+	_ = cmd.MarkFlagDirname("manifests")
+}
+
+// config is the compiler's configuration of these flags.
+func (f *nodeFlags) config() (compile.Config, error) {
+	c := compile.Config{
+		Node: f.node, ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs,
+		NodePortAddresses: f.nodePortPrefixes, MasqueradeAll: f.masqueradeAll,
+	}
+	if c.Node == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return c, fmt.Errorf("read host name: %w: name the node with --node", err)
+		}
+		c.Node = name
+	}
+	if len(c.NodePortAddresses) > 0 {
+		addrs, err := hostAddresses()
+		if err != nil {
+			return c, err
+		}
+		c.HostAddresses = addrs
+	}
+	return c, nil
+}
+
+var errNoManifests = usageError{errors.New("say with --manifests which folder holds the objects")}
+
+// hostAddresses lists the addresses of this network namespace's interfaces.
+func hostAddresses() ([]netip.Addr, error) {
+	found, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list host addresses: %w", err)
+	}
+	var addrs []netip.Addr
+	for _, a := range found {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr().Unmap())
+		}
+	}
+	return addrs, nil
+}
+
+// prefixes is a flag of CIDRs, given several times or parted by commas.
+type prefixes []netip.Prefix
+
+// String implements pflag.Value.
+func (p *prefixes) String() string {
+	text := ""
+	for i, x := range *p {
+		if i > 0 {
+			text += ","
+		}
+		text += x.String()
+	}
+	return text
+}
+
+// Set implements pflag.Value.
+func (p *prefixes) Set(list string) error {
+	for s := range splitList(list) {
+		x, err := netip.ParsePrefix(s)
+		if err != nil {
+			return fmt.Errorf("%q is no CIDR such as 10.0.0.0/16", s)
+		}
+		*p = append(*p, x.Masked())
+	}
+	return nil
+}
+
+// Type implements pflag.Value.
+func (p *prefixes) Type() string { return "CIDRs" }
+
+// socketFlag adds --socket.
+func socketFlag(cmd *cobra.Command, socket *string) {
+	cmd.Flags().StringVar(socket, "socket", agent.DefaultSocket, "Unix socket of the agent")
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+const web = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.0.0.1
+  clusterIPs: [10.0.0.1]
+  ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2]}]
+`
+
+const bad = `
+apiVersion: v1
+kind: Service
+metadata: {name: bad, namespace: shop}
+spec:
+  clusterIP: 10.0.0.2
+  clusterIPs: [10.0.0.2]
+  ports: [{name: http, port: 70000}]
+`
+
+// kernel stands in for what all drivers of one network namespace program. It
+// outlives them.
+type kernel struct {
+	mu     sync.Mutex
+	holds  map[state.FrontendKey]*state.Frontend
+	openOK error // what opening a driver returns
+	fail   error // what applying returns
+}
+
+// useKernel makes the commands work on a kernel in memory until the test ends.
+func useKernel(t *testing.T) *kernel {
+	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
+	real := openDriver
+	openDriver = func() (driver.Driver, error) { return kernelDriver{k}, k.openOK }
+	t.Cleanup(func() { openDriver = real })
+	return k
+}
+
+func (k *kernel) len() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.holds)
+}
+
+func (k *kernel) breaks(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail = err
+}
+
+type kernelDriver struct{ *kernel }
+
+var _ driver.Driver = kernelDriver{}
+
+func (d kernelDriver) Probe(context.Context) error { return nil }
+func (d kernelDriver) Close() error                { return nil }
+
+func (d kernelDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := kernelPlan{d.kernel, map[state.FrontendKey]*state.Frontend{}}
+	for k, f := range want.Frontends {
+		if !f.Equal(d.holds[k]) {
+			p.set[k] = f
+		}
+	}
+	for k := range d.holds {
+		if want.Frontends[k] == nil {
+			p.set[k] = nil
+		}
+	}
+	return p, nil
+}
+
+func (d kernelDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
+	return kernelPlan{d.kernel, maps.Clone(delta.Frontends)}, nil
+}
+
+func (d kernelDriver) Purge(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.holds)
+	return nil
+}
+
+type kernelPlan struct {
+	*kernel
+	set map[state.FrontendKey]*state.Frontend
+}
+
+func (p kernelPlan) Len() int { return len(p.set) }
+
+func (p kernelPlan) String() string {
+	var lines []string
+	for _, k := range slices.SortedFunc(maps.Keys(p.set), state.FrontendKey.Compare) {
+		lines = append(lines, "set "+k.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (p kernelPlan) Apply(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fail != nil {
+		return p.fail
+	}
+	for k, f := range p.set {
+		if f == nil {
+			delete(p.holds, k)
+		} else {
+			p.holds[k] = f
+		}
+	}
+	return nil
+}
+
+// sluice runs a command line and returns its exit status and what it printed.
+func sluice(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = execute(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// folder makes a folder of manifests.
+func folder(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		write(t, dir, name, text)
+	}
+	return dir
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startAgent runs `sluice run` until stop is called, or the test ends.
+func startAgent(t *testing.T, dir, socket string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	var log bytes.Buffer
+	go func() {
+		ended <- execute(ctx, []string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
+			"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, &log, &log)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if code := <-ended; code != exitOK {
+			t.Errorf("run exits with %d:\n%s", code, log.String())
+		}
+	})
+	t.Cleanup(stop)
+	for end := time.Now().Add(10 * time.Second); !agent.Alive(socket); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the agent does not start")
+		}
+	}
+	return stop
+}
+
+func TestAgentLife(t *testing.T) {
+	k := useKernel(t)
+	dir := folder(t, map[string]string{"web.yaml": web})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	stop := startAgent(t, dir, socket)
+
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK || k.len() != 1 {
+		t.Fatalf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
+	}
+	code, stdout, _ := sluice(t, "status", "--socket", socket)
+	for _, want := range []string{"OK: the kernel has all", "node-a", "EndpointSlice 1, Service 1", "1 frontends, 2 backends", "read in full"} {
+		if code != exitOK || !strings.Contains(stdout, want) {
+			t.Errorf("status exits with %d and does not say %q:\n%s", code, want, stdout)
+		}
+	}
+	code, stdout, _ = sluice(t, "services", "--socket", socket)
+	if fields := strings.Fields(lastLine(stdout)); code != exitOK || strings.Join(fields, " ") != "shop web ClusterIP 10.0.0.1:80 TCP http 2 -" {
+		t.Errorf("services exits with %d:\n%s", code, stdout)
+	}
+	if code, stdout, _ := sluice(t, "plan", "--socket", socket); code != exitOK || stdout != "nothing to do\n" {
+		t.Errorf("plan exits with %d: %s", code, stdout)
+	}
+	if code, _, stderr := sluice(t, "cleanup", "--socket", socket); code != exitError || !strings.Contains(stderr, "stop it first") || k.len() != 1 {
+		t.Errorf("cleanup under an agent exits with %d: %s", code, stderr)
+	}
+
+	write(t, dir, "bad.yaml", bad)
+	code, _, stderr := sluice(t, "sync", "--socket", socket)
+	if code != exitError || !strings.Contains(stderr, "Service shop/bad") || !strings.Contains(stderr, "bad.yaml") {
+		t.Errorf("sync with an object at fault exits with %d: %s", code, stderr)
+	}
+	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM") || !strings.Contains(stdout, "Service shop/bad") {
+		t.Errorf("status does not name the object at fault:\n%s", stdout)
+	}
+
+	stop()
+	if k.len() != 1 {
+		t.Errorf("%d frontends in the kernel after the agent has stopped", k.len())
+	}
+	if code, _, stderr := sluice(t, "status", "--socket", socket); code != exitError || !strings.Contains(stderr, "sluice run") {
+		t.Errorf("status without an agent exits with %d: %s", code, stderr)
+	}
+	if code, stdout, stderr := sluice(t, "cleanup", "--socket", socket); code != exitOK || k.len() != 0 {
+		t.Errorf("cleanup exits with %d and leaves %d frontends: %s%s", code, k.len(), stdout, stderr)
+	}
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return lines[len(lines)-1]
+}
+
+func TestStatusFormats(t *testing.T) {
+	useKernel(t)
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	_, stdout, _ := sluice(t, "status", "--socket", socket, "-o", "json")
+	var s agent.Status
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || !s.OK || s.Node != "node-a" {
+		t.Errorf("status -o json: %v\n%s", err, stdout)
+	}
+	_, stdout, _ = sluice(t, "services", "--socket", socket, "-o", "yaml")
+	if !strings.Contains(stdout, "address: 10.0.0.1\n") {
+		t.Errorf("services -o yaml:\n%s", stdout)
+	}
+}
+
+func TestPlanWithoutAgent(t *testing.T) {
+	k := useKernel(t)
+	dir := folder(t, map[string]string{"web.yaml": web, "bad.yaml": bad})
+	code, stdout, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a")
+	if code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operations\n" || k.len() != 0 {
+		t.Errorf("plan exits with %d, kernel holds %d:\n%s", code, k.len(), stdout)
+	}
+	if !strings.Contains(stderr, "Service shop/bad") {
+		t.Errorf("plan does not warn of the object at fault: %s", stderr)
+	}
+	if code, _, stderr := sluice(t, "plan", "--manifests", filepath.Join(dir, "absent")); code != exitError || !strings.Contains(stderr, "absent") {
+		t.Errorf("plan of an absent folder exits with %d: %s", code, stderr)
+	}
+}
+
+func TestPlanWhileFailing(t *testing.T) {
+	k := useKernel(t)
+	k.breaks(fmt.Errorf("kernel says no"))
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "kernel says no") {
+		t.Errorf("sync exits with %d: %s", code, stderr)
+	}
+	if code, stdout, _ := sluice(t, "plan", "--socket", socket); code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operations\n" {
+		t.Errorf("plan exits with %d: %s", code, stdout)
+	}
+	k.breaks(nil)
+}
+
+func TestMissingPrivilege(t *testing.T) {
+	k := useKernel(t)
+	k.openOK = fmt.Errorf("open netlink: %w", syscall.EPERM)
+	dir := folder(t, nil)
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	for _, args := range [][]string{{"run", "--manifests", dir}, {"cleanup"}, {"plan", "--manifests", dir}} {
+		code, _, stderr := sluice(t, append(args, "--socket", socket)...)
+		if code != exitError || !strings.Contains(stderr, "CAP_NET_ADMIN") || !strings.Contains(stderr, "run as root") {
+			t.Errorf("%s exits with %d: %s", args[0], code, stderr)
+		}
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	useKernel(t)
+	for _, c := range []struct {
+		args []string
+		say  string
+	}{
+		{[]string{"fly"}, "fly"},
+		{[]string{"run"}, "--manifests"},
+		{[]string{"run", "--manifests", ".", "extra"}, "extra"},
+		{[]string{"run", "--manifests", ".", "--cluster-cidr", "10.0.0.0/99"}, "10.0.0.0/99"},
+		{[]string{"run", "--manifests", ".", "--log-format", "xml"}, "xml"},
+		{[]string{"run", "--manifests", ".", "--log-level", "loud"}, "loud"},
+		{[]string{"run", "--manifests", ".", "--audit-interval", "0s"}, "--audit-interval"},
+		{[]string{"status", "-o", "xml"}, "xml"},
+		{[]string{"services", "--nonsense"}, "--nonsense"},
+	} {
+		code, stdout, stderr := sluice(t, c.args...)
+		if code != exitUsage || !strings.Contains(stderr, c.say) || stdout != "" {
+			t.Errorf("sluice %s exits with %d: %s%s", strings.Join(c.args, " "), code, stdout, stderr)
+		}
+	}
+}
+
+func TestVersionAndCompletion(t *testing.T) {
+	version = "v1.2.3"
+	t.Cleanup(func() { version = "" })
+	if code, stdout, _ := sluice(t, "version"); code != exitOK || !strings.HasPrefix(stdout, "sluice v1.2.3 (go") {
+		t.Errorf("version exits with %d: %s", code, stdout)
+	}
+	if code, stdout, _ := sluice(t, "completion", "bash"); code != exitOK || !strings.Contains(stdout, "__start_sluice") {
+		t.Errorf("completion exits with %d", code)
+	}
+}

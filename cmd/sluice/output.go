@@ -1,0 +1,82 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// outputFlag adds -o.
+func outputFlag(cmd *cobra.Command, format *string) {
+	cmd.Flags().StringVarP(format, "output", "o", "table", "table, json or yaml")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// checkOutput refuses what print could not.
+func checkOutput(format string) error {
+	switch format {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return usageError{fmt.Errorf("-o %s: choose table, json or yaml", format)}
+}
+
+// print writes v as JSON or YAML, or has table write it for people, in columns
+// parted by tabs.
+func print(w io.Writer, format string, v any, table func(io.Writer)) error {
+	if format == "table" {
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		table(tw)
+		return tw.Flush()
+	}
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode output: %w", err)
+	}
+	b = append(b, '\n')
+	if format == "yaml" {
+		if b, err = yaml.JSONToYAML(b); err != nil {
+			return fmt.Errorf("encode output: %w", err)
+		}
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// splitList yields the parts of a comma-separated list, without spaces around them.
+func splitList(list string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for s := range strings.SplitSeq(list, ",") {
+			if !yield(strings.TrimSpace(s)) {
+				return
+			}
+		}
+	}
+}
+
+// ago returns how long ago that was, for people.
+func ago(t time.Time) string { return span(time.Since(t)) }
+
+// span rounds a duration to what people want to know of it.
+func span(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < 48*time.Hour:
+		return d.Round(time.Second).String()
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

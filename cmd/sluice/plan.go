@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/manifest"
+	"sluice.dev/sluice/internal/store"
+)
+
+func newPlanCommand() *cobra.Command {
+	var (
+		node    nodeFlags
+		socket  string
+		timeout time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Show what would change in the kernel, and change nothing",
+		Long: `Show what would change in the kernel, and change nothing.
+
+With --manifests, the folder is read once and compared with the kernel of this
+network namespace; no agent is needed. Without, the agent is asked what it would do
+now: nothing, unless something keeps it from doing it.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			var plan agent.Plan
+			var err error
+			if node.manifests == "" {
+				plan, err = agent.NewClient(socket).Plan(ctx)
+			} else {
+				plan, err = planFolder(ctx, &node, cmd.ErrOrStderr())
+			}
+			if err != nil {
+				return err
+			}
+			return printPlan(cmd.OutOrStdout(), plan)
+		},
+	}
+	node.register(cmd)
+	socketFlag(cmd, &socket)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this long")
+	return cmd
+}
+
+// planFolder compares what a folder holds with the kernel. Objects at fault are told on warn.
+func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
+	config, err := node.config()
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	objects := store.New()
+	found, err := readOnce(ctx, node.manifests, objects)
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	c := compile.New(config)
+	c.Update(objects, objects.Take())
+	for _, i := range append(found, c.Issues()...) {
+		_, _ = fmt.Fprintln(warn, "warning:", i)
+	}
+	d, err := openDriver()
+	if err != nil {
+		return agent.Plan{}, privilege(err)
+	}
+	defer func() { _ = d.Close() }()
+	if err := d.Probe(ctx); err != nil {
+		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
+	}
+	plan, err := d.Adopt(ctx, c.State())
+	if err != nil {
+		return agent.Plan{}, privilege(err)
+	}
+	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
+}
+
+// readOnce reads all that the folder holds into the store, and returns the faults
+// found in it.
+func readOnce(ctx context.Context, dir string, objects *store.Store) ([]model.Issue, error) {
+	src := manifest.New(dir, objects, slog.New(slog.DiscardHandler))
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- src.Run(ctx) }()
+	err := src.Flush(ctx)
+	issues := src.Status().Issues
+	stop()
+	return issues, errors.Join(err, <-ended)
+}
+
+func printPlan(w io.Writer, p agent.Plan) error {
+	if p.Operations == 0 {
+		_, err := fmt.Fprintln(w, "nothing to do")
+		return err
+	}
+	end := ""
+	if n := len(p.Text); n > 0 && p.Text[n-1] != '\n' {
+		end = "\n"
+	}
+	_, err := fmt.Fprintf(w, "%s%s%d operations\n", p.Text, end, p.Operations)
+	return err
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/source/manifest"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+type runOptions struct {
+	nodeFlags
+	socket         string
+	metricsAddress string
+	healthzAddress string
+	auditInterval  time.Duration
+	setSysctls     bool
+	logLevel       slog.Level
+	logFormat      string
+}
+
+func newRunCommand() *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run --manifests DIR",
+		Short: "Run the agent: keep this network namespace's kernel in step with the manifests",
+		Long: `Run the agent: it watches a folder of Kubernetes manifests and keeps the
+kernel of its network namespace in step. It needs CAP_NET_ADMIN. When it ends,
+what it programmed stays and goes on working; 'sluice cleanup' removes it.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
+	}
+	o.register(cmd)
+	socketFlag(cmd, &o.socket)
+	fl := cmd.Flags()
+	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "serve Prometheus metrics here; '' for nowhere")
+	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "serve /healthz, /livez and /readyz here; '' for nowhere")
+	fl.DurationVar(&o.auditInterval, "audit-interval", time.Minute, "compare everything with the kernel this often")
+	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off")
+	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every plan")
+	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	return cmd
+}
+
+func run(cmd *cobra.Command, o runOptions) error {
+	log, err := newLogger(cmd.ErrOrStderr(), o.logFormat, o.logLevel)
+	if err != nil {
+		return err
+	}
+	if o.manifests == "" {
+		return errNoManifests
+	}
+	if o.auditInterval <= 0 {
+		return usageError{errors.New("--audit-interval must be longer than 0")}
+	}
+	config, err := o.config()
+	if err != nil {
+		return err
+	}
+	d, err := openDriver()
+	if err != nil {
+		return privilege(err)
+	}
+	defer func() { _ = d.Close() }()
+	objects := store.New()
+	a := agent.New(agent.Config{
+		Node: config.Node, Version: versionString(),
+		Store: objects, Source: manifest.New(o.manifests, objects, log), Compiler: compile.New(config), Driver: d,
+		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
+		AuditInterval: o.auditInterval, Log: log,
+		Prepare: func() {
+			if o.setSysctls {
+				setSysctls(log, o)
+			}
+		},
+	})
+	return privilege(a.Run(cmd.Context()))
+}
+
+// setSysctls lets the node forward. The agent is of use without, so failures are only told.
+func setSysctls(log *slog.Logger, o runOptions) {
+	ipv4, ipv6 := o.families()
+	want, err := sysctl.Needed(ipv4, ipv6)
+	if err != nil {
+		log.Warn("a kernel parameter is not as it should be", "error", err)
+	}
+	changes, err := sysctl.Set(sysctl.RecordPath(o.socket), want)
+	for _, c := range changes {
+		log.Info("kernel parameter set; 'sluice cleanup' restores it", "parameter", c.Key, "value", c.Now, "was", c.Was)
+	}
+	if err != nil {
+		log.Warn("a kernel parameter cannot be set", "error", err)
+	}
+}
+
+// families tells which address families are in use: those of the CIDRs, or else
+// those that the host has addresses of.
+func (f *nodeFlags) families() (ipv4, ipv6 bool) {
+	for _, list := range []prefixes{f.clusterCIDRs, f.serviceCIDRs} {
+		for _, p := range list {
+			ipv4, ipv6 = ipv4 || p.Addr().Is4(), ipv6 || p.Addr().Is6()
+		}
+	}
+	if ipv4 || ipv6 {
+		return ipv4, ipv6
+	}
+	addrs, err := hostAddresses()
+	if err != nil {
+		return true, false
+	}
+	for _, a := range addrs {
+		ipv6 = ipv6 || a.Is6() && !a.IsLoopback()
+	}
+	return true, ipv6
+}
+
+func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, usageError{fmt.Errorf("--log-format %s: choose text or json", format)}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+func newStatusCommand() *cobra.Command {
+	var socket, format string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the agent is doing",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
+			s, err := agent.NewClient(socket).Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return print(cmd.OutOrStdout(), format, s, func(w io.Writer) { statusTable(w, s) })
+		},
+	}
+	socketFlag(cmd, &socket)
+	outputFlag(cmd, &format)
+	return cmd
+}
+
+// statusTable writes the status for people: first whether all is well.
+func statusTable(w io.Writer, s agent.Status) {
+	row := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(w, name+"\t"+format+"\n", args...)
+	}
+	if s.OK {
+		row("state", "OK: the kernel has all that the sources hold")
+	}
+	for i, p := range s.Problems {
+		row([]string{"state", ""}[min(i, 1)], "PROBLEM: %s", p)
+	}
+	row("node", "%s", s.Node)
+	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(seconds(s.UptimeSeconds)))
+	read := "read in full"
+	if !s.Source.Synced {
+		read = "not read in full yet"
+	}
+	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
+	row("objects", "%s", counts(s.Objects))
+	row("passed over", "%s", counts(s.Source.Skipped))
+	row("programmed", "%d frontends, %d backends", s.Frontends, s.Backends)
+	if a := s.LastApply; a != nil {
+		row("last change", "%s ago: %d operations in %s (%s)", ago(a.Time), a.Operations, span(seconds(a.Seconds)), a.Path)
+	} else {
+		row("last change", "none yet")
+	}
+	if f := s.Failure; f != nil {
+		row("failing", "since %s, %d attempts: %s", f.Since.Format(time.DateTime), f.Attempts, f.Error)
+	}
+	row("healed", "%d times", s.Heals)
+	if c := s.Conntrack; c != nil && c.Max > 0 {
+		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
+	}
+	if len(s.Issues) == 0 {
+		row("faults", "none")
+	}
+	for i, issue := range s.Issues {
+		row([]string{"faults", ""}[min(i, 1)], "%s", issue)
+	}
+}
+
+// counts returns "Pod 3, Service 2", or "none".
+func counts(m map[string]int) string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if m[k] > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", k, m[k]))
+		}
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}

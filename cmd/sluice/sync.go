@@ -1,0 +1,33 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+func newSyncCommand() *cobra.Command {
+	var (
+		socket  string
+		timeout time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "Return once all that the sources hold now is in the kernel",
+		Long: `Return once all that the sources hold now is in the kernel. If it can't be,
+also because an object is at fault, the exit status is 1 and the reason is printed;
+everything that is in order has been programmed all the same.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			return agent.NewClient(socket).Sync(ctx)
+		},
+	}
+	socketFlag(cmd, &socket)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this long")
+	return cmd
+}
