@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
 
@@ -25,7 +26,8 @@ our traffic. Exits with 1 if a check fails; warnings do not count.`,
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			results := preflight.Check(preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs}))
+			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Driver: probeDriver})
+			results := preflight.Check(facts)
 			err := print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
 			if err == nil && preflight.Failed(results) {
 				err = errNotReady
@@ -37,4 +39,12 @@ our traffic. Exits with 1 if a check fails; warnings do not count.`,
 	outputFlag(cmd, &format)
 	cmd.Flags().Var(&cidrs, "service-cidr", "the services' addresses, one or two CIDRs (default: the address families that the node uses)")
 	return cmd
+}
+
+func probeDriver(ctx context.Context) error {
+	d, err := openDriver()
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Probe(ctx), d.Close())
 }

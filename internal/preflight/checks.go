@@ -56,6 +56,18 @@ func features(f *Facts) []Result {
 	return one(name, OK, "can do: "+strings.Join(names, ", "), "")
 }
 
+// program goes beyond features: the kernel checks the very rules that the agent would load.
+func program(f *Facts) []Result {
+	const name = "program"
+	switch {
+	case !f.DriverAsked || !f.NetAdmin:
+		return nil // privileges says what is missing
+	case f.DriverErr != nil:
+		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
+	}
+	return one(name, OK, "the kernel takes our nftables program", "")
+}
+
 func ownership(f *Facts) []Result {
 	const name = "table owner"
 	switch {
@@ -152,8 +164,8 @@ func liberal(f *Facts) []Result {
 	case f.Conntrack.Liberal:
 		return one(name, OK, "on: TCP segments outside the window are translated too", "")
 	}
-	return one(name, OK, "off: TCP segments outside the window are invalid, and not translated",
-		"only if connections are reset where packets come late or by two ways: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1")
+	return one(name, OK, "off: forwarded TCP segments outside the window are dropped",
+		"only if connections stall where packets come late or by two ways: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1")
 }
 
 func agent(f *Facts) []Result {

@@ -54,6 +54,8 @@ func TestChecks(t *testing.T) {
 		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
 		{"missing feature", func(f *Facts) { f.Features[0].Err = unix.EOPNOTSUPP }, "nftables", Fail, "masquerade: operation not supported", "modules"},
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
+		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
+		{"driver refuses", func(f *Facts) { f.DriverAsked, f.DriverErr = true, errors.New("no such map") }, "program", Fail, "no such map", "kernel"},
 		{"no persist", func(f *Facts) { f.Persist = false }, "table owner", OK, "before Linux 6.9", ""},
 		{"no owner", func(f *Facts) { f.Persist, f.Owner = false, false }, "table owner", OK, "before Linux 5.12", ""},
 		{"no route", func(f *Facts) { f.Families[0].RouteErr = unix.ENETUNREACH }, "route IPv4", Fail, "no route to 10.96.0.1: network is unreachable", "default route"},

@@ -16,6 +16,9 @@ type Facts struct {
 	Persist     bool      // an owned table outlives its owner (Linux 6.9)
 	FeaturesErr error
 
+	DriverAsked bool
+	DriverErr   error // why the driver cannot work here
+
 	Families []Family // those in use
 
 	Forwarding []string // interfaces, "all" included, whose IPv4 forwarding is off

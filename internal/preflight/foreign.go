@@ -47,7 +47,7 @@ func judge(check, kind string, chains []Chain) []Result {
 		if c.EndsIn != "" {
 			how = c.EndsIn + "s what its rules before do not accept"
 		}
-		who := program(c, chains)
+		who := ownerOf(c, chains)
 		seen := fmt.Sprintf("%s%s chain %s %s %s (%s) %s", who.prefix(), kind, c.Family, c.Table, c.Name, c.Hook, how)
 		if c.AcceptsTranslated {
 			results = append(results, Result{Check: check, Status: OK, Seen: seen + "; it accepts connections to services"})
@@ -73,8 +73,8 @@ const (
 	unknown   owner = ""
 )
 
-// program guesses whose a chain is from the names beside it in its table.
-func program(c Chain, all []Chain) owner {
+// ownerOf guesses whose a chain is from the names beside it in its table.
+func ownerOf(c Chain, all []Chain) owner {
 	if c.Table == "firewalld" {
 		return firewalld
 	}

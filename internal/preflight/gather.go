@@ -25,6 +25,8 @@ type Options struct {
 	// ServiceCIDRs tell which families are in use. Without them it is those that
 	// the node has addresses of beyond its links.
 	ServiceCIDRs []netip.Prefix
+	// Driver asks the driver whether this kernel takes its program; nil: do not ask.
+	Driver func(context.Context) error
 }
 
 // Gather reads the facts of the calling thread's network namespace. What cannot
@@ -35,6 +37,9 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = effective(unix.CAP_NET_ADMIN)
 	f.Features, f.Owner, f.Persist, f.FeaturesErr = probe()
+	if o.Driver != nil {
+		f.DriverAsked, f.DriverErr = true, o.Driver(ctx)
+	}
 	f.Families = families(o.ServiceCIDRs)
 	f.Forwarding, f.StrictPath, f.SysctlErr = interfaces()
 	f.Conntrack = connections()

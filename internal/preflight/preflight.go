@@ -33,7 +33,7 @@ type Result struct {
 func Check(f *Facts) []Result {
 	var all []Result
 	for _, check := range []func(*Facts) []Result{
-		kernel, privileges, features, ownership,
+		kernel, privileges, features, program, ownership,
 		routes, forwarding, reversePath, conntrack, liberal,
 		dropping, legacy, otherProxies,
 		agent, ownSysctls,

@@ -29,6 +29,7 @@ var trials = []trial{
 	{"dnat through a map by random slot", tryPick},
 	{"verdict maps", tryDispatch},
 	{"maps with time-outs, filled by packets", tryLearn},
+	{"ranges in concatenated keys", tryRanges},
 	{"fib address types", tryFib},
 	{"original destination of a connection", tryOriginal},
 	{"reject while translating", tryReject},
@@ -118,6 +119,17 @@ func tryLearn(c *nftables.Conn, t *nftables.Table) error {
 		&expr.Dynset{SrcRegKey: reg32, SrcRegData: reg32 + 3, SetName: m.Name, SetID: m.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Minute})
 	chain := base(c, t, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityFilter)
 	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
+	return nil
+}
+
+func tryRanges(c *nftables.Conn, t *nftables.Table) error {
+	s := &nftables.Set{Table: t, Name: "s", Interval: true, Concatenation: true,
+		KeyType: frontend}
+	if err := c.AddSet(s, nil); err != nil {
+		return err
+	}
+	exprs := append(destination(reg32), &expr.Lookup{SourceRegister: reg32, SetName: s.Name, SetID: s.ID, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop})
+	c.AddRule(&nftables.Rule{Table: t, Chain: preroutingNAT(c, t), Exprs: exprs})
 	return nil
 }
 
