@@ -12,12 +12,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 const (
@@ -47,7 +50,7 @@ func Open() (*Conn, error) {
 		return nil, fmt.Errorf("open connection tracking: %w", err)
 	}
 	c := &Conn{ns: ns}
-	if _, err := c.Count(); err != nil {
+	if err := c.probe(); err != nil {
 		_ = c.Close()
 		switch {
 		case errors.Is(err, unix.EPERM):
@@ -104,12 +107,6 @@ func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
 	defer c.mu.Unlock()
 	return c.sweep(ctx, r, func(f *Flow) bool { return drop(*f) })
 }
-
-// Count is the number of entries in the namespace's table.
-func (c *Conn) Count() (int, error) { return c.stat(ctaStatsGlobalEntries) }
-
-// Max is the number of entries that the table can hold; new flows are dropped beyond it.
-func (c *Conn) Max() (int, error) { return c.stat(ctaStatsGlobalMaxEntries) }
 
 // requests are the dumps that together hold every flow the index matches.
 func (x *index) requests() ([]netlink.Message, error) {
@@ -206,21 +203,18 @@ func (c *Conn) deleteFlows(flows []Flow) (int, error) {
 	}
 }
 
-func (c *Conn) stat(attr uint16) (n int, err error) {
-	r, err := message(msgGetStats, 0, unix.AF_UNSPEC, nil)
+// probe asks for an entry that does not exist.
+func (c *Conn) probe() error {
+	nowhere := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	r, err := getFlow(familyV4, Tuple{Src: nowhere, Dst: nowhere}, model.UDP)
 	if err != nil {
-		return 0, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	err = c.exchange(r, func(data []byte) (err error) {
-		n, err = decodeStats(data, attr)
 		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("read connection tracking statistics: %w", err)
 	}
-	return n, nil
+	err = c.exchange(r, func([]byte) error { return nil })
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
 }
 
 // exchange sends a request and hands the body of each reply to f.
