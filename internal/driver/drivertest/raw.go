@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -262,16 +263,41 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// injectTCP sends a segment far outside any window on an established connection,
-// as seen from the server's side: from the backend's socket address to the client's.
-func injectTCP(from, to netip.AddrPort, seq uint32) error {
+// injectTCP sends a segment from one end of an established connection to the other,
+// as the sender's side knows the addresses.
+func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 	fd, err := rawSocket(unix.IPPROTO_TCP, from.Addr(), time.Second)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Sendto(fd, segment(from, to, seq, seq, []byte("stray")), 0, sockaddr(to.Addr())); err != nil {
+	if err := unix.Sendto(fd, segment(from, to, seq, ack, []byte("stray")), 0, sockaddr(to.Addr())); err != nil {
 		return fmt.Errorf("send segment: %w", err)
 	}
 	return nil
+}
+
+// sequence returns the numbers of the next bytes that a TCP socket sends and expects.
+func sequence(c syscall.RawConn) (next, expected uint32, err error) {
+	const repairOff, receiveQueue, sendQueue = -1, 1, 2 // linux/tcp.h; off without a window probe
+	inside := c.Control(func(fd uintptr) {
+		if err = unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR, 1); err != nil {
+			return
+		}
+		for queue, number := range map[int]*uint32{sendQueue: &next, receiveQueue: &expected} {
+			if err == nil {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, queue)
+			}
+			if err == nil {
+				var n int
+				n, err = unix.GetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_QUEUE_SEQ)
+				*number = uint32(n)
+			}
+		}
+		err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR, repairOff))
+	})
+	if err = errors.Join(inside, err); err != nil {
+		return 0, 0, fmt.Errorf("read sequence numbers: %w", err)
+	}
+	return next, expected, nil
 }

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -274,11 +275,22 @@ func (r *run) try(c *client, s send, to netip.AddrPort, timeout time.Duration) (
 	return res
 }
 
-// inject sends a stray segment from the flow's backend to the client as the backend knows it.
+// inject sends a segment far outside the window from the flow's backend to the client as the
+// backend knows it. It acknowledges just what the client has sent: were it to reach the
+// client untranslated, the client's reset would have the right number to end the
+// backend's connection.
 func (r *run) inject(flow *conn) error {
+	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	next, expected, err := sequence(raw)
+	if err != nil {
+		return err
+	}
 	a := flow.answer
 	return r.owner[a.server.Addr()].ns.Do(func() error {
-		return injectTCP(a.server, a.client, rand.Uint32())
+		return injectTCP(a.server, a.client, expected+1<<29, next)
 	})
 }
 
