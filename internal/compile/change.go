@@ -11,7 +11,7 @@ import (
 // before, so that a value that went and came back is no change.
 type change struct {
 	frontends    map[state.FrontendKey]*state.Frontend
-	healthChecks map[model.Name]*state.HealthCheck // new values: each service is compiled once
+	healthChecks map[model.Name]*state.HealthCheck
 }
 
 func newChange() change {
@@ -37,6 +37,26 @@ func (c *Compiler) setFrontend(k state.FrontendKey, f *state.Frontend) {
 	}
 }
 
+// setHealth makes h the service's health check, or takes it away where h is nil.
+func (c *Compiler) setHealth(name model.Name, h *state.HealthCheck) {
+	if _, touched := c.change.healthChecks[name]; !touched {
+		c.change.healthChecks[name] = c.health(name)
+	}
+	if h == nil {
+		delete(c.state.HealthChecks, name)
+	} else {
+		c.state.HealthChecks[name] = *h
+	}
+}
+
+// health returns the service's health check; nil if it has none.
+func (c *Compiler) health(name model.Name) *state.HealthCheck {
+	if h, ok := c.state.HealthChecks[name]; ok {
+		return &h
+	}
+	return nil
+}
+
 // flush returns what differs from before the Update.
 func (c *Compiler) flush() state.Delta {
 	d := state.Delta{
@@ -50,6 +70,14 @@ func (c *Compiler) flush() state.Delta {
 			delete(d.Frontends, k)
 		} else {
 			d.Frontends[k] = now
+		}
+	}
+	for name, old := range d.HealthChecks {
+		now := c.health(name)
+		if now == old || now != nil && old != nil && *now == *old {
+			delete(d.HealthChecks, name)
+		} else {
+			d.HealthChecks[name] = now
 		}
 	}
 	c.change = change{}

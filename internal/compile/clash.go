@@ -28,17 +28,51 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	} else {
 		rivals[name] = f
 	}
-	c.setFrontend(key, rivals[c.first(rivals)])
+	c.setFrontend(key, rivals[first(c.services, rivals)])
 	if len(rivals) == 1 {
 		delete(c.contested, key)
 	}
 }
 
-// first is the service that has precedence.
-func (c *Compiler) first(rivals map[model.Name]*state.Frontend) model.Name {
+// settleHealth records that the service wants its health check to be next, no
+// longer old, and gives the port to the first of those who claim it.
+func (c *Compiler) settleHealth(name model.Name, old, next *state.HealthCheck) {
+	if old != nil && (next == nil || next.Port != old.Port) {
+		delete(c.healthPorts[old.Port], name)
+		c.setHealth(name, nil)
+		c.awardHealth(old.Port)
+	}
+	if next == nil {
+		return
+	}
+	if c.healthPorts[next.Port] == nil {
+		c.healthPorts[next.Port] = map[model.Name]*state.HealthCheck{}
+	}
+	c.healthPorts[next.Port][name] = next
+	c.awardHealth(next.Port)
+}
+
+func (c *Compiler) awardHealth(port uint16) {
+	rivals := c.healthPorts[port]
+	if len(rivals) == 0 {
+		delete(c.healthPorts, port)
+		return
+	}
+	winner := first(c.services, rivals)
+	for name := range rivals {
+		if name == winner {
+			c.setHealth(name, rivals[name])
+		} else {
+			c.setHealth(name, nil)
+		}
+	}
+}
+
+// first is the service that has precedence among those that claim something.
+func first[T any](services map[model.Name]*service, rivals map[model.Name]T) model.Name {
 	var best *model.Service
 	for name := range rivals {
-		if svc := c.services[name].svc; best == nil || precedence(svc, best) < 0 {
+		if svc := services[name].svc; best == nil || precedence(svc, best) < 0 {
 			best = svc
 		}
 	}

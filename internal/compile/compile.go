@@ -8,7 +8,6 @@ package compile
 
 import (
 	"net/netip"
-	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -45,8 +44,11 @@ type Compiler struct {
 	// contested holds, for each frontend key that several services claim, what each
 	// of them wants there.
 	contested map[state.FrontendKey]map[model.Name]*state.Frontend
+	// healthPorts holds what claims each healthCheckNodePort.
+	healthPorts map[uint16]map[model.Name]*state.HealthCheck
 	// faults are the issues found in each service that has any.
-	faults map[model.Name][]model.Issue
+	faults    map[model.Name][]model.Issue
+	nodePorts int // services that have one
 
 	clusterIPs refs
 	hairpins   refs
@@ -58,13 +60,14 @@ type Compiler struct {
 func New(cfg Config) *Compiler {
 	s := state.New()
 	return &Compiler{
-		cfg:        cfg,
-		state:      s,
-		services:   map[model.Name]*service{},
-		contested:  map[state.FrontendKey]map[model.Name]*state.Frontend{},
-		faults:     map[model.Name][]model.Issue{},
-		clusterIPs: newRefs(s.ClusterIPs),
-		hairpins:   newRefs(s.Hairpins),
+		cfg:         cfg,
+		state:       s,
+		services:    map[model.Name]*service{},
+		contested:   map[state.FrontendKey]map[model.Name]*state.Frontend{},
+		healthPorts: map[uint16]map[model.Name]*state.HealthCheck{},
+		faults:      map[model.Name][]model.Issue{},
+		clusterIPs:  newRefs(s.ClusterIPs),
+		hairpins:    newRefs(s.Hairpins),
 	}
 }
 
@@ -116,91 +119,23 @@ func (c *Compiler) service(v *store.View, name model.Name) {
 		next = c.compile(v, svc, old)
 		c.services[name] = next
 	}
-	// Count up before counting down, so that nothing that stays is seen to go.
-	if next != nil {
-		c.clusterIPs.add(next.clusterIPs())
-		c.hairpins.add(next.hairpins)
-		for _, cl := range next.claims {
-			c.settle(cl.key, name, cl.frontend)
-		}
-		c.setHealth(name, next.health)
-		c.setFaults(name, next.faults)
-	} else {
-		c.setHealth(name, nil)
-		c.setFaults(name, nil)
+	// Count up before counting down, so that what stays is never seen to go.
+	c.clusterIPs.add(next.addresses())
+	c.clusterIPs.remove(old.addresses())
+	c.hairpins.add(next.hairpinned())
+	c.hairpins.remove(old.hairpinned())
+	c.nodePorts += one(next.hasNodePort()) - one(old.hasNodePort())
+	c.settleHealth(name, old.healthCheck(), next.healthCheck())
+	for _, cl := range next.claimed() {
+		c.settle(cl.key, name, cl.frontend)
 	}
-	if old != nil {
-		c.clusterIPs.remove(old.clusterIPs())
-		c.hairpins.remove(old.hairpins)
-		for _, cl := range old.claims {
-			if next == nil || next.claim(cl.key) == nil {
-				c.settle(cl.key, name, nil)
-			}
+	for _, cl := range old.claimed() {
+		if next.claim(cl.key) == nil {
+			c.settle(cl.key, name, nil)
 		}
 	}
 	if next == nil {
 		delete(c.services, name)
-		return
-	}
-	next.faults, next.health = nil, nil
-}
-
-func (c *Compiler) setHealth(name model.Name, h *state.HealthCheck) {
-	old, had := c.state.HealthChecks[name]
-	switch {
-	case h == nil && !had, h != nil && had && *h == old:
-	case h == nil:
-		c.change.healthChecks[name] = nil
-		delete(c.state.HealthChecks, name)
-	default:
-		c.change.healthChecks[name] = h
-		c.state.HealthChecks[name] = *h
-	}
-}
-
-func (c *Compiler) setFaults(name model.Name, faults []model.Issue) {
-	if len(faults) == 0 {
 		delete(c.faults, name)
-		return
 	}
-	c.faults[name] = faults
-}
-
-// service is what was compiled from one service.
-type service struct {
-	svc      *model.Service
-	why      string       // why nothing is programmed; empty where something is
-	claims   []claim      // sorted by key
-	hairpins []netip.Addr // of the backends on this node, sorted, unique
-	counts   Counts
-
-	// Handed over and cleared once the service is in place.
-	health *state.HealthCheck
-	faults []model.Issue
-}
-
-// claim is what a service wants at one frontend key.
-type claim struct {
-	key      state.FrontendKey
-	port     uint16 // index of the service port
-	frontend *state.Frontend
-}
-
-// claim returns what the service wants at key, nil for nothing.
-func (s *service) claim(key state.FrontendKey) *state.Frontend {
-	i, found := slices.BinarySearchFunc(s.claims, key, func(cl claim, k state.FrontendKey) int {
-		return cl.key.Compare(k)
-	})
-	if !found {
-		return nil
-	}
-	return s.claims[i].frontend
-}
-
-// clusterIPs are the addresses where undefined ports are to be rejected.
-func (s *service) clusterIPs() []netip.Addr {
-	if s.why != "" {
-		return nil
-	}
-	return usable(s.svc.ClusterIPs)
 }

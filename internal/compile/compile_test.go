@@ -1,31 +1,183 @@
 package compile_test
 
 import (
-	"net/netip"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
-func TestSmoke(t *testing.T) {
-	s := store.New()
-	n := model.Name{Namespace: "shop", Name: "web"}
-	s.Apply([]store.Event{
-		{Kind: store.Services, Name: n, Object: &model.Service{Name: n, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Selector: map[string]string{"a": "b"},
-			Ports: []model.ServicePort{{Port: 80, Protocol: model.TCP, NodePort: 30080, TargetName: "http"}}}},
-		{Kind: store.Nodes, Name: model.Name{Name: "n1"}, Object: &model.Node{Name: "n1", IPs: []netip.Addr{netip.MustParseAddr("192.168.0.1")}}},
-		{Kind: store.Pods, Name: model.Name{Namespace: "shop", Name: "p"}, Object: &model.Pod{Name: model.Name{Namespace: "shop", Name: "p"}, Labels: map[string]string{"a": "b"}, Node: "n1", Ready: true,
-			IPs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}, Ports: []model.ContainerPort{{Name: "http", Protocol: model.TCP, Port: 8080}}}},
-	})
-	c := compile.New(compile.Config{Node: "n1"})
-	d := c.Update(s, s.Take())
-	for k, f := range d.Frontends {
-		t.Log(k, *f)
+// sorted sorts lines, as IPv4 and IPv6 addresses of a kind sort differently.
+func sorted(s string) string {
+	list := strings.Split(s, "\n")
+	slices.Sort(list)
+	return strings.Join(list, "\n")
+}
+
+// replaceRange names the test's one source range.
+func replaceRange(s string, f family) string {
+	return strings.NewReplacer("10.1.0.0/24", "RANGE", "fd00::/24", "RANGE").Replace(s)
+}
+
+// history feeds events to a store and a compiler, and holds each delta against
+// the state before and after it.
+type history struct {
+	cfg      compile.Config
+	store    *store.Store
+	compiler *compile.Compiler
+	sum      *state.State // of all deltas
+}
+
+func newHistory(cfg compile.Config) *history {
+	cfg.Node = "here"
+	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New()}
+}
+
+func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
+	t.Helper()
+	h.store.Apply(events)
+	d := h.compiler.Update(h.store, h.store.Take())
+	for _, redundant := range redundant(h.sum, d) {
+		t.Errorf("the delta names %s, which did not change", redundant)
 	}
-	t.Log(d.ClusterIPs, d.Hairpins, c.Issues(), c.Services())
-	if len(d.Frontends) != 2 {
-		t.Fatal(d)
+	h.sum.Apply(d)
+	if diff := differences(h.sum, h.compiler.State()); diff != "" {
+		t.Errorf("the sum of deltas differs from the state: %s", diff)
+	}
+	return d
+}
+
+// fresh compiles what the store holds from nothing.
+func (h *history) fresh() *compile.Compiler {
+	c := compile.New(h.cfg)
+	c.Update(h.store, store.Dirty{})
+	return c
+}
+
+// redundant names what d sets to the value it has in s.
+func redundant(s *state.State, d state.Delta) []string {
+	var list []string
+	if d.Settings != nil && d.Settings.Equal(s.Settings) {
+		list = append(list, "the settings")
+	}
+	for k, f := range d.Frontends {
+		if f.Equal(s.Frontends[k]) {
+			list = append(list, k.String())
+		}
+	}
+	for a, in := range d.ClusterIPs {
+		if _, was := s.ClusterIPs[a]; was == in {
+			list = append(list, "cluster IP "+a.String())
+		}
+	}
+	for a, in := range d.Hairpins {
+		if _, was := s.Hairpins[a]; was == in {
+			list = append(list, "hairpin "+a.String())
+		}
+	}
+	for n, h := range d.HealthChecks {
+		if old, was := s.HealthChecks[n]; was == (h != nil) && (h == nil || *h == old) {
+			list = append(list, "health check "+n.String())
+		}
+	}
+	return list
+}
+
+// differences between two states; empty for none.
+func differences(a, b *state.State) string {
+	switch {
+	case !a.Settings.Equal(b.Settings):
+		return "settings"
+	case !maps.EqualFunc(a.Frontends, b.Frontends, (*state.Frontend).Equal):
+		return "frontends:\n" + show(a) + "\nand\n" + show(b)
+	case !maps.Equal(a.ClusterIPs, b.ClusterIPs):
+		return "cluster IPs"
+	case !maps.Equal(a.Hairpins, b.Hairpins):
+		return "hairpins"
+	case !maps.Equal(a.HealthChecks, b.HealthChecks):
+		return "health checks"
+	}
+	return ""
+}
+
+// An update names what changed and nothing else.
+func TestDeltas(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		h := newHistory(compile.Config{})
+		key := func(n string) state.FrontendKey {
+			return state.FrontendKey{Addr: f.addr(n), Protocol: model.TCP, Port: 80}
+		}
+		ext := func(s *model.Service) { s.ExternalIPs = f.addrs("x1") }
+		if d := h.apply(t, events(f.service(), slice("a", f.endpoint("e1")))...); len(d.Frontends) != 1 || len(d.ClusterIPs) != 1 {
+			t.Errorf("created: %+v", d)
+		}
+		if d := h.apply(t, events(f.service(), slice("a", f.endpoint("e1")))...); d.Len() != 0 {
+			t.Errorf("repeated: %+v", d)
+		}
+		if d := h.apply(t, event(f.service(ext))); len(d.Frontends) != 1 || d.Frontends[key("x1")] == nil || d.Len() != 1 {
+			t.Errorf("external IP added: %+v", d)
+		}
+		if d := h.apply(t, event(slice("a", f.endpoint("e1"), f.endpoint("e2", here)))); len(d.Frontends) != 2 || len(d.Hairpins) != 1 || d.Len() != 3 {
+			t.Errorf("endpoint added: %+v", d)
+		}
+		if d := h.apply(t, gone(slice("a")), event(slice("b", f.endpoint("e2", here), f.endpoint("e1")))); d.Len() != 0 {
+			t.Errorf("the same endpoints in another slice: %+v", d)
+		}
+		if d := h.apply(t, event(f.service())); len(d.Frontends) != 1 || d.Len() != 1 {
+			t.Errorf("external IP removed: %+v", d)
+		}
+		if d := h.apply(t, event(&model.Node{Name: "there"})); d.Len() != 0 {
+			t.Errorf("another node: %+v", d)
+		}
+		if d := h.apply(t, gone(f.service())); len(d.Frontends) != 1 || len(d.ClusterIPs) != 1 || len(d.Hairpins) != 1 || d.Len() != 3 {
+			t.Errorf("deleted: %+v", d)
+		}
+	})
+}
+
+// What the own node says of itself takes effect on every service.
+func TestOwnNode(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.service(nodePort), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2"))))...)
+		check(t, h.compiler, `ClusterIP c1:80 -> e1:8080 e2:8080`)
+		if got := h.compiler.Issues(); len(got) != 1 || got[0].Object != "Node here" {
+			t.Errorf("issues without the node: %v", got)
+		}
+		h.apply(t, event(f.node()))
+		want := `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
+		NodePort n1:30080 -> e1:8080, alive: e1:8080 e2:8080`
+		if got := sorted(show(h.compiler.State())); got != sorted(lines(want)) {
+			t.Errorf("got:\n%s", got)
+		}
+		checkIssues(t, h.compiler)
+		other := f.node()
+		other.Labels["heartbeat"] = "1"
+		if d := h.apply(t, event(other)); d.Len() != 0 {
+			t.Errorf("a label that means nothing: %+v", d)
+		}
+		h.apply(t, gone(f.node()))
+		check(t, h.compiler, `ClusterIP c1:80 -> e1:8080 e2:8080`)
+	})
+}
+
+// The frontends of one service port hold their lists once, also after changes.
+func TestFrontendsShareLists(t *testing.T) {
+	h := newHistory(compile.Config{})
+	svc := v4.service(func(s *model.Service) { s.ExternalIPs, s.LoadBalancerIPs = v4.addrs("x1 x2"), v4.addrs("l1") })
+	h.apply(t, events(svc, slice("a", v4.endpoint("e1"), v4.endpoint("e2")))...)
+	local := *svc
+	local.ExternalLocal = true
+	h.apply(t, event(&local))
+	first := h.compiler.State().Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}]
+	for k, f := range h.compiler.State().Frontends {
+		if &f.Backends[0] != &first.Backends[0] || &f.Alive[0] != &first.Backends[0] {
+			t.Errorf("%s has lists of its own", k)
+		}
 	}
 }

@@ -17,18 +17,27 @@ type usage struct{ cluster, local bool }
 // same as what old has, the frontends of old are kept.
 func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *service {
 	next := &service{svc: svc, why: svc.Unproxied}
-	if next.why != "" {
-		return next
-	}
 	rep := newReport(svc)
-	rep.checkAddresses()
-	if len(svc.ClusterIPs) == 0 {
+	switch {
+	case next.why != "":
+	case len(svc.ClusterIPs) == 0:
 		next.why = "no clusterIP"
-		rep.service("has no clusterIP, so nothing is programmed for it: a cluster's API server gives it one, or set spec.clusterIP")
-		next.faults = rep.issues
-		return next
+		rep.service("has no clusterIP, so nothing is programmed for it: set spec.clusterIP, as a cluster's API server does")
+	default:
+		c.program(next, objects{slices: v.Slices(svc.Name), pods: v.Selected(svc)}, old, rep)
 	}
-	from := objects{slices: v.Slices(svc.Name), pods: v.Selected(svc)}
+	if len(rep.issues) > 0 {
+		c.faults[svc.Name] = rep.issues
+	} else {
+		delete(c.faults, svc.Name)
+	}
+	return next
+}
+
+// program fills in what next wants, given what its endpoints come from.
+func (c *Compiler) program(next *service, from objects, old *service, rep *report) {
+	svc := next.svc
+	rep.checkAddresses()
 	rep.checkSlices(from.slices)
 	var ready []netip.Addr
 	for i := range svc.Ports {
@@ -36,7 +45,7 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 			continue
 		}
 		eps := c.gather(svc, &svc.Ports[i], from, rep)
-		six := slices.IndexFunc(eps, func(e endpoint) bool { return !e.at.Addr().Is4() })
+		six := slices.IndexFunc(eps, func(e endpoint) bool { return e.at.Addr().Is6() })
 		if six < 0 {
 			six = len(eps)
 		}
@@ -50,8 +59,6 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 	if svc.ExternalLocal && svc.HealthCheckNodePort != 0 {
 		next.health = &state.HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
-	next.faults = rep.issues
-	return next
 }
 
 // port adds what one service port wants in one family.
@@ -150,48 +157,17 @@ func (s *service) dropDoubles(rep *report) {
 		}
 		return int(a.port) - int(b.port)
 	})
-	s.claims = slices.CompactFunc(s.claims, func(a, b claim) bool {
-		if a.key != b.key {
+	s.claims = slices.CompactFunc(s.claims, func(next, kept claim) bool {
+		if next.key != kept.key {
 			return false
 		}
-		if a.port != b.port {
-			rep.service(a.key.String() + " is claimed by its " + rep.portName(int(a.port)) + " and its " +
-				rep.portName(int(b.port)) + "; the first one has it")
+		if next.port != kept.port {
+			rep.service(kept.key.String() + " is claimed by its " + rep.portName(int(kept.port)) + " and its " +
+				rep.portName(int(next.port)) + "; the first one has it")
 		}
 		return true
 	})
 	s.claims = slices.Clip(s.claims)
-}
-
-// keep takes over the frontends of old that are as wanted now.
-func (s *service) keep(old *service) {
-	if old == nil {
-		return
-	}
-	for i, cl := range s.claims {
-		if f := old.claim(cl.key); f != nil && f.Equal(cl.frontend) {
-			s.claims[i].frontend = f
-		}
-	}
-}
-
-// share replaces lists by equal ones that the frontends of s have, so that
-// each is held once.
-func (s *service) share(ch *choice, port *model.ServicePort) {
-	if s == nil {
-		return
-	}
-	for _, cl := range s.claims {
-		if f := cl.frontend; f.Port == port.Name && cl.key.Protocol == port.Protocol {
-			for _, list := range []*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
-				for _, have := range [][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
-					if slices.Equal(*list, have) {
-						*list = have
-					}
-				}
-			}
-		}
-	}
 }
 
 // sourceRanges returns the ranges of one family; none where everybody may

@@ -17,18 +17,18 @@ func (c *Compiler) Issues() []model.Issue {
 	for _, issues := range c.faults {
 		list = append(list, issues...)
 	}
-	if len(c.node.nodePort) == 0 && c.wantsNodePorts() {
+	if len(c.node.nodePort) == 0 && c.nodePorts > 0 {
 		list = append(list, model.Issue{
 			Object: "Node " + c.cfg.Node,
 			Reason: "no address of it is known or chosen, so node ports are not served: it needs a Node object with addresses, and --nodeport-addresses, if given, must cover one",
 		})
 	}
 	for key, rivals := range c.contested {
-		winner := c.first(rivals)
-		for name := range rivals {
-			if name != winner {
-				list = append(list, clash(key.String(), name, winner))
-			}
+		list = append(list, clashes(c.services, key.String(), rivals)...)
+	}
+	for port, rivals := range c.healthPorts {
+		if len(rivals) > 1 {
+			list = append(list, clashes(c.services, fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
 		}
 	}
 	slices.SortFunc(list, func(a, b model.Issue) int {
@@ -37,21 +37,19 @@ func (c *Compiler) Issues() []model.Issue {
 	return slices.Compact(list)
 }
 
-// wantsNodePorts reports whether a service has a node port.
-func (c *Compiler) wantsNodePorts() bool {
-	for _, s := range c.services {
-		if s.why == "" && slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 }) {
-			return true
+// clashes says of each rival but the first that it has not got what it claims.
+func clashes[T any](services map[model.Name]*service, what string, rivals map[model.Name]T) []model.Issue {
+	var list []model.Issue
+	winner := first(services, rivals)
+	for name := range rivals {
+		if name != winner {
+			list = append(list, model.Issue{
+				Object: "Service " + name.String(),
+				Reason: what + " belongs to Service " + winner.String() + ", which was there first; give one of them another address or port",
+			})
 		}
 	}
-	return false
-}
-
-func clash(what string, loser, winner model.Name) model.Issue {
-	return model.Issue{
-		Object: "Service " + loser.String(),
-		Reason: what + " belongs to Service " + winner.String() + ", which was there first; give one of them another address or port",
-	}
+	return list
 }
 
 // families are those that a service has addresses of.

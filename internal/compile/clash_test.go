@@ -1,0 +1,232 @@
+package compile_test
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// orders yields every order of the events.
+func orders(events []store.Event) [][]store.Event {
+	if len(events) < 2 {
+		return [][]store.Event{events}
+	}
+	var all [][]store.Event
+	for i := range events {
+		rest := append(append([]store.Event{}, events[:i]...), events[i+1:]...)
+		for _, o := range orders(rest) {
+			all = append(all, append([]store.Event{events[i]}, o...))
+		}
+	}
+	return all
+}
+
+// Of the services that claim a frontend, the older one has it, then the first
+// by name, in whatever order they come; the others have the rest of theirs.
+func TestClashes(t *testing.T) {
+	clusterIP := func(f family, names string) func(*model.Service) {
+		return func(s *model.Service) { s.ClusterIPs = f.addrs(names) }
+	}
+	external := func(f family, names string) func(*model.Service) {
+		return func(s *model.Service) { s.ExternalIPs = f.addrs(names) }
+	}
+	const taken = "Service shop/%s: TCP %s belongs to Service shop/%s, which was there first; give one of them another address or port"
+	for _, tc := range []struct {
+		name    string
+		objects func(f family) []any
+		want    string
+		// loser, key by its address's name and port, winner
+		issues [][3]string
+	}{
+		{"the same external IP: the older has it", func(f family) []any {
+			return []any{
+				f.service(named("a", 20), clusterIP(f, "c1"), external(f, "x1")),
+				f.service(named("b", 10), clusterIP(f, "c2"), external(f, "x1 x2")),
+			}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 of b -> reject
+		ExternalIP x1:80 of b -> reject
+		ExternalIP x2:80 of b -> reject`, [][3]string{{"a", "x1:80", "b"}}},
+
+		{"of the same age: the first by name", func(f family) []any {
+			return []any{
+				f.service(named("a", 10), clusterIP(f, "c1"), external(f, "x1")),
+				f.service(named("b", 10), clusterIP(f, "c2"), external(f, "x1")),
+			}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 of b -> reject
+		ExternalIP x1:80 of a -> reject`, [][3]string{{"b", "x1:80", "a"}}},
+
+		{"of unknown age: the newest", func(f family) []any {
+			return []any{
+				f.service(named("a", 0), clusterIP(f, "c1"), external(f, "x1")),
+				f.service(named("b", 10), clusterIP(f, "c2"), external(f, "x1")),
+			}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 of b -> reject
+		ExternalIP x1:80 of b -> reject`, [][3]string{{"a", "x1:80", "b"}}},
+
+		{"the same node port", func(f family) []any {
+			return []any{f.node(),
+				f.service(named("a", 10), clusterIP(f, "c1"), nodePort),
+				f.service(named("b", 20), clusterIP(f, "c2"), nodePort),
+			}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 of b -> reject
+		NodePort n1:30080 of a -> reject`, [][3]string{{"b", "n1:30080", "a"}}},
+
+		{"a node port and an external IP that is the node's", func(f family) []any {
+			return []any{f.node(),
+				f.service(named("a", 10), clusterIP(f, "c1"), nodePort),
+				f.service(named("b", 5), clusterIP(f, "c2"), external(f, "n1"), func(s *model.Service) { s.Ports[0].Port = 30080 }),
+			}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:30080 of b -> reject
+		ExternalIP n1:30080 of b -> reject`, [][3]string{{"a", "n1:30080", "b"}}},
+
+		{"the same cluster IP: other ports are both's", func(f family) []any {
+			more := func(s *model.Service) {
+				s.Ports = append(s.Ports, model.ServicePort{Name: "more", Protocol: model.TCP, Port: 81})
+			}
+			return []any{f.service(named("a", 10)), f.service(named("b", 20), more)}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c1:81 of b -> reject`, [][3]string{{"b", "c1:80", "a"}}},
+
+		{"another's cluster IP as external IP", func(f family) []any {
+			return []any{f.service(named("a", 10), clusterIP(f, "c1")), f.service(named("b", 5), clusterIP(f, "c2"), external(f, "c1"))}
+		}, `ClusterIP c2:80 of b -> reject
+		ExternalIP c1:80 of b -> reject`, [][3]string{{"a", "c1:80", "b"}}},
+
+		{"three of them", func(f family) []any {
+			return []any{f.service(named("a", 30)), f.service(named("b", 20)), f.service(named("c", 10))}
+		}, `ClusterIP c1:80 of c -> reject`, [][3]string{{"a", "c1:80", "c"}, {"b", "c1:80", "c"}}},
+
+		{"the same port of another protocol is no clash", func(f family) []any {
+			udp := func(s *model.Service) { s.Ports[0].Protocol = model.UDP }
+			return []any{f.service(named("a", 10), external(f, "x1")), f.service(named("b", 20), clusterIP(f, "c2"), external(f, "x1"), udp)}
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 UDP of b -> reject
+		ExternalIP x1:80 of a -> reject
+		ExternalIP x1:80 UDP of b -> reject`, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bothFamilies(t, func(t *testing.T, f family) {
+				for _, order := range orders(events(tc.objects(f)...)) {
+					h := newHistory(compile.Config{})
+					for _, e := range order {
+						h.apply(t, e)
+					}
+					if got := sorted(show(h.compiler.State())); got != sorted(lines(tc.want)) {
+						t.Fatalf("got:\n%s", got)
+					}
+					var want []string
+					for _, i := range tc.issues {
+						var port int
+						_, _ = fmt.Sscanf(i[1][3:], "%d", &port)
+						key := fmt.Sprintf("%s:%d", f.addr(i[1][:2]), port)
+						if f.name == v6.name {
+							key = fmt.Sprintf("[%s]:%d", f.addr(i[1][:2]), port)
+						}
+						want = append(want, fmt.Sprintf(taken, i[0], key, i[2]))
+					}
+					checkIssues(t, h.compiler, want...)
+				}
+			})
+		})
+	}
+}
+
+// When the one that has a frontend goes, or gives it up, the next takes over.
+func TestClashEnds(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		older := f.service(named("b", 10))
+		newer := f.service(named("a", 20))
+		key := state.FrontendKey{Addr: f.addr("c1"), Protocol: model.TCP, Port: 80}
+		for _, tc := range []struct {
+			name string
+			end  store.Event
+		}{
+			{"deleted", gone(older)},
+			{"moved to another address", event(f.service(named("b", 10), func(s *model.Service) { s.ClusterIPs = f.addrs("c2") }))},
+			{"made headless", event(f.service(named("b", 10), func(s *model.Service) { s.Unproxied = "headless" }))},
+			{"recreated", event(f.service(named("b", 30)))},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				h := newHistory(compile.Config{})
+				h.apply(t, events(older, newer)...)
+				if got := h.compiler.State().Frontends[key].Service; got != older.Name {
+					t.Fatalf("%s has it first", got)
+				}
+				d := h.apply(t, tc.end)
+				if f := d.Frontends[key]; f == nil || f.Service != newer.Name {
+					t.Errorf("the delta gives it to %v", f)
+				}
+			})
+		}
+		t.Run("back again", func(t *testing.T) {
+			h := newHistory(compile.Config{})
+			h.apply(t, events(older, newer)...)
+			h.apply(t, gone(older))
+			checkIssues(t, h.compiler)
+			h.apply(t, event(older))
+			check(t, h.compiler, `ClusterIP c1:80 of b -> reject`)
+		})
+		t.Run("a change of the one without it changes nothing", func(t *testing.T) {
+			h := newHistory(compile.Config{})
+			h.apply(t, events(older, newer)...)
+			changed := *newer
+			changed.Affinity = 1
+			if d := h.apply(t, event(&changed)); d.Len() != 0 {
+				t.Errorf("delta: %+v", d)
+			}
+			if d := h.apply(t, gone(newer)); d.Len() != 0 {
+				t.Errorf("delta: %+v", d)
+			}
+			checkIssues(t, h.compiler)
+		})
+	})
+}
+
+// A service that names one address and port twice has it for the first of its ports.
+func TestServiceClashesWithItself(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		svc := f.service(func(s *model.Service) {
+			s.Ports = append(s.Ports, model.ServicePort{Protocol: model.TCP, Port: 80, TargetPort: 9090})
+		})
+		c := compiled(compile.Config{}, svc)
+		key := state.FrontendKey{Addr: f.addr("c1"), Protocol: model.TCP, Port: 80}
+		if got := c.State().Frontends[key].Port; got != "http" {
+			t.Errorf("it leads to port %q", got)
+		}
+		checkIssues(t, c, "Service shop/web: "+key.String()+" is claimed by its port http and its port 80; the first one has it")
+	})
+}
+
+// Two services cannot share a health check port.
+func TestHealthCheckPortClash(t *testing.T) {
+	checked := func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 }
+	a := v4.service(named("a", 20), checked)
+	b := v4.service(named("b", 10), checked, func(s *model.Service) { s.ClusterIPs = v4.addrs("c2") })
+	only := func(n string) map[model.Name]state.HealthCheck {
+		return map[model.Name]state.HealthCheck{name(n): {Service: name(n), Port: 31000}}
+	}
+	for _, order := range orders(events(a, b)) {
+		h := newHistory(compile.Config{})
+		for _, e := range order {
+			h.apply(t, e)
+		}
+		if got := h.compiler.State().HealthChecks; !maps.Equal(got, only("b")) {
+			t.Errorf("got %v", got)
+		}
+		checkIssues(t, h.compiler, "Service shop/a: healthCheckNodePort 31000 belongs to Service shop/b, which was there first; give one of them another address or port")
+		h.apply(t, gone(b))
+		if got := h.compiler.State().HealthChecks; !maps.Equal(got, only("a")) {
+			t.Errorf("after b is gone: %v", got)
+		}
+	}
+}

@@ -1,0 +1,334 @@
+package compile_test
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// What a service is reached at, and how.
+func TestFrontends(t *testing.T) {
+	loadBalancer := func(f family, names string) func(*model.Service) {
+		return func(s *model.Service) { s.LoadBalancerIPs = f.addrs(names) }
+	}
+	external := func(f family, names string) func(*model.Service) {
+		return func(s *model.Service) { s.ExternalIPs = f.addrs(names) }
+	}
+	two := func(f family) *model.EndpointSlice {
+		return slice("a", f.endpoint("e1", here), f.endpoint("e2"))
+	}
+	for _, tc := range []struct {
+		name    string
+		objects func(f family) []any
+		want    string
+	}{
+		{"node ports are served on the node's first address", func(f family) []any {
+			return []any{f.node(), f.service(nodePort), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080 e2:8080
+		NodePort n1:30080 -> e1:8080 e2:8080`},
+
+		{"load balancer addresses and external IPs have the service's port", func(f family) []any {
+			return []any{f.service(loadBalancer(f, "l1 l2"), external(f, "x1")), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080 e2:8080
+		ExternalIP x1:80 -> e1:8080 e2:8080
+		LoadBalancer l1:80 -> e1:8080 e2:8080
+		LoadBalancer l2:80 -> e1:8080 e2:8080`},
+
+		{"affinity holds at every address", func(f family) []any {
+			return []any{f.service(external(f, "x1"), func(s *model.Service) { s.Affinity = 3 * time.Hour }), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080 e2:8080, affinity: 3h0m0s
+		ExternalIP x1:80 -> e1:8080 e2:8080, affinity: 3h0m0s`},
+
+		{"internalTrafficPolicy Local keeps to this node, at the cluster IP alone", func(f family) []any {
+			return []any{f.service(external(f, "x1"), internalLocal), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
+		ExternalIP x1:80 -> e1:8080 e2:8080`},
+
+		{"internalTrafficPolicy Local drops what has nobody here", func(f family) []any {
+			return []any{f.service(internalLocal), slice("a", f.endpoint("e2"))}
+		}, `ClusterIP c1:80 -> drop, alive: e2:8080`},
+
+		{"internalTrafficPolicy Local rejects what has nobody anywhere", func(f family) []any {
+			return []any{f.service(internalLocal), slice("a", f.endpoint("e2", notReady))}
+		}, `ClusterIP c1:80 -> reject, alive: e2:8080`},
+
+		{"a terminating endpoint elsewhere is somebody", func(f family) []any {
+			return []any{f.service(internalLocal), slice("a", f.endpoint("e2", draining))}
+		}, `ClusterIP c1:80 -> drop, alive: e2:8080`},
+
+		{"externalTrafficPolicy Local keeps connections from outside on this node", func(f family) []any {
+			return []any{f.node(), f.service(nodePort, loadBalancer(f, "l1"), external(f, "x1"), externalLocal), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080 e2:8080
+		ExternalIP x1:80 -> e1:8080 e2:8080, local: e1:8080
+		NodePort n1:30080 -> e1:8080 e2:8080, local: e1:8080
+		LoadBalancer l1:80 -> e1:8080 e2:8080, local: e1:8080`},
+
+		{"externalTrafficPolicy Local with nobody here", func(f family) []any {
+			return []any{f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e2"))}
+		}, `ClusterIP c1:80 -> e2:8080
+		ExternalIP x1:80 -> e2:8080, local:`},
+
+		{"externalTrafficPolicy Local with nobody anywhere", func(f family) []any {
+			return []any{f.service(external(f, "x1"), externalLocal)}
+		}, `ClusterIP c1:80 -> reject
+		ExternalIP x1:80 -> reject, local:`},
+
+		{"both policies Local", func(f family) []any {
+			return []any{f.service(external(f, "x1"), externalLocal, internalLocal), two(f)}
+		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
+		ExternalIP x1:80 -> e1:8080 e2:8080, local: e1:8080`},
+
+		{"this node falls back to its terminating endpoints by itself", func(f family) []any {
+			return []any{f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, draining), f.endpoint("e2"))}
+		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e1:8080, alive: e1:8080 e2:8080`},
+
+		{"a ready endpoint here comes before a terminating one here", func(f family) []any {
+			return []any{f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, draining), f.endpoint("e2", here))}
+		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e2:8080, alive: e1:8080 e2:8080`},
+
+		{"hints do not matter to a Local policy", func(f family) []any {
+			return []any{f.node(), f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, zones("z2")), f.endpoint("e2", zones("z1")))}
+		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e1:8080, alive: e1:8080 e2:8080`},
+
+		{"source ranges close the load balancer's address alone", func(f family) []any {
+			ranges := func(s *model.Service) {
+				s.SourceRanges = []netip.Prefix{netip.PrefixFrom(f.addr("e9"), 24).Masked(), netip.PrefixFrom(f.addr("e9"), 24)}
+			}
+			return []any{f.node(), f.service(nodePort, loadBalancer(f, "l1"), external(f, "x1"), ranges)}
+		}, `ClusterIP c1:80 -> reject
+		ExternalIP x1:80 -> reject
+		NodePort n1:30080 -> reject
+		LoadBalancer l1:80 -> reject, from: [RANGE]`},
+
+		{"a range of all addresses closes nothing", func(f family) []any {
+			ranges := func(s *model.Service) {
+				s.SourceRanges = []netip.Prefix{netip.PrefixFrom(f.addr("e9"), 24), netip.PrefixFrom(f.addr("e9"), 0)}
+			}
+			return []any{f.service(loadBalancer(f, "l1"), ranges)}
+		}, `ClusterIP c1:80 -> reject
+		LoadBalancer l1:80 -> reject`},
+
+		{"addresses of a family that the service has not are left out", func(f family) []any {
+			other := v6
+			if f.name == v6.name {
+				other = v4
+			}
+			return []any{f.node(), other.node(), f.service(loadBalancer(other, "l1"), external(other, "x1"), nodePort)}
+		}, `ClusterIP c1:80 -> reject`},
+
+		{"headless and otherwise unproxied services have no frontend", func(f family) []any {
+			return []any{f.node(), f.service(nodePort, external(f, "x1"), func(s *model.Service) { s.Unproxied = "headless" }), two(f)}
+		}, ``},
+
+		{"a load balancer's address that is an external IP too keeps its source ranges", func(f family) []any {
+			ranges := func(s *model.Service) { s.SourceRanges = []netip.Prefix{netip.PrefixFrom(f.addr("e9"), 24)} }
+			return []any{f.service(loadBalancer(f, "l1"), external(f, "l1"), ranges)}
+		}, `ClusterIP c1:80 -> reject
+		LoadBalancer l1:80 -> reject, from: [RANGE]`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bothFamilies(t, func(t *testing.T, f family) {
+				objects := tc.objects(f)
+				c := compiled(compile.Config{}, objects...)
+				got := sorted(replaceRange(show(c.State()), f))
+				if want := sorted(lines(tc.want)); got != want {
+					t.Errorf("got:\n%s\nwant:\n%s", got, want)
+				}
+				checkIssues(t, c)
+			})
+		})
+	}
+}
+
+// A load balancer's address of a family that has no range is closed.
+func TestSourceRangesOfTheOtherFamilyAlone(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		other, nobody := v6, "0.0.0.0/32"
+		if f.name == v6.name {
+			other, nobody = v4, "::/128"
+		}
+		c := compiled(compile.Config{}, f.service(func(s *model.Service) {
+			s.LoadBalancerIPs = f.addrs("l1")
+			s.SourceRanges = []netip.Prefix{netip.PrefixFrom(other.addr("e0"), 24)}
+		}))
+		got := c.State().Frontends[state.FrontendKey{Addr: f.addr("l1"), Protocol: model.TCP, Port: 80}].SourceRanges
+		if want := []netip.Prefix{netip.MustParsePrefix(nobody)}; !slices.Equal(got, want) {
+			t.Errorf("source ranges %v, want %v", got, want)
+		}
+	})
+}
+
+func TestNodePortAddresses(t *testing.T) {
+	prefixes := func(list ...string) []netip.Prefix {
+		var ps []netip.Prefix
+		for _, s := range list {
+			ps = append(ps, netip.MustParsePrefix(s))
+		}
+		return ps
+	}
+	host := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("fe80::1"), v4.addr("n1")}
+	for _, tc := range []struct {
+		name string
+		cfg  compile.Config
+		want []string
+	}{
+		{"the first of each family by default", compile.Config{HostAddresses: host}, []string{"192.168.0.1", "fd00:168::1"}},
+		{"those covered", compile.Config{NodePortAddresses: prefixes("192.168.0.2/32")}, []string{"192.168.0.2"}},
+		{"those of the host too", compile.Config{NodePortAddresses: prefixes("198.51.100.0/24", "192.168.0.1/32"), HostAddresses: host}, []string{"192.168.0.1", "198.51.100.7"}},
+		{"never loopback or link-local", compile.Config{NodePortAddresses: prefixes("0.0.0.0/0", "::/0"), HostAddresses: host},
+			[]string{"192.168.0.1", "192.168.0.2", "198.51.100.7", "fd00:168::1", "fd00:168::2"}},
+		{"none", compile.Config{NodePortAddresses: prefixes("10.99.0.0/16")}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			node := v4.node()
+			node.IPs = append(node.IPs, v6.addrs("n1 n2")...)
+			svc := v4.service(nodePort, func(s *model.Service) { s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1")) })
+			c := compiled(tc.cfg, node, svc)
+			var got []string
+			for _, k := range slices.SortedFunc(maps.Keys(c.State().Frontends), state.FrontendKey.Compare) {
+				if c.State().Frontends[k].Kind == state.NodePort {
+					got = append(got, k.Addr.String())
+				}
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+			if tc.want == nil && len(c.Issues()) != 1 {
+				t.Errorf("issues: %v", c.Issues())
+			}
+		})
+	}
+}
+
+func TestHealthChecks(t *testing.T) {
+	checked := func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 }
+	for _, tc := range []struct {
+		name   string
+		change func(*model.Service)
+		eps    func(f family) []model.Endpoint
+		want   map[model.Name]state.HealthCheck
+	}{
+		{"ready endpoints on this node count", checked, func(f family) []model.Endpoint {
+			return []model.Endpoint{f.endpoint("e1", here), f.endpoint("e2", here), f.endpoint("e3"), f.endpoint("e4", here, notReady), f.endpoint("e5", here, draining)}
+		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 2}}},
+		{"terminating ones do not, though they serve", checked, func(f family) []model.Endpoint {
+			return []model.Endpoint{f.endpoint("e5", here, draining)}
+		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000}}},
+		{"an endpoint of two ports counts once", func(s *model.Service) {
+			checked(s)
+			s.Ports = append(s.Ports, model.ServicePort{Name: "http", Protocol: model.TCP, Port: 81})
+		}, func(f family) []model.Endpoint {
+			return []model.Endpoint{f.endpoint("e1", here)}
+		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
+		{"only under externalTrafficPolicy Local", func(s *model.Service) { s.HealthCheckNodePort = 31000 },
+			func(f family) []model.Endpoint { return nil }, map[model.Name]state.HealthCheck{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bothFamilies(t, func(t *testing.T, f family) {
+				c := compiled(compile.Config{}, f.service(tc.change), slice("a", tc.eps(f)...))
+				if got := c.State().HealthChecks; !maps.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// A dual-stack endpoint has two addresses and is one endpoint.
+func TestHealthCheckOfDualStackEndpoints(t *testing.T) {
+	svc := v4.service(func(s *model.Service) {
+		s.ExternalLocal, s.HealthCheckNodePort = true, 31000
+		s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1"))
+	})
+	c := compiled(compile.Config{}, svc, slice("a", v4.endpoint("e1", here), v4.endpoint("e2", here)), slice("b", v6.endpoint("e1", here)))
+	if got := c.State().HealthChecks[name("web")].LocalEndpoints; got != 2 {
+		t.Errorf("%d local endpoints, want 2", got)
+	}
+}
+
+// Hairpins are the endpoints of this node that connections are balanced to.
+func TestHairpins(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		db := f.service(named("db", 0), func(s *model.Service) { s.ClusterIPs = f.addrs("c2") })
+		dbSlice := slice("db", f.endpoint("e1", here))
+		dbSlice.Service = "db"
+		web := slice("a", f.endpoint("e1", here), f.endpoint("e2"), f.endpoint("e3", here, notReady))
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.service(), web, db, dbSlice)...)
+		want := map[netip.Addr]struct{}{f.addr("e1"): {}}
+		if got := h.compiler.State().Hairpins; !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		if d := h.apply(t, gone(web)); len(d.Hairpins) != 0 {
+			t.Errorf("one of two users gone: %v", d.Hairpins)
+		}
+		if d := h.apply(t, gone(db)); !maps.Equal(d.Hairpins, map[netip.Addr]bool{f.addr("e1"): false}) {
+			t.Errorf("both users gone: %v", d.Hairpins)
+		}
+	})
+}
+
+func TestClusterIPsAreThoseOfProxiedServices(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		second := f.service(named("db", 0), func(s *model.Service) { s.Ports[0].Port = 81 })
+		headless := f.service(named("h", 0), func(s *model.Service) { s.ClusterIPs, s.Unproxied = f.addrs("c3"), "label" })
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.service(), second, headless)...)
+		want := map[netip.Addr]struct{}{f.addr("c1"): {}}
+		if got := h.compiler.State().ClusterIPs; !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		if d := h.apply(t, gone(second)); len(d.ClusterIPs) != 0 {
+			t.Errorf("one of two users gone: %v", d.ClusterIPs)
+		}
+		if d := h.apply(t, gone(f.service())); !maps.Equal(d.ClusterIPs, map[netip.Addr]bool{f.addr("c1"): false}) {
+			t.Errorf("both users gone: %v", d.ClusterIPs)
+		}
+	})
+}
+
+func TestSettings(t *testing.T) {
+	p := func(list ...string) []netip.Prefix {
+		var ps []netip.Prefix
+		for _, s := range list {
+			ps = append(ps, netip.MustParsePrefix(s))
+		}
+		return ps
+	}
+	node := func(cidrs ...string) []any { return []any{&model.Node{Name: "here", PodCIDRs: p(cidrs...)}} }
+	for _, tc := range []struct {
+		name  string
+		cfg   compile.Config
+		nodes []any
+		want  state.Settings
+	}{
+		{"masked, sorted, unique", compile.Config{ServiceCIDRs: p("fd00::1/112", "172.16.0.9/16", "172.16.0.0/16"), MasqueradeAll: true}, nil,
+			state.Settings{ServiceCIDRs: p("172.16.0.0/16", "fd00::/112"), MasqueradeAll: true}},
+		{"the node's pods within the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("10.1.2.0/24"),
+			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.1.2.0/24")}},
+		{"the node's pods unknown", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, nil,
+			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
+		{"the node's pods outside the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("192.168.0.0/24"),
+			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
+		{"a family each by itself", compile.Config{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48")}, node("10.1.2.0/24"),
+			state.Settings{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48"), LocalCIDRs: p("10.1.2.0/24", "fd10::/48")}},
+		{"the cluster's unknown", compile.Config{}, node("10.1.2.0/24", "fd10::/64"),
+			state.Settings{ClusterCIDRs: p("10.1.2.0/24", "fd10::/64"), LocalCIDRs: p("10.1.2.0/24", "fd10::/64")}},
+		{"nothing known", compile.Config{}, nil, state.Settings{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := compiled(tc.cfg, tc.nodes...).State().Settings; !got.Equal(tc.want) {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,99 @@
+package compile
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// service is what was compiled from one service. A nil one wants nothing.
+type service struct {
+	svc      *model.Service
+	why      string       // why nothing is programmed; empty where something is
+	claims   []claim      // sorted by key, unique
+	hairpins []netip.Addr // of the backends on this node, sorted, unique
+	health   *state.HealthCheck
+	counts   Counts
+}
+
+// claim is what a service wants at one frontend key.
+type claim struct {
+	key      state.FrontendKey
+	port     uint16 // index of the service port
+	frontend *state.Frontend
+}
+
+func (s *service) claimed() []claim {
+	if s == nil {
+		return nil
+	}
+	return s.claims
+}
+
+// claim returns what the service wants at key, nil for nothing.
+func (s *service) claim(key state.FrontendKey) *state.Frontend {
+	claims := s.claimed()
+	i, found := slices.BinarySearchFunc(claims, key, func(cl claim, k state.FrontendKey) int {
+		return cl.key.Compare(k)
+	})
+	if !found {
+		return nil
+	}
+	return claims[i].frontend
+}
+
+// addresses are the cluster IPs, where undefined ports are to be rejected.
+func (s *service) addresses() []netip.Addr {
+	if s == nil || s.why != "" {
+		return nil
+	}
+	return usable(s.svc.ClusterIPs)
+}
+
+func (s *service) hairpinned() []netip.Addr {
+	if s == nil {
+		return nil
+	}
+	return s.hairpins
+}
+
+func (s *service) healthCheck() *state.HealthCheck {
+	if s == nil {
+		return nil
+	}
+	return s.health
+}
+
+func (s *service) hasNodePort() bool {
+	return s != nil && s.why == "" &&
+		slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
+}
+
+// keep takes over the frontends of old that are as wanted now.
+func (s *service) keep(old *service) {
+	for i, cl := range s.claims {
+		if f := old.claim(cl.key); f != nil && f.Equal(cl.frontend) {
+			s.claims[i].frontend = f
+		}
+	}
+}
+
+// share replaces lists by equal ones that the frontends of s have, so that
+// each is held once.
+func (s *service) share(ch *choice, port *model.ServicePort) {
+	for _, cl := range s.claimed() {
+		f := cl.frontend
+		if f.Port != port.Name || cl.key.Protocol != port.Protocol {
+			continue
+		}
+		for _, list := range []*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
+			for _, have := range [][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
+				if slices.Equal(*list, have) {
+					*list = have
+				}
+			}
+		}
+	}
+}
