@@ -1,0 +1,332 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// rewriteFrom is the number of elements from which a set that differs is
+// written anew rather than read: reading costs the kernel more than writing, and the more
+// the larger the set.
+const rewriteFrom = 300_000
+
+// found is what the kernel holds of ours.
+type found struct {
+	flags, owner uint32            // of the table
+	chains       map[string]bool   // by name
+	rules        int               // in all chains
+	sets         map[string]setDef // by name
+	notes        map[uint32]string // by key
+}
+
+// setDef is the type of a set as far as it matters for keeping its elements.
+type setDef struct{ keyType, keyLen, dataType, dataLen, flags uint32 }
+
+func (s *set) def() setDef {
+	d := setDef{keyType: magic(s.key), keyLen: uint32(keyLen(s.key)), flags: s.flags()}
+	switch {
+	case s.verdict:
+		d.dataType, d.dataLen = verdictType, 16
+	case s.data != nil:
+		d.dataType, d.dataLen = magic(s.data), uint32(keyLen(s.data))
+	}
+	return d
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
+	for {
+		p, err := d.adopt(ctx, want)
+		if !errors.Is(err, errInterrupted) {
+			return p, err
+		}
+	}
+}
+
+func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
+	gen, err := d.generation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	have, err := d.read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read table inet %s: %w", TableName, err)
+	}
+	deep := d.doubt || d.state != nil && !d.owns && gen != d.gen
+	d.gen, d.adopted = gen, false
+	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: deep}
+	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
+	d.sums = make([]sum, len(d.prog.sets)+1)
+	for k, f := range want.Frontends {
+		if f.Affinity > 0 {
+			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(learnTimeout(f.Affinity))]++
+		}
+	}
+	return a.plan(ctx)
+}
+
+// adoption works out what leads from what was found to what is wanted.
+type adoption struct {
+	d      *Driver
+	want   *state.State
+	have   *found // nil: no table
+	learn  map[string]chain
+	change *change
+	kept   map[*set]bool // sets whose content stays in the kernel
+	deep   bool          // trust no note, read everything
+}
+
+func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
+	d, b := a.d, a.change.batch
+	d.claim(b, a.have)
+	switch {
+	case a.have == nil:
+		b.addProgram(d.prog, nil)
+	case !a.sameProgram():
+		a.replaceProgram()
+	default:
+		a.kept = map[*set]bool{}
+		for _, s := range d.prog.sets {
+			a.kept[s] = true
+		}
+	}
+	a.addLearnChains()
+	if err := a.fill(ctx); err != nil {
+		return nil, err
+	}
+	a.deleteLearnChains()
+	a.writeNotes()
+	sweep := a.have != nil && b.changes > 0
+	return &plan{d: d, batch: b, done: a.done(sweep), refused: d.notBusy(a.have)}, nil
+}
+
+// done makes the driver remember what the kernel holds after the plan.
+func (a *adoption) done(sweep bool) func() {
+	return func() {
+		d := a.d
+		d.state = &state.State{
+			Settings:   a.want.Settings,
+			Frontends:  maps.Clone(a.want.Frontends),
+			ClusterIPs: maps.Clone(a.want.ClusterIPs),
+			Hairpins:   maps.Clone(a.want.Hairpins),
+		}
+		d.sums, d.learn, d.adopted, d.doubt = a.change.sums, a.change.learn, true, false
+		if sweep {
+			d.sweep(&state.State{Frontends: maps.Clone(a.want.Frontends)})
+		}
+	}
+}
+
+// claim makes the table ours, where the kernel knows owners. The same message
+// creates it.
+func (d *Driver) claim(b *batch, have *found) {
+	switch {
+	case have == nil && d.owns:
+		b.addTable(tableFlagOwner | tableFlagPersist)
+	case have == nil:
+		b.addTable(0)
+	case d.owns && have.flags&tableFlagPersist != 0 && have.owner != d.sock.port:
+		b.addTable(tableFlagOwner | tableFlagPersist)
+		b.changes-- // taking over is no change to people
+	}
+}
+
+// notBusy returns an error that wraps driver.ErrBusy if another socket owns the table.
+func (d *Driver) notBusy(have *found) error {
+	if have == nil || have.flags&tableFlagOwner == 0 || have.owner == d.sock.port {
+		return nil
+	}
+	return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, TableName)
+}
+
+// sameProgram reports whether the kernel's chains and sets are those of this program.
+func (a *adoption) sameProgram() bool {
+	p := a.d.prog
+	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.sets) != len(p.sets) {
+		return false
+	}
+	rules := 0
+	for _, c := range p.chains {
+		if !a.have.chains[c.name] {
+			return false
+		}
+		rules += len(c.rules)
+	}
+	for name := range a.have.chains {
+		if !slices.ContainsFunc(p.chains, func(c chain) bool { return c.name == name }) {
+			if !isLearn(name) {
+				return false
+			}
+			rules += learnRules
+		}
+	}
+	return rules == a.have.rules
+}
+
+// isLearn reports whether the chain is one of those for the time-outs in use.
+func isLearn(name string) bool { return strings.Contains(name, "-learn-") }
+
+// note identifies the program: a digest of all its messages.
+func (p *program) note() string {
+	var a attrs
+	for _, s := range p.sets {
+		s.write(&a, TableName)
+	}
+	for _, c := range p.chains {
+		c.write(&a, TableName)
+		for _, r := range c.rules {
+			r.write(&a, TableName, c.name)
+		}
+	}
+	for _, fp := range p.fam {
+		for _, r := range fp.learnChain(0).rules {
+			r.write(&a, TableName, "")
+		}
+	}
+	return fmt.Sprintf("program %016x", xxhash.Sum64(a.b))
+}
+
+// replaceProgram takes another program's chains out and ours in. Sets whose
+// type is the same keep their elements, and so what they have learnt. Maps to verdicts
+// hold on to the chains of the old program, so they go.
+func (a *adoption) replaceProgram() {
+	b, p := a.change.batch, a.d.prog
+	b.deleteRules(&b.before, "")
+	kept := map[*set]bool{}
+	byName := map[string]*set{}
+	for _, s := range p.sets {
+		byName[s.name] = s
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.have.sets)) {
+		s := byName[name]
+		if s != nil && !s.verdict && a.have.sets[name] == s.def() {
+			kept[s] = true
+			continue
+		}
+		b.deleteSet(name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
+		b.deleteChain(&b.before, name)
+	}
+	a.have.chains = nil
+	a.kept = kept
+	b.addProgram(p, kept)
+}
+
+func (a *adoption) addLearnChains() {
+	for _, name := range slices.Sorted(maps.Keys(a.learn)) {
+		if a.have == nil || !a.have.chains[name] {
+			a.change.batch.addChain(a.learn[name])
+			a.change.batch.addRules(a.learn[name])
+		}
+	}
+}
+
+func (a *adoption) deleteLearnChains() {
+	if a.have == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
+		if isLearn(name) && a.learn[name].name == "" {
+			a.change.batch.deleteRules(&a.change.batch.after, name)
+			a.change.batch.deleteChain(&a.change.batch.after, name)
+		}
+	}
+}
+
+// fill plans the elements: of kept sets the difference, of others all.
+func (a *adoption) fill(ctx context.Context) error {
+	d, c := a.d, a.change
+	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })
+	content := map[uint32]map[elementKey]element{}
+	for _, s := range d.prog.sets {
+		if !a.kept[s] || s.dynamic || s == d.prog.notes || a.agrees(s) {
+			continue
+		}
+		if max(c.sums[s.id].count, a.noted(s).count) >= rewriteFrom {
+			c.batch.flushSet(s)
+			a.kept[s] = false
+			continue
+		}
+		elements, err := d.readSet(ctx, s)
+		if err != nil {
+			return fmt.Errorf("read set %s: %w", s.name, err)
+		}
+		content[s.id] = elements
+	}
+	d.prog.eachElement(a.want, func(e *element) {
+		old, known := content[e.set.id]
+		switch {
+		case known:
+			a.fillOne(old, e)
+		case !a.kept[e.set]:
+			c.batch.add(e)
+		}
+	})
+	for _, old := range content {
+		for _, e := range old {
+			c.batch.delete(&e)
+		}
+	}
+	return nil
+}
+
+func (a *adoption) fillOne(old map[elementKey]element, e *element) {
+	had, ok := old[e.elementKey]
+	delete(old, e.elementKey)
+	if ok && had.sameValue(e) {
+		return
+	}
+	if ok {
+		a.change.batch.delete(&had)
+	}
+	a.change.batch.add(e)
+}
+
+// agrees reports whether the note on the set says that it holds what is wanted.
+func (a *adoption) agrees(s *set) bool {
+	return !a.deep && a.noted(s) == a.change.sums[s.id]
+}
+
+// noted is what the note on a set says; no note is the sum of an empty set.
+func (a *adoption) noted(s *set) (n sum) {
+	if a.have == nil {
+		return sum{}
+	}
+	note := a.have.notes[s.id]
+	_, err := fmt.Sscanf(note, s.name+": %d elements, digest %x", &n.count, &n.digest)
+	if note != "" && err != nil {
+		return sum{count: -1} // another program's: agrees with nothing
+	}
+	return n
+}
+
+// writeNotes writes down what the kernel will hold.
+func (a *adoption) writeNotes() {
+	d, b := a.d, a.change.batch
+	had := map[uint32]string{}
+	if a.have != nil && a.kept[d.prog.notes] {
+		had = a.have.notes
+	}
+	if n := d.prog.note(); !strings.HasPrefix(had[programNote], n) {
+		b.note(d.prog, programNote, had[programNote], n)
+	}
+	for _, s := range d.prog.sets {
+		if n := sumNote(s, a.change.sums[s.id]); n != had[s.id] {
+			b.note(d.prog, s.id, had[s.id], n)
+		}
+	}
+	for id := range had {
+		if int(id) > len(d.prog.sets) {
+			b.note(d.prog, id, had[id], "")
+		}
+	}
+}

@@ -1,0 +1,134 @@
+package nftables
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// attrs appends netlink attributes to a buffer. All integers of nf_tables are
+// big endian; lengths and types of attributes are the host's.
+type attrs struct{ b []byte }
+
+const attrHeader = 4
+
+// begin opens a nested attribute and returns the offset to close it with.
+func (a *attrs) begin(typ uint16) int {
+	at := len(a.b)
+	a.header(typ|unix.NLA_F_NESTED, 0)
+	return at
+}
+
+// end closes the nested attribute that begin opened.
+func (a *attrs) end(at int) {
+	binary.NativeEndian.PutUint16(a.b[at:], uint16(len(a.b)-at))
+}
+
+func (a *attrs) header(typ uint16, n int) {
+	a.b = binary.NativeEndian.AppendUint16(a.b, uint16(attrHeader+n))
+	a.b = binary.NativeEndian.AppendUint16(a.b, typ)
+}
+
+func (a *attrs) bytes(typ uint16, v []byte) {
+	a.header(typ, len(v))
+	a.b = append(a.b, v...)
+	a.pad()
+}
+
+// str appends a zero-terminated string.
+func (a *attrs) str(typ uint16, v string) {
+	a.header(typ, len(v)+1)
+	a.b = append(a.b, v...)
+	a.b = append(a.b, 0)
+	a.pad()
+}
+
+func (a *attrs) u32(typ uint16, v uint32) {
+	a.header(typ, 4)
+	a.b = binary.BigEndian.AppendUint32(a.b, v)
+}
+
+func (a *attrs) u64(typ uint16, v uint64) {
+	a.header(typ, 8)
+	a.b = binary.BigEndian.AppendUint64(a.b, v)
+}
+
+func (a *attrs) pad() {
+	for len(a.b)%unix.NLA_ALIGNTO != 0 {
+		a.b = append(a.b, 0)
+	}
+}
+
+// eachAttr calls f for each attribute in b until f returns false; types come
+// without their flags. Malformed remains end the walk.
+func eachAttr(b []byte, f func(typ uint16, v []byte) bool) {
+	for len(b) >= attrHeader {
+		n := int(binary.NativeEndian.Uint16(b))
+		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		if n < attrHeader || n > len(b) || !f(typ, b[attrHeader:n]) {
+			return
+		}
+		b = b[min((n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(b)):]
+	}
+}
+
+// findAttr returns the value of the first attribute of the type, or nil.
+func findAttr(b []byte, want uint16) (found []byte) {
+	eachAttr(b, func(typ uint16, v []byte) bool {
+		if typ == want {
+			found = v
+		}
+		return typ != want
+	})
+	return found
+}
+
+// cString cuts a string attribute at its terminating zero.
+func cString(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
+
+func beUint32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+func nativeUint32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+
+// userdata is the type-length-value format in which nft keeps comments and
+// types for itself; the kernel stores it unread.
+type userdata struct{ b []byte }
+
+func (u *userdata) put(typ uint8, v []byte) {
+	u.b = append(u.b, typ, uint8(len(v)))
+	u.b = append(u.b, v...)
+}
+
+func (u *userdata) str(typ uint8, v string) { u.put(typ, append([]byte(v), 0)) }
+
+// u32 is in host byte order, unlike nf_tables' own attributes.
+func (u *userdata) u32(typ uint8, v uint32) {
+	u.put(typ, binary.NativeEndian.AppendUint32(nil, v))
+}
+
+// udataString returns the string of the given type in a userdata block.
+func udataString(b []byte, want uint8) string {
+	for len(b) >= 2 {
+		n := int(b[1])
+		if 2+n > len(b) {
+			break
+		}
+		if b[0] == want {
+			return cString(b[2 : 2+n])
+		}
+		b = b[2+n:]
+	}
+	return ""
+}

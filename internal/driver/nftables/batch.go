@@ -1,0 +1,316 @@
+package nftables
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// batch is one transaction, encoded as it is built: what the kernel does with
+// it, it does at once or not at all. It prints itself and can be sent once.
+//
+// Its parts are carried out in this order: before, deletions, additions,
+// after, notes. Elements are gathered by set, many to a message.
+type batch struct {
+	table                string
+	before, after, notes part
+	deletions, additions map[*set]*part
+
+	labels  []string // what each message does; its sequence number is the index here
+	changes int      // operations, for people: elements, chains, sets
+}
+
+// part is a run of encoded messages.
+type part struct {
+	attrs
+	message, list int // where the open message and its element list begin; message is -1 if none is open
+}
+
+func newBatch(table string) *batch {
+	b := &batch{table: table, labels: []string{"commit"}, deletions: map[*set]*part{}, additions: map[*set]*part{}}
+	for _, p := range []*part{&b.before, &b.after, &b.notes} {
+		p.message = -1
+	}
+	return b
+}
+
+// maxList is the length at which a list of elements is closed and another
+// message begun: an attribute cannot be longer than 64 KB.
+const maxList = 60 << 10
+
+func (b *batch) open(p *part, typ uint8, flags uint16, label string) {
+	p.message = len(p.b)
+	appendHeader(&p.attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), unix.NFPROTO_INET)
+	b.labels = append(b.labels, label)
+}
+
+func (p *part) close() {
+	if p.message >= 0 {
+		binary.NativeEndian.PutUint32(p.b[p.message:], uint32(len(p.b)-p.message))
+		p.message = -1
+	}
+}
+
+// do appends a message of its own.
+func (b *batch) do(p *part, typ uint8, flags uint16, label string, body func(*attrs)) {
+	b.open(p, typ, flags, label)
+	body(&p.attrs)
+	p.close()
+	b.changes++
+}
+
+func (b *batch) add(e *element)    { b.element(b.partOf(b.additions, e.set), e, false); b.changes++ }
+func (b *batch) delete(e *element) { b.element(b.partOf(b.deletions, e.set), e, true); b.changes++ }
+
+// note replaces a note, and removes it with an empty text; old is what it said
+// before, "" if there was none.
+func (b *batch) note(p *program, id uint32, old, text string) {
+	if old != "" {
+		b.element(&b.notes, p.noteElement(id, old), true)
+		b.notes.closeList()
+	}
+	if text != "" {
+		b.element(&b.notes, p.noteElement(id, text), false)
+		b.notes.closeList()
+	}
+}
+
+func (b *batch) partOf(parts map[*set]*part, s *set) *part {
+	p := parts[s]
+	if p == nil {
+		p = &part{message: -1}
+		parts[s] = p
+	}
+	return p
+}
+
+func (b *batch) element(p *part, e *element, remove bool) {
+	if p.message >= 0 && len(p.b)-p.list > maxList {
+		p.closeList()
+	}
+	if p.message < 0 {
+		typ, flags, label := uint8(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_CREATE), "add elements to "
+		if remove {
+			typ, flags, label = unix.NFT_MSG_DELSETELEM, 0, "delete elements of "
+		}
+		b.open(p, typ, flags, label+e.set.name)
+		p.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.table)
+		p.str(unix.NFTA_SET_ELEM_LIST_SET, e.set.name)
+		p.list = p.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	}
+	e.write(&p.attrs, remove)
+}
+
+func (p *part) closeList() {
+	if p.message >= 0 {
+		p.end(p.list)
+		p.close()
+	}
+}
+
+func (b *batch) tableName(a *attrs) { a.str(unix.NFTA_TABLE_NAME, b.table) }
+
+// addTable creates the table, or changes the flags of one that is there.
+func (b *batch) addTable(flags uint32) {
+	b.do(&b.before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.table, func(a *attrs) {
+		b.tableName(a)
+		a.u32(unix.NFTA_TABLE_FLAGS, flags)
+		var u userdata
+		u.str(udataComment, "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup.")
+		a.bytes(tableAttrUserdata, u.b)
+	})
+}
+
+// addProgram creates the program's sets, but for those that are there, and its chains.
+func (b *batch) addProgram(p *program, there map[*set]bool) {
+	for _, s := range p.sets {
+		if !there[s] {
+			b.do(&b.before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.name, func(a *attrs) { s.write(a, b.table) })
+		}
+	}
+	// All chains before the first rule, as rules refer to chains.
+	for _, c := range p.chains {
+		b.addChain(c)
+	}
+	for _, c := range p.chains {
+		b.addRules(c)
+	}
+}
+
+func (b *batch) addChain(c chain) {
+	b.do(&b.before, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.name, func(a *attrs) { c.write(a, b.table) })
+}
+
+func (b *batch) addRules(c chain) {
+	for i, r := range c.rules {
+		b.do(&b.before, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+			fmt.Sprintf("create rule %d of chain %s", i+1, c.name), func(a *attrs) { r.write(a, b.table, c.name) })
+	}
+	b.changes -= len(c.rules) // a chain with its rules is one change to people
+}
+
+// deleteRules removes the rules of a chain, or of all with "".
+func (b *batch) deleteRules(p *part, chain string) {
+	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, func(a *attrs) {
+		a.str(unix.NFTA_RULE_TABLE, b.table)
+		if chain != "" {
+			a.str(unix.NFTA_RULE_CHAIN, chain)
+		}
+	})
+	b.changes--
+}
+
+// deleteChain removes a chain that has no rules and that nothing refers to.
+func (b *batch) deleteChain(p *part, name string) {
+	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, func(a *attrs) {
+		a.str(unix.NFTA_CHAIN_TABLE, b.table)
+		a.str(unix.NFTA_CHAIN_NAME, name)
+	})
+}
+
+func (b *batch) deleteSet(name string) {
+	b.do(&b.before, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *attrs) {
+		a.str(unix.NFTA_SET_TABLE, b.table)
+		a.str(unix.NFTA_SET_NAME, name)
+	})
+}
+
+// flushSet removes all elements of a set.
+func (b *batch) flushSet(s *set) {
+	b.do(&b.before, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.name, func(a *attrs) {
+		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.table)
+		a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	})
+}
+
+// buffers are the encoded parts in their order. The last message asks for the acknowledgement.
+func (b *batch) buffers() (bufs [][]byte, ackSeq uint32) {
+	parts := []*part{&b.before}
+	parts = append(parts, sortedParts(b.deletions)...)
+	parts = append(parts, sortedParts(b.additions)...)
+	parts = append(parts, &b.after, &b.notes)
+	var last *part
+	for _, p := range parts {
+		p.closeList()
+		if len(p.b) > 0 {
+			bufs = append(bufs, p.b)
+			last = p
+		}
+	}
+	if last == nil {
+		return nil, 0
+	}
+	at := lastMessage(last.b)
+	flags := binary.NativeEndian.Uint16(last.b[at+6:])
+	binary.NativeEndian.PutUint16(last.b[at+6:], flags|unix.NLM_F_ACK)
+	return bufs, binary.NativeEndian.Uint32(last.b[at+8:])
+}
+
+// sortedParts are the parts of the sets in the program's order.
+func sortedParts(parts map[*set]*part) (sorted []*part) {
+	keys := slices.SortedFunc(maps.Keys(parts), func(a, b *set) int { return cmp.Compare(a.id, b.id) })
+	for _, s := range keys {
+		sorted = append(sorted, parts[s])
+	}
+	return sorted
+}
+
+func lastMessage(b []byte) (at int) {
+	for next := 0; next < len(b); next += int(binary.NativeEndian.Uint32(b[next:])) {
+		at = next
+	}
+	return at
+}
+
+// String prints the operations, one a line.
+func (b *batch) String() string {
+	var out strings.Builder
+	b.before.print(&out, b.labels)
+	for _, group := range []struct {
+		verb  string
+		parts map[*set]*part
+	}{{"delete", b.deletions}, {"add", b.additions}} {
+		keys := slices.SortedFunc(maps.Keys(group.parts), func(a, b *set) int { return cmp.Compare(a.id, b.id) })
+		for _, s := range keys {
+			group.parts[s].printElements(&out, group.verb, s)
+		}
+	}
+	b.after.print(&out, b.labels)
+	return out.String()
+}
+
+// eachMessage yields type, sequence number and attributes of each message.
+func (p *part) eachMessage(yield func(typ uint16, seq uint32, body []byte)) {
+	for b := p.b; len(b) > 0; {
+		n := binary.NativeEndian.Uint32(b)
+		yield(binary.NativeEndian.Uint16(b[4:])&0xff, binary.NativeEndian.Uint32(b[8:]), b[unix.SizeofNlMsghdr+nfgenmsgLen:n])
+		b = b[n:]
+	}
+}
+
+func (p *part) print(out *strings.Builder, labels []string) {
+	p.eachMessage(func(typ uint16, seq uint32, _ []byte) {
+		if typ != unix.NFT_MSG_NEWRULE && typ != unix.NFT_MSG_DELRULE {
+			fmt.Fprintln(out, labels[seq])
+		}
+	})
+}
+
+func (p *part) printElements(out *strings.Builder, verb string, s *set) {
+	p.closeList()
+	p.eachMessage(func(_ uint16, _ uint32, body []byte) {
+		eachAttr(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+			e := readElement(s, v)
+			fmt.Fprintf(out, "%s element %s { %s }\n", verb, s.name, &e)
+			return true
+		})
+	})
+}
+
+// send commits the batch and returns the number of transactions that it took:
+// one, or none if it is empty.
+func (b *batch) send(s *socket) (uint32, error) {
+	bufs, ack := b.buffers()
+	if bufs == nil {
+		return 0, nil
+	}
+	return 1, s.commit(bufs, ack, b.labels)
+}
+
+func (c chain) write(a *attrs, table string) {
+	a.str(unix.NFTA_CHAIN_TABLE, table)
+	a.str(unix.NFTA_CHAIN_NAME, c.name)
+	if c.hook != nil {
+		h := a.begin(unix.NFTA_CHAIN_HOOK)
+		a.u32(unix.NFTA_HOOK_HOOKNUM, c.hook.num)
+		a.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
+		a.end(h)
+		a.u32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
+		a.str(unix.NFTA_CHAIN_TYPE, c.hook.kind)
+	}
+	if c.comment != "" {
+		var u userdata
+		u.str(udataComment, c.comment)
+		a.bytes(chainAttrUserdata, u.b)
+	}
+}
+
+func (r rule) write(a *attrs, table, chain string) {
+	a.str(unix.NFTA_RULE_TABLE, table)
+	a.str(unix.NFTA_RULE_CHAIN, chain)
+	list := a.begin(unix.NFTA_RULE_EXPRESSIONS)
+	for _, e := range r.exprs {
+		e.write(a)
+	}
+	a.end(list)
+	if r.comment != "" {
+		var u userdata
+		u.str(udataComment, r.comment)
+		a.bytes(unix.NFTA_RULE_USERDATA, u.b)
+	}
+}

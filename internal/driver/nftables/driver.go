@@ -1,0 +1,398 @@
+// Package nftables carries out the desired state with one nftables table of a
+// constant number of chains, rules and sets: what grows with the cluster are
+// elements of maps. See docs/architecture.md for the path of a packet.
+//
+// Nothing but the kernel remembers what was programmed. The table says what it
+// holds in a set of notes — a digest of each set's content —, and a driver that starts compares
+// those with what it wants before it reads anything else.
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Options configure a Driver; the zero value is right for an agent.
+type Options struct {
+	// Log receives what happens in the background; nil: slog.Default().
+	Log *slog.Logger
+	// Shared leaves the table without an owner even where the kernel could
+	// protect it from others, as on kernels before 6.9.
+	Shared bool
+}
+
+// Driver programs the network namespace of the thread that opened it.
+type Driver struct {
+	sock    *socket
+	prog    *program
+	ct      *conntrack.Conn
+	cleaner *conntrack.Cleaner
+	owns    bool // the kernel can protect the table
+
+	state   *state.State // what the kernel holds, as far as we know
+	sums    []sum        // of each set's content, by id
+	learn   map[string]int
+	gen     uint32 // the kernel's generation after our last commit
+	doubt   bool   // others may have changed what we programmed
+	adopted bool   // state is what the kernel holds
+
+	log        *slog.Logger
+	background sync.WaitGroup
+}
+
+var (
+	_ driver.Driver  = (*Driver)(nil)
+	_ driver.Auditor = (*Driver)(nil)
+)
+
+// Open opens the driver's sockets in the calling thread's network namespace,
+// where they stay. It changes nothing.
+func Open(o Options) (*Driver, error) {
+	log := o.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	sock, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	ct, err := conntrack.Open()
+	if err != nil {
+		return nil, errors.Join(err, sock.close())
+	}
+	return &Driver{
+		sock: sock, ct: ct, prog: newProgram(), cleaner: conntrack.NewCleaner(ct, log),
+		owns: !o.Shared && canOwn(sock), log: log,
+	}, nil
+}
+
+// Close implements driver.Driver.
+func (d *Driver) Close() error {
+	d.background.Wait()
+	d.cleaner.Close()
+	return errors.Join(d.ct.Close(), d.sock.close())
+}
+
+// canOwn asks the kernel whether it knows tables that outlive their owner, by
+// creating one that is gone before anyone could see it.
+func canOwn(s *socket) bool {
+	b := newBatch(TableName + "-probe")
+	b.addTable(tableFlagOwner | tableFlagPersist)
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
+	_, err := b.send(s)
+	return err == nil
+}
+
+// Probe implements driver.Driver: it has the kernel build the whole program in
+// a transaction that undoes itself.
+func (d *Driver) Probe(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b := newBatch(TableName + "-probe")
+	b.addTable(0)
+	b.addProgram(d.prog, nil)
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
+	switch _, err := b.send(d.sock); {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("program nftables: %w: the agent needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen and nft_ct is known to do)", driver.ErrNotSupported, err)
+	default:
+		return fmt.Errorf("program nftables: %w", err)
+	}
+}
+
+// sum stands for a set's content: the number of its elements and the exclusive or of
+// their digests.
+type sum struct {
+	count  int
+	digest uint64
+}
+
+func (s *sum) add(e *element)    { s.count++; s.digest ^= e.digest() }
+func (s *sum) remove(e *element) { s.count--; s.digest ^= e.digest() }
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if !d.adopted {
+		return nil, errors.New("update before anything was adopted")
+	}
+	c := d.newChange()
+	if delta.Settings != nil {
+		c.replace(
+			func(yield func(*element)) { d.prog.settingsElements(d.state.Settings, yield) },
+			func(yield func(*element)) { d.prog.settingsElements(*delta.Settings, yield) })
+	}
+	c.addresses(d.state.ClusterIPs, delta.ClusterIPs, d.prog.clusterIPElement)
+	c.addresses(d.state.Hairpins, delta.Hairpins, d.prog.hairpinElement)
+	for k, f := range delta.Frontends {
+		c.frontend(k, d.state.Frontends[k], f)
+	}
+	return c.plan(func() { d.state.Apply(delta) }), nil
+}
+
+// change gathers the operations that lead from one state to another.
+type change struct {
+	d     *Driver
+	batch *batch
+	sums  []sum          // of the sets afterwards
+	learn map[string]int // uses of learn chains afterwards
+	cuts  []conntrack.Filter
+	old   map[setKey]element // scratch
+}
+
+type setKey struct {
+	set uint32
+	elementKey
+}
+
+func (d *Driver) newChange() *change {
+	return &change{d: d, batch: newBatch(TableName), sums: slices.Clone(d.sums), learn: maps.Clone(d.learn), old: map[setKey]element{}}
+}
+
+func (c *change) add(e *element) {
+	c.batch.add(e)
+	c.sums[e.set.id].add(e)
+}
+
+func (c *change) remove(e *element) {
+	c.batch.delete(e)
+	c.sums[e.set.id].remove(e)
+}
+
+// replace plans the difference between two lists of elements.
+func (c *change) replace(before, after func(yield func(*element))) {
+	clear(c.old)
+	if before != nil {
+		before(func(e *element) { c.old[setKey{e.set.id, e.elementKey}] = *e })
+	}
+	if after != nil {
+		after(func(e *element) {
+			key := setKey{e.set.id, e.elementKey}
+			old, ok := c.old[key]
+			if ok {
+				delete(c.old, key)
+				if old.sameValue(e) {
+					return
+				}
+				c.remove(&old)
+			}
+			c.add(e)
+		})
+	}
+	for _, e := range c.old {
+		c.remove(&e)
+	}
+}
+
+func (c *change) addresses(have map[netip.Addr]struct{}, want map[netip.Addr]bool, elements func(netip.Addr, func(*element))) {
+	for a, in := range want {
+		if _, had := have[a]; in == had {
+			continue
+		}
+		if in {
+			elements(a, c.add)
+		} else {
+			elements(a, c.remove)
+		}
+	}
+}
+
+func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
+	elements := func(f *state.Frontend) func(func(*element)) {
+		if f == nil {
+			return nil
+		}
+		return func(yield func(*element)) { c.d.prog.frontendElements(k, f, yield) }
+	}
+	c.useLearn(k, before, -1)
+	c.useLearn(k, after, +1)
+	c.replace(elements(before), elements(after))
+	c.cuts = append(c.cuts, cuts(k, before, after)...)
+}
+
+// useLearn counts the frontends that need a learn chain.
+func (c *change) useLearn(k state.FrontendKey, f *state.Frontend, n int) {
+	if f == nil || f.Affinity == 0 {
+		return
+	}
+	fp := c.d.prog.family(k.Addr.Is4())
+	timeout := learnTimeout(f.Affinity)
+	name := fp.learnName(timeout)
+	if n > 0 && c.learn[name] == 0 {
+		if c.d.learn[name] == 0 {
+			c.batch.addChain(fp.learnChain(timeout))
+			c.batch.addRules(fp.learnChain(timeout))
+		}
+	}
+	c.learn[name] += n
+}
+
+// plan closes the transaction.
+func (c *change) plan(done func()) *plan {
+	for name, uses := range c.learn {
+		if uses == 0 {
+			if c.d.learn[name] > 0 {
+				c.batch.deleteRules(&c.batch.after, name)
+				c.batch.deleteChain(&c.batch.after, name)
+			}
+			delete(c.learn, name)
+		}
+	}
+	c.noteSums()
+	return &plan{d: c.d, batch: c.batch, done: func() {
+		done()
+		c.d.sums, c.d.learn = c.sums, c.learn
+		c.d.adopted = true
+		c.d.cleaner.Cut(c.cuts)
+	}}
+}
+
+// noteSums writes down the sums that changed.
+func (c *change) noteSums() {
+	for _, s := range c.d.prog.sets {
+		if before, after := c.d.sums[s.id], c.sums[s.id]; before != after {
+			c.batch.note(c.d.prog, s.id, sumNote(s, before), sumNote(s, after))
+		}
+	}
+}
+
+// sumNote is the note on a set; a set that was never filled has none.
+func sumNote(s *set, sum sum) string {
+	if sum.count == 0 && sum.digest == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: %d elements, digest %016x", s.name, sum.count, sum.digest)
+}
+
+// plan is a transaction and what it makes of the driver.
+type plan struct {
+	d     *Driver
+	batch *batch
+	done  func()
+
+	refused error // why the kernel would not let us; nil: it will
+	spent   bool
+}
+
+// Len implements driver.Plan.
+func (p *plan) Len() int { return p.batch.changes }
+
+// String implements driver.Plan.
+func (p *plan) String() string { return p.batch.String() }
+
+// Apply implements driver.Plan. The whole plan is one transaction of the kernel.
+func (p *plan) Apply(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p.spent {
+		return errors.New("apply a plan a second time")
+	}
+	if p.refused != nil {
+		return fmt.Errorf("change nftables: %w", p.refused)
+	}
+	p.spent = true
+	if err := p.d.commit(ctx, p.batch); err != nil {
+		return err
+	}
+	p.done()
+	return nil
+}
+
+// commit sends a batch, and watches for transactions of others around it.
+func (d *Driver) commit(ctx context.Context, b *batch) error {
+	d.adopted = false
+	before, err := d.generation(ctx)
+	if err != nil {
+		return err
+	}
+	sent, err := b.send(d.sock)
+	if err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	after, err := d.generation(ctx)
+	if err != nil {
+		return err
+	}
+	if before == d.gen && after == before+sent {
+		d.gen = after // nobody else came in between; otherwise Tampered looks closer
+	}
+	return nil
+}
+
+// cuts are the connections that may not go on when a frontend changes; see
+// state.Frontend.Alive.
+func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.Filter) {
+	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
+	switch {
+	case k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0:
+		// Flows that went astray before there was anyone to serve them.
+		filter.Backend = filter.Frontend
+		return append(cut, filter)
+	case before == nil:
+		return nil
+	case after == nil && k.Protocol == model.UDP:
+		return append(cut, filter)
+	case after == nil:
+		return nil
+	}
+	old, now := before.Alive, [][]netip.AddrPort{after.Alive}
+	if k.Protocol == model.UDP {
+		old, now = union(before.Backends, before.Local), [][]netip.AddrPort{after.Backends, after.Local}
+	}
+	for _, b := range old {
+		if !slices.ContainsFunc(now, func(l []netip.AddrPort) bool { return containsSorted(l, b) }) {
+			filter.Backend = b
+			cut = append(cut, filter)
+		}
+	}
+	return cut
+}
+
+func union(a, b []netip.AddrPort) []netip.AddrPort {
+	if len(b) == 0 {
+		return a
+	}
+	u := slices.Concat(a, b)
+	slices.SortFunc(u, netip.AddrPort.Compare)
+	return slices.Compact(u)
+}
+
+func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
+	return ok
+}
+
+// stale reports whether a connection that exists at start-up goes where the
+// state no longer sends it.
+func stale(s *state.State, f conntrack.Flow) bool {
+	k := state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}
+	fe := s.Frontends[k]
+	if fe == nil {
+		return false
+	}
+	if f.Protocol == model.UDP {
+		return !containsSorted(fe.Backends, f.Reply.Src) && !containsSorted(fe.Local, f.Reply.Src)
+	}
+	return f.Translated() && !containsSorted(fe.Alive, f.Reply.Src)
+}

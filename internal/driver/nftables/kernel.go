@@ -1,0 +1,175 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/state"
+)
+
+// read returns what the kernel holds of ours but for the elements, or nil if there is no table.
+func (d *Driver) read(ctx context.Context) (*found, error) {
+	have := &found{chains: map[string]bool{}, sets: map[string]setDef{}, notes: map[uint32]string{}}
+	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	rules, err := d.countRules(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("count rules: %w", err)
+	}
+	have.rules = rules
+	err = d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
+		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == TableName {
+			have.chains[cString(findAttr(b, unix.NFTA_CHAIN_NAME))] = true
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list chains: %w", err)
+	}
+	err = d.sock.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_SET_TABLE), func(b []byte) {
+		name := cString(findAttr(b, unix.NFTA_SET_NAME))
+		have.sets[name] = setDef{
+			keyType: beUint32(findAttr(b, unix.NFTA_SET_KEY_TYPE)), keyLen: beUint32(findAttr(b, unix.NFTA_SET_KEY_LEN)),
+			dataType: beUint32(findAttr(b, unix.NFTA_SET_DATA_TYPE)), dataLen: beUint32(findAttr(b, unix.NFTA_SET_DATA_LEN)),
+			flags: beUint32(findAttr(b, unix.NFTA_SET_FLAGS)),
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	if _, ok := have.sets[d.prog.notes.name]; ok {
+		err = d.eachInKernel(ctx, d.prog.notes, func(e element) {
+			have.notes[nativeUint32(e.key[:4])] = e.comment
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read notes: %w", err)
+	}
+	return have, nil
+}
+
+func (d *Driver) readTable(ctx context.Context, have *found) error {
+	var name attrs
+	name.str(unix.NFTA_TABLE_NAME, TableName)
+	return d.sock.get(ctx, unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_INET, name.b, func(b []byte) {
+		have.flags = beUint32(findAttr(b, unix.NFTA_TABLE_FLAGS))
+		have.owner = beUint32(findAttr(b, tableAttrOwner))
+	})
+}
+
+func inTable(typ uint16) []byte {
+	var a attrs
+	a.str(typ, TableName)
+	return a.b
+}
+
+func (d *Driver) countRules(ctx context.Context) (n int, err error) {
+	err = d.sock.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE), func([]byte) { n++ })
+	return n, err
+}
+
+// readSet reads all elements of a set.
+func (d *Driver) readSet(ctx context.Context, s *set) (map[elementKey]element, error) {
+	elements := map[elementKey]element{}
+	err := d.eachInKernel(ctx, s, func(e element) { elements[e.elementKey] = e })
+	return elements, err
+}
+
+func (d *Driver) eachInKernel(ctx context.Context, s *set, f func(element)) error {
+	var a attrs
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	return d.sock.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.b, func(b []byte) {
+		eachAttr(findAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+			f(readElement(s, v))
+			return true
+		})
+	})
+}
+
+// generation is the number of the kernel's last nftables transaction in this namespace.
+func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
+	err = d.sock.get(ctx, unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil, func(b []byte) {
+		gen = beUint32(findAttr(b, unix.NFTA_GEN_ID))
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read nftables generation: %w", err)
+	}
+	return gen, nil
+}
+
+// Tampered implements driver.Auditor. A table with an owner cannot be touched by
+// others. Otherwise the generation tells that there was some transaction, of any
+// program; then the table's rules are counted. What changed within the sets is left to the next Adopt, which reads them all.
+func (d *Driver) Tampered(ctx context.Context) (bool, error) {
+	if d.owns || !d.adopted {
+		return false, nil
+	}
+	gen, err := d.generation(ctx)
+	if err != nil || gen == d.gen {
+		return false, err
+	}
+	rules, err := d.countRules(ctx)
+	if errors.Is(err, errInterrupted) {
+		return false, nil // asked again soon
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, fmt.Errorf("count rules: %w", err)
+	}
+	if rules != d.rules() {
+		return true, nil
+	}
+	d.gen, d.doubt = gen, true
+	return false, nil
+}
+
+// rules is the number of rules that the table should have.
+func (d *Driver) rules() int {
+	n := len(d.learn) * learnRules
+	for _, c := range d.prog.chains {
+		n += len(c.rules)
+	}
+	return n
+}
+
+// Purge implements driver.Driver.
+func (d *Driver) Purge(ctx context.Context) error {
+	have := &found{}
+	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("read table inet %s: %w", TableName, err)
+	}
+	if err := d.notBusy(have); err != nil {
+		return fmt.Errorf("delete table inet %s: %w", TableName, err)
+	}
+	b := newBatch(TableName)
+	d.claim(b, have)
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, func(a *attrs) { a.str(unix.NFTA_TABLE_NAME, TableName) })
+	return d.commit(ctx, b)
+}
+
+// sweep cuts, in the background, the connections that are not where the state
+// sends them: what changed while no agent ran.
+func (d *Driver) sweep(s *state.State) {
+	d.background.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), sweepTime)
+		defer cancel()
+		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) bool { return stale(s, f) })
+		if err != nil {
+			d.log.Warn("sweep connection tracking", "error", err)
+		} else if n > 0 {
+			d.log.Info("cut connections to endpoints that are gone", "connections", n)
+		}
+	})
+}
+
+// sweepTime bounds the reading of the connection tracking table.
+const sweepTime = time.Minute

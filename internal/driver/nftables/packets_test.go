@@ -1,0 +1,13 @@
+package nftables_test
+
+import (
+	"testing"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/driver/nftables"
+)
+
+func TestPackets(t *testing.T) {
+	drivertest.Run(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
+}

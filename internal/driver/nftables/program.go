@@ -1,0 +1,262 @@
+package nftables
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TableName is the one table, of family inet, that the driver owns.
+const TableName = "sluice"
+
+// program is the constant part of the table: its sets and chains with their
+// rules. It is the same on every node, whatever is balanced.
+type program struct {
+	sets   []*set
+	chains []chain
+	fam    [2]*familyProgram
+	notes  *set
+}
+
+// familyProgram is one address family's half of the program.
+type familyProgram struct {
+	ip family
+
+	frontends, staged, local                  *set // verdict maps: what a client addresses → the chain that serves it
+	backends                                  *set
+	restricted, sourceRanges                  *set
+	affine, affinity, affineBackends, learn   *set
+	masquerade, hairpins                      *set
+	clusterIPs                                *set
+	serviceCIDRs, podCIDRs, keptCIDRs, ownIPs *set
+}
+
+// family returns the half of the program for an address.
+func (p *program) family(is4 bool) *familyProgram {
+	if is4 {
+		return p.fam[0]
+	}
+	return p.fam[1]
+}
+
+// affinitySize bounds the remembered clients of a family. A full map forgets
+// nobody, but learns no more: new clients are balanced without affinity.
+const affinitySize = 1 << 20
+
+func newProgram() *program {
+	p := &program{}
+	for i, f := range []family{ipv4, ipv6} {
+		p.fam[i] = p.addFamily(f)
+	}
+	p.notes = p.addSet(&set{
+		name: "notes", key: []field{fieldMark},
+		comment: "what the agent needs to know when it starts: a digest of each set's content",
+	})
+	p.addBaseChains()
+	for _, fp := range p.fam {
+		p.addFamilyChains(fp)
+	}
+	return p
+}
+
+func (p *program) addSet(s *set) *set {
+	s.id = uint32(len(p.sets) + 1)
+	p.sets = append(p.sets, s)
+	return s
+}
+
+func (p *program) addFamily(f family) *familyProgram {
+	name := func(s string) string { return f.name + "-" + s }
+	frontend := []field{f.daddr, fieldProto, fieldDport}
+	fp := &familyProgram{ip: f}
+	fp.frontends = p.addSet(&set{name: name("frontends"), key: frontend, verdict: true,
+		comment: "service address and port : the chain that serves it"})
+	fp.staged = p.addSet(&set{name: name("staged"), key: frontend, verdict: true,
+		comment: "the same, after the stages of chain " + name("stages")})
+	fp.local = p.addSet(&set{name: name("local"), key: frontend, verdict: true,
+		comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
+	fp.backends = p.addSet(&set{name: name("backends"), typeof: true,
+		key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport},
+		comment: fmt.Sprintf("slot and service address : backend (from slot %d on: on this node)", localSlots)})
+	fp.restricted = p.addSet(&set{name: name("restricted"), key: frontend,
+		comment: "frontends that only the sources in " + name("sources") + " may reach"})
+	fp.sourceRanges = p.addSet(&set{name: name("sources"), key: append(frontend[:3:3], f.saddr), interval: true,
+		comment: "loadBalancerSourceRanges"})
+	fp.affine = p.addSet(&set{name: name("affine"), key: frontend,
+		comment: "frontends with session affinity"})
+	fp.affinity = p.addSet(&set{name: name("affinity"), typeof: true, dynamic: true, size: affinitySize,
+		key: []field{f.saddr, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport},
+		comment: "client and service address : the backend it was sent to"})
+	fp.affineBackends = p.addSet(&set{name: name("affine-to"), typeof: true,
+		key:     []field{f.daddr, fieldProto, fieldDport, f.daddr, fieldDport},
+		comment: "service address and the backends that affinity may keep to"})
+	fp.learn = p.addSet(&set{name: name("learn"), key: frontend, verdict: true,
+		comment: "frontends with affinity : the chain that remembers, one for each time-out"})
+	fp.masquerade = p.addSet(&set{name: name("masquerade"), key: frontend, verdict: true,
+		comment: "external frontends : how their clients' addresses are treated"})
+	fp.hairpins = p.addSet(&set{name: name("hairpins"), key: []field{f.saddr, f.daddr},
+		comment: "endpoints on this node, twice: balanced back to themselves"})
+	fp.clusterIPs = p.addSet(&set{name: name("cluster-ips"), key: []field{f.daddr},
+		comment: "addresses of services: a port that has no frontend is rejected"})
+	cidrs := func(n, comment string) *set {
+		return p.addSet(&set{name: name(n), key: []field{f.saddr}, interval: true, comment: comment})
+	}
+	fp.serviceCIDRs = cidrs("service-cidrs", "an address in here that no service has is dropped")
+	fp.podCIDRs = cidrs("pod-cidrs", "sources that are pods")
+	fp.keptCIDRs = cidrs("kept-cidrs", "sources that reach a cluster IP with their own address")
+	fp.ownIPs = cidrs("own-cidrs", "sources that are this node's own pods")
+	return fp
+}
+
+// chain is a chain with its rules; hook is nil for the regular ones.
+type chain struct {
+	name, comment string
+	hook          *hook
+	rules         []rule
+}
+
+type hook struct {
+	kind     string // "nat", "filter"
+	num      uint32
+	priority int32
+}
+
+// addBaseChains adds the chains that the kernel calls, one for each place that
+// matters to a new connection.
+func (p *program) addBaseChains() {
+	dispatch := func(to string) []rule {
+		return []rule{
+			newRule("").family(ipv4).jump(ipv4.name + to),
+			newRule("").family(ipv6).jump(ipv6.name + to),
+		}
+	}
+	nat := func(num uint32, prio int32) *hook { return &hook{"nat", num, prio} }
+	p.chains = append(p.chains,
+		chain{name: "prerouting", hook: nat(unix.NF_INET_PRE_ROUTING, -100), rules: dispatch("-services"),
+			comment: "new connections from pods and from outside"},
+		chain{name: "output", hook: nat(unix.NF_INET_LOCAL_OUT, -100), rules: dispatch("-services"),
+			comment: "new connections of the node itself"},
+		chain{name: "input", hook: nat(unix.NF_INET_LOCAL_IN, 100),
+			rules:   append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...),
+			comment: "new connections translated to the node itself"},
+		chain{name: "postrouting", hook: nat(unix.NF_INET_POST_ROUTING, 100),
+			rules:   append(append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...), dispatch("-source")...),
+			comment: "new connections on their way out: remember the backend, masquerade"},
+		chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0},
+			rules:   []rule{newRule("a stray segment would reach the client untranslated and be answered with a reset").invalid().proto(unix.IPPROTO_TCP).drop()},
+			comment: "segments that belong to no connection"},
+	)
+}
+
+func (p *program) addFamilyChains(fp *familyProgram) {
+	f := fp.ip
+	n := func(s string) string { return f.name + "-" + s }
+	frontend := []field{f.daddr, fieldProto, fieldDport}
+	fromClient := []field{f.saddr, f.daddr, fieldProto, fieldDport}
+	p.chains = append(p.chains,
+		chain{name: n("services"), comment: "where every new connection is looked up, once", rules: []rule{
+			newRule("").family(f).vmap(frontend, fp.frontends),
+			newRule("a port that the service does not have").family(f).in([]field{f.daddr}, fp.clusterIPs).jump(n("reject")),
+			newRule("an address that no service has").family(f).in([]field{f.daddr}, fp.serviceCIDRs).drop(),
+		}},
+		chain{name: n("stages"), comment: "frontends with more to them than a choice of backend", rules: []rule{
+			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).
+				notIn(append(frontend[:3:3], f.saddr), fp.sourceRanges).drop(),
+			newRule("session affinity").family(f).in(frontend, fp.affine).
+				dnat(f, fp.affinity, fromClient...),
+			newRule("externalTrafficPolicy Local, seen from outside").family(f).
+				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.local),
+			newRule("").family(f).vmap(frontend, fp.staged),
+			newRule("").drop(),
+		}},
+		chain{name: n("reject"), comment: "nobody serves this: say so at once", rules: []rule{
+			newRule("").proto(unix.IPPROTO_TCP).rejectTCP(),
+			newRule("").reject(),
+		}},
+		chain{name: n("remember"), comment: "session affinity: learn or renew the chosen backend",
+			rules: perProtocol(func(r rule) rule { return r.vmap(f.origFrontend(), fp.learn) })},
+		chain{name: n("forget"), comment: "the remembered backend is no longer one: the client's next try chooses anew",
+			rules: append(perProtocol(func(r rule) rule { return r.family(f).forget(f, fp.affinity) }), newRule("").drop())},
+		chain{name: n("source"), comment: "masquerade where the answer would not find its way back", rules: fp.sourceRules()},
+		chain{name: n("masquerade"), comment: "external frontends: always", rules: []rule{newRule("").masquerade()}},
+		chain{name: n("keep"), comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", rules: []rule{
+			newRule("").fromNode(true).masquerade(),
+			newRule("").family(f).in([]field{f.saddr}, fp.podCIDRs).notIn([]field{f.saddr}, fp.ownIPs).masquerade(),
+			newRule("").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
+		}},
+	)
+	for _, size := range ladder {
+		p.chains = append(p.chains, fp.pickChain(size, false), fp.pickChain(size, true))
+	}
+}
+
+// sourceRules decide on the source address of a translated connection.
+func (fp *familyProgram) sourceRules() []rule {
+	f := fp.ip
+	rules := perProtocol(func(r rule) rule { return r.vmap(f.origFrontend(), fp.masquerade) })
+	return append(rules,
+		newRule("balanced back to itself").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
+		newRule("a cluster IP, asked from outside the cluster").in([]field{f.origDaddr}, fp.clusterIPs).
+			family(f).notIn([]field{f.saddr}, fp.keptCIDRs).masquerade(),
+	)
+}
+
+// pickChain balances over a size class. Slots may be empty: a miss falls
+// through to the next try, in the end to slot 0, which never is. A packet that
+// is here while the last backend goes is dropped, never let through.
+func (fp *familyProgram) pickChain(size int, local bool) chain {
+	f := fp.ip
+	c := chain{name: fp.pickName(size, local), comment: fmt.Sprintf("balance over %d slots", size)}
+	offset := uint32(0)
+	if local {
+		offset = localSlots
+		c.comment += ", this node's backends"
+	}
+	for range tries(size) {
+		c.rules = append(c.rules, newRule("").family(f).pick(f, uint32(size), offset, fp.backends))
+	}
+	if size > 1 {
+		c.rules = append(c.rules, newRule("").family(f).pick(f, 1, offset, fp.backends))
+	}
+	c.rules = append(c.rules, newRule("").drop())
+	return c
+}
+
+func (fp *familyProgram) pickName(size int, local bool) string {
+	if local {
+		return fmt.Sprintf("%s-pick-local-%d", fp.ip.name, size)
+	}
+	return fmt.Sprintf("%s-pick-%d", fp.ip.name, size)
+}
+
+// learnRules is the number of rules of a learn chain.
+const learnRules = 9
+
+// learnName is the chain that remembers for the given time-out.
+func (fp *familyProgram) learnName(d time.Duration) string {
+	return fmt.Sprintf("%s-learn-%d", fp.ip.name, int64(d/time.Second))
+}
+
+// learnChain remembers a connection's backend for the time-out. A rule has one
+// time-out, so that there is a chain for each that services use.
+func (fp *familyProgram) learnChain(d time.Duration) chain {
+	f := fp.ip
+	rules := perProtocol(func(r rule) rule {
+		return r.family(f).notIn(append(f.origFrontend(), f.daddr, fieldDport), fp.affineBackends).jump(fp.ip.name + "-forget")
+	})
+	// update renews an element's time but not its data, so the old one goes first.
+	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).forget(f, fp.affinity) })...)
+	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remember(f, fp.affinity, d) })...)
+	return chain{name: fp.learnName(d), rules: rules, comment: fmt.Sprintf("remember for %s", d)}
+}
+
+// perProtocol makes a rule for each transport, as nft wants the transport
+// known before it reads a connection's original port.
+func perProtocol(f func(rule) rule) []rule {
+	var rules []rule
+	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		rules = append(rules, f(newRule("").proto(p)))
+	}
+	return rules
+}

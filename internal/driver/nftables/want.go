@@ -1,0 +1,252 @@
+package nftables
+
+import (
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file turns desired state into elements. Every function yields each
+// element once; the elements of different frontends never share a key.
+
+// nftCommentMax is the longest comment that nft reads back.
+const nftCommentMax = 127
+
+// eachElement yields all elements of the state.
+func (p *program) eachElement(s *state.State, yield func(*element)) {
+	p.settingsElements(s.Settings, yield)
+	for a := range s.ClusterIPs {
+		p.clusterIPElement(a, yield)
+	}
+	for a := range s.Hairpins {
+		p.hairpinElement(a, yield)
+	}
+	for k, f := range s.Frontends {
+		p.frontendElements(k, f, yield)
+	}
+}
+
+func (p *program) clusterIPElement(a netip.Addr, yield func(*element)) {
+	fp := p.family(a.Is4())
+	e := element{set: fp.clusterIPs}
+	e.append(fp.ip.addr(a)...)
+	yield(&e)
+}
+
+func (p *program) hairpinElement(a netip.Addr, yield func(*element)) {
+	fp := p.family(a.Is4())
+	e := element{set: fp.hairpins}
+	e.append(fp.ip.addr(a)...)
+	e.append(fp.ip.addr(a)...)
+	yield(&e)
+}
+
+func (p *program) settingsElements(s state.Settings, yield func(*element)) {
+	for _, fp := range p.fam {
+		fp.cidrElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
+		fp.cidrElements(fp.podCIDRs, s.ClusterCIDRs, yield)
+		fp.cidrElements(fp.ownIPs, s.LocalCIDRs, yield)
+		fp.cidrElements(fp.keptCIDRs, fp.keptSources(s), yield)
+	}
+}
+
+// keptSources are the sources that reach a cluster IP with their own address: the
+// cluster's; all, where the cluster's are not known; none with --masquerade-all.
+func (fp *familyProgram) keptSources(s state.Settings) []netip.Prefix {
+	if s.MasqueradeAll {
+		return nil
+	}
+	for _, c := range s.ClusterCIDRs {
+		if fp.holds(c.Addr()) {
+			return s.ClusterCIDRs
+		}
+	}
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+func (fp *familyProgram) holds(a netip.Addr) bool { return a.Is4() == (fp.ip.bits == 32) }
+
+// cidrElements yields the family's prefixes as the two ends of an interval
+// each. Prefixes inside others are left out, as intervals may not overlap.
+func (fp *familyProgram) cidrElements(s *set, prefixes []netip.Prefix, yield func(*element)) {
+	for i, c := range prefixes {
+		if !fp.holds(c.Addr()) || covered(prefixes, i) {
+			continue
+		}
+		e := element{set: s}
+		e.append(fp.ip.addr(c.Masked().Addr())...)
+		yield(&e)
+		// An interval without an end goes up to the last address.
+		if next := lastAddr(c).Next(); next.IsValid() {
+			e := element{set: s}
+			e.append(fp.ip.addr(next)...)
+			e.intervalEnd = true
+			yield(&e)
+		}
+	}
+}
+
+// covered reports whether prefix i lies in another one, or repeats an earlier one.
+func covered(prefixes []netip.Prefix, i int) bool {
+	c := prefixes[i].Masked()
+	for j, o := range prefixes {
+		if o = o.Masked(); j != i && o.Contains(c.Addr()) && (o.Bits() < c.Bits() || o == c && j < i) {
+			return true
+		}
+	}
+	return false
+}
+
+func lastAddr(c netip.Prefix) netip.Addr {
+	b := c.Masked().Addr().AsSlice()
+	for i := c.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// frontendElements yields what one frontend puts into the sets.
+func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
+	fp := p.family(k.Addr.Is4())
+	at := func(s *set) element {
+		e := element{set: s}
+		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		return e
+	}
+	put := func(s *set, v verdict) {
+		e := at(s)
+		e.verdict = v
+		if s == fp.frontends {
+			e.comment = frontendComment(f)
+		}
+		yield(&e)
+	}
+	mark := func(s *set) { e := at(s); yield(&e) }
+
+	serve := fp.serve(f.Backends, f.Reject, false)
+	if staged(f) {
+		put(fp.frontends, goTo(fp.ip.name+"-stages"))
+		put(fp.staged, serve)
+	} else {
+		put(fp.frontends, serve)
+	}
+	fp.slotElements(k, f.Backends, 0, yield)
+	if f.LocalOnly {
+		put(fp.local, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
+		fp.slotElements(k, f.Local, localSlots, yield)
+		put(fp.masquerade, goTo(fp.ip.name+"-keep"))
+	} else if f.External() {
+		put(fp.masquerade, goTo(fp.ip.name+"-masquerade"))
+	}
+	if len(f.SourceRanges) > 0 {
+		mark(fp.restricted)
+		fp.rangeElements(k, f.SourceRanges, yield)
+	}
+	if f.Affinity > 0 {
+		mark(fp.affine)
+		put(fp.learn, goTo(fp.learnName(learnTimeout(f.Affinity))))
+		fp.affineElements(k, f, yield)
+	}
+}
+
+// staged reports whether the frontend's connections pass the stages before a
+// backend is chosen.
+func staged(f *state.Frontend) bool {
+	return f.LocalOnly || len(f.SourceRanges) > 0 || f.Affinity > 0
+}
+
+// learnTimeout is the affinity time-out in whole seconds, the API's unit.
+func learnTimeout(d time.Duration) time.Duration { return d.Truncate(time.Second) }
+
+func frontendComment(f *state.Frontend) string {
+	c := f.Service.String()
+	if f.Port != "" {
+		c += ":" + f.Port
+	}
+	if f.Kind != state.ClusterIP {
+		c += " " + f.Kind.String()
+	}
+	return c[:min(len(c), nftCommentMax)]
+}
+
+// serve is the verdict for connections that may use the backends.
+func (fp *familyProgram) serve(backends []netip.AddrPort, reject, local bool) verdict {
+	switch {
+	case len(backends) > 0:
+		return goTo(fp.pickName(class(len(backends)), local))
+	case reject:
+		return goTo(fp.ip.name + "-reject")
+	}
+	return dropIt
+}
+
+func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.AddrPort, offset uint32, yield func(*element)) {
+	for slot, b := range layout(backends) {
+		if !b.IsValid() {
+			continue
+		}
+		e := element{set: fp.backends}
+		e.appendUint32(uint32(slot) + offset)
+		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.setData(fp.ip, b)
+		yield(&e)
+	}
+}
+
+func (fp *familyProgram) rangeElements(k state.FrontendKey, ranges []netip.Prefix, yield func(*element)) {
+	for i, c := range ranges {
+		if !fp.holds(c.Addr()) || covered(ranges, i) {
+			continue
+		}
+		e := element{set: fp.sourceRanges}
+		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		n := copy(e.end[:], e.key[:e.keyLen])
+		e.append(fp.ip.addr(c.Masked().Addr())...)
+		e.endLen = uint8(n + copy(e.end[n:], fp.ip.addr(lastAddr(c))))
+		yield(&e)
+	}
+}
+
+func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
+	one := func(b netip.AddrPort) {
+		e := element{set: fp.affineBackends}
+		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.append(fp.ip.addr(b.Addr())...)
+		e.appendPort(b.Port())
+		yield(&e)
+	}
+	for _, b := range f.Backends {
+		one(b)
+	}
+	for _, b := range f.Local {
+		if !containsSorted(f.Backends, b) {
+			one(b)
+		}
+	}
+}
+
+// chainsFor yields the learn chains that the state needs, by name.
+func (p *program) learnChains(s *state.State) map[string]chain {
+	chains := map[string]chain{}
+	for k, f := range s.Frontends {
+		if f.Affinity > 0 {
+			fp := p.family(k.Addr.Is4())
+			d := learnTimeout(f.Affinity)
+			if name := fp.learnName(d); chains[name].name == "" {
+				chains[name] = fp.learnChain(d)
+			}
+		}
+	}
+	return chains
+}
+
+// noteElement is what a note says in the comment of an element.
+func (p *program) noteElement(id uint32, text string) *element {
+	e := element{set: p.notes, comment: text[:min(len(text), nftCommentMax)]}
+	e.appendUint32(id)
+	return &e
+}
+
+const programNote = 0 // the key of the note on the program; the others are ids of sets
