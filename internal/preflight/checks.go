@@ -86,9 +86,14 @@ func routes(f *Facts) []Result {
 	for _, family := range f.Families {
 		name := "route " + family.Name
 		if family.RouteErr != nil {
-			results = append(results, Result{name, Fail,
+			r := Result{name, Fail,
 				fmt.Sprintf("no route to %s: %v; the node itself cannot reach a ClusterIP then", family.Target, family.RouteErr),
-				"add a default route, or a route for the service CIDR through any interface"})
+				"add a default route, or a route for the service CIDR through any interface"}
+			if family.Assumed && len(f.Families) > 1 { // the cluster may do with the other family
+				r.Status = Warn
+				r.Do = fmt.Sprintf("if the cluster has %s services: %s", family.Name, r.Do)
+			}
+			results = append(results, r)
 			continue
 		}
 		results = append(results, Result{Check: name, Status: OK, Seen: fmt.Sprintf("%s %s", family.Target, family.Route)})

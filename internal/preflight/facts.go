@@ -48,6 +48,7 @@ type Feature struct {
 // Family is an address family in use on the node.
 type Family struct {
 	Name     string // "IPv4" or "IPv6"
+	Assumed  bool   // nobody said that the cluster has it, but the node does
 	Target   string // the address whose route was asked for
 	Route    string // where packets to Target go: "via 10.0.0.1 dev eth0"
 	RouteErr error  // there is no route

@@ -90,7 +90,8 @@ func families(services []netip.Prefix) []Family {
 			target[is4] = p.Masked().Addr().Next()
 		}
 	}
-	if len(used) == 0 {
+	assumed := len(used) == 0
+	if assumed {
 		used[true] = hasAddress(netlink.FAMILY_V4)
 		used[false] = hasAddress(netlink.FAMILY_V6)
 	}
@@ -102,6 +103,9 @@ func families(services []netip.Prefix) []Family {
 		f := family("IPv6", target[false], sysctl.Forward6)
 		_, f.AdviceErr = sysctl.Needed(false, true)
 		found = append(found, f)
+	}
+	for i := range found {
+		found[i].Assumed = assumed
 	}
 	return found
 }

@@ -177,7 +177,9 @@ func TestIPv6InUse(t *testing.T) {
 	ns := node(t)
 	addr(t, ns, "fd77::2/64")
 	results := gather(t, ns, preflight.Options{})
-	expect(t, results, "route IPv6", preflight.Fail, "default route")
+	expect(t, results, "route IPv6", preflight.Warn, "if the cluster has IPv6 services: add a default route")
+	services := []netip.Prefix{netip.MustParsePrefix("fd00:96::/108")}
+	expect(t, gather(t, ns, preflight.Options{ServiceCIDRs: services}), "route IPv6", preflight.Fail, "no route to fd00:96::1")
 	expect(t, results, "forwarding IPv6", preflight.Warn, "off")
 	addRoute(t, ns, "::/0", "fd77::1")
 	if err := ns.Sysctl(sysctl.Forward6, "1"); err != nil {

@@ -28,7 +28,7 @@ type trial struct {
 var trials = []trial{
 	{"dnat through a map by random slot", tryPick},
 	{"verdict maps", tryDispatch},
-	{"maps with time-outs, filled by packets", tryLearn},
+	{"maps that packets fill", tryLearn},
 	{"ranges in concatenated keys", tryRanges},
 	{"fib address types", tryFib},
 	{"original destination of a connection", tryOriginal},
