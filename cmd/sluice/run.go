@@ -45,7 +45,7 @@ what it programmed stays and goes on working; 'sluice cleanup' removes it.`,
 	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "serve /healthz, /livez and /readyz here; '' for nowhere")
 	fl.DurationVar(&o.auditInterval, "audit-interval", time.Minute, "compare everything with the kernel this often")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off")
-	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every plan")
+	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }

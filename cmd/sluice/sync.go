@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,7 +27,15 @@ everything that is in order has been programmed all the same.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return agent.NewClient(socket).Sync(ctx)
+			client := agent.NewClient(socket)
+			err := client.Sync(ctx)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				return err
+			}
+			if s, statusErr := client.Status(cmd.Context()); statusErr == nil && !s.OK {
+				return fmt.Errorf("not done after %s: %s", timeout, strings.Join(s.Problems, "; "))
+			}
+			return fmt.Errorf("not done after %s: %w", timeout, err)
 		},
 	}
 	socketFlag(cmd, &socket)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"syscall"
 
@@ -64,6 +65,9 @@ func call[T any](ctx context.Context, c *Client, method, what string) (T, error)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return v, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
 	case err != nil:
+		if wrapped, ok := errors.AsType[*url.Error](err); ok {
+			err = wrapped.Err // the URL is of our own making and tells nobody anything
+		}
 		return v, fmt.Errorf("ask agent for %s: %w", what, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
