@@ -1,0 +1,67 @@
+package store
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Equality looks at every field, also at those that are added one day.
+func TestEqualityCoversEveryField(t *testing.T) {
+	everyField(t, equalServices)
+	everyField(t, equalSlices)
+	everyField(t, equalPods)
+	everyField(t, equalNodes)
+	everyField(t, equalNamespaces)
+	everyField(t, func(a, b *model.Endpoint) bool { return equalEndpoints(*a, *b) })
+}
+
+func everyField[T any](t *testing.T, equal func(a, b *T) bool) {
+	t.Helper()
+	var zero T
+	if !equal(&zero, &zero) {
+		t.Errorf("%T: the zero value differs from itself", zero)
+	}
+	for i := range reflect.TypeFor[T]().NumField() {
+		var changed T
+		field := reflect.ValueOf(&changed).Elem().Field(i)
+		field.Set(other(t, field.Type()))
+		if equal(&zero, &changed) {
+			t.Errorf("%T: %s makes no difference", zero, reflect.TypeFor[T]().Field(i).Name)
+		}
+	}
+}
+
+// other is a value of the type that is not its zero value.
+func other(t *testing.T, typ reflect.Type) reflect.Value {
+	switch typ {
+	case reflect.TypeFor[netip.Addr]():
+		return reflect.ValueOf(netip.IPv6Loopback())
+	case reflect.TypeFor[time.Time]():
+		return reflect.ValueOf(time.Unix(1, 0))
+	}
+	v := reflect.New(typ).Elem()
+	switch typ.Kind() {
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int64:
+		v.SetInt(1)
+	case reflect.Uint8, reflect.Uint16:
+		v.SetUint(1)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(typ, 1, 1))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(typ))
+		v.SetMapIndex(other(t, typ.Key()), other(t, typ.Elem()))
+	case reflect.Struct:
+		v.Field(0).Set(other(t, typ.Field(0).Type))
+	default:
+		t.Fatalf("no other value of %s", typ)
+	}
+	return v
+}
