@@ -17,6 +17,7 @@ BENCH ?=
 RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := nftables iproute2 iptables conntrack
 BENCH_TOOLS := nftables iproute2 iptables conntrack nftlb
+BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86
 
 .PHONY: help
@@ -54,8 +55,8 @@ lint: ## Check the sources: format, vet, staticcheck, dead code, go.mod
 	@hack/lint
 
 .PHONY: generate
-generate: ## Make the generated files again (BPF objects need clang)
-	@hack/need "compiling BPF" clang
+generate: ## Make the generated files again (the BPF objects, with Debian 12's clang)
+	@hack/need "compiling BPF" $(BPF_TOOLS)
 	go generate ./...
 
 .PHONY: licenses
