@@ -42,7 +42,7 @@ type Sink interface {
 }
 
 const (
-	firstRetry = 20 * time.Millisecond
+	firstRetry = 50 * time.Microsecond
 	lastRetry  = time.Second
 )
 
@@ -249,12 +249,7 @@ func inFailed(path string, failed map[string]error) bool {
 
 // commit enters readings, delivers what follows and tells what is wrong.
 func (s *Source) commit(readings []reading) {
-	clear(s.unread)
-	for i := range readings {
-		if readings[i].outcome == busy {
-			s.unread[readings[i].path] = true
-		}
-	}
+	s.remember(readings)
 	s.mu.Lock()
 	s.trouble = ""
 	events := s.ledger.update(readings)
@@ -269,6 +264,23 @@ func (s *Source) commit(readings []reading) {
 	if first {
 		s.sink.SetSynced()
 		s.logSynced()
+	}
+}
+
+// remember keeps the files that are to be tried again. A new one among them is
+// tried again soon: mostly its writer is just about to go.
+func (s *Source) remember(readings []reading) {
+	last := s.unread
+	s.unread = make(map[string]bool)
+	for i := range readings {
+		r := &readings[i]
+		if r.outcome != busy && !r.again {
+			continue
+		}
+		s.unread[r.path] = true
+		if !last[r.path] {
+			s.retry = 0
+		}
 	}
 }
 

@@ -93,7 +93,7 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 	p.name, p.out, p.holes = name, content{}, false
 	p.prev = previous{objects: prev}
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
-	if strings.HasSuffix(name, ".json") {
+	if isJSON(name) {
 		p.line, p.yaml = 1, false
 		p.stream(data)
 	} else {
@@ -107,6 +107,9 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 	p.out, p.prev, p.data = content{}, previous{}, nil
 	return out
 }
+
+// isJSON tells whether a file is read as JSON; all others are YAML.
+func isJSON(name string) bool { return strings.HasSuffix(name, ".json") }
 
 // stream reads JSON values that follow each other.
 func (p *parser) stream(data []byte) {

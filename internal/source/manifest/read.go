@@ -52,6 +52,7 @@ const (
 type reading struct {
 	job
 	outcome outcome
+	again   bool // parsed while a writer was still there: to be confirmed
 	stamp   stamp
 	content content
 	err     error
@@ -102,6 +103,10 @@ func newParsers() []*parser {
 // Where there are no leases (the file is someone else's and CAP_LEASE is
 // lacking, or the filesystem has none), the content is taken as it is; the
 // event of the writer's close follows.
+//
+// The kernel sends that event before the writer is really gone: ext4 first
+// starts to write a truncated file to disk, which can take a millisecond. JSON
+// needn't wait for that, as no part of an object is an object.
 func (p *parser) read(dir *os.File, j job) reading {
 	r := reading{job: j}
 	fd, err := openat(dir, j.path, unix.O_NONBLOCK)
@@ -120,7 +125,8 @@ func (p *parser) read(dir *os.File, j job) reading {
 		return r
 	}
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
-	if err == unix.EAGAIN || err != nil && j.created {
+	r.again = err == unix.EAGAIN
+	if r.again && !isJSON(j.path) || err != nil && j.created {
 		r.outcome = busy
 		return r
 	}
@@ -140,6 +146,9 @@ func (p *parser) read(dir *os.File, j job) reading {
 		prev = j.known.objects
 	}
 	r.content = p.parse(j.path, data, prev)
+	if r.again && (p.holes || len(r.content.objects) == 0) {
+		r.outcome = busy
+	}
 	if cap(p.buf) > keptBuffer {
 		p.buf = nil
 	}

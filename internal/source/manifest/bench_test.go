@@ -1,0 +1,146 @@
+package manifest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/store"
+)
+
+// serviceJSON and sliceJSON are objects in the shape in which an API server
+// hands them out, without the managed fields.
+func serviceJSON(i int) string {
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"svc-%06d","namespace":"bench","uid":"6f1a0d3e-0000-4000-8000-%012d","resourceVersion":"%d","creationTimestamp":"2026-01-01T00:00:00Z","labels":{"app":"svc-%[1]d"}},"spec":{"ports":[{"name":"http","protocol":"TCP","port":80,"targetPort":8080}],"selector":{"app":"svc-%[1]d"},"clusterIP":"10.%[4]d.%[5]d.%[6]d","clusterIPs":["10.%[4]d.%[5]d.%[6]d"],"type":"ClusterIP","sessionAffinity":"None","ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack","internalTrafficPolicy":"Cluster"},"status":{"loadBalancer":{}}}
+`, i, i, i, 64+i>>16, i>>8&255, i&255)
+}
+
+func sliceJSON(i, endpoints int) string {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"svc-%06d-abcde","namespace":"bench","labels":{"kubernetes.io/service-name":"svc-%06d"}},"addressType":"IPv4","ports":[{"name":"http","protocol":"TCP","port":8080}],"endpoints":[`, i, i)
+	for e := range endpoints {
+		if e > 0 {
+			b.WriteByte(',')
+		}
+		n := i*endpoints + e
+		fmt.Fprintf(&b, `{"addresses":["10.%d.%d.%d"],"conditions":{"ready":true,"serving":true,"terminating":false},"nodeName":"node-%d","targetRef":{"kind":"Pod","namespace":"bench","name":"svc-%06d-%d"},"zone":"zone-%c"}`,
+			128+n>>16&127, n>>8&255, n&255, n%100, i, e, 'a'+n%3)
+	}
+	b.WriteString("]}\n")
+	return b.String()
+}
+
+// benchFolder writes services and slices, each in a file of its own.
+func benchFolder(b *testing.B, services, endpoints int) string {
+	dir := b.TempDir()
+	for i := range services {
+		write(b, filepath.Join(dir, fmt.Sprintf("svc-%06d.json", i)), serviceJSON(i))
+		write(b, filepath.Join(dir, fmt.Sprintf("eps-%06d.json", i)), sliceJSON(i, endpoints))
+	}
+	return dir
+}
+
+// discard takes everything and keeps nothing.
+type discard struct{ synced chan struct{} }
+
+func (discard) Apply([]store.Event) {}
+func (d discard) SetSynced()        { close(d.synced) }
+
+// start runs a source until it is synced, and returns how to end it.
+func start(b *testing.B, dir string) (s *Source, end func()) {
+	d := discard{make(chan struct{})}
+	s = New(dir, d, slog.New(slog.DiscardHandler))
+	ctx, cancel := newContext()
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	<-d.synced
+	return s, func() { cancel(); <-done }
+}
+
+func BenchmarkStart(b *testing.B) {
+	for _, services := range []int{1000, 10000} {
+		b.Run(fmt.Sprintf("%dx10", services), func(b *testing.B) {
+			dir := benchFolder(b, services, 10)
+			for b.Loop() {
+				_, end := start(b, dir)
+				end()
+			}
+		})
+	}
+}
+
+// BenchmarkChange measures from the close of a written file to the batch of
+// events at the sink, with 10,000 services of 10 endpoints in the folder.
+func BenchmarkChange(b *testing.B) {
+	dir := benchFolder(b, 10000, 10)
+	for _, files := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("%dfiles", files), func(b *testing.B) {
+			measureChange(b, dir, files)
+		})
+	}
+}
+
+// counter tells of each event.
+type counter struct{ events chan int }
+
+func (c counter) Apply(e []store.Event) { c.events <- len(e) }
+func (c counter) SetSynced()            {}
+
+func measureChange(b *testing.B, dir string, files int) {
+	c := counter{make(chan int, 10000)}
+	s := New(dir, c, slog.New(slog.DiscardHandler))
+	ctx, cancel := newContext()
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	<-c.events
+	round := 0
+	var spent time.Duration
+	for b.Loop() {
+		round++
+		contents := make([]string, files)
+		for i := range contents {
+			contents[i] = sliceJSON(i, 10-round%2)
+		}
+		begin := time.Now()
+		for i, content := range contents {
+			_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("eps-%06d.json", i)), []byte(content), 0o644)
+			if files == 1 {
+				begin = time.Now()
+			}
+		}
+		for n := 0; n < files; {
+			n += <-c.events
+		}
+		spent += time.Since(begin)
+	}
+	b.ReportMetric(float64(spent.Microseconds())/float64(b.N), "µs/change")
+}
+
+func BenchmarkParse(b *testing.B) {
+	for name, data := range map[string][]byte{
+		"service":  []byte(serviceJSON(1)),
+		"slice":    []byte(sliceJSON(1, 10)),
+		"slice100": []byte(sliceJSON(1, 100)),
+	} {
+		b.Run(name, func(b *testing.B) {
+			p := newParsers()[0]
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if c := p.parse("x.json", data, nil); len(c.objects) != 1 {
+					b.Fatal(c)
+				}
+			}
+		})
+	}
+}
+
+func newContext() (context.Context, context.CancelFunc) {
+	return context.WithCancel(context.Background())
+}
