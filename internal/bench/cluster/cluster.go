@@ -20,6 +20,12 @@ var (
 	Endpoints = netip.MustParsePrefix("10.128.0.0/9")
 )
 
+// Node is the name of the cluster's one node, and NodeAddr its address.
+const Node = "node"
+
+// NodeAddr is where NodePorts are reached.
+var NodeAddr = netip.MustParseAddr("172.16.0.1")
+
 // The ports of every service, and the name that joins a service's port with its slice's.
 const (
 	ServicePort = 80
@@ -94,9 +100,20 @@ type File struct {
 	JSON []byte
 }
 
+// NodeFile is the manifest of the cluster's node.
+func NodeFile() File {
+	return file("node.json", object{
+		"apiVersion": "v1", "kind": "Node", "metadata": object{"name": Node},
+		"status": object{"addresses": []object{{"type": "InternalIP", "address": NodeAddr.String()}}},
+	})
+}
+
 // Files yields every object of the cluster as a manifest of its own.
 func (c Cluster) Files() iter.Seq[File] {
 	return func(yield func(File) bool) {
+		if !yield(NodeFile()) {
+			return
+		}
 		for i := range c.Services {
 			if !yield(c.ServiceFile(i)) || !yield(c.SliceFile(i, c.Endpoints)) {
 				return
@@ -112,7 +129,9 @@ func meta(n model.Name, labels object) object {
 }
 
 // ServiceFile is the manifest of service i.
-func (c Cluster) ServiceFile(i int) File { return file(fmt.Sprintf("service-%06d.json", i), c.service(i)) }
+func (c Cluster) ServiceFile(i int) File {
+	return file(fmt.Sprintf("service-%06d.json", i), c.service(i))
+}
 
 // SliceFile is the manifest of service i's EndpointSlice with its first n endpoints.
 func (c Cluster) SliceFile(i, n int) File {

@@ -28,9 +28,8 @@ const (
 	Uplink  = "eth0" // of client and backend
 )
 
-// The addresses, the same in each lane.
+// The addresses, the same in each lane; the node's towards the client is cluster.NodeAddr.
 var (
-	NodeAddr    = netip.MustParseAddr("172.16.0.1") // towards the client
 	clientNet   = netip.MustParsePrefix("172.16.0.2/24")
 	nodeOutNet  = netip.MustParsePrefix("172.16.1.1/24")
 	backendNet  = netip.MustParsePrefix("172.16.1.2/24")
@@ -96,7 +95,7 @@ func (l *Lane) wire() error {
 		return err
 	}
 	addrs := []error{
-		addAddr(l.Node, NodeIn, netip.PrefixFrom(NodeAddr, clientNet.Bits())),
+		addAddr(l.Node, NodeIn, netip.PrefixFrom(cluster.NodeAddr, clientNet.Bits())),
 		addAddr(l.Node, NodeOut, nodeOutNet),
 		addAddr(l.Backend, Uplink, backendNet),
 	}
@@ -111,7 +110,7 @@ func (l *Lane) wire() error {
 	}
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	return errors.Join(
-		addRoute(l.Client, Uplink, everything, NodeAddr),
+		addRoute(l.Client, Uplink, everything, cluster.NodeAddr),
 		addRoute(l.Node, NodeIn, inject.Sources, clientNet.Addr()),
 		addRoute(l.Node, NodeOut, everything, backendNet.Addr()),
 		addRoute(l.Backend, Uplink, everything, nodeOutNet.Addr()),
@@ -129,7 +128,7 @@ func (l *Lane) neighbours() error {
 		pdev string
 		addr netip.Addr
 	}{
-		{l.Client, Uplink, l.Node, NodeIn, NodeAddr},
+		{l.Client, Uplink, l.Node, NodeIn, cluster.NodeAddr},
 		{l.Node, NodeIn, l.Client, Uplink, clientNet.Addr()},
 		{l.Node, NodeOut, l.Backend, Uplink, backendNet.Addr()},
 		{l.Backend, Uplink, l.Node, NodeOut, nodeOutNet.Addr()},

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os/exec"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
+	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -68,16 +68,7 @@ func (Nftlb) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Load
 
 // nftlbLoad posts the farms and returns when the daemon first answered.
 func nftlbLoad(ctx context.Context, node *netns.NS, c cluster.Cluster) (time.Time, error) {
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			err = node.Do(func() error {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
-				return err
-			})
-			return conn, err
-		},
-	}}
+	client := lane.HTTP(node)
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, err := nftlbCall(ctx, client, http.MethodGet, nil)
 		if err == nil {

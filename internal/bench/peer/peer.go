@@ -67,7 +67,7 @@ func need(command, pkg string) error {
 
 // All are the data planes that the bench knows.
 func All() []Dataplane {
-	return []Dataplane{KubeNftables{}, KubeIptables{}, Nftlb{}, Plain{}, Plain{Track: true}}
+	return []Dataplane{Sluice{}, KubeNftables{}, KubeIptables{}, Nftlb{}, Plain{}, Plain{Track: true}}
 }
 
 // Plain is forwarding with no service: flows go straight to the endpoints.
@@ -107,4 +107,3 @@ func (Plain) Target(c cluster.Cluster, first, count int) inject.Target {
 		Base: c.Endpoint(0, 0).Addr(), First: first * c.Endpoints, Count: count * c.Endpoints, Port: cluster.TargetPort,
 	}
 }
-

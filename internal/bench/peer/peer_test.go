@@ -46,7 +46,7 @@ func checkRequests(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Clust
 	last := d.Target(c, c.Services-1, 1)
 	targets := []netip.AddrPort{netip.AddrPortFrom(nth(last.Base, last.First), last.Port)}
 	if d.NodePorts() {
-		targets = append(targets, netip.AddrPortFrom(lane.NodeAddr, nodePort))
+		targets = append(targets, netip.AddrPortFrom(cluster.NodeAddr, nodePort))
 	}
 	for _, target := range targets {
 		r, err := load.Run(t.Context(), load.Config{

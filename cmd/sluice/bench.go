@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/bench"
+)
+
+func newBenchCommand() *cobra.Command {
+	o := bench.Options{Scale: bench.Full}
+	cmd := &cobra.Command{
+		Use:   "bench [EXPERIMENT...]",
+		Short: "Measure what Sluice promises, beside other programs, on this machine",
+		Long: "Measure what Sluice promises, beside other programs, on this machine. All traffic stays in\n" +
+			"network namespaces that are removed at the end. Results are written as JSON, SVG\n" +
+			"and a table, README.md. Without a name, all experiments run:\n\n" + experimentList(),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			binary, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find the agent's program: %w", err)
+			}
+			o.Experiments, o.Binary, o.Progress = args, binary, cmd.ErrOrStderr()
+			o.Command = strings.Join(append([]string{"sluice"}, os.Args[1:]...), " ")
+			return bench.Run(cmd.Context(), o)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some twenty-five minutes, or small, some three")
+	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
+	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
+	return cmd
+}
+
+func experimentNames() []string {
+	var names []string
+	for _, e := range bench.Experiments() {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+func experimentList() string {
+	var b strings.Builder
+	for _, e := range bench.Experiments() {
+		fmt.Fprintf(&b, "  %-12s %s\n", e.Name, e.Title)
+	}
+	return b.String()
+}

@@ -1,0 +1,180 @@
+// Package bench measures what Sluice promises, and the programs it is compared
+// with, on one machine in one run.
+//
+// An experiment is data: data planes, cluster sizes and a load. All of its cases
+// stand side by side, each in a lane of network namespaces of its own, and are
+// measured in turns (A B C A B C …), so that whatever else the machine does
+// befalls all alike; what counts are ratios within a round, their median and
+// their spread. One CPU does the packet work, the others do the rest.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// packetCPU does the measured work.
+const packetCPU = 0
+
+// Scale is how large the experiments are.
+type Scale string
+
+// The scales: small takes some minutes, full about twenty-five and is what goals are for.
+const (
+	Small Scale = "small"
+	Full  Scale = "full"
+)
+
+// ErrUnknown is wrapped when an experiment or scale of that name does not exist.
+var ErrUnknown = errors.New("unknown")
+
+// Options of a run.
+type Options struct {
+	Experiments []string // names; empty: all
+	Scale       Scale
+	Rounds      int       // how often each case is measured; 0: as many as the scale says
+	Out         string    // folder for results; made if absent
+	Progress    io.Writer // a line for each step
+	Binary      string    // the sluice program whose agent is measured
+	Command     string    // how the user asked for this run
+}
+
+// Experiment is one question with its answer.
+type Experiment struct {
+	Name  string
+	Title string
+	How   string // what is done, for people
+	run   func(ctx context.Context, r *run) error
+	paint func(r *Result) []painting
+}
+
+// Experiments are all there are, in the order in which they run.
+func Experiments() []Experiment {
+	return []Experiment{
+		connections, requests, latency, programming, changes, footprint, restart,
+	}
+}
+
+// run is one experiment under way.
+type run struct {
+	Options
+	*Result
+	prefix string // of the names of its namespaces
+	lanes  int    // made so far
+}
+
+// progress prints what happens now.
+func (r *run) progress(format string, args ...any) {
+	fmt.Fprintf(r.Options.Progress, "%s  %-12s %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
+}
+
+// full tells whether the goals' own scale is run.
+func (r *run) full() bool { return r.Options.Scale == Full }
+
+// goal files a goal that was measured at its own scale or, small, at a lesser one.
+func (r *run) goal(what, goal, result string, met bool) {
+	g := Goal{What: what, Goal: goal, Result: result, Met: met}
+	if !r.full() {
+		g.Scale = string(r.Options.Scale)
+	}
+	r.Goals = append(r.Goals, g)
+}
+
+// Run runs the experiments one after the other and writes their results; a
+// failed experiment is reported at the end and does not keep the others from
+// running. When ctx ends, what is running is cleaned up and nothing more starts.
+func Run(ctx context.Context, o Options) error {
+	chosen, err := choose(o)
+	if err != nil {
+		return err
+	}
+	if o.Rounds <= 0 {
+		o.Rounds = 5
+		if o.Scale == Small {
+			o.Rounds = 3
+		}
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces and BPF need root: run this as root")
+	}
+	if err := os.MkdirAll(o.Out, 0o755); err != nil {
+		return fmt.Errorf("make folder for results: %w", err)
+	}
+	var failed []error
+	for _, e := range chosen {
+		if err := runOne(ctx, o, e); err != nil {
+			failed = append(failed, fmt.Errorf("run experiment %s: %w", e.Name, err))
+			fmt.Fprintf(o.Progress, "%s\n", failed[len(failed)-1])
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(append(failed, writeReport(o.Out))...)
+}
+
+func choose(o Options) ([]Experiment, error) {
+	if o.Scale != Small && o.Scale != Full {
+		return nil, fmt.Errorf("%w scale %q: choose small or full", ErrUnknown, o.Scale)
+	}
+	all := Experiments()
+	if len(o.Experiments) == 0 {
+		return all, nil
+	}
+	var chosen []Experiment
+	for _, name := range o.Experiments {
+		i := slices.IndexFunc(all, func(e Experiment) bool { return e.Name == name })
+		if i < 0 {
+			var names []string
+			for _, e := range all {
+				names = append(names, e.Name)
+			}
+			return nil, fmt.Errorf("%w experiment %q: choose from %s", ErrUnknown, name, strings.Join(names, ", "))
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+func runOne(ctx context.Context, o Options, e Experiment) error {
+	r := &run{
+		Options: o,
+		Result: &Result{
+			Experiment: e.Name, Title: e.Title, How: e.How, Command: o.Command, Started: time.Now().UTC().Truncate(time.Second),
+			Scale: o.Scale, Rounds: o.Rounds, Machine: thisMachine(),
+			Goals: []Goal{}, Charts: []Picture{}, Skipped: []string{}, Notes: []string{},
+		},
+		prefix: fmt.Sprintf("sluice-bench-%d", os.Getpid()),
+	}
+	r.progress("%s", e.Title)
+	began := time.Now()
+	if err := e.run(ctx, r); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("stopped before the end, nothing kept: %w", err)
+	}
+	r.Seconds = time.Since(began).Round(time.Millisecond).Seconds()
+	for _, s := range r.Skipped {
+		r.progress("not run: %s", s)
+	}
+	for _, g := range r.Goals {
+		r.progress("%s: goal %s, got %s: %s", g.What, g.Goal, g.Result, g.verdict())
+	}
+	r.progress("took %.0f s", r.Seconds)
+	return r.keep(o.Out, e)
+}
+
+// verdict of a goal in a word.
+func (g Goal) verdict() string {
+	if g.Met {
+		return "met"
+	}
+	return "missed"
+}

@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/inject"
+	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var connections = Experiment{
+	Name:  "connections",
+	Title: "Cost of a new connection",
+	How: "SYNs of flows that never existed before enter a node as XDP live frames, are translated and forwarded, and are counted and dropped as they " +
+		"reach the backends' device; all on one core. The time from the first flow to the last, by their number. " +
+		"Either all flows go to the last service (the worst place in a list), or each to the next of all services (nothing stays in the CPU's caches). " +
+		"A sample counts only if every flow arrived translated. Connection tracking is emptied between any two.",
+	run:   runConnections,
+	paint: paintConnections,
+}
+
+// The variants of where flows go, and what is measured.
+const (
+	lastHit  = "last service hit"
+	evenHit  = "spread over all services"
+	perFlow  = "time per new flow"
+	maxFlows = 200_000 // the connection table holds 262,144 entries
+)
+
+func runConnections(ctx context.Context, r *run) error {
+	sizes := []int{10, 1_000}
+	if r.full() {
+		sizes = append(sizes, 10_000)
+	}
+	kube := cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{})
+	own := cases(10, 0, []int{100_000}, peer.Sluice{})
+	lb := cases(10, 0, []int{10, 250}, peer.Nftlb{})
+	plain := cases(10, 0, sizes[len(sizes)-1:], peer.Plain{}, peer.Plain{Track: true})
+	if !r.full() {
+		own = nil
+	}
+	most, why := peer.Nftlb{}.Limit()
+	r.skip("nftlb beyond %d services: %s", most, why)
+	err := r.alternate(ctx, append(append(append(kube, own...), lb...), plain...), r.measureConnections)
+	if err != nil {
+		return err
+	}
+	r.judgeConnections(sizes[len(sizes)-1])
+	return nil
+}
+
+func (r *run) measureConnections(ctx context.Context, s *stage) (err error) {
+	g, err := inject.New(s.Node, lane.NodeIn)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }()
+	c, err := inject.NewCounter(s.Backend, lane.Uplink, cluster.Endpoints)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	for _, v := range []struct {
+		name  string
+		first int
+		count int
+	}{{lastHit, s.cluster.Services - 1, 1}, {evenHit, 0, s.cluster.Services}} {
+		if err := g.Aim(s.dataplane.Target(s.cluster, v.first, v.count)); err != nil {
+			return err
+		}
+		ns, err := r.cost(ctx, s, g, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
+		r.record(s.spec, v.name, perFlow, "µs", ns/1000)
+	}
+	return nil
+}
+
+// cost sends flows for about a second, after a short run that warms up and
+// tells how many that is, and returns nanoseconds a flow.
+func (r *run) cost(ctx context.Context, s *stage, g *inject.Generator, c *inject.Counter) (float64, error) {
+	const warmUp = 5_000
+	flows := warmUp
+	var perFlow float64
+	for range 2 {
+		if err := s.FlushConntrack(); err != nil {
+			return 0, err
+		}
+		if err := c.Reset(); err != nil {
+			return 0, err
+		}
+		res, err := g.Send(flows, packetCPU)
+		if err != nil {
+			return 0, err
+		}
+		if err := allArrived(ctx, c, flows); err != nil {
+			return 0, err
+		}
+		perFlow = res.PerFlow()
+		flows = min(maxFlows, int(float64(time.Second)/perFlow))
+	}
+	return perFlow, s.FlushConntrack()
+}
+
+// allArrived waits until the backends have seen n packets, and nothing else.
+func allArrived(ctx context.Context, c *inject.Counter, n int) error {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		a, err := c.Read()
+		if err != nil {
+			return err
+		}
+		if a.Backend == n && a.Other == 0 {
+			return nil
+		}
+		if a.Backend > n || a.Other > 0 || time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("of %d flows %d arrived at backends, %d elsewhere", n, a.Backend, a.Other)
+		}
+	}
+}
+
+func (r *run) judgeConnections(large int) {
+	for _, g := range []struct {
+		variant string
+		most    float64
+	}{{lastHit, 1.10}, {evenHit, 1.25}} {
+		what := fmt.Sprintf("new connection, %s services over 10, %s", chart.Number(float64(large)), g.variant)
+		base := r.find(peer.Sluice{}.Name(), 10, g.variant, perFlow)
+		far := r.find(peer.Sluice{}.Name(), large, g.variant, perFlow)
+		if base == nil || far == nil {
+			continue
+		}
+		ratio := ratios(far, base)
+		r.goal(what, fmt.Sprintf("≤ %.2f", g.most), ratio.String(), ratio.Median <= g.most)
+		for _, p := range []peer.Dataplane{peer.KubeNftables{}, peer.KubeIptables{}} {
+			a, b := r.find(p.Name(), large, g.variant, perFlow), r.find(p.Name(), 10, g.variant, perFlow)
+			if a != nil && b != nil {
+				r.note("%s, the same ratio, %s: %s; its cost over Sluice's at %s services: %s.", p.Name(), g.variant, ratios(a, b),
+					chart.Number(float64(large)), ratios(a, far))
+			}
+		}
+	}
+}
+
+func paintConnections(r *Result) []painting {
+	var ps []painting
+	for _, v := range []struct{ name, variant string }{{"last", lastHit}, {"even", evenHit}} {
+		ps = append(ps, draw(r, v.name, chart.Chart{
+			Kind: chart.Lines, LogY: true, Title: "Cost of a new connection, " + v.variant,
+			Subtitle: "10 endpoints a service, one core, connection tracking included; lower is better",
+			XLabel:   "services", YLabel: "µs a flow (logarithmic)",
+		}, byServices, perFlow, v.variant))
+	}
+	return ps
+}

@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var latency = Experiment{
+	Name:  "latency",
+	Title: "Response time and CPU at 1,000 requests a second",
+	How: "1,000 HTTP requests a second to the last service of 10 endpoints, each started on time whatever the answers do, and timed from when it was due. " +
+		"Client, server and packets run in one thread on one core; CPU is that thread's own clock, which includes the kernel's packet work, as that happens in the sending thread. " +
+		"The core's busy time from /proc/stat stands beside it: it also has timers, and whatever else ran there.",
+	run:   runLatency,
+	paint: paintLatency,
+}
+
+const (
+	fresh     = "a connection each"
+	keptAlive = "keep-alive"
+	mean      = "mean response time"
+	p99       = "p99 response time"
+	share     = "CPU"
+	busy      = "CPU of the core"
+)
+
+func runLatency(ctx context.Context, r *run) error {
+	sizes := []int{10, 1_000}
+	if r.full() {
+		sizes = append(sizes, 10_000)
+	}
+	err := r.alternate(ctx, cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}), r.measureLatency)
+	if err != nil {
+		return err
+	}
+	r.judgeLatency(sizes[len(sizes)-1])
+	return nil
+}
+
+func (r *run) measureLatency(ctx context.Context, s *stage) error {
+	for _, variant := range []string{fresh, keptAlive} {
+		was, err := idle(packetCPU)
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		res, err := r.load(ctx, s.Lane, load.Config{
+			Target: netip.AddrPortFrom(cluster.ServiceAddr(s.cluster.Services-1), cluster.ServicePort),
+			Rate:   1_000, KeepAlive: variant == keptAlive, Duration: r.short(3*time.Second, time.Second),
+		})
+		if err != nil {
+			return err
+		}
+		now, err := idle(packetCPU)
+		if err != nil {
+			return err
+		}
+		took := time.Since(began)
+		if res.Failed > 0 {
+			r.note("%s, %s: %d of %d requests failed %v.", s.spec, variant, res.Failed, res.Failed+res.Requests, res.Reasons)
+		}
+		r.record(s.spec, variant, mean, "µs", micros(res.Mean()))
+		r.record(s.spec, variant, p99, "µs", micros(res.Quantile(0.99)))
+		r.record(s.spec, variant, share, "% of a core", 100*res.CPU.Seconds()/res.Took.Seconds())
+		r.record(s.spec, variant, busy, "% of a core", 100*max(0, 1-(now-was).Seconds()/took.Seconds()))
+	}
+	return nil
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+
+// judgeLatency takes as noise how far the rounds of the smallest cluster lie apart.
+func (r *run) judgeLatency(large int) {
+	for _, variant := range []string{fresh, keptAlive} {
+		for _, metric := range []string{mean, p99, share} {
+			base, far := r.find(peer.Sluice{}.Name(), 10, variant, metric), r.find(peer.Sluice{}.Name(), large, variant, metric)
+			if base == nil || far == nil {
+				continue
+			}
+			ratio := ratios(far, base)
+			noise := max(0.02, (base.Max-base.Min)/base.Median)
+			r.goal(fmt.Sprintf("%s at 1,000 requests/s, %s, %s services over 10", metric, variant, chart.Number(float64(large))),
+				fmt.Sprintf("no growth beyond noise (here %.0f %%)", 100*noise), ratio.String(), ratio.Median <= 1+noise)
+			for _, p := range []peer.Dataplane{peer.KubeNftables{}, peer.KubeIptables{}} {
+				if a, b := r.find(p.Name(), large, variant, metric), r.find(p.Name(), 10, variant, metric); a != nil && b != nil {
+					r.note("%s, %s, %s: %s services over 10: %s.", p.Name(), metric, variant, chart.Number(float64(large)), ratios(a, b))
+				}
+			}
+		}
+	}
+}
+
+func paintLatency(r *Result) []painting {
+	var ps []painting
+	for _, p := range []struct{ name, metric, variant, unit string }{
+		{"mean", mean, fresh, "µs"}, {"p99", p99, fresh, "µs"}, {"cpu", share, fresh, "% of a core"},
+		{"mean-keepalive", mean, keptAlive, "µs"}, {"cpu-keepalive", share, keptAlive, "% of a core"},
+	} {
+		title := map[string]string{mean: "Mean response time", p99: "99th percentile of the response time", share: "CPU"}[p.metric]
+		ps = append(ps, draw(r, p.name, chart.Chart{
+			Kind: chart.Bars, Title: title + " at 1,000 requests a second, " + p.variant,
+			Subtitle: "the last service hit, of 10 endpoints each; lower is better", XLabel: "services", YLabel: p.unit,
+		}, byServices, p.metric, p.variant))
+	}
+	return ps
+}

@@ -1,0 +1,168 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Result is all that came of one experiment; it is kept as JSON.
+type Result struct {
+	Experiment string        `json:"experiment"`
+	Title      string        `json:"title"`
+	How        string        `json:"how"` // what was done, for people
+	Command    string        `json:"command"`
+	Started    time.Time     `json:"started"`
+	Seconds    float64       `json:"seconds"`
+	Scale      Scale         `json:"scale"`
+	Rounds     int           `json:"rounds"`
+	Machine    Machine       `json:"machine"`
+	Series     []Measurement `json:"measurements"`
+	Goals      []Goal        `json:"goals"`
+	Charts     []Picture     `json:"charts"`
+	Skipped    []string      `json:"skipped"` // what could not be run, and why
+	Notes      []string      `json:"notes"`
+}
+
+// Measurement is one quantity of one data plane at one scale, measured several times.
+type Measurement struct {
+	Dataplane string    `json:"dataplane"`
+	Services  int       `json:"services"`
+	Endpoints int       `json:"endpoints"` // in all
+	Variant   string    `json:"variant,omitempty"`
+	Metric    string    `json:"metric"`
+	Unit      string    `json:"unit"`
+	Samples   []float64 `json:"samples"` // one a round, in the order of the rounds
+	Median    float64   `json:"median"`
+	Min       float64   `json:"min"`
+	Max       float64   `json:"max"`
+}
+
+// Goal is one number to reach and what was reached.
+type Goal struct {
+	What   string `json:"what"`
+	Goal   string `json:"goal"`
+	Result string `json:"result"` // with its spread
+	Met    bool   `json:"met"`
+	Scale  string `json:"scale,omitempty"` // where the goal is for another scale than was run
+}
+
+// Picture names a chart's file.
+type Picture struct {
+	File, Title string
+}
+
+// Machine is what the numbers depend on beside the program.
+type Machine struct {
+	Kernel string            `json:"kernel"`
+	CPU    string            `json:"cpu"`
+	Cores  int               `json:"cores"`
+	Memory string            `json:"memory"`
+	Go     string            `json:"go"`
+	Tools  map[string]string `json:"tools"`
+}
+
+// Spread is the median, the least and the greatest of some samples.
+type Spread struct{ Median, Min, Max float64 }
+
+// spread of no samples is zero.
+func spread(samples []float64) Spread {
+	if len(samples) == 0 {
+		return Spread{}
+	}
+	s := slices.Sorted(slices.Values(samples))
+	mid := s[len(s)/2]
+	if len(s)%2 == 0 {
+		mid = (s[len(s)/2-1] + mid) / 2
+	}
+	return Spread{Median: mid, Min: s[0], Max: s[len(s)-1]}
+}
+
+// String prints "1.02 (1.01–1.05)".
+func (s Spread) String() string {
+	return fmt.Sprintf("%.3g (%.3g–%.3g)", s.Median, s.Min, s.Max)
+}
+
+// ratios divides two measurements round by round: each pair was measured one
+// shortly after the other, so what the machine did meanwhile cancels out.
+func ratios(a, base *Measurement) Spread {
+	var r []float64
+	for i := range min(len(a.Samples), len(base.Samples)) {
+		if base.Samples[i] != 0 {
+			r = append(r, a.Samples[i]/base.Samples[i])
+		}
+	}
+	return spread(r)
+}
+
+// add files one sample of a quantity.
+func (r *Result) add(m Measurement, sample float64) {
+	have := r.find(m.Dataplane, m.Services, m.Variant, m.Metric)
+	if have == nil {
+		r.Series = append(r.Series, m)
+		have = &r.Series[len(r.Series)-1]
+	}
+	have.Samples = append(have.Samples, sample)
+	s := spread(have.Samples)
+	have.Median, have.Min, have.Max = s.Median, s.Min, s.Max
+}
+
+// find returns nil where nothing was measured.
+func (r *Result) find(dataplane string, services int, variant, metric string) *Measurement {
+	for i := range r.Series {
+		m := &r.Series[i]
+		if m.Dataplane == dataplane && m.Services == services && m.Variant == variant && m.Metric == metric {
+			return m
+		}
+	}
+	return nil
+}
+
+func (r *Result) skip(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(r.Skipped, s) {
+		r.Skipped = append(r.Skipped, s)
+	}
+}
+
+func (r *Result) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+// write keeps the result as JSON.
+func (r *Result) write(dir string) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write result of %s: %w", r.Experiment, err)
+	}
+	return os.WriteFile(filepath.Join(dir, r.Experiment+".json"), append(b, '\n'), 0o644)
+}
+
+// readResults reads all results in a folder, in the order of the experiments.
+func readResults(dir string) ([]*Result, error) {
+	var all []*Result
+	for _, e := range Experiments() {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name+".json"))
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read earlier result: %w", err)
+		}
+		r := &Result{}
+		if err := json.Unmarshal(b, r); err != nil {
+			return nil, fmt.Errorf("read earlier result %s.json: %w: remove it and run the experiment again", e.Name, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// firstLine of a command's output.
+func firstLine(b []byte) string {
+	s, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	return s
+}
