@@ -1,0 +1,340 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/examples"
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+func newLabCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "A cluster in network namespaces on this machine: start it, look at it, send traffic through it",
+		Long: `A cluster in network namespaces on this machine. It runs the manifests of an
+application: each replica is a pod with an address of its own and a small server
+on its containers' ports, and each node has an agent. Nothing is added to the
+machine's own network. It needs root.
+
+  sluice lab up app.yaml
+  sluice lab probe
+  sluice lab exec frontend -- curl -s http://cartservice:7070
+  sluice lab down`,
+	}
+	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand())
+	return cmd
+}
+
+// labOptions are the flags that shape a lab.
+type labOptions struct {
+	name    string
+	nodes   int
+	noAgent bool
+}
+
+func (o *labOptions) register(cmd *cobra.Command, name string) {
+	labNameFlag(cmd, &o.name, name)
+	cmd.Flags().IntVar(&o.nodes, "nodes", 3, "how many nodes")
+	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "leave the nodes without agents, to run something else there")
+}
+
+func labNameFlag(cmd *cobra.Command, name *string, value string) {
+	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")
+	_ = cmd.RegisterFlagCompletionFunc("name", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		names, err := lab.List()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// up brings up a lab of the manifests in the paths, or of the built-in example.
+func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.Lab, error) {
+	if os.Geteuid() != 0 {
+		return nil, errNotRoot
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	var objects *plan.Objects
+	if len(paths) == 0 {
+		objects, err = plan.ReadFS(examples.Shop())
+	} else {
+		objects, err = plan.Read(paths...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Progress: func(step string) {
+		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
+	}}
+	if !o.noAgent {
+		cfg.Agent = labAgent(exe)
+	}
+	return lab.Up(ctx, cfg)
+}
+
+var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make: run this as root")
+
+// labAgent runs this program as the nodes' agent.
+func labAgent(exe string) *lab.Agent {
+	return &lab.Agent{
+		Command: func(c lab.AgentConfig) []string {
+			return []string{
+				exe, "run", "--manifests", c.Manifests, "--node", c.Node, "--socket", c.Socket,
+				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
+			}
+		},
+		Sync: func(ctx context.Context, socket string) ([]string, error) {
+			err := agent.NewClient(socket).Sync(ctx)
+			fault, ok := errors.AsType[*agent.FaultError](err)
+			if !ok {
+				return nil, err
+			}
+			var issues []string
+			for _, i := range fault.Issues {
+				issues = append(issues, i.Object+": "+i.Reason)
+			}
+			return issues, nil
+		},
+	}
+}
+
+func joinCIDRs(ps []netip.Prefix) string {
+	var ss []string
+	for _, p := range ps {
+		ss = append(ss, p.String())
+	}
+	return strings.Join(ss, ",")
+}
+
+// openLab opens a lab whose agents are this program.
+func openLab(name string) (*lab.Lab, error) { return lab.Open(name, labAgent("")) }
+
+func newLabUpCommand() *cobra.Command {
+	var o labOptions
+	cmd := &cobra.Command{
+		Use:   "up [FILE|DIR]...",
+		Short: "Start a lab that runs the manifests, or a built-in example",
+		Long: `Start a lab that runs the manifests (YAML or JSON), or a built-in example shop.
+It returns once all pods answer and all agents have programmed their node. A dead
+lab of the same name is cleaned away first.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
+			if err != nil {
+				return err
+			}
+			for _, warning := range l.Warnings {
+				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
+			}
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %d nodes, %d pods, %d services\n",
+				l.Name, len(l.Cluster.Nodes), len(l.Cluster.Pods), len(l.Cluster.Services))
+			return nil
+		},
+	}
+	o.register(cmd, "lab")
+	return cmd
+}
+
+func newLabStatusCommand() *cobra.Command {
+	var name, format string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show a lab's nodes, agents, pods and services",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
+			l, err := openLab(name)
+			if err != nil {
+				return err
+			}
+			s := l.Status(cmd.Context())
+			if err := print(cmd.OutOrStdout(), format, s, s.Table); err != nil {
+				return err
+			}
+			if !s.Up {
+				return fmt.Errorf("lab %s is dead: not all of its processes run; 'sluice lab up' replaces it, 'sluice lab down' removes it", name)
+			}
+			return nil
+		},
+	}
+	labNameFlag(cmd, &name, "lab")
+	outputFlag(cmd, &format)
+	return cmd
+}
+
+func newLabExecCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "exec NODE|POD|outside [-- COMMAND [ARG]...]",
+		Short: "Run a command, or a shell, on a node, in a pod or on the outside host",
+		Long: `Run a command, or a shell, on a node, in a pod (NAME or NAMESPACE/NAME; the name
+of a Deployment means its first pod) or on the host outside of the cluster. Services'
+names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. The exit status
+is the command's.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := openLab(name)
+			if err != nil {
+				return err
+			}
+			command := args[1:]
+			if len(command) == 0 {
+				command = []string{shell()}
+			}
+			return l.Exec(args[0], command)
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // what follows the target is the command's own
+	labNameFlag(cmd, &name, "lab")
+	return cmd
+}
+
+func shell() string {
+	if s := os.Getenv("SHELL"); s != "" {
+		return s
+	}
+	return "/bin/sh"
+}
+
+// probeOptions are the flags of a probe.
+type probeOptions struct {
+	requests int
+	format   string
+}
+
+func (o *probeOptions) register(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&o.requests, "requests", 5, "requests from each source through each address")
+	outputFlag(cmd, &o.format)
+}
+
+// run probes a lab and prints what went where. What should have worked and did not is an error.
+func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) error {
+	if err := checkOutput(o.format); err != nil {
+		return err
+	}
+	if o.requests < 1 {
+		return usageError{errors.New("--requests must be at least 1")}
+	}
+	rep, err := l.Probe(cmd.Context(), o.requests, services)
+	if err != nil {
+		return err
+	}
+	if err := print(cmd.OutOrStdout(), o.format, rep, rep.Table); err != nil {
+		return err
+	}
+	if o.format == "table" {
+		_, _ = fmt.Fprintln(cmd.OutOrStdout(), rep.Summary())
+	}
+	if rep.Failed > 0 {
+		return fmt.Errorf("probe lab %s: %d of %d requests did not end as they should", l.Name, rep.Failed, rep.Requests)
+	}
+	return nil
+}
+
+func newLabProbeCommand() *cobra.Command {
+	var (
+		name string
+		o    probeOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "probe [SERVICE]...",
+		Short: "Send requests through every service from pods, nodes and outside, and show what went where",
+		Long: `Send requests through every address of every service (or those named) from a pod
+on each node, from each node and from outside, and show which pods answered and
+whether they saw the client's own address. The exit status is 1 if anything did not
+end as it should: services with ready endpoints answer, those without refuse at once.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := openLab(name)
+			if err != nil {
+				return err
+			}
+			return o.run(cmd, l, args)
+		},
+	}
+	labNameFlag(cmd, &name, "lab")
+	o.register(cmd)
+	return cmd
+}
+
+func newLabDownCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Take a lab down, whatever state it is in, and leave nothing behind",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errNotRoot
+			}
+			if err := lab.Down(name); err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is down\n", name)
+			return nil
+		},
+	}
+	labNameFlag(cmd, &name, "lab")
+	return cmd
+}
+
+func newLabDemoCommand() *cobra.Command {
+	var (
+		o labOptions
+		p probeOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "demo [FILE|DIR]...",
+		Short: "Start a lab, show it, probe it, and take it down",
+		Long: `Start a lab that runs the manifests (or a built-in example shop), show it, send
+traffic through all of its services, and take it down again, also when something
+fails or on Ctrl-C. The exit status is that of the probe.`,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, l.Down()) }()
+			s := l.Status(cmd.Context())
+			if err := print(cmd.OutOrStdout(), "table", s, s.Table); err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintln(cmd.OutOrStdout())
+			return p.run(cmd, l, nil)
+		},
+	}
+	o.register(cmd, "demo")
+	cmd.Flags().IntVar(&p.requests, "requests", 5, "requests from each source through each address")
+	p.format = "table"
+	return cmd
+}
+
+func newLabServeCommand() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:    "serve",
+		Short:  "Serve the pods of one node, as told over a Unix socket",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return echo.Run(cmd.Context(), socket) },
+	}
+	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to listen on")
+	_ = cmd.MarkFlagRequired("socket")
+	return cmd
+}

@@ -1,0 +1,53 @@
+package lab
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/probe"
+)
+
+// Probe sends n requests through every frontend of every service from a pod on each node, from each node, and from outside. Services
+// limits it to these, as "namespace/name" or "name"; none means all. The error says why the probe could not
+// be done; what failed of it is in the report.
+func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
+	begin := time.Now()
+	tries, silent := probe.Tries(l.Cluster, l.sources())
+	if len(services) > 0 {
+		wanted := func(name string) bool {
+			return slices.ContainsFunc(services, func(s string) bool { return s == name || "default/"+s == name })
+		}
+		tries = slices.DeleteFunc(tries, func(t probe.Try) bool { return !wanted(t.Service) })
+		silent = slices.DeleteFunc(silent, func(s probe.Silent) bool { return !wanted(s.Service) })
+	}
+	results, err := probe.Run(ctx, tries, n)
+	if err != nil {
+		return nil, err
+	}
+	rep := probe.NewReport(results, silent)
+	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()
+	return rep, nil
+}
+
+// sources lists where a probe's requests come from: one pod on each node that has any, the nodes, and the outside.
+func (l *Lab) sources() []probe.Source {
+	var pods, nodes []probe.Source
+	for _, n := range l.Cluster.Nodes {
+		nodes = append(nodes, probe.Source{Kind: probe.FromNode, Name: n.Name, Node: n.Name, NetNS: l.NodeNS(n.Name), Addrs: n.IPs})
+		i := slices.IndexFunc(l.Cluster.Pods, func(p *corev1.Pod) bool {
+			return p.Spec.NodeName == n.Name && !p.Spec.HostNetwork
+		})
+		if i >= 0 {
+			p := l.Cluster.Pods[i]
+			pods = append(pods, probe.Source{
+				Kind: probe.FromPod, Name: p.Namespace + "/" + p.Name, Node: n.Name, NetNS: l.PodNS(p), Addrs: plan.Addrs(p),
+			})
+		}
+	}
+	outside := probe.Source{Kind: probe.FromOutside, Name: plan.Outside, NetNS: l.NodeNS(plan.Outside), Addrs: l.Cluster.OutsideIPs}
+	return append(append(pods, nodes...), outside)
+}

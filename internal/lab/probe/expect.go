@@ -1,0 +1,266 @@
+package probe
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// proxyName is the label by which a Service is left to another proxy.
+const proxyName = "service.kubernetes.io/service-proxy-name"
+
+// Tries lists every frontend of every service from every source that can reach it, and the
+// services that have none.
+func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
+	var tries []Try
+	var silent []Silent
+	pods := podsByAddr(c)
+	for _, svc := range c.Services {
+		name := svc.Namespace + "/" + svc.Name
+		if why := unproxied(c, svc); why != "" {
+			silent = append(silent, Silent{name, why})
+			continue
+		}
+		for _, sp := range svc.Spec.Ports {
+			if sp.Protocol == corev1.ProtocolSCTP {
+				silent = append(silent, Silent{fmt.Sprintf("%s %d/SCTP", name, sp.Port), "SCTP is not served by the lab"})
+				continue
+			}
+			for _, f := range frontends(c, svc, sp) {
+				j := judge{svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
+				for _, src := range sources {
+					if src.Kind == FromOutside && f.Kind == ClusterIP {
+						continue // a ClusterIP is not routed outside of the cluster
+					}
+					tries = append(tries, Try{src, f, j.expect(src)})
+				}
+			}
+		}
+	}
+	return tries, silent
+}
+
+// unproxied says why a service proxy has nothing to do for a Service; "" if it has.
+func unproxied(c *plan.Cluster, svc *corev1.Service) string {
+	_, headless := svc.Labels[corev1.IsHeadlessService]
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return "ExternalName: DNS answers with " + svc.Spec.ExternalName
+	case plan.Headless(svc):
+		n := 0
+		for _, s := range c.SlicesOf(svc) {
+			n += len(s.Endpoints)
+		}
+		return fmt.Sprintf("headless: its name resolves to %d pod addresses", n)
+	case svc.Labels[proxyName] != "":
+		return "left to the proxy " + svc.Labels[proxyName]
+	case headless:
+		return "labelled headless: no proxy programs it"
+	}
+	return ""
+}
+
+// frontends lists the addresses of one port of a Service.
+func frontends(c *plan.Cluster, svc *corev1.Service, sp corev1.ServicePort) []Frontend {
+	var fs []Frontend
+	add := func(k Kind, a netip.Addr, port int32, node string) {
+		fs = append(fs, Frontend{svc.Namespace + "/" + svc.Name, k, string(sp.Protocol), netip.AddrPortFrom(a, uint16(port)), node})
+	}
+	for _, a := range plan.ClusterIPs(svc) {
+		add(ClusterIP, a, sp.Port, "")
+	}
+	for _, n := range c.Nodes {
+		for _, a := range n.IPs {
+			if sp.NodePort != 0 && hasFamily(svc, a) {
+				add(NodePort, a, sp.NodePort, n.Name)
+			}
+		}
+	}
+	for _, a := range plan.IngressIPs(svc) {
+		add(LoadBalancer, a, sp.Port, entry(c, a))
+	}
+	for _, a := range plan.ExternalIPs(svc) {
+		if hasFamily(svc, a) {
+			add(ExternalIP, a, sp.Port, entry(c, a))
+		}
+	}
+	return fs
+}
+
+func hasFamily(svc *corev1.Service, a netip.Addr) bool {
+	f := corev1.IPv6Protocol
+	if a.Is4() {
+		f = corev1.IPv4Protocol
+	}
+	return slices.Contains(svc.Spec.IPFamilies, f)
+}
+
+// entry is the node at which the outside's traffic for a service address arrives.
+func entry(c *plan.Cluster, a netip.Addr) string {
+	for _, r := range c.Routes {
+		if r.Addr == a {
+			return r.Node
+		}
+	}
+	for _, n := range c.Nodes {
+		if slices.Contains(n.IPs, a) {
+			return n.Name
+		}
+	}
+	return ""
+}
+
+// endpoint is a backend of one service port, as far as fates depend on it.
+type endpoint struct {
+	node                        string
+	pod                         string // "namespace/name"; empty if it is none of the lab's
+	ready, serving, terminating bool
+}
+
+// endpoints lists the backends of a service port in one family.
+func endpoints(c *plan.Cluster, svc *corev1.Service, sp corev1.ServicePort, v4 bool, pods map[netip.Addr]string) []endpoint {
+	var eps []endpoint
+	for _, s := range c.SlicesOf(svc) {
+		ports := 0
+		for _, p := range s.Ports {
+			named := p.Name == nil && sp.Name == "" || p.Name != nil && *p.Name == sp.Name
+			if named && p.Port != nil && (p.Protocol == nil && sp.Protocol == corev1.ProtocolTCP || p.Protocol != nil && *p.Protocol == sp.Protocol) {
+				ports++
+			}
+		}
+		for _, e := range s.Endpoints {
+			for _, text := range e.Addresses {
+				a, err := netip.ParseAddr(text)
+				if ports == 0 || err != nil || a.Is4() != v4 {
+					continue
+				}
+				ep := endpoint{pod: pods[a], ready: orTrue(e.Conditions.Ready)}
+				if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+					ep.pod = e.TargetRef.Namespace + "/" + e.TargetRef.Name
+				}
+				ep.serving = ep.ready
+				if e.Conditions.Serving != nil {
+					ep.serving = *e.Conditions.Serving
+				}
+				ep.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
+				if e.NodeName != nil {
+					ep.node = *e.NodeName
+				}
+				eps = append(eps, ep)
+			}
+		}
+	}
+	return eps
+}
+
+func orTrue(b *bool) bool { return b == nil || *b }
+
+// podsByAddr finds pods by address, those with an address of their own.
+func podsByAddr(c *plan.Cluster) map[netip.Addr]string {
+	pods := map[netip.Addr]string{}
+	for _, p := range c.Pods {
+		for _, a := range plan.Addrs(p) {
+			if !p.Spec.HostNetwork {
+				pods[a] = p.Namespace + "/" + p.Name
+			}
+		}
+	}
+	return pods
+}
+
+// usable are the endpoints that traffic goes to: the ready ones; if there is none, those that
+// still serve while they terminate.
+func usable(eps []endpoint) []endpoint {
+	for _, good := range []func(endpoint) bool{
+		func(e endpoint) bool { return e.ready },
+		func(e endpoint) bool { return e.serving && e.terminating },
+	} {
+		var out []endpoint
+		for _, e := range eps {
+			if good(e) {
+				out = append(out, e)
+			}
+		}
+		if len(out) > 0 {
+			return out
+		}
+	}
+	return nil
+}
+
+// judge works out what should become of requests to one frontend.
+type judge struct {
+	svc *corev1.Service
+	Frontend
+	eps []endpoint
+}
+
+func (j judge) expect(src Source) Expect {
+	if len(usable(j.eps)) == 0 {
+		return Expect{Fate: Refused, Why: "no endpoints"}
+	}
+	if j.Kind == LoadBalancer && !j.admits(src) {
+		return Expect{Fate: Dropped, Why: "source not in loadBalancerSourceRanges"}
+	}
+	node, local := j.scope(src)
+	eps := j.eps
+	if local {
+		eps = slices.DeleteFunc(slices.Clone(eps), func(e endpoint) bool { return e.node != node })
+	}
+	eps = usable(eps)
+	if len(eps) == 0 {
+		return Expect{Fate: Dropped, Why: "no endpoint on the node, policy Local"}
+	}
+	e := Expect{
+		Fate: Answered, By: map[string]bool{},
+		Keep:   local || j.Kind == ClusterIP && src.Kind == FromPod,
+		Sticky: j.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
+	}
+	for _, ep := range eps {
+		if ep.pod == "" {
+			return Expect{Fate: Unjudged, Why: "endpoints that are no pods of the lab"}
+		}
+		e.By[ep.pod] = true
+	}
+	return e
+}
+
+// scope says whether only one node's endpoints count for a source, and which node's.
+func (j judge) scope(src Source) (node string, local bool) {
+	if j.Kind == ClusterIP {
+		p := j.svc.Spec.InternalTrafficPolicy
+		return src.Node, p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
+	}
+	if j.svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return "", false
+	}
+	switch {
+	case src.Kind == FromPod:
+		return "", false // pods count as inside wherever their packets are translated
+	case src.Kind == FromNode && j.Kind != NodePort:
+		return "", false // translated before the packet leaves the node
+	case src.Kind == FromNode && src.Node == j.Node:
+		return "", false
+	}
+	return j.Node, true
+}
+
+// admits applies loadBalancerSourceRanges; ranges of the other family do not count.
+func (j judge) admits(src Source) bool {
+	any := true
+	for _, text := range j.svc.Spec.LoadBalancerSourceRanges {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Addr().Is4() != j.To.Addr().Is4() {
+			continue
+		}
+		any = false
+		if slices.ContainsFunc(src.Addrs, p.Contains) {
+			return true
+		}
+	}
+	return any
+}

@@ -1,0 +1,178 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// How long to wait: for an answer, long enough for TCP to try twice; for a refusal, which
+// has to come at once; and for the silence that is expected of dropped requests.
+const (
+	answerTime  = 2500 * time.Millisecond
+	refusalTime = 700 * time.Millisecond
+	silenceTime = 400 * time.Millisecond
+)
+
+// workers is how many requests a source has under way at once.
+const workers = 6
+
+// Result is what became of one Try's requests.
+type Result struct {
+	Try
+	Sent        int
+	By          map[string]int // answers by pod, "namespace/name"
+	Kept        int            // answers to requests whose source address the pod saw
+	Masqueraded int
+	Failed      int // requests that did not meet what was expected
+	Reason      string
+}
+
+// Run sends n requests for each try, those of one try one after the other. Results are in the
+// order of the tries. It returns an error if ctx ends or a source cannot be entered.
+func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
+	results := make([]Result, len(tries))
+	queues := map[string][]int{} // by source: indexes of tries
+	for i, t := range tries {
+		queues[t.NetNS] = append(queues[t.NetNS], i)
+	}
+	var wg sync.WaitGroup
+	errs := make(chan error, len(queues))
+	for name, queue := range queues {
+		wg.Go(func() {
+			errs <- fromSource(ctx, name, queue, func(i int) { results[i] = tries[i].send(n) })
+		})
+	}
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return results, errors.Join(append(all, ctx.Err())...)
+}
+
+// fromSource does the queue's work on threads inside a network namespace.
+func fromSource(ctx context.Context, name string, queue []int, do func(int)) error {
+	ns, err := netns.Open(name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	work := make(chan int, len(queue))
+	for _, i := range queue {
+		work <- i
+	}
+	close(work)
+	errs := make([]error, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			errs[w] = ns.Do(func() error {
+				for i := range work {
+					if ctx.Err() != nil {
+						return nil
+					}
+					do(i)
+				}
+				return nil
+			})
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// send sends the try's requests from the calling thread's network, and judges each. After two failures it
+// leaves it at that.
+func (t Try) send(n int) Result {
+	r := Result{Try: t, By: map[string]int{}}
+	timeout := answerTime
+	switch t.Fate {
+	case Refused:
+		timeout = refusalTime
+	case Dropped, Unjudged:
+		n, timeout = 1, silenceTime
+	}
+	for range n {
+		r.Sent++
+		a, err := echo.Ask(t.Protocol, t.To, timeout)
+		reason := r.judge(a, err)
+		if reason != "" {
+			r.Failed++
+			r.Reason = reason
+		}
+		if r.Failed == 2 {
+			break
+		}
+	}
+	return r
+}
+
+// judge notes one request's fate and says what is wrong with it.
+func (r *Result) judge(a echo.Answer, err error) string {
+	if err == nil {
+		return r.answered(a)
+	}
+	fate := Fate("")
+	switch {
+	case errors.Is(err, echo.ErrRefused):
+		fate = Refused
+	case errors.Is(err, echo.ErrSilent):
+		fate = Dropped
+	}
+	switch {
+	case r.Fate == Unjudged || fate == r.Fate:
+		return ""
+	case r.Fate == Refused && fate == Dropped:
+		return fmt.Sprintf("no answer within %v, should be refused at once (%s)", refusalTime, r.Why)
+	case r.Fate == Dropped && fate == Refused:
+		return fmt.Sprintf("refused, should be dropped (%s)", r.Why)
+	case fate == Refused:
+		return "refused"
+	case fate == Dropped:
+		return fmt.Sprintf("no answer within %v", answerTime)
+	}
+	return err.Error()
+}
+
+func (r *Result) answered(a echo.Answer) string {
+	pod := a.Namespace + "/" + a.Pod
+	first := len(r.By) == 0
+	seen := r.By[pod] > 0
+	r.By[pod]++
+	kept := slices.Contains(r.Addrs, a.Client.Addr())
+	if kept {
+		r.Kept++
+	} else {
+		r.Masqueraded++
+	}
+	switch {
+	case r.Fate == Unjudged:
+		return ""
+	case r.Fate != Answered:
+		return fmt.Sprintf("answered by %s, should be %s (%s)", pod, r.Fate, r.Why)
+	case !r.Expect.By[pod]:
+		return fmt.Sprintf("answered by %s, which is no endpoint for this traffic", pod)
+	case r.Sticky && !first && !seen:
+		return fmt.Sprintf("answered by %s, another pod than before, despite session affinity", pod)
+	case r.Keep && !kept && r.Source.Name != pod:
+		return fmt.Sprintf("%s saw client %s, not the client's own address", pod, a.Client.Addr())
+	}
+	return ""
+}
+
+// family is for people.
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}

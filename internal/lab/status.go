@@ -1,0 +1,194 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// Status is a lab's state, for people and programs.
+type Status struct {
+	Name     string          `json:"name"`
+	Up       bool            `json:"up"` // all of its processes run
+	Nodes    []NodeStatus    `json:"nodes"`
+	Pods     []PodStatus     `json:"pods"`
+	Services []ServiceStatus `json:"services"`
+	Passed   map[string]int  `json:"passedOver"` // objects that the lab does not act on, by kind
+	Warnings []string        `json:"warnings"`
+}
+
+// NodeStatus is a node's line.
+type NodeStatus struct {
+	Name   string       `json:"name"`
+	Zone   string       `json:"zone"`
+	NetNS  string       `json:"netns"`
+	IPs    []netip.Addr `json:"ips"`
+	Pods   int          `json:"pods"`
+	Server string       `json:"server"` // "running" or "dead"
+	Agent  string       `json:"agent"`  // "in sync", "dead", "none", or what is wrong
+	Socket string       `json:"socket,omitempty"`
+}
+
+// PodStatus is a pod's line.
+type PodStatus struct {
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	Node      string       `json:"node"`
+	State     string       `json:"state"` // "ready", "not ready" or "terminating"
+	IPs       []netip.Addr `json:"ips"`
+	Ports     []string     `json:"ports"`
+}
+
+// ServiceStatus is a Service's line.
+type ServiceStatus struct {
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	Type      string       `json:"type"` // with "headless" for a ClusterIP Service without address
+	IPs       []netip.Addr `json:"ips"`
+	External  []netip.Addr `json:"external"` // ingress addresses and externalIPs
+	Ports     []string     `json:"ports"`    // "80:30080/TCP"
+	Endpoints int          `json:"endpoints"`
+}
+
+// Status looks at the lab. Agents get a few seconds in all to say that they are in sync.
+func (l *Lab) Status(ctx context.Context) *Status {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: l.Warnings}
+	for _, n := range l.Cluster.Nodes {
+		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}
+		if l.process(n.Name, "serve").alive() {
+			ns.Server = "running"
+		}
+		if ns.Agent != "none" {
+			ns.Socket = l.socket(n.Name)
+		}
+		for _, p := range l.Cluster.Pods {
+			if p.Spec.NodeName == n.Name {
+				ns.Pods++
+			}
+		}
+		s.Nodes = append(s.Nodes, ns)
+	}
+	for _, p := range l.Cluster.Pods {
+		s.Pods = append(s.Pods, l.podStatus(p))
+	}
+	for _, svc := range l.Cluster.Services {
+		s.Services = append(s.Services, l.serviceStatus(svc))
+	}
+	return s
+}
+
+func (l *Lab) agentState(ctx context.Context, node string) string {
+	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
+		return "none"
+	}
+	if !l.process(node, "agent").alive() {
+		return "dead"
+	}
+	if l.agent == nil {
+		return "running"
+	}
+	issues, err := l.agent.Sync(ctx, l.socket(node))
+	switch {
+	case err != nil:
+		return "not in sync: " + err.Error()
+	case len(issues) > 0:
+		return fmt.Sprintf("in sync but for %d objects at fault", len(issues))
+	}
+	return "in sync"
+}
+
+func (l *Lab) podStatus(p *corev1.Pod) PodStatus {
+	s := PodStatus{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, State: "ready", IPs: plan.Addrs(p)}
+	switch {
+	case p.DeletionTimestamp != nil:
+		s.State = "terminating"
+	case !plan.Ready(p):
+		s.State = "not ready"
+	}
+	for _, port := range l.Cluster.Ports(p) {
+		s.Ports = append(s.Ports, fmt.Sprintf("%d/%s", port.Port, port.Protocol))
+	}
+	return s
+}
+
+func (l *Lab) serviceStatus(svc *corev1.Service) ServiceStatus {
+	s := ServiceStatus{Namespace: svc.Namespace, Name: svc.Name, Type: string(svc.Spec.Type), IPs: plan.ClusterIPs(svc)}
+	if plan.Headless(svc) {
+		s.Type = "headless"
+	}
+	s.External = append(plan.IngressIPs(svc), plan.ExternalIPs(svc)...)
+	for _, p := range svc.Spec.Ports {
+		port := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+		if p.NodePort != 0 {
+			port = fmt.Sprintf("%d:%d/%s", p.Port, p.NodePort, p.Protocol)
+		}
+		s.Ports = append(s.Ports, port)
+	}
+	seen := map[string]bool{}
+	for _, slice := range l.Cluster.SlicesOf(svc) {
+		for _, e := range slice.Endpoints {
+			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				continue
+			}
+			who := e.Addresses[0]
+			if e.TargetRef != nil {
+				who = e.TargetRef.Namespace + "/" + e.TargetRef.Name
+			}
+			seen[who] = true // a dual-stack pod is one endpoint
+		}
+	}
+	s.Endpoints = len(seen)
+	return s
+}
+
+// Table writes the status for people, its columns parted by tabs.
+func (s *Status) Table(w io.Writer) {
+	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	line("NODE", "ZONE", "ADDRESSES", "PODS", "SERVER", "AGENT", "NAMESPACE")
+	for _, n := range s.Nodes {
+		line(n.Name, n.Zone, join(n.IPs), fmt.Sprint(n.Pods), n.Server, n.Agent, n.NetNS)
+	}
+	line()
+	line("POD", "NODE", "STATE", "ADDRESSES", "PORTS")
+	for _, p := range s.Pods {
+		line(qualified(p.Namespace, p.Name), p.Node, p.State, join(p.IPs), dash(strings.Join(p.Ports, " ")))
+	}
+	line()
+	line("SERVICE", "TYPE", "CLUSTER ADDRESSES", "EXTERNAL ADDRESSES", "PORTS", "READY")
+	for _, v := range s.Services {
+		line(qualified(v.Namespace, v.Name), v.Type, join(v.IPs), join(v.External), dash(strings.Join(v.Ports, " ")), fmt.Sprint(v.Endpoints))
+	}
+	for kind, n := range s.Passed {
+		line()
+		line(fmt.Sprintf("passed over: %d %s", n, kind))
+	}
+	for _, warning := range s.Warnings {
+		line()
+		line("note: " + warning)
+	}
+}
+
+func join(as []netip.Addr) string {
+	var ss []string
+	for _, a := range as {
+		ss = append(ss, a.String())
+	}
+	return dash(strings.Join(ss, " "))
+}
+
+func dash(s string) string { return cmp.Or(s, "-") }
+
+func qualified(namespace, name string) string {
+	return strings.TrimPrefix(namespace+"/"+name, "default/")
+}
