@@ -69,7 +69,10 @@ type Agent struct {
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
 	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop))}
-	a.health = &health{limit: 2 * c.AuditInterval, now: time.Now}
+	a.health = &health{limit: 2 * c.AuditInterval, now: time.Now, eligible: func() bool {
+		node := c.Store.Node(c.Node)
+		return node == nil || !node.Leaving
+	}}
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
 	a.metrics = newMetrics(a)
 	return a

@@ -12,8 +12,9 @@ import (
 // health is kube-proxy's notion of a working proxy: no change waits for the kernel
 // longer than it should. It is safe for concurrent use.
 type health struct {
-	limit time.Duration // how long a change may wait
-	now   func() time.Time
+	limit    time.Duration // how long a change may wait
+	now      func() time.Time
+	eligible func() bool // false: the node is being deleted, so load balancers are to leave it
 
 	mu      sync.Mutex
 	updated time.Time // when the kernel last had all that was wanted
@@ -58,7 +59,7 @@ func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 	answer := func(w http.ResponseWriter, count *prometheus.CounterVec, eligible *bool) {
 		ok, updated := h.healthy()
 		now, code := h.now(), http.StatusServiceUnavailable
-		if ok {
+		if ok && (eligible == nil || *eligible) {
 			// As kube-proxy has it: a healthy proxy is up to date now, also
 			// when nothing changed for long.
 			updated, code = now, http.StatusOK
@@ -70,8 +71,10 @@ func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 			NodeEligible *bool     `json:"nodeEligible,omitempty"`
 		}{updated, now, eligible})
 	}
-	eligible := true // the manifests have no node deletion in progress
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, healthz, &eligible) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		eligible := h.eligible()
+		answer(w, healthz, &eligible)
+	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, livez, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if h.ready() {

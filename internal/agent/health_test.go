@@ -6,6 +6,9 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
 )
 
 // get asks a handler and returns the status and the body's fields.
@@ -24,7 +27,7 @@ func get(t *testing.T, h http.Handler, path string) (int, map[string]any) {
 
 func TestHealthTransitions(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	h := &health{limit: time.Minute, now: func() time.Time { return now }}
+	h := &health{limit: time.Minute, now: func() time.Time { return now }, eligible: func() bool { return true }}
 	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
 	for _, step := range []struct {
 		name           string
@@ -55,6 +58,24 @@ func TestHealthTransitions(t *testing.T) {
 		}
 		if code, _ := get(t, handler, "/readyz"); code != step.ready {
 			t.Errorf("%s: /readyz answers %d", step.name, code)
+		}
+	}
+}
+
+func TestLeavingNode(t *testing.T) {
+	b := start(t)
+	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+	for _, leaving := range []bool{false, true, false} {
+		b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a", Leaving: leaving}})
+		want := http.StatusOK
+		if leaving {
+			want = http.StatusServiceUnavailable
+		}
+		if code, body := get(t, handler, "/healthz"); code != want || body["nodeEligible"] != !leaving {
+			t.Errorf("leaving %v: /healthz answers %d %v", leaving, code, body)
+		}
+		if code, _ := get(t, handler, "/livez"); code != http.StatusOK {
+			t.Errorf("leaving %v: /livez answers %d", leaving, code)
 		}
 	}
 }

@@ -144,6 +144,9 @@ type Node struct {
 	Labels   map[string]string
 	IPs      []netip.Addr // InternalIP addresses, in the order of the object; the first of a family is its primary
 	PodCIDRs []netip.Prefix
+	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
+	// autoscaler says that it is about to delete it.
+	Leaving bool
 }
 
 // Zone returns the node's topology zone (label topology.kubernetes.io/zone), or "".

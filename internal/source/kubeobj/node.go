@@ -8,10 +8,16 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
+// autoscalerTaint marks a node that the cluster autoscaler is about to delete.
+const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
+
 // Node translates a v1 Node.
 func Node(o *corev1.Node) (*model.Node, error) {
 	var f faults
-	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels}
+	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
+	for i := range o.Spec.Taints {
+		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
+	}
 	for i := range o.Status.Addresses {
 		in := &o.Status.Addresses[i]
 		if in.Type != corev1.NodeInternalIP {
