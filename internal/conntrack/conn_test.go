@@ -254,7 +254,7 @@ func TestKernelSelects(t *testing.T) {
 	}
 }
 
-// TestDeleteSparesNewEntry shows that an entry which took the place of the one that was read is not deleted.
+// TestDeleteSparesNewEntry shows that a flow is not deleted if it went to another backend after it was read.
 func TestDeleteSparesNewEntry(t *testing.T) {
 	c := testConn(t, testNS(t))
 	create(t, c, table[0])

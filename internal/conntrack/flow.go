@@ -32,7 +32,7 @@ type Flow struct {
 	Reply    Tuple          // as answers are expected: Src is the backend that the flow was translated to
 	Status   uint32
 
-	id uint32 // the kernel's CTA_ID: tells this entry from a later one with the same tuple
+	id uint32 // the kernel's CTA_ID
 }
 
 // Translated says whether the flow's destination was changed.

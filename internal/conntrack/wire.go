@@ -165,10 +165,12 @@ func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
 }
 
 // deleteFlow asks to delete exactly this entry. The complete tuple is what keeps it
-// from being read as a flush, which a delete without a tuple is.
+// from being read as a flush, which a delete without a tuple is. The reply's tuple is
+// given since it holds the backend: were the flow to end and its next packet to be sent elsewhere before
+// this arrives, that entry stays. (The id alone does not tell them apart: memory is reused, and with it ids.)
 func deleteFlow(f *Flow) (netlink.Message, error) {
 	return message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, ctaTupleOrig, f.Orig, f.Protocol, wholeTuple)
+		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
 		ae.Uint32(ctaID, f.id)
 	})
 }

@@ -1,0 +1,88 @@
+package conntrack
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// matches says in the plainest way what a Filter selects.
+func matches(f Filter, flow *Flow) bool {
+	if f.Protocol != flow.Protocol {
+		return false
+	}
+	if a := f.Frontend.Addr(); a.IsValid() && a != flow.Orig.Dst.Addr() {
+		return false
+	}
+	if p := f.Frontend.Port(); p != 0 && p != flow.Orig.Dst.Port() {
+		return false
+	}
+	if f.Backend.IsValid() {
+		return f.Backend == flow.Reply.Src && flow.Reply.Src != flow.Orig.Dst
+	}
+	return f.Frontend.Port() != 0
+}
+
+// TestIndex compares the index with a walk of all filters, over few enough
+// values for them to meet often.
+func TestIndex(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::1")}
+	protocols := []model.Protocol{model.TCP, model.UDP, model.SCTP}
+	addr := func() netip.Addr { return addrs[r.IntN(len(addrs))] }
+	port := func() uint16 { return uint16(1 + r.IntN(2)) }
+	protocol := func() model.Protocol { return protocols[r.IntN(len(protocols))] }
+	hits := 0
+	for range 20_000 {
+		var filters []Filter
+		for range r.IntN(5) {
+			f := Filter{Protocol: protocol()}
+			switch r.IntN(3) {
+			case 0:
+				f.Frontend = netip.AddrPortFrom(addr(), port())
+			case 1:
+				f.Frontend = netip.AddrPortFrom(netip.Addr{}, port())
+			}
+			if r.IntN(2) == 0 {
+				f.Backend = netip.AddrPortFrom(addr(), port())
+			}
+			filters = append(filters, f)
+		}
+		flow := Flow{
+			Protocol: protocol(),
+			Orig:     Tuple{Dst: netip.AddrPortFrom(addr(), port())},
+			Reply:    Tuple{Src: netip.AddrPortFrom(addr(), port())},
+		}
+		want := false
+		for _, f := range filters {
+			want = want || matches(f, &flow)
+		}
+		// A frontend of one family with a backend of the other is invalid, and matches no flow that exists.
+		if flow.Orig.Dst.Addr().Is4() != flow.Reply.Src.Addr().Is4() {
+			continue
+		}
+		if got := newIndex(filters).match(&flow); got != want {
+			t.Fatalf("filters %v on %+v: got %v, want %v", filters, flow, got, want)
+		}
+		if want {
+			hits++
+		}
+	}
+	if hits == 0 {
+		t.Error("no filter ever matched")
+	}
+}
+
+func TestFilterString(t *testing.T) {
+	for want, f := range map[string]Filter{
+		"UDP 10.96.0.1:53 -> 10.2.0.1:5353": {model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:5353")},
+		"TCP *:30053 -> *":                  {model.TCP, port(30053), netip.AddrPort{}},
+		"SCTP * -> [fd02::1]:1":             {model.SCTP, netip.AddrPort{}, ap("[fd02::1]:1")},
+	} {
+		if got := f.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
