@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// maxReasons bounds how much an error says of one object.
+const maxReasons = 10
+
 // faults collects what is wrong with one object.
 type faults struct {
 	reasons []string
@@ -37,6 +40,9 @@ func (f *faults) under(mark int, format string, args ...any) {
 func result[T any](v *T, f *faults) (*T, error) {
 	if len(f.reasons) == 0 {
 		return v, nil
+	}
+	if more := len(f.reasons) - maxReasons; more > 0 {
+		f.reasons = append(f.reasons[:maxReasons], fmt.Sprintf("and %d more", more))
 	}
 	err := errors.New(strings.Join(f.reasons, "; "))
 	if f.broken {
