@@ -60,7 +60,7 @@ nftables table whose cost does not grow with the cluster.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(),
-		newSyncCommand(), newCleanupCommand(), newPreflightCommand(), newVersionCommand())
+		newSyncCommand(), newCleanupCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), newVersionCommand())
 	return root
 }
 
