@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// modules are the kernel modules that the guest loads, with those that they depend on. The guest
+// has no modprobe: what is not listed is not there.
+var modules = []string{
+	"nf_tables", "nfnetlink", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
+	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
+	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
+	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "8021q",
+}
+
+// plan is what the guest is to do; it finds it in its root directory.
+type plan struct {
+	Modules []string // files, in the order of loading
+	Tests   []test
+}
+
+type test struct {
+	Name   string // the package's directory in the module
+	Binary string
+	Dir    string // to run it in; holds the package's testdata
+	Args   []string
+}
+
+const (
+	guestInit = "/init"
+	guestPlan = "/plan.json"
+)
+
+// pack builds the test binaries and writes the initramfs to a file.
+func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string) error {
+	work, err := os.MkdirTemp("", "sluice-vm-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	out, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	w := bufio.NewWriterSize(out, 1<<20)
+	a := &archive{w: w, dirs: map[string]bool{}}
+
+	build := filepath.Join(work, "build")
+	if _, err := output(ctx, root, "go", "build", "-ldflags=-s -w", "-o", build, "./test/vm"); err != nil {
+		return err
+	}
+	if err := a.copy(guestInit, build); err != nil {
+		return err
+	}
+	var p plan
+	for i, dir := range dirs {
+		dir = filepath.Clean(dir)
+		fmt.Printf("vm: building the tests of %s\n", dir)
+		if _, err := output(ctx, root, "go", "test", "-c", "-ldflags=-s -w", "-o", build, "./"+dir); err != nil {
+			return err
+		}
+		t := test{Name: dir, Binary: fmt.Sprintf("/test/%d", i), Dir: "/src/" + dir, Args: args}
+		if err := errors.Join(a.copy(t.Binary, build), a.directory(t.Dir), a.tree(t.Dir+"/testdata", filepath.Join(root, dir, "testdata"))); err != nil {
+			return err
+		}
+		p.Tests = append(p.Tests, t)
+	}
+	files, err := k.order(modules)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		name := "/modules/" + filepath.Base(f)
+		if err := a.copy(name, f); err != nil {
+			return err
+		}
+		p.Modules = append(p.Modules, name)
+	}
+	for _, tool := range tools {
+		if err := a.tool(ctx, tool); err != nil {
+			return err
+		}
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.bytes(guestPlan, b), a.end(), w.Flush(), out.Close())
+}
+
+// archive writes a cpio archive in the "newc" format that the kernel unpacks (its Documentation/driver-api/early-userspace/buffer-format.rst).
+type archive struct {
+	w    io.Writer
+	n    int64 // written so far
+	ino  int
+	dirs map[string]bool
+}
+
+const (
+	modeFile = 0o100755
+	modeDir  = 0o040755
+)
+
+func (a *archive) write(name string, mode int, size int64, data io.Reader) error {
+	a.ino++
+	name = strings.TrimPrefix(name, "/")
+	// magic, ino, mode, uid, gid, nlink, mtime, size, device (two), device of a special file (two), length of the name, checksum
+	header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
+		a.ino, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(name)+1, 0)
+	n, err := io.WriteString(a.w, header+name+"\x00")
+	a.n += int64(n)
+	if err != nil {
+		return err
+	}
+	if err := a.pad(); err != nil {
+		return err
+	}
+	m, err := io.CopyN(a.w, data, size)
+	a.n += m
+	if err != nil {
+		return fmt.Errorf("archive %s: %w", name, err)
+	}
+	return a.pad()
+}
+
+// pad fills up to the next multiple of four bytes.
+func (a *archive) pad() error {
+	n, err := a.w.Write(make([]byte, -a.n&3))
+	a.n += int64(n)
+	return err
+}
+
+func (a *archive) end() error { return a.write("TRAILER!!!", 0, 0, strings.NewReader("")) }
+
+// directory adds a directory and those above it, once.
+func (a *archive) directory(name string) error {
+	if name == "/" || name == "." || a.dirs[name] {
+		return nil
+	}
+	a.dirs[name] = true
+	return errors.Join(a.directory(filepath.Dir(name)), a.write(name, modeDir, 0, strings.NewReader("")))
+}
+
+func (a *archive) bytes(name string, b []byte) error {
+	return errors.Join(a.directory(filepath.Dir(name)), a.write(name, modeFile, int64(len(b)), strings.NewReader(string(b))))
+}
+
+// copy adds a file of this machine, following links.
+func (a *archive) copy(name, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.directory(filepath.Dir(name)), a.write(name, modeFile, info.Size(), f))
+}
+
+// tree adds all files below a directory of this machine, if there is one.
+func (a *archive) tree(name, dir string) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		return a.copy(filepath.Join(name, rel), path)
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// libraries finds the paths in what ldd prints.
+var libraries = regexp.MustCompile(`(?m)(/\S+) \(0x`)
+
+// tool adds a program of this machine and its shared libraries, if it is installed.
+func (a *archive) tool(ctx context.Context, name string) error {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil
+	}
+	out, err := output(ctx, "", "ldd", path)
+	if err != nil {
+		return err
+	}
+	for _, m := range libraries.FindAllStringSubmatch(out, -1) {
+		if lib := m[1]; !a.dirs[lib] {
+			a.dirs[lib] = true
+			if err := a.copy(lib, lib); err != nil {
+				return err
+			}
+		}
+	}
+	return a.copy("/bin/"+name, path)
+}

@@ -1,0 +1,111 @@
+// Command vm runs the kernel tests of packages in a virtual machine with Debian's
+// stock cloud kernel, the oldest that the project supports (6.1):
+//
+//	go run ./test/vm [flags] [package directory ...]
+//
+// It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages' test
+// binaries statically, packs them into an initramfs with the kernel modules that they
+// need and itself as /init, boots that in QEMU, and shows the machine's console. No disk, no network
+// and no privileges are needed: QEMU emulates the processor, unless -accel says otherwise.
+// The exit status is 0 only if the machine said that every test passed.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// packages are tested when none are named.
+var packages = []string{"internal/netns", "internal/conntrack", "internal/driver/nftables"}
+
+// tools are programs of this machine that tests call, and that the guest gets too where they are installed.
+var tools = []string{"nft", "ip"}
+
+func main() {
+	if os.Args[0] == guestInit {
+		guest()
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	runFlag := flag.String("run", "", "run only the tests that match this `regexp`")
+	verbose := flag.Bool("v", false, "list each test")
+	timeout := flag.Duration("timeout", 15*time.Minute, "give up after this `time`")
+	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
+	accel := flag.String("accel", "tcg,thread=multi", "QEMU's `accelerator`; kvm is ten times as fast where it works")
+	memory := flag.String("memory", "2G", "the machine's memory `size`, as QEMU writes it")
+	flag.Parse()
+	dirs := flag.Args()
+	if len(dirs) == 0 {
+		dirs = packages
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	root, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return err
+	}
+	cache := filepath.Join(strings.TrimSpace(root), "bin", "vm")
+	if err := install(ctx, "qemu-system-x86_64", "qemu-system-x86"); err != nil {
+		return err
+	}
+	k, err := fetchKernel(ctx, cache, *kernelFlag)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("vm: kernel %s\n", k.release)
+
+	args := []string{"-test.timeout=" + timeout.String()}
+	if *runFlag != "" {
+		args = append(args, "-test.run="+*runFlag)
+	}
+	if *verbose {
+		args = append(args, "-test.v")
+	}
+	initrd := filepath.Join(cache, "initrd")
+	begin := time.Now()
+	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args); err != nil {
+		return err
+	}
+	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))
+	return boot(ctx, k.image, initrd, *accel, *memory, os.Stdout)
+}
+
+// install installs a Debian package for the sake of a program, unless the program is there.
+func install(ctx context.Context, program, pkg string) error {
+	if _, err := exec.LookPath(program); err == nil {
+		return nil
+	}
+	fmt.Printf("vm: installing %s for %s\n", pkg, program)
+	_, err := output(ctx, "", "apt-get", "install", "-y", "--no-install-recommends", pkg)
+	return err
+}
+
+// output runs a command in a directory and returns its standard output; an error holds what it said.
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "LC_ALL=C")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("run %s: %w\n%s%s", strings.Join(cmd.Args, " "), err, out, stderr.String())
+	}
+	return string(out), nil
+}
