@@ -265,6 +265,7 @@ COMMIT
 	chain filter_INPUT {
 		type filter hook input priority filter + 10; policy accept;
 		ct state { established, related } accept
+		ct status dnat accept
 		iifname "lo" accept
 		reject with icmpx admin-prohibited
 	}
@@ -299,7 +300,9 @@ func TestFirewalld(t *testing.T) {
 	run(t, ns, firewalldRules, "nft", "-f", "-")
 	results := gather(t, ns, preflight.Options{})
 	expect(t, results, "other rules", preflight.OK, "firewalld: ", "filter_FORWARD (forward) rejects", "accepts connections to services")
-	expect(t, results, "other rules", preflight.Warn, "firewalld: ", "filter_INPUT (input) rejects", "firewall-cmd")
+	expect(t, results, "other rules", preflight.OK, "firewalld: ", "filter_INPUT (input) rejects", "accepts connections to services")
+	run(t, ns, "table inet firewalld {\nchain filter_PREROUTING { type filter hook prerouting priority filter + 10; policy drop;\n }\n}\n", "nft", "-f", "-")
+	expect(t, gather(t, ns, preflight.Options{}), "other rules", preflight.Warn, "firewalld: ", "filter_PREROUTING (prerouting) drops", "firewall-cmd")
 }
 
 func TestAChainThatAcceptsAllIsNoConcern(t *testing.T) {
