@@ -24,6 +24,7 @@ import (
 const (
 	patience = 3 * time.Second
 	silence  = 80 * time.Millisecond
+	settle   = time.Second // for what a change does to flows that are under way
 )
 
 // A client opens connections from one address of a host.

@@ -89,6 +89,7 @@ type fate struct {
 	outcome outcome
 	by      []string // answered: the backends, name[:port]; of several, each is seen in the end
 	source  string   // answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if the node's with the client's own host only
+	lossy   bool     // answered: the first packet of each client may be lost
 	sticky  bool     // answered: only one of the backends is ever seen
 }
 
@@ -111,6 +112,10 @@ func (f fate) masked() fate { f.source = "node"; return f }
 
 // hairpin is the same fate, but a backend that is the client itself sees the node's address.
 func (f fate) hairpin() fate { f.source = "hairpin"; return f }
+
+// afterLoss is the same fate, but only from a client's second packet on: its first tells
+// the driver to forget where the client was.
+func (f fate) afterLoss() fate { f.lossy = true; return f }
 
 func (f fate) String() string {
 	if f.outcome != answered {

@@ -50,8 +50,13 @@ func affinityRows() []row {
 				tcp(all, "vip:80", by("a")), tcp(all, "node:30080", by("a").masked())}},
 		}},
 		{name: "affinity ends with its backend", steps: []step{
-			{services: sticky("a", hours), sends: []send{tcp(all, "vip:80", by("a")), udp("c", "vip:53", by("a")), tcp("outside", "node:30080", by("a").masked())}},
-			{services: sticky("b c", hours), sends: []send{tcp(all, "vip:80", by("b c")), udp("c", "vip:53", oneOf("b c").hairpin()), tcp("outside", "node:30080", oneOf("b c").masked())}},
+			{services: sticky("a", hours), sends: []send{
+				tcp("c", "vip:80", by("a")), udp("c", "vip:53", by("a")), tcp("outside", "node:30080", by("a").masked())}},
+			{services: sticky("b x", hours), sends: []send{
+				tcp("c", "vip:80", oneOf("b x").afterLoss()), udp("c", "vip:53", oneOf("b x").afterLoss()),
+				tcp("outside", "node:30080", oneOf("b x").masked().afterLoss())}},
+			{services: sticky("a c", hours), sends: []send{
+				udp("c", "vip:53", oneOf("a c").hairpin().afterLoss()), udp("b", "vip:53", oneOf("a c"))}},
 		}},
 		{name: "affinity times out", steps: []step{
 			{services: sticky("a", short), sends: []send{tcp(all, "vip:80", by("a")), tcp(all, "node:30080", by("a").masked())}},

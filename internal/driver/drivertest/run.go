@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Open opens the driver under test in the network namespace of the calling thread.
@@ -170,10 +170,10 @@ func (r *run) send(s send) error {
 	var err error
 	inside := clients[0].host.ns.Do(func() error {
 		switch {
+		case s.flow != "":
+			err = r.expectOfFlow(clients[0], s, to)
 		case s.fate.outcome == answered:
 			err = r.expectAnswers(clients, s, to)
-		case s.fate.outcome == cut:
-			err = r.expectCut(s)
 		default:
 			err = r.expectNone(clients[0], s, to)
 		}
@@ -212,7 +212,15 @@ func (r *run) expectAnswers(clients []*client, s send, to netip.AddrPort) error 
 	missing := len(seen)
 	var first netip.AddrPort
 	for try := range mostTries {
-		res := r.try(clients[try%len(clients)], s, to, patience)
+		mayLose := s.fate.lossy && try < len(clients)
+		timeout := patience
+		if mayLose && s.proto != model.TCP { // nothing sends it again
+			timeout = silence
+		}
+		res := clients[try%len(clients)].once(s, to, timeout)
+		if mayLose && silent(res.err) {
+			continue
+		}
 		if err := r.judge(s, res, seen); err != nil {
 			return fmt.Errorf("try %d: %w", try+1, err)
 		}
@@ -226,7 +234,7 @@ func (r *run) expectAnswers(clients []*client, s send, to netip.AddrPort) error 
 		if s.fate.sticky && res.server != first {
 			return fmt.Errorf("try %d: answered by %s, before by %s", try+1, r.show(res.server), r.show(first))
 		}
-		if s.flow != "" || try+1 >= max(fewestTries, len(clients)) && (s.fate.sticky || missing == 0) {
+		if try+1 >= max(fewestTries, len(clients)) && (s.fate.sticky || missing == 0) {
 			return nil
 		}
 	}
@@ -253,70 +261,18 @@ func (r *run) judge(s send, res result, seen map[netip.AddrPort]bool) error {
 	return nil
 }
 
-// try makes one connection, or one more exchange over a flow.
-func (r *run) try(c *client, s send, to netip.AddrPort, timeout time.Duration) (res result) {
-	if s.flow == "" {
-		return c.once(s, to, timeout)
-	}
-	flow := r.flows[s.flow]
-	if flow == nil {
-		if flow, res.err = c.dial(s.proto, to, timeout); res.err != nil {
-			return res
-		}
-		r.flows[s.flow] = flow
-	}
-	if s.stray {
-		if res.err = r.inject(flow); res.err != nil {
-			return res
-		}
-	}
-	res.local = flow.local()
-	res.answer, res.err = flow.exchange(s.size, timeout)
-	return res
-}
-
-// inject sends a segment far outside the window from the flow's backend to the client as the
-// backend knows it. It acknowledges just what the client has sent: were it to reach the
-// client untranslated, the client's reset would have the right number to end the
-// backend's connection.
-func (r *run) inject(flow *conn) error {
-	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	next, expected, err := sequence(raw)
-	if err != nil {
-		return err
-	}
-	a := flow.answer
-	return r.owner[a.server.Addr()].ns.Do(func() error {
-		return injectTCP(a.server, a.client, expected+1<<29, next)
-	})
-}
-
-func (r *run) expectCut(s send) error {
-	flow := r.flows[s.flow]
-	if flow == nil {
-		return errors.New("the row has no such flow yet")
-	}
-	if a, err := flow.exchange(s.size, 4*silence); err == nil {
-		return fmt.Errorf("still answered by %s", r.show(a.server))
-	}
-	return nil
-}
-
 // expectNone makes two connections that are to be refused at once, or one that
 // nothing comes back from, not even once something else on the same way did.
 func (r *run) expectNone(c *client, s send, to netip.AddrPort) error {
 	if s.fate.outcome == rejected {
 		for range 2 {
-			if res := r.try(c, s, to, patience); !refused(res.err) {
+			if res := c.once(s, to, patience); !refused(res.err) {
 				return r.notNone(res)
 			}
 		}
 		return nil
 	}
-	if res := r.try(c, s, to, silence); !silent(res.err) {
+	if res := c.once(s, to, silence); !silent(res.err) {
 		return r.notNone(res)
 	}
 	return nil

@@ -1,0 +1,75 @@
+package drivertest
+
+import (
+	"net"
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// expectOfFlow makes exchanges over a flow until its fate is the expected one.
+// Drivers may take a moment after a change to end what was under way; a TCP flow
+// that has to live must not be harmed at any time.
+func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
+	if s.stray {
+		if err := r.inject(r.flows[s.flow]); err != nil {
+			return err
+		}
+	}
+	timeout := silence
+	if s.fate.outcome == answered && s.proto == model.TCP {
+		timeout = patience
+	}
+	for end := time.Now().Add(settle); ; {
+		err := r.judgeFlow(s, r.exchange(c, s, to, timeout))
+		if err == nil || s.fate.outcome == answered && s.proto == model.TCP || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// exchange makes one more exchange over the flow that a send names.
+func (r *run) exchange(c *client, s send, to netip.AddrPort, timeout time.Duration) (res result) {
+	flow := r.flows[s.flow]
+	if flow == nil {
+		if flow, res.err = c.dial(s.proto, to, timeout); res.err != nil {
+			return res
+		}
+		r.flows[s.flow] = flow
+	}
+	res.local = flow.local()
+	res.answer, res.err = flow.exchange(s.size, timeout)
+	return res
+}
+
+func (r *run) judgeFlow(s send, res result) error {
+	switch {
+	case s.fate.outcome == answered:
+		return r.judge(s, res, r.backends(r.family, s))
+	case s.fate.outcome == cut && res.err != nil, // in whichever way
+		s.fate.outcome == rejected && refused(res.err),
+		s.fate.outcome == dropped && silent(res.err):
+		return nil
+	}
+	return r.notNone(res)
+}
+
+// inject sends a segment far outside the window from the flow's backend to the client as the
+// backend knows it. It acknowledges just what the client has sent: were it to reach the
+// client untranslated, the client's reset would have the right number to end the
+// backend's connection.
+func (r *run) inject(flow *conn) error {
+	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	next, expected, err := sequence(raw)
+	if err != nil {
+		return err
+	}
+	a := flow.answer
+	return r.owner[a.server.Addr()].ns.Do(func() error {
+		return injectTCP(a.server, a.client, expected+1<<29, next)
+	})
+}
