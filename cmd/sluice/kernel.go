@@ -3,8 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
@@ -16,9 +17,19 @@ var openDriver = func() (driver.Driver, error) { return nftables.Open(nftables.O
 
 // privilege says what is missing where the kernel refused for want of privileges.
 func privilege(err error) error {
-	if !errors.Is(err, syscall.EPERM) && !errors.Is(err, os.ErrPermission) {
+	switch {
+	case !errors.Is(err, syscall.EPERM):
 		return err
+	case hasNetAdmin():
+		return fmt.Errorf("%w: this process has CAP_NET_ADMIN, but not for this network namespace: run it outside the user namespace (the container) that it is in, or make the network namespace from within", err)
 	}
-	return fmt.Errorf("%w: the capability CAP_NET_ADMIN is missing in this network namespace: run as root, or give it to the process "+
-		"(setcap cap_net_admin+ep, AmbientCapabilities= in a systemd unit, securityContext.capabilities in a pod)", err)
+	return fmt.Errorf("%w: this process lacks the capability CAP_NET_ADMIN: run it as root, or give it the capability "+
+		"(AmbientCapabilities= in a systemd unit, securityContext.capabilities in a pod, setcap cap_net_admin+ep)", err)
+}
+
+// hasNetAdmin tells whether CAP_NET_ADMIN is effective in the process's own user namespace.
+func hasNetAdmin() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData // two words of capabilities; ours is in the first
+	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0
 }
