@@ -10,15 +10,19 @@ export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-APP   ?= examples/shop
+# Manifests for `make run`, a folder or a file; without it, examples/shop.
+APP   ?=
+# Arguments for `make bench`: "--scale small latency", for one.
 BENCH ?=
+# Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
+VM    ?=
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := nftables iproute2 iptables conntrack
 BENCH_TOOLS := nftables iproute2 iptables conntrack nftlb
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
-VM_TOOLS    := qemu-system-x86
+VM_TOOLS    := qemu-system-x86 nftables iproute2
 
 .PHONY: help
 help: ## Show this list
@@ -32,7 +36,7 @@ build: ## Build bin/sluice, one static binary
 .PHONY: run
 run: build ## Start a lab cluster, send traffic through an application's services, show what went where (APP=folder or file)
 	@hack/need "the lab" $(RUN_TOOLS)
-	bin/sluice lab demo '$(APP)'
+	bin/sluice lab demo $(if $(APP),'$(APP)')
 
 .PHONY: test
 test: ## Run all tests that one machine can run, kernel tests in network namespaces included
@@ -42,7 +46,7 @@ test: ## Run all tests that one machine can run, kernel tests in network namespa
 .PHONY: test-vm
 test-vm: ## Run the packet table in a QEMU guest with Debian's stock kernel
 	@hack/need "the guest" $(VM_TOOLS)
-	go test -count=1 -timeout 20m ./test/vm/...
+	go run ./test/vm $(VM)
 
 .PHONY: bench
 bench: build ## Measure, compare and draw docs/benchmarks (BENCH='arguments of sluice bench')
