@@ -14,8 +14,9 @@ import (
 // batch is one transaction, encoded as it is built: what the kernel does with
 // it, it does at once or not at all. It prints itself and can be sent once.
 //
-// Its parts are carried out in this order: before, deletions, additions,
-// after, notes. Elements are gathered by set, many to a message.
+// Its parts are carried out in this order: before, deletions, additions, after,
+// notes. Elements are gathered by set, many to a message. The rules come before the
+// elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 type batch struct {
 	table                string
 	before, after, notes part

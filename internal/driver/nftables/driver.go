@@ -105,7 +105,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	b := newBatch(TableName + "-probe")
 	b.addTable(0)
 	b.addProgram(d.prog, nil)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
+	b.do(&b.after, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	switch _, err := b.send(d.sock); {
 	case err == nil:
 		return nil

@@ -1,12 +1,9 @@
 package nftables
 
-// localSlots is where the slots of backends for outside clients of
-// externalTrafficPolicy Local begin; below are those for everybody else.
-const localSlots = 1 << 17
+import "slices"
 
 // ladder holds the size classes: pick chains exist for these sizes and no
-// others. A step is a half or a third, so that from four on at least two slots in three are
-// filled.
+// others. A step is a half or a third, so that at least two slots in three are filled.
 var ladder = makeLadder(1 << 16)
 
 func makeLadder(largest int) []int {
@@ -32,12 +29,19 @@ func class(n int) int {
 	return ladder[len(ladder)-1]
 }
 
-// tries is how often a pick chain of the class draws before it takes slot 0.
-// Classes up to four are always full. At two thirds, eight misses in a row come
-// once in 6,500 draws.
+// tries is how often a pick chain of the class draws before it takes slot 0: so
+// often that, with the fewest backends that the class can have, slot 0 gets at
+// most a fiftieth more than its share. Every rule counts: the kernel walks them all
+// for each frontend when a verdict changes.
 func tries(size int) int {
-	if size <= 4 {
-		return 1
+	i := slices.Index(ladder, size)
+	fewest := 1
+	if i > 0 {
+		fewest = ladder[i-1] + 1
 	}
-	return 8
+	t, missed := 1, 1-float64(fewest)/float64(size)
+	for p := missed; p*float64(fewest) > 0.02; p *= missed {
+		t++
+	}
+	return t
 }

@@ -24,7 +24,7 @@ type familyProgram struct {
 	ip family
 
 	frontends, staged, local                  *set // verdict maps: what a client addresses → the chain that serves it
-	backends                                  *set
+	backends, localBackends                   *set // a slot of a frontend → the backend in it
 	restricted, sourceRanges                  *set
 	affine, affinity, affineBackends, learn   *set
 	masquerade, hairpins                      *set
@@ -76,9 +76,14 @@ func (p *program) addFamily(f family) *familyProgram {
 		comment: "the same, after the stages of chain " + name("stages")})
 	fp.local = p.addSet(&set{name: name("local"), key: frontend, verdict: true,
 		comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
-	fp.backends = p.addSet(&set{name: name("backends"), typeof: true,
-		key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport},
-		comment: fmt.Sprintf("slot and service address : backend (from slot %d on: on this node)", localSlots)})
+	slots := func(n, comment string) *set {
+		return p.addSet(&set{name: name(n), typeof: true, comment: comment,
+			key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport}})
+	}
+	fp.backends = slots("backends", "slot and service address : backend")
+	// A map of its own, as each element of a map costs the kernel a check against each
+	// rule that uses the map.
+	fp.localBackends = slots("local-backends", "the same, backends on this node")
 	fp.restricted = p.addSet(&set{name: name("restricted"), key: frontend,
 		comment: "frontends that only the sources in " + name("sources") + " may reach"})
 	fp.sourceRanges = p.addSet(&set{name: name("sources"), key: append(frontend[:3:3], f.saddr), interval: true,
@@ -208,16 +213,16 @@ func (fp *familyProgram) sourceRules() []rule {
 func (fp *familyProgram) pickChain(size int, local bool) chain {
 	f := fp.ip
 	c := chain{name: fp.pickName(size, local), comment: fmt.Sprintf("balance over %d slots", size)}
-	offset := uint32(0)
+	slots := fp.backends
 	if local {
-		offset = localSlots
+		slots = fp.localBackends
 		c.comment += ", this node's backends"
 	}
 	for range tries(size) {
-		c.rules = append(c.rules, newRule("").family(f).pick(f, uint32(size), offset, fp.backends))
+		c.rules = append(c.rules, newRule("").family(f).pick(f, uint32(size), slots))
 	}
 	if size > 1 {
-		c.rules = append(c.rules, newRule("").family(f).pick(f, 1, offset, fp.backends))
+		c.rules = append(c.rules, newRule("").family(f).pick(f, 1, slots))
 	}
 	c.rules = append(c.rules, newRule("").drop())
 	return c

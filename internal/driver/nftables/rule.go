@@ -141,13 +141,13 @@ func (r rule) dnat(f family, s *set, key ...field) rule {
 	return r.translate(f, s)
 }
 
-// pick translates to the backend in a random slot out of n, from offset on.
-func (r rule) pick(f family, n, offset uint32, s *set) rule {
+// pick translates to the backend in a random slot out of n.
+func (r rule) pick(f family, n uint32, s *set) rule {
 	kind := uint32(unix.NFT_NG_RANDOM)
 	if n == 1 {
 		kind = unix.NFT_NG_INCREMENTAL // a constant that nft can type and list
 	}
-	r = r.add(&expr.Numgen{Register: firstRegister, Type: kind, Modulus: n, Offset: offset})
+	r = r.add(&expr.Numgen{Register: firstRegister, Type: kind, Modulus: n})
 	r.load(s.key)
 	return r.translate(f, s)
 }

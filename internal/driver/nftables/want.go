@@ -132,10 +132,10 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 	} else {
 		put(fp.frontends, serve)
 	}
-	fp.slotElements(k, f.Backends, 0, yield)
+	fp.slotElements(fp.backends, k, f.Backends, yield)
 	if f.LocalOnly {
 		put(fp.local, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
-		fp.slotElements(k, f.Local, localSlots, yield)
+		fp.slotElements(fp.localBackends, k, f.Local, yield)
 		put(fp.masquerade, goTo(fp.ip.name+"-keep"))
 	} else if f.External() {
 		put(fp.masquerade, goTo(fp.ip.name+"-masquerade"))
@@ -182,13 +182,13 @@ func (fp *familyProgram) serve(backends []netip.AddrPort, reject, local bool) ve
 	return dropIt
 }
 
-func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.AddrPort, offset uint32, yield func(*element)) {
+func (fp *familyProgram) slotElements(s *set, k state.FrontendKey, backends []netip.AddrPort, yield func(*element)) {
 	for slot, b := range layout(backends) {
 		if !b.IsValid() {
 			continue
 		}
-		e := element{set: fp.backends}
-		e.appendUint32(uint32(slot) + offset)
+		e := element{set: s}
+		e.appendUint32(uint32(slot))
 		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
 		e.setData(fp.ip, b)
 		yield(&e)
