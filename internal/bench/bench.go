@@ -106,6 +106,9 @@ func Run(ctx context.Context, o Options) error {
 	if err := os.MkdirAll(o.Out, 0o755); err != nil {
 		return fmt.Errorf("make folder for results: %w", err)
 	}
+	if err := sweep(); err != nil {
+		return err
+	}
 	var failed []error
 	for _, e := range chosen {
 		if err := runOne(ctx, o, e); err != nil {
@@ -150,7 +153,7 @@ func runOne(ctx context.Context, o Options, e Experiment) error {
 			Scale: o.Scale, Rounds: o.Rounds, Machine: thisMachine(),
 			Goals: []Goal{}, Charts: []Picture{}, Skipped: []string{}, Notes: []string{},
 		},
-		prefix: fmt.Sprintf("sluice-bench-%d", os.Getpid()),
+		prefix: fmt.Sprintf("%s%d", marker, os.Getpid()),
 	}
 	r.progress("%s", e.Title)
 	began := time.Now()

@@ -17,12 +17,15 @@ type memoryGroup struct {
 	kernel string // file with the kernel's share; key of memory.stat where empty
 }
 
+// groupRoots are where groups are made: version 1, then 2.
+var groupRoots = []memoryGroup{
+	{dir: "/sys/fs/cgroup/memory", usage: "memory.usage_in_bytes", kernel: "memory.kmem.usage_in_bytes"},
+	{dir: "/sys/fs/cgroup", usage: "memory.current"},
+}
+
 // newMemoryGroup fails where control groups cannot be made.
 func newMemoryGroup(name string) (*memoryGroup, error) {
-	for _, g := range []memoryGroup{
-		{dir: "/sys/fs/cgroup/memory", usage: "memory.usage_in_bytes", kernel: "memory.kmem.usage_in_bytes"}, // version 1
-		{dir: "/sys/fs/cgroup", usage: "memory.current"},
-	} {
+	for _, g := range groupRoots {
 		g.dir = filepath.Join(g.dir, name)
 		if err := os.Mkdir(g.dir, 0o755); err != nil {
 			continue

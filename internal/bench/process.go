@@ -30,7 +30,7 @@ type site struct {
 
 // newSite makes the folder; the manifests go into manifests().
 func (r *run) newSite(node *netns.NS) (*site, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench-*")
+	dir, err := os.MkdirTemp("", r.prefix+"-*")
 	if err != nil {
 		return nil, fmt.Errorf("make folder for an agent: %w", err)
 	}
