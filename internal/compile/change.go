@@ -14,9 +14,10 @@ type change struct {
 	healthChecks map[model.Name]*state.HealthCheck
 }
 
-func newChange() change {
+// newChange expects so many services to change.
+func newChange(services int) change {
 	return change{
-		frontends:    map[state.FrontendKey]*state.Frontend{},
+		frontends:    make(map[state.FrontendKey]*state.Frontend, services),
 		healthChecks: map[model.Name]*state.HealthCheck{},
 	}
 }

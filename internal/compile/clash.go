@@ -13,11 +13,8 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	rivals := c.contested[key]
 	if rivals == nil {
 		holder := c.state.Frontends[key]
-		if holder == nil || holder.Service == name {
+		if f == nil || holder == nil || holder.Service == name {
 			c.setFrontend(key, f)
-			return
-		}
-		if f == nil {
 			return
 		}
 		rivals = map[model.Name]*state.Frontend{holder.Service: holder}

@@ -86,7 +86,6 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 }
 
 func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
-	c.change = newChange()
 	settings := c.state.Settings
 	_, mine := d.Nodes[c.cfg.Node]
 	if !c.started || mine {
@@ -101,6 +100,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 		c.state.Settings = n.settings
 		c.started = true
 	}
+	c.change = newChange(len(d.Services))
 	for name := range d.Services {
 		c.service(v, name)
 	}

@@ -161,9 +161,27 @@ func TestOwnNode(t *testing.T) {
 		if d := h.apply(t, event(other)); d.Len() != 0 {
 			t.Errorf("a label that means nothing: %+v", d)
 		}
+		moved := f.node()
+		moved.Labels["topology.kubernetes.io/zone"] = "z2"
+		if d := h.apply(t, event(moved)); len(d.Frontends) != 2 || d.Len() != 2 {
+			t.Errorf("another zone: %+v", d)
+		}
 		h.apply(t, gone(f.node()))
 		check(t, h.compiler, `ClusterIP c1:80 -> e1:8080 e2:8080`)
 	})
+}
+
+// A frontend that did not change stays the same value, so that compiler and
+// drivers hold it once.
+func TestUnchangedFrontendsStay(t *testing.T) {
+	h := newHistory(compile.Config{})
+	h.apply(t, events(v4.service(), slice("a", v4.endpoint("e1")))...)
+	key := state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}
+	before := h.compiler.State().Frontends[key]
+	h.apply(t, event(v4.service(func(s *model.Service) { s.ExternalIPs = v4.addrs("x1") })))
+	if h.compiler.State().Frontends[key] != before {
+		t.Error("it was replaced by an equal one")
+	}
 }
 
 // The frontends of one service port hold their lists once, also after changes.

@@ -99,9 +99,9 @@ func (c *Compiler) fromSlice(eps []endpoint, slice *model.EndpointSlice, port ui
 	return eps
 }
 
-// fromPod follows the EndpointSlice controller: a pod is ready if it is ready
-// and not terminating, or if the service publishes what is not ready; it
-// serves as long as it is ready. Without serves it merely exists.
+// fromPod follows the EndpointSlice controller: an endpoint is serving as long
+// as its pod is ready, and ready if the pod is not terminating either, or if the
+// service publishes what is not ready. Without serves it merely exists.
 func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.ServicePort, pod *model.Pod, serves bool, rep *report) []endpoint {
 	number := targetPort(port, pod)
 	if pod.Finished || number == 0 {
@@ -119,7 +119,7 @@ func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.Servi
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == c.cfg.Node}
 		if serves {
 			ep.ready = svc.PublishNotReady || pod.Ready && !pod.Terminating
-			ep.serving = svc.PublishNotReady || pod.Ready
+			ep.serving = pod.Ready
 			ep.terminating = pod.Terminating
 		}
 		eps = append(eps, ep)

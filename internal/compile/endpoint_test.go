@@ -65,6 +65,10 @@ func TestEndpoints(t *testing.T) {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2"))}
 		}, `ClusterIP c1:80 -> e1:8080 e2:8080`},
 
+		{"zone hints are ignored if a ready endpoint has only node hints", func(f family) []any {
+			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", nodes("there")))}
+		}, `ClusterIP c1:80 -> e1:8080 e2:8080`},
+
 		{"hints of endpoints that are not ready do not matter", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2")), f.endpoint("e3", draining))}
 		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080 e3:8080`},

@@ -76,7 +76,7 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 	ch.cluster, ch.local = rep.limit(port, ch.cluster), rep.limit(port, ch.local)
 	next.counts.widen(eps)
 	next.hairpins = appendHairpins(next.hairpins, eps, ch)
-	old.share(&ch, port)
+	old.share(&ch)
 
 	internal := &state.Frontend{
 		Service: svc.Name, Port: port.Name, Kind: state.ClusterIP,

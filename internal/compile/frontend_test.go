@@ -229,6 +229,7 @@ func TestHealthChecks(t *testing.T) {
 		}, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e1", here)}
 		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
+		{"only where there is a port for it", externalLocal, func(f family) []model.Endpoint { return nil }, map[model.Name]state.HealthCheck{}},
 		{"only under externalTrafficPolicy Local", func(s *model.Service) { s.HealthCheckNodePort = 31000 },
 			func(f family) []model.Endpoint { return nil }, map[model.Name]state.HealthCheck{}},
 	} {
@@ -319,6 +320,8 @@ func TestSettings(t *testing.T) {
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
 		{"the node's pods outside the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("192.168.0.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
+		{"the node's pods wider than the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/16")}, node("10.0.0.0/8"),
+			state.Settings{ClusterCIDRs: p("10.0.0.0/16"), LocalCIDRs: p("10.0.0.0/16")}},
 		{"a family each by itself", compile.Config{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48")}, node("10.1.2.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48"), LocalCIDRs: p("10.1.2.0/24", "fd10::/48")}},
 		{"the cluster's unknown", compile.Config{}, node("10.1.2.0/24", "fd10::/64"),

@@ -82,14 +82,11 @@ func (s *service) keep(old *service) {
 
 // share replaces lists by equal ones that the frontends of s have, so that
 // each is held once.
-func (s *service) share(ch *choice, port *model.ServicePort) {
+func (s *service) share(ch *choice) {
 	for _, cl := range s.claimed() {
 		f := cl.frontend
-		if f.Port != port.Name || cl.key.Protocol != port.Protocol {
-			continue
-		}
-		for _, list := range []*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
-			for _, have := range [][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
+		for _, have := range [...][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
+			for _, list := range [...]*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
 				if slices.Equal(*list, have) {
 					*list = have
 				}
