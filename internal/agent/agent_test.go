@@ -229,6 +229,52 @@ func TestTamperingIsHealed(t *testing.T) {
 	}
 }
 
+func TestChangeMeetsTampering(t *testing.T) {
+	b := start(t)
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	b.driver.flush()
+	b.source.deliver(web(2, "10.1.0.2")...) // mostly seen before the flush is
+	b.holds(t, web1, web2)
+	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
+	if strings.Contains(b.log.String(), "failed") {
+		t.Error("someone else's doing is logged as a failure of ours")
+	}
+}
+
+func TestOneFailureIsMendedAtOnce(t *testing.T) {
+	b := start(t)
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	b.driver.once = true
+	b.driver.breaks(errKernel)
+	b.source.declare(web(2, "10.1.0.2")...)
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Errorf("Sync when only the update failed: %v", err)
+	}
+	b.holds(t, web1, web2)
+	if s := b.Status(); !s.OK || s.Heals != 0 || s.LastApply.Path != pathAdopt {
+		t.Errorf("status: %+v", s)
+	}
+}
+
+func TestPlanIsLogged(t *testing.T) {
+	log := &logBuffer{}
+	b := start(t, func(c *Config) {
+		c.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	for n := range maxLogged + 1 {
+		b.source.deliver(web(n, "10.1.0.1")...)
+	}
+	b.source.sync()
+	eventually(t, "the first apply is done", b.health.ready)
+	if text := log.String(); !strings.Contains(text, "set TCP 10.0.0.1:80 ->") || strings.Count(text, "operation=") != maxLogged || !strings.Contains(text, "plan is longer") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
 func TestAuditHeals(t *testing.T) {
 	b := start(t, func(c *Config) { c.AuditInterval = 20 * time.Millisecond })
 	b.source.deliver(web(1, "10.1.0.1")...)

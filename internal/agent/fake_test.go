@@ -27,6 +27,7 @@ type fakeDriver struct {
 	kernel   map[state.FrontendKey]*state.Frontend
 	adopted  bool  // an Adopt's plan was applied, and nothing failed since
 	fail     error // what every Apply returns
+	once     bool  // only the next Apply does
 	gone     bool  // someone else changed the kernel
 	applies  int
 	misused  []string
@@ -136,9 +137,16 @@ func (p *fakePlan) Apply(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.applies++
-	if d.fail != nil {
+	err := d.fail
+	if d.gone && !p.adopts {
+		err = errors.New("no such table")
+	}
+	if err != nil {
 		d.adopted = false
-		return d.fail
+		if d.once {
+			d.fail = nil
+		}
+		return err
 	}
 	for k, f := range p.set {
 		if f == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
@@ -19,6 +20,8 @@ const (
 	// hurriedDelay is how long a change or a busy kernel waits at the most
 	// between two attempts while attempts fail: what changed may be the cure.
 	hurriedDelay = 250 * time.Millisecond
+
+	maxLogged = 200 // operations of one plan
 )
 
 // What an attempt is made for.
@@ -184,12 +187,25 @@ func (l *loop) apply(ctx context.Context, path string, plan func() (driver.Plan,
 	}
 	done.Operations = p.Len()
 	if done.Operations > 0 && l.Log.Enabled(ctx, slog.LevelDebug) {
-		l.Log.Debug("apply plan", "path", path, "operations", done.Operations, "plan", p.String())
+		l.logPlan(p)
 	}
 	err = p.Apply(ctx)
 	done.Time = time.Now()
 	done.Seconds = done.Time.Sub(started).Seconds()
 	return done, err
+}
+
+// logPlan logs what is about to be done, one operation a line.
+func (l *loop) logPlan(p driver.Plan) {
+	logged := 0
+	for operation := range strings.Lines(p.String()) {
+		if logged == maxLogged {
+			l.Log.Debug("plan is longer", "operations", p.Len())
+			return
+		}
+		l.Log.Debug("plan", "operation", strings.TrimSpace(operation))
+		logged++
+	}
 }
 
 // succeeded records that the kernel has all that is wanted.
