@@ -180,7 +180,7 @@ func agent(f *Facts) []Result {
 		return one(name, Warn, "one answers on "+f.Socket+", so another would refuse to start there",
 			"`sluice status` asks it how it does; a second agent needs a network namespace and a --socket of its own")
 	case f.OwnTable:
-		return one(name, OK, "none answers on "+f.Socket+"; table inet sluice of an earlier one still carries traffic, and the next adopts it", "")
+		return one(name, OK, "none answers on "+f.Socket+", but table inet sluice is there: of one with another --socket, or of one that ended; then the next adopts it", "")
 	}
 	return one(name, OK, "none answers on "+f.Socket, "")
 }
