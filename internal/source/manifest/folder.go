@@ -9,27 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the watched folder while it is open. Paths are relative to it.
+// folder is the watched folder while it is there. Paths are relative to it. It
+// isn't kept open: the kernel tells that a folder was deleted only once no one
+// has it open.
 type folder struct {
 	root    string
-	dir     *os.File
+	seen    os.FileInfo // what was at root
 	watcher *watcher
 	paths   map[int32]string // of the watched folders, by watch descriptor; "" is the root
 	rootWD  int32
 }
 
-// openFolder opens a folder and watches it; the folders within follow in walk.
+// openFolder watches a folder; the folders within follow in walk.
 func openFolder(root string, w *watcher) (*folder, error) {
-	dir, err := os.Open(root)
-	if err != nil {
-		return nil, fmt.Errorf("open manifest folder: %w", err)
-	}
-	f := &folder{root: root, dir: dir, watcher: w, paths: make(map[int32]string)}
+	f := &folder{root: root, watcher: w, paths: make(map[int32]string)}
+	var err error
 	if f.rootWD, err = w.add(root); err != nil {
-		dir.Close()
 		return nil, fmt.Errorf("open manifest folder %s: %w", root, err)
 	}
 	f.paths[f.rootWD] = ""
+	if f.seen, err = os.Stat(root); err != nil {
+		f.close()
+		return nil, fmt.Errorf("open manifest folder: %w", err)
+	}
 	return f, nil
 }
 
@@ -38,18 +40,16 @@ func (f *folder) close() {
 	for wd := range f.paths {
 		f.watcher.remove(wd)
 	}
-	f.dir.Close()
 }
 
-// present tells whether the folder that is open is still the one at its path.
+// present tells whether the folder is still where it was.
 func (f *folder) present() bool {
 	now, err := os.Stat(f.root)
-	if err != nil {
-		return false
-	}
-	open, err := f.dir.Stat()
-	return err == nil && os.SameFile(now, open)
+	return err == nil && os.SameFile(now, f.seen)
 }
+
+// at is where a path leads.
+func (f *folder) at(path string) string { return f.root + "/" + path }
 
 // listing is what walk found.
 type listing struct {
@@ -76,11 +76,10 @@ func (f *folder) walk() (listing, error) {
 }
 
 func (f *folder) list(path string, l *listing, paths map[int32]string) error {
-	fd, err := openat(f.dir, path, unix.O_DIRECTORY)
+	dir, err := os.Open(f.at(path))
 	if err != nil {
 		return err
 	}
-	dir := os.NewFile(uintptr(fd), filepath.Join(f.root, path))
 	entries, err := dir.ReadDir(-1)
 	dir.Close()
 	if err != nil {
@@ -90,7 +89,7 @@ func (f *folder) list(path string, l *listing, paths map[int32]string) error {
 		within := filepath.Join(path, e.Name())
 		switch {
 		case e.IsDir() && e.Name()[0] != '.':
-			wd, err := f.watcher.add(filepath.Join(f.root, within))
+			wd, err := f.watcher.add(f.at(within))
 			if err == nil {
 				paths[wd] = within
 				err = f.list(within, l, paths)
@@ -169,7 +168,7 @@ func (f *folder) interpretEntry(c *change, e event, path string, retry func(path
 	case !isManifest(e.name):
 	case e.mask&unix.IN_CREATE != 0:
 		var st unix.Stat_t
-		err := unix.Fstatat(int(f.dir.Fd()), path, &st, unix.AT_SYMLINK_NOFOLLOW)
+		err := unix.Lstat(f.at(path), &st)
 		plain := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
 		if was, ok := c.files[path]; !ok || was {
 			c.files[path] = plain

@@ -180,7 +180,7 @@ func (s *Source) deliver(all bool) error {
 	if err != nil {
 		return s.lost(err)
 	}
-	readings := readAll(s.parsers, s.folder.dir, jobs)
+	readings := readAll(s.parsers, s.folder, jobs)
 	if slices.ContainsFunc(readings, func(r reading) bool { return r.outcome == gone }) && !s.folder.present() {
 		return s.vanished()
 	}
@@ -233,7 +233,7 @@ func (s *Source) plan(named map[string]bool, all bool) ([]job, map[string]error,
 // differs tells whether a file is no longer as it was read.
 func (s *Source) differs(f *file) bool {
 	var st unix.Stat_t
-	err := unix.Fstatat(int(s.folder.dir.Fd()), f.path, &st, 0)
+	err := unix.Stat(s.folder.at(f.path), &st)
 	return err != nil || f.err != "" || stampOf(&st) != f.stamp
 }
 

@@ -78,7 +78,7 @@ func (s *sink) events() int {
 	return n
 }
 
-// bench is a folder with a source that follows it.
+// fixture is a folder with a source that follows it.
 type fixture struct {
 	t      testing.TB
 	dir    string
@@ -173,26 +173,4 @@ spec:
   ports:
   - port: %d
 `, name, port)
-}
-
-func TestFollowsWrites(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "a.yaml"), serviceYAML("a", 80))
-	f := follow(t, dir)
-	f.waitNames("Service shop/a")
-	f.waitSynced()
-	f.write("b.yml", serviceYAML("b", 80)+"---\n"+serviceYAML("c", 80))
-	f.waitNames("Service shop/a", "Service shop/b", "Service shop/c")
-	f.write("b.yml", serviceYAML("c", 81))
-	f.waitNames("Service shop/a", "Service shop/c")
-	if got := f.sink.service("c").Ports[0].Port; got != 81 {
-		t.Errorf("port of c = %d, want 81", got)
-	}
-	if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
-		t.Fatal(err)
-	}
-	f.waitNames("Service shop/c")
-	if f.sink.early {
-		t.Error("SetSynced was called more than once")
-	}
 }

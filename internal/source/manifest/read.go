@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io/fs"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -59,11 +58,11 @@ type reading struct {
 }
 
 // readAll does all jobs, on as many cores as there are.
-func readAll(parsers []*parser, dir *os.File, jobs []job) []reading {
+func readAll(parsers []*parser, f *folder, jobs []job) []reading {
 	readings := make([]reading, len(jobs))
 	if len(jobs) < 4 {
 		for i, j := range jobs {
-			readings[i] = parsers[0].read(dir, j)
+			readings[i] = parsers[0].read(f, j)
 		}
 		return readings
 	}
@@ -75,7 +74,7 @@ func readAll(parsers []*parser, dir *os.File, jobs []job) []reading {
 			for {
 				end := int(next.Add(chunk))
 				for i := end - chunk; i < min(end, len(jobs)); i++ {
-					readings[i] = p.read(dir, jobs[i])
+					readings[i] = p.read(f, jobs[i])
 				}
 				if end >= len(jobs) {
 					return
@@ -107,9 +106,9 @@ func newParsers() []*parser {
 // The kernel sends that event before the writer is really gone: ext4 first
 // starts to write a truncated file to disk, which can take a millisecond. JSON
 // needn't wait for that, as no part of an object is an object.
-func (p *parser) read(dir *os.File, j job) reading {
+func (p *parser) read(f *folder, j job) reading {
 	r := reading{job: j}
-	fd, err := openat(dir, j.path, unix.O_NONBLOCK)
+	fd, err := open(f.at(j.path))
 	if err != nil {
 		r.outcome, r.err = classify(err), fmt.Errorf("open file: %w", err)
 		return r
@@ -190,13 +189,10 @@ func (p *parser) load(fd int, size int64) ([]byte, error) {
 	return p.buf[:n], nil
 }
 
-// openat opens a path below dir for reading.
-func openat(dir *os.File, path string, flags int) (int, error) {
-	if path == "" {
-		path = "."
-	}
+// open opens a file for reading, and doesn't wait if it turns out to be a pipe.
+func open(path string) (int, error) {
 	for {
-		fd, err := unix.Openat(int(dir.Fd()), path, unix.O_RDONLY|unix.O_CLOEXEC|flags, 0)
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != unix.EINTR {
 			return fd, err
 		}
