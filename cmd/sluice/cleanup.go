@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -22,7 +23,7 @@ func newCleanupCommand() *cobra.Command {
 			if agent.Alive(socket) {
 				return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 			}
-			d, err := openDriver()
+			d, err := openDriver(slog.Default())
 			if err != nil {
 				return privilege(err)
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -11,9 +12,11 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables"
 )
 
-// openDriver opens the driver of this process's network namespace; tests put a
-// fake kernel in its place.
-var openDriver = func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) }
+// openDriver opens the driver of the calling thread's network namespace; tests put a
+// fake kernel in its place. The driver logs what happens in the background.
+var openDriver = func(log *slog.Logger) (driver.Driver, error) {
+	return nftables.Open(nftables.Options{Log: log})
+}
 
 // privilege says what is missing where the kernel refused for want of privileges.
 func privilege(err error) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -60,7 +61,7 @@ type kernel struct {
 func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openDriver
-	openDriver = func() (driver.Driver, error) { return kernelDriver{k}, k.openOK }
+	openDriver = func(*slog.Logger) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
 	t.Cleanup(func() { openDriver = real })
 	return k
 }
@@ -168,36 +169,56 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// startAgent runs `sluice run` until stop is called, or the test ends.
-func startAgent(t *testing.T, dir, socket string) (stop func()) {
+// startAgent runs `sluice run` in the given way until stop is called, or the test ends.
+func startAgent(t *testing.T, dir, socket string, in func(func() error) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan int, 1)
 	var log bytes.Buffer
 	go func() {
-		ended <- execute(ctx, []string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
-			"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, &log, &log)
+		var code int
+		err := in(func() error {
+			code = execute(ctx, []string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
+				"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, &log, &log)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- code
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if code := <-ended; code != exitOK {
-			t.Errorf("run exits with %d:\n%s", code, log.String())
+			t.Errorf("run exits with %d", code)
+		}
+		if t.Failed() {
+			t.Logf("log of the agent:\n%s", log.String())
 		}
 	})
 	t.Cleanup(stop)
-	for end := time.Now().Add(10 * time.Second); !agent.Alive(socket); time.Sleep(time.Millisecond) {
+	eventually(t, "the agent answers", func() bool { return agent.Alive(socket) })
+	return stop
+}
+
+// here runs f as it is: a way to start an agent on a fake kernel.
+func here(f func() error) error { return f() }
+
+// eventually fails the test if f does not become true in ten seconds.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the agent does not start")
+			t.Fatalf("does not happen: %s", what)
 		}
 	}
-	return stop
 }
 
 func TestAgentLife(t *testing.T) {
 	k := useKernel(t)
 	dir := folder(t, map[string]string{"web.yaml": web})
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	stop := startAgent(t, dir, socket)
+	stop := startAgent(t, dir, socket, here)
 
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK || k.len() != 1 {
 		t.Fatalf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
@@ -248,7 +269,7 @@ func lastLine(s string) string {
 func TestStatusFormats(t *testing.T) {
 	useKernel(t)
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket)
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, here)
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
 		t.Fatal(stderr)
 	}
@@ -282,7 +303,7 @@ func TestPlanWhileFailing(t *testing.T) {
 	k := useKernel(t)
 	k.breaks(fmt.Errorf("kernel says no"))
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket)
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, here)
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "kernel says no") {
 		t.Errorf("sync exits with %d: %s", code, stderr)
 	}

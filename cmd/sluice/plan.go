@@ -70,7 +70,7 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 	for _, i := range append(found, c.Issues()...) {
 		_, _ = fmt.Fprintln(warn, "warning:", i)
 	}
-	d, err := openDriver()
+	d, err := openDriver(slog.Default())
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}

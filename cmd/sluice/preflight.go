@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +43,7 @@ our traffic. Exits with 1 if a check fails; warnings do not count.`,
 }
 
 func probeDriver(ctx context.Context) error {
-	d, err := openDriver()
+	d, err := openDriver(slog.Default())
 	if err != nil {
 		return err
 	}

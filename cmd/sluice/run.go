@@ -65,7 +65,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
-	d, err := openDriver()
+	d, err := openDriver(log)
 	if err != nil {
 		return privilege(err)
 	}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// nodeNS makes a network namespace with somebody else's table in it, and has the
+// commands work on its kernel. Others can change the tables, as on kernels without ownership.
+func nodeNS(t *testing.T) *netns.NS {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ns, err := netns.New(fmt.Sprintf("cmd-agent-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	real := openDriver
+	openDriver = func(log *slog.Logger) (driver.Driver, error) {
+		return nftables.Open(nftables.Options{Log: log, Shared: true})
+	}
+	t.Cleanup(func() { openDriver = real })
+	nft(t, ns, "add table inet other")
+	return ns
+}
+
+func nft(t *testing.T, ns *netns.NS, command ...string) string {
+	t.Helper()
+	out, err := ns.Run("nft", command...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func TestKernel(t *testing.T) {
+	ns := nodeNS(t)
+	dir := folder(t, map[string]string{"web.yaml": web})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	stop := startAgent(t, dir, socket, ns.Do)
+	status := func() agent.Status {
+		s, err := agent.NewClient(socket).Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	inside := func(args ...string) (code int, out string) {
+		var b bytes.Buffer
+		err := ns.Do(func() error { code = execute(t.Context(), args, &b, &b); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return code, b.String()
+	}
+
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if table := nft(t, ns, "list table inet sluice"); !strings.Contains(table, "10.0.0.1") || !strings.Contains(table, "10.1.0.2") {
+		t.Errorf("the table has no trace of the service:\n%s", table)
+	}
+
+	nft(t, ns, "delete table inet sluice")
+	deleted := time.Now()
+	eventually(t, "the table is back", func() bool { return strings.Contains(nft(t, ns, "list tables"), "inet sluice") })
+	if took := time.Since(deleted); took > time.Second {
+		t.Errorf("the table was away for %s", took)
+	}
+	eventually(t, "the heal is counted", func() bool { return status().Heals == 1 })
+	if table := nft(t, ns, "list table inet sluice"); !strings.Contains(table, "10.1.0.2") {
+		t.Errorf("the table that is back has no trace of the service:\n%s", table)
+	}
+
+	stop()
+	if code, out := inside("plan", "--manifests", dir, "--node", "node-a"); code != exitOK || out != "nothing to do\n" {
+		t.Errorf("plan after the agent has stopped exits with %d: %s", code, out)
+	}
+	stop = startAgent(t, dir, socket, ns.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if s := status(); s.LastApply == nil || s.LastApply.Operations != 0 {
+		t.Errorf("a restart changed something: %+v", s.LastApply)
+	}
+
+	stop()
+	if code, out := inside("cleanup", "--socket", socket); code != exitOK {
+		t.Errorf("cleanup exits with %d: %s", code, out)
+	}
+	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
+		t.Errorf("tables after cleanup:\n%s", tables)
+	}
+}
