@@ -80,10 +80,11 @@ func (c *Compiler) fromSlice(eps []endpoint, slice *model.EndpointSlice, port ui
 		rep.slice(slice, "port 0 is out of range, the port is left out")
 		return eps
 	}
+	faulty, is4 := slices.Contains(rep.faulty, slice), isIPv4(slice)
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		addr := e.Addr.Unmap()
-		if rep.badEndpoint(slice, addr) {
+		if faulty && rep.fault(addr, is4) != "" {
 			continue
 		}
 		ep := endpoint{

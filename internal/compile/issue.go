@@ -3,7 +3,6 @@ package compile
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -69,6 +68,7 @@ type report struct {
 	svc      *model.Service
 	families families
 	issues   []model.Issue
+	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
 func newReport(svc *model.Service) *report {
@@ -129,46 +129,56 @@ func (r *report) checkAddresses() {
 }
 
 // checkSlices reports what is wrong with the addresses of slices, one issue a
-// slice for each sort of fault. A slice is of the family of its first endpoint.
+// slice for each sort of fault.
 func (r *report) checkSlices(list []*model.EndpointSlice) {
 	for _, slice := range list {
+		is4 := isIPv4(slice)
 		var bad map[string][]netip.Addr
 		for i := range slice.Endpoints {
 			a := slice.Endpoints[i].Addr.Unmap()
-			if why := r.fault(slice, a); why != "" {
+			if why := r.fault(a, is4); why != "" {
 				if bad == nil {
 					bad = map[string][]netip.Addr{}
 				}
 				bad[why] = append(bad[why], a)
 			}
 		}
-		for _, why := range slices.Sorted(maps.Keys(bad)) {
-			if n := len(bad[why]); n > 1 {
-				r.slice(slice, fmt.Sprintf("endpoint %s and %d more: %s, left out", bad[why][0], n-1, why))
-			} else {
-				r.slice(slice, fmt.Sprintf("endpoint %s: %s, left out", bad[why][0], why))
+		if bad != nil {
+			r.faulty = append(r.faulty, slice)
+		}
+		for why, addrs := range bad {
+			what := "endpoint " + addrs[0].String()
+			if n := len(addrs) - 1; n > 0 {
+				what += fmt.Sprintf(" and %d more", n)
 			}
+			r.slice(slice, what+": "+why+", left out")
 		}
 	}
 }
 
-// fault says why an endpoint of a slice can't be used; empty: it can.
-func (r *report) fault(slice *model.EndpointSlice, a netip.Addr) string {
+// isIPv4 reports whether a slice is of that family, which is that of its
+// first endpoint.
+func isIPv4(slice *model.EndpointSlice) bool {
+	for i := range slice.Endpoints {
+		if a := slice.Endpoints[i].Addr.Unmap(); unusable(a) == "" {
+			return a.Is4()
+		}
+	}
+	return false
+}
+
+// fault says why an endpoint can't be used in a slice of the family; empty: it can.
+func (r *report) fault(a netip.Addr, is4 bool) string {
 	if why := unusable(a); why != "" {
 		return why
 	}
-	if is4 := slice.Endpoints[0].Addr.Unmap().Is4(); a.Is4() != is4 {
+	if a.Is4() != is4 {
 		return familyName(a.Is4()) + " in a slice of " + familyName(is4)
 	}
 	if !r.families.has(a) {
 		return "the service has no " + familyName(a.Is4()) + " address"
 	}
 	return ""
-}
-
-// badEndpoint reports whether checkSlices found fault with the endpoint.
-func (r *report) badEndpoint(slice *model.EndpointSlice, a netip.Addr) bool {
-	return r.fault(slice, a) != ""
 }
 
 // limit returns as many backends as a frontend can have.

@@ -107,13 +107,13 @@ func loopback(f family) netip.Addr {
 
 // Addresses that no backend can have.
 func TestUnusableEndpoints(t *testing.T) {
-	for _, text := range []string{"0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "169.254.1.1", "fe80::1", "fd00::1%eth0"} {
-		a := netip.MustParseAddr(text)
+	for _, text := range []string{"0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "169.254.1.1", "fe80::1", "fd00::1%eth0", ""} {
+		a, _ := netip.ParseAddr(text)
 		f := v4
 		if a.Is6() {
 			f = v6
 		}
-		c := compiled(compile.Config{}, f.service(), slice("a", f.endpoint("e1"), model.Endpoint{Addr: a, Ready: true, Serving: true}))
+		c := compiled(compile.Config{}, f.service(), slice("a", model.Endpoint{Addr: a, Ready: true, Serving: true}, f.endpoint("e1")))
 		check(t, c, `ClusterIP c1:80 -> e1:8080`)
 		if got := c.Issues(); len(got) != 1 || got[0].Object != "EndpointSlice shop/a" {
 			t.Errorf("%s: issues %v", text, got)
