@@ -37,6 +37,9 @@ machine's own network. It needs root.
 	return cmd
 }
 
+// defaultLab is the lab that commands mean unless told otherwise.
+const defaultLab = "default"
+
 // labOptions are the flags that shape a lab.
 type labOptions struct {
 	name    string
@@ -146,7 +149,7 @@ lab of the same name is cleaned away first.`,
 			return nil
 		},
 	}
-	o.register(cmd, "lab")
+	o.register(cmd, defaultLab)
 	return cmd
 }
 
@@ -174,7 +177,7 @@ func newLabStatusCommand() *cobra.Command {
 			return nil
 		},
 	}
-	labNameFlag(cmd, &name, "lab")
+	labNameFlag(cmd, &name, defaultLab)
 	outputFlag(cmd, &format)
 	return cmd
 }
@@ -202,7 +205,7 @@ is the command's.`,
 		},
 	}
 	cmd.Flags().SetInterspersed(false) // what follows the target is the command's own
-	labNameFlag(cmd, &name, "lab")
+	labNameFlag(cmd, &name, defaultLab)
 	return cmd
 }
 
@@ -268,7 +271,7 @@ end as it should: services with ready endpoints answer, those without refuse at 
 			return o.run(cmd, l, args)
 		},
 	}
-	labNameFlag(cmd, &name, "lab")
+	labNameFlag(cmd, &name, defaultLab)
 	o.register(cmd)
 	return cmd
 }
@@ -290,7 +293,7 @@ func newLabDownCommand() *cobra.Command {
 			return nil
 		},
 	}
-	labNameFlag(cmd, &name, "lab")
+	labNameFlag(cmd, &name, defaultLab)
 	return cmd
 }
 

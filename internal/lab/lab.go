@@ -4,7 +4,7 @@
 // the control plane (package plan) and writes what a cluster's API would hold into a folder
 // that the agents watch.
 //
-// All of a lab lives in named network namespaces sluice-NAME-… and in one folder below Dir. Nothing
+// All of a lab lives in named network namespaces sluice-lab-NAME-… and in one folder below Dir. Nothing
 // is added to the root namespace, so labs do not meet each other or the host.
 package lab
 

@@ -31,7 +31,7 @@ func (l *Lab) PodNS(p *corev1.Pod) string {
 }
 
 // prefix begins the names of all namespaces of a lab, and of no other lab's, as lab names have no dash.
-func prefix(lab string) string { return "sluice-" + lab + "-" }
+func prefix(lab string) string { return "sluice-lab-" + lab + "-" }
 
 // host is a machine on the underlay.
 type host struct {

@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -169,12 +171,13 @@ func (s *Status) Table(w io.Writer) {
 	for _, v := range s.Services {
 		line(qualified(v.Namespace, v.Name), v.Type, join(v.IPs), join(v.External), dash(strings.Join(v.Ports, " ")), fmt.Sprint(v.Endpoints))
 	}
-	for kind, n := range s.Passed {
+	if len(s.Passed)+len(s.Warnings) > 0 {
 		line()
-		line(fmt.Sprintf("passed over: %d %s", n, kind))
+	}
+	for _, kind := range slices.Sorted(maps.Keys(s.Passed)) {
+		line(fmt.Sprintf("passed over: %d %s", s.Passed[kind], kind))
 	}
 	for _, warning := range s.Warnings {
-		line()
 		line("note: " + warning)
 	}
 }

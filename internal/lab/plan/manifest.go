@@ -3,6 +3,7 @@ package plan
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,11 +30,12 @@ type Objects struct {
 	Services   []*corev1.Service
 	Slices     []*discoveryv1.EndpointSlice
 	Passed     map[string]int // objects of other kinds, by kind
+	Faults     []string       // what could not be read: the file, the document or object, and why
 }
 
 // Read reads manifests from files and folders: YAML of one or many documents, JSON, and Lists. Of a folder
-// it takes the .yaml, .yml and .json files, not those of sub-folders. An error names the
-// file and, where it can, the object.
+// it takes the .yaml, .yml and .json files, not those of sub-folders. What is malformed is left out and
+// among the Faults; an error means that a path cannot be read, or that nothing in it is of use.
 func Read(paths ...string) (*Objects, error) {
 	objs := &Objects{}
 	for _, p := range paths {
@@ -47,7 +51,7 @@ func Read(paths ...string) (*Objects, error) {
 			return nil, err
 		}
 	}
-	return objs, objs.check()
+	return objs, objs.finish()
 }
 
 // ReadFS is Read for all manifests at the top of a file system.
@@ -56,7 +60,7 @@ func ReadFS(fsys fs.FS) (*Objects, error) {
 	if err := objs.add(fsys, ".", ""); err != nil {
 		return nil, err
 	}
-	return objs, objs.check()
+	return objs, objs.finish()
 }
 
 // add reads one file of a folder, or all manifests in it if name is empty. where is
@@ -84,20 +88,18 @@ func (o *Objects) add(fsys fs.FS, where, name string) error {
 		if err != nil {
 			return fmt.Errorf("read manifest: %w", err)
 		}
-		if err := o.parse(data); err != nil {
-			return fmt.Errorf("read manifest %s: %w", filepath.Join(where, n), err)
-		}
+		o.parse(filepath.Join(where, n), data)
 	}
 	return nil
 }
 
 // parse adds all documents of one file.
-func (o *Objects) parse(data []byte) error {
+func (o *Objects) parse(file string, data []byte) {
 	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	for i := 1; ; i++ {
 		doc, err := docs.Read()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return
 		}
 		if err == nil {
 			doc, err = yaml.YAMLToJSON(doc)
@@ -106,7 +108,7 @@ func (o *Objects) parse(data []byte) error {
 			err = o.object(doc)
 		}
 		if err != nil {
-			return fmt.Errorf("document %d: %w", i, err)
+			o.Faults = append(o.Faults, fmt.Sprintf("%s, document %d is left out: %v", file, i, err))
 		}
 	}
 }
@@ -174,35 +176,37 @@ func (o *Objects) typed(version, kind string, doc []byte) error {
 	return nil
 }
 
-// check defaults namespaces and refuses what an API server would: objects
-// without a name, and two of the same kind and name.
-func (o *Objects) check() error {
+// finish defaults namespaces and leaves out what an API server would refuse: objects without a name, and the
+// second of the same kind and name. It is an error if nothing at all is left.
+func (o *Objects) finish() error {
 	seen := map[string]bool{}
-	one := func(kind, namespace, name string) error {
+	refused := func(kind, namespace, name string) bool {
 		key := kind + " " + namespace + "/" + name
 		switch {
 		case name == "":
-			return fmt.Errorf("read manifests: a %s in namespace %s has no name", kind, namespace)
+			o.Faults = append(o.Faults, fmt.Sprintf("a %s in namespace %s is left out: it has no name", kind, namespace))
 		case seen[key]:
-			return fmt.Errorf("read manifests: %s is declared twice", key)
+			o.Faults = append(o.Faults, key+" is declared twice: the second is left out")
+		default:
+			seen[key] = true
+			return false
 		}
-		seen[key] = true
-		return nil
+		return true
 	}
-	var errs []error
-	for _, s := range o.Services {
+	o.Services = slices.DeleteFunc(o.Services, func(s *corev1.Service) bool {
 		s.Namespace = orDefault(s.Namespace)
-		errs = append(errs, one("Service", s.Namespace, s.Name))
-	}
-	for _, s := range o.Slices {
+		return refused("Service", s.Namespace, s.Name)
+	})
+	o.Slices = slices.DeleteFunc(o.Slices, func(s *discoveryv1.EndpointSlice) bool {
 		s.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
 		s.Namespace = orDefault(s.Namespace)
-		errs = append(errs, one("EndpointSlice", s.Namespace, s.Name))
+		return refused("EndpointSlice", s.Namespace, s.Name)
+	})
+	o.Workloads = slices.DeleteFunc(o.Workloads, func(w Workload) bool { return refused(w.Kind, w.Namespace, w.Name) })
+	if len(o.Services)+len(o.Workloads)+len(o.Slices) == 0 {
+		return fmt.Errorf("read manifests: no Service and no workload in them; %s", cmp.Or(strings.Join(o.Faults, "; "), "only other kinds"))
 	}
-	for _, w := range o.Workloads {
-		errs = append(errs, one(w.Kind, w.Namespace, w.Name))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func decode[T any](doc []byte, to *[]*T) error {

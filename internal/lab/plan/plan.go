@@ -8,6 +8,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,8 +64,8 @@ type Cluster struct {
 	Turn       int            // the node that is next in the round-robin
 }
 
-// New plans a cluster of n nodes that holds the objects. All objects count as created at the given time.
-// An error names the object that no cluster would accept.
+// New plans a cluster of n nodes that holds the objects, and changes these. All objects count as created at
+// the given time. What a cluster would not accept is left out, with a note.
 func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	if n < 1 || n > MaxNodes {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
@@ -75,17 +76,14 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 		Workloads:  objs.Workloads,
 		Given:      objs.Slices,
 		Passed:     objs.Passed,
+		Notes:      objs.Faults,
 	}
 	for i := 1; i <= n; i++ {
 		c.Nodes = append(c.Nodes, newNode(i, n))
 	}
 	c.addNamespaces(objs)
-	if err := c.addServices(objs.Services); err != nil {
-		return nil, err
-	}
-	if err := c.reconcile(); err != nil {
-		return nil, err
-	}
+	c.addServices(objs.Services)
+	c.reconcile()
 	return c, nil
 }
 
@@ -95,7 +93,8 @@ func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
 		w := &c.Workloads[i]
 		if w.Kind == kind && w.Namespace == namespace && w.Name == name && w.scales() {
 			w.Replicas = replicas
-			return c.reconcile()
+			c.reconcile()
+			return nil
 		}
 	}
 	return fmt.Errorf("scale %s %s/%s: the lab has no such workload that scales", kind, namespace, name)
@@ -111,7 +110,8 @@ func (c *Cluster) Mark(namespace, pod string, ready, terminating bool) error {
 			if terminating {
 				p.DeletionTimestamp = &metav1.Time{Time: c.Created}
 			}
-			return c.reconcile()
+			c.reconcile()
+			return nil
 		}
 	}
 	return fmt.Errorf("mark pod %s/%s: the lab has no such pod", namespace, pod)
@@ -128,20 +128,20 @@ func (c *Cluster) Node(name string) *Node {
 }
 
 // reconcile brings pods, slices and routes in line with workloads and services; what exists stays.
-func (c *Cluster) reconcile() error {
-	if err := c.place(); err != nil {
-		return err
-	}
+func (c *Cluster) reconcile() {
+	c.place()
 	c.Slices = nil
 	for _, svc := range c.Services {
 		c.Slices = append(c.Slices, c.slices(svc)...)
 	}
 	c.route()
-	return nil
 }
 
+// note adds a note, once.
 func (c *Cluster) note(format string, args ...any) {
-	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
+	if text := fmt.Sprintf(format, args...); !slices.Contains(c.Notes, text) {
+		c.Notes = append(c.Notes, text)
+	}
 }
 
 // newNode makes node i of n (from 1), in one of three zones.

@@ -28,18 +28,19 @@ type nodePort struct {
 
 // addServices defaults all Services as an API server does and allocates what they
 // lack. What manifests ask for is taken first, so that nothing allocated gets in its way.
-func (c *Cluster) addServices(services []*corev1.Service) error {
+func (c *Cluster) addServices(services []*corev1.Service) {
 	a := &allocator{addrs: map[netip.Addr]bool{}, ports: map[nodePort]bool{}, next: firstNodePort}
 	steps := []func(*corev1.Service, *allocator) error{c.defaults, c.reserve, c.allocate}
 	for _, step := range steps {
-		for _, svc := range services {
-			if err := step(svc, a); err != nil {
-				return fmt.Errorf("plan Service %s/%s: %w", svc.Namespace, svc.Name, err)
+		services = slices.DeleteFunc(services, func(svc *corev1.Service) bool {
+			err := step(svc, a)
+			if err != nil {
+				c.note("Service %s/%s is left out: %v", svc.Namespace, svc.Name, err)
 			}
-		}
+			return err != nil
+		})
 	}
 	c.Services = services
-	return nil
 }
 
 // defaults fills in what an API server fills in.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -73,8 +74,8 @@ func (w *Workload) replicas(nodes []Node, taken func(string) bool) []replica {
 }
 
 // place makes the pods that the workloads want. A pod that exists keeps its
-// node, its addresses and its condition.
-func (c *Cluster) place() error {
+// node, its addresses and its condition; one that cannot be placed is left out, with a note.
+func (c *Cluster) place() {
 	old := map[string]*corev1.Pod{}
 	for _, p := range c.Pods {
 		old[key(p.Namespace, p.Name)] = p
@@ -82,39 +83,50 @@ func (c *Cluster) place() error {
 	pl := placement{c: c, addrs: map[netip.Addr]bool{}, ports: map[hostPort]bool{}, owner: map[string]string{}}
 	wanted := make([][]replica, len(c.Workloads))
 	// Names that cannot be chosen go first, so that Deployments can step aside.
-	for _, scaled := range []bool{false, true} {
+	for _, numbered := range []bool{false, true} {
 		for i := range c.Workloads {
-			w := &c.Workloads[i]
-			if w.numbered() != scaled {
-				continue
+			if w := &c.Workloads[i]; w.numbered() == numbered {
+				wanted[i] = pl.claim(w)
 			}
-			wanted[i] = w.replicas(c.Nodes, func(name string) bool { return pl.owner[key(w.Namespace, name)] != "" })
-			for _, r := range wanted[i] {
-				k := key(w.Namespace, r.name)
-				if other := pl.owner[k]; other != "" {
-					return fmt.Errorf("place %s %s/%s: %s makes a pod of the same name %s", w.Kind, w.Namespace, w.Name, other, r.name)
-				}
-				pl.owner[k] = w.Kind + " " + w.Name
-				if p := old[k]; p != nil {
-					pl.keep(p)
-				}
+		}
+	}
+	for i := range c.Workloads {
+		for _, r := range wanted[i] {
+			if p := old[key(c.Workloads[i].Namespace, r.name)]; p != nil {
+				pl.keep(p)
 			}
 		}
 	}
 	c.Pods = nil
 	for i := range c.Workloads {
 		for _, r := range wanted[i] {
-			p := old[key(c.Workloads[i].Namespace, r.name)]
+			w := &c.Workloads[i]
+			p := old[key(w.Namespace, r.name)]
+			var err error
 			if p == nil {
-				var err error
-				if p, err = pl.pod(&c.Workloads[i], r); err != nil {
-					return err
-				}
+				p, err = pl.pod(w, r)
+			}
+			if err != nil {
+				c.note("pod %s/%s is left out: %v", w.Namespace, r.name, err)
+				continue
 			}
 			c.Pods = append(c.Pods, p)
 		}
 	}
-	return nil
+}
+
+// claim lists the pods of a workload whose names are free, and takes these.
+func (pl *placement) claim(w *Workload) []replica {
+	taken := func(name string) bool { return pl.owner[key(w.Namespace, name)] != "" }
+	return slices.DeleteFunc(w.replicas(pl.c.Nodes, taken), func(r replica) bool {
+		k := key(w.Namespace, r.name)
+		if other := pl.owner[k]; other != "" {
+			pl.c.note("pod %s of %s %s is left out: %s has one of that name", k, w.Kind, w.Name, other)
+			return true
+		}
+		pl.owner[k] = w.Kind + " " + w.Name
+		return false
+	})
 }
 
 // numbered says whether the workload can choose its pods' names.
@@ -173,7 +185,7 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	addrs := node.IPs
 	if !p.Spec.HostNetwork {
 		if addrs, err = pl.allocate(node); err != nil {
-			return nil, fmt.Errorf("place pod %s/%s: %w", p.Namespace, p.Name, err)
+			return nil, err
 		}
 	}
 	p.Status = status(node, addrs, pl.c.Created)
@@ -211,7 +223,7 @@ func (pl *placement) node(p *corev1.Pod) (*Node, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("place pod %s/%s: its hostNetwork ports are taken on every node; use more --nodes", p.Namespace, p.Name)
+	return nil, errors.New("its ports on the node's network are taken on every node; use more --nodes")
 }
 
 // allocate takes a free address of each of the node's pod CIDRs.

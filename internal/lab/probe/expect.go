@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice.dev/sluice/internal/lab/plan"
 )
@@ -31,7 +32,7 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 				continue
 			}
 			for _, f := range frontends(c, svc, sp) {
-				j := judge{svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
+				j := judge{c, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
 				for _, src := range sources {
 					if src.Kind == FromOutside && f.Kind == ClusterIP {
 						continue // a ClusterIP is not routed outside of the cluster
@@ -117,6 +118,7 @@ func entry(c *plan.Cluster, a netip.Addr) string {
 // endpoint is a backend of one service port, as far as fates depend on it.
 type endpoint struct {
 	node                        string
+	hints                       discoveryv1.EndpointHints
 	pod                         string // "namespace/name"; empty if it is none of the lab's
 	ready, serving, terminating bool
 }
@@ -149,6 +151,9 @@ func endpoints(c *plan.Cluster, svc *corev1.Service, sp corev1.ServicePort, v4 b
 				ep.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
 				if e.NodeName != nil {
 					ep.node = *e.NodeName
+				}
+				if e.Hints != nil {
+					ep.hints = *e.Hints
 				}
 				eps = append(eps, ep)
 			}
@@ -194,6 +199,7 @@ func usable(eps []endpoint) []endpoint {
 
 // judge works out what should become of requests to one frontend.
 type judge struct {
+	c   *plan.Cluster
 	svc *corev1.Service
 	Frontend
 	eps []endpoint
@@ -211,7 +217,9 @@ func (j judge) expect(src Source) Expect {
 	if local {
 		eps = slices.DeleteFunc(slices.Clone(eps), func(e endpoint) bool { return e.node != node })
 	}
-	eps = usable(eps)
+	if eps = usable(eps); !local {
+		eps = j.near(eps, j.translator(src))
+	}
 	if len(eps) == 0 {
 		return Expect{Fate: Dropped, Why: "no endpoint on the node, policy Local"}
 	}
@@ -247,6 +255,40 @@ func (j judge) scope(src Source) (node string, local bool) {
 		return "", false
 	}
 	return j.Node, true
+}
+
+// translator is the node whose proxy translates a source's requests.
+func (j judge) translator(src Source) string {
+	if j.Kind == NodePort || src.Node == "" {
+		return j.Node
+	}
+	return src.Node
+}
+
+// near applies hints as a node's proxy does: those for nodes, else those for zones, each only if every ready endpoint has
+// one and at least one of them is for this node.
+func (j judge) near(eps []endpoint, node string) []endpoint {
+	forNode := func(e endpoint) (has, match bool) {
+		return len(e.hints.ForNodes) > 0, slices.Contains(e.hints.ForNodes, discoveryv1.ForNode{Name: node})
+	}
+	forZone := func(e endpoint) (has, match bool) {
+		return len(e.hints.ForZones) > 0, slices.Contains(e.hints.ForZones, discoveryv1.ForZone{Name: j.c.Node(node).Zone})
+	}
+	for _, hint := range []func(endpoint) (has, match bool){forNode, forZone} {
+		var out []endpoint
+		all := true
+		for _, e := range eps {
+			has, match := hint(e)
+			all = all && has
+			if match {
+				out = append(out, e)
+			}
+		}
+		if all && len(out) > 0 {
+			return out
+		}
+	}
+	return eps
 }
 
 // admits applies loadBalancerSourceRanges; ranges of the other family do not count.
