@@ -28,7 +28,7 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	var f faults
 	s := &model.Service{
 		Name:            nameOf(&o.ObjectMeta, &f),
-		Created:         o.CreationTimestamp.Time,
+		Created:         o.CreationTimestamp.UTC(),
 		PublishNotReady: o.Spec.PublishNotReadyAddresses,
 	}
 	if len(o.Spec.Selector) > 0 {
