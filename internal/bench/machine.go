@@ -22,10 +22,12 @@ func thisMachine() Machine {
 	m.CPU = field("/proc/cpuinfo", "model name")
 	m.Memory = field("/proc/meminfo", "MemTotal")
 	for tool, args := range map[string][]string{
-		"nft": {"--version"}, "iptables-legacy": {"--version"}, "nftlb": {"--version"},
+		"nft":      {"nft", "--version"},
+		"iptables": {"iptables-legacy", "--version"},
+		"nftlb":    {"dpkg-query", "-W", "nftlb"}, // it does not tell itself
 	} {
-		if out, err := exec.Command(tool, args...).CombinedOutput(); err == nil || len(out) > 0 {
-			m.Tools[tool] = firstLine(out)
+		if out, err := exec.Command(args[0], args[1:]...).Output(); err == nil {
+			m.Tools[tool] = strings.Join(strings.Fields(firstLine(out)), " ")
 		}
 	}
 	return m
@@ -49,48 +51,6 @@ func field(path, name string) string {
 func kilobytes(s string) int {
 	n, _ := strconv.Atoi(strings.TrimSuffix(s, " kB"))
 	return n * 1024
-}
-
-// reserve binds all threads of this process, and so those that it makes and
-// the processes that it starts, to CPUs other than cpu, which is left to what is
-// measured. It does nothing on a machine with one.
-func reserve(cpu int) error {
-	var set unix.CPUSet
-	for i := range runtime.NumCPU() {
-		if i != cpu {
-			set.Set(i)
-		}
-	}
-	if set.Count() == 0 {
-		return nil
-	}
-	return bindAll(&set)
-}
-
-// release undoes reserve.
-func release() error {
-	var set unix.CPUSet
-	for i := range runtime.NumCPU() {
-		set.Set(i)
-	}
-	return bindAll(&set)
-}
-
-func bindAll(set *unix.CPUSet) error {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return fmt.Errorf("list threads: %w", err)
-	}
-	for _, t := range tasks {
-		tid, err := strconv.Atoi(t.Name())
-		if err != nil {
-			continue
-		}
-		if err := unix.SchedSetaffinity(tid, set); err != nil && err != unix.ESRCH {
-			return fmt.Errorf("bind thread to CPUs: %w", err)
-		}
-	}
-	return nil
 }
 
 // idle is how long a CPU has been idle since boot. The kernel keeps it to the

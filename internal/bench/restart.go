@@ -11,6 +11,7 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/pin"
 )
 
 var restart = Experiment{
@@ -48,10 +49,10 @@ func runRestart(ctx context.Context, r *run) error {
 }
 
 func (r *run) restarts(ctx context.Context, c cluster.Cluster) (err error) {
-	if err := reserve(packetCPU); err != nil {
+	if err := pin.Reserve(packetCPU); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = errors.Join(err, pin.Release()) }()
 	st, err := r.newLane()
 	if err != nil {
 		return err

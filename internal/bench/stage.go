@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/pin"
 )
 
 // spec is one case of an experiment: a data plane that holds a cluster.
@@ -93,10 +94,10 @@ func (r *run) alternate(ctx context.Context, specs []spec, measure func(context.
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(stages)) }()
-	if err := reserve(packetCPU); err != nil {
+	if err := pin.Reserve(packetCPU); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = errors.Join(err, pin.Release()) }()
 	for round := range r.Options.Rounds {
 		for _, s := range stages {
 			if ctx.Err() != nil {
@@ -119,11 +120,12 @@ func (r *run) record(s spec, variant, metric, unit string, sample float64) {
 	}, sample)
 }
 
-// cases pairs each data plane with each number of services.
+// cases pairs each data plane with each number of services; the sizes of one
+// data plane follow each other, as they are compared with each other.
 func cases(endpoints int, nodePort uint16, services []int, planes ...peer.Dataplane) []spec {
 	var specs []spec
-	for _, n := range services {
-		for _, d := range planes {
+	for _, d := range planes {
+		for _, n := range services {
 			specs = append(specs, spec{d, cluster.Cluster{Services: n, Endpoints: endpoints, NodePort: nodePort}})
 		}
 	}

@@ -110,8 +110,7 @@ func (c *Chart) drawLine(b *strings.Builder, a axis, series int, s Series) {
 	verb := "M"
 	for i, v := range s.Values {
 		if v.Absent {
-			verb = "M"
-			continue
+			continue // the line goes on to the next value
 		}
 		fmt.Fprintf(&path, "%s%.1f %.1f ", verb, c.x(i), a.y(v.Y))
 		verb = "L"

@@ -14,13 +14,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/bench/pin"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -107,7 +107,7 @@ func (g *Generator) Send(n, cpu int) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("prepare packet generator: %w", err)
 	}
-	if err := g.ns.Do(func() error { return pinned(cpu, func() error { return g.run(n) }) }); err != nil {
+	if err := g.ns.Do(func() error { return errors.Join(pin.Thread(cpu), g.run(n)) }); err != nil {
 		return Result{}, fmt.Errorf("send %d flows: %w", n, err)
 	}
 	var next uint32
@@ -219,19 +219,6 @@ func attach(ns *netns.NS, ifindex int, p *ebpf.Program) (link.Link, error) {
 		return err
 	})
 	return l, err
-}
-
-// pinned runs f with the calling thread bound to one CPU. The caller's thread
-// is one of netns.Do's, which ends after use.
-func pinned(cpu int, f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var set unix.CPUSet
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("bind thread to CPU %d: %w", cpu, err)
-	}
-	return f()
 }
 
 // stride is a step near the golden section of n and coprime with it: it visits

@@ -13,12 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/bench/pin"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -86,7 +86,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	defer unix.Close(listener)
 	var res *Result
 	err = c.Client.Do(func() error {
-		if err := bind(c.CPU); err != nil {
+		if err := pin.Thread(c.CPU); err != nil {
 			return err
 		}
 		l, err := newLoop(c, listener)
@@ -101,17 +101,6 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 		return nil, fmt.Errorf("send requests from %s to %s: %w", c.Client.Name, c.Target, err)
 	}
 	return res, nil
-}
-
-// bind ties the calling thread, which ends after use, to one CPU.
-func bind(cpu int) error {
-	runtime.LockOSThread()
-	var set unix.CPUSet
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("bind thread to CPU %d: %w", cpu, err)
-	}
-	return nil
 }
 
 func listen(ns *netns.NS, port uint16) (int, error) {
