@@ -19,8 +19,8 @@ VM    ?=
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables conntrack
-BENCH_TOOLS := nftables iproute2 iptables conntrack nftlb
+TEST_TOOLS  := nftables iproute2 iptables nftlb
+BENCH_TOOLS := nftables iproute2 iptables nftlb
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 
