@@ -224,18 +224,36 @@ func ping(from, to netip.Addr, id uint16, timeout time.Duration) error {
 	return unix.EAGAIN
 }
 
-// segment is a bare TCP header with the ACK and PSH flags and a valid checksum.
-func segment(from, to netip.AddrPort, seq, ack uint32, payload []byte) []byte {
+// TCP flags.
+const (
+	tcpSYN  = 0x02
+	tcpPush = 0x18 // with ACK
+)
+
+// segment is a TCP segment without options.
+func segment(from, to netip.AddrPort, flags byte, seq, ack uint32, payload []byte) []byte {
 	be := binary.BigEndian
 	b := make([]byte, 20, 20+len(payload))
 	be.PutUint16(b[0:], from.Port())
 	be.PutUint16(b[2:], to.Port())
 	be.PutUint32(b[4:], seq)
 	be.PutUint32(b[8:], ack)
-	b[12], b[13] = 5<<4, 0x18
+	b[12], b[13] = 5<<4, flags
 	be.PutUint16(b[14:], 1024)
 	b = append(b, payload...)
 	be.PutUint16(b[16:], checksum(pseudo(from.Addr(), to.Addr(), model.TCP, len(b)), b))
+	return b
+}
+
+// datagram is a UDP datagram.
+func datagram(from, to netip.AddrPort, payload []byte) []byte {
+	be := binary.BigEndian
+	b := make([]byte, 8, 8+len(payload))
+	be.PutUint16(b[0:], from.Port())
+	be.PutUint16(b[2:], to.Port())
+	be.PutUint16(b[4:], uint16(8+len(payload)))
+	b = append(b, payload...)
+	be.PutUint16(b[6:], checksum(pseudo(from.Addr(), to.Addr(), model.UDP, len(b)), b))
 	return b
 }
 
@@ -271,7 +289,7 @@ func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Sendto(fd, segment(from, to, seq, ack, []byte("stray")), 0, sockaddr(to.Addr())); err != nil {
+	if err := unix.Sendto(fd, segment(from, to, tcpPush, seq, ack, []byte("stray")), 0, sockaddr(to.Addr())); err != nil {
 		return fmt.Errorf("send segment: %w", err)
 	}
 	return nil

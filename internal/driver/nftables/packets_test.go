@@ -11,3 +11,7 @@ import (
 func TestPackets(t *testing.T) {
 	drivertest.Run(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
 }
+
+func TestFlood(t *testing.T) {
+	drivertest.Flood(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
+}

@@ -1,0 +1,188 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// floodFlows is how many new flows a family's flood has, unless the kernel's connection
+// table is too small for it.
+const floodFlows = 60000
+
+// Flood sends new flows to a service, from a pod, from the node and from outside,
+// while its backends and their number change as fast as the driver can, and
+// watches for packets that leave the node as they came: none may.
+func Flood(t *testing.T, open Open) {
+	w := NewTopology(t, "fl")
+	for _, f := range []Family{IPv4, IPv6} {
+		t.Run(f.String(), func(t *testing.T) { (&run{Topology: w, family: f, open: open}).flood(t) })
+	}
+}
+
+func (r *run) flood(t *testing.T) {
+	var watches []*watch
+	for _, name := range []string{"vip", "ext"} {
+		w, err := startWatch(r.Wire, "to-node", r.Addr(name, r.family))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.close)
+		watches = append(watches, w)
+	}
+	r.start(t, config{})
+	services := func(n int) []svc {
+		return []svc{{at: "vip", ext: "ext", ports: []port{http, dns}, on: shuffled(n)}}
+	}
+	r.proveWatches(t, watches)
+	r.cluster.declare(r.declare(r.family, services(5)))
+	r.adopt(t, false)
+
+	flows, before := floodSize(), r.received(t, "m")
+	sent := make(chan error, 1)
+	go func() { sent <- r.sendFlood(flows) }()
+	updates := 0
+	for {
+		select {
+		case err := <-sent:
+			if err != nil {
+				t.Fatalf("send the flood: %v", err)
+			}
+			r.judgeFlood(t, watches, flows, updates, r.received(t, "m")-before)
+			return
+		default:
+		}
+		plan, err := r.driver.Update(t.Context(), r.cluster.declare(r.declare(r.family, services(1+rand.N(20)))))
+		if err != nil {
+			t.Fatalf("plan the update: %v", err)
+		}
+		r.apply(t, plan)
+		updates++
+	}
+}
+
+// judgeFlood also asks that nearly all flows reached a backend: few may meet a
+// chain that changes under them.
+func (r *run) judgeFlood(t *testing.T, watches []*watch, flows, updates, arrived int) {
+	time.Sleep(silence) // what was the last packet's way is short
+	escaped := watches[0].seen.Load() + watches[1].seen.Load()
+	t.Logf("%d new flows during %d updates: %d packets reached the backends' pod, %d escaped untranslated", flows, updates, arrived, escaped)
+	if escaped > 0 {
+		t.Errorf("%d packets escaped untranslated", escaped)
+	}
+	if arrived < flows*99/100 {
+		t.Errorf("only %d of %d flows reached a backend", arrived, flows)
+	}
+	if updates < 20 {
+		t.Errorf("only %d updates fell into the flood", updates)
+	}
+}
+
+// shuffled are n of the addresses of the pod that has many.
+func shuffled(n int) string {
+	all := strings.Fields(many(mostClients))
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return strings.Join(all[:n], " ")
+}
+
+// proveWatches shows that what nothing translates is seen to escape.
+func (r *run) proveWatches(t *testing.T, watches []*watch) {
+	t.Helper()
+	for i, name := range []string{"vip", "ext"} {
+		to := netip.AddrPortFrom(r.Addr(name, r.family), 53)
+		if err := r.client("c").host.ns.Do(func() error { return sendRaw(r.Addr("c", r.family), to, model.UDP, 1, 1) }); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(patience); watches[i].seen.Load() == 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("a packet to %s escaped, as it should with nothing programmed, but nobody saw it", to)
+			}
+		}
+	}
+	time.Sleep(silence) // what escaped goes to and fro until its hop limit ends it
+	for _, w := range watches {
+		w.seen.Store(0)
+	}
+}
+
+// floodSize leaves room in the connection table.
+func floodSize() int {
+	var limit int
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &limit)
+	}
+	if err != nil {
+		return floodFlows
+	}
+	return min(floodFlows, limit/2/6*6)
+}
+
+// sendFlood sends the first packets of so many flows, in turns from a pod, from the
+// node and from outside, each with a source port of its own.
+func (r *run) sendFlood(flows int) error {
+	const turn = 500
+	each := flows / 6
+	for first := 0; first < each; first += turn {
+		for _, from := range []string{"c", "node", "outside"} {
+			tcp := func() error {
+				return sendRaw(r.Addr(from, r.family), r.addrPort("vip:80", r.family), model.TCP, 1024+first, min(turn, each-first))
+			}
+			udp := func() error {
+				return sendRaw(r.Addr(from, r.family), r.addrPort("ext:53", r.family), model.UDP, 1024+first, min(turn, each-first))
+			}
+			if err := errors.Join(r.hostOf(from).ns.Do(tcp), r.hostOf(from).ns.Do(udp)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sendRaw sends the first packet of each of so many flows, in the calling
+// thread's namespace, paced so that no queue on the way overflows.
+func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort, flows int) error {
+	fd, err := rawSocket(int(proto), from, time.Second)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for i := range flows {
+		src := netip.AddrPortFrom(from, uint16(firstPort+i))
+		packet := datagram(src, to, []byte("flood"))
+		if proto == model.TCP {
+			packet = segment(src, to, tcpSYN, 1, 0, nil)
+		}
+		err := unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
+		if errors.Is(err, unix.ECONNREFUSED) { // nobody listens behind an earlier one, which is all right
+			err = unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
+		}
+		// A dropped packet of the node itself is an error here, and no fault of the flood.
+		if err != nil && !errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("send from %v to %v: %w", src, to, err)
+		}
+		if i%200 == 199 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// received is the number of packets that a host's interface has received.
+func (r *run) received(t *testing.T, name string) int {
+	t.Helper()
+	link, err := r.hosts[name].ns.LinkByName("eth0")
+	if err != nil {
+		t.Fatalf("read the counters of %s: %v", name, err)
+	}
+	return int(link.Attrs().Statistics.RxPackets)
+}
