@@ -130,12 +130,12 @@ func (a *adoption) done(sweep bool) func() {
 func (d *Driver) claim(b *batch, have *found) {
 	switch {
 	case have == nil && d.owns:
-		b.addTable(tableFlagOwner | tableFlagPersist)
+		b.addTable(&b.before, tableFlagOwner|tableFlagPersist)
 	case have == nil:
-		b.addTable(0)
+		b.addTable(&b.before, 0)
 	case d.owns && have.flags&tableFlagPersist != 0 && have.owner != d.sock.port:
-		b.addTable(tableFlagOwner | tableFlagPersist)
-		b.changes-- // taking over is no change to people
+		b.addTable(&b.claim, tableFlagOwner|tableFlagPersist)
+		b.changes--
 	}
 }
 

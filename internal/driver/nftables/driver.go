@@ -90,7 +90,7 @@ func (d *Driver) Close() error {
 // creating one that is gone before anyone could see it.
 func canOwn(s *socket) bool {
 	b := newBatch(TableName + "-probe")
-	b.addTable(tableFlagOwner | tableFlagPersist)
+	b.addTable(&b.before, tableFlagOwner|tableFlagPersist)
 	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	_, err := b.send(s)
 	return err == nil
@@ -103,7 +103,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		return err
 	}
 	b := newBatch(TableName + "-probe")
-	b.addTable(0)
+	b.addTable(&b.before, 0)
 	b.addProgram(d.prog, nil)
 	b.do(&b.after, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	switch _, err := b.send(d.sock); {

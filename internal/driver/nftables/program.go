@@ -148,10 +148,17 @@ func (p *program) addBaseChains() {
 		chain{name: "postrouting", hook: nat(unix.NF_INET_POST_ROUTING, 100),
 			rules:   append(append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...), dispatch("-source")...),
 			comment: "new connections on their way out: remember the backend, masquerade"},
-		chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0},
-			rules:   []rule{newRule("a stray segment would reach the client untranslated and be answered with a reset").invalid().proto(unix.IPPROTO_TCP).drop()},
-			comment: "segments that belong to no connection"},
+		chain{name: "invalid", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -150},
+			rules:   []rule{newRule("").invalid().proto(unix.IPPROTO_TCP).jump("stray")},
+			comment: "segments that connection tracking can make nothing of"},
 	)
+	p.chains = append(p.chains, chain{name: "stray",
+		comment: "a stray segment of a backend would arrive untranslated and be answered with a reset",
+		rules: []rule{
+			newRule("").toNode(false).drop(),
+			newRule("").family(ipv4).in([]field{ipv4.saddr}, p.fam[0].podCIDRs).drop(),
+			newRule("").family(ipv6).in([]field{ipv6.saddr}, p.fam[1].podCIDRs).drop(),
+		}})
 }
 
 func (p *program) addFamilyChains(fp *familyProgram) {

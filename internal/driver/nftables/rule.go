@@ -109,12 +109,20 @@ func (r rule) invalid() rule {
 
 // fromNode goes on if the source is (or is not) an address of the node.
 func (r rule) fromNode(yes bool) rule {
+	return r.local(&expr.Fib{Register: firstRegister, FlagSADDR: true, ResultADDRTYPE: true}, yes)
+}
+
+// toNode goes on if the destination is (or is not) an address of the node.
+func (r rule) toNode(yes bool) rule {
+	return r.local(&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultADDRTYPE: true}, yes)
+}
+
+func (r rule) local(address *expr.Fib, yes bool) rule {
 	op := expr.CmpOpNeq
 	if yes {
 		op = expr.CmpOpEq
 	}
-	return r.add(&expr.Fib{Register: firstRegister, FlagSADDR: true, ResultADDRTYPE: true}).
-		compare(op, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
+	return r.add(address).compare(op, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
 }
 
 // in goes on if the key is in the set.

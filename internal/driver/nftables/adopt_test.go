@@ -1,0 +1,403 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	lib "github.com/google/nftables"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+var testNamespaces atomic.Int32
+
+// testNS is a network namespace that lives as long as the test.
+func testNS(t *testing.T) *netns.NS {
+	t.Helper()
+	ns, err := netns.New(fmt.Sprintf("sluice-nft-%d-%d", os.Getpid(), testNamespaces.Add(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func openIn(t *testing.T, ns *netns.NS, o Options) *Driver {
+	t.Helper()
+	var d *Driver
+	err := ns.Do(func() (err error) {
+		d, err = Open(o)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() }) // a second time, for most
+	return d
+}
+
+// adopt applies the plan that leads to the state, and returns its length and text.
+func adopt(t *testing.T, d *Driver, s *state.State) (int, string) {
+	t.Helper()
+	p, err := d.Adopt(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, text := p.Len(), p.String()
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v\n%s", err, text)
+	}
+	return n, text
+}
+
+func update(t *testing.T, d *Driver, delta state.Delta) string {
+	t.Helper()
+	p, err := d.Update(t.Context(), delta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := p.String()
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v\n%s", err, text)
+	}
+	return text
+}
+
+// testState holds a frontend of every sort, in both families.
+func testState() *state.State {
+	s := state.New()
+	s.Settings = state.Settings{
+		ServiceCIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"),
+		ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/64"), LocalCIDRs: prefixes("10.1.0.0/24"),
+	}
+	for fam, pod := range map[string]string{"10.96.0.": "10.1.0.%d:80", "fd00:96::": "[fd00:1::%d]:80"} {
+		backends := func(n int) []netip.AddrPort {
+			var b []string
+			for i := range n {
+				b = append(b, fmt.Sprintf(pod, i+1))
+			}
+			return addrPorts(b...)
+		}
+		put := func(host int, f state.Frontend) {
+			a := netip.MustParseAddr(fmt.Sprintf("%s%d", fam, host))
+			f.Service = model.Name{Namespace: "test", Name: fmt.Sprint("s", host)}
+			f.Alive = f.Backends
+			s.Frontends[state.FrontendKey{Addr: a, Protocol: model.TCP, Port: 80}] = &f
+			s.ClusterIPs[a] = struct{}{}
+		}
+		put(1, state.Frontend{Backends: backends(1)})
+		put(2, state.Frontend{Backends: backends(5)})
+		put(3, state.Frontend{Reject: true})
+		put(4, state.Frontend{Kind: state.NodePort, Backends: backends(3), LocalOnly: true, Local: backends(2)})
+		put(5, state.Frontend{Kind: state.LoadBalancer, Backends: backends(9), Affinity: 10800 * time.Second,
+			SourceRanges: prefixes("192.0.2.0/24", "fd00:2::/64")})
+		put(6, state.Frontend{Backends: backends(2), Affinity: time.Minute})
+		s.Hairpins[backends(1)[0].Addr()] = struct{}{}
+	}
+	return s
+}
+
+func clone(s *state.State) *state.State {
+	return &state.State{Settings: s.Settings, Frontends: maps.Clone(s.Frontends),
+		ClusterIPs: maps.Clone(s.ClusterIPs), Hairpins: maps.Clone(s.Hairpins), HealthChecks: maps.Clone(s.HealthChecks)}
+}
+
+// modes are the two ways to hold the table: protected where the kernel can,
+// and open to all.
+func modes(t *testing.T, f func(t *testing.T, o Options)) {
+	t.Run("owned", func(t *testing.T) {
+		ns := testNS(t)
+		if !openIn(t, ns, Options{}).owns {
+			t.Log("this kernel has no owned tables that persist (Linux 6.9): running without an owner")
+		}
+		f(t, Options{})
+	})
+	t.Run("shared", func(t *testing.T) { f(t, Options{Shared: true}) })
+}
+
+func TestAdoptionOfTheSameIsEmpty(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		ns, want := testNS(t), testState()
+		d := openIn(t, ns, o)
+		if n, _ := adopt(t, d, want); n == 0 {
+			t.Fatal("an empty kernel, and nothing to do")
+		}
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("the same driver again plans\n%s", text)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, o)
+		if n, text := adopt(t, d, testState()); n != 0 {
+			t.Errorf("a new driver plans\n%s", text)
+		}
+	})
+}
+
+// What changed while no agent ran is all that the next one changes.
+func TestAdoptionPlansTheDifference(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{})
+	adopt(t, d, want)
+	_ = d.Close()
+
+	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.TCP, Port: 80}
+	f := *want.Frontends[key]
+	f.Backends = append(f.Backends[:4:4], netip.MustParseAddrPort("10.1.0.99:80"))
+	want = clone(want)
+	want.Frontends[key] = &f
+	delete(want.Frontends, state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.6"), Protocol: model.TCP, Port: 80})
+
+	d = openIn(t, ns, Options{})
+	_, text := adopt(t, d, want)
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, "10.96.0.2 ") && !strings.Contains(line, "10.96.0.6 ") && !strings.Contains(line, "ip-learn-60") {
+			t.Errorf("plans %s", line)
+		}
+	}
+	if !strings.Contains(text, "10.1.0.99") || !strings.Contains(text, "delete chain ip-learn-60") {
+		t.Errorf("plan lacks the new backend, or the removal of the chain for a time-out that is gone:\n%s", text)
+	}
+	_ = d.Close()
+	d = openIn(t, ns, Options{})
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("still to do:\n%s", text)
+	}
+}
+
+// However a state is arrived at, the kernel holds the same.
+func TestUpdatesAddUp(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{})
+	adopt(t, d, state.New())
+	settings := want.Settings
+	update(t, d, state.Delta{Settings: &settings})
+	for k, f := range want.Frontends {
+		more := *f
+		more.Backends = append(more.Backends[:len(more.Backends):len(more.Backends)], testKey{k}.backend(250))
+		more.Affinity = 30 * time.Second
+		update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: &more}})
+	}
+	delta := state.Delta{Frontends: maps.Clone(want.Frontends), ClusterIPs: map[netip.Addr]bool{}, Hairpins: map[netip.Addr]bool{}}
+	for a := range want.ClusterIPs {
+		delta.ClusterIPs[a] = true
+	}
+	for a := range want.Hairpins {
+		delta.Hairpins[a] = true
+	}
+	update(t, d, delta)
+	d.doubt = true // have it read everything
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("the kernel differs:\n%s", text)
+	}
+	for k := range want.Frontends {
+		update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}})
+	}
+	for _, c := range chainNames(t, ns) {
+		if isLearn(c) {
+			t.Errorf("chain %s is left of frontends that are gone", c)
+		}
+	}
+}
+
+type testKey struct{ state.FrontendKey }
+
+// backend is one that no other frontend of the test has, in the key's family.
+func (k testKey) backend(host byte) netip.AddrPort {
+	a := k.Addr.AsSlice()
+	a[len(a)-1] = host
+	b, _ := netip.AddrFromSlice(a)
+	return netip.AddrPortFrom(b, 80)
+}
+
+func chainNames(t *testing.T, ns *netns.NS) (names []string) {
+	t.Helper()
+	chains, err := libConn(t, ns).ListChains()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range chains {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+func libConn(t *testing.T, ns *netns.NS) *lib.Conn {
+	t.Helper()
+	c, err := lib.New(lib.WithNetNSFd(ns.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Other programs flush everything now and then.
+func TestFlushByOthers(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		ns, want := testNS(t), testState()
+		d := openIn(t, ns, o)
+		adopt(t, d, want)
+		c := libConn(t, ns)
+		c.FlushRuleset()
+		_ = c.Flush()
+		tampered, err := d.Tampered(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tampered == d.owns {
+			t.Errorf("owned %t, tampered with %t", d.owns, tampered)
+		}
+		if n, text := adopt(t, d, want); (n > 0) == d.owns {
+			t.Errorf("owned %t; to heal:\n%s", d.owns, text)
+		}
+		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+			t.Errorf("healed, but tampered = %t, %v", tampered, err)
+		}
+	})
+}
+
+// Without an owner, anyone can take single elements out; the audit puts them back.
+func TestAuditFindsSingleElements(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{Shared: true})
+	adopt(t, d, want)
+	c := libConn(t, ns)
+	table := &lib.Table{Name: TableName, Family: lib.TableFamilyINet}
+	set, err := c.GetSetByName(table, "ip-cluster-ips")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeleteElements(set, []lib.SetElement{{Key: []byte{10, 96, 0, 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+		t.Errorf("tampered = %t, %v: an element is not seen at a glance", tampered, err)
+	}
+	n, text := adopt(t, d, want)
+	if n != 1 || !strings.Contains(text, "add element ip-cluster-ips { 10.96.0.1 }") {
+		t.Errorf("plan %q", text)
+	}
+}
+
+// Transactions of other programs in other tables are none of our business.
+func TestOthersMayWork(t *testing.T) {
+	ns := testNS(t)
+	d := openIn(t, ns, Options{Shared: true})
+	adopt(t, d, testState())
+	c := libConn(t, ns)
+	c.AddTable(&lib.Table{Name: "theirs", Family: lib.TableFamilyINet})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+		t.Errorf("tampered = %t, %v", tampered, err)
+	}
+}
+
+func TestTwoAgents(t *testing.T) {
+	ns := testNS(t)
+	first := openIn(t, ns, Options{})
+	if !first.owns {
+		t.Log("this kernel cannot own a table for good (Linux 6.9): a second agent would not be kept out")
+		return
+	}
+	adopt(t, first, testState())
+	second := openIn(t, ns, Options{})
+	p, err := second.Adopt(t.Context(), state.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context()); !errors.Is(err, driver.ErrBusy) {
+		t.Errorf("apply: %v, want ErrBusy", err)
+	}
+	if err := second.Purge(t.Context()); !errors.Is(err, driver.ErrBusy) {
+		t.Errorf("purge: %v, want ErrBusy", err)
+	}
+	_ = first.Close()
+	adopt(t, second, testState())
+	if err := second.Purge(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPurgeLeavesOthersAlone(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		ns := testNS(t)
+		c := libConn(t, ns)
+		c.AddTable(&lib.Table{Name: "theirs", Family: lib.TableFamilyINet})
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		d := openIn(t, ns, o)
+		adopt(t, d, testState())
+		_ = d.Close()
+		d = openIn(t, ns, o)
+		for range 2 { // purging what is not there succeeds
+			if err := d.Purge(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tables, err := c.ListTables()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(tables) != 1 || tables[0].Name != "theirs" {
+			t.Errorf("tables left: %v", tables)
+		}
+	})
+}
+
+func TestFailedApplyIsAdoptedAgain(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{})
+	adopt(t, d, want)
+	ctx, cancel := context.WithCancel(t.Context())
+	p, err := d.Update(ctx, state.Delta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := p.Apply(ctx); err == nil {
+		t.Fatal("applied under a context that has ended")
+	}
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("plans\n%s", text)
+	}
+}
+
+// A transaction is carried out whole or not at all, and the error says where it failed.
+func TestBatchIsAtomic(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{})
+	adopt(t, d, want)
+	c := d.newChange()
+	d.prog.clusterIPElement(netip.MustParseAddr("10.96.9.9"), c.add)
+	d.prog.clusterIPElement(netip.MustParseAddr("10.96.8.8"), c.remove) // not there
+	err := c.plan(func() {}).Apply(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "delete elements of ip-cluster-ips") {
+		t.Errorf("apply: %v", err)
+	}
+	d.doubt = true
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("half a transaction was carried out:\n%s", text)
+	}
+}
