@@ -104,6 +104,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	for name := range d.Services {
 		c.service(v, name)
 	}
+	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
 	if !settings.Equal(c.state.Settings) {
 		now := c.state.Settings

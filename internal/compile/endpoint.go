@@ -48,13 +48,22 @@ type objects struct {
 	pods   []*model.Pod           // sorted by name: those that the service selects
 }
 
+// size is about how many endpoints they give each service port.
+func (o objects) size() int {
+	n := len(o.pods)
+	for _, slice := range o.slices {
+		n += len(slice.Endpoints)
+	}
+	return n
+}
+
 // gather returns the endpoints of a service port in any condition, sorted,
 // unique by address and port; IPv4 first. They are valid until the next call.
 //
 // They come from the service's slices. Pods give endpoints where there is no
 // slice at all; else they are only there as something that exists.
 func (c *Compiler) gather(svc *model.Service, port *model.ServicePort, from objects, rep *report) []endpoint {
-	eps := c.scratch[:0]
+	eps := slices.Grow(c.scratch[:0], from.size())
 	for _, slice := range from.slices {
 		for i := range slice.Ports {
 			if p := &slice.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
