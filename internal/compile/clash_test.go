@@ -196,14 +196,16 @@ func TestClashEnds(t *testing.T) {
 func TestServiceClashesWithItself(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, f family) {
 		svc := f.service(func(s *model.Service) {
-			s.Ports = append(s.Ports, model.ServicePort{Protocol: model.TCP, Port: 80, TargetPort: 9090})
+			s.Ports = append(s.Ports, model.ServicePort{Protocol: model.TCP, Port: 80, TargetPort: 9090},
+				model.ServicePort{Name: "third", Protocol: model.TCP, Port: 80})
 		})
 		c := compiled(compile.Config{}, svc)
 		key := state.FrontendKey{Addr: f.addr("c1"), Protocol: model.TCP, Port: 80}
 		if got := c.State().Frontends[key].Port; got != "http" {
 			t.Errorf("it leads to port %q", got)
 		}
-		checkIssues(t, c, "Service shop/web: "+key.String()+" is claimed by its port http and its port 80; the first one has it")
+		claimed := "Service shop/web: " + key.String() + " is claimed by its port http and its port "
+		checkIssues(t, c, claimed+"80; the first one has it", claimed+"third; the first one has it")
 	})
 }
 

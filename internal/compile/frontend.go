@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -157,17 +158,17 @@ func (s *service) dropDoubles(rep *report) {
 		}
 		return int(a.port) - int(b.port)
 	})
-	s.claims = slices.CompactFunc(s.claims, func(next, kept claim) bool {
-		if next.key != kept.key {
-			return false
+	kept := s.claims[:0]
+	for _, cl := range s.claims {
+		if len(kept) == 0 || kept[len(kept)-1].key != cl.key {
+			kept = append(kept, cl)
+			continue
 		}
-		if next.port != kept.port {
-			rep.service(kept.key.String() + " is claimed by its " + rep.portName(int(kept.port)) + " and its " +
-				rep.portName(int(next.port)) + "; the first one has it")
+		if has := kept[len(kept)-1]; has.port != cl.port {
+			rep.service(fmt.Sprintf("%s is claimed by its %s and its %s; the first one has it", cl.key, rep.portName(has.port), rep.portName(cl.port)))
 		}
-		return true
-	})
-	s.claims = slices.Clip(s.claims)
+	}
+	s.claims = slices.Clip(kept)
 }
 
 // sourceRanges returns the ranges of one family; none where everybody may
@@ -237,7 +238,7 @@ func unique(addrs []netip.Addr) []netip.Addr {
 }
 
 // portName names a service port for people: "port web", or "port 80".
-func (r *report) portName(i int) string {
+func (r *report) portName(i uint16) string {
 	p := &r.svc.Ports[i]
 	if p.Name != "" {
 		return "port " + p.Name

@@ -312,7 +312,7 @@ func TestSettings(t *testing.T) {
 		nodes []any
 		want  state.Settings
 	}{
-		{"masked, sorted, unique", compile.Config{ServiceCIDRs: p("fd00::1/112", "172.16.0.9/16", "172.16.0.0/16"), MasqueradeAll: true}, nil,
+		{"masked, sorted, each address covered once", compile.Config{ServiceCIDRs: p("fd00::1/112", "172.16.0.9/16", "172.16.9.0/24", "172.16.0.0/16", "172.16.0.0/24"), MasqueradeAll: true}, nil,
 			state.Settings{ServiceCIDRs: p("172.16.0.0/16", "fd00::/112"), MasqueradeAll: true}},
 		{"the node's pods within the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("10.1.2.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.1.2.0/24")}},

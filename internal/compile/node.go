@@ -93,7 +93,8 @@ func covered(inner, outer []netip.Prefix) bool {
 	return true
 }
 
-// masked returns the valid ones of the prefixes, masked, sorted and unique.
+// masked returns the valid ones of the prefixes, masked and sorted, without
+// those that lie in another: what they cover, said once.
 func masked(prefixes []netip.Prefix) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range prefixes {
@@ -101,8 +102,14 @@ func masked(prefixes []netip.Prefix) []netip.Prefix {
 			list = append(list, p.Masked())
 		}
 	}
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return slices.Compact(list)
+	slices.SortFunc(list, netip.Prefix.Compare) // a prefix comes before those in it
+	kept := list[:0]
+	for _, p := range list {
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(p) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
 }
 
 func ofFamily(prefixes []netip.Prefix, is4 bool) []netip.Prefix {
