@@ -21,6 +21,7 @@ var modules = []string{
 	"nf_tables", "nfnetlink", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
+	"xfrm_user", // the netlink library opens this family too
 	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "8021q",
 }
 
