@@ -217,12 +217,8 @@ func TestTamperingIsHealed(t *testing.T) {
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)
-	flushed := time.Now()
 	b.driver.flush()
 	b.holds(t, web1)
-	if took := time.Since(flushed); took > 2*watchInterval+time.Second {
-		t.Errorf("healing took %s", took)
-	}
 	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
 	if !strings.Contains(b.log.String(), "changed by someone else") {
 		t.Error("no warning in the log")

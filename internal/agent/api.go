@@ -128,7 +128,7 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	if !l.Store.Synced() {
 		return Plan{}, errNotSynced
 	}
-	delta, _ := l.compile()
+	delta := l.compile()
 	l.checks.apply(delta.HealthChecks)
 	l.stale = true
 	p, err := l.Driver.Adopt(ctx, l.Compiler.State())

@@ -40,6 +40,7 @@ type loop struct {
 	retry *time.Timer
 	due   *time.Timer // the next audit
 
+	since   time.Time      // when the oldest change came that is not in the kernel yet; zero: all are
 	waiting []chan<- error // answered after the next attempt
 	known   map[model.Issue]bool
 }
@@ -118,7 +119,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 		return
 	}
 	l.health.queued(time.Now())
-	delta, since := l.compile()
+	delta := l.compile()
 	done, err := l.program(ctx, delta, why)
 	l.checks.apply(delta.HealthChecks)
 	l.tried = time.Now()
@@ -128,7 +129,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if err != nil {
 		l.failed(err, delta)
 	} else {
-		l.succeeded(done, since)
+		l.succeeded(done)
 	}
 	for _, w := range l.waiting {
 		w <- err
@@ -136,14 +137,17 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	l.waiting = nil
 }
 
-// compile takes what changed since the last call. It returns the change that this
-// makes to the desired state, and when the oldest of it came; zero if nothing did.
-func (l *loop) compile() (state.Delta, time.Time) {
+// compile takes what changed since the last call, and returns the change that this
+// makes to the desired state.
+func (l *loop) compile() state.Delta {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	dirty := l.Store.Take()
 	l.metrics.took(dirty)
-	return l.Compiler.Update(l.Store, dirty), dirty.Since
+	if l.since.IsZero() {
+		l.since = dirty.Since
+	}
+	return l.Compiler.Update(l.Store, dirty)
 }
 
 // program has the driver plan and apply the change. If that fails, or if the kernel
@@ -209,12 +213,13 @@ func (l *loop) logPlan(p driver.Plan) {
 }
 
 // succeeded records that the kernel has all that is wanted.
-func (l *loop) succeeded(done Applied, since time.Time) {
+func (l *loop) succeeded(done Applied) {
 	first := !l.health.ready()
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	l.metrics.applied(done, since)
+	l.metrics.applied(done, l.since)
+	l.since = time.Time{}
 	l.health.applied()
 	l.mu.Lock()
 	if done.Operations > 0 || first {
