@@ -18,15 +18,15 @@ type cluster struct {
 	objects  objects
 }
 
-func newCluster(w *Topology, c config) *cluster {
+func newCluster(w *topology, c config) *cluster {
 	cfg := compile.Config{
 		Node:          "node",
 		ClusterCIDRs:  clusterCIDRs,
 		ServiceCIDRs:  serviceCIDRs,
-		HostAddresses: []netip.Addr{w.addrs["node2"][IPv4], w.addrs["node2"][IPv6]},
+		HostAddresses: []netip.Addr{w.addrs["node2"][ipv4], w.addrs["node2"][ipv6]},
 		MasqueradeAll: c.masqueradeAll,
 	}
-	for _, f := range []Family{IPv4, IPv6} {
+	for _, f := range []family{ipv4, ipv6} {
 		for _, a := range w.all(c.nodePortsOn, f) {
 			cfg.NodePortAddresses = append(cfg.NodePortAddresses, netip.PrefixFrom(a, a.BitLen()))
 		}

@@ -23,7 +23,7 @@ func (r *run) distribution(t *testing.T) {
 		}
 		chi, fair := 0.0, float64(flows)/float64(n)
 		for b := range n {
-			d := float64(count[r.Addr(fmt.Sprint("m", b+1), r.family)]) - fair
+			d := float64(count[r.addr(fmt.Sprint("m", b+1), r.family)]) - fair
 			chi += d * d / fair
 		}
 		if chi > bound[n] {

@@ -23,16 +23,16 @@ const floodFlows = 60000
 // while its backends and their number change as fast as the driver can, and
 // watches for packets that leave the node as they came: none may.
 func Flood(t *testing.T, open Open) {
-	w := NewTopology(t, "fl")
-	for _, f := range []Family{IPv4, IPv6} {
-		t.Run(f.String(), func(t *testing.T) { (&run{Topology: w, family: f, open: open}).flood(t) })
+	w := newTopology(t, "fl")
+	for _, f := range []family{ipv4, ipv6} {
+		t.Run(f.String(), func(t *testing.T) { (&run{topology: w, family: f, open: open}).flood(t) })
 	}
 }
 
 func (r *run) flood(t *testing.T) {
 	var watches []*watch
 	for _, name := range []string{"vip", "ext"} {
-		w, err := startWatch(r.Wire, "to-node", r.Addr(name, r.family))
+		w, err := startWatch(r.Wire, "to-node", r.addr(name, r.family))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +98,8 @@ func shuffled(n int) string {
 func (r *run) proveWatches(t *testing.T, watches []*watch) {
 	t.Helper()
 	for i, name := range []string{"vip", "ext"} {
-		to := netip.AddrPortFrom(r.Addr(name, r.family), 53)
-		if err := r.client("c").host.ns.Do(func() error { return sendRaw(r.Addr("c", r.family), to, model.UDP, 1, 1) }); err != nil {
+		to := netip.AddrPortFrom(r.addr(name, r.family), 53)
+		if err := r.client("c").host.ns.Do(func() error { return sendRaw(r.addr("c", r.family), to, model.UDP, 1, 1) }); err != nil {
 			t.Fatal(err)
 		}
 		for end := time.Now().Add(patience); watches[i].seen.Load() == 0; time.Sleep(time.Millisecond) {
@@ -135,10 +135,10 @@ func (r *run) sendFlood(flows int) error {
 	for first := 0; first < each; first += turn {
 		for _, from := range []string{"c", "node", "outside"} {
 			tcp := func() error {
-				return sendRaw(r.Addr(from, r.family), r.addrPort("vip:80", r.family), model.TCP, 1024+first, min(turn, each-first))
+				return sendRaw(r.addr(from, r.family), r.addrPort("vip:80", r.family), model.TCP, 1024+first, min(turn, each-first))
 			}
 			udp := func() error {
-				return sendRaw(r.Addr(from, r.family), r.addrPort("ext:53", r.family), model.UDP, 1024+first, min(turn, each-first))
+				return sendRaw(r.addr(from, r.family), r.addrPort("ext:53", r.family), model.UDP, 1024+first, min(turn, each-first))
 			}
 			if err := errors.Join(r.hostOf(from).ns.Do(tcp), r.hostOf(from).ns.Do(udp)); err != nil {
 				return err

@@ -21,7 +21,7 @@ type foreign struct {
 	before []string
 }
 
-func setForeign(t *testing.T, w *Topology) *foreign {
+func setForeign(t *testing.T, w *topology) *foreign {
 	t.Helper()
 	f := &foreign{ns: w.Node}
 	err := w.Node.Do(func() error {
@@ -29,8 +29,8 @@ func setForeign(t *testing.T, w *Topology) *foreign {
 		if err != nil {
 			return err
 		}
-		addForeign(c, "foreign4", nftables.TableFamilyIPv4, w.addrs["c"][IPv4])
-		addForeign(c, "foreign6", nftables.TableFamilyIPv6, w.addrs["c"][IPv6])
+		addForeign(c, "foreign4", nftables.TableFamilyIPv4, w.addrs["c"][ipv4])
+		addForeign(c, "foreign6", nftables.TableFamilyIPv6, w.addrs["c"][ipv6])
 		return c.Flush()
 	})
 	if err == nil {

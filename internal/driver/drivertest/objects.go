@@ -51,13 +51,13 @@ type objects map[objectKey]any
 const namespace = "test"
 
 // declare builds what the services stand for in family f, and the two nodes.
-func (w *Topology) declare(f Family, services []svc) objects {
+func (w *topology) declare(f family, services []svc) objects {
 	o := objects{}
 	for i, n := range []string{"node", "remote"} {
 		o[objectKey{store.Nodes, model.Name{Name: n}}] = &model.Node{
 			Name:     n,
 			Labels:   map[string]string{"topology.kubernetes.io/zone": w.zone(n)},
-			IPs:      []netip.Addr{w.addrs[n][IPv4], w.addrs[n][IPv6]},
+			IPs:      []netip.Addr{w.addrs[n][ipv4], w.addrs[n][ipv6]},
 			PodCIDRs: [][]netip.Prefix{nodePodCIDRs, otherPodCIDRs}[i],
 		}
 	}
@@ -78,17 +78,17 @@ func (s svc) complete() svc {
 }
 
 // zone of a node: each has its own.
-func (w *Topology) zone(node string) string {
+func (w *topology) zone(node string) string {
 	if node == "" {
 		return ""
 	}
 	return "zone-" + node
 }
 
-func (w *Topology) declareService(o objects, f Family, s svc) {
-	families := []Family{f}
+func (w *topology) declareService(o objects, f family, s svc) {
+	families := []family{f}
 	if s.dual {
-		families = []Family{IPv4, IPv6}
+		families = []family{ipv4, ipv6}
 	}
 	out := &model.Service{Name: model.Name{Namespace: namespace, Name: s.name}}
 	for _, f := range families {
@@ -96,7 +96,7 @@ func (w *Topology) declareService(o objects, f Family, s svc) {
 		out.LoadBalancerIPs = append(out.LoadBalancerIPs, w.all(s.lb, f)...)
 		out.ExternalIPs = append(out.ExternalIPs, w.all(s.ext, f)...)
 		for _, name := range s.ranges {
-			a := w.Addr(name, f)
+			a := w.addr(name, f)
 			out.SourceRanges = append(out.SourceRanges, netip.PrefixFrom(a, a.BitLen()))
 		}
 		w.declareSlice(o, f, s)
@@ -118,14 +118,14 @@ func (w *Topology) declareService(o objects, f Family, s svc) {
 	o[objectKey{store.Services, out.Name}] = out
 }
 
-func (w *Topology) all(names string, f Family) (addrs []netip.Addr) {
+func (w *topology) all(names string, f family) (addrs []netip.Addr) {
 	for name := range strings.FieldsSeq(names) {
-		addrs = append(addrs, w.Addr(name, f))
+		addrs = append(addrs, w.addr(name, f))
 	}
 	return addrs
 }
 
-func (w *Topology) declareSlice(o objects, f Family, s svc) {
+func (w *topology) declareSlice(o objects, f family, s svc) {
 	if s.pods != "" {
 		return
 	}
@@ -145,12 +145,12 @@ func (w *Topology) declareSlice(o objects, f Family, s svc) {
 // parseEndpoint reads "NAME[!CONDITION][@NODE][%NODE]": the condition is unready,
 // draining (terminating and still serving) or gone (terminating and no longer
 // serving); @ hints at the zone of a node, % at the node itself.
-func (w *Topology) parseEndpoint(spec string, f Family) model.Endpoint {
+func (w *topology) parseEndpoint(spec string, f family) model.Endpoint {
 	rest, nodeHint, _ := strings.Cut(spec, "%")
 	rest, zoneHint, _ := strings.Cut(rest, "@")
 	name, condition, _ := strings.Cut(rest, "!")
 	node := w.hostOf(name).node
-	e := model.Endpoint{Addr: w.Addr(name, f), Node: node, Zone: w.zone(node)}
+	e := model.Endpoint{Addr: w.addr(name, f), Node: node, Zone: w.zone(node)}
 	switch condition {
 	case "":
 		e.Ready, e.Serving = true, true
@@ -172,7 +172,7 @@ func (w *Topology) parseEndpoint(spec string, f Family) model.Endpoint {
 }
 
 // declarePods makes a Pod for each endpoint "NAME[!unready]", with its container ports.
-func (w *Topology) declarePods(o objects, s svc) {
+func (w *topology) declarePods(o objects, s svc) {
 	for spec := range strings.FieldsSeq(s.pods) {
 		name, condition, _ := strings.Cut(spec, "!")
 		p := &model.Pod{
@@ -182,8 +182,8 @@ func (w *Topology) declarePods(o objects, s svc) {
 			HostNetwork: w.hostOf(name).name == w.hostOf(name).node,
 			Ready:       condition == "",
 		}
-		for f := range []Family{IPv4, IPv6} {
-			p.IPs = append(p.IPs, w.Addr(name, Family(f)))
+		for f := range []family{ipv4, ipv6} {
+			p.IPs = append(p.IPs, w.addr(name, family(f)))
 		}
 		for _, sp := range s.ports {
 			p.Ports = append(p.Ports, model.ContainerPort{Name: sp.name, Protocol: sp.proto, Port: sp.to})
@@ -194,12 +194,12 @@ func (w *Topology) declarePods(o objects, s svc) {
 
 // serveAll starts a server behind every endpoint that the services declare,
 // whatever its condition: what must not be reached has to be reachable.
-func (w *Topology) serveAll(f Family, services []svc) error {
+func (w *topology) serveAll(f family, services []svc) error {
 	for _, s := range services {
 		s = s.complete()
-		families := []Family{f}
+		families := []family{f}
 		if s.dual {
-			families = []Family{IPv4, IPv6}
+			families = []family{ipv4, ipv6}
 		}
 		for spec := range strings.FieldsSeq(s.on + " " + s.pods) {
 			name, _, _ := strings.Cut(spec, "!")
@@ -207,7 +207,7 @@ func (w *Topology) serveAll(f Family, services []svc) error {
 			name, _, _ = strings.Cut(name, "%")
 			for _, p := range s.ports {
 				for _, f := range families {
-					if err := w.hostOf(name).serve(p.proto, netip.AddrPortFrom(w.Addr(name, f), p.to)); err != nil {
+					if err := w.hostOf(name).serve(p.proto, netip.AddrPortFrom(w.addr(name, f), p.to)); err != nil {
 						return err
 					}
 				}

@@ -84,7 +84,7 @@ func parseSCTP(b []byte) (p sctpPacket, ok bool) {
 // rawSocket opens a raw socket of a transport, bound to addr, with a receive
 // time-out and ICMP errors reported.
 func rawSocket(proto int, addr netip.Addr, timeout time.Duration) (int, error) {
-	fd, err := unix.Socket(family(addr), unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+	fd, err := unix.Socket(socketFamily(addr), unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
 		return -1, fmt.Errorf("open raw socket: %w", err)
 	}
@@ -130,7 +130,7 @@ func receive(fd int, buf []byte) ([]byte, netip.Addr, error) {
 
 // listenSCTP answers each INIT to the address with an INIT ACK that carries the
 // answer, whatever the port: a raw socket sees them all.
-func listenSCTP(addr netip.AddrPort) (*server, error) {
+func listenSCTP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 	fd, err := rawSocket(unix.IPPROTO_SCTP, addr.Addr(), 100*time.Millisecond)
 	if err != nil {
 		return nil, err
@@ -150,6 +150,7 @@ func listenSCTP(addr netip.AddrPort) (*server, error) {
 				continue
 			}
 			if p, ok := parseSCTP(b); ok && p.chunk == sctpInit {
+				seen.Add(1)
 				a := answer{netip.AddrPortFrom(addr.Addr(), p.dst), netip.AddrPortFrom(from, p.src)}
 				reply := sctpPacket{src: p.dst, dst: p.src, vtag: p.tag, chunk: sctpInitAck, tag: p.tag ^ 1, note: a.String()}
 				_ = unix.Sendto(fd, reply.marshal(), 0, sockaddr(from))

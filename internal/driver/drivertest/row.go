@@ -134,7 +134,7 @@ func (f fate) String() string {
 
 // backends resolves the names of a fate; the port of the services that most rows
 // have is understood.
-func (w *Topology) backends(f Family, s send) map[netip.AddrPort]bool {
+func (w *topology) backends(f family, s send) map[netip.AddrPort]bool {
 	usual := map[model.Protocol]string{model.TCP: "8080", model.UDP: "8053", model.SCTP: "8412", echoRequest: "0"}
 	out := map[netip.AddrPort]bool{}
 	for _, b := range s.fate.by {
@@ -147,11 +147,11 @@ func (w *Topology) backends(f Family, s send) map[netip.AddrPort]bool {
 }
 
 // addrPort resolves "name:port".
-func (w *Topology) addrPort(s string, f Family) netip.AddrPort {
+func (w *topology) addrPort(s string, f family) netip.AddrPort {
 	name, port, _ := strings.Cut(s, ":")
 	var p uint16
 	if _, err := fmt.Sscan(port, &p); err != nil {
 		panic("drivertest: no port in " + s)
 	}
-	return netip.AddrPortFrom(w.Addr(name, f), p)
+	return netip.AddrPortFrom(w.addr(name, f), p)
 }

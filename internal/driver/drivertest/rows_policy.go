@@ -1,6 +1,10 @@
 package drivertest
 
-import "sluice.dev/sluice/internal/model"
+import (
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
 
 func externalLocal(s *model.Service) { s.ExternalLocal = true }
 func internalLocal(s *model.Service) { s.InternalLocal = true }
@@ -25,6 +29,10 @@ func policyRows() []row {
 			tcp("y", "node:30080", by("a x").masked()), tcp("c", "vip:80", by("a x"))),
 		one("external traffic policy Local, several local endpoints", local("a b x"),
 			tcp("outside", "node:30080", by("a b")), udp("outside", "lb:53", by("a b"))),
+		one("external traffic policy Local, source ranges and affinity", []svc{{at: "vip", lb: "lb", ports: ports, on: "a b x", ranges: []string{"outside"},
+			edit: func(s *model.Service) { s.ExternalLocal, s.Affinity = true, time.Hour }}},
+			tcp("outside", "lb:80", oneOf("a b")), udp("outside", "lb:53", oneOf("a b")), tcp("outside2", "lb:80", isDropped),
+			tcp("outside2", "node:30080", oneOf("a b")), tcp("c", "lb:80", isDropped), tcp("c", "node:30080", oneOf("a b x"))),
 		one("external traffic policy Local, none local", local("x y"),
 			tcp("outside", "node:30080", isDropped), udp("outside", "node:30053", isDropped),
 			tcp("outside", "lb:80", isDropped), tcp("outside", "ext:80", isDropped),

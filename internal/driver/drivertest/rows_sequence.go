@@ -165,6 +165,9 @@ func changeRows() []row {
 	ports := []port{httpNode, dnsNode}
 	web := func(on string) []svc { return []svc{{at: "vip", ports: ports, on: on}} }
 	cluster := func(on string) []svc { return []svc{{at: "vip", on: on}} }
+	local := func(on string) []svc {
+		return []svc{{at: "vip", ports: ports, on: on, edit: externalLocal}}
+	}
 	toPort := func(to uint16) []svc {
 		return []svc{{at: "vip", ports: []port{{name: "http", proto: model.TCP, port: 80, to: to}}, on: "a"}}
 	}
@@ -172,13 +175,16 @@ func changeRows() []row {
 	policy := func(f func(*model.Service)) []svc {
 		return []svc{{at: "vip", lb: "lb", ports: ports, on: "a x", edit: f}}
 	}
-	sizes := row{name: "every size"}
+	sizes, localSizes := row{name: "every size"}, row{name: "every size, external traffic policy Local"}
 	for _, n := range []int{1, 2, 3, 4, 5, 7, 12, 13, 16, 24, 9, 6, 3, 1} {
 		sizes.steps = append(sizes.steps, step{services: web(many(n)), sends: []send{
 			tcp("c", "vip:80", by(many(n))), tcp("outside", "node:30080", by(many(n)).masked())}})
+		localSizes.steps = append(localSizes.steps, step{services: local(many(n) + " x"), sends: []send{
+			tcp("outside", "node:30080", by(many(n))), tcp("c", "node:30080", by(many(n)+" x"))}})
 	}
 	return []row{
 		sizes,
+		localSizes,
 		{name: "endpoints come and go", steps: []step{
 			{services: web(""), sends: []send{tcp("c", "vip:80", isRejected), tcp("outside", "node:30080", isRejected)}},
 			{services: web("a b"), sends: []send{tcp("c", "vip:80", by("a b")), tcp("outside", "node:30080", by("a b").masked())}},

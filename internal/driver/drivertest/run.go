@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -30,14 +31,14 @@ type Open func() (driver.Driver, error)
 // Run runs the whole table, for both families, on the driver that open opens. It
 // needs root, and fails where the kernel lacks what the driver's Probe asks for.
 func Run(t *testing.T, open Open) {
-	w := NewTopology(t, "dt")
+	w := newTopology(t, "dt")
 	foreign := setForeign(t, w)
-	for _, f := range []Family{IPv4, IPv6} {
+	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			for _, row := range table() {
-				t.Run(row.name, func(t *testing.T) { (&run{Topology: w, family: f, open: open}).row(t, row) })
+				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
 			}
-			t.Run("distribution", func(t *testing.T) { (&run{Topology: w, family: f, open: open}).distribution(t) })
+			t.Run("distribution", func(t *testing.T) { (&run{topology: w, family: f, open: open}).distribution(t) })
 		})
 	}
 	foreign.check(t)
@@ -50,8 +51,8 @@ func table() []row {
 
 // A run is one row being run for one family.
 type run struct {
-	*Topology
-	family  Family
+	*topology
+	family  family
 	open    Open
 	driver  driver.Driver
 	cluster *cluster
@@ -67,7 +68,7 @@ func (r *run) start(t *testing.T, c config) {
 		t.Fatalf("flush connection tracking: %v", err)
 	}
 	r.flows, r.clients = map[string]*conn{}, map[string]*client{}
-	r.cluster = newCluster(r.Topology, c)
+	r.cluster = newCluster(r.topology, c)
 	r.reopen(t)
 	if err := r.driver.Probe(t.Context()); err != nil {
 		t.Fatalf("probe the kernel: %v", err)
@@ -136,9 +137,23 @@ func (r *run) step(t *testing.T, i int, s step) {
 	time.Sleep(s.pause)
 	for _, send := range s.sends {
 		if err := r.send(send); err != nil {
-			t.Errorf("step %d: %v\n  expected: %v\n  got:      %v\n%s", i+1, send, send.fate, err, r.plan)
+			t.Errorf("step %d: %v\n  expected: %v\n  got:      %v%s\n%s", i+1, send, send.fate, err, r.lacking(send), r.plan)
 		}
 	}
+}
+
+// lacking names what the send needs and this kernel does not have.
+func (r *run) lacking(s send) (note string) {
+	if s.proto != model.SCTP {
+		return ""
+	}
+	_ = r.Node.Do(func() error {
+		if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_established"); err != nil {
+			note = " (this kernel's connection tracking knows no SCTP: CONFIG_NF_CT_PROTO_SCTP)"
+		}
+		return nil
+	})
+	return note
 }
 
 func (r *run) adopt(t *testing.T, wantEmpty bool) {
@@ -194,7 +209,7 @@ func (r *run) client(name string) *client {
 	c := r.clients[name]
 	if c == nil {
 		h := r.hostOf(name)
-		c = &client{host: h, from: r.Addr(name, r.family), bind: name != h.name, next: uint16(rand.N(60000))}
+		c = &client{host: h, from: r.addr(name, r.family), bind: name != h.name, next: uint16(rand.N(60000))}
 		r.clients[name] = c
 	}
 	return c
@@ -272,8 +287,12 @@ func (r *run) expectNone(c *client, s send, to netip.AddrPort) error {
 		}
 		return nil
 	}
+	before := r.arrivals.Load()
 	if res := c.once(s, to, silence); !silent(res.err) {
 		return r.notNone(res)
+	}
+	if r.arrivals.Load() > before {
+		return errors.New("no answer, but a server was reached")
 	}
 	return nil
 }

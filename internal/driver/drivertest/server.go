@@ -8,9 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 
 	"sluice.dev/sluice/internal/model"
 )
+
+// arrivals counts what reaches any server, whether its answer finds its way back or not.
+type arrivals struct{ atomic.Int64 }
 
 // A server answers on one address, port and transport of a host. Its answer names
 // that address and the client address that it saw, which is how a packet's fate
@@ -50,11 +54,11 @@ func (h *host) serve(proto model.Protocol, addr netip.AddrPort) error {
 	if h.servers[key] != nil {
 		return nil
 	}
-	listen := map[model.Protocol]func(netip.AddrPort) (*server, error){
+	listen := map[model.Protocol]func(netip.AddrPort, *arrivals) (*server, error){
 		model.TCP: listenTCP, model.UDP: listenUDP, model.SCTP: listenSCTP,
 	}[proto]
 	return h.ns.Do(func() error {
-		s, err := listen(addr)
+		s, err := listen(addr, h.arrivals)
 		if err != nil {
 			return fmt.Errorf("serve %v %v on %s: %w", proto, addr, h.name, err)
 		}
@@ -72,7 +76,7 @@ func (h *host) close() {
 }
 
 // listenTCP greets each connection with the answer and then echoes what comes.
-func listenTCP(addr netip.AddrPort) (*server, error) {
+func listenTCP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(context.Background(), "tcp", addr.String())
 	if err != nil {
@@ -84,6 +88,7 @@ func listenTCP(addr netip.AddrPort) (*server, error) {
 			if err != nil {
 				return
 			}
+			seen.Add(1)
 			go greet(c)
 		}
 	}()
@@ -99,7 +104,7 @@ func greet(c net.Conn) {
 }
 
 // listenUDP answers each datagram, padded with its own content to its own length.
-func listenUDP(addr netip.AddrPort) (*server, error) {
+func listenUDP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, err
@@ -114,6 +119,7 @@ func listenUDP(addr netip.AddrPort) (*server, error) {
 			if err != nil {
 				continue // an ICMP error for an earlier answer
 			}
+			seen.Add(1)
 			line := unmapped(answer{addr, from}).String()
 			reply := append([]byte(line), buf[min(len(line), n):n]...)
 			_, _ = c.WriteToUDPAddrPort(reply, from)

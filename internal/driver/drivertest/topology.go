@@ -17,17 +17,17 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Family picks one of the two addresses that every name of the table has.
-type Family int
+// family picks one of the two addresses that every name of the table has.
+type family int
 
 // The families, in the order in which the table writes a name's addresses.
 const (
-	IPv4 Family = iota
-	IPv6
+	ipv4 family = iota
+	ipv6
 )
 
 // String returns "IPv4" or "IPv6".
-func (f Family) String() string { return [...]string{"IPv4", "IPv6"}[f] }
+func (f family) String() string { return [...]string{"IPv4", "IPv6"}[f] }
 
 // dual is an address in both families.
 type dual [2]netip.Addr
@@ -66,11 +66,12 @@ type host struct {
 	ns   *netns.NS
 	node string // the cluster node it is on, or is; "" outside the cluster
 
-	mu      sync.Mutex
-	servers map[string]*server
+	arrivals *arrivals // of the whole topology
+	mu       sync.Mutex
+	servers  map[string]*server
 }
 
-// Topology is the small world in which the packets travel:
+// topology is the small world in which the packets travel:
 //
 //	a b c m1…m24 ── node ── wire ── remote ── x y
 //	                          └── outside
@@ -79,19 +80,21 @@ type host struct {
 // 24 addresses) are its pods, x and y those of another node, outside is a
 // client beyond the cluster with two addresses. Every host, address and service
 // address has a name, and an address in each family.
-type Topology struct {
+type topology struct {
 	Node, Wire, Outside *netns.NS
 
 	hosts map[string]*host
 	addrs map[string]dual
 	owner map[netip.Addr]*host
+
+	arrivals arrivals
 }
 
-// NewTopology builds the world in namespaces whose names begin with prefix and the
+// newTopology builds the world in namespaces whose names begin with prefix and the
 // process id, and removes it when the test ends.
-func NewTopology(t testing.TB, prefix string) *Topology {
+func newTopology(t testing.TB, prefix string) *topology {
 	t.Helper()
-	w := &Topology{hosts: map[string]*host{}, addrs: serviceAddrs(), owner: map[netip.Addr]*host{}}
+	w := &topology{hosts: map[string]*host{}, addrs: serviceAddrs(), owner: map[netip.Addr]*host{}}
 	if err := w.build(t, fmt.Sprintf("%s%d-", prefix, os.Getpid())); err != nil {
 		t.Fatalf("build the topology: %v", err)
 	}
@@ -109,7 +112,7 @@ func serviceAddrs() map[string]dual {
 	}
 }
 
-func (w *Topology) build(t testing.TB, prefix string) error {
+func (w *topology) build(t testing.TB, prefix string) error {
 	wire, err := w.host(t, prefix, "wire", "", true)
 	if err != nil {
 		return err
@@ -155,12 +158,12 @@ func (w *Topology) build(t testing.TB, prefix string) error {
 }
 
 // host creates one namespace.
-func (w *Topology) host(t testing.TB, prefix, name, node string, forward bool) (*host, error) {
+func (w *topology) host(t testing.TB, prefix, name, node string, forward bool) (*host, error) {
 	ns, err := netns.New(prefix + name)
 	if err != nil {
 		return nil, err
 	}
-	h := &host{name: name, ns: ns, node: node, servers: map[string]*server{}}
+	h := &host{name: name, ns: ns, node: node, arrivals: &w.arrivals, servers: map[string]*server{}}
 	w.hosts[name] = h
 	t.Cleanup(func() {
 		h.close()
@@ -197,7 +200,7 @@ func tune(ns *netns.NS, forward bool) error {
 }
 
 // name makes the host's addresses known: "node" and "node2", "m1" to "m24", "a".
-func (w *Topology) name(h *host, addrs []dual) {
+func (w *topology) name(h *host, addrs []dual) {
 	for i, d := range addrs {
 		name := h.name
 		if i > 0 || h.name == "m" {
@@ -269,7 +272,7 @@ func defaultRoute(low *netns.NS, dev, far netlink.Link, gw, src netip.Addr) erro
 // fixNeighbour tells ns that a is at the far end of dev, so that no first packet
 // waits for an answer to that question.
 func fixNeighbour(ns *netns.NS, dev, far netlink.Link, a netip.Addr) error {
-	n := &netlink.Neigh{LinkIndex: dev.Attrs().Index, IP: a.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT, Family: family(a)}
+	n := &netlink.Neigh{LinkIndex: dev.Attrs().Index, IP: a.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT, Family: socketFamily(a)}
 	if err := ns.NeighSet(n); err != nil {
 		return fmt.Errorf("set neighbour %s in %s: %w", a, ns.Name, err)
 	}
@@ -293,9 +296,9 @@ func routeDown(up *netns.NS, dev, far netlink.Link, dsts []*net.IPNet, via dual,
 	}
 	for _, d := range dsts {
 		hop := via[0]
-		f := IPv4
+		f := ipv4
 		if d.IP.To4() == nil {
-			hop, f = via[1], IPv6
+			hop, f = via[1], ipv6
 		}
 		r := &netlink.Route{LinkIndex: dev.Attrs().Index, Dst: d, Gw: hop.AsSlice(), Flags: unix.RTNH_F_ONLINK}
 		if addr, _ := netip.AddrFromSlice(d.IP); addr.Unmap() == hop {
@@ -335,19 +338,19 @@ func ipnet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func family(a netip.Addr) int {
+func socketFamily(a netip.Addr) int {
 	if a.Is4() {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
 }
 
-// Addr returns the address that a name has in family f. A suffix 4 or 6
+// addr returns the address that a name has in family f. A suffix 4 or 6
 // after a slash chooses the family: "vip/6".
-func (w *Topology) Addr(name string, f Family) netip.Addr {
+func (w *topology) addr(name string, f family) netip.Addr {
 	base, chosen, ok := strings.Cut(name, "/")
 	if ok {
-		f = map[string]Family{"4": IPv4, "6": IPv6}[chosen]
+		f = map[string]family{"4": ipv4, "6": ipv6}[chosen]
 	}
 	d, known := w.addrs[base]
 	if !known {
@@ -356,8 +359,8 @@ func (w *Topology) Addr(name string, f Family) netip.Addr {
 	return d[f]
 }
 
-// nameOf is the reverse of Addr, for messages.
-func (w *Topology) nameOf(a netip.Addr) string {
+// nameOf is the reverse of addr, for messages.
+func (w *topology) nameOf(a netip.Addr) string {
 	for name, d := range w.addrs {
 		if d[0] == a || d[1] == a {
 			return name
@@ -367,7 +370,7 @@ func (w *Topology) nameOf(a netip.Addr) string {
 }
 
 // hostOf returns the host that has the named address.
-func (w *Topology) hostOf(name string) *host {
+func (w *topology) hostOf(name string) *host {
 	base, _, _ := strings.Cut(name, "/")
 	d, ok := w.addrs[base]
 	if !ok || w.owner[d[0]] == nil {
