@@ -95,7 +95,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	if o.Rounds <= 0 {
-		o.Rounds = 5
+		o.Rounds = 9
 		if o.Scale == Small {
 			o.Rounds = 3
 		}

@@ -16,7 +16,7 @@ var footprint = Experiment{
 	Title: "What the agent uses",
 	How: "A real agent process (`sluice run`) holds the cluster from a folder with a file for each object. Resident memory is VmRSS once it has settled; " +
 		"kernel memory is what its control group was charged for the tables. CPU is the process's own clock, to the nanosecond: over ten seconds in which nothing changes, " +
-		"and while one EndpointSlice changes every 20 ms.",
+		"and while one EndpointSlice changes every 20 ms, by turns to lose an endpoint and to get it back.",
 	run:   runFootprint,
 	paint: paintFootprint,
 }
@@ -133,13 +133,13 @@ func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process)
 	return f(p)
 }
 
-// churn takes an endpoint out of one service after another, 50 a second.
+// churn takes an endpoint out of a service and, with the next change, puts it back, 50 changes a second.
 func (r *run) churn(ctx context.Context, p *process, c cluster.Cluster, d time.Duration) error {
 	t := time.NewTicker(20 * time.Millisecond)
 	defer t.Stop()
 	began := time.Now()
 	for i := 0; time.Since(began) < d; i++ {
-		f := c.SliceFile(i%c.Services, c.Endpoints-1-i/c.Services%2)
+		f := c.SliceFile(i/2%c.Services, c.Endpoints-1+i%2)
 		if err := errors.Join(p.stageFile(f), p.place(f)); err != nil {
 			return fmt.Errorf("change a manifest: %w", err)
 		}

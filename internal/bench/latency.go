@@ -53,7 +53,7 @@ func (r *run) measureLatency(ctx context.Context, s *stage) error {
 		began := time.Now()
 		res, err := r.load(ctx, s.Lane, load.Config{
 			Target: netip.AddrPortFrom(cluster.ServiceAddr(s.cluster.Services-1), cluster.ServicePort),
-			Rate:   1_000, KeepAlive: variant == keptAlive, Duration: r.short(3*time.Second, time.Second),
+			Rate:   1_000, KeepAlive: variant == keptAlive, Duration: r.short(1500*time.Millisecond, time.Second),
 		})
 		if err != nil {
 			return err
@@ -103,7 +103,7 @@ func paintLatency(r *Result) []painting {
 		{"mean", mean, fresh, "µs"}, {"p99", p99, fresh, "µs"}, {"cpu", share, fresh, "% of a core"},
 		{"mean-keepalive", mean, keptAlive, "µs"}, {"cpu-keepalive", share, keptAlive, "% of a core"},
 	} {
-		title := map[string]string{mean: "Mean response time", p99: "99th percentile of the response time", share: "CPU"}[p.metric]
+		title := map[string]string{mean: "Mean response time", p99: "p99 of the response time", share: "CPU"}[p.metric]
 		ps = append(ps, draw(r, p.name, chart.Chart{
 			Kind: chart.Bars, Title: title + " at 1,000 requests a second, " + p.variant,
 			Subtitle: "the last service hit, of 10 endpoints each; lower is better", XLabel: "services", YLabel: p.unit,

@@ -20,6 +20,9 @@ func thisMachine() Machine {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
 	m.CPU = field("/proc/cpuinfo", "model name")
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m.Load, _, _ = strings.Cut(string(b), " ")
+	}
 	m.Memory = field("/proc/meminfo", "MemTotal")
 	for tool, args := range map[string][]string{
 		"nft":      {"nft", "--version"},

@@ -157,7 +157,7 @@ func writeTable(b *strings.Builder, r *Result) {
 
 // String is the machine in a line.
 func (m Machine) String() string {
-	parts := []string{"Linux " + m.Kernel, m.CPU, fmt.Sprintf("%d cores", m.Cores), m.Memory, m.Go}
+	parts := []string{"Linux " + m.Kernel, m.CPU, fmt.Sprintf("%d cores", m.Cores), m.Memory, m.Go, "load average " + m.Load + " at the start"}
 	var tools []string
 	for _, v := range m.Tools {
 		tools = append(tools, v)

@@ -48,7 +48,7 @@ func runRequests(ctx context.Context, r *run) error {
 
 func (r *run) measureRequests(ctx context.Context, s *stage) error {
 	res, err := r.load(ctx, s.Lane, load.Config{
-		Target: netip.AddrPortFrom(cluster.NodeAddr, nodePort), Concurrency: 16, Duration: r.short(2*time.Second, time.Second),
+		Target: netip.AddrPortFrom(cluster.NodeAddr, nodePort), Concurrency: 16, Duration: time.Second,
 	})
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
 )
 
 // Result is all that came of one experiment; it is kept as JSON.
@@ -63,6 +65,7 @@ type Machine struct {
 	Cores  int               `json:"cores"`
 	Memory string            `json:"memory"`
 	Go     string            `json:"go"`
+	Load   string            `json:"load"` // load average when the experiment began: a busy machine's numbers say little
 	Tools  map[string]string `json:"tools"`
 }
 
@@ -84,7 +87,7 @@ func spread(samples []float64) Spread {
 
 // String prints "1.02 (1.01–1.05)".
 func (s Spread) String() string {
-	return fmt.Sprintf("%.3g (%.3g–%.3g)", s.Median, s.Min, s.Max)
+	return fmt.Sprintf("%s (%s–%s)", chart.Number(s.Median), chart.Number(s.Min), chart.Number(s.Max))
 }
 
 // ratios divides two measurements round by round: each pair was measured one
