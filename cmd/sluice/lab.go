@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +47,8 @@ type labOptions struct {
 	name    string
 	nodes   int
 	noAgent bool
+
+	transient bool // the lab is not to outlive this process
 }
 
 func (o *labOptions) register(cmd *cobra.Command, name string) {
@@ -82,7 +86,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	if err != nil {
 		return nil, err
 	}
-	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Progress: func(step string) {
+	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
 	if !o.noAgent {
@@ -198,6 +202,9 @@ is the command's.`,
 				return err
 			}
 			command := args[1:]
+			if len(command) > 0 && command[0] == "--" { // optional, for those used to kubectl
+				command = command[1:]
+			}
 			if len(command) == 0 {
 				command = []string{shell()}
 			}
@@ -309,6 +316,11 @@ func newLabDemoCommand() *cobra.Command {
 traffic through all of its services, and take it down again, also when something
 fails or on Ctrl-C. The exit status is that of the probe.`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			// Neither a closed terminal nor a closed pipe may keep us from taking the lab down.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
+			defer stop()
+			cmd.SetContext(ctx)
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
 			if err != nil {
 				return err
@@ -323,6 +335,7 @@ fails or on Ctrl-C. The exit status is that of the probe.`,
 		},
 	}
 	o.register(cmd, "demo")
+	o.transient = true
 	cmd.Flags().IntVar(&p.requests, "requests", 5, "requests from each source through each address")
 	p.format = "table"
 	return cmd

@@ -33,6 +33,7 @@ type Config struct {
 	Executable string
 	Agent      *Agent       // nil: no agents, the nodes are left to something else
 	Progress   func(string) // is told what is done now; may be nil
+	Transient  bool         // the lab counts as dead, and may be replaced, once this process has ended
 }
 
 // Lab is a lab that is up. Its methods are not safe for concurrent use.
@@ -41,6 +42,8 @@ type Lab struct {
 	Cluster *plan.Cluster // for reading; change it through Change
 
 	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
+
+	Owner *process `json:",omitempty"` // the process that a transient lab belongs to
 
 	agent    *Agent
 	progress func(string)
@@ -65,6 +68,9 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, agent: cfg.Agent, progress: cfg.Progress}
+	if cfg.Transient {
+		l.Owner = self()
+	}
 	if err := l.build(ctx, cfg.Executable); err != nil {
 		return nil, errors.Join(fmt.Errorf("bring up lab %s: %w", cfg.Name, err), remove(cfg.Name))
 	}

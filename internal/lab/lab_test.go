@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -327,6 +328,94 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	}
 	if left := leftovers(t, "testcancel"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
+	}
+}
+
+// An agent that cannot start fails the lab, with the reason that it logged; one that never gets in sync does too.
+func TestUpFailsWithItsAgents(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	never := func(context.Context, string) ([]string, error) { return nil, errors.New("not yet") }
+	for _, tc := range []struct {
+		command, want string
+		timeout       time.Duration
+	}{
+		{"echo no such kernel >&2; exit 3", "no such kernel", time.Minute},
+		{"echo still thinking; sleep 60", "still thinking", 200 * time.Millisecond},
+	} {
+		objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		agent := &Agent{
+			Command: func(AgentConfig) []string { return []string{"/bin/sh", "-c", tc.command} },
+			Sync: func(ctx context.Context, socket string) ([]string, error) {
+				time.AfterFunc(tc.timeout, cancel)
+				return never(ctx, socket)
+			},
+		}
+		_, err = Up(ctx, Config{Name: "testagent", Nodes: 2, Objects: objs, Executable: exe, Agent: agent})
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("up with agent %q: %v, want an error with %q", tc.command, err, tc.want)
+		}
+		if left := leftovers(t, "testagent"); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	}
+}
+
+func TestTransientLabDiesWithItsOwner(t *testing.T) {
+	l := up(t, "testowner")
+	if !l.alive() {
+		t.Error("a lab that is up counts as dead")
+	}
+	l.Owner = self()
+	if !l.alive() {
+		t.Error("its owner lives, yet it counts as dead")
+	}
+	l.Owner.Start++ // another process had the number
+	if l.alive() {
+		t.Error("its owner is dead, yet it counts as alive")
+	}
+}
+
+func TestProbeWithoutProxy(t *testing.T) {
+	l := up(t, "testprobe")
+	rep, err := l.Probe(t.Context(), 1, []string{"web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing translates service addresses here, so every frontend fails from everywhere.
+	if rep.Failed != rep.Requests || rep.Requests != 2*(3+3) {
+		t.Errorf("%d of %d requests failed, want all of 12: %+v", rep.Failed, rep.Requests, rep.Rows)
+	}
+	if rep, err = l.Probe(t.Context(), 1, []string{"data/db"}); err != nil || len(rep.Silent) != 1 || len(rep.Rows) != 0 {
+		t.Errorf("probe of a headless service: %+v, %v", rep, err)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	l := up(t, "teststatus")
+	s := l.Status(t.Context())
+	var b strings.Builder
+	s.Table(&b)
+	for _, want := range []string{"node1\tzone-a\t10.10.0.11 fd00:10:10::b\t3\trunning\tnone", "data/db-0", "headless", "web\tClusterIP\t10.96.0.1 fd00:10:96::1\t-\t80/TCP\t3"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("status lacks %q:\n%s", want, b.String())
+		}
+	}
+	if !s.Up {
+		t.Error("not up")
+	}
+	if _, err := Open("testnone", nil); err == nil {
+		t.Error("opened a lab that is not there")
 	}
 }
 

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -26,7 +27,7 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	}
 	results, err := probe.Run(ctx, tries, n)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
 	}
 	rep := probe.NewReport(results, silent)
 	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()

@@ -76,8 +76,17 @@ func (p process) alive() bool {
 	return ok && start == p.Start
 }
 
-// alive says whether all processes of the lab run.
+// self is this process.
+func self() *process {
+	start, _ := startTime(os.Getpid()) // it does run
+	return &process{os.Getpid(), start}
+}
+
+// alive says whether all processes of the lab run, and its owner, if it has one.
 func (l *Lab) alive() bool {
+	if l.Owner != nil && !l.Owner.alive() {
+		return false
+	}
 	pids, _ := filepath.Glob(l.path("*", "*.pid")) // the pattern is well-formed
 	for _, f := range pids {
 		what := strings.TrimSuffix(filepath.Base(f), ".pid")
