@@ -1,0 +1,119 @@
+package attach
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// namespace makes a network namespace that ends with the test.
+func namespace(t *testing.T, name string) *netns.NS {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ns, err := netns.New(fmt.Sprintf("attach-%d-%s", os.Getpid(), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func TestPodOfOneFamily(t *testing.T) {
+	for _, addr := range []string{"10.0.0.2", "fd00::2"} {
+		t.Run(addr, func(t *testing.T) {
+			node, pod := namespace(t, "node"), namespace(t, "pod")
+			if err := Pod(node, "veth0", pod, []netip.Addr{netip.MustParseAddr(addr)}); err != nil {
+				t.Fatal(err)
+			}
+			routes, err := pod.RouteList(nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defaults := 0
+			for _, r := range routes {
+				if r.Gw != nil {
+					defaults++
+				}
+			}
+			if defaults != 1 {
+				t.Errorf("%d default routes, want the one of its family: %v", defaults, routes)
+			}
+			out, err := node.Run("ip", "route", "get", addr)
+			if err != nil || !strings.Contains(string(out), "dev veth0") {
+				t.Errorf("route to the pod: %s %v", out, err)
+			}
+		})
+	}
+}
+
+func TestDetach(t *testing.T) {
+	node, pod := namespace(t, "node"), namespace(t, "pod")
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
+	for range 2 { // a pod can come back
+		if err := Pod(node, "veth0", pod, addrs); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // and what is gone can be detached
+			if err := Detach(node, "veth0"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	links, err := pod.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Attrs().Name == Interface {
+			t.Error("the pod still has its interface")
+		}
+	}
+}
+
+// What fails half-way leaves nothing.
+func TestPodWithABadAddress(t *testing.T) {
+	node, pod := namespace(t, "node"), namespace(t, "pod")
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("ff02::1")} // multicast is no pod's
+	if err := Pod(node, "veth0", pod, addrs); err == nil {
+		t.Fatal("no error")
+	}
+	links, err := node.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Attrs().Name == "veth0" {
+			t.Error("the node still has the interface")
+		}
+	}
+}
+
+func TestHostInterface(t *testing.T) {
+	names := []string{
+		HostInterface("default", "web-1"), HostInterface("default", "web-2"), HostInterface("default-web", "1"),
+		HostInterface("a", strings.Repeat("x", 253)),
+	}
+	for _, n := range names {
+		if len(n) > 15 {
+			t.Errorf("%s is longer than the kernel takes", n)
+		}
+	}
+	slices.Sort(names)
+	if len(slices.Compact(names)) != 4 {
+		t.Errorf("names clash: %v", names)
+	}
+	if HostInterface("default", "web-1") != HostInterface("default", "web-1") {
+		t.Error("the name changes")
+	}
+}

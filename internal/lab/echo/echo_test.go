@@ -1,0 +1,204 @@
+package echo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// namespace makes a network namespace that ends with the test.
+func namespace(t *testing.T) *netns.NS {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ns, err := netns.New(fmt.Sprintf("echo-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+func pod(ns *netns.NS, name string, ports ...Port) Pod {
+	return Pod{Namespace: "default", Name: name, Node: "node1", NetNS: ns.Name, Ports: ports}
+}
+
+// ask asks a port of the namespace's loopback and returns the name of the pod that answers.
+func ask(t *testing.T, ns *netns.NS, protocol string, port uint16) (string, error) {
+	t.Helper()
+	var a Answer
+	err := ns.Do(func() (err error) {
+		a, err = Ask(protocol, netip.AddrPortFrom(loopback, port), 2*time.Second)
+		return err
+	})
+	if err == nil && (a.Protocol != protocol || a.Port != port || a.Client.Addr() != loopback) {
+		t.Errorf("answer: %+v", a)
+	}
+	return a.Pod, err
+}
+
+func TestSet(t *testing.T) {
+	ns := namespace(t)
+	var s Server
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	tcp, udp := Port{"TCP", 80}, Port{"UDP", 80}
+	for _, step := range []struct {
+		pods     []Pod
+		tcp, udp string // who answers; empty: nobody
+	}{
+		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
+		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
+		{[]Pod{pod(ns, "a", tcp)}, "a", ""},
+		{[]Pod{pod(ns, "b", udp), pod(ns, "a", tcp)}, "a", "b"},
+		{[]Pod{pod(ns, "c", tcp, udp)}, "c", "c"},
+		{nil, "", ""},
+	} {
+		if err := s.Set(step.pods); err != nil {
+			t.Fatal(err)
+		}
+		for protocol, want := range map[string]string{"TCP": step.tcp, "UDP": step.udp} {
+			got, err := ask(t, ns, protocol, 80)
+			if got != want || want == "" && !errors.Is(err, ErrRefused) {
+				t.Errorf("%v: %s answered by %q (%v), want %q", step.pods, protocol, got, err, want)
+			}
+		}
+	}
+}
+
+func TestSetServesWhatItCan(t *testing.T) {
+	ns := namespace(t)
+	var s Server
+	t.Cleanup(func() { _ = s.Close() })
+	err := s.Set([]Pod{
+		pod(ns, "a", Port{"TCP", 80}), pod(ns, "b", Port{"TCP", 80}, Port{"TCP", 81}),
+		{Namespace: "default", Name: "lost", NetNS: "echo-no-such-namespace"},
+	})
+	if err == nil || !strings.Contains(err.Error(), "echo-no-such-namespace") || !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("error: %v, want one on the port and one on the namespace", err)
+	}
+	if got, err := ask(t, ns, "TCP", 81); got != "b" {
+		t.Errorf("port 81: %q %v", got, err)
+	}
+}
+
+func TestConnectionsEndWithTheirPod(t *testing.T) {
+	ns := namespace(t)
+	var s Server
+	t.Cleanup(func() { _ = s.Close() })
+	if err := s.Set([]Pod{pod(ns, "a", Port{"TCP", 80})}); err != nil {
+		t.Fatal(err)
+	}
+	var conn net.Conn
+	err := ns.Do(func() (err error) {
+		conn, err = net.Dial("tcp", "127.0.0.1:80")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	buf := make([]byte, 1024)
+	for range 2 { // two requests on one connection
+		if _, err := fmt.Fprintln(conn, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := conn.Read(buf); err != nil || !strings.Contains(string(buf[:n]), `"pod":"a"`) {
+			t.Fatalf("answer: %s %v", buf[:n], err)
+		}
+	}
+	if err := s.Set(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(buf); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection goes on without its pod: %v", err)
+	}
+}
+
+func TestSilenceAndForeignAnswers(t *testing.T) {
+	ns := namespace(t)
+	var mute, odd net.Listener
+	err := ns.Do(func() (err error) {
+		if mute, err = net.Listen("tcp", "127.0.0.1:80"); err != nil {
+			return err
+		}
+		odd, err = net.Listen("tcp", "127.0.0.1:81")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	defer odd.Close()
+	go func() {
+		if c, err := odd.Accept(); err == nil {
+			_, _ = fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+			_ = c.Close()
+		}
+	}()
+	if err := ns.Do(func() error {
+		_, err := Ask("TCP", netip.MustParseAddrPort("127.0.0.1:80"), 50*time.Millisecond)
+		return err
+	}); !errors.Is(err, ErrSilent) {
+		t.Errorf("a server that says nothing: %v", err)
+	}
+	if _, err := ask(t, ns, "TCP", 81); err == nil || errors.Is(err, ErrSilent) || errors.Is(err, ErrRefused) {
+		t.Errorf("a server that is not ours: %v", err)
+	}
+}
+
+func TestControl(t *testing.T) {
+	ns := namespace(t)
+	socket := filepath.Join(t.TempDir(), "serve.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, socket) }()
+	set := func(pods []Pod) error {
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+			err := Set(t.Context(), socket, pods)
+			if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(deadline) {
+				return err
+			}
+		}
+	}
+	if err := set([]Pod{pod(ns, "a", Port{"TCP", 80})}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ask(t, ns, "TCP", 80); got != "a" {
+		t.Errorf("answered by %q: %v", got, err)
+	}
+	_, refused := errors.AsType[*SetError](set([]Pod{pod(ns, "a", Port{"TCP", 80}), pod(ns, "b", Port{"TCP", 80})}))
+	if !refused {
+		t.Error("a port that is taken is no SetError")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := ask(t, ns, "TCP", 80); !errors.Is(err, ErrRefused) {
+		t.Errorf("still served: %v", err)
+	}
+}
