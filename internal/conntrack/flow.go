@@ -47,7 +47,8 @@ type Filter struct {
 	Frontend netip.AddrPort
 	// Backend is where the flow was sent to instead. With the zero value every
 	// flow to the frontend matches, those also that were never translated;
-	// with a Backend only translated flows do, so that pods which talk to each other directly are left alone.
+	// with a Backend only translated flows do, so that pods which talk to each other directly are
+	// left alone. The Frontend itself as the Backend selects those that were never translated.
 	Backend netip.AddrPort
 }
 
@@ -158,7 +159,7 @@ func (x *index) match(flow *Flow) bool {
 			key.Frontend = flow.Orig.Dst
 		}
 		if s&backend != 0 {
-			if !flow.Translated() {
+			if !flow.Translated() && s&frontAddr == 0 {
 				continue
 			}
 			key.Backend = flow.Reply.Src

@@ -20,7 +20,7 @@ func matches(f Filter, flow *Flow) bool {
 		return false
 	}
 	if f.Backend.IsValid() {
-		return f.Backend == flow.Reply.Src && flow.Reply.Src != flow.Orig.Dst
+		return f.Backend == flow.Reply.Src && (flow.Reply.Src != flow.Orig.Dst || f.Frontend.Addr().IsValid())
 	}
 	return f.Frontend.Port() != 0
 }
