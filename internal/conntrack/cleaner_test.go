@@ -63,7 +63,7 @@ func TestCleaner(t *testing.T) {
 			t.Error(err)
 		}
 		both := []Filter{udp(1), udp(2)}
-		check(t, r, call{0, both}, call{secondPass, both})
+		check(t, r, call{0, both}, call{passInterval, both})
 		if n := c.Deleted(); n != 4 {
 			t.Errorf("deleted %d, want 4", n)
 		}
@@ -80,9 +80,8 @@ func TestCleaner(t *testing.T) {
 		}
 		check(t, r,
 			call{0, []Filter{udp(1)}},
-			call{400 * time.Millisecond, []Filter{udp(2), udp(3)}},
-			call{1400 * time.Millisecond, []Filter{udp(1)}},
-			call{1800 * time.Millisecond, []Filter{udp(2), udp(3)}},
+			call{passInterval, []Filter{udp(1), udp(2), udp(3)}},
+			call{2 * passInterval, []Filter{udp(2), udp(3)}},
 		)
 	})
 
@@ -92,7 +91,7 @@ func TestCleaner(t *testing.T) {
 		if err := c.Wait(t.Context()); err != nil {
 			t.Error(err)
 		}
-		check(t, r, call{0, []Filter{udp(1)}}, call{secondPass, []Filter{udp(1)}})
+		check(t, r, call{0, []Filter{udp(1)}}, call{passInterval, []Filter{udp(1)}})
 	})
 
 	r = &recorder{}
@@ -155,7 +154,7 @@ func TestCleanerCuts(t *testing.T) {
 	if err := c.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(begin); took < secondPass {
+	if took := time.Since(begin); took < passInterval {
 		t.Errorf("done after %v, before the second pass was due", took)
 	}
 	if n := c.Deleted(); n != 500 {

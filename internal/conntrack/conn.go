@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -239,10 +240,29 @@ func (c *Conn) exchange(r netlink.Message, f func([]byte) error) error {
 	return err
 }
 
+// dialInNamespace opens a socket in the Conn's namespace. It enters it only if the thread is
+// elsewhere, since that takes CAP_SYS_ADMIN, which an agent need not have.
+func (c *Conn) dialInNamespace() (*netlink.Conn, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var here, there unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
+		return nil, err
+	}
+	if err := unix.Fstat(int(c.ns.Fd()), &there); err != nil {
+		return nil, err
+	}
+	config := &netlink.Config{NetNS: int(c.ns.Fd())}
+	if here.Ino == there.Ino && here.Dev == there.Dev {
+		config = nil
+	}
+	return netlink.Dial(unix.NETLINK_NETFILTER, config)
+}
+
 // dial returns the socket, ready to wait for an answer.
 func (c *Conn) dial() (*netlink.Conn, error) {
 	if c.nl == nil {
-		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(c.ns.Fd())})
+		nl, err := c.dialInNamespace()
 		if err != nil {
 			return nil, err
 		}
