@@ -19,7 +19,7 @@ var connections = Experiment{
 	How: "SYNs of flows that never existed before enter a node as XDP live frames, are translated and forwarded, and are counted and dropped as they " +
 		"reach the backends' device; all on one core. The time from the first flow to the last, by their number. " +
 		"Either all flows go to the last service (the worst place in a list), or each to the next of all services (nothing stays in the CPU's caches). " +
-		"A sample counts only if every flow arrived translated. Connection tracking is emptied between any two.",
+		"A sample counts only if the flows arrived translated (all but one in a thousand). Connection tracking is emptied between any two.",
 	run:   runConnections,
 	paint: paintConnections,
 }
@@ -74,6 +74,10 @@ func (r *run) measureConnections(ctx context.Context, s *stage) (err error) {
 			return err
 		}
 		ns, err := r.cost(ctx, s, g, c)
+		if errors.Is(err, errLost) {
+			r.note("%s, %s: a sample does not count, as %s.", s.spec, v.name, err)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)
 		}
@@ -82,35 +86,46 @@ func (r *run) measureConnections(ctx context.Context, s *stage) (err error) {
 	return nil
 }
 
+// errLost is wrapped when flows did not arrive at backends.
+var errLost = errors.New("flows were lost")
+
 // cost sends flows for about a second, after a short run that warms up and
 // tells how many that is, and returns nanoseconds a flow.
 func (r *run) cost(ctx context.Context, s *stage, g *inject.Generator, c *inject.Counter) (float64, error) {
 	const warmUp = 5_000
-	flows := warmUp
-	var perFlow float64
-	for range 2 {
-		if err := s.FlushConntrack(); err != nil {
-			return 0, err
-		}
-		if err := c.Reset(); err != nil {
-			return 0, err
-		}
-		res, err := g.Send(flows, packetCPU)
-		if err != nil {
-			return 0, err
-		}
-		if err := allArrived(ctx, c, flows); err != nil {
-			return 0, err
-		}
-		perFlow = res.PerFlow()
-		flows = min(maxFlows, int(float64(time.Second)/perFlow))
+	first, err := r.send(ctx, s, g, c, warmUp)
+	if err != nil {
+		return 0, err
 	}
-	return perFlow, s.FlushConntrack()
+	flows := min(maxFlows, int(float64(time.Second)/first))
+	const tries = 3 // a busy machine loses some, now and then
+	for try := 1; ; try++ {
+		ns, err := r.send(ctx, s, g, c, flows)
+		if try == tries || !errors.Is(err, errLost) {
+			return ns, err
+		}
+	}
 }
+
+// send measures so many flows with an empty connection table, and leaves it empty.
+func (r *run) send(ctx context.Context, s *stage, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+	if err := errors.Join(s.FlushConntrack(), c.Reset()); err != nil {
+		return 0, err
+	}
+	res, err := g.Send(flows, packetCPU)
+	if err != nil {
+		return 0, err
+	}
+	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), s.FlushConntrack())
+}
+
+// tolerated is the share of flows that may get lost between the node and the
+// counter without a sample being void.
+const tolerated = 0.001
 
 // allArrived waits until the backends have seen n packets, and nothing else.
 func allArrived(ctx context.Context, c *inject.Counter, n int) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
 		a, err := c.Read()
 		if err != nil {
 			return err
@@ -118,8 +133,11 @@ func allArrived(ctx context.Context, c *inject.Counter, n int) error {
 		if a.Backend == n && a.Other == 0 {
 			return nil
 		}
-		if a.Backend > n || a.Other > 0 || time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("of %d flows %d arrived at backends, %d elsewhere", n, a.Backend, a.Other)
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			if a.Other == 0 && a.Backend <= n && float64(n-a.Backend) <= tolerated*float64(n) {
+				return nil
+			}
+			return fmt.Errorf("%w: of %d flows %d arrived at backends, %d elsewhere", errLost, n, a.Backend, a.Other)
 		}
 	}
 }
