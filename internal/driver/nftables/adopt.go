@@ -245,6 +245,10 @@ func (a *adoption) deleteLearnChains() {
 // fill plans the elements: of kept sets the difference, of others all.
 func (a *adoption) fill(ctx context.Context) error {
 	d, c := a.d, a.change
+	if a.have == nil {
+		d.prog.eachElement(a.want, c.add)
+		return nil
+	}
 	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })
 	content := map[uint32]map[elementKey]element{}
 	for _, s := range d.prog.sets {
