@@ -31,6 +31,7 @@ const (
 	half       = "p50"
 	ninetyNine = "p99"
 	burst      = "first rename to last commit"
+	renaming   = "first rename to last rename"
 )
 
 // growth takes a service through sizes each of which is in another size class.
@@ -91,11 +92,13 @@ func (r *run) alternateChanges(ctx context.Context, agents []*changer) (err erro
 				r.record(s, kind.name, ninetyNine, "ms", millis(took[len(took)*99/100]))
 			}
 			if a.c.Services >= 1_000 {
-				took, err := a.burst(ctx, round)
+				renamed, programmed, transactions, err := a.burst(ctx, round)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", s, atOnce, err)
 				}
-				r.record(s, atOnce, burst, "ms", millis(took))
+				r.record(s, atOnce, burst, "ms", millis(programmed))
+				r.record(s, atOnce, renaming, "ms", millis(renamed))
+				r.record(s, atOnce, "transactions", "", float64(transactions))
 			}
 		}
 	}
@@ -144,13 +147,13 @@ func (a *changer) several(ctx context.Context, count int, next func() cluster.Fi
 
 // burst changes a thousand services in place at once, those that no other
 // change touches, and makes sure that all came through.
-func (a *changer) burst(ctx context.Context, round int) (time.Duration, error) {
+func (a *changer) burst(ctx context.Context, round int) (renamed, programmed time.Duration, transactions int, err error) {
 	const size = 1_000
 	var files []cluster.File
 	for i := range size {
 		f := a.c.SliceFile(i, a.c.Endpoints-2+round%2)
 		if err := a.stageFile(f); err != nil {
-			return 0, fmt.Errorf("write manifest: %w", err)
+			return 0, 0, 0, fmt.Errorf("write manifest: %w", err)
 		}
 		files = append(files, f)
 	}
@@ -158,23 +161,24 @@ func (a *changer) burst(ctx context.Context, round int) (time.Duration, error) {
 	began := time.Now()
 	for _, f := range files {
 		if err := a.place(f); err != nil {
-			return 0, fmt.Errorf("change manifest: %w", err)
+			return 0, 0, 0, fmt.Errorf("change manifest: %w", err)
 		}
 	}
+	renamed = time.Since(began)
 	c, err := a.commits.last(ctx, 300*time.Millisecond)
 	if err != nil {
-		return 0, err
+		return 0, 0, 0, err
 	}
 	if err := a.ask().Sync(ctx); err != nil {
-		return 0, err
+		return 0, 0, 0, err
 	}
 	if late, err := a.commits.last(ctx, time.Millisecond); err == nil && late.elements > 0 {
-		return 0, fmt.Errorf("%d elements came later than 300 ms after the last", late.elements)
+		return 0, 0, 0, fmt.Errorf("%d elements came later than 300 ms after the last", late.elements)
 	}
 	if c.elements < size/2 {
-		return 0, fmt.Errorf("only %d elements changed", c.elements)
+		return 0, 0, 0, fmt.Errorf("only %d elements changed", c.elements)
 	}
-	return c.at.Sub(began), nil
+	return renamed, c.at.Sub(began), c.transactions, nil
 }
 
 func (r *run) judgeChanges(services int) {

@@ -22,11 +22,12 @@ type commits struct {
 	done chan struct{}
 }
 
-// commit is one transaction.
+// commit is one transaction, or several up to the last.
 type commit struct {
-	at       time.Time
-	elements int // of sets, added and deleted
-	err      error
+	at           time.Time
+	transactions int
+	elements     int // of sets, added and deleted
+	err          error
 }
 
 const subsystem = netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES << 8)
@@ -64,7 +65,7 @@ func (w *commits) read() {
 			case subsystem | unix.NFT_MSG_NEWSETELEM, subsystem | unix.NFT_MSG_DELSETELEM:
 				elements++
 			case subsystem | unix.NFT_MSG_NEWGEN: // ends each transaction
-				w.seen <- commit{at: now, elements: elements}
+				w.seen <- commit{at: now, transactions: 1, elements: elements}
 				elements = 0
 			}
 		}
@@ -94,6 +95,7 @@ func (w *commits) last(ctx context.Context, quiet time.Duration) (commit, error)
 				return all, fmt.Errorf("listen to nftables: %w", c.err)
 			}
 			all.at = c.at
+			all.transactions += c.transactions
 			all.elements += c.elements
 			limit = quiet
 		case <-time.After(limit):
