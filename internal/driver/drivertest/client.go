@@ -24,7 +24,9 @@ import (
 const (
 	patience = 3 * time.Second
 	silence  = 80 * time.Millisecond
-	settle   = time.Second // for what a change does to flows that are under way
+	// What a change does to flows that are under way may take a second pass, a second later,
+	// for packets that were between a lookup and the entry that remembers it.
+	settle = 3 * time.Second
 )
 
 // A client opens connections from one address of a host.
