@@ -396,7 +396,10 @@ func TestProbeWithoutProxy(t *testing.T) {
 	if rep.Failed != rep.Requests || rep.Requests != 2*(3+3) {
 		t.Errorf("%d of %d requests failed, want all of 12: %+v", rep.Failed, rep.Requests, rep.Rows)
 	}
-	if rep, err = l.Probe(t.Context(), 1, []string{"data/db"}); err != nil || len(rep.Silent) != 1 || len(rep.Rows) != 0 {
+	if _, err := l.Probe(t.Context(), 1, []string{"other/web"}); err == nil {
+		t.Error("probed a service that is not there")
+	}
+	if rep, err = l.Probe(t.Context(), 1, []string{"db"}); err != nil || len(rep.Silent) != 1 || len(rep.Rows) != 0 {
 		t.Errorf("probe of a headless service: %+v, %v", rep, err)
 	}
 }

@@ -13,17 +13,18 @@ import (
 )
 
 // Probe sends n requests through every frontend of every service from a pod on each node, from each node, and from outside. Services
-// limits it to these, as "namespace/name" or "name"; none means all. The error says why the probe could not
+// limits it to these, as "namespace/name" or "name" (in any namespace); none means all. The error says why the probe could not
 // be done; what failed of it is in the report.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	tries, silent := probe.Tries(l.Cluster, l.sources())
 	if len(services) > 0 {
-		wanted := func(name string) bool {
-			return slices.ContainsFunc(services, func(s string) bool { return s == name || "default/"+s == name })
+		only, err := l.named(services)
+		if err != nil {
+			return nil, err
 		}
-		tries = slices.DeleteFunc(tries, func(t probe.Try) bool { return !wanted(t.Service) })
-		silent = slices.DeleteFunc(silent, func(s probe.Silent) bool { return !wanted(s.Service) })
+		tries = slices.DeleteFunc(tries, func(t probe.Try) bool { return !only[t.Service] })
+		silent = slices.DeleteFunc(silent, func(s probe.Silent) bool { return !only[s.Service] })
 	}
 	results, err := probe.Run(ctx, tries, n)
 	if err != nil {
@@ -32,6 +33,23 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	rep := probe.NewReport(results, silent)
 	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()
 	return rep, nil
+}
+
+// named finds Services by name; one that does not exist is an error.
+func (l *Lab) named(services []string) (map[string]bool, error) {
+	found := map[string]bool{}
+	for _, want := range services {
+		known := false
+		for _, svc := range l.Cluster.Services {
+			if name := svc.Namespace + "/" + svc.Name; want == name || want == svc.Name {
+				found[name], known = true, true
+			}
+		}
+		if !known {
+			return nil, fmt.Errorf("probe lab %s: it has no Service %s; 'sluice lab status --name %s' lists them", l.Name, want, l.Name)
+		}
+	}
+	return found, nil
 }
 
 // sources lists where a probe's requests come from: one pod on each node that has any, the nodes, and the outside.

@@ -24,25 +24,17 @@ var (
 // Ask sends one request over a connection (or from a port) of its own, through the network of the calling thread, and waits
 // for the answer. protocol is TCP (HTTP) or UDP. Errors wrap ErrRefused or ErrSilent where they apply.
 func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
-	d := net.Dialer{Timeout: timeout, KeepAlive: -1}
-	d.SetMultipathTCP(false)
-	network := "tcp"
-	if protocol == "UDP" {
-		network = "udp"
-	}
-	conn, err := d.Dial(network, to.String())
+	conn, err := dial(protocol, to, timeout)
 	if err != nil {
 		return Answer{}, reason(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return Answer{}, reason(err)
-	}
-	ask := askHTTP
+	var text []byte
 	if protocol == "UDP" {
-		ask = askUDP
+		text, err = askUDP(conn)
+	} else {
+		_, text, err = get(conn)
 	}
-	text, err := ask(conn)
 	if err != nil {
 		return Answer{}, reason(err)
 	}
@@ -53,16 +45,44 @@ func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, err
 	return a, nil
 }
 
-func askHTTP(conn net.Conn) ([]byte, error) {
-	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", conn.RemoteAddr()); err != nil {
-		return nil, err
+// Status sends one HTTP request, as Ask does, to a server of any kind, and returns the status code.
+func Status(to netip.AddrPort, timeout time.Duration) (int, error) {
+	conn, err := dial("TCP", to, timeout)
+	if err != nil {
+		return 0, reason(err)
 	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	defer conn.Close()
+	code, _, err := get(conn)
+	return code, reason(err)
+}
+
+// dial opens a connection that ends after the timeout. The address is literal, so Go opens the socket on the calling thread.
+func dial(protocol string, to netip.AddrPort, timeout time.Duration) (net.Conn, error) {
+	deadline := time.Now().Add(timeout)
+	d := net.Dialer{Deadline: deadline, KeepAlive: -1}
+	d.SetMultipathTCP(false)
+	network := "tcp"
+	if protocol == "UDP" {
+		network = "udp"
+	}
+	conn, err := d.Dial(network, to.String())
 	if err != nil {
 		return nil, err
 	}
+	return conn, conn.SetDeadline(deadline)
+}
+
+func get(conn net.Conn) (code int, body []byte, err error) {
+	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", conn.RemoteAddr()); err != nil {
+		return 0, nil, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, nil, err
+	}
 	defer resp.Body.Close()
-	return io.ReadAll(io.LimitReader(resp.Body, 4096))
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 4096))
+	return resp.StatusCode, body, err
 }
 
 func askUDP(conn net.Conn) ([]byte, error) {
@@ -74,7 +94,7 @@ func askUDP(conn net.Conn) ([]byte, error) {
 	return buf[:n], err
 }
 
-// reason adds the sentinel that says what an error means for the one who asked.
+// reason adds the sentinel that says what an error means for the one who asked; nil stays nil.
 func reason(err error) error {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES} {
 		if errors.Is(err, e) {

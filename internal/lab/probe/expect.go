@@ -26,6 +26,7 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 			silent = append(silent, Silent{name, why})
 			continue
 		}
+		tries = append(tries, healthChecks(c, svc, sources)...)
 		for _, sp := range svc.Spec.Ports {
 			if sp.Protocol == corev1.ProtocolSCTP {
 				silent = append(silent, Silent{fmt.Sprintf("%s %d/SCTP", name, sp.Port), "SCTP is not served by the lab"})
@@ -43,6 +44,40 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 		}
 	}
 	return tries, silent
+}
+
+// healthChecks asks every node from the outside, as a balancer does, whether it has endpoints of a Service.
+func healthChecks(c *plan.Cluster, svc *corev1.Service, sources []Source) []Try {
+	if svc.Spec.HealthCheckNodePort == 0 {
+		return nil
+	}
+	local := map[string]bool{}
+	for _, s := range c.SlicesOf(svc) {
+		for _, e := range s.Endpoints {
+			if e.NodeName != nil && orTrue(e.Conditions.Ready) {
+				local[*e.NodeName] = true
+			}
+		}
+	}
+	var tries []Try
+	for _, n := range c.Nodes {
+		e := Expect{Fate: Unhealthy, Why: "503 from nodes without endpoints"}
+		if local[n.Name] {
+			e = Expect{Fate: Healthy, Why: "200 from nodes with endpoints"}
+		}
+		for _, a := range n.IPs {
+			f := Frontend{
+				svc.Namespace + "/" + svc.Name, HealthCheck, string(corev1.ProtocolTCP),
+				netip.AddrPortFrom(a, uint16(svc.Spec.HealthCheckNodePort)), n.Name,
+			}
+			for _, src := range sources {
+				if src.Kind == FromOutside && hasFamily(svc, a) {
+					tries = append(tries, Try{src, f, e})
+				}
+			}
+		}
+	}
+	return tries
 }
 
 // unproxied says why a service proxy has nothing to do for a Service; "" if it has.

@@ -18,6 +18,7 @@ const (
 	NodePort     Kind = "NodePort"
 	LoadBalancer Kind = "LoadBalancer"
 	ExternalIP   Kind = "ExternalIP"
+	HealthCheck  Kind = "HealthCheck" // a healthCheckNodePort, which the node itself answers
 )
 
 // From is the kind of a source.
@@ -57,6 +58,10 @@ const (
 	Refused  Fate = "refused" // at once
 	Dropped  Fate = "dropped"
 	Unjudged Fate = "unjudged" // the plan cannot tell
+
+	// Of a health check: HTTP status 200, and 503.
+	Healthy   Fate = "healthy"
+	Unhealthy Fate = "unhealthy"
 )
 
 // Expect is what should become of requests.
@@ -75,8 +80,8 @@ type Try struct {
 	Expect
 }
 
-// Silent is a service that has nothing to send to, and why.
+// Silent is a service, or a port of one, that is not sent anything, and why.
 type Silent struct {
-	Service string `json:"service"`
+	Service string `json:"service"` // "namespace/name", with the port if it is only that
 	Why     string `json:"why"`
 }

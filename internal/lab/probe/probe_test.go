@@ -92,6 +92,7 @@ func TestExpect(t *testing.T) {
 		{"external policy local", "type: LoadBalancer, selector: {app: web}, externalTrafficPolicy: Local", nil, map[string]string{
 			"outside NodePort node1": "1 keep", "outside NodePort node3": "dropped", "outside LoadBalancer": "1 keep",
 			"pod3 NodePort node3": "12", "pod1 NodePort node3": "12", "pod3 LoadBalancer": "12",
+			"outside HealthCheck node1": "healthy", "outside HealthCheck node3": "unhealthy", "pod1 HealthCheck": "not tried",
 			"node3 NodePort node3": "12", "node1 NodePort node3": "dropped", "node1 NodePort node2": "2 keep", "node3 LoadBalancer": "12",
 		}},
 		{"source ranges", "type: LoadBalancer, selector: {app: web}, loadBalancerSourceRanges: [10.244.0.0/16, 10.10.0.12/32]", nil, map[string]string{
@@ -246,6 +247,23 @@ func TestJudge(t *testing.T) {
 		got := r.judge(tc.answer, tc.err)
 		if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestJudgeHealth(t *testing.T) {
+	for _, tc := range []struct {
+		want Fate
+		code int
+		err  error
+		fine bool
+	}{
+		{Healthy, 200, nil, true}, {Healthy, 503, nil, false}, {Unhealthy, 503, nil, true}, {Unhealthy, 200, nil, false},
+		{Healthy, 0, echo.ErrRefused, false}, {Unhealthy, 0, echo.ErrSilent, false},
+	} {
+		r := Result{Try: Try{Expect: Expect{Fate: tc.want}}}
+		if got := r.judgeHealth(tc.code, tc.err); (got == "") != tc.fine {
+			t.Errorf("%+v: %q", tc, got)
 		}
 	}
 }

@@ -17,7 +17,7 @@ type Row struct {
 	Sources     []string       `json:"sources"`
 	Via         Kind           `json:"via"`
 	Protocol    string         `json:"protocol"`
-	Address     string         `json:"address"` // for a NodePort the port and the family
+	Address     string         `json:"address"` // for a NodePort or HealthCheck the port and the family
 	Expected    Fate           `json:"expected"`
 	Why         string         `json:"why,omitempty"`
 	Sent        int            `json:"sent"`
@@ -87,7 +87,7 @@ func (row *Row) add(r Result) {
 }
 
 func address(f Frontend) string {
-	if f.Kind == NodePort {
+	if f.Kind == NodePort || f.Kind == HealthCheck {
 		return fmt.Sprintf("%d (%s)", f.To.Port(), family(f.To.Addr()))
 	}
 	return f.To.String()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -100,12 +101,12 @@ func (t Try) send(n int) Result {
 		timeout = refusalTime
 	case Dropped, Unjudged:
 		n, timeout = 1, silenceTime
+	case Healthy, Unhealthy:
+		n = 1
 	}
 	for range n {
 		r.Sent++
-		a, err := echo.Ask(t.Protocol, t.To, timeout)
-		reason := r.judge(a, err)
-		if reason != "" {
+		if reason := r.request(timeout); reason != "" {
 			r.Failed++
 			r.Reason = reason
 		}
@@ -114,6 +115,25 @@ func (t Try) send(n int) Result {
 		}
 	}
 	return r
+}
+
+// request sends one request and says what is wrong with its fate.
+func (r *Result) request(timeout time.Duration) string {
+	if r.Frontend.Kind == HealthCheck {
+		return r.judgeHealth(echo.Status(r.To, timeout))
+	}
+	return r.judge(echo.Ask(r.Protocol, r.To, timeout))
+}
+
+func (r *Result) judgeHealth(code int, err error) string {
+	want := map[Fate]int{Healthy: http.StatusOK, Unhealthy: http.StatusServiceUnavailable}[r.Fate]
+	switch {
+	case err != nil:
+		return err.Error()
+	case code != want:
+		return fmt.Sprintf("HTTP status %d, should be %d (%s)", code, want, r.Why)
+	}
+	return ""
 }
 
 // judge notes one request's fate and says what is wrong with it.
