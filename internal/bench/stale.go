@@ -25,7 +25,7 @@ func sweep() error {
 	for _, path := range leftovers(netns.Dir) {
 		errs = append(errs, endProcesses(path), netns.Delete(filepath.Base(path)))
 	}
-	for _, path := range leftovers(os.TempDir()) {
+	for _, path := range leftovers(workDir()) {
 		errs = append(errs, os.RemoveAll(path))
 	}
 	for _, root := range groupRoots {
