@@ -32,7 +32,7 @@ func Flood(t *testing.T, open Open) {
 func (r *run) flood(t *testing.T) {
 	var watches []*watch
 	for _, name := range []string{"vip", "ext"} {
-		w, err := startWatch(r.Wire, "to-node", r.addr(name, r.family))
+		w, err := startWatch(r.wire, "to-node", r.addr(name, r.family))
 		if err != nil {
 			t.Fatal(err)
 		}

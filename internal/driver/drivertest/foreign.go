@@ -21,10 +21,10 @@ type foreign struct {
 	before []string
 }
 
-func setForeign(t *testing.T, w *topology) *foreign {
+func setForeign(t testing.TB, w *topology) *foreign {
 	t.Helper()
-	f := &foreign{ns: w.Node}
-	err := w.Node.Do(func() error {
+	f := &foreign{ns: w.node}
+	err := w.node.Do(func() error {
 		c, err := nftables.New()
 		if err != nil {
 			return err
@@ -34,7 +34,7 @@ func setForeign(t *testing.T, w *topology) *foreign {
 		return c.Flush()
 	})
 	if err == nil {
-		f.before, err = listRuleset(w.Node)
+		f.before, err = listRuleset(w.node)
 	}
 	if err != nil {
 		t.Fatalf("set up another program's tables: %v", err)
@@ -66,7 +66,7 @@ func addForeign(c *nftables.Conn, name string, family nftables.TableFamily, to n
 
 // check fails the test if the node's tables are not what they were before the
 // driver came: someone else's untouched, its own gone.
-func (f *foreign) check(t *testing.T) {
+func (f *foreign) check(t testing.TB) {
 	t.Helper()
 	after, err := listRuleset(f.ns)
 	if err != nil {

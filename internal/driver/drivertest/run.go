@@ -32,16 +32,15 @@ type Open func() (driver.Driver, error)
 // needs root, and fails where the kernel lacks what the driver's Probe asks for.
 func Run(t *testing.T, open Open) {
 	w := newTopology(t, "dt")
-	foreign := setForeign(t, w)
 	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			for _, row := range table() {
 				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
 			}
 			t.Run("distribution", func(t *testing.T) { (&run{topology: w, family: f, open: open}).distribution(t) })
+			t.Run("rolling update", func(t *testing.T) { (&run{topology: w, family: f, open: open}).rolling(t) })
 		})
 	}
-	foreign.check(t)
 }
 
 // table is every row, in the order of the files.
@@ -64,7 +63,7 @@ type run struct {
 // start opens the driver, with a kernel free of earlier connections.
 func (r *run) start(t *testing.T, c config) {
 	t.Helper()
-	if err := r.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+	if err := r.node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		t.Fatalf("flush connection tracking: %v", err)
 	}
 	r.flows, r.clients = map[string]*conn{}, map[string]*client{}
@@ -76,24 +75,28 @@ func (r *run) start(t *testing.T, c config) {
 	t.Cleanup(r.stop(t))
 }
 
-// stop closes what the row left open and proves that a purge leaves the driver nothing.
+// stop closes what the row left open and proves that a purge, which may be
+// repeated, leaves what others have and nothing else.
 func (r *run) stop(t *testing.T) func() {
 	return func() {
 		for _, c := range r.flows {
 			_ = c.Close()
 		}
-		if err := r.driver.Purge(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("purge: %v", err)
+		for range 2 {
+			if err := r.driver.Purge(context.WithoutCancel(t.Context())); err != nil {
+				t.Errorf("purge: %v", err)
+			}
 		}
 		if err := r.driver.Close(); err != nil {
 			t.Errorf("close the driver: %v", err)
 		}
+		r.foreign.check(t)
 	}
 }
 
 func (r *run) reopen(t *testing.T) {
 	t.Helper()
-	err := r.Node.Do(func() (err error) {
+	err := r.node.Do(func() (err error) {
 		r.driver, err = r.open()
 		return err
 	})
@@ -147,7 +150,7 @@ func (r *run) lacking(s send) (note string) {
 	if s.proto != model.SCTP {
 		return ""
 	}
-	_ = r.Node.Do(func() error {
+	_ = r.node.Do(func() error {
 		if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_established"); err != nil {
 			note = " (this kernel's connection tracking knows no SCTP: CONFIG_NF_CT_PROTO_SCTP)"
 		}

@@ -81,13 +81,14 @@ type host struct {
 // client beyond the cluster with two addresses. Every host, address and service
 // address has a name, and an address in each family.
 type topology struct {
-	Node, Wire, Outside *netns.NS
+	node, wire *netns.NS
 
 	hosts map[string]*host
 	addrs map[string]dual
 	owner map[netip.Addr]*host
 
 	arrivals arrivals
+	foreign  *foreign
 }
 
 // newTopology builds the world in namespaces whose names begin with prefix and the
@@ -98,6 +99,7 @@ func newTopology(t testing.TB, prefix string) *topology {
 	if err := w.build(t, fmt.Sprintf("%s%d-", prefix, os.Getpid())); err != nil {
 		t.Fatalf("build the topology: %v", err)
 	}
+	w.foreign = setForeign(t, w)
 	return w
 }
 
@@ -153,7 +155,7 @@ func (w *topology) build(t testing.TB, prefix string) error {
 		}
 		w.name(h, s.addrs)
 	}
-	w.Node, w.Wire, w.Outside = w.hosts["node"].ns, wire.ns, w.hosts["outside"].ns
+	w.node, w.wire = w.hosts["node"].ns, wire.ns
 	return nil
 }
 
