@@ -97,6 +97,9 @@ func (l *Lab) alive() bool {
 	return len(pids) > 0
 }
 
+// tailLines is enough for the trace of a panic.
+const tailLines = 40
+
 // logTail returns the last lines of a process's log.
 func (l *Lab) logTail(node, what string) string {
 	data, err := os.ReadFile(l.path(node, what+".log"))
@@ -104,7 +107,7 @@ func (l *Lab) logTail(node, what string) string {
 		return err.Error()
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return "  " + strings.Join(lines[max(0, len(lines)-15):], "\n  ")
+	return "  " + strings.Join(lines[max(0, len(lines)-tailLines):], "\n  ")
 }
 
 // startTime reads when a process started; false if there is no such process or it is a zombie.

@@ -176,8 +176,11 @@ func (d Delta) Len() int {
 	return n
 }
 
-// Apply changes s by d.
+// Apply changes s by d. A driver may leave HealthChecks nil: it does not serve them.
 func (s *State) Apply(d Delta) {
+	if s.HealthChecks == nil && len(d.HealthChecks) > 0 {
+		s.HealthChecks = map[model.Name]HealthCheck{}
+	}
 	if d.Settings != nil {
 		s.Settings = *d.Settings
 	}

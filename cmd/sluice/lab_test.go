@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// TestMain lets this test program stand in for the sluice binary: a lab starts its agents and servers as
+// os.Executable.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == "lab") {
+		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+}
+
+// shopLab brings up a lab with the example shop and agents on a real kernel.
+func shopLab(t *testing.T, name string) *lab.Lab {
+	t.Helper()
+	needRoot(t)
+	t.Cleanup(func() {
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+	})
+	var progress bytes.Buffer
+	o := labOptions{name: name, nodes: 3}
+	l, err := o.up(t.Context(), &progress, nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	return l
+}
+
+func TestLabDemo(t *testing.T) {
+	needRoot(t)
+	t.Cleanup(func() { _ = lab.Down("testdemo") })
+	var stdout, stderr bytes.Buffer
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testdemo", "../../examples/shop"}, &stdout, &stderr); got != exitOK {
+		t.Errorf("exit status %d\n%s\n%s", got, stdout.String(), stderr.String())
+	}
+	if !strings.Contains(stdout.String(), "all as they should be") {
+		t.Errorf("no summary:\n%s", stdout.String())
+	}
+	left, err := filepath.Glob(filepath.Join(netns.Dir, "sluice-lab-testdemo-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// The agents follow what changes in the lab: every step ends with all services answering, or refusing, as they should.
+func TestLabFollowsChanges(t *testing.T) {
+	l := shopLab(t, "testfollow")
+	scale := func(name string, n int) func(*plan.Cluster) error {
+		return func(c *plan.Cluster) error { return c.Scale("Deployment", "shop", name, n) }
+	}
+	front := func(ready, terminating bool) func(*plan.Cluster) error {
+		return func(c *plan.Cluster) error { return c.Mark("shop", "front-2", ready, terminating) }
+	}
+	for _, step := range []struct {
+		name   string
+		change func(*plan.Cluster) error
+	}{
+		{"as it is", func(*plan.Cluster) error { return nil }},
+		{"more carts", scale("cart", 7)},
+		{"front-2 not ready", front(false, false)},
+		{"front-2 terminating", front(true, true)},
+		{"front-2 back", front(true, false)},
+		{"one cart", scale("cart", 1)},
+		{"no search", scale("search", 0)},
+		{"one search", scale("search", 1)},
+	} {
+		if err := l.Change(t.Context(), step.change); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if err := l.Sync(t.Context()); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		rep, err := l.Probe(t.Context(), 2, []string{"cart", "cart-callback", "front", "front-direct", "search"})
+		if err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		for _, row := range rep.Rows {
+			if row.Failed > 0 {
+				t.Errorf("%s: %s %s from %s: %q", step.name, row.Service, row.Via, row.From, row.Failures)
+			}
+		}
+	}
+}
+
+func TestLabCommandLine(t *testing.T) {
+	l := shopLab(t, "testline")
+	for _, tc := range []struct {
+		args []string
+		exit int
+		want string // on either output
+	}{
+		{[]string{"lab", "status", "--name", l.Name}, exitOK, "in sync"},
+		{[]string{"lab", "status", "--name", l.Name, "-o", "json"}, exitOK, `"agent": "in sync"`},
+		{[]string{"lab", "status", "--name", l.Name, "-o", "xml"}, exitUsage, "choose table, json or yaml"},
+		{[]string{"lab", "probe", "--name", l.Name, "cart", "-o", "yaml"}, exitOK, "service: shop/cart"},
+		{[]string{"lab", "probe", "--name", l.Name, "--requests", "0"}, exitUsage, "at least 1"},
+		{[]string{"lab", "probe", "--name", l.Name, "nosuch"}, exitError, "no Service nosuch"},
+		{[]string{"lab", "exec", "--name", l.Name, "nosuch", "true"}, exitError, "no such node, pod or workload"},
+		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, exitError, "not found"},
+		{[]string{"lab", "up", "--name", l.Name}, exitError, "up already"},
+		{[]string{"lab", "up", "--name", "Not-A-Name"}, exitError, "lower-case"},
+		{[]string{"lab", "up", "/nonexistent.yaml"}, exitError, "/nonexistent.yaml"},
+		{[]string{"lab", "probe", "--name", "testnone"}, exitError, "sluice lab up --name testnone"},
+		{[]string{"lab", "down", "--name", l.Name}, exitOK, "is down"},
+		{[]string{"lab", "down", "--name", l.Name}, exitOK, "is down"},
+		{[]string{"lab", "status", "--name", l.Name}, exitError, "there is none"},
+	} {
+		var out bytes.Buffer
+		if got := execute(t.Context(), tc.args, &out, &out); got != tc.exit || !strings.Contains(out.String(), tc.want) {
+			t.Errorf("%v: exit status %d, want %d and %q in:\n%s", tc.args, got, tc.exit, tc.want, out.String())
+		}
+	}
+}
