@@ -40,7 +40,7 @@ var growth = []int{13, 17, 25, 33}
 func runChanges(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
-	small, large := cluster.Cluster{Services: 100, Endpoints: 10}, cluster.Cluster{Services: 1_000, Endpoints: 10}
+	small, large := cluster.Cluster{Services: 100, Endpoints: 10}, cluster.Cluster{Services: 3_000, Endpoints: 10}
 	if r.full() {
 		large.Services = 10_000
 	}
@@ -145,13 +145,13 @@ func (a *changer) several(ctx context.Context, count int, next func() cluster.Fi
 	return took, nil
 }
 
-// burst changes a thousand services in place at once, those that no other
-// change touches, and makes sure that all came through.
+// burst changes a thousand services in place at once, those in the middle that no
+// other change touches, and makes sure that all came through.
 func (a *changer) burst(ctx context.Context, round int) (renamed, programmed time.Duration, transactions int, err error) {
 	const size = 1_000
 	var files []cluster.File
 	for i := range size {
-		f := a.c.SliceFile(i, a.c.Endpoints-2+round%2)
+		f := a.c.SliceFile((a.c.Services-size)/2+i, a.c.Endpoints-1+round%2)
 		if err := a.stageFile(f); err != nil {
 			return 0, 0, 0, fmt.Errorf("write manifest: %w", err)
 		}
