@@ -113,9 +113,10 @@ func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
 func (x *index) requests() ([]netlink.Message, error) {
 	if len(x.filters) > fewFilters {
 		status := StatusDNAT
-		for s, used := range x.used {
-			if used && shape(s)&backend == 0 {
+		for f := range x.filters {
+			if !f.Backend.IsValid() || f.Backend == f.Frontend {
 				status = 0 // flows that were never translated are wanted too
+				break
 			}
 		}
 		r, err := dumpAll(status)

@@ -171,6 +171,7 @@ func TestDelete(t *testing.T) {
 		"frontend to backend, v6":     {[]Filter{{model.UDP, ap("[fd96::1]:53"), ap("[fd02::2]:5353")}}, []int{11}},
 		"v4 written as v6":            {[]Filter{{model.UDP, ap("[::ffff:10.96.0.1]:53"), ap("[::ffff:10.2.0.1]:5353")}}, []int{0}},
 		"frontend, untranslated also": {[]Filter{{model.UDP, ap("10.96.0.1:53"), none}}, []int{0, 1, 2}},
+		"untranslated alone":          {[]Filter{{model.UDP, ap("10.96.0.1:53"), ap("10.96.0.1:53")}}, []int{2}},
 		"frontend, v6":                {[]Filter{{model.UDP, ap("[fd96::1]:53"), none}}, []int{10, 11}},
 		"backend, not direct flows":   {[]Filter{{model.UDP, none, ap("10.2.0.1:5353")}}, []int{0, 3, 4}},
 		"backend of TCP":              {[]Filter{{model.TCP, none, ap("10.2.0.1:5353")}}, []int{6, 7}},

@@ -58,19 +58,23 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 	w := bufio.NewWriterSize(out, 1<<20)
 	a := &archive{w: w, dirs: map[string]bool{}}
 
-	build := filepath.Join(work, "build")
-	if _, err := output(ctx, root, "go", "build", "-ldflags=-s -w", "-o", build, "./test/vm"); err != nil {
+	self := filepath.Join(work, "init")
+	if _, err := output(ctx, root, "go", "build", "-ldflags=-s -w", "-o", self, "./test/vm"); err != nil {
 		return err
 	}
-	if err := a.copy(guestInit, build); err != nil {
+	if err := a.copy(guestInit, self); err != nil {
 		return err
 	}
 	var p plan
 	for i, dir := range dirs {
 		dir = filepath.Clean(dir)
 		fmt.Printf("vm: building the tests of %s\n", dir)
+		build := filepath.Join(work, fmt.Sprint(i))
 		if _, err := output(ctx, root, "go", "test", "-c", "-ldflags=-s -w", "-o", build, "./"+dir); err != nil {
 			return err
+		}
+		if _, err := os.Stat(build); err != nil {
+			return fmt.Errorf("package %s has no tests", dir)
 		}
 		t := test{Name: dir, Binary: fmt.Sprintf("/test/%d", i), Dir: "/src/" + dir, Args: args}
 		if err := errors.Join(a.copy(t.Binary, build), a.directory(t.Dir), a.tree(t.Dir+"/testdata", filepath.Join(root, dir, "testdata"))); err != nil {
