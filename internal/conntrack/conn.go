@@ -246,18 +246,27 @@ func (c *Conn) exchange(r netlink.Message, f func([]byte) error) error {
 func (c *Conn) dialInNamespace() (*netlink.Conn, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var here, there unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
-		return nil, err
-	}
-	if err := unix.Fstat(int(c.ns.Fd()), &there); err != nil {
+	inside, err := c.inside()
+	if err != nil {
 		return nil, err
 	}
 	config := &netlink.Config{NetNS: int(c.ns.Fd())}
-	if here.Ino == there.Ino && here.Dev == there.Dev {
+	if inside {
 		config = nil
 	}
 	return netlink.Dial(unix.NETLINK_NETFILTER, config)
+}
+
+// inside says whether the calling thread is in the Conn's namespace.
+func (c *Conn) inside() (bool, error) {
+	var here, there unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
+		return false, err
+	}
+	if err := unix.Fstat(int(c.ns.Fd()), &there); err != nil {
+		return false, err
+	}
+	return here.Ino == there.Ino && here.Dev == there.Dev, nil
 }
 
 // dial returns the socket, ready to wait for an answer.

@@ -23,7 +23,11 @@ func (c *Conn) read(file string) (n int, err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err = unix.Setns(int(c.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		var inside bool
+		if inside, err = c.inside(); err == nil && !inside {
+			err = unix.Setns(int(c.ns.Fd()), unix.CLONE_NEWNET)
+		}
+		if err != nil {
 			return
 		}
 		var b []byte
