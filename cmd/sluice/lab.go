@@ -95,7 +95,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	return lab.Up(ctx, cfg)
 }
 
-var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make: run this as root")
+var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make and enter: run this as root")
 
 // labAgent runs this program as the nodes' agent.
 func labAgent(exe string) *lab.Agent {
@@ -130,7 +130,12 @@ func joinCIDRs(ps []netip.Prefix) string {
 }
 
 // openLab opens a lab whose agents are this program.
-func openLab(name string) (*lab.Lab, error) { return lab.Open(name, labAgent("")) }
+func openLab(name string) (*lab.Lab, error) {
+	if os.Geteuid() != 0 {
+		return nil, errNotRoot
+	}
+	return lab.Open(name, labAgent(""))
+}
 
 func newLabUpCommand() *cobra.Command {
 	var o labOptions

@@ -146,6 +146,7 @@ func TestPlacement(t *testing.T) {
 			[]string{"a-1@node3", "a-2@node3"}, 0},
 		{"node selector that fits nowhere", deployment("a", 1, ", nodeSelector: {disk: ssd}"), []string{"a-1@node1"}, 1},
 		{"node name", deployment("a", 1, ", nodeName: node2"), []string{"a-1@node2"}, 0},
+		{"ports of the host", strings.ReplaceAll(deployment("a", 2, ""), "8080}", "8080, hostPort: 80}"), []string{"a-1@node1", "a-2@node2"}, 1},
 		{"unknown node name", deployment("a", 1, ", nodeName: gpu"), []string{"a-1@node1"}, 1},
 		{"ports of the node clash", deployment("a", 2, ", hostNetwork: true") + deployment("b", 2, ", hostNetwork: true"),
 			[]string{"a-1@node1", "a-2@node2", "b-1@node3"}, 1},

@@ -146,6 +146,17 @@ type hostPort struct {
 	port     int32
 }
 
+// noteHostPorts tells of ports that a cluster's network plugin would forward from the node to the pod.
+func (c *Cluster) noteHostPorts(w *Workload, p *corev1.Pod) {
+	for _, ctr := range containers(p) {
+		for _, port := range ctr.Ports {
+			if port.HostPort != 0 && !p.Spec.HostNetwork {
+				c.note("%s %s/%s: the lab does not forward hostPort %d", w.Kind, w.Namespace, w.Name, port.HostPort)
+			}
+		}
+	}
+}
+
 // keep notes what a pod that stays occupies.
 func (pl *placement) keep(p *corev1.Pod) {
 	if p.Spec.HostNetwork {
@@ -189,6 +200,7 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 		}
 	}
 	p.Status = status(node, addrs, pl.c.Created)
+	pl.c.noteHostPorts(w, p)
 	pl.keep(p)
 	return p, nil
 }
