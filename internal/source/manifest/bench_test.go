@@ -45,6 +45,26 @@ func benchFolder(b *testing.B, services, endpoints int) string {
 	return dir
 }
 
+// benchLists writes a million endpoints in files of many slices each.
+func benchLists(b *testing.B, slices, perFile int) string {
+	dir := b.TempDir()
+	for first := 0; first < slices; first += perFile {
+		var list bytes.Buffer
+		list.WriteString(`{"apiVersion":"v1","kind":"List","items":[`)
+		for i := range perFile {
+			if i > 0 {
+				list.WriteByte(',')
+			}
+			list.WriteString(serviceJSON(first + i))
+			list.WriteByte(',')
+			list.WriteString(sliceJSON(first+i, 10))
+		}
+		list.WriteString("]}")
+		write(b, filepath.Join(dir, fmt.Sprintf("list-%06d.json", first)), list.String())
+	}
+	return dir
+}
+
 // discard takes everything and keeps nothing.
 type discard struct{ synced chan struct{} }
 
@@ -66,6 +86,15 @@ func BenchmarkStart(b *testing.B) {
 	for _, services := range []int{1000, 10000} {
 		b.Run(fmt.Sprintf("%dx10", services), func(b *testing.B) {
 			dir := benchFolder(b, services, 10)
+			for b.Loop() {
+				_, end := start(b, dir)
+				end()
+			}
+		})
+	}
+	for _, perFile := range []int{1000, 100000} {
+		b.Run(fmt.Sprintf("100000x10in%d", 100000/perFile), func(b *testing.B) {
+			dir := benchLists(b, 100000, perFile)
 			for b.Loop() {
 				_, end := start(b, dir)
 				end()

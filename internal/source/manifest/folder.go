@@ -86,19 +86,19 @@ func (f *folder) list(path string, l *listing, paths map[int32]string) error {
 		return err
 	}
 	for _, e := range entries {
-		within := filepath.Join(path, e.Name())
+		entry := filepath.Join(path, e.Name())
 		switch {
 		case e.IsDir() && e.Name()[0] != '.':
-			wd, err := f.watcher.add(f.at(within))
+			wd, err := f.watcher.add(f.at(entry))
 			if err == nil {
-				paths[wd] = within
-				err = f.list(within, l, paths)
+				paths[wd] = entry
+				err = f.list(entry, l, paths)
 			}
 			if err != nil && !os.IsNotExist(err) {
-				l.failed[within] = err
+				l.failed[entry] = err
 			}
 		case !e.IsDir() && isManifest(e.Name()):
-			l.files = append(l.files, within)
+			l.files = append(l.files, entry)
 		}
 	}
 	return nil
@@ -128,8 +128,8 @@ type change struct {
 	gone  bool            // the folder is no longer where it was
 }
 
-// interpret works out what events mean. retry says that a file could not be
-// read before, so that a change of its attributes is of interest.
+// interpret works out what events mean. retry says that a file or
+// folder could not be read before, so that a change of its attributes is of interest.
 func (f *folder) interpret(events []event, retry func(path string) bool) change {
 	c := change{files: make(map[string]bool)}
 	for _, e := range events {
@@ -157,7 +157,7 @@ func (f *folder) interpretEntry(c *change, e event, path string, retry func(path
 	switch {
 	case e.mask&unix.IN_ATTRIB != 0:
 		if retry(path) {
-			c.files[path] = false
+			c.all = true
 		}
 	case e.mask&unix.IN_ISDIR != 0:
 		c.all = c.all || e.name[0] != '.'

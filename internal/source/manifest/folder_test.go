@@ -152,6 +152,30 @@ func TestHalfWritten(t *testing.T) {
 	}
 }
 
+// TestBusyAtFirst finds a file that is being written when it starts.
+func TestBusyAtFirst(t *testing.T) {
+	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", serviceYAML("b", 80)[:50])
+	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY|os.O_APPEND, 0)
+	must(t, err)
+	f := follow(t, dir)
+	f.waitNames("Service shop/a")
+	f.wait("patience is over", func() bool {
+		f.source.work.Lock()
+		defer f.source.work.Unlock()
+		began := f.source.began
+		if !began.IsZero() && time.Since(began) < patience/2 && f.source.Status().Synced {
+			t.Fatal("synced without a file that is being written")
+		}
+		return time.Since(began) > patience/2
+	})
+	_, err = w.WriteString(serviceYAML("b", 80)[50:])
+	must(t, err)
+	must(t, w.Close())
+	f.waitNames("Service shop/a", "Service shop/b")
+	f.waitSynced()
+	f.waitNoIssue()
+}
+
 // convert makes JSON of a document if the file's name asks for it.
 func convert(t testing.TB, name, doc string) string {
 	if !isJSON(name) {

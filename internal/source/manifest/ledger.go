@@ -18,7 +18,9 @@ type file struct {
 	err string // why it can't be read at present
 }
 
-// issues are all that is wrong with a file.
+func (f *file) faulty() bool { return f.err != "" || len(f.issues) > 0 }
+
+// allIssues are all that is wrong with a file.
 func (f *file) allIssues() []model.Issue {
 	if f.err == "" {
 		return f.issues
@@ -36,12 +38,14 @@ type claim struct {
 // several files that declare the same object, the first by name counts.
 type ledger struct {
 	files  map[string]*file
-	faulty map[*file]struct{} // those with issues
+	broken map[*file]struct{} // those with issues
 
 	valid  map[key]claim   // the version that counts, and was delivered
 	rivals map[key][]claim // those that don't, sorted by path
 	counts map[store.Kind]int
+	passed map[string]int // objects of other kinds, by kind
 
+	told   bool        // the issues are those that were last logged; the logger sets it
 	before map[key]any // during an update: the value that was valid before it, nil for none
 	fresh  bool        // during the first update: nothing was valid before it
 }
@@ -49,17 +53,21 @@ type ledger struct {
 func newLedger() *ledger {
 	return &ledger{
 		files:  make(map[string]*file),
-		faulty: make(map[*file]struct{}),
+		broken: make(map[*file]struct{}),
 		valid:  make(map[key]claim),
 		rivals: make(map[key][]claim),
 		counts: make(map[store.Kind]int),
+		passed: make(map[string]int),
+		told:   true,
 		before: make(map[key]any),
 	}
 }
 
 // update enters readings and returns the events that follow from them.
 func (l *ledger) update(readings []reading) []store.Event {
-	l.fresh = len(l.valid) == 0
+	if l.fresh = len(l.valid) == 0; l.fresh {
+		l.makeRoom(readings)
+	}
 	for i := range readings {
 		l.enter(&readings[i])
 	}
@@ -87,6 +95,18 @@ func (l *ledger) update(readings []reading) []store.Event {
 	return events
 }
 
+// makeRoom spares the maps from growing step by step while a whole folder is entered.
+func (l *ledger) makeRoom(readings []reading) {
+	objects := 0
+	for i := range readings {
+		objects += len(readings[i].content.objects)
+	}
+	l.valid = make(map[key]claim, objects)
+	if len(l.files) == 0 {
+		l.files = make(map[string]*file, len(readings))
+	}
+}
+
 // same tells whether two versions are alike; was may be nil.
 func same(was, now any) bool {
 	return was == now || was != nil && reflect.DeepEqual(was, now)
@@ -105,35 +125,47 @@ func (l *ledger) everything() []store.Event {
 // enter puts one reading in place of what was known of its file.
 func (l *ledger) enter(r *reading) {
 	f := l.files[r.path]
-	switch r.outcome {
-	case busy:
+	if r.outcome == busy || r.outcome == gone && f == nil {
 		return
+	}
+	if f == nil {
+		f = &file{path: r.path}
+		l.files[r.path] = f
+	}
+	faulty := f.faulty()
+	switch r.outcome {
 	case failed:
-		if f == nil {
-			f = &file{path: r.path}
-			l.files[r.path] = f
-		}
 		f.err = r.err.Error()
 	case gone:
-		if f == nil {
-			return
-		}
-		l.replace(f, nil)
-		f.content, f.err = content{}, ""
+		l.put(f, content{})
 		delete(l.files, r.path)
 	default:
-		if f == nil {
-			f = &file{path: r.path}
-			l.files[r.path] = f
-		}
-		l.replace(f, r.content.objects)
-		f.content, f.stamp, f.err = r.content, r.stamp, ""
+		l.put(f, r.content)
+		f.stamp = r.stamp
 	}
-	if len(f.issues) > 0 || f.err != "" {
-		l.faulty[f] = struct{}{}
+	if !faulty && !f.faulty() {
+		return
+	}
+	l.told = false
+	if f.faulty() {
+		l.broken[f] = struct{}{}
 	} else {
-		delete(l.faulty, f)
+		delete(l.broken, f)
 	}
+}
+
+// put replaces the content of a file.
+func (l *ledger) put(f *file, next content) {
+	l.replace(f, next.objects)
+	for kind, n := range f.skipped {
+		if l.passed[kind] -= n; l.passed[kind] == 0 {
+			delete(l.passed, kind)
+		}
+	}
+	for kind, n := range next.skipped {
+		l.passed[kind] += n
+	}
+	f.content, f.err = next, ""
 }
 
 // replace gives up what a file claimed and claims what it has now. What is the
@@ -181,6 +213,9 @@ func (l *ledger) withdraw(k key, f *file) {
 	} else {
 		delete(l.valid, k)
 	}
+	if _, contested := l.rivals[k]; contested {
+		l.told = false
+	}
 	if l.rivals[k] = rivals; len(rivals) == 0 {
 		delete(l.rivals, k)
 	}
@@ -200,12 +235,13 @@ func (l *ledger) claim(k key, c claim) {
 	rivals := append(l.rivals[k], c)
 	slices.SortFunc(rivals, func(a, b claim) int { return cmp.Compare(a.file.path, b.file.path) })
 	l.rivals[k] = rivals
+	l.told = false
 }
 
 // issues lists all that is wrong, sorted by object.
 func (l *ledger) issues() []model.Issue {
 	var all []model.Issue
-	for f := range l.faulty {
+	for f := range l.broken {
 		all = append(all, f.allIssues()...)
 	}
 	for k, rivals := range l.rivals {
@@ -234,15 +270,7 @@ func (l *ledger) objects() map[string]int {
 	return counts
 }
 
-func (l *ledger) skipped() map[string]int {
-	counts := make(map[string]int)
-	for _, f := range l.files {
-		for kind, n := range f.content.skipped {
-			counts[kind] += n
-		}
-	}
-	return counts
-}
+func (l *ledger) skipped() map[string]int { return maps.Clone(l.passed) }
 
 // paths are the files known, in no order.
 func (l *ledger) paths() []string { return slices.Collect(maps.Keys(l.files)) }

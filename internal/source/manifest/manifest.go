@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -44,6 +45,13 @@ type Sink interface {
 const (
 	firstRetry = 50 * time.Microsecond
 	lastRetry  = time.Second
+
+	// patience is how long the first reading waits for files that somebody is
+	// writing: without them, what they hold would be taken for deleted.
+	patience = time.Second
+	// settle is how long after the first reading its garbage is given back; by
+	// then, everyone who needs memory for the start has had it.
+	settle = 2 * time.Second
 )
 
 // Source follows one folder. Its methods are safe for concurrent use.
@@ -60,6 +68,8 @@ type Source struct {
 	unread  map[string]bool // files to be tried again, as somebody was writing them
 	reread  bool            // the whole folder is to be read again
 	retry   time.Duration   // until the next try
+	began   time.Time       // when the folder was first read
+	tidy    *time.Timer     // gives memory back after the first reading
 
 	mu      sync.Mutex // guards what Status shows; held for short
 	ledger  *ledger
@@ -120,6 +130,9 @@ func (s *Source) stop() {
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.detach()
+	if s.tidy != nil {
+		s.tidy.Stop()
+	}
 	s.watcher.close()
 	s.watcher = nil
 }
@@ -192,9 +205,10 @@ func (s *Source) deliver(all bool) error {
 	return nil
 }
 
+// isUnreadable tells whether a file, or a folder below, could not be read.
 func (s *Source) isUnreadable(path string) bool {
 	f := s.ledger.files[path]
-	return f != nil && f.err != ""
+	return f != nil && f.err != "" || s.below[path] != nil
 }
 
 // plan makes jobs of the files named, and of all that differ from what is
@@ -249,12 +263,15 @@ func inFailed(path string, failed map[string]error) bool {
 
 // commit enters readings, delivers what follows and tells what is wrong.
 func (s *Source) commit(readings []reading) {
-	s.remember(readings)
+	waiting := s.remember(readings)
+	if s.began.IsZero() {
+		s.began = time.Now()
+	}
 	s.mu.Lock()
 	s.trouble = ""
 	events := s.ledger.update(readings)
-	first := !s.synced
-	s.synced = true
+	first := !s.synced && (!waiting || time.Since(s.began) > patience)
+	s.synced = s.synced || first
 	s.logIssues()
 	s.mu.Unlock()
 
@@ -264,12 +281,14 @@ func (s *Source) commit(readings []reading) {
 	if first {
 		s.sink.SetSynced()
 		s.logSynced()
+		s.tidy = time.AfterFunc(settle, debug.FreeOSMemory)
 	}
 }
 
 // remember keeps the files that are to be tried again. A new one among them is
-// tried again soon: mostly its writer is just about to go.
-func (s *Source) remember(readings []reading) {
+// tried again soon: mostly its writer is just about to go. The result tells
+// whether there is one of which nothing is known.
+func (s *Source) remember(readings []reading) (waiting bool) {
 	last := s.unread
 	s.unread = make(map[string]bool)
 	for i := range readings {
@@ -278,10 +297,12 @@ func (s *Source) remember(readings []reading) {
 			continue
 		}
 		s.unread[r.path] = true
+		waiting = waiting || r.outcome == busy && r.known == nil
 		if !last[r.path] {
 			s.retry = 0
 		}
 	}
+	return waiting
 }
 
 func (s *Source) logSynced() {
@@ -294,9 +315,10 @@ func (s *Source) logSynced() {
 
 // logIssues logs what has come to be wrong since the last time, and what was mended.
 func (s *Source) logIssues() {
-	if len(s.ledger.faulty) == 0 && len(s.ledger.rivals) == 0 && len(s.logged) == 0 {
+	if s.ledger.told {
 		return
 	}
+	s.ledger.told = true
 	now := s.ledger.issues()
 	was := make(map[model.Issue]bool, len(s.logged))
 	for _, i := range s.logged {
