@@ -51,7 +51,7 @@ func (l *Lab) Sync(ctx context.Context) error {
 		err := l.await(ctx, n.Name, "agent", func() (bool, error) {
 			issues, err := l.agent.Sync(ctx, l.socket(n.Name))
 			for _, issue := range issues {
-				l.warn("agent on %s: %s", n.Name, issue)
+				l.warn("agents: %s", issue)
 			}
 			return err == nil, err
 		})

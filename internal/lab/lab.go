@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/lab/plan"
@@ -171,6 +172,9 @@ func (l *Lab) say(format string, args ...any) {
 	}
 }
 
+// warn adds a warning, once: the agents of all nodes tend to say the same.
 func (l *Lab) warn(format string, args ...any) {
-	l.Warnings = append(l.Warnings, fmt.Sprintf(format, args...))
+	if text := fmt.Sprintf(format, args...); !slices.Contains(l.Warnings, text) {
+		l.Warnings = append(l.Warnings, text)
+	}
 }
