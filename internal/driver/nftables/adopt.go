@@ -86,9 +86,9 @@ type adoption struct {
 
 func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	d, b := a.d, a.change.batch
-	d.claim(b, a.have)
 	switch {
 	case a.have == nil:
+		b.addTable(d.tableFlags())
 		b.addProgram(d.prog, nil)
 	case !a.sameProgram():
 		a.replaceProgram()
@@ -105,7 +105,7 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	a.deleteLearnChains()
 	a.writeNotes()
 	sweep := a.have != nil && b.changes > 0
-	return &plan{d: d, batch: b, done: a.done(sweep), refused: d.notBusy(a.have)}, nil
+	return &plan{d: d, batch: b, done: a.done(sweep), found: a.have}, nil
 }
 
 // done makes the driver remember what the kernel holds after the plan.
@@ -125,26 +125,29 @@ func (a *adoption) done(sweep bool) func() {
 	}
 }
 
-// claim makes the table ours, where the kernel knows owners. The same message
-// creates it.
-func (d *Driver) claim(b *batch, have *found) {
+// claim makes a table that is there ours, where the kernel knows owners. It is a transaction
+// of its own: the kernel takes no base chain in one that changes the table's flags. An
+// error wraps driver.ErrBusy if another socket owns the table.
+func (d *Driver) claim(ctx context.Context, have *found) error {
 	switch {
-	case have == nil && d.owns:
-		b.addTable(&b.before, tableFlagOwner|tableFlagPersist)
 	case have == nil:
-		b.addTable(&b.before, 0)
-	case d.owns && have.flags&tableFlagPersist != 0 && have.owner != d.sock.port:
-		b.addTable(&b.claim, tableFlagOwner|tableFlagPersist)
-		b.changes--
+		return nil
+	case have.flags&tableFlagOwner != 0 && have.owner != d.sock.port:
+		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, TableName)
+	case !d.owns || have.flags != tableFlagPersist:
+		return nil // ours already, or one that cannot be given an owner
 	}
+	b := newBatch(TableName)
+	b.addTable(tableFlagOwner | tableFlagPersist)
+	return d.commit(ctx, b)
 }
 
-// notBusy returns an error that wraps driver.ErrBusy if another socket owns the table.
-func (d *Driver) notBusy(have *found) error {
-	if have == nil || have.flags&tableFlagOwner == 0 || have.owner == d.sock.port {
-		return nil
+// tableFlags are those of a table that is created.
+func (d *Driver) tableFlags() uint32 {
+	if d.owns {
+		return tableFlagOwner | tableFlagPersist
 	}
-	return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, TableName)
+	return 0
 }
 
 // sameProgram reports whether the kernel's chains and sets are those of this program.

@@ -19,7 +19,6 @@ import (
 // elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 type batch struct {
 	table                string
-	claim                part // what no plan shows: it comes first and changes the table's owner
 	before, after, notes part
 	deletions, additions map[*set]*part
 
@@ -35,7 +34,7 @@ type part struct {
 
 func newBatch(table string) *batch {
 	b := &batch{table: table, labels: []string{"commit"}, deletions: map[*set]*part{}, additions: map[*set]*part{}}
-	for _, p := range []*part{&b.claim, &b.before, &b.after, &b.notes} {
+	for _, p := range []*part{&b.before, &b.after, &b.notes} {
 		p.message = -1
 	}
 	return b
@@ -118,8 +117,8 @@ func (p *part) closeList() {
 func (b *batch) tableName(a *attrs) { a.str(unix.NFTA_TABLE_NAME, b.table) }
 
 // addTable creates the table, or changes the flags of one that is there.
-func (b *batch) addTable(p *part, flags uint32) {
-	b.do(p, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.table, func(a *attrs) {
+func (b *batch) addTable(flags uint32) {
+	b.do(&b.before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.table, func(a *attrs) {
 		b.tableName(a)
 		a.u32(unix.NFTA_TABLE_FLAGS, flags)
 		var u userdata
@@ -192,7 +191,7 @@ func (b *batch) flushSet(s *set) {
 
 // buffers are the encoded parts in their order. The last message asks for the acknowledgement.
 func (b *batch) buffers() (bufs [][]byte, ackSeq uint32) {
-	parts := []*part{&b.claim, &b.before}
+	parts := []*part{&b.before}
 	parts = append(parts, sortedParts(b.deletions)...)
 	parts = append(parts, sortedParts(b.additions)...)
 	parts = append(parts, &b.after, &b.notes)

@@ -90,7 +90,7 @@ func (d *Driver) Close() error {
 // creating one that is gone before anyone could see it.
 func canOwn(s *socket) bool {
 	b := newBatch(TableName + "-probe")
-	b.addTable(&b.before, tableFlagOwner|tableFlagPersist)
+	b.addTable(tableFlagOwner | tableFlagPersist)
 	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	_, err := b.send(s)
 	return err == nil
@@ -103,7 +103,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		return err
 	}
 	b := newBatch(TableName + "-probe")
-	b.addTable(&b.before, 0)
+	b.addTable(0)
 	b.addProgram(d.prog, nil)
 	b.do(&b.after, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	switch _, err := b.send(d.sock); {
@@ -290,8 +290,8 @@ type plan struct {
 	batch *batch
 	done  func()
 
-	refused error // why the kernel would not let us; nil: it will
-	spent   bool
+	found *found // the table as it was read; nil: there was none, or it is ours
+	spent bool
 }
 
 // Len implements driver.Plan.
@@ -308,8 +308,8 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.spent {
 		return errors.New("apply a plan a second time")
 	}
-	if p.refused != nil {
-		return fmt.Errorf("change nftables: %w", p.refused)
+	if err := p.d.claim(ctx, p.found); err != nil {
+		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.spent = true
 	if err := p.d.commit(ctx, p.batch); err != nil {

@@ -147,11 +147,10 @@ func (d *Driver) Purge(ctx context.Context) error {
 	} else if err != nil {
 		return fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
-	if err := d.notBusy(have); err != nil {
+	if err := d.claim(ctx, have); err != nil {
 		return fmt.Errorf("delete table inet %s: %w", TableName, err)
 	}
 	b := newBatch(TableName)
-	d.claim(b, have)
 	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, func(a *attrs) { a.str(unix.NFTA_TABLE_NAME, TableName) })
 	return d.commit(ctx, b)
 }

@@ -45,6 +45,12 @@ func (p *program) family(is4 bool) *familyProgram {
 const affinitySize = 1 << 20
 
 func newProgram() *program {
+	p := newSets()
+	p.addChains()
+	return p
+}
+
+func newSets() *program {
 	p := &program{}
 	for i, f := range []family{ipv4, ipv6} {
 		p.fam[i] = p.addFamily(f)
@@ -53,11 +59,14 @@ func newProgram() *program {
 		name: "notes", key: []field{fieldMark},
 		comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
+	return p
+}
+
+func (p *program) addChains() {
 	p.addBaseChains()
 	for _, fp := range p.fam {
 		p.addFamilyChains(fp)
 	}
-	return p
 }
 
 func (p *program) addSet(s *set) *set {
@@ -243,7 +252,7 @@ func (fp *familyProgram) pickName(size int, local bool) string {
 }
 
 // learnRules is the number of rules of a learn chain.
-const learnRules = 9
+const learnRules = 6
 
 // learnName is the chain that remembers for the given time-out.
 func (fp *familyProgram) learnName(d time.Duration) string {
@@ -257,8 +266,8 @@ func (fp *familyProgram) learnChain(d time.Duration) chain {
 	rules := perProtocol(func(r rule) rule {
 		return r.family(f).notIn(append(f.origFrontend(), f.daddr, fieldDport), fp.affineBackends).jump(fp.ip.name + "-forget")
 	})
-	// update renews an element's time but not its data, so the old one goes first.
-	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).forget(f, fp.affinity) })...)
+	// An update renews an element's time and leaves its data, which is right: an element that is
+	// there is where this connection was sent, or where another one of the client, just before it.
 	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remember(f, fp.affinity, d) })...)
 	return chain{name: fp.learnName(d), rules: rules, comment: fmt.Sprintf("remember for %s", d)}
 }

@@ -1,0 +1,59 @@
+package drivertest
+
+import (
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Upgrade replaces a driver by one with another program, and that by the first again,
+// while clients keep connecting: no connection fails, those under way go on, and
+// clients with affinity stay where they were.
+func Upgrade(t *testing.T, open, other Open) {
+	w := newTopology(t, "up")
+	for _, f := range []family{ipv4, ipv6} {
+		t.Run(f.String(), func(t *testing.T) { (&run{topology: w, family: f, open: open}).upgrade(t, other) })
+	}
+}
+
+func (r *run) upgrade(t *testing.T, other Open) {
+	r.start(t, config{})
+	clients := many(mostClients)
+	sticky := func(on string) []svc {
+		return []svc{
+			{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: on, edit: func(s *model.Service) { s.Affinity = time.Hour }},
+		}
+	}
+	sends := []send{
+		tcp(clients, "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked()), udp("c", "vip:53", by("a")),
+		tcp("b", "vip:80", by("a")).on("pod"), tcp("outside2", "node:30080", by("a").masked()).on("outside"), udp("node", "vip:53", by("a")).on("node"),
+	}
+	r.step(t, 0, step{services: sticky("a"), sends: sends})
+	r.step(t, 1, step{services: sticky("a b x")})
+	stop := make(chan struct{})
+	pod, outside := r.keepConnecting("c", "vip:80", stop), r.keepConnecting("outside", "node:30080", stop)
+	for i, next := range []Open{other, r.open, other, r.open} {
+		if err := r.driver.Close(); err != nil {
+			t.Fatalf("close the driver: %v", err)
+		}
+		r.open = next
+		r.reopen(t)
+		plan, err := r.driver.Adopt(t.Context(), r.cluster.state())
+		if err != nil {
+			t.Fatalf("plan the upgrade: %v", err)
+		}
+		if plan.Len() == 0 {
+			t.Error("the other program has nothing to do")
+		}
+		r.apply(t, plan)
+		r.step(t, 2+i, step{services: sticky("a b x"), sends: sends})
+		r.adopt(t, true)
+	}
+	close(stop)
+	for _, done := range []<-chan error{pod, outside} {
+		if err := <-done; err != nil {
+			t.Errorf("during the upgrade: %v", err)
+		}
+	}
+}

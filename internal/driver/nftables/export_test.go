@@ -1,0 +1,20 @@
+package nftables
+
+// OpenOther opens a driver whose program has another layout: some sets under other
+// names, a set and a chain more.
+func OpenOther(o Options) (*Driver, error) {
+	d, err := Open(o)
+	if err != nil {
+		return nil, err
+	}
+	p := newSets()
+	for _, fp := range p.fam {
+		fp.backends.name += "-2"
+		fp.frontends.name += "-2"
+	}
+	p.addSet(&set{name: "another", key: []field{fieldMark}, comment: "of another release"})
+	p.addChains()
+	p.chains = append(p.chains, chain{name: "another", rules: []rule{newRule("").drop()}})
+	d.prog = p
+	return d, nil
+}
