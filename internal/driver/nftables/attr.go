@@ -48,11 +48,6 @@ func (a *attrs) u32(typ uint16, v uint32) {
 	a.b = binary.BigEndian.AppendUint32(a.b, v)
 }
 
-func (a *attrs) u64(typ uint16, v uint64) {
-	a.header(typ, 8)
-	a.b = binary.BigEndian.AppendUint64(a.b, v)
-}
-
 func (a *attrs) pad() {
 	for len(a.b)%unix.NLA_ALIGNTO != 0 {
 		a.b = append(a.b, 0)
