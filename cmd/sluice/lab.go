@@ -33,7 +33,7 @@ machine's own network. It needs root.
   sluice lab probe
   sluice lab exec frontend -- curl -s http://cartservice:7070
   sluice lab exec node1 -- nft list table inet sluice
-  sluice services --socket `+lab.Dir+`/`+defaultLab+`/node1/agent.sock
+  sluice services --socket ` + lab.Dir + `/` + defaultLab + `/node1/agent.sock
   sluice lab down`,
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
