@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Rounds <= 0 {
 		o.Rounds = 9
 		if o.Scale == Small {
-			o.Rounds = 3
+			o.Rounds = 2
 		}
 	}
 	if os.Geteuid() != 0 {

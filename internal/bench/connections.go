@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
@@ -42,11 +43,11 @@ func runConnections(ctx context.Context, r *run) error {
 	lb := cases(10, 0, []int{10, 250}, peer.Nftlb{})
 	plain := cases(10, 0, sizes[len(sizes)-1:], peer.Plain{}, peer.Plain{Track: true})
 	if !r.full() {
-		own = nil
+		own, lb = nil, cases(10, 0, []int{10, 100}, peer.Nftlb{})
 	}
 	most, why := peer.Nftlb{}.Limit()
 	r.skip("nftlb beyond %d services: %s", most, why)
-	err := r.alternate(ctx, append(append(append(kube, own...), lb...), plain...), r.measureConnections)
+	err := r.alternate(ctx, slices.Concat(kube, own, lb, plain), r.measureConnections)
 	if err != nil {
 		return err
 	}

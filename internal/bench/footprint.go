@@ -57,6 +57,10 @@ func (r *run) measureFootprint(ctx context.Context, c cluster.Cluster) error {
 			{churnCPU, func(ctx context.Context) error { return r.churn(ctx, p, c, r.short(10*time.Second, 3*time.Second)) }},
 		} {
 			r.progress("%s: %s", s, step.metric)
+			// What the start, or the last change, still makes to do comes first.
+			if err := wait(ctx, 2*time.Second); err != nil {
+				return err
+			}
 			began := time.Now()
 			was, err := processCPU(p.pid())
 			if err == nil {

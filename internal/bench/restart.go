@@ -27,6 +27,7 @@ var restart = Experiment{
 const (
 	adopted    = "start to adopted"
 	failed     = "failed requests"
+	answered   = "answered requests"
 	operations = "kernel operations changed or planned"
 )
 
@@ -105,7 +106,8 @@ func (r *run) restarts(ctx context.Context, c cluster.Cluster) (err error) {
 }
 
 func (r *run) recordLoad(s spec, res *load.Result) {
-	r.record(s, "", failed, fmt.Sprintf("of some %d", res.Requests/1000*1000), float64(res.Failed))
+	r.record(s, "", failed, "", float64(res.Failed))
+	r.record(s, "", answered, "", float64(res.Requests))
 	if res.Failed > 0 {
 		r.note("%s: %d of %d requests failed %v.", s, res.Failed, res.Failed+res.Requests, res.Reasons)
 	}

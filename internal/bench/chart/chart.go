@@ -1,12 +1,13 @@
 // Package chart draws line and bar charts as small, self-contained SVG files:
 // a light background, an axis from zero (or logarithmic), whiskers from the
-// least to the greatest measurement, a legend, and a value at each point.
+// least to the greatest measurement, a legend, and the value at each point that has room for it.
 package chart
 
 import (
 	"fmt"
 	"html"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -66,13 +67,14 @@ func (c *Chart) SVG() []byte {
 	text(&b, 20, 28, "start", `font-size="18" font-weight="bold" fill="#222222"`, c.Title)
 	text(&b, 20, 48, "start", `fill="#555555"`, c.Subtitle)
 	a := c.axis()
+	taken := make([][]float64, len(c.Categories))
 	c.drawAxes(&b, a)
 	c.drawLegend(&b)
 	for i, s := range c.Series {
 		if c.Kind == Bars {
 			c.drawBars(&b, a, i, s)
 		} else {
-			c.drawLine(&b, a, i, s)
+			c.drawLine(&b, a, i, s, taken)
 		}
 	}
 	b.WriteString("</svg>\n")
@@ -105,7 +107,9 @@ func (c *Chart) drawLegend(b *strings.Builder) {
 	}
 }
 
-func (c *Chart) drawLine(b *strings.Builder, a axis, series int, s Series) {
+// drawLine writes a value beside its point unless one is there already; taken
+// holds where, for each category.
+func (c *Chart) drawLine(b *strings.Builder, a axis, series int, s Series, taken [][]float64) {
 	var path strings.Builder
 	verb := "M"
 	for i, v := range s.Values {
@@ -122,7 +126,10 @@ func (c *Chart) drawLine(b *strings.Builder, a axis, series int, s Series) {
 		}
 		whisker(b, a, c.x(i), v, colour(series))
 		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.6" fill="%s"/>`+"\n", c.x(i), a.y(v.Y), colour(series))
-		text(b, c.x(i)+7, a.y(v.Y)-7, "start", fmt.Sprintf(`font-size="11" fill="%s"`, colour(series)), Number(v.Y))
+		if y := a.y(v.Y); !slices.ContainsFunc(taken[i], func(o float64) bool { return math.Abs(o-y) < 11 }) {
+			taken[i] = append(taken[i], y)
+			text(b, c.x(i)+7, y-7, "start", fmt.Sprintf(`font-size="11" fill="%s"`, colour(series)), Number(v.Y))
+		}
 	}
 }
 
