@@ -44,10 +44,11 @@ func main() {
 func run(ctx context.Context) error {
 	runFlag := flag.String("run", "", "run only the tests that match this `regexp`")
 	verbose := flag.Bool("v", false, "list each test")
-	timeout := flag.Duration("timeout", 15*time.Minute, "give up after this `time`")
+	timeout := flag.Duration("timeout", 30*time.Minute, "give up after this `time`")
 	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
 	accel := flag.String("accel", "tcg,thread=multi", "QEMU's `accelerator`; kvm is ten times as fast where it works")
 	memory := flag.String("memory", "2G", "the machine's memory `size`, as QEMU writes it")
+	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
 	flag.Parse()
 	dirs := flag.Args()
 	if len(dirs) == 0 {
@@ -83,7 +84,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))
-	return boot(ctx, k.image, initrd, *accel, *memory, os.Stdout)
+	return boot(ctx, k.image, initrd, *accel, *memory, *params, os.Stdout)
 }
 
 // install installs a Debian package for the sake of a program, unless the program is there.

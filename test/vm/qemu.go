@@ -13,13 +13,13 @@ import (
 
 // boot runs a machine until it powers itself off, copies its console to out, and returns nil if it reported
 // that all went well.
-func boot(ctx context.Context, image, initrd, accel, memory string, out io.Writer) error {
+func boot(ctx context.Context, image, initrd, accel, memory, params string, out io.Writer) error {
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", accel, "-cpu", "max", "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", image, "-initrd", initrd,
-		"-append", "console=ttyS0 quiet panic=-1")
+		"-append", "console=ttyS0 quiet panic=-1 "+params)
 	console, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
