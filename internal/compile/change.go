@@ -64,6 +64,7 @@ func (c *Compiler) flush() state.Delta {
 		Frontends:    c.change.frontends,
 		HealthChecks: c.change.healthChecks,
 		ClusterIPs:   c.clusterIPs.flush(),
+		OtherIPs:     c.otherIPs.flush(),
 		Hairpins:     c.hairpins.flush(),
 	}
 	for k, old := range d.Frontends {

@@ -51,6 +51,7 @@ type Compiler struct {
 	nodePorts int // services that have one
 
 	clusterIPs refs
+	otherIPs   refs
 	hairpins   refs
 	change     change
 	scratch    []endpoint
@@ -67,6 +68,7 @@ func New(cfg Config) *Compiler {
 		healthPorts: map[uint16]map[model.Name]*state.HealthCheck{},
 		faults:      map[model.Name][]model.Issue{},
 		clusterIPs:  newRefs(s.ClusterIPs),
+		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
 	}
 }
@@ -123,6 +125,8 @@ func (c *Compiler) service(v *store.View, name model.Name) {
 	// Count up before counting down, so that what stays is never seen to go.
 	c.clusterIPs.add(next.addresses())
 	c.clusterIPs.remove(old.addresses())
+	c.otherIPs.add(next.others())
+	c.otherIPs.remove(old.others())
 	c.hairpins.add(next.hairpinned())
 	c.hairpins.remove(old.hairpinned())
 	c.nodePorts += one(next.hasNodePort()) - one(old.hasNodePort())

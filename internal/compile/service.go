@@ -52,6 +52,14 @@ func (s *service) addresses() []netip.Addr {
 	return usable(s.svc.ClusterIPs)
 }
 
+// others are the addresses of a service that another program serves.
+func (s *service) others() []netip.Addr {
+	if s == nil || s.svc.Unproxied == "" {
+		return nil
+	}
+	return usable(s.svc.ClusterIPs)
+}
+
 func (s *service) hairpinned() []netip.Addr {
 	if s == nil {
 		return nil

@@ -140,6 +140,9 @@ type State struct {
 	// ClusterIPs are the addresses of proxied services; a port that no
 	// frontend defines is rejected there.
 	ClusterIPs map[netip.Addr]struct{}
+	// OtherIPs are the addresses of services that another program serves: they
+	// are let through, though they lie in a service CIDR.
+	OtherIPs map[netip.Addr]struct{}
 	// Hairpins are the addresses of endpoints on this node: a connection
 	// that comes from one and is balanced back to the same is masqueraded.
 	Hairpins map[netip.Addr]struct{}
@@ -152,6 +155,7 @@ func New() *State {
 	return &State{
 		Frontends:    map[FrontendKey]*Frontend{},
 		ClusterIPs:   map[netip.Addr]struct{}{},
+		OtherIPs:     map[netip.Addr]struct{}{},
 		Hairpins:     map[netip.Addr]struct{}{},
 		HealthChecks: map[model.Name]HealthCheck{},
 	}
@@ -163,13 +167,14 @@ type Delta struct {
 	Settings     *Settings
 	Frontends    map[FrontendKey]*Frontend
 	ClusterIPs   map[netip.Addr]bool
+	OtherIPs     map[netip.Addr]bool
 	Hairpins     map[netip.Addr]bool
 	HealthChecks map[model.Name]*HealthCheck
 }
 
 // Len is the number of named changes; 0 means nothing to do.
 func (d Delta) Len() int {
-	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.Hairpins) + len(d.HealthChecks)
+	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins) + len(d.HealthChecks)
 	if d.Settings != nil {
 		n++
 	}
@@ -192,6 +197,7 @@ func (s *State) Apply(d Delta) {
 		}
 	}
 	applySet(s.ClusterIPs, d.ClusterIPs)
+	applySet(s.OtherIPs, d.OtherIPs)
 	applySet(s.Hairpins, d.Hairpins)
 	for n, h := range d.HealthChecks {
 		if h == nil {

@@ -1,5 +1,7 @@
 package drivertest
 
+import "sluice.dev/sluice/internal/model"
+
 // bystanderRows are about traffic that is not a service's.
 func bystanderRows() []row {
 	return []row{
@@ -11,5 +13,9 @@ func bystanderRows() []row {
 			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
 		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
+		// That other table translates after the driver's, so the address has to be let through.
+		one("another program's service", []svc{
+			{name: "theirs", at: "vip2", on: "a", edit: func(s *model.Service) { s.Unproxied = "label" }}, {at: "vip", on: "b"}},
+			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),
 	}
 }

@@ -58,6 +58,6 @@ func clusterIPRows() []row {
 			{name: "headless", on: "a", edit: func(s *model.Service) { s.Unproxied = "headless" }},
 			{name: "labelled", at: "vip2", on: "a", edit: func(s *model.Service) { s.Unproxied = "service-proxy-name" }},
 			{at: "vip", on: "b"}},
-			tcp("c", "vip2:80", isDropped), tcp("c", "vip:80", by("b"))),
+			tcp("c", "vip:80", by("b"))),
 	}
 }

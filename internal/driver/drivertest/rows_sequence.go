@@ -58,6 +58,10 @@ func affinityRows() []row {
 			{services: sticky("a c", hours), sends: []send{
 				udp("c", "vip:53", oneOf("a c").hairpin().afterLoss()), udp("b", "vip:53", oneOf("a c"))}},
 		}},
+		{name: "affinity to nobody is rejected at once", steps: []step{
+			{services: sticky("a", hours), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked())}},
+			{services: sticky("", hours), sends: []send{tcp("c", "vip:80", isRejected), tcp("outside", "node:30080", isRejected)}},
+		}},
 		{name: "affinity times out", steps: []step{
 			{services: sticky("a", short), sends: []send{tcp(all, "vip:80", by("a")), tcp(all, "node:30080", by("a").masked())}},
 			{services: sticky("a b", short), sends: []send{tcp(all, "vip:80", by("a")), tcp(all, "node:30080", by("a").masked())}},

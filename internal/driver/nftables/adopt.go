@@ -66,8 +66,8 @@ func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, err
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
 	d.sums = make([]sum, len(d.prog.sets)+1)
 	for k, f := range want.Frontends {
-		if f.Affinity > 0 {
-			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(learnTimeout(f.Affinity))]++
+		if timeout := affinity(f); timeout > 0 {
+			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(timeout)]++
 		}
 	}
 	return a.plan(ctx)
@@ -116,6 +116,7 @@ func (a *adoption) done(sweep bool) func() {
 			Settings:   a.want.Settings,
 			Frontends:  maps.Clone(a.want.Frontends),
 			ClusterIPs: maps.Clone(a.want.ClusterIPs),
+			OtherIPs:   maps.Clone(a.want.OtherIPs),
 			Hairpins:   maps.Clone(a.want.Hairpins),
 		}
 		d.sums, d.learn, d.adopted, d.doubt = a.change.sums, a.change.learn, true, false

@@ -108,13 +108,14 @@ func testState() *state.State {
 			SourceRanges: prefixes("192.0.2.0/24", "fd00:2::/64")})
 		put(6, state.Frontend{Backends: backends(2), Affinity: time.Minute})
 		s.Hairpins[backends(1)[0].Addr()] = struct{}{}
+		s.OtherIPs[netip.MustParseAddr(fam+"99")] = struct{}{}
 	}
 	return s
 }
 
 func clone(s *state.State) *state.State {
 	return &state.State{Settings: s.Settings, Frontends: maps.Clone(s.Frontends),
-		ClusterIPs: maps.Clone(s.ClusterIPs), Hairpins: maps.Clone(s.Hairpins), HealthChecks: maps.Clone(s.HealthChecks)}
+		ClusterIPs: maps.Clone(s.ClusterIPs), OtherIPs: maps.Clone(s.OtherIPs), Hairpins: maps.Clone(s.Hairpins), HealthChecks: maps.Clone(s.HealthChecks)}
 }
 
 // modes are the two ways to hold the table: protected where the kernel can,
@@ -194,9 +195,12 @@ func TestUpdatesAddUp(t *testing.T) {
 		more.Affinity = 30 * time.Second
 		update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: &more}})
 	}
-	delta := state.Delta{Frontends: maps.Clone(want.Frontends), ClusterIPs: map[netip.Addr]bool{}, Hairpins: map[netip.Addr]bool{}}
+	delta := state.Delta{Frontends: maps.Clone(want.Frontends), ClusterIPs: map[netip.Addr]bool{}, OtherIPs: map[netip.Addr]bool{}, Hairpins: map[netip.Addr]bool{}}
 	for a := range want.ClusterIPs {
 		delta.ClusterIPs[a] = true
+	}
+	for a := range want.OtherIPs {
+		delta.OtherIPs[a] = true
 	}
 	for a := range want.Hairpins {
 		delta.Hairpins[a] = true

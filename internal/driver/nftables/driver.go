@@ -143,6 +143,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			func(yield func(*element)) { d.prog.settingsElements(*delta.Settings, yield) })
 	}
 	c.addresses(d.state.ClusterIPs, delta.ClusterIPs, d.prog.clusterIPElement)
+	c.addresses(d.state.OtherIPs, delta.OtherIPs, d.prog.otherIPElement)
 	c.addresses(d.state.Hairpins, delta.Hairpins, d.prog.hairpinElement)
 	for k, f := range delta.Frontends {
 		c.frontend(k, d.state.Frontends[k], f)
@@ -232,17 +233,14 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 
 // useLearn counts the frontends that need a learn chain.
 func (c *change) useLearn(k state.FrontendKey, f *state.Frontend, n int) {
-	if f == nil || f.Affinity == 0 {
+	if f == nil || affinity(f) == 0 {
 		return
 	}
-	fp := c.d.prog.family(k.Addr.Is4())
-	timeout := learnTimeout(f.Affinity)
+	fp, timeout := c.d.prog.family(k.Addr.Is4()), affinity(f)
 	name := fp.learnName(timeout)
-	if n > 0 && c.learn[name] == 0 {
-		if c.d.learn[name] == 0 {
-			c.batch.addChain(fp.learnChain(timeout))
-			c.batch.addRules(fp.learnChain(timeout))
-		}
+	if n > 0 && c.learn[name] == 0 && c.d.learn[name] == 0 {
+		c.batch.addChain(fp.learnChain(timeout))
+		c.batch.addRules(fp.learnChain(timeout))
 	}
 	c.learn[name] += n
 }

@@ -28,7 +28,7 @@ type familyProgram struct {
 	restricted, sourceRanges                  *set
 	affine, affinity, affineBackends, learn   *set
 	masquerade, hairpins                      *set
-	clusterIPs                                *set
+	clusterIPs, otherIPs                      *set
 	serviceCIDRs, podCIDRs, keptCIDRs, ownIPs *set
 }
 
@@ -113,6 +113,8 @@ func (p *program) addFamily(f family) *familyProgram {
 		comment: "endpoints on this node, twice: balanced back to themselves"})
 	fp.clusterIPs = p.addSet(&set{name: name("cluster-ips"), key: []field{f.daddr},
 		comment: "addresses of services: a port that has no frontend is rejected"})
+	fp.otherIPs = p.addSet(&set{name: name("other-ips"), key: []field{f.daddr},
+		comment: "addresses of services that another program serves"})
 	cidrs := func(n, comment string) *set {
 		return p.addSet(&set{name: name(n), key: []field{f.saddr}, interval: true, comment: comment})
 	}
@@ -179,7 +181,8 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 		chain{name: n("services"), comment: "where every new connection is looked up, once", rules: []rule{
 			newRule("").family(f).vmap(frontend, fp.frontends),
 			newRule("a port that the service does not have").family(f).in([]field{f.daddr}, fp.clusterIPs).jump(n("reject")),
-			newRule("an address that no service has").family(f).in([]field{f.daddr}, fp.serviceCIDRs).drop(),
+			newRule("an address that no service has").family(f).
+				in([]field{f.daddr}, fp.serviceCIDRs).notIn([]field{f.daddr}, fp.otherIPs).drop(),
 		}},
 		chain{name: n("stages"), comment: "frontends with more to them than a choice of backend", rules: []rule{
 			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).

@@ -19,6 +19,9 @@ func (p *program) eachElement(s *state.State, yield func(*element)) {
 	for a := range s.ClusterIPs {
 		p.clusterIPElement(a, yield)
 	}
+	for a := range s.OtherIPs {
+		p.otherIPElement(a, yield)
+	}
 	for a := range s.Hairpins {
 		p.hairpinElement(a, yield)
 	}
@@ -28,9 +31,16 @@ func (p *program) eachElement(s *state.State, yield func(*element)) {
 }
 
 func (p *program) clusterIPElement(a netip.Addr, yield func(*element)) {
-	fp := p.family(a.Is4())
-	e := element{set: fp.clusterIPs}
-	e.append(fp.ip.addr(a)...)
+	p.addressElement(p.family(a.Is4()).clusterIPs, a, yield)
+}
+
+func (p *program) otherIPElement(a netip.Addr, yield func(*element)) {
+	p.addressElement(p.family(a.Is4()).otherIPs, a, yield)
+}
+
+func (p *program) addressElement(s *set, a netip.Addr, yield func(*element)) {
+	e := element{set: s}
+	e.append(p.family(a.Is4()).ip.addr(a)...)
 	yield(&e)
 }
 
@@ -144,9 +154,9 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 		mark(fp.restricted)
 		fp.rangeElements(k, f.SourceRanges, yield)
 	}
-	if f.Affinity > 0 {
+	if timeout := affinity(f); timeout > 0 {
 		mark(fp.affine)
-		put(fp.learn, goTo(fp.learnName(learnTimeout(f.Affinity))))
+		put(fp.learn, goTo(fp.learnName(timeout)))
 		fp.affineElements(k, f, yield)
 	}
 }
@@ -154,11 +164,17 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 // staged reports whether the frontend's connections pass the stages before a
 // backend is chosen.
 func staged(f *state.Frontend) bool {
-	return f.LocalOnly || len(f.SourceRanges) > 0 || f.Affinity > 0
+	return f.LocalOnly || len(f.SourceRanges) > 0 || affinity(f) > 0
 }
 
-// learnTimeout is the affinity time-out in whole seconds, the API's unit.
-func learnTimeout(d time.Duration) time.Duration { return d.Truncate(time.Second) }
+// affinity is the time-out in whole seconds, the API's unit; 0 is none. Where there is
+// no backend, none is to be remembered: a client that was sent to one is told at once.
+func affinity(f *state.Frontend) time.Duration {
+	if len(f.Backends) == 0 {
+		return 0
+	}
+	return f.Affinity.Truncate(time.Second)
+}
 
 func frontendComment(f *state.Frontend) string {
 	c := f.Service.String()
@@ -227,16 +243,16 @@ func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, 
 	}
 }
 
-// chainsFor yields the learn chains that the state needs, by name.
+// learnChains are the learn chains that the state needs, by name.
 func (p *program) learnChains(s *state.State) map[string]chain {
 	chains := map[string]chain{}
 	for k, f := range s.Frontends {
-		if f.Affinity > 0 {
-			fp := p.family(k.Addr.Is4())
-			d := learnTimeout(f.Affinity)
-			if name := fp.learnName(d); chains[name].name == "" {
-				chains[name] = fp.learnChain(d)
-			}
+		fp, timeout := p.family(k.Addr.Is4()), affinity(f)
+		if timeout == 0 {
+			continue
+		}
+		if name := fp.learnName(timeout); chains[name].name == "" {
+			chains[name] = fp.learnChain(timeout)
 		}
 	}
 	return chains
