@@ -20,7 +20,7 @@ const (
 
 // Numbers of linux/netfilter/nfnetlink_conntrack.h.
 const (
-	msgNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	msgNew    = unix.NFNL_SUBSYS_CTNETLINK << 8
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
