@@ -9,7 +9,7 @@ func OpenOther(o Options) (*Driver, error) {
 	}
 	p := newSets()
 	for _, fp := range p.fam {
-		fp.backends.name += "-2"
+		fp.backends[0].name += "-2"
 		fp.frontends.name += "-2"
 	}
 	p.addSet(&set{name: "another", key: []field{fieldMark}, comment: "of another release"})

@@ -17,6 +17,9 @@ func makeLadder(largest int) []int {
 	return l
 }
 
+// smallClass is the largest of the small size classes.
+const smallClass = 64
+
 // class is the smallest size class that holds n backends, n ≥ 1. It depends on
 // n alone, not on what was before: an agent that restarts comes to the same
 // program. More backends than the largest class holds are the compiler's to refuse.

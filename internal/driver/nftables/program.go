@@ -23,9 +23,9 @@ type program struct {
 type familyProgram struct {
 	ip family
 
-	frontends, staged, local                  *set // verdict maps: what a client addresses → the chain that serves it
-	backends, localBackends                   *set // a slot of a frontend → the backend in it
-	restricted, sourceRanges                  *set
+	frontends, afterStages, outside           *set    // verdict maps: what a client addresses → the chain that serves it
+	backends, localBackends                   [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
+	staged, restricted, sourceRanges          *set
 	affine, affinity, affineBackends, learn   *set
 	masquerade, hairpins                      *set
 	clusterIPs, otherIPs                      *set
@@ -81,18 +81,26 @@ func (p *program) addFamily(f family) *familyProgram {
 	fp := &familyProgram{ip: f}
 	fp.frontends = p.addSet(&set{name: name("frontends"), key: frontend, verdict: true,
 		comment: "service address and port : the chain that serves it"})
-	fp.staged = p.addSet(&set{name: name("staged"), key: frontend, verdict: true,
-		comment: "the same, after the stages of chain " + name("stages")})
-	fp.local = p.addSet(&set{name: name("local"), key: frontend, verdict: true,
+	fp.staged = p.addSet(&set{name: name("staged"), key: frontend,
+		comment: "frontends that pass the stages of chain " + name("stages")})
+	fp.afterStages = p.addSet(&set{name: name("after-stages"), key: frontend, verdict: true,
+		comment: "the chain that serves them after that"})
+	fp.outside = p.addSet(&set{name: name("outside"), key: frontend, verdict: true,
 		comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
 	slots := func(n, comment string) *set {
 		return p.addSet(&set{name: name(n), typeof: true, comment: comment,
 			key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport}})
 	}
-	fp.backends = slots("backends", "slot and service address : backend")
-	// A map of its own, as each element of a map costs the kernel a check against each
-	// rule that uses the map.
-	fp.localBackends = slots("local-backends", "the same, backends on this node")
+	// An element of a map costs the kernel a check against each rule that uses the map, so
+	// the small classes, which most services are in, have maps of their own.
+	fp.backends = [2]*set{
+		slots("backends", fmt.Sprintf("slot and service address : backend; up to %d of a service", smallClass)),
+		slots("many-backends", "the same, for services with more"),
+	}
+	fp.localBackends = [2]*set{
+		slots("local", "the same as backends, but those on this node"),
+		slots("many-local", "the same as many-backends, but those on this node"),
+	}
 	fp.restricted = p.addSet(&set{name: name("restricted"), key: frontend,
 		comment: "frontends that only the sources in " + name("sources") + " may reach"})
 	fp.sourceRanges = p.addSet(&set{name: name("sources"), key: append(frontend[:3:3], f.saddr), interval: true,
@@ -180,6 +188,9 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 	p.chains = append(p.chains,
 		chain{name: n("services"), comment: "where every new connection is looked up, once", rules: []rule{
 			newRule("").family(f).vmap(frontend, fp.frontends),
+			// Not by way of the map: to validate a verdict the kernel walks all that can be
+			// reached behind every element, maps again included.
+			newRule("").family(f).in(frontend, fp.staged).jump(n("stages")),
 			newRule("a port that the service does not have").family(f).in([]field{f.daddr}, fp.clusterIPs).jump(n("reject")),
 			newRule("an address that no service has").family(f).
 				in([]field{f.daddr}, fp.serviceCIDRs).notIn([]field{f.daddr}, fp.otherIPs).drop(),
@@ -190,8 +201,8 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 			newRule("session affinity").family(f).in(frontend, fp.affine).
 				dnat(f, fp.affinity, fromClient...),
 			newRule("externalTrafficPolicy Local, seen from outside").family(f).
-				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.local),
-			newRule("").family(f).vmap(frontend, fp.staged),
+				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.outside),
+			newRule("").family(f).vmap(frontend, fp.afterStages),
 			newRule("").drop(),
 		}},
 		chain{name: n("reject"), comment: "nobody serves this: say so at once", rules: []rule{
@@ -232,9 +243,8 @@ func (fp *familyProgram) sourceRules() []rule {
 func (fp *familyProgram) pickChain(size int, local bool) chain {
 	f := fp.ip
 	c := chain{name: fp.pickName(size, local), comment: fmt.Sprintf("balance over %d slots", size)}
-	slots := fp.backends
+	slots := fp.slots(size, local)
 	if local {
-		slots = fp.localBackends
 		c.comment += ", this node's backends"
 	}
 	for range tries(size) {
@@ -245,6 +255,18 @@ func (fp *familyProgram) pickChain(size int, local bool) chain {
 	}
 	c.rules = append(c.rules, newRule("").drop())
 	return c
+}
+
+// slots is the map that holds the slots of the size class.
+func (fp *familyProgram) slots(size int, local bool) *set {
+	maps := fp.backends
+	if local {
+		maps = fp.localBackends
+	}
+	if size > smallClass {
+		return maps[1]
+	}
+	return maps[0]
 }
 
 func (fp *familyProgram) pickName(size int, local bool) string {

@@ -128,7 +128,7 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 	put := func(s *set, v verdict) {
 		e := at(s)
 		e.verdict = v
-		if s == fp.frontends {
+		if s == fp.frontends || s == fp.afterStages {
 			e.comment = frontendComment(f)
 		}
 		yield(&e)
@@ -137,15 +137,15 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 
 	serve := fp.serve(f.Backends, f.Reject, false)
 	if staged(f) {
-		put(fp.frontends, goTo(fp.ip.name+"-stages"))
-		put(fp.staged, serve)
+		mark(fp.staged)
+		put(fp.afterStages, serve)
 	} else {
 		put(fp.frontends, serve)
 	}
-	fp.slotElements(fp.backends, k, f.Backends, yield)
+	fp.slotElements(k, f.Backends, false, yield)
 	if f.LocalOnly {
-		put(fp.local, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
-		fp.slotElements(fp.localBackends, k, f.Local, yield)
+		put(fp.outside, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
+		fp.slotElements(k, f.Local, true, yield)
 		put(fp.masquerade, goTo(fp.ip.name+"-keep"))
 	} else if f.External() {
 		put(fp.masquerade, goTo(fp.ip.name+"-masquerade"))
@@ -198,12 +198,14 @@ func (fp *familyProgram) serve(backends []netip.AddrPort, reject, local bool) ve
 	return dropIt
 }
 
-func (fp *familyProgram) slotElements(s *set, k state.FrontendKey, backends []netip.AddrPort, yield func(*element)) {
-	for slot, b := range layout(backends) {
+func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.AddrPort, local bool, yield func(*element)) {
+	slots := layout(backends)
+	set := fp.slots(len(slots), local)
+	for slot, b := range slots {
 		if !b.IsValid() {
 			continue
 		}
-		e := element{set: s}
+		e := element{set: set}
 		e.appendUint32(uint32(slot))
 		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
 		e.setData(fp.ip, b)
