@@ -76,7 +76,8 @@ func (r *run) measureLatency(ctx context.Context, s *stage) error {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// judgeLatency takes as noise how far the rounds of the smallest cluster lie apart.
+// judgeLatency takes as noise how far the rounds of the smallest cluster lie
+// apart, but no more than a fifth: a busy machine must not make a goal easy to reach.
 func (r *run) judgeLatency(large int) {
 	for _, variant := range []string{fresh, keptAlive} {
 		for _, metric := range []string{mean, p99, share} {
@@ -85,7 +86,7 @@ func (r *run) judgeLatency(large int) {
 				continue
 			}
 			ratio := ratios(far, base)
-			noise := max(0.02, (base.Max-base.Min)/base.Median)
+			noise := min(0.2, max(0.02, (base.Max-base.Min)/base.Median))
 			r.goal(fmt.Sprintf("%s at 1,000 requests/s, %s, %s services over 10", metric, variant, chart.Number(float64(large))),
 				fmt.Sprintf("no growth beyond noise (here %.0f %%)", 100*noise), ratio.String(), ratio.Median <= 1+noise)
 			for _, p := range []peer.Dataplane{peer.KubeNftables{}, peer.KubeIptables{}} {
