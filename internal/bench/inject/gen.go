@@ -1,3 +1,3 @@
 package inject
 
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -no-strip -cflags "-O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu" bpf inject.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cflags "-O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu" bpf inject.bpf.c
