@@ -182,7 +182,12 @@ func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort
 			packet = segment(src, to, tcpSYN, 1, 0, nil)
 		}
 		err := unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
-		if errors.Is(err, unix.ECONNREFUSED) { // nobody listens behind an earlier one, which is all right
+		// Refused: nobody listens behind an earlier one, which is all right. No buffers: the way is
+		// full, as on a slow machine.
+		for errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOBUFS) {
+			if errors.Is(err, unix.ENOBUFS) {
+				time.Sleep(time.Millisecond)
+			}
 			err = unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
 		}
 		// A dropped packet of the node itself is an error here, and no fault of the flood.

@@ -23,7 +23,7 @@ type program struct {
 type familyProgram struct {
 	ip family
 
-	frontends, afterStages, outside           *set    // verdict maps: what a client addresses → the chain that serves it
+	frontends, outside                        *set    // verdict maps: what a client addresses → the chain that serves it
 	backends, localBackends                   [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
 	staged, restricted, sourceRanges          *set
 	affine, affinity, affineBackends, learn   *set
@@ -82,9 +82,7 @@ func (p *program) addFamily(f family) *familyProgram {
 	fp.frontends = p.addSet(&set{name: name("frontends"), key: frontend, verdict: true,
 		comment: "service address and port : the chain that serves it"})
 	fp.staged = p.addSet(&set{name: name("staged"), key: frontend,
-		comment: "frontends that pass the stages of chain " + name("stages")})
-	fp.afterStages = p.addSet(&set{name: name("after-stages"), key: frontend, verdict: true,
-		comment: "the chain that serves them after that"})
+		comment: "frontends that pass chain " + name("stages") + " first"})
 	fp.outside = p.addSet(&set{name: name("outside"), key: frontend, verdict: true,
 		comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
 	slots := func(n, comment string) *set {
@@ -187,23 +185,22 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 	fromClient := []field{f.saddr, f.daddr, fieldProto, fieldDport}
 	p.chains = append(p.chains,
 		chain{name: n("services"), comment: "where every new connection is looked up, once", rules: []rule{
-			newRule("").family(f).vmap(frontend, fp.frontends),
-			// Not by way of the map: to validate a verdict the kernel walks all that can be
-			// reached behind every element, maps again included.
+			// A rule of its own and not a verdict of the map. To validate a verdict the kernel walks
+			// all that can be reached behind every element, the maps of the stages included; and a
+			// packet for which the stages come or go at this moment is served either way.
 			newRule("").family(f).in(frontend, fp.staged).jump(n("stages")),
+			newRule("").family(f).vmap(frontend, fp.frontends),
 			newRule("a port that the service does not have").family(f).in([]field{f.daddr}, fp.clusterIPs).jump(n("reject")),
 			newRule("an address that no service has").family(f).
 				in([]field{f.daddr}, fp.serviceCIDRs).notIn([]field{f.daddr}, fp.otherIPs).drop(),
 		}},
-		chain{name: n("stages"), comment: "frontends with more to them than a choice of backend", rules: []rule{
+		chain{name: n("stages"), comment: "what some frontends have before the choice of a backend", rules: []rule{
 			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).
 				notIn(append(frontend[:3:3], f.saddr), fp.sourceRanges).drop(),
 			newRule("session affinity").family(f).in(frontend, fp.affine).
 				dnat(f, fp.affinity, fromClient...),
 			newRule("externalTrafficPolicy Local, seen from outside").family(f).
 				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.outside),
-			newRule("").family(f).vmap(frontend, fp.afterStages),
-			newRule("").drop(),
 		}},
 		chain{name: n("reject"), comment: "nobody serves this: say so at once", rules: []rule{
 			newRule("").proto(unix.IPPROTO_TCP).rejectTCP(),

@@ -128,19 +128,16 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 	put := func(s *set, v verdict) {
 		e := at(s)
 		e.verdict = v
-		if s == fp.frontends || s == fp.afterStages {
+		if s == fp.frontends {
 			e.comment = frontendComment(f)
 		}
 		yield(&e)
 	}
 	mark := func(s *set) { e := at(s); yield(&e) }
 
-	serve := fp.serve(f.Backends, f.Reject, false)
+	put(fp.frontends, fp.serve(f.Backends, f.Reject, false))
 	if staged(f) {
 		mark(fp.staged)
-		put(fp.afterStages, serve)
-	} else {
-		put(fp.frontends, serve)
 	}
 	fp.slotElements(k, f.Backends, false, yield)
 	if f.LocalOnly {

@@ -56,16 +56,16 @@ func TestFrontendElements(t *testing.T) {
 			`ip-masquerade { 10.96.0.1 . tcp . 80 : goto ip-masquerade }`,
 		}},
 		{"local, none here", state.Frontend{Service: name, Kind: state.LoadBalancer, LocalOnly: true, Backends: addrPorts("10.1.0.1:8080")}, []string{
-			`ip-after-stages { 10.96.0.1 . tcp . 80 comment "shop/web LoadBalancer" : goto ip-pick-1 }`,
 			`ip-backends { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
+			`ip-frontends { 10.96.0.1 . tcp . 80 comment "shop/web LoadBalancer" : goto ip-pick-1 }`,
 			`ip-masquerade { 10.96.0.1 . tcp . 80 : goto ip-keep }`,
 			`ip-outside { 10.96.0.1 . tcp . 80 : drop }`,
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 		{"local, one here", state.Frontend{Service: name, Kind: state.LoadBalancer, LocalOnly: true,
 			Backends: addrPorts("10.1.0.1:8080"), Local: addrPorts("10.1.0.1:8080")}, []string{
-			`ip-after-stages { 10.96.0.1 . tcp . 80 comment "shop/web LoadBalancer" : goto ip-pick-1 }`,
 			`ip-backends { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
+			`ip-frontends { 10.96.0.1 . tcp . 80 comment "shop/web LoadBalancer" : goto ip-pick-1 }`,
 			`ip-local { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
 			`ip-masquerade { 10.96.0.1 . tcp . 80 : goto ip-keep }`,
 			`ip-outside { 10.96.0.1 . tcp . 80 : goto ip-pick-local-1 }`,
@@ -75,8 +75,8 @@ func TestFrontendElements(t *testing.T) {
 			SourceRanges: prefixes("192.0.2.0/24", "192.0.2.7/32", "fd00::/8")}, []string{
 			`ip-affine { 10.96.0.1 . tcp . 80 }`,
 			`ip-affine-to { 10.96.0.1 . tcp . 80 . 10.1.0.1 . 8080 }`,
-			`ip-after-stages { 10.96.0.1 . tcp . 80 comment "shop/web" : goto ip-pick-1 }`,
 			`ip-backends { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
+			`ip-frontends { 10.96.0.1 . tcp . 80 comment "shop/web" : goto ip-pick-1 }`,
 			`ip-learn { 10.96.0.1 . tcp . 80 : goto ip-learn-3600 }`,
 			`ip-restricted { 10.96.0.1 . tcp . 80 }`,
 			`ip-sources { 10.96.0.1 . tcp . 80 . 192.0.2.0 to 10.96.0.1 . tcp . 80 . 192.0.2.255 }`,
