@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
@@ -36,21 +37,41 @@ func (KubeNftables) Load(ctx context.Context, node *netns.NS, c cluster.Cluster)
 	if err := need("nft", "nftables"); err != nil {
 		return nil, err
 	}
+	var took time.Duration
+	for first := 0; first < c.Services; first += nftablesBatch {
+		t, err := nftablesServices(ctx, node, c, first, min(first+nftablesBatch, c.Services))
+		if err != nil {
+			return nil, fmt.Errorf("load %s: %w", KubeNftables{}.Name(), err)
+		}
+		took += t
+	}
+	return loaded(took, fmt.Sprintf("nft -f, %d services a transaction", nftablesBatch)), nil
+}
+
+// nftablesBatch is the number of services that are loaded in one transaction. All at once would be
+// the worst for the peer: the kernel looks through the whole transaction for each anonymous
+// map, and 10,000 services take ten times as long.
+const nftablesBatch = 1000
+
+// nftablesServices loads the services from first to before end.
+func nftablesServices(ctx context.Context, node *netns.NS, c cluster.Cluster, first, end int) (time.Duration, error) {
 	s, err := newScript()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	s.add("table ip kube-proxy {")
-	for i := range c.Services {
+	if first == 0 {
+		s.add("chain mark-for-masquerade { meta mark set meta mark | 0x4000; }")
+	}
+	for i := first; i < end; i++ {
 		nftablesService(s, c, i)
 	}
-	nftablesBase(s, c)
-	s.add("}")
-	took, err := s.run(ctx, node, "nft", "-f", "-")
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", KubeNftables{}.Name(), err)
+	nftablesMaps(s, c, first, end)
+	if first == 0 {
+		s.add(strings.ReplaceAll(nftablesChains, "%", "%%"))
 	}
-	return loaded(took, "nft -f"), nil
+	s.add("}")
+	return s.run(ctx, node, "nft", "-f", "-")
 }
 
 func nftablesService(s *script, c cluster.Cluster, i int) {
@@ -75,10 +96,10 @@ func nftablesService(s *script, c cluster.Cluster, i int) {
 	}
 }
 
-// nftablesBase is the part of constant size, and the maps.
-func nftablesBase(s *script, c cluster.Cluster) {
+// nftablesMaps are the maps, with the elements of the services.
+func nftablesMaps(s *script, c cluster.Cluster, first, end int) {
 	s.add("set cluster-ips { type ipv4_addr; elements = {")
-	for i := range c.Services {
+	for i := first; i < end; i++ {
 		s.add("%s,", cluster.ServiceAddr(i))
 	}
 	s.add("} }")
@@ -87,20 +108,18 @@ func nftablesBase(s *script, c cluster.Cluster) {
 	s.add("map no-endpoint-nodeports { type inet_proto . inet_service : verdict; }")
 	s.add("map firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict; }")
 	s.add("map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = {")
-	for i := range c.Services {
+	for i := first; i < end; i++ {
 		s.add(`%s . tcp . %d comment "%s" : goto service-%d,`, cluster.ServiceAddr(i), cluster.ServicePort, cluster.ServiceName(i), i)
 	}
 	s.add("} }")
 	s.add("map service-nodeports { type inet_proto . inet_service : verdict;")
-	if c.NodePort != 0 {
+	if c.NodePort != 0 && end == c.Services {
 		s.add("elements = { tcp . %d : goto external-%d }", c.NodePort, c.Services-1)
 	}
 	s.add("}")
-	s.add(strings.ReplaceAll(nftablesChains, "%", "%%"))
 }
 
 const nftablesChains = `
-chain mark-for-masquerade { meta mark set meta mark | 0x4000; }
 chain masquerading {
 	meta mark & 0x4000 == 0 return
 	meta mark set meta mark ^ 0x4000

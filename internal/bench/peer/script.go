@@ -3,6 +3,7 @@ package peer
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,8 +35,7 @@ func (s *script) add(format string, args ...any) {
 // run feeds the script to a command's standard input inside the node and
 // returns how long the command took. The script is used up.
 func (s *script) run(ctx context.Context, node *netns.NS, command string, args ...string) (time.Duration, error) {
-	defer os.Remove(s.f.Name())
-	defer s.f.Close()
+	defer func() { _ = errors.Join(s.f.Close(), os.Remove(s.f.Name())) }()
 	if err := s.w.Flush(); err != nil {
 		return 0, fmt.Errorf("write rule set: %w", err)
 	}

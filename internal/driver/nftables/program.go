@@ -229,8 +229,10 @@ func (fp *familyProgram) sourceRules() []rule {
 	rules := perProtocol(func(r rule) rule { return r.vmap(f.origFrontend(), fp.masquerade) })
 	return append(rules,
 		newRule("balanced back to itself").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
-		newRule("a cluster IP, asked from outside the cluster").in([]field{f.origDaddr}, fp.clusterIPs).
-			family(f).notIn([]field{f.saddr}, fp.keptCIDRs).masquerade(),
+		// The source first: it is a pod's for most connections, and the set of a few prefixes is
+		// at hand, while one of all cluster IPs is a trip to memory.
+		newRule("a cluster IP, asked from outside the cluster").family(f).notIn([]field{f.saddr}, fp.keptCIDRs).
+			in([]field{f.origDaddr}, fp.clusterIPs).masquerade(),
 	)
 }
 
