@@ -75,7 +75,8 @@ func labels(list []netip.AddrPort) string {
 }
 
 // show prints frontends, one a line. What happens without backends is said
-// only where there are none; Alive only where it is more than Backends.
+// only where there are none; Serving only where it is more than Backends, and
+// Alive where it is more than Serving.
 func show(s *state.State) string {
 	var b strings.Builder
 	for _, k := range slices.SortedFunc(maps.Keys(s.Frontends), state.FrontendKey.Compare) {
@@ -103,7 +104,10 @@ func showFrontend(k state.FrontendKey, f *state.Frontend) string {
 	if f.LocalOnly {
 		b.WriteString(", local:" + labels(f.Local))
 	}
-	if !slices.Equal(f.Alive, f.Backends) {
+	if !slices.Equal(f.Serving, f.Backends) {
+		b.WriteString(", serving:" + labels(f.Serving))
+	}
+	if !slices.Equal(f.Alive, f.Serving) {
 		b.WriteString(", alive:" + labels(f.Alive))
 	}
 	if len(f.SourceRanges) > 0 {

@@ -150,8 +150,8 @@ func TestOwnNode(t *testing.T) {
 			t.Errorf("issues without the node: %v", got)
 		}
 		h.apply(t, event(f.node()))
-		want := `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
-		NodePort n1:30080 -> e1:8080, alive: e1:8080 e2:8080`
+		want := `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080
+		NodePort n1:30080 -> e1:8080, serving: e1:8080 e2:8080`
 		if got := sorted(show(h.compiler.State())); got != sorted(lines(want)) {
 			t.Errorf("got:\n%s", got)
 		}
@@ -194,7 +194,7 @@ func TestFrontendsShareLists(t *testing.T) {
 	h.apply(t, event(&local))
 	first := h.compiler.State().Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}]
 	for k, f := range h.compiler.State().Frontends {
-		if &f.Backends[0] != &first.Backends[0] || &f.Alive[0] != &first.Backends[0] {
+		if &f.Backends[0] != &first.Backends[0] || &f.Alive[0] != &first.Backends[0] || &f.Serving[0] != &first.Backends[0] {
 			t.Errorf("%s has lists of its own", k)
 		}
 	}

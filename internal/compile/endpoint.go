@@ -157,6 +157,7 @@ func targetPort(port *model.ServicePort, pod *model.Pod) uint16 {
 type choice struct {
 	cluster, local []netip.AddrPort // for a Cluster and for a Local policy
 	alive          []netip.AddrPort // all endpoints
+	serving        []netip.AddrPort // those that can answer
 	any            bool             // somewhere in the cluster there is one to use
 }
 
@@ -174,8 +175,9 @@ func (c *Compiler) choose(eps []endpoint, use usage) choice {
 	}
 	ch := choice{any: slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready || e.draining() })}
 	ch.alive = pick(eps, nil, func(*endpoint) bool { return true })
+	ch.serving = pick(eps, ch.alive, func(e *endpoint) bool { return e.ready || e.serving })
 	if use.cluster {
-		ch.cluster = pick(eps, ch.alive, cluster)
+		ch.cluster = pick(eps, ch.serving, cluster)
 	}
 	if use.local {
 		ch.local = pick(eps, ch.cluster, local)

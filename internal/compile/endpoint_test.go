@@ -24,7 +24,7 @@ func TestEndpoints(t *testing.T) {
 
 		{"endpoints that are not ready get nothing and may finish", func(f family) []any {
 			return []any{f.service(), slice("a", f.endpoint("e1"), f.endpoint("e2", notReady), f.endpoint("e3", draining), f.endpoint("e4", dying))}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080 e3:8080 e4:8080`},
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e3:8080, alive: e1:8080 e2:8080 e3:8080 e4:8080`},
 
 		{"with none ready, those serving and terminating serve", func(f family) []any {
 			return []any{f.service(), slice("a", f.endpoint("e2", notReady), f.endpoint("e3", draining), f.endpoint("e4", dying))}
@@ -59,7 +59,7 @@ func TestEndpoints(t *testing.T) {
 
 		{"zone hints keep traffic in the zone", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2")), f.endpoint("e3", zones("z2", "z1")))}
-		}, `ClusterIP c1:80 -> e1:8080 e3:8080, alive: e1:8080 e2:8080 e3:8080`},
+		}, `ClusterIP c1:80 -> e1:8080 e3:8080, serving: e1:8080 e2:8080 e3:8080`},
 
 		{"zone hints are ignored if a ready endpoint has none", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2"))}
@@ -71,7 +71,7 @@ func TestEndpoints(t *testing.T) {
 
 		{"hints of endpoints that are not ready do not matter", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2")), f.endpoint("e3", draining))}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080 e3:8080`},
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080 e3:8080`},
 
 		{"zone hints are ignored if none names this zone", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", zones("z3")), f.endpoint("e2", zones("z2")))}
@@ -84,17 +84,17 @@ func TestEndpoints(t *testing.T) {
 		{"node hints come before zone hints", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a",
 				f.endpoint("e1", zones("z1"), nodes("here")), f.endpoint("e2", zones("z1"), nodes("there")))}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080`},
 
 		{"without a node hint for this node, zone hints hold", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a",
 				f.endpoint("e1", zones("z1"), nodes("there")), f.endpoint("e2", zones("z2"), nodes("over-there")))}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080`},
 
 		{"node hints are ignored if a ready endpoint has none", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a",
 				f.endpoint("e1", zones("z2"), nodes("here")), f.endpoint("e2", zones("z1")))}
-		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e2:8080, serving: e1:8080 e2:8080`},
 
 		{"hints do not hold back terminating endpoints once none is ready", func(f family) []any {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", draining, zones("z1")), f.endpoint("e2", draining, zones("z2")))}
@@ -145,7 +145,7 @@ func TestSelectedPods(t *testing.T) {
 
 		{"a ready pod that terminates drains", func(f family) []any {
 			return []any{f.service(selectsWeb), f.pod("a", "e1"), f.pod("b", "e2", func(p *model.Pod) { p.Terminating = true })}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080`},
 
 		{"ready pods that terminate serve where nothing else does", func(f family) []any {
 			return []any{f.service(selectsWeb),

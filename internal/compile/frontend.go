@@ -81,7 +81,7 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 
 	internal := &state.Frontend{
 		Service: svc.Name, Port: port.Name, Kind: state.ClusterIP,
-		Backends: ch.cluster, Reject: !ch.any, Alive: ch.alive, Affinity: svc.Affinity,
+		Backends: ch.cluster, Reject: !ch.any, Alive: ch.alive, Serving: ch.serving, Affinity: svc.Affinity,
 	}
 	external := *internal
 	if svc.ExternalLocal {

@@ -47,12 +47,12 @@ func TestFrontends(t *testing.T) {
 
 		{"internalTrafficPolicy Local keeps to this node, at the cluster IP alone", func(f family) []any {
 			return []any{f.service(external(f, "x1"), internalLocal), two(f)}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080
 		ExternalIP x1:80 -> e1:8080 e2:8080`},
 
 		{"internalTrafficPolicy Local drops what has nobody here", func(f family) []any {
 			return []any{f.service(internalLocal), slice("a", f.endpoint("e2"))}
-		}, `ClusterIP c1:80 -> drop, alive: e2:8080`},
+		}, `ClusterIP c1:80 -> drop, serving: e2:8080`},
 
 		{"internalTrafficPolicy Local rejects what has nobody anywhere", func(f family) []any {
 			return []any{f.service(internalLocal), slice("a", f.endpoint("e2", notReady))}
@@ -60,7 +60,7 @@ func TestFrontends(t *testing.T) {
 
 		{"a terminating endpoint elsewhere is somebody", func(f family) []any {
 			return []any{f.service(internalLocal), slice("a", f.endpoint("e2", draining))}
-		}, `ClusterIP c1:80 -> drop, alive: e2:8080`},
+		}, `ClusterIP c1:80 -> drop, serving: e2:8080`},
 
 		{"externalTrafficPolicy Local keeps connections from outside on this node", func(f family) []any {
 			return []any{f.node(), f.service(nodePort, loadBalancer(f, "l1"), external(f, "x1"), externalLocal), two(f)}
@@ -81,23 +81,23 @@ func TestFrontends(t *testing.T) {
 
 		{"both policies Local", func(f family) []any {
 			return []any{f.service(external(f, "x1"), externalLocal, internalLocal), two(f)}
-		}, `ClusterIP c1:80 -> e1:8080, alive: e1:8080 e2:8080
+		}, `ClusterIP c1:80 -> e1:8080, serving: e1:8080 e2:8080
 		ExternalIP x1:80 -> e1:8080 e2:8080, local: e1:8080`},
 
 		{"this node falls back to its terminating endpoints by itself", func(f family) []any {
 			return []any{f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, draining), f.endpoint("e2"))}
-		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
-		ExternalIP x1:80 -> e2:8080, local: e1:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e2:8080, serving: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e1:8080, serving: e1:8080 e2:8080`},
 
 		{"a ready endpoint here comes before a terminating one here", func(f family) []any {
 			return []any{f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, draining), f.endpoint("e2", here))}
-		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
-		ExternalIP x1:80 -> e2:8080, local: e2:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e2:8080, serving: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e2:8080, serving: e1:8080 e2:8080`},
 
 		{"hints do not matter to a Local policy", func(f family) []any {
 			return []any{f.node(), f.service(external(f, "x1"), externalLocal), slice("a", f.endpoint("e1", here, zones("z2")), f.endpoint("e2", zones("z1")))}
-		}, `ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080
-		ExternalIP x1:80 -> e2:8080, local: e1:8080, alive: e1:8080 e2:8080`},
+		}, `ClusterIP c1:80 -> e2:8080, serving: e1:8080 e2:8080
+		ExternalIP x1:80 -> e2:8080, local: e1:8080, serving: e1:8080 e2:8080`},
 
 		{"source ranges close the load balancer's address alone", func(f family) []any {
 			ranges := func(s *model.Service) {

@@ -67,8 +67,9 @@ func expected(svc *model.Service, eps []model.Endpoint, zone string) map[string]
 		local = filter(fallback, onNode)
 	}
 
+	serving := filter(eps, func(e model.Endpoint) bool { return e.Ready || e.Serving })
 	nobody := len(ready)+len(fallback) == 0
-	internal := &state.Frontend{Service: svc.Name, Port: "http", Backends: addrPorts(cluster), Reject: nobody, Alive: addrPorts(eps)}
+	internal := &state.Frontend{Service: svc.Name, Port: "http", Backends: addrPorts(cluster), Reject: nobody, Alive: addrPorts(eps), Serving: addrPorts(serving)}
 	external := *internal
 	external.Kind = state.ExternalIP
 	if svc.InternalLocal {

@@ -300,7 +300,7 @@ func same(t *testing.T, got, want *compile.Compiler) {
 func sound(t *testing.T, s *state.State) {
 	t.Helper()
 	for k, f := range s.Frontends {
-		for what, list := range map[string][]netip.AddrPort{"Backends": f.Backends, "Local": f.Local, "Alive": f.Alive} {
+		for what, list := range map[string][]netip.AddrPort{"Backends": f.Backends, "Local": f.Local, "Alive": f.Alive, "Serving": f.Serving} {
 			for i, a := range list {
 				if a.Addr().Is4() != k.Addr.Is4() || a.Port() == 0 {
 					t.Errorf("%s: %s has %s", k, what, a)
@@ -310,6 +310,9 @@ func sound(t *testing.T, s *state.State) {
 				}
 				if !slices.Contains(f.Alive, a) {
 					t.Errorf("%s: %s of %s is not in Alive", k, a, what)
+				}
+				if what != "Alive" && !slices.Contains(f.Serving, a) {
+					t.Errorf("%s: %s of %s is not in Serving", k, a, what)
 				}
 			}
 		}

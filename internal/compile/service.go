@@ -93,8 +93,8 @@ func (s *service) keep(old *service) {
 func (s *service) share(ch *choice) {
 	for _, cl := range s.claimed() {
 		f := cl.frontend
-		for _, have := range [...][]netip.AddrPort{f.Backends, f.Local, f.Alive} {
-			for _, list := range [...]*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive} {
+		for _, have := range [...][]netip.AddrPort{f.Backends, f.Local, f.Alive, f.Serving} {
+			for _, list := range [...]*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive, &ch.serving} {
 				if slices.Equal(*list, have) {
 					*list = have
 				}

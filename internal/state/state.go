@@ -78,9 +78,13 @@ type Frontend struct {
 	// Alive are the endpoints whose established connections may go on though
 	// they get no new ones: every endpoint in any slice in any condition, and
 	// every existing Pod the service selects. Sorted, unique, a superset of
-	// Backends and Local. Stateful connections (TCP, SCTP) to an endpoint that leaves Alive are
-	// cut; UDP flows are cut as soon as their endpoint leaves Backends and Local.
+	// Serving. Stateful connections (TCP, SCTP) to an endpoint that leaves Alive are cut.
 	Alive []netip.AddrPort
+	// Serving are the endpoints whose UDP flows may go on: every one that is
+	// ready or serving, wherever it is, whatever policies and topology say of new flows,
+	// and whether it terminates or not. Sorted, unique, a superset of Backends and Local. UDP
+	// flows to an endpoint that leaves Serving are cut, as kube-proxy does it.
+	Serving []netip.AddrPort
 
 	// SourceRanges, when not empty, are the only sources that may connect; the
 	// node itself may when one of its own addresses lies in a range.
@@ -100,7 +104,8 @@ func (f *Frontend) Equal(o *Frontend) bool {
 		f.Service == o.Service && f.Port == o.Port && f.Kind == o.Kind && f.Reject == o.Reject &&
 		f.LocalOnly == o.LocalOnly && f.Affinity == o.Affinity &&
 		slices.Equal(f.Backends, o.Backends) && slices.Equal(f.Local, o.Local) &&
-		slices.Equal(f.Alive, o.Alive) && slices.Equal(f.SourceRanges, o.SourceRanges)
+		slices.Equal(f.Alive, o.Alive) && slices.Equal(f.Serving, o.Serving) &&
+		slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
 // Settings are the node-wide parameters of the program. All prefix lists are
