@@ -43,13 +43,19 @@ func (s *set) def() setDef {
 
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
-	for {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for try := 1; ; try++ {
 		p, err := d.adopt(ctx, want)
-		if !errors.Is(err, errInterrupted) {
+		if !errors.Is(err, errInterrupted) || try == adoptTries {
 			return p, err
 		}
 	}
 }
+
+// adoptTries is how often an adoption reads again what changed while it read. Where
+// other programs change nftables that often, the agent comes back later.
+const adoptTries = 5
 
 func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
 	gen, err := d.generation(ctx)
@@ -60,9 +66,9 @@ func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, err
 	if err != nil {
 		return nil, fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
-	deep := d.doubt || d.state != nil && !d.owns && gen != d.gen
+	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted = gen, false
-	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: deep}
+	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt}
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
 	d.sums = make([]sum, len(d.prog.sets)+1)
 	for k, f := range want.Frontends {
@@ -104,25 +110,28 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	}
 	a.deleteLearnChains()
 	a.writeNotes()
-	sweep := a.have != nil && b.changes > 0
-	return &plan{d: d, batch: b, done: a.done(sweep), found: a.have}, nil
+	return &plan{d: d, batch: b, done: a.done, found: a.have}, nil
 }
 
 // done makes the driver remember what the kernel holds after the plan.
-func (a *adoption) done(sweep bool) func() {
-	return func() {
-		d := a.d
-		d.state = &state.State{
-			Settings:   a.want.Settings,
-			Frontends:  maps.Clone(a.want.Frontends),
-			ClusterIPs: maps.Clone(a.want.ClusterIPs),
-			OtherIPs:   maps.Clone(a.want.OtherIPs),
-			Hairpins:   maps.Clone(a.want.Hairpins),
-		}
-		d.sums, d.learn, d.adopted, d.doubt = a.change.sums, a.change.learn, true, false
-		if sweep {
-			d.sweep(&state.State{Frontends: maps.Clone(a.want.Frontends)})
-		}
+func (a *adoption) done() {
+	d := a.d
+	first, changed := d.state == nil, a.change.batch.changes > 0
+	d.state = &state.State{
+		Settings:   a.want.Settings,
+		Frontends:  maps.Clone(a.want.Frontends),
+		ClusterIPs: maps.Clone(a.want.ClusterIPs),
+		OtherIPs:   maps.Clone(a.want.OtherIPs),
+		Hairpins:   maps.Clone(a.want.Hairpins),
+	}
+	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, true
+	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
+	// The notes of a table that anyone could change while no agent ran are believed for now, so that
+	// the node is served at once; the audit reads it all.
+	d.doubt = first && !d.owned && a.have != nil && !a.deep
+	if first || changed {
+		d.sweep()
+		d.forget.poke()
 	}
 }
 
@@ -135,7 +144,7 @@ func (d *Driver) claim(ctx context.Context, have *found) error {
 		return nil
 	case have.flags&tableFlagOwner != 0 && have.owner != d.sock.port:
 		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, TableName)
-	case !d.owns || have.flags != tableFlagPersist:
+	case !d.canOwn || have.flags != tableFlagPersist:
 		return nil // ours already, or one that cannot be given an owner
 	}
 	b := newBatch(TableName)
@@ -145,7 +154,7 @@ func (d *Driver) claim(ctx context.Context, have *found) error {
 
 // tableFlags are those of a table that is created.
 func (d *Driver) tableFlags() uint32 {
-	if d.owns {
+	if d.canOwn {
 		return tableFlagOwner | tableFlagPersist
 	}
 	return 0
@@ -264,7 +273,7 @@ func (a *adoption) fill(ctx context.Context) error {
 			a.kept[s] = false
 			continue
 		}
-		elements, err := d.readSet(ctx, s)
+		elements, err := d.content(ctx, s)
 		if err != nil {
 			return fmt.Errorf("read set %s: %w", s.name, err)
 		}

@@ -123,7 +123,7 @@ func clone(s *state.State) *state.State {
 func modes(t *testing.T, f func(t *testing.T, o Options)) {
 	t.Run("owned", func(t *testing.T) {
 		ns := testNS(t)
-		if !openIn(t, ns, Options{}).owns {
+		if !openIn(t, ns, Options{}).canOwn {
 			t.Log("this kernel has no owned tables that persist (Linux 6.9): running without an owner")
 		}
 		f(t, Options{})
@@ -264,11 +264,11 @@ func TestFlushByOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tampered == d.owns {
-			t.Errorf("owned %t, tampered with %t", d.owns, tampered)
+		if tampered == d.owned {
+			t.Errorf("owned %t, tampered with %t", d.owned, tampered)
 		}
-		if n, text := adopt(t, d, want); (n > 0) == d.owns {
-			t.Errorf("owned %t; to heal:\n%s", d.owns, text)
+		if n, text := adopt(t, d, want); (n > 0) == d.owned {
+			t.Errorf("owned %t; to heal:\n%s", d.owned, text)
 		}
 		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 			t.Errorf("healed, but tampered = %t, %v", tampered, err)
@@ -281,24 +281,86 @@ func TestAuditFindsSingleElements(t *testing.T) {
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, want)
-	c := libConn(t, ns)
-	table := &lib.Table{Name: TableName, Family: lib.TableFamilyINet}
-	set, err := c.GetSetByName(table, "ip-cluster-ips")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetDeleteElements(set, []lib.SetElement{{Key: []byte{10, 96, 0, 1}}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	deleteClusterIP(t, ns, netip.MustParseAddr("10.96.0.1"))
 	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("tampered = %t, %v: an element is not seen at a glance", tampered, err)
 	}
 	n, text := adopt(t, d, want)
 	if n != 1 || !strings.Contains(text, "add element ip-cluster-ips { 10.96.0.1 }") {
 		t.Errorf("plan %q", text)
+	}
+}
+
+func deleteClusterIP(t *testing.T, ns *netns.NS, a netip.Addr) {
+	t.Helper()
+	c := libConn(t, ns)
+	set, err := c.GetSetByName(&lib.Table{Name: TableName, Family: lib.TableFamilyINet}, "ip-cluster-ips")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeleteElements(set, []lib.SetElement{{Key: a.AsSlice()}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What others did to an open table while no agent ran is found by the first audit.
+func TestTamperingWhileAway(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{Shared: true})
+	adopt(t, d, want)
+	_ = d.Close()
+	deleteClusterIP(t, ns, netip.MustParseAddr("10.96.0.1"))
+	d = openIn(t, ns, Options{Shared: true})
+	adopt(t, d, want)
+	if n, text := adopt(t, d, want); n != 1 {
+		t.Errorf("the audit plans %d operations:\n%s", n, text)
+	}
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("healed, but the next audit plans\n%s", text)
+	}
+}
+
+// A table that was made without an owner, by an older kernel's agent or from a
+// saved rule set, stays open to all, and is watched as such.
+func TestTableWithoutOwner(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{Shared: true})
+	adopt(t, d, want)
+	_ = d.Close()
+	d = openIn(t, ns, Options{})
+	adopt(t, d, want)
+	c := libConn(t, ns)
+	c.FlushRuleset()
+	_ = c.Flush()
+	if tampered, err := d.Tampered(t.Context()); !tampered || err != nil {
+		t.Errorf("flushed, but tampered = %t, %v", tampered, err)
+	}
+	if n, _ := adopt(t, d, want); n == 0 {
+		t.Error("flushed, and nothing to do")
+	}
+}
+
+func TestTamperedAfterFailedUpdate(t *testing.T) {
+	ns, want := testNS(t), testState()
+	d := openIn(t, ns, Options{Shared: true})
+	adopt(t, d, want)
+	c := libConn(t, ns)
+	c.FlushRuleset()
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.Update(t.Context(), state.Delta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context()); err == nil {
+		t.Fatal("applied to a table that is gone")
+	}
+	if tampered, err := d.Tampered(t.Context()); !tampered || err != nil {
+		t.Errorf("tampered = %t, %v", tampered, err)
 	}
 }
 
@@ -320,7 +382,7 @@ func TestOthersMayWork(t *testing.T) {
 func TestTwoAgents(t *testing.T) {
 	ns := testNS(t)
 	first := openIn(t, ns, Options{})
-	if !first.owns {
+	if !first.canOwn {
 		t.Log("this kernel cannot own a table for good (Linux 6.9): a second agent would not be kept out")
 		return
 	}

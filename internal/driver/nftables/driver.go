@@ -21,7 +21,6 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -36,21 +35,25 @@ type Options struct {
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	sock    *socket
 	prog    *program
+	canOwn  bool // the kernel can protect a table
 	ct      *conntrack.Conn
 	cleaner *conntrack.Cleaner
-	owns    bool // the kernel can protect the table
+	log     *slog.Logger
 
-	state   *state.State // what the kernel holds, as far as we know
+	background sync.WaitGroup
+	forget     forgetter
+	close      func() error // once
+
+	mu      sync.Mutex // held by every method, and by what works in the background for moments
+	sock    *socket
+	owned   bool         // the table is protected
+	state   *state.State // what the kernel holds, as far as we know; nil before the first adoption
 	sums    []sum        // of each set's content, by id
 	learn   map[string]int
-	gen     uint32 // the kernel's generation after our last commit
-	doubt   bool   // others may have changed what we programmed
+	gen     uint32 // the kernel's generation up to which nobody else interfered
+	doubt   bool   // others may have changed what we programmed: trust no note
 	adopted bool   // state is what the kernel holds
-
-	log        *slog.Logger
-	background sync.WaitGroup
 }
 
 var (
@@ -73,17 +76,28 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, sock.close())
 	}
-	return &Driver{
-		sock: sock, ct: ct, prog: newProgram(), cleaner: conntrack.NewCleaner(ct, log),
-		owns: !o.Shared && canOwn(sock), log: log,
-	}, nil
+	reader, err := dial()
+	if err != nil {
+		return nil, errors.Join(err, ct.Close(), sock.close())
+	}
+	d := &Driver{
+		prog: newProgram(), canOwn: !o.Shared && canOwn(sock), log: log,
+		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
+		forget: forgetter{reader: reader, wake: make(chan struct{}, 1), end: make(chan struct{})},
+	}
+	d.close = sync.OnceValue(d.closeAll)
+	d.background.Go(d.forgetAffinity)
+	return d, nil
 }
 
 // Close implements driver.Driver.
-func (d *Driver) Close() error {
+func (d *Driver) Close() error { return d.close() }
+
+func (d *Driver) closeAll() error {
+	close(d.forget.end)
 	d.background.Wait()
 	d.cleaner.Close()
-	return errors.Join(d.ct.Close(), d.sock.close())
+	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.sock.close())
 }
 
 // canOwn asks the kernel whether it knows tables that outlive their owner, by
@@ -102,6 +116,8 @@ func (d *Driver) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	b := newBatch(TableName + "-probe")
 	b.addTable(0)
 	b.addProgram(d.prog, nil)
@@ -133,6 +149,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if !d.adopted {
 		return nil, errors.New("update before anything was adopted")
 	}
@@ -158,7 +176,9 @@ type change struct {
 	sums  []sum          // of the sets afterwards
 	learn map[string]int // uses of learn chains afterwards
 	cuts  []conntrack.Filter
-	old   map[setKey]element // scratch
+	// unremember is set if a frontend with affinity lost a backend for some client.
+	unremember bool
+	old        map[setKey]element // scratch
 }
 
 type setKey struct {
@@ -229,6 +249,7 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 	c.useLearn(k, after, +1)
 	c.replace(elements(before), elements(after))
 	c.cuts = append(c.cuts, cuts(k, before, after)...)
+	c.unremember = c.unremember || losesAffinity(before, after)
 }
 
 // useLearn counts the frontends that need a learn chain.
@@ -262,6 +283,9 @@ func (c *change) plan(done func()) *plan {
 		c.d.sums, c.d.learn = c.sums, c.learn
 		c.d.adopted = true
 		c.d.cleaner.Cut(c.cuts)
+		if c.unremember {
+			c.d.forget.poke()
+		}
 	}}
 }
 
@@ -303,6 +327,8 @@ func (p *plan) Apply(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
 	if p.spent {
 		return errors.New("apply a plan a second time")
 	}
@@ -329,68 +355,8 @@ func (d *Driver) commit(ctx context.Context, b *batch) error {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	after, err := d.generation(ctx)
-	if err != nil {
-		return err
-	}
-	if before == d.gen && after == before+sent {
+	if err == nil && before == d.gen && after == before+sent {
 		d.gen = after // nobody else came in between; otherwise Tampered looks closer
 	}
-	return nil
-}
-
-// cuts are the connections that may not go on when a frontend changes; see
-// state.Frontend.Alive.
-func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.Filter) {
-	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
-	switch {
-	case k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0:
-		// Flows that went astray before there was anyone to serve them.
-		filter.Backend = filter.Frontend
-		return append(cut, filter)
-	case before == nil:
-		return nil
-	case after == nil && k.Protocol == model.UDP:
-		return append(cut, filter)
-	case after == nil:
-		return nil
-	}
-	old, now := before.Alive, [][]netip.AddrPort{after.Alive}
-	if k.Protocol == model.UDP {
-		old, now = union(before.Backends, before.Local), [][]netip.AddrPort{after.Backends, after.Local}
-	}
-	for _, b := range old {
-		if !slices.ContainsFunc(now, func(l []netip.AddrPort) bool { return containsSorted(l, b) }) {
-			filter.Backend = b
-			cut = append(cut, filter)
-		}
-	}
-	return cut
-}
-
-func union(a, b []netip.AddrPort) []netip.AddrPort {
-	if len(b) == 0 {
-		return a
-	}
-	u := slices.Concat(a, b)
-	slices.SortFunc(u, netip.AddrPort.Compare)
-	return slices.Compact(u)
-}
-
-func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
-	return ok
-}
-
-// stale reports whether a connection that exists at start-up goes where the
-// state no longer sends it.
-func stale(s *state.State, f conntrack.Flow) bool {
-	k := state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}
-	fe := s.Frontends[k]
-	if fe == nil {
-		return false
-	}
-	if f.Protocol == model.UDP {
-		return !containsSorted(fe.Backends, f.Reply.Src) && !containsSorted(fe.Local, f.Reply.Src)
-	}
-	return f.Translated() && !containsSorted(fe.Alive, f.Reply.Src)
+	return nil // what was sent is done, whether or not the generation could be read again
 }

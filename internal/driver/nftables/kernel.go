@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"sluice.dev/sluice/internal/conntrack"
-	"sluice.dev/sluice/internal/state"
 )
 
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
@@ -45,7 +41,7 @@ func (d *Driver) read(ctx context.Context) (*found, error) {
 		return nil, fmt.Errorf("list sets: %w", err)
 	}
 	if _, ok := have.sets[d.prog.notes.name]; ok {
-		err = d.eachInKernel(ctx, d.prog.notes, func(e element) {
+		err = readSet(ctx, d.sock, d.prog.notes, func(e element) {
 			have.notes[nativeUint32(e.key[:4])] = e.comment
 		})
 	}
@@ -75,18 +71,19 @@ func (d *Driver) countRules(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// readSet reads all elements of a set.
-func (d *Driver) readSet(ctx context.Context, s *set) (map[elementKey]element, error) {
+// content is all that the kernel holds in the set.
+func (d *Driver) content(ctx context.Context, s *set) (map[elementKey]element, error) {
 	elements := map[elementKey]element{}
-	err := d.eachInKernel(ctx, s, func(e element) { elements[e.elementKey] = e })
+	err := readSet(ctx, d.sock, s, func(e element) { elements[e.elementKey] = e })
 	return elements, err
 }
 
-func (d *Driver) eachInKernel(ctx context.Context, s *set, f func(element)) error {
+// readSet yields each element that the kernel holds in the set.
+func readSet(ctx context.Context, sock *socket, s *set, f func(element)) error {
 	var a attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
-	return d.sock.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.b, func(b []byte) {
+	return sock.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.b, func(b []byte) {
 		eachAttr(findAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
 			f(readElement(s, v))
 			return true
@@ -109,7 +106,9 @@ func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
 // others. Otherwise the generation tells that there was some transaction, of any
 // program; then the table's rules are counted. What changed within the sets is left to the next Adopt, which reads them all.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
-	if d.owns || !d.adopted {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.owned || d.state == nil {
 		return false, nil
 	}
 	gen, err := d.generation(ctx)
@@ -141,6 +140,8 @@ func (d *Driver) rules() int {
 
 // Purge implements driver.Driver.
 func (d *Driver) Purge(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	have := &found{}
 	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
 		return nil
@@ -151,24 +152,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 		return fmt.Errorf("delete table inet %s: %w", TableName, err)
 	}
 	b := newBatch(TableName)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, func(a *attrs) { a.str(unix.NFTA_TABLE_NAME, TableName) })
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, b.tableName)
+	d.state = nil
 	return d.commit(ctx, b)
 }
-
-// sweep cuts, in the background, the connections that are not where the state
-// sends them: what changed while no agent ran.
-func (d *Driver) sweep(s *state.State) {
-	d.background.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), sweepTime)
-		defer cancel()
-		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) bool { return stale(s, f) })
-		if err != nil {
-			d.log.Warn("sweep connection tracking", "error", err)
-		} else if n > 0 {
-			d.log.Info("cut connections to endpoints that are gone", "connections", n)
-		}
-	})
-}
-
-// sweepTime bounds the reading of the connection tracking table.
-const sweepTime = time.Minute

@@ -183,7 +183,8 @@ func (r rule) dynset(f family, s *set, op uint32, d time.Duration) rule {
 	return r.add(&expr.Dynset{SrcRegKey: firstRegister, SrcRegData: data, SetName: s.name, SetID: s.id, Operation: op, Timeout: d})
 }
 
-func (r rule) masquerade() rule { return r.add(&expr.Masq{}) }
+// masquerade takes a random source port: predictable ones collide under load, and can be guessed.
+func (r rule) masquerade() rule { return r.add(&expr.Masq{FullyRandom: true}) }
 
 func (r rule) rejectTCP() rule {
 	return r.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})

@@ -1,0 +1,84 @@
+package nftables
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about connections that exist while what they were translated by
+// changes.
+
+// keeps are the endpoints to which the frontend's existing connections may go on, sorted.
+func keeps(p model.Protocol, f *state.Frontend) []netip.AddrPort {
+	if p == model.UDP {
+		return f.Serving
+	}
+	return f.Alive
+}
+
+// cuts are the connections that may not go on when a frontend changes.
+func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.Filter) {
+	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
+	switch {
+	case k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0:
+		// Flows that went astray before there was anyone to serve them.
+		filter.Backend = filter.Frontend
+		return append(cut, filter)
+	case before == nil:
+		return nil
+	case after == nil && k.Protocol == model.UDP:
+		return append(cut, filter)
+	case after == nil:
+		return nil
+	}
+	now := keeps(k.Protocol, after)
+	for _, b := range keeps(k.Protocol, before) {
+		if !containsSorted(now, b) {
+			filter.Backend = b
+			cut = append(cut, filter)
+		}
+	}
+	return cut
+}
+
+func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
+	return ok
+}
+
+// stale reports whether a connection goes where the state does not send it.
+func stale(s *state.State, f conntrack.Flow) bool {
+	fe := s.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
+	if fe == nil || f.Protocol != model.UDP && !f.Translated() {
+		return false
+	}
+	return !containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+}
+
+// sweep cuts, in the background, the connections that are not where the state
+// sends them: what began or changed while no agent ran.
+func (d *Driver) sweep() {
+	d.background.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), sweepTime)
+		defer cancel()
+		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return d.state != nil && stale(d.state, f)
+		})
+		if err != nil {
+			d.log.Warn("sweep connection tracking", "error", err)
+		} else if n > 0 {
+			d.log.Info("cut connections to endpoints that are gone", "connections", n)
+		}
+	})
+}
+
+// sweepTime bounds the reading of the connection tracking table.
+const sweepTime = time.Minute
