@@ -99,11 +99,30 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 		f.Kind = kind
 		switch kind {
 		case state.LoadBalancer:
-			f.SourceRanges = sourceRanges(svc.SourceRanges, is4)
+			c.loadBalancer(next, i, addrs.of[kind], f)
+			continue
 		case state.NodePort:
 			number = port.NodePort
 		}
 		next.want(i, number, addrs.of[kind], &f)
+	}
+}
+
+// loadBalancer adds what one service port wants at load balancers' addresses of
+// one family, closed to all but the service's source ranges. A range that holds the
+// node lets it in also where the load balancer's address is bound on the node itself:
+// the node then has that very address as its source, as kube-proxy notes.
+func (c *Compiler) loadBalancer(next *service, i int, addrs []netip.Addr, f state.Frontend) {
+	number := next.svc.Ports[i].Port
+	f.SourceRanges = sourceRanges(next.svc.SourceRanges, addrs[0].Is4())
+	if !c.node.within(f.SourceRanges) {
+		next.want(i, number, addrs, &f)
+		return
+	}
+	for _, vip := range addrs {
+		open := f
+		open.SourceRanges = masked(append(slices.Clone(f.SourceRanges), netip.PrefixFrom(vip, vip.BitLen())))
+		next.want(i, number, []netip.Addr{vip}, &open)
 	}
 }
 

@@ -149,6 +149,41 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
+// Where a source range holds one of the node's addresses, the load balancer's own
+// address may connect too: it is the node's source where it is bound there.
+func TestSourceRangesOfTheNode(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		single := func(names ...string) []netip.Prefix {
+			var ps []netip.Prefix
+			for _, n := range names {
+				ps = append(ps, netip.PrefixFrom(f.addr(n), f.addr(n).BitLen()))
+			}
+			slices.SortFunc(ps, netip.Prefix.Compare)
+			return ps
+		}
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.node(), f.service(func(s *model.Service) {
+			s.LoadBalancerIPs, s.SourceRanges = f.addrs("l1 l2"), single("e9", "n2")
+		}))...)
+		ranges := func(vip string) []netip.Prefix {
+			return h.compiler.State().Frontends[state.FrontendKey{Addr: f.addr(vip), Protocol: model.TCP, Port: 80}].SourceRanges
+		}
+		for _, vip := range []string{"l1", "l2"} {
+			if got, want := ranges(vip), single("e9", "n2", vip); !slices.Equal(got, want) {
+				t.Errorf("%s: %v, want %v", vip, got, want)
+			}
+		}
+		moved := f.node()
+		moved.IPs = f.addrs("n1")
+		if d := h.apply(t, event(moved)); len(d.Frontends) != 2 {
+			t.Errorf("the node's address is no longer in a range: %+v", d)
+		}
+		if got, want := ranges("l1"), single("e9", "n2"); !slices.Equal(got, want) {
+			t.Errorf("without the node: %v, want %v", got, want)
+		}
+	})
+}
+
 // A load balancer's address of a family that has no range is closed.
 func TestSourceRangesOfTheOtherFamilyAlone(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, f family) {

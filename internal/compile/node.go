@@ -12,6 +12,7 @@ import (
 type node struct {
 	known    bool
 	zone     string
+	addrs    []netip.Addr // all that its object names
 	nodePort []netip.Addr // the addresses that serve node ports, sorted
 	settings state.Settings
 }
@@ -19,21 +20,28 @@ type node struct {
 // newNode draws the node from its object, nil where there is none (yet).
 func newNode(cfg Config, obj *model.Node) node {
 	n := node{known: obj != nil}
-	var addrs []netip.Addr
 	var podCIDRs []netip.Prefix
 	if obj != nil {
 		n.zone, podCIDRs = obj.Zone(), masked(obj.PodCIDRs)
 		for _, a := range obj.IPs {
-			addrs = append(addrs, a.Unmap())
+			n.addrs = append(n.addrs, a.Unmap())
 		}
 	}
-	n.nodePort = nodePortAddresses(cfg, addrs)
+	n.nodePort = nodePortAddresses(cfg, n.addrs)
 	n.settings = settings(cfg, podCIDRs)
 	return n
 }
 
 func (n node) equal(o node) bool {
-	return n.known == o.known && n.zone == o.zone && slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)
+	return n.known == o.known && n.zone == o.zone && slices.Equal(n.addrs, o.addrs) &&
+		slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)
+}
+
+// within reports whether one of the node's addresses lies in one of the ranges.
+func (n node) within(ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(n.addrs, func(a netip.Addr) bool {
+		return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
 }
 
 // nodePortAddresses are the node's addresses that the configuration chooses.

@@ -89,7 +89,7 @@ func (w world) service() *model.Service {
 		s.ClusterIPs = nil
 	}
 	for w.chance(25) {
-		s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(w.addr("e", 9), pickOne(w, 0, 16, 24)))
+		s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(w.addr(pickOne(w, "e", "n"), 9), pickOne(w, 0, 16, 24)))
 	}
 	return s
 }

@@ -86,8 +86,10 @@ type Frontend struct {
 	// flows to an endpoint that leaves Serving are cut, as kube-proxy does it.
 	Serving []netip.AddrPort
 
-	// SourceRanges, when not empty, are the only sources that may connect; the
-	// node itself may when one of its own addresses lies in a range.
+	// SourceRanges, when not empty, are the only sources that may connect: masked,
+	// sorted, none within another. The node may when a range holds the address that it connects from;
+	// the key's own address is among them where a range holds one of the node's, for a node
+	// that has the key's address itself.
 	SourceRanges []netip.Prefix
 	// Affinity keeps a client address on its backend for so long after its last new connection; 0: off.
 	Affinity time.Duration
