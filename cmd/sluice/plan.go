@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )
@@ -61,13 +62,13 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 		return agent.Plan{}, err
 	}
 	objects := store.New()
-	found, err := readOnce(ctx, node.manifests, objects)
+	read, err := readOnce(ctx, node.manifests, objects)
 	if err != nil {
 		return agent.Plan{}, err
 	}
 	c := compile.New(config)
 	c.Update(objects, objects.Take())
-	for _, i := range append(found, c.Issues()...) {
+	for _, i := range append(read.Issues, c.Issues()...) {
 		_, _ = fmt.Fprintln(warn, "warning:", i)
 	}
 	d, err := openDriver(slog.Default())
@@ -78,24 +79,27 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}
-	plan, err := d.Adopt(ctx, c.State())
+	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0)
 	if err != nil {
 		return agent.Plan{}, privilege(err)
+	}
+	if kept > 0 {
+		_, _ = fmt.Fprintf(warn, "warning: %d frontends of the kernel would stay, as not everything can be read: %s\n", kept, strings.Join(read.Lacking, "; "))
 	}
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }
 
-// readOnce reads all that the folder holds into the store, and returns the faults
-// found in it.
-func readOnce(ctx context.Context, dir string, objects *store.Store) ([]model.Issue, error) {
+// readOnce reads all that the folder holds into the store, and returns what the
+// source says of it.
+func readOnce(ctx context.Context, dir string, objects *store.Store) (source.Status, error) {
 	src := manifest.New(dir, objects, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx) }()
 	err := src.Flush(ctx)
-	issues := src.Status().Issues
+	status := src.Status()
 	stop()
-	return issues, errors.Join(err, <-ended)
+	return status, errors.Join(err, <-ended)
 }
 
 func printPlan(w io.Writer, p agent.Plan) error {

@@ -109,6 +109,9 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if issues := a.issues(); len(issues) > 0 {
 		return &FaultError{issues}
 	}
+	if s := a.Status(); s.Kept > 0 {
+		return errors.New(keeping(s.Kept, s.Source.Lacking))
+	}
 	return nil
 }
 
@@ -128,10 +131,11 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	if !l.Store.Synced() {
 		return Plan{}, errNotSynced
 	}
+	l.look()
 	delta := l.compile()
 	l.checks.apply(delta.HealthChecks)
 	l.stale = true
-	p, err := l.Driver.Adopt(ctx, l.Compiler.State())
+	p, err := l.adopt(ctx)
 	if l.delay == 0 {
 		l.retry.Reset(0)
 	}

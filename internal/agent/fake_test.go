@@ -18,6 +18,7 @@ import (
 var (
 	_ driver.Driver  = (*fakeDriver)(nil)
 	_ driver.Auditor = (*fakeDriver)(nil)
+	_ driver.Keeper  = (*fakeDriver)(nil)
 	_ source.Source  = (*fakeSource)(nil)
 )
 
@@ -62,6 +63,19 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 		}
 	}
 	return p, nil
+}
+
+func (d *fakeDriver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+	p, err := d.Adopt(ctx, want)
+	kept := 0
+	set := p.(*fakePlan).set
+	for k, f := range set {
+		if f == nil {
+			delete(set, k)
+			kept++
+		}
+	}
+	return p, kept, err
 }
 
 func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
@@ -168,6 +182,7 @@ type fakeSource struct {
 	synced  bool
 	issues  []model.Issue
 	broken  error
+	lacking []string
 }
 
 func (s *fakeSource) Run(ctx context.Context) error { <-ctx.Done(); return nil }
@@ -186,7 +201,7 @@ func (s *fakeSource) Flush(context.Context) error {
 func (s *fakeSource) Status() source.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues),
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking,
 		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
 }
 
@@ -208,6 +223,13 @@ func (s *fakeSource) sync() {
 	s.synced = true
 	s.mu.Unlock()
 	s.store.SetSynced()
+}
+
+// lacks says what could not be read.
+func (s *fakeSource) lacks(lacking ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lacking = lacking
 }
 
 func (s *fakeSource) fault(issues ...model.Issue) {

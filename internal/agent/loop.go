@@ -40,13 +40,15 @@ type loop struct {
 	retry *time.Timer
 	due   *time.Timer // the next audit
 
+	lacking bool // the source has not been able to read everything yet
+
 	since   time.Time      // when the oldest change came that is not in the kernel yet; zero: all are
 	waiting []chan<- error // answered after the next attempt
 	known   map[model.Issue]bool
 }
 
 func newLoop(a *Agent) *loop {
-	l := &loop{Agent: a, stale: true, retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval)}
+	l := &loop{Agent: a, stale: true, lacking: true, retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval)}
 	l.retry.Stop()
 	return l
 }
@@ -93,6 +95,9 @@ func (l *loop) changed(ctx context.Context) {
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
+	if l.lacking && l.Store.Synced() && l.look() {
+		l.attempt(ctx, change)
+	}
 	if !l.stale && l.tampered(ctx) {
 		l.stale = true
 		l.attempt(ctx, tampering)
@@ -119,6 +124,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 		return
 	}
 	l.health.queued(time.Now())
+	l.look()
 	delta := l.compile()
 	done, err := l.program(ctx, delta, why)
 	l.checks.apply(delta.HealthChecks)
@@ -169,7 +175,7 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 		}
 		l.stale = true
 	}
-	done, err := l.apply(ctx, pathAdopt, func() (driver.Plan, error) { return l.Driver.Adopt(ctx, l.Compiler.State()) })
+	done, err := l.apply(ctx, pathAdopt, func() (driver.Plan, error) { return l.adopt(ctx) })
 	if err != nil {
 		return done, err
 	}

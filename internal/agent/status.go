@@ -31,6 +31,7 @@ type Status struct {
 	LastApply *Applied      `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
 	Heals     int           `json:"heals"`               // changes by others that were undone
+	Kept      int           `json:"kept,omitempty"`      // frontends in the kernel that nothing readable declares; see source.Status.Lacking
 	Issues    []model.Issue `json:"issues"`              // objects at fault
 	Conntrack *Conntrack    `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
 }
@@ -61,6 +62,7 @@ type record struct {
 	last    *Applied
 	failure *Failure
 	heals   int
+	kept    int // frontends in the kernel that are only kept
 }
 
 // Status returns a snapshot; safe for concurrent use.
@@ -72,7 +74,7 @@ func (a *Agent) Status() Status {
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Source: a.Source.Status(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
-		LastApply: r.last, Failure: r.failure, Heals: r.heals, Issues: a.issues(),
+		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Issues: a.issues(),
 	}
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
@@ -95,6 +97,9 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, fmt.Sprintf("the kernel could not be programmed in %s since %s: %s", count(s.Failure.Attempts, "attempt"), s.Failure.Since.Format(time.TimeOnly), s.Failure.Error))
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
+	}
+	if s.Kept > 0 {
+		problems = append(problems, keeping(s.Kept, s.Source.Lacking))
 	}
 	if n := len(s.Issues); n > 0 {
 		problems = append(problems, count(n, "fault")+" in objects; the rest works, and what was last good of these stays")

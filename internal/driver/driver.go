@@ -49,6 +49,22 @@ type Auditor interface {
 	Tampered(ctx context.Context) (bool, error)
 }
 
+// Keeper is implemented by drivers that can adopt a kernel without taking
+// anything from it. The agent calls it in place of Adopt as long as its
+// sources have not been able to read everything.
+type Keeper interface {
+	// AdoptKeeping is Adopt for a want that may lack something. What want names is
+	// brought to what want says; all else that is in the kernel stays, and so do
+	// its connections. The layout is brought up to date all the same.
+	//
+	// kept is the number of frontends that stay though want does not name them;
+	// where it is 0 an Adopt would have done the same. After Apply, Update works
+	// as after an Adopt, and either takes over a frontend that was kept or
+	// fails, upon which the agent adopts again. The next Adopt, by any process,
+	// finds and removes what was kept.
+	AdoptKeeping(ctx context.Context, want *state.State) (plan Plan, kept int, err error)
+}
+
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {
 	// Len is the number of kernel operations; 0 means that nothing differs.

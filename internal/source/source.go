@@ -30,4 +30,9 @@ type Status struct {
 	Objects map[string]int `json:"objects"` // by kind, those delivered
 	Skipped map[string]int `json:"skipped"` // by kind, those passed over
 	Issues  []model.Issue  `json:"issues"`
+	// Lacking says, an item each, what a synced source has not been able to read
+	// ever since it started, so that what became of it is not known. It is
+	// empty, from then on for good, once all has been read. What it tells is
+	// in the store before it is told here.
+	Lacking []string `json:"lacking,omitempty"`
 }

@@ -76,6 +76,8 @@ type Source struct {
 	trouble string           // why the folder can't be read
 	below   map[string]error // why folders below can't be
 	synced  bool
+	lacking []string      // what was never read; see source.Status
+	whole   bool          // everything was read once: nothing is lacking any more
 	logged  []model.Issue // as they were last logged
 }
 
@@ -278,6 +280,7 @@ func (s *Source) commit(readings []reading) {
 	if len(events) > 0 {
 		s.sink.Apply(events)
 	}
+	s.settleLacking()
 	if first {
 		s.sink.SetSynced()
 		s.logSynced()
@@ -306,9 +309,8 @@ func (s *Source) remember(readings []reading) (waiting bool) {
 }
 
 func (s *Source) logSynced() {
-	if len(s.ledger.valid) == 0 {
-		s.log.Warn("manifest folder holds no objects: no service is to be programmed", "folder", s.path)
-		return
+	if len(s.lacking) > 0 {
+		s.log.Warn("not everything could be read: what the kernel has stays in it until then", "folder", s.path, "lacking", s.lacking)
 	}
 	s.log.Info("read manifests", "folder", s.path, "files", len(s.ledger.files), "objects", s.ledger.objects())
 }
@@ -391,5 +393,6 @@ func (s *Source) Status() source.Status {
 		st.Issues = append(st.Issues, model.Issue{Object: folder, Reason: s.below[folder].Error()})
 	}
 	st.Issues = append(st.Issues, s.ledger.issues()...)
+	st.Lacking = slices.Clone(s.lacking)
 	return st
 }

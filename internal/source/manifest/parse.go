@@ -60,6 +60,7 @@ type object struct {
 	sum   uint64 // of the text that it was read from
 	line  int
 	fault string // what is wrong with the present version; empty if nothing is
+	twin  bool   // another one in the file has its name, and counts
 }
 
 // content is what one file declares.
@@ -67,6 +68,7 @@ type content struct {
 	objects []object
 	skipped map[string]int
 	issues  []model.Issue // those of objects and of parts that hold no object
+	torn    bool          // there are parts of which no good version was ever read
 }
 
 // parser reads files; one serves one goroutine.
@@ -377,7 +379,7 @@ func (p *parser) refuseTwins() {
 			lines[o.key] = o.line
 			continue
 		}
-		o.value, o.sum = nil, 0
+		o.value, o.sum, o.twin = nil, 0, true
 		o.fault = fmt.Sprintf("is declared twice in this file; the one on line %d counts, delete the other", line)
 		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault})
 	}

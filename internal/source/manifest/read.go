@@ -145,6 +145,7 @@ func (p *parser) read(f *folder, j job) reading {
 		prev = j.known.objects
 	}
 	r.content = p.parse(j.path, data, prev)
+	r.content.torn = tears(j.known, p.holes, r.content.objects)
 	if r.again && (p.holes || len(r.content.objects) == 0) {
 		r.outcome = busy
 	}

@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// The agent keeps no state on disk: what the kernel holds is all that is left of
+// an earlier life. Until the source has read everything once, nothing tells what
+// was deleted from what merely can't be read, so nothing is taken from the kernel.
+
+// look asks the source whether something is lacking still, and reports whether
+// that has just come to an end: then the kernel is to be adopted for good. It comes before
+// compile, so that what the source says is in the store by then.
+func (l *loop) look() (ended bool) {
+	if !l.lacking || len(l.Source.Status().Lacking) > 0 {
+		return false
+	}
+	l.lacking, l.stale = false, true
+	return true
+}
+
+// adopt plans to bring the whole kernel in step: taking nothing from it while something is lacking.
+func (l *loop) adopt(ctx context.Context) (driver.Plan, error) {
+	p, kept, err := Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	was := l.record.kept
+	l.record.kept = kept
+	l.mu.Unlock()
+	switch {
+	case kept > 0 && was == 0:
+		l.Log.Warn("the kernel has frontends that may belong to what can't be read; they stay until all is read once", "frontends", kept, "lacking", l.Source.Status().Lacking)
+	case kept == 0 && was > 0:
+		l.Log.Info("the kernel has no frontends any more that were only kept", "were", was)
+	}
+	return p, nil
+}
+
+// Adopt plans to bring the kernel in step with want. If something may be lacking
+// in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is the
+// number of frontends that stay for that reason alone.
+func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool) (p driver.Plan, kept int, err error) {
+	if keeper, ok := d.(driver.Keeper); ok && lacking {
+		return keeper.AdoptKeeping(ctx, withBackends(want))
+	}
+	p, err = d.Adopt(ctx, want)
+	return p, 0, err
+}
+
+// withBackends is the state without those frontends that have no endpoint: theirs may be
+// what is lacking, and then those in the kernel are better.
+func withBackends(want *state.State) *state.State {
+	s := *want
+	s.Frontends = maps.Clone(want.Frontends)
+	maps.DeleteFunc(s.Frontends, func(_ state.FrontendKey, f *state.Frontend) bool {
+		return len(f.Backends) == 0 && len(f.Local) == 0
+	})
+	return &s
+}
+
+// maxLacking bounds what is named of what is lacking; the source's faults name all.
+const maxLacking = 5
+
+// keeping says in words what is kept, and how that ends.
+func keeping(kept int, lacking []string) string {
+	if len(lacking) > maxLacking {
+		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
+	}
+	return fmt.Sprintf("%s in the kernel may belong to what could not be read since the start (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
+		count(kept, "frontend"), strings.Join(lacking, "; "))
+}

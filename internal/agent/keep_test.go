@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
+)
+
+// before fills the kernel as an earlier life of the agent has left it.
+func before(t *testing.T, objects ...[]store.Event) func(*Config) {
+	return func(c *Config) {
+		s := store.New()
+		for _, o := range objects {
+			s.Apply(o)
+		}
+		compiler := compile.New(compile.Config{Node: "node-a"})
+		compiler.Update(s, s.Take())
+		d := c.Driver.(*fakeDriver)
+		p, err := d.Adopt(t.Context(), compiler.State())
+		if err == nil {
+			err = p.Apply(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.adopted = false
+	}
+}
+
+// What the source cannot read at the start stays in the kernel; once it has read
+// everything, what nobody declares goes.
+func TestWhatCannotBeReadIsKept(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2"), web(3, "10.1.0.3")))
+	b.source.lacks("b.yaml: somebody is writing it")
+	b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)
+	b.source.sync()
+	const grown = "TCP 10.0.0.1:80 -> [10.1.0.1:8080 10.1.0.9:8080]"
+	const web3 = "TCP 10.0.0.3:80 -> [10.1.0.3:8080]"
+	b.holds(t, grown, web2, web3)
+	err := b.client.Sync(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "2 frontends in the kernel may belong to") || !strings.Contains(err.Error(), "b.yaml: somebody is writing it") {
+		t.Errorf("Sync while something is lacking: %v", err)
+	}
+	if s := b.Status(); s.OK || s.Kept != 2 || s.Heals != 0 {
+		t.Errorf("status while something is lacking: %+v", s)
+	}
+	if plan, err := b.client.Plan(t.Context()); err != nil || plan.Operations != 0 {
+		t.Errorf("plan while something is lacking: %+v, %v", plan, err)
+	}
+	b.source.deliver(gone(1)...) // seen to go
+	b.holds(t, web2, web3)
+
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.source.lacks()
+	b.holds(t, web2)
+	eventually(t, "all is well", func() bool { return b.Status().OK })
+	if s := b.Status(); s.Kept != 0 {
+		t.Errorf("status once all is read: %+v", s)
+	}
+}
+
+// A service whose endpoints cannot be read keeps those that the kernel has.
+func TestUnreadEndpointsAreKept(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1")))
+	b.source.lacks("slice.yaml: it is at fault")
+	b.source.deliver(web(1)[:1]...)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.source.sync()
+	b.holds(t, web1, web2)
+	b.source.lacks()
+	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
+}
+
+// Where the kernel has nothing that could be lost, nothing is lacking to anyone.
+func TestNothingToKeep(t *testing.T) {
+	b := start(t)
+	b.source.lacks("/manifests: it holds no manifests")
+	b.source.sync()
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Errorf("Sync: %v", err)
+	}
+	if s := b.Status(); !s.OK {
+		t.Errorf("status: %+v", s)
+	}
+}
+
+// A driver that knows no keeping adopts as ever.
+func TestDriverThatKeepsNothing(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = struct{ driver.Driver }{c.Driver} })
+	b.source.lacks("b.yaml: it is at fault")
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.source.sync()
+	b.holds(t, web2)
+}
+
+func TestKeepingNamesFew(t *testing.T) {
+	s := Status{Source: source.Status{Lacking: []string{"a", "b", "c", "d", "e", "f", "g"}}}
+	if text := keeping(1, s.Source.Lacking); !strings.Contains(text, "1 frontend in") || !strings.Contains(text, "e; and 2 more") {
+		t.Error(text)
+	}
+}

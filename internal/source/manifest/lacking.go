@@ -1,0 +1,67 @@
+package manifest
+
+import (
+	"maps"
+	"slices"
+)
+
+// What could not be read at the start may well be in the kernel, from an
+// earlier life of the agent: it is not gone, it is lacking. A part that was read
+// once and can't be any more is not, as its last good version is known.
+
+// settleLacking works out what is lacking, until nothing is. It comes after
+// the events that go with it.
+func (s *Source) settleLacking() {
+	if s.whole {
+		return
+	}
+	lacking := s.findLacking()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	mended := len(s.lacking) > 0 && len(lacking) == 0
+	s.lacking, s.whole = lacking, len(lacking) == 0
+	if mended {
+		s.log.Info("everything has been read", "folder", s.path)
+	}
+}
+
+// findLacking lists what was never read, sorted by path.
+func (s *Source) findLacking() []string {
+	reasons := make(map[string]string)
+	for path := range s.unread {
+		if s.ledger.files[path] == nil {
+			reasons[path] = "somebody is writing it"
+		}
+	}
+	for folder, err := range s.below {
+		reasons[folder] = err.Error()
+	}
+	for f := range s.ledger.broken {
+		switch {
+		case f.torn:
+			reasons[f.path] = "it is at fault"
+		case f.err != "" && !f.wasRead():
+			reasons[f.path] = f.err
+		}
+	}
+	if len(s.ledger.files) == 0 && len(reasons) == 0 {
+		return []string{s.path + ": it holds no manifests"}
+	}
+	var list []string
+	for _, path := range slices.Sorted(maps.Keys(reasons)) {
+		list = append(list, path+": "+reasons[path])
+	}
+	return list
+}
+
+// wasRead tells whether a file's content was ever read.
+func (f *file) wasRead() bool { return f != nil && f.stamp != stamp{} }
+
+// tears tells whether a file's content, read for the first time or torn
+// before, has parts of which no good version is known.
+func tears(known *file, holes bool, objects []object) bool {
+	if known.wasRead() && !known.torn {
+		return false
+	}
+	return holes || slices.ContainsFunc(objects, func(o object) bool { return o.value == nil && !o.twin })
+}

@@ -1,0 +1,92 @@
+package manifest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestLacking starts on folders in which something can't be read, mends it, and
+// breaks it again.
+func TestLacking(t *testing.T) {
+	good, bad := serviceYAML("b", 80), strings.Replace(serviceYAML("b", 80), "  clusterIP: 10.96.0.10\n", "", 1)
+	for _, c := range []struct{ name, content, reason string }{
+		{"an object at fault", bad, "b.yaml: it is at fault"},
+		{"a document that can't be parsed", serviceYAML("a", 80) + "---\nkind: Service\n  spec: [\n", "b.yaml: it is at fault"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", c.content))
+			f.waitSynced()
+			f.waitLacking(c.reason)
+			f.write("b.yaml", good)
+			f.waitLacking()
+			f.write("b.yaml", c.content)
+			f.waitIssue("b.yaml")
+			f.waitLacking() // its last good state is known
+		})
+	}
+}
+
+func TestNothingLacks(t *testing.T) {
+	twice := serviceYAML("a", 80) + "---\n" + serviceYAML("a", 81)
+	f := follow(t, folderWith(t, "a.yaml", twice, "b.yaml", "kind: Deployment\napiVersion: apps/v1\n"))
+	f.waitSynced()
+	f.waitLacking()
+	f.remove("a.yaml")
+	f.remove("b.yaml")
+	f.waitNames()
+	f.waitLacking() // emptied while it was watched
+}
+
+func TestEmptyFolderIsLacking(t *testing.T) {
+	f := follow(t, folderWith(t))
+	f.waitSynced()
+	f.waitLacking("it holds no manifests")
+	f.write("a.yaml", serviceYAML("a", 80))
+	f.waitLacking()
+}
+
+func TestDeletedIsNotLacking(t *testing.T) {
+	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "kind: [\n"))
+	f.waitSynced()
+	f.waitLacking("b.yaml")
+	f.remove("b.yaml")
+	f.waitLacking()
+}
+
+func TestUnreadableFileIsLacking(t *testing.T) {
+	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "")
+	must(t, os.Truncate(filepath.Join(dir, "b.yaml"), maxFile+1))
+	f := follow(t, dir)
+	f.waitSynced()
+	f.waitLacking("b.yaml", "split it")
+}
+
+func TestBusyFileIsLacking(t *testing.T) {
+	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "")
+	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY, 0)
+	must(t, err)
+	f := follow(t, dir)
+	f.waitSynced()
+	f.waitLacking("b.yaml: somebody is writing it")
+	_, err = w.WriteString(serviceYAML("b", 80))
+	must(t, err)
+	must(t, w.Close())
+	f.waitNames("Service shop/a", "Service shop/b")
+	f.waitLacking()
+}
+
+// waitLacking waits until what is lacking names all parts; with no parts, until nothing is.
+func (f *fixture) waitLacking(parts ...string) {
+	f.t.Helper()
+	f.wait("lacking "+strings.Join(parts, ", "), func() bool {
+		text := strings.Join(f.source.Status().Lacking, "\n")
+		for _, p := range parts {
+			if !strings.Contains(text, p) {
+				return false
+			}
+		}
+		return len(parts) > 0 || text == ""
+	})
+}
