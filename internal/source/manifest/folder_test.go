@@ -133,13 +133,13 @@ func TestHalfWritten(t *testing.T) {
 			before := f.sink.events()
 			w, err := os.OpenFile(f.path(name), os.O_WRONLY|os.O_TRUNC, 0)
 			must(t, err)
-			f.flush()
+			f.flushInVain(name)
 			next := content("a", "b", "c")
 			for _, part := range []string{next[:40], next[40:]} {
 				_, err = w.WriteString(part)
 				must(t, err)
 				if part == next[:40] {
-					f.flush()
+					f.flushInVain(name)
 				}
 			}
 			must(t, w.Close())
@@ -149,6 +149,74 @@ func TestHalfWritten(t *testing.T) {
 			}
 			f.waitNoIssue()
 		})
+	}
+}
+
+// flushInVain flushes while a file is being written.
+func (f *fixture) flushInVain(name string) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := f.source.Flush(ctx); err == nil || !strings.Contains(err.Error(), "still writing "+name) {
+		f.t.Errorf("Flush while %s is being written: %v", name, err)
+	}
+}
+
+// TestFlushWaitsForWriters closes a file while Flush waits for it.
+func TestFlushWaitsForWriters(t *testing.T) {
+	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80)))
+	f.waitSynced()
+	w, err := os.Create(f.path("b.yaml"))
+	must(t, err)
+	_, err = w.WriteString(serviceYAML("b", 80))
+	must(t, err)
+	f.flushInVain("b.yaml")
+	done := make(chan error, 1)
+	go func() { done <- f.source.Flush(t.Context()) }()
+	select {
+	case err := <-done:
+		t.Fatalf("Flush returned while a file was being written: %v", err)
+	case <-time.After(5 * time.Millisecond):
+	}
+	must(t, w.Close())
+	must(t, <-done)
+	if f.sink.service("b") == nil {
+		t.Error("b is not there after Flush")
+	}
+}
+
+// TestFolderIsSwapped sets the link to the folder anew, of which no event tells.
+func TestFolderIsSwapped(t *testing.T) {
+	one, two := folderWith(t, "a.yaml", serviceYAML("a", 80)), folderWith(t, "b.yaml", serviceYAML("b", 80))
+	link := filepath.Join(t.TempDir(), "manifests")
+	must(t, os.Symlink(one, link))
+	f := follow(t, link)
+	f.waitNames("Service shop/a")
+	must(t, os.Symlink(two, link+".new"))
+	must(t, os.Rename(link+".new", link))
+	f.waitNames("Service shop/b")
+	write(t, filepath.Join(two, "c.yaml"), serviceYAML("c", 80))
+	f.waitNames("Service shop/b", "Service shop/c")
+}
+
+// TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
+func TestChangeWithoutEvent(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "a.yaml")
+	write(t, outside, serviceYAML("a", 80))
+	dir := folderWith(t)
+	must(t, os.Symlink(outside, filepath.Join(dir, "a.yaml")))
+	f := followWith(t, dir, func(s *Source) { s.walkEvery = lookInterval / 2 })
+	f.waitNames("Service shop/a")
+	write(t, outside, serviceYAML("b", 80))
+	f.waitNames("Service shop/b")
+}
+
+// TestParserFails makes the parser panic: that is the one file's fault.
+func TestParserFails(t *testing.T) {
+	broken := parser{} // without a seed it can't make a checksum
+	_, err := broken.parseSafely("a.json", []byte(convert(t, "a.json", serviceYAML("a", 80))), nil)
+	if err == nil || !strings.Contains(err.Error(), "parse file") {
+		t.Errorf("a parser that panics: %v", err)
 	}
 }
 

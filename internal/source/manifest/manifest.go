@@ -13,7 +13,8 @@
 // that two files declare is taken from the one whose name comes first.
 //
 // A file that is a symbolic link is followed; when the content changes at the
-// link's far end, without a change in the folder, only Flush notices. Swapping
+// link's far end, without a change in the folder, that is noticed within a minute, or
+// by Flush, and so is what another machine writes on a filesystem of the network. Swapping
 // the "..data" link of a mounted ConfigMap is a change in the folder.
 package manifest
 
@@ -24,6 +25,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,6 +47,17 @@ type Sink interface {
 const (
 	firstRetry = 50 * time.Microsecond
 	lastRetry  = time.Second
+	// lastFlushRetry is the longest time that Flush waits between two looks
+	// at a file that somebody is writing.
+	lastFlushRetry = 20 * time.Millisecond
+
+	// Not all changes come with an event: another folder is mounted over ours,
+	// a link on the way to it is set anew, another machine writes to a
+	// filesystem that both have mounted. So each second it is looked whether the
+	// folder is the same still, which is one system call, and each minute
+	// whether all files are.
+	lookInterval = time.Second
+	walkInterval = time.Minute
 
 	// patience is how long the first reading waits for files that somebody is
 	// writing: without them, what they hold would be taken for deleted.
@@ -56,8 +69,11 @@ const (
 
 // Source follows one folder. Its methods are safe for concurrent use.
 type Source struct {
-	path    string
-	sink    Sink
+	path string
+	sink Sink
+	// walkEvery is the longest time between two looks at all files.
+	walkEvery time.Duration
+
 	log     *slog.Logger
 	started chan struct{} // closed once Run has begun
 
@@ -69,6 +85,7 @@ type Source struct {
 	reread  bool            // the whole folder is to be read again
 	retry   time.Duration   // until the next try
 	began   time.Time       // when the folder was first read
+	walked  time.Time       // when all files were last looked at
 	tidy    *time.Timer     // gives memory back after the first reading
 
 	mu      sync.Mutex // guards what Status shows; held for short
@@ -86,13 +103,14 @@ var _ source.Source = (*Source)(nil)
 // New returns a source that reads the folder at path and delivers to sink.
 func New(path string, sink Sink, log *slog.Logger) *Source {
 	return &Source{
-		path:    path,
-		sink:    sink,
-		log:     log,
-		started: make(chan struct{}),
-		parsers: newParsers(),
-		unread:  make(map[string]bool),
-		ledger:  newLedger(),
+		path:      path,
+		sink:      sink,
+		walkEvery: walkInterval,
+		log:       log,
+		started:   make(chan struct{}),
+		parsers:   newParsers(),
+		unread:    make(map[string]bool),
+		ledger:    newLedger(),
 	}
 }
 
@@ -113,12 +131,18 @@ func (s *Source) Run(ctx context.Context) error {
 
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-w.ready:
 		case <-retry.C:
+		case now := <-look.C:
+			if !s.suspect(now) {
+				continue
+			}
 		}
 		if wait := s.step(); wait > 0 {
 			retry.Reset(wait)
@@ -139,6 +163,25 @@ func (s *Source) stop() {
 	s.watcher = nil
 }
 
+// suspect tells whether the folder is to be read again without an event, and
+// arranges for it.
+func (s *Source) suspect(now time.Time) bool {
+	s.work.Lock()
+	defer s.work.Unlock()
+	if s.folder == nil {
+		return false // it is tried again anyway
+	}
+	if !s.folder.present() {
+		s.detach()
+		return true
+	}
+	if now.Sub(s.walked) < s.walkEvery {
+		return false
+	}
+	s.reread = true
+	return true
+}
+
 // step delivers what has changed, and returns the time until the next step if
 // one is needed without an event.
 func (s *Source) step() time.Duration {
@@ -152,20 +195,36 @@ func (s *Source) step() time.Duration {
 	return s.retry
 }
 
-// Flush implements source.Source. A file that somebody has open for writing is
-// left for when it is closed.
+// Flush implements source.Source. It waits for files that somebody has open
+// for writing; if they are still open when ctx ends, the error names them.
 func (s *Source) Flush(ctx context.Context) error {
 	select {
 	case <-s.started:
 	case <-ctx.Done():
 		return fmt.Errorf("read manifest folder %s: it isn't watched yet: %w", s.path, ctx.Err())
 	}
+	for all, wait := true, firstRetry; ; all, wait = false, min(2*wait, lastFlushRetry) {
+		writing, err := s.flushOnce(all)
+		if err != nil || len(writing) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("read manifest folder %s: somebody is still writing %s: %w", s.path, strings.Join(writing, ", "), ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// flushOnce delivers what can be read, and names the files that are being written.
+func (s *Source) flushOnce(all bool) (writing []string, err error) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	if s.watcher == nil {
-		return fmt.Errorf("read manifest folder %s: its watcher has ended", s.path)
+		return nil, fmt.Errorf("read manifest folder %s: its watcher has ended", s.path)
 	}
-	return s.deliver(true)
+	err = s.deliver(all)
+	return slices.Sorted(maps.Keys(s.unread)), err
 }
 
 // deliver brings the sink up to date with what changed; all looks at every
@@ -201,6 +260,7 @@ func (s *Source) deliver(all bool) error {
 	}
 	if all || s.reread {
 		s.setBelow(below)
+		s.walked = time.Now()
 	}
 	s.reread = false
 	s.commit(readings)

@@ -89,8 +89,15 @@ type fixture struct {
 // follow runs a source on a folder until the test ends.
 func follow(t testing.TB, dir string) *fixture {
 	t.Helper()
+	return followWith(t, dir, func(*Source) {})
+}
+
+// followWith is follow for a source that is set up in another way.
+func followWith(t testing.TB, dir string, set func(*Source)) *fixture {
+	t.Helper()
 	f := &fixture{t: t, dir: dir, sink: &sink{}}
 	f.source = New(dir, f.sink, slog.New(slog.DiscardHandler))
+	set(f.source)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.source.Run(ctx) }()

@@ -13,8 +13,9 @@ import (
 )
 
 const (
-	// maxFile bounds the size of a manifest.
-	maxFile = 1 << 30
+	// maxFile bounds the size of a manifest: some 30,000 EndpointSlices of ten
+	// endpoints. YAML takes many times its size while it is parsed.
+	maxFile = 64 << 20
 	// keptBuffer is the largest buffer that is kept for the next file.
 	keptBuffer = 1 << 20
 )
@@ -144,7 +145,10 @@ func (p *parser) read(f *folder, j job) reading {
 	if j.known != nil {
 		prev = j.known.objects
 	}
-	r.content = p.parse(j.path, data, prev)
+	if r.content, err = p.parseSafely(j.path, data, prev); err != nil {
+		r.outcome, r.err = failed, err
+		return r
+	}
 	r.content.torn = tears(j.known, p.holes, r.content.objects)
 	if r.again && (p.holes || len(r.content.objects) == 0) {
 		r.outcome = busy
@@ -153,6 +157,18 @@ func (p *parser) read(f *folder, j job) reading {
 		p.buf = nil
 	}
 	return r
+}
+
+// parseSafely is parse for whatever people put into a folder: if it hits a
+// fault of the parser, that is this one file's, and not the agent's end.
+func (p *parser) parseSafely(name string, data []byte, prev []object) (c content, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			*p = parser{seed: p.seed}
+			c, err = content{}, fmt.Errorf("parse file: the parser failed on it, which is a bug worth reporting: %v", r)
+		}
+	}()
+	return p.parse(name, data, prev), nil
 }
 
 func classify(err error) outcome {
