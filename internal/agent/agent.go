@@ -40,8 +40,7 @@ type Config struct {
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server
 
-	// AuditInterval is the time between two comparisons of the whole state with
-	// the kernel. Twice as long may a change wait before the agent counts as unhealthy.
+	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
 
 	// Prepare, if set, is called once the socket is held, so by one agent at a
@@ -69,7 +68,7 @@ type Agent struct {
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
 	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop))}
-	a.health = &health{limit: 2 * c.AuditInterval, now: time.Now, eligible: func() bool {
+	a.health = &health{limit: unhealthyAfter, now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
 		return node == nil || !node.Leaving
 	}}

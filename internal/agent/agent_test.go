@@ -302,6 +302,42 @@ func TestSync(t *testing.T) {
 	}
 }
 
+// Who gives up waiting leaves nothing behind.
+func TestAbandonedSyncs(t *testing.T) {
+	b := start(t)
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		if err := b.Sync(ctx); err == nil {
+			t.Error("Sync before the source is synced succeeded")
+		}
+		cancel()
+	}
+	waiting := make(chan int, 1)
+	if err := b.ask(t.Context(), func(l *loop) { waiting <- len(l.waiting) }); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-waiting; n > 1 {
+		t.Errorf("%d wait", n)
+	}
+}
+
+// The agent answers before the client gives up, so that it can say why.
+func TestSyncTimesOutWithReason(t *testing.T) {
+	b := start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if err := b.client.Sync(ctx); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
+		t.Errorf("Sync before the source is synced: %v", err)
+	}
+}
+
+func TestHealthLimitIsNotTheAudits(t *testing.T) {
+	b := start(t, func(c *Config) { c.AuditInterval = time.Hour })
+	if b.health.limit > 2*time.Minute {
+		t.Errorf("a change may wait for %s", b.health.limit)
+	}
+}
+
 func TestSyncSaysWhyNot(t *testing.T) {
 	b := start(t)
 	b.source.sync()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
@@ -39,7 +41,13 @@ func (a *Agent) handler() http.Handler {
 		reply(w, plan, err)
 	})
 	mux.HandleFunc("POST /v1/sync", func(w http.ResponseWriter, r *http.Request) {
-		reply(w, struct{}{}, a.Sync(r.Context()))
+		ctx := r.Context()
+		if limit, err := time.ParseDuration(r.URL.Query().Get("timeout")); err == nil {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, limit)
+			defer cancel()
+		}
+		reply(w, struct{}{}, a.Sync(ctx))
 	})
 	return mux
 }
@@ -92,7 +100,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 	}
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
-		l.waiting = append(l.waiting, done)
+		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done})
 		l.attempt(ctx, change)
 	})
 	if err != nil {

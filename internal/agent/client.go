@@ -9,7 +9,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"syscall"
+	"time"
 
 	"sluice.dev/sluice/internal/compile"
 )
@@ -46,15 +48,21 @@ func (c *Client) Plan(ctx context.Context) (Plan, error) {
 	return call[Plan](ctx, c, http.MethodGet, "plan")
 }
 
-// Sync returns once all that the source holds now is in the kernel, as Agent.Sync does.
+// Sync returns once all that the source holds now is in the kernel, as Agent.Sync
+// does. The agent gives up a little before ctx's deadline, so that it can say why.
 func (c *Client) Sync(ctx context.Context) error {
-	_, err := call[struct{}](ctx, c, http.MethodPost, "sync")
+	what := "sync"
+	if end, ok := ctx.Deadline(); ok {
+		what += "?timeout=" + url.QueryEscape((time.Until(end) * 9 / 10).String())
+	}
+	_, err := call[struct{}](ctx, c, http.MethodPost, what)
 	return err
 }
 
-func call[T any](ctx context.Context, c *Client, method, what string) (T, error) {
+func call[T any](ctx context.Context, c *Client, method, path string) (T, error) {
 	var v T
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1/"+what, nil)
+	what, _, _ := strings.Cut(path, "?")
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1/"+path, nil)
 	if err != nil {
 		return v, err
 	}

@@ -9,6 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// unhealthyAfter is how long a change may wait before the agent counts as
+// unhealthy: kube-proxy allows twice its sync period, which is 30 s.
+const unhealthyAfter = time.Minute
+
 // health is kube-proxy's notion of a working proxy: no change waits for the kernel
 // longer than it should. It is safe for concurrent use.
 type health struct {

@@ -42,10 +42,19 @@ type loop struct {
 
 	lacking bool // the source has not been able to read everything yet
 
-	since   time.Time      // when the oldest change came that is not in the kernel yet; zero: all are
-	waiting []chan<- error // answered after the next attempt
+	since   time.Time // when the oldest change came that is not in the kernel yet; zero: all are
+	waiting []waiter  // answered after the next attempt
 	known   map[model.Issue]bool
 }
+
+// waiter is somebody who waits for the outcome of the next attempt.
+type waiter struct {
+	ctx  context.Context
+	done chan<- error // has room for the one answer
+}
+
+// abandoned reports whether nobody waits any more.
+func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{Agent: a, stale: true, lacking: true, retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval)}
@@ -138,7 +147,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 		l.succeeded(done)
 	}
 	for _, w := range l.waiting {
-		w <- err
+		w.done <- err
 	}
 	l.waiting = nil
 }
