@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 
@@ -56,21 +55,6 @@ func (f *nodeFlags) config() (compile.Config, error) {
 }
 
 var errNoManifests = usageError{errors.New("say with --manifests which folder holds the objects")}
-
-// hostAddresses lists the addresses of this network namespace's interfaces.
-func hostAddresses() ([]netip.Addr, error) {
-	found, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list host addresses: %w", err)
-	}
-	var addrs []netip.Addr
-	for _, a := range found {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLinkLocalUnicast() {
-			addrs = append(addrs, p.Addr().Unmap())
-		}
-	}
-	return addrs, nil
-}
 
 // prefixes is a flag of CIDRs, given several times or parted by commas.
 type prefixes []netip.Prefix

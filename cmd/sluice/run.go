@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,12 +71,18 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(err)
 	}
 	defer func() { _ = d.Close() }()
+	var moves <-chan []netip.Addr
+	if len(config.NodePortAddresses) > 0 {
+		if moves, err = followAddresses(cmd.Context(), log); err != nil {
+			return err
+		}
+	}
 	objects := store.New()
 	a := agent.New(agent.Config{
 		Node: config.Node, Version: versionString(),
 		Store: objects, Source: manifest.New(o.manifests, objects, log), Compiler: compile.New(config), Driver: d,
 		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
-		AuditInterval: o.auditInterval, Log: log,
+		AuditInterval: o.auditInterval, HostAddresses: moves, Log: log,
 		Prepare: func() {
 			if o.setSysctls {
 				setSysctls(log, o)

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -42,6 +43,10 @@ type Config struct {
 
 	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
+
+	// HostAddresses, if set, tells all addresses of the host each time that they
+	// change, for Compiler. It may be closed.
+	HostAddresses <-chan []netip.Addr
 
 	// Prepare, if set, is called once the socket is held, so by one agent at a
 	// time, and before anything is programmed.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -435,4 +436,25 @@ func TestProbeFailure(t *testing.T) {
 	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("Run on an old kernel: %v", err)
 	}
+}
+
+// Node ports move with the host's addresses.
+func TestHostAddressesMove(t *testing.T) {
+	moves := make(chan []netip.Addr)
+	b := start(t, func(c *Config) {
+		c.HostAddresses = moves
+		c.Compiler = compile.New(compile.Config{Node: "node-a", NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}})
+	})
+	objects := web(1, "10.1.0.1")
+	objects[0].Object.(*model.Service).Ports[0].NodePort = 30080
+	b.source.deliver(objects...)
+	b.source.sync()
+	b.holds(t, web1)
+	moves <- []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+	b.holds(t, web1, "TCP 198.51.100.7:30080 -> [10.1.0.1:8080]")
+	moves <- nil
+	b.holds(t, web1)
+	close(moves)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	eventually(t, "the next change is programmed", func() bool { return slices.Contains(b.driver.backends(), web2) })
 }

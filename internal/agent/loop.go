@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -82,6 +83,8 @@ func (l *loop) run(ctx context.Context) {
 			}
 		case <-watch.C:
 			l.watch(ctx)
+		case addrs, ok := <-l.HostAddresses:
+			l.moved(ctx, addrs, ok)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -98,6 +101,18 @@ func (l *loop) changed(ctx context.Context) {
 		return
 	}
 	l.attempt(ctx, change)
+}
+
+// moved has the compiler follow the host's addresses.
+func (l *loop) moved(ctx context.Context, addrs []netip.Addr, ok bool) {
+	if !ok {
+		l.HostAddresses = nil
+		return
+	}
+	l.compiling.Lock()
+	l.Compiler.SetHostAddresses(addrs)
+	l.compiling.Unlock()
+	l.changed(ctx)
 }
 
 // watch looks after what tells nobody when it happens.

@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; it does not change while a Compiler lives.
+// Config is what the user sets for a node; but for HostAddresses it does not change while a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
 
@@ -37,6 +37,7 @@ type Config struct {
 // It is not safe for concurrent use.
 type Compiler struct {
 	cfg      Config
+	moved    bool // the host's addresses changed since the last Update
 	started  bool
 	node     node
 	state    *state.State
@@ -77,6 +78,11 @@ func New(cfg Config) *Compiler {
 // and changes it in the next Update; callers only read.
 func (c *Compiler) State() *state.State { return c.state }
 
+// SetHostAddresses replaces Config.HostAddresses; the next Update follows.
+func (c *Compiler) SetHostAddresses(addrs []netip.Addr) {
+	c.cfg.HostAddresses, c.moved = addrs, true
+}
+
 // Update brings the state up to date with what is dirty in the store, and
 // returns what changed in it: nothing else is named. Everything is dirty to a
 // Compiler that has compiled nothing yet, and when its own node changes in a
@@ -90,7 +96,7 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	settings := c.state.Settings
 	_, mine := d.Nodes[c.cfg.Node]
-	if !c.started || mine {
+	if !c.started || mine || c.moved {
 		n := newNode(c.cfg, v.Node(c.cfg.Node))
 		if !c.started || !n.equal(c.node) {
 			c.node = n
@@ -100,7 +106,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 			}
 		}
 		c.state.Settings = n.settings
-		c.started = true
+		c.started, c.moved = true, false
 	}
 	c.change = newChange(len(d.Services))
 	for name := range d.Services {
