@@ -21,10 +21,11 @@ type cluster struct {
 func newCluster(w *topology, c config) *cluster {
 	cfg := compile.Config{
 		Node:          "node",
-		ClusterCIDRs:  clusterCIDRs,
-		ServiceCIDRs:  serviceCIDRs,
 		HostAddresses: []netip.Addr{w.addrs["node2"][ipv4], w.addrs["node2"][ipv6]},
 		MasqueradeAll: c.masqueradeAll,
+	}
+	if !c.noPrefixes {
+		cfg.ClusterCIDRs, cfg.ServiceCIDRs = clusterCIDRs, serviceCIDRs
 	}
 	for _, f := range []family{ipv4, ipv6} {
 		for _, a := range w.all(c.nodePortsOn, f) {

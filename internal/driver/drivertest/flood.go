@@ -58,7 +58,7 @@ func (r *run) flood(t *testing.T, options bool) {
 		return []svc{s}
 	}
 	r.proveWatches(t, watches)
-	r.cluster.declare(r.declare(r.family, services(5)))
+	r.cluster.declare(r.declare(r.family, step{services: services(5)}))
 	r.adopt(t, false)
 
 	flows, before := floodSize(), r.received(t, "m")
@@ -80,7 +80,7 @@ func (r *run) flood(t *testing.T, options bool) {
 			return
 		default:
 		}
-		plan, err := r.driver.Update(t.Context(), r.cluster.declare(r.declare(r.family, services(1+rand.N(20)))))
+		plan, err := r.driver.Update(t.Context(), r.cluster.declare(r.declare(r.family, step{services: services(1 + rand.N(20))})))
 		if err != nil {
 			t.Fatalf("plan the update: %v", err)
 		}

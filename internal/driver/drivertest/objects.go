@@ -3,6 +3,7 @@ package drivertest
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -50,8 +51,8 @@ type objects map[objectKey]any
 
 const namespace = "test"
 
-// declare builds what the services stand for in family f, and the two nodes.
-func (w *topology) declare(f family, services []svc) objects {
+// declare builds what a step's services stand for in family f, and the two nodes.
+func (w *topology) declare(f family, s step) objects {
 	o := objects{}
 	for i, n := range []string{"node", "remote"} {
 		o[objectKey{store.Nodes, model.Name{Name: n}}] = &model.Node{
@@ -61,7 +62,14 @@ func (w *topology) declare(f family, services []svc) objects {
 			PodCIDRs: [][]netip.Prefix{nodePodCIDRs, otherPodCIDRs}[i],
 		}
 	}
-	for _, s := range services {
+	own := o[objectKey{store.Nodes, model.Name{Name: "node"}}].(*model.Node)
+	if s.at != "" {
+		own.IPs = slices.Concat(w.all(s.at, ipv4), w.all(s.at, ipv6))
+	}
+	if s.noPods {
+		own.PodCIDRs = nil
+	}
+	for _, s := range s.services {
 		w.declareService(o, f, s.complete())
 	}
 	return o

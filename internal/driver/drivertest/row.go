@@ -22,15 +22,23 @@ type row struct {
 type config struct {
 	masqueradeAll bool
 	nodePortsOn   string // names of addresses; "" is the first address of the node
+	noPrefixes    bool   // neither the services' nor the pods' prefixes are configured
+	bound         string // names of addresses that the node has, too
 }
 
 // A step declares the whole of the services, which the driver is then told the
 // change to, and sends packets.
 type step struct {
 	services []svc
+	at       string        // the names of the addresses that the Node object has; "node" if empty
+	noPods   bool          // the Node object has no pod CIDR
 	restart  bool          // the driver is closed and opened anew first, and must find nothing to do
+	away     bool          // the driver is purged and closed, and comes back with the next step
 	pause    time.Duration // for what the kernel itself times out
-	sends    []send
+	// Pods that are gone: from this step on the node's routes to them lead nowhere, with no
+	// error or with one.
+	blackhole, unreachable string
+	sends                  []send
 }
 
 // one is a row of a single step.
@@ -90,6 +98,7 @@ type fate struct {
 	by      []string // answered: the backends, name[:port]; of several, each is seen in the end
 	source  string   // answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if the node's with the client's own host only
 	lossy   bool     // answered: the first packet of each client may be lost
+	late    bool     // answered: for a moment after the change, packets may be lost
 	sticky  bool     // answered: only one of the backends is ever seen
 }
 
@@ -116,6 +125,9 @@ func (f fate) hairpin() fate { f.source = "hairpin"; return f }
 // afterLoss is the same fate, but only from a client's second packet on: its first tells
 // the driver to forget where the client was.
 func (f fate) afterLoss() fate { f.lossy = true; return f }
+
+// soon is the same fate, but a moment after the change: until then, packets may be lost.
+func (f fate) soon() fate { f.late = true; return f }
 
 func (f fate) String() string {
 	if f.outcome != answered {

@@ -5,6 +5,9 @@ func externalRows() []row {
 	ports := []port{httpNode, dnsNode}
 	web := []svc{{at: "vip", ports: ports, on: "a b x"}}
 	empty := []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports}}
+	ranged := func(name string) []svc {
+		return []svc{{at: "vip", lb: "lb", ports: ports, on: "a b", ranges: []string{name}}}
+	}
 	sameNumber := []port{
 		{name: "dns", proto: dns.proto, port: 53, node: 30053, to: 8053},
 		{name: "dns-tcp", proto: http.proto, port: 53, node: 30053, to: 8053},
@@ -55,6 +58,12 @@ func externalRows() []row {
 			tcp("outside2", "vip:80", by("a b").masked())),
 		one("source ranges with the node", []svc{{at: "vip", lb: "lb", on: "a b", ranges: []string{"node"}}},
 			tcp("node", "lb:80", by("a b").masked()), tcp("outside", "lb:80", isDropped)),
+		{name: "source ranges and a load balancer address that the node has", config: config{bound: "lb"}, steps: []step{
+			{services: ranged("node"), sends: []send{
+				tcp("node", "lb:80", by("a b").masked()), udp("node", "lb:53", by("a b").masked()), tcp("outside", "lb:80", isDropped)}},
+			{services: ranged("outside"), sends: []send{
+				tcp("node", "lb:80", isDropped), udp("node", "lb:53", isDropped), tcp("outside", "lb:80", by("a b").masked())}},
+		}},
 		one("source ranges without endpoints", []svc{{at: "vip", lb: "lb", ranges: []string{"outside"}}},
 			tcp("outside", "lb:80", isRejected)),
 	}

@@ -58,6 +58,21 @@ func affinityRows() []row {
 			{services: sticky("a c", hours), sends: []send{
 				udp("c", "vip:53", oneOf("a c").hairpin().afterLoss()), udp("b", "vip:53", oneOf("a c"))}},
 		}},
+		affinityEndsWithRoute("blackhole", sticky, func(s *step) { s.blackhole = "a" }),
+		affinityEndsWithRoute("unreachable", sticky, func(s *step) { s.unreachable = "a" }),
+		{name: "affinity to a backend elsewhere and a change to a Local policy", steps: []step{
+			{services: sticky("x", hours), sends: []send{
+				tcp("outside", "lb:80", by("x").masked()), tcp("outside2", "node:30080", by("x").masked()),
+				udp("outside", "node:30053", by("x").masked()), tcp("c", "lb:80", by("x").masked())}},
+			{services: localSticky("a x", hours), sends: []send{
+				tcp("outside", "lb:80", by("a").soon()), tcp("outside2", "node:30080", by("a").soon()),
+				udp("outside", "node:30053", by("a").soon()), tcp("c", "lb:80", by("x"))}},
+			{services: localSticky("x", hours), sends: []send{
+				tcp("outside", "lb:80", isDropped), tcp("outside2", "node:30080", isDropped),
+				udp("outside", "node:30053", isDropped), tcp("c", "lb:80", by("x"))}},
+			{services: sticky("a x", hours), sends: []send{
+				tcp("outside", "lb:80", oneOf("a x").masked().soon()), tcp("c", "lb:80", by("x").masked())}},
+		}},
 		{name: "affinity to nobody is rejected at once", steps: []step{
 			{services: sticky("a", hours), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked())}},
 			{services: sticky("", hours), sends: []send{tcp("c", "vip:80", isRejected), tcp("outside", "node:30080", isRejected)}},
@@ -81,8 +96,25 @@ func affinityRows() []row {
 	}
 }
 
+// affinityEndsWithRoute takes a client's backend away together with the route to it, so that
+// no packet to it comes past the routing decision.
+func affinityEndsWithRoute(kind string, sticky func(string, time.Duration) []svc, lose func(*step)) row {
+	gone := step{services: sticky("b x", 3*time.Hour), sends: []send{
+		tcp("c", "vip:80", oneOf("b x").soon()), udp("c", "vip:53", oneOf("b x").soon()),
+		tcp("node", "vip:80", oneOf("b x").soon()), udp("node", "vip:53", oneOf("b x").soon()),
+		tcp("outside", "node:30080", oneOf("b x").masked().soon()), udp("outside", "lb:53", oneOf("b x").masked().soon()),
+	}}
+	lose(&gone)
+	return row{name: "affinity ends with its backend and the route to it: " + kind, steps: []step{
+		{services: sticky("a", 3*time.Hour), sends: []send{
+			tcp("c", "vip:80", by("a")), udp("c", "vip:53", by("a")), tcp("node", "vip:80", by("a")), udp("node", "vip:53", by("a")),
+			tcp("outside", "node:30080", by("a").masked()), udp("outside", "lb:53", by("a").masked())}},
+		gone,
+	}}
+}
+
 func localSticky(on string, timeout time.Duration) []svc {
-	return []svc{{at: "vip", lb: "lb", ports: []port{httpNode}, on: on, edit: func(s *model.Service) { s.Affinity, s.ExternalLocal = timeout, true }}}
+	return []svc{{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: on, edit: func(s *model.Service) { s.Affinity, s.ExternalLocal = timeout, true }}}
 }
 
 // flowRows are about connections that are under way while their service changes.
@@ -100,6 +132,25 @@ func flowRows() []row {
 			udp("node", "node:30053", by(backend)).on("own node port"),
 		}
 	}
+	internal := func(on string) []svc {
+		return []svc{{at: "vip", lb: "lb", ports: ports, on: on, edit: internalLocal}}
+	}
+	// The same flows to all of a service's addresses, from everywhere: with no driver there, and with it.
+	everywhere := func(on string) []svc { return []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports, on: on}} }
+	early := []send{
+		udp("outside", "ext:53", isDropped).on("external"), udp("c", "ext:53", isDropped).on("pod external"),
+		udp("node", "ext:53", isDropped).on("node external"), udp("outside", "lb:53", isDropped).on("load balancer"),
+		udp("c", "vip:53", isDropped).on("pod"), udp("node", "vip:53", isDropped).on("node"),
+		udp("outside", "node:30053", isRejected).on("node port"),
+	}
+	late := func(backend string) []send {
+		return []send{
+			udp("outside", "ext:53", by(backend).masked()).on("external"), udp("c", "ext:53", by(backend).masked()).on("pod external"),
+			udp("node", "ext:53", by(backend).masked()).on("node external"), udp("outside", "lb:53", by(backend).masked()).on("load balancer"),
+			udp("c", "vip:53", by(backend)).on("pod"), udp("node", "vip:53", by(backend)).on("node"),
+			udp("outside", "node:30053", by(backend).masked()).on("node port"),
+		}
+	}
 	udpNone := []send{udp("c", "vip:53", isRejected).on("pod"), udp("outside", "node:30053", isRejected).on("node port")}
 	tcpFlows := func(f func(string) fate) []send {
 		return []send{
@@ -113,7 +164,7 @@ func flowRows() []row {
 			{services: web("a"), sends: udpFlows("a")},
 			{services: web("b"), sends: udpFlows("b")},
 			{services: web("b!unready x"), sends: udpFlows("x")},
-			{services: web("a x!draining"), sends: udpFlows("a")},
+			{services: web("a x!gone"), sends: udpFlows("a")},
 			{services: web(""), sends: udpNone},
 			{services: web("b"), sends: udpFlows("b")},
 		}},
@@ -123,11 +174,33 @@ func flowRows() []row {
 			{services: web("a " + many(12)), sends: udpFlows("a")},
 			{services: web("a b"), restart: true, sends: udpFlows("a")},
 		}},
+		{name: "UDP flows live while their endpoint serves", steps: []step{
+			{services: web("a"), sends: udpFlows("a")},
+			{services: web("a!draining b"), sends: append(udpFlows("a"), udp("c", "vip:53", by("b")), udp("outside", "lb:53", by("b").masked()))},
+			{services: web("a!draining b"), restart: true, sends: udpFlows("a")},
+			{services: web("a!gone b"), sends: udpFlows("b")},
+			{services: web("a@node b@remote"), sends: append(udpFlows("b"), udp("c", "vip:53", by("a")))},
+			{services: web("a%node b%remote x%remote"), restart: true, sends: append(udpFlows("b"), udp("c", "vip:53", by("a")))},
+			{services: web("a b!unready"), sends: udpFlows("a")},
+		}},
+		{name: "UDP flows live while policies change", steps: []step{
+			{services: web("x"), sends: udpFlows("x")},
+			{services: local("a x"), sends: append(udpFlows("x"), udp("outside", "lb:53", by("a")), udp("c", "vip:53", by("a x")))},
+			{services: local("x"), sends: append(udpFlows("x"), udp("outside", "lb:53", isDropped))},
+			{services: internal("a x"), restart: true, sends: append(udpFlows("x"), udp("c", "vip:53", by("a")))},
+			{services: internal("a x!unready"), sends: udpFlows("a")},
+		}},
 		{name: "UDP flows move under a Local policy", steps: []step{
 			{services: local("a x"), sends: []send{udp("outside", "node:30053", by("a")).on("f"), udp("outside", "lb:53", by("a")).on("g")}},
 			{services: local("b x"), sends: []send{udp("outside", "node:30053", by("b")).on("f"), udp("outside", "lb:53", by("b")).on("g")}},
 			{services: local("x"), sends: []send{udp("outside", "node:30053", isDropped).on("f")}},
 			{services: local("a x"), sends: []send{udp("outside", "node:30053", by("a")).on("f"), udp("outside", "lb:53", by("a")).on("g")}},
+		}},
+		{name: "UDP flows begun before the driver came", steps: []step{
+			{away: true, sends: early},
+			{services: everywhere("a"), sends: late("a")},
+			{services: everywhere("a"), away: true, sends: late("a")},
+			{services: everywhere("b"), sends: late("b")},
 		}},
 		{name: "UDP flow begun before its service", steps: []step{
 			{services: []svc{{name: "other", at: "vip2", ports: ports[1:], on: "a"}}, sends: []send{udp("c", "vip:53", isDropped).on("f")}},

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
@@ -45,7 +46,7 @@ func Run(t *testing.T, open Open) {
 
 // table is every row, in the order of the files.
 func table() []row {
-	return slices.Concat(clusterIPRows(), externalRows(), policyRows(), endpointRows(), sequenceRows(), bystanderRows())
+	return slices.Concat(clusterIPRows(), externalRows(), policyRows(), endpointRows(), sequenceRows(), nodeRows(), bystanderRows())
 }
 
 // A run is one row being run for one family.
@@ -54,6 +55,7 @@ type run struct {
 	family  family
 	open    Open
 	driver  driver.Driver
+	adopted bool // the kernel holds what the driver was last told
 	cluster *cluster
 	flows   map[string]*conn
 	clients map[string]*client
@@ -68,6 +70,7 @@ func (r *run) start(t *testing.T, c config) {
 	}
 	r.flows, r.clients = map[string]*conn{}, map[string]*client{}
 	r.cluster = newCluster(r.topology, c)
+	r.bind(t, c.bound)
 	r.reopen(t)
 	if err := r.driver.Probe(t.Context()); err != nil {
 		t.Fatalf("probe the kernel: %v", err)
@@ -127,10 +130,15 @@ func (r *run) step(t *testing.T, i int, s step) {
 	if err := r.serveAll(r.family, s.services); err != nil {
 		t.Fatal(err)
 	}
-	delta := r.cluster.declare(r.declare(r.family, s.services))
-	if i == 0 {
+	r.lose(t, s.blackhole, unix.RTN_BLACKHOLE)
+	r.lose(t, s.unreachable, unix.RTN_UNREACHABLE)
+	delta := r.cluster.declare(r.declare(r.family, s))
+	switch {
+	case s.away:
+		r.leave(t)
+	case !r.adopted:
 		r.adopt(t, false)
-	} else {
+	default:
 		plan, err := r.driver.Update(t.Context(), delta)
 		if err != nil {
 			t.Fatalf("step %d: plan the update: %v", i+1, err)
@@ -143,6 +151,20 @@ func (r *run) step(t *testing.T, i int, s step) {
 			t.Errorf("step %d: %v\n  expected: %v\n  got:      %v%s\n%s", i+1, send, send.fate, err, r.lacking(send), r.plan)
 		}
 	}
+}
+
+// leave ends the driver and what it has in the kernel; the next adoption is that of a
+// new one.
+func (r *run) leave(t *testing.T) {
+	t.Helper()
+	if err := r.driver.Purge(t.Context()); err != nil {
+		t.Fatalf("purge: %v", err)
+	}
+	if err := r.driver.Close(); err != nil {
+		t.Fatalf("close the driver: %v", err)
+	}
+	r.reopen(t)
+	r.adopted = false
 }
 
 // lacking names what the send needs and this kernel does not have.
@@ -169,6 +191,7 @@ func (r *run) adopt(t *testing.T, wantEmpty bool) {
 		t.Errorf("nothing changed, but adoption plans %d operations:\n%s", plan.Len(), plan)
 	}
 	r.apply(t, plan)
+	r.adopted = true
 }
 
 func (r *run) apply(t *testing.T, plan driver.Plan) {
@@ -229,14 +252,15 @@ func (r *run) expectAnswers(clients []*client, s send, to netip.AddrPort) error 
 	seen := r.backends(r.family, s)
 	missing := len(seen)
 	var first netip.AddrPort
+	begun := time.Now()
 	for try := range mostTries {
-		mayLose := s.fate.lossy && try < len(clients)
+		mayLose := s.fate.lossy && try < len(clients) || s.fate.late && !first.IsValid() && time.Since(begun) < settle
 		timeout := patience
-		if mayLose && s.proto != model.TCP { // nothing sends it again
+		if mayLose {
 			timeout = silence
 		}
 		res := clients[try%len(clients)].once(s, to, timeout)
-		if mayLose && silent(res.err) {
+		if mayLose && (silent(res.err) || unroutable(res.err)) {
 			continue
 		}
 		if err := r.judge(s, res, seen); err != nil {

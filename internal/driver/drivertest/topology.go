@@ -57,6 +57,9 @@ func prefixes(s ...string) []netip.Prefix {
 // point, with host routes, so that no neighbour ever has to be guessed.
 var gateway = both("169.254.1.1", "fe80::1")
 
+// metric is that of the topology's routes; others come before them with a lower one.
+const metric = 2048
+
 // mostClients is how many addresses the pod m has.
 const mostClients = 24
 
@@ -302,7 +305,7 @@ func routeDown(up *netns.NS, dev, far netlink.Link, dsts []*net.IPNet, via dual,
 		if d.IP.To4() == nil {
 			hop, f = via[1], ipv6
 		}
-		r := &netlink.Route{LinkIndex: dev.Attrs().Index, Dst: d, Gw: hop.AsSlice(), Flags: unix.RTNH_F_ONLINK}
+		r := &netlink.Route{LinkIndex: dev.Attrs().Index, Dst: d, Gw: hop.AsSlice(), Flags: unix.RTNH_F_ONLINK, Priority: metric}
 		if addr, _ := netip.AddrFromSlice(d.IP); addr.Unmap() == hop {
 			r.Gw, r.Flags, r.Scope = nil, 0, unix.RT_SCOPE_LINK
 		}

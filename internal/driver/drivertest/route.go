@@ -1,0 +1,50 @@
+package drivertest
+
+import (
+	"math"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// bind gives the node the named addresses for the time of the row, as failover of load
+// balancers' addresses between nodes does. They are none that the node sends from by itself.
+func (r *run) bind(t *testing.T, names string) {
+	t.Helper()
+	link, err := r.node.LinkByName("eth0")
+	if err != nil {
+		t.Fatalf("find eth0: %v", err)
+	}
+	for name := range strings.FieldsSeq(names) {
+		a := r.addr(name, r.family)
+		addr := &netlink.Addr{IPNet: ipnet(netip.PrefixFrom(a, a.BitLen())), Flags: unix.IFA_F_NODAD, ValidLft: math.MaxUint32}
+		if err := r.node.AddrAdd(link, addr); err != nil {
+			t.Fatalf("bind %s on the node: %v", name, err)
+		}
+		t.Cleanup(func() {
+			if err := r.node.AddrDel(link, addr); err != nil {
+				t.Errorf("release %s: %v", name, err)
+			}
+		})
+	}
+}
+
+// lose makes the node's routes to the named pods lead nowhere until the row ends.
+func (r *run) lose(t *testing.T, names string, kind int) {
+	t.Helper()
+	for name := range strings.FieldsSeq(names) {
+		a := r.addr(name, r.family)
+		route := &netlink.Route{Dst: ipnet(netip.PrefixFrom(a, a.BitLen())), Type: kind, Priority: metric / 2}
+		if err := r.node.RouteAdd(route); err != nil {
+			t.Fatalf("lose the route to %s: %v", name, err)
+		}
+		t.Cleanup(func() {
+			if err := r.node.RouteDel(route); err != nil {
+				t.Errorf("restore the route to %s: %v", name, err)
+			}
+		})
+	}
+}
