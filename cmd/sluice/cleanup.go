@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -28,7 +29,11 @@ func newCleanupCommand() *cobra.Command {
 				return privilege(err)
 			}
 			defer func() { _ = d.Close() }()
-			if err := d.Purge(cmd.Context()); err != nil {
+			err = d.Purge(cmd.Context())
+			if errors.Is(err, driver.ErrBusy) {
+				return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; nothing was removed", err)
+			}
+			if err != nil {
 				return privilege(fmt.Errorf("remove tables: %w", err))
 			}
 			say := func(format string, args ...any) {

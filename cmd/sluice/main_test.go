@@ -54,7 +54,7 @@ type kernel struct {
 	mu     sync.Mutex
 	holds  map[state.FrontendKey]*state.Frontend
 	openOK error // what opening a driver returns
-	fail   error // what applying returns
+	fail   error // what applying and purging return
 }
 
 // useKernel makes the commands work on a kernel in memory until the test ends.
@@ -109,6 +109,9 @@ func (d kernelDriver) Update(_ context.Context, delta state.Delta) (driver.Plan,
 func (d kernelDriver) Purge(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.fail != nil {
+		return d.fail
+	}
 	clear(d.holds)
 	return nil
 }
@@ -256,6 +259,11 @@ func TestAgentLife(t *testing.T) {
 	if code, _, stderr := sluice(t, "status", "--socket", socket); code != exitError || !strings.Contains(stderr, "sluice run") {
 		t.Errorf("status without an agent exits with %d: %s", code, stderr)
 	}
+	k.breaks(fmt.Errorf("claim table: %w", driver.ErrBusy))
+	if code, _, stderr := sluice(t, "cleanup", "--socket", socket); code != exitError || !strings.Contains(stderr, "another --socket") || k.len() != 1 {
+		t.Errorf("cleanup of what another agent owns exits with %d: %s", code, stderr)
+	}
+	k.breaks(nil)
 	if code, stdout, stderr := sluice(t, "cleanup", "--socket", socket); code != exitOK || k.len() != 0 {
 		t.Errorf("cleanup exits with %d and leaves %d frontends: %s%s", code, k.len(), stdout, stderr)
 	}

@@ -26,6 +26,13 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create folder of socket: %w", err)
 	}
+	// One at a time: of two agents that both find a dead socket, the later
+	// one would take the socket of the other for it.
+	unlock, err := lock(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	l, err := bind(path)
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
@@ -37,6 +44,25 @@ func Listen(path string) (net.Listener, error) {
 		return nil, err
 	}
 	return bind(path)
+}
+
+// lock waits until no other process holds the folder's lock, which ends with a process too.
+func lock(folder string) (unlock func(), err error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return nil, fmt.Errorf("lock folder of socket: %w", err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock folder of socket: %w", err)
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 // Alive reports whether someone answers on the socket.

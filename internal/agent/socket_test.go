@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 )
 
@@ -58,6 +59,43 @@ func TestDeadSocketIsReplaced(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	if !Alive(path) {
 		t.Error("the new socket does not answer")
+	}
+}
+
+// Of many that find a dead socket at once, one gets it.
+func TestOneOfManyListens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sluice.sock")
+	for range 20 {
+		dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead.SetUnlinkOnClose(false)
+		if err := dead.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		var listening []net.Listener
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				l, err := Listen(path)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					listening = append(listening, l)
+				} else if !errors.Is(err, ErrInUse) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if len(listening) != 1 {
+			t.Errorf("%d listen at once", len(listening))
+		}
+		for _, l := range listening {
+			_ = l.Close()
+		}
 	}
 }
 

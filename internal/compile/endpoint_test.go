@@ -100,9 +100,8 @@ func TestEndpoints(t *testing.T) {
 			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", draining, zones("z1")), f.endpoint("e2", draining, zones("z2")))}
 		}, `ClusterIP c1:80 -> e1:8080 e2:8080`},
 
-		{"no hints, no preference, whatever the traffic distribution", func(f family) []any {
-			svc := f.service(func(s *model.Service) { s.TrafficDistribution = "PreferSameNode" })
-			return []any{f.node(), svc, slice("a", f.endpoint("e1", here), f.endpoint("e2"))}
+		{"no hints, no preference", func(f family) []any {
+			return []any{f.node(), f.service(), slice("a", f.endpoint("e1", here), f.endpoint("e2"))}
 		}, `ClusterIP c1:80 -> e1:8080 e2:8080`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -80,8 +80,7 @@ type Service struct {
 	ExternalLocal       bool          // externalTrafficPolicy: Local
 	HealthCheckNodePort uint16        // 0: none
 	SourceRanges        []netip.Prefix
-	PublishNotReady     bool   // publishNotReadyAddresses
-	TrafficDistribution string // "", PreferClose, PreferSameZone, PreferSameNode
+	PublishNotReady     bool // publishNotReadyAddresses
 }
 
 // ServicePort is one port of a Service.

@@ -19,7 +19,6 @@ func equalServices(a, b *model.Service) bool {
 		a.ExternalLocal == b.ExternalLocal &&
 		a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		a.PublishNotReady == b.PublishNotReady &&
-		a.TrafficDistribution == b.TrafficDistribution &&
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&

@@ -263,10 +263,10 @@ func trafficPolicies(o *corev1.Service, s *model.Service, f *faults) {
 	if lb && s.ExternalLocal {
 		s.HealthCheckNodePort = check
 	}
+	// What it asks for is in the hints of the slices; here only a mistake is named.
 	if d := o.Spec.TrafficDistribution; d != nil {
 		switch *d {
 		case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
-			s.TrafficDistribution = *d
 		default:
 			f.leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", *d)
 		}

@@ -134,7 +134,6 @@ func TestService(t *testing.T) {
 				s.HealthCheckNodePort = 32000
 				s.SourceRanges = prefixes("198.51.100.0/24", "2001:db8::/32")
 				s.PublishNotReady = true
-				s.TrafficDistribution = "PreferSameZone"
 			},
 		},
 		{
