@@ -80,7 +80,10 @@ func (k *kernel) breaks(err error) {
 
 type kernelDriver struct{ *kernel }
 
-var _ driver.Driver = kernelDriver{}
+var (
+	_ driver.Driver = kernelDriver{}
+	_ driver.Keeper = kernelDriver{}
+)
 
 func (d kernelDriver) Probe(context.Context) error { return nil }
 func (d kernelDriver) Close() error                { return nil }
@@ -100,6 +103,18 @@ func (d kernelDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, 
 		}
 	}
 	return p, nil
+}
+
+func (d kernelDriver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+	p, err := d.Adopt(ctx, want)
+	kept := 0
+	for k, f := range p.(kernelPlan).set {
+		if f == nil {
+			delete(p.(kernelPlan).set, k)
+			kept++
+		}
+	}
+	return p, kept, err
 }
 
 func (d kernelDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
@@ -304,6 +319,71 @@ func TestPlanWithoutAgent(t *testing.T) {
 	}
 	if code, _, stderr := sluice(t, "plan", "--manifests", filepath.Join(dir, "absent")); code != exitError || !strings.Contains(stderr, "absent") {
 		t.Errorf("plan of an absent folder exits with %d: %s", code, stderr)
+	}
+}
+
+// An agent that finds a broken folder, or an empty one, takes nothing from the kernel, says
+// so, and goes on as soon as the folder is mended.
+func TestRestartOnBrokenFolder(t *testing.T) {
+	for name, breaks := range map[string]func(*testing.T, string){
+		"it is malformed": func(t *testing.T, dir string) { write(t, dir, "web.yaml", web[:len(web)/2]+"]]") },
+		"it is empty": func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := useKernel(t)
+			dir := folder(t, map[string]string{"web.yaml": web})
+			socket := filepath.Join(t.TempDir(), "s.sock")
+			stop := startAgent(t, dir, socket, here)
+			if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+				t.Fatal(stderr)
+			}
+			stop()
+			breaks(t, dir)
+			if code, stdout, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a"); code != exitOK || stdout != "nothing to do\n" || !strings.Contains(stderr, "1 frontend in the kernel may belong to") {
+				t.Errorf("plan exits with %d: %s%s", code, stdout, stderr)
+			}
+			startAgent(t, dir, socket, here)
+			if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || k.len() != 1 {
+				t.Errorf("sync exits with %d, the kernel holds %d: %s", code, k.len(), stderr)
+			}
+			if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM: 1 frontend in the kernel may belong to") || !strings.Contains(stdout, "sluice cleanup") {
+				t.Errorf("status does not say what is kept:\n%s", stdout)
+			}
+			write(t, dir, "web.yaml", strings.ReplaceAll(web, "10.0.0.1", "10.0.0.9"))
+			eventually(t, "the old frontend makes room for the new one", func() bool {
+				code, _, _ := sluice(t, "sync", "--socket", socket)
+				return code == exitOK && k.len() == 1
+			})
+		})
+	}
+}
+
+// A file that somebody goes on writing is named.
+func TestSyncNamesWhoIsWriting(t *testing.T) {
+	useKernel(t)
+	dir := folder(t, map[string]string{"web.yaml": web})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, dir, socket, here)
+	w, err := os.Create(filepath.Join(dir, "late.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	if code, _, stderr := sluice(t, "sync", "--socket", socket, "--timeout", "300ms"); code != exitError || !strings.Contains(stderr, "still writing late.yaml") {
+		t.Errorf("sync exits with %d: %s", code, stderr)
+	}
+	if code, _, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a", "--timeout", "300ms"); code != exitError || !strings.Contains(stderr, "still writing late.yaml") {
+		t.Errorf("plan exits with %d: %s", code, stderr)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Errorf("sync once it is closed exits with %d: %s", code, stderr)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,7 +83,7 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 		return agent.Plan{}, privilege(err)
 	}
 	if kept > 0 {
-		_, _ = fmt.Fprintf(warn, "warning: %d frontends of the kernel would stay, as not everything can be read: %s\n", kept, strings.Join(read.Lacking, "; "))
+		_, _ = fmt.Fprintln(warn, "warning:", agent.Keeping(kept, read.Lacking))
 	}
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }

@@ -118,7 +118,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 		return &FaultError{issues}
 	}
 	if s := a.Status(); s.Kept > 0 {
-		return errors.New(keeping(s.Kept, s.Source.Lacking))
+		return errors.New(Keeping(s.Kept, s.Source.Lacking))
 	}
 	return nil
 }

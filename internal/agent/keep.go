@@ -69,8 +69,8 @@ func withBackends(want *state.State) *state.State {
 // maxLacking bounds what is named of what is lacking; the source's faults name all.
 const maxLacking = 5
 
-// keeping says in words what is kept, and how that ends.
-func keeping(kept int, lacking []string) string {
+// Keeping says in words what is kept, and how that ends.
+func Keeping(kept int, lacking []string) string {
 	if len(lacking) > maxLacking {
 		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
 	}

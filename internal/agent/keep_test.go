@@ -48,6 +48,9 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	if s := b.Status(); s.OK || s.Kept != 2 || s.Heals != 0 {
 		t.Errorf("status while something is lacking: %+v", s)
 	}
+	if text := scrape(t, b.metrics.handler(), "/metrics"); !strings.Contains(text, "\nsluice_frontends_kept 2\n") {
+		t.Error("the metric does not count what is kept")
+	}
 	if plan, err := b.client.Plan(t.Context()); err != nil || plan.Operations != 0 {
 		t.Errorf("plan while something is lacking: %+v, %v", plan, err)
 	}
@@ -99,7 +102,7 @@ func TestDriverThatKeepsNothing(t *testing.T) {
 
 func TestKeepingNamesFew(t *testing.T) {
 	s := Status{Source: source.Status{Lacking: []string{"a", "b", "c", "d", "e", "f", "g"}}}
-	if text := keeping(1, s.Source.Lacking); !strings.Contains(text, "1 frontend in") || !strings.Contains(text, "e; and 2 more") {
+	if text := Keeping(1, s.Source.Lacking); !strings.Contains(text, "1 frontend in") || !strings.Contains(text, "e; and 2 more") {
 		t.Error(text)
 	}
 }

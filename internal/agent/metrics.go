@@ -152,6 +152,7 @@ var (
 	descSkipped   = desc("source_skipped", "Objects of the source that were passed over.", "source", "kind")
 	descFrontends = desc("frontends", "Frontends (address, protocol, port) wanted on this node.")
 	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
+	descKept      = desc("frontends_kept", "Frontends in the kernel that stay only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
@@ -166,7 +167,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends,
+	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends, descKept,
 		descIssues, descIssue, descConns, descConnsMax, descNoLocal} {
 		ch <- d
 	}
@@ -193,6 +194,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	t := c.totals()
 	gauge(descFrontends, float64(t.frontends))
 	gauge(descBackends, float64(t.backends))
+	c.mu.Lock()
+	kept := c.record.kept
+	c.mu.Unlock()
+	gauge(descKept, float64(kept))
 	gauge(descNoLocal, float64(t.noLocalForInternal), "internal")
 	gauge(descNoLocal, float64(t.noLocalForExternal), "external")
 	issues := c.issues()

@@ -41,6 +41,7 @@ func TestMetrics(t *testing.T) {
 		`kubeproxy_proxy_livez_total{code="200"} 1`,
 		"sluice_frontends 1",
 		"sluice_backends 2",
+		"sluice_frontends_kept 0",
 		"sluice_heals_total 0",
 		"sluice_operations_total 1",
 		`sluice_apply_seconds_count{path="adopt"} 1`,

@@ -99,7 +99,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
 	if s.Kept > 0 {
-		problems = append(problems, keeping(s.Kept, s.Source.Lacking))
+		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if n := len(s.Issues); n > 0 {
 		problems = append(problems, count(n, "fault")+" in objects; the rest works, and what was last good of these stays")

@@ -170,3 +170,14 @@ func BenchmarkParse(b *testing.B) {
 func newContext() (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
+
+// BenchmarkWalk looks at all files when none has changed.
+func BenchmarkWalk(b *testing.B) {
+	s, end := start(b, benchFolder(b, 10000, 10))
+	defer end()
+	for b.Loop() {
+		if err := s.Flush(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

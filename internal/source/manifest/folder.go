@@ -86,7 +86,10 @@ func (f *folder) list(path string, l *listing, paths map[int32]string) error {
 		return err
 	}
 	for _, e := range entries {
-		entry := filepath.Join(path, e.Name())
+		entry := e.Name()
+		if path != "" {
+			entry = path + "/" + entry
+		}
 		switch {
 		case e.IsDir() && e.Name()[0] != '.':
 			wd, err := f.watcher.add(f.at(entry))
