@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -54,6 +55,11 @@ func (c *cluster) declare(now objects) state.Delta {
 	c.store.Apply(events)
 	c.store.SetSynced()
 	return c.compiler.Update(c.store, c.store.Take())
+}
+
+// serves reports whether the node's state has the address and port, over TCP.
+func (c *cluster) serves(at netip.AddrPort) bool {
+	return c.state().Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: model.TCP, Port: at.Port()}] != nil
 }
 
 func (c *cluster) state() *state.State { return c.compiler.State() }

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -17,16 +18,65 @@ func (r *run) rolling(t *testing.T) {
 		return []svc{{at: "vip", ports: []port{httpNode}, on: on}}
 	}
 	r.step(t, 0, step{services: services(1)})
-	stop := make(chan struct{})
-	pod := r.keepConnecting("c", "vip:80", stop)
-	outside := r.keepConnecting("outside", "node:30080", stop)
+	finish := r.load()
 	for i := 2; i+3 <= mostClients; i++ {
 		r.step(t, i, step{services: services(i), pause: silence / 4})
 	}
-	close(stop)
-	for _, done := range []<-chan error{pod, outside} {
-		if err := <-done; err != nil {
-			t.Errorf("while backends were replaced: %v", err)
+	finish(t)
+}
+
+// restarts ends the driver, as a kill does: nothing but its sockets are closed, and opens it
+// anew, again and again, while clients keep opening connections and those under way go
+// on. None may fail, with a driver or without, and each new driver finds nothing to do.
+func (r *run) restarts(t *testing.T) {
+	r.start(t, config{})
+	services := func(i int) []svc {
+		on := []string{"m1!draining m2 m3 m4 x", "m1 m2 m3!draining m4 x"}[i%2]
+		return []svc{
+			{at: "vip", ports: []port{httpNode, dnsNode}, on: on},
+			{name: "sticky", at: "vip2", lb: "lb", on: "m6 m7 x", edit: func(s *model.Service) { s.Affinity = time.Hour }},
+			{name: "local", at: "vip3", ext: "ext", on: on, edit: externalLocal},
+		}
+	}
+	underWay := []send{
+		tcp("b", "vip:80", by("m2")).on("pod"), udp("b", "vip:53", by("m2")).on("datagrams"),
+		tcp("outside2", "node:30080", by("m2").masked()).on("outside"), tcp("outside2", "ext:80", by("m2")).on("local"),
+	}
+	r.step(t, 0, step{services: []svc{
+		{at: "vip", ports: []port{httpNode, dnsNode}, on: "m2"},
+		{name: "local", at: "vip3", ext: "ext", on: "m2", edit: externalLocal},
+	}, sends: underWay})
+	r.step(t, 1, step{services: services(0)})
+	finish := r.load()
+	for i := range 8 {
+		if err := r.driver.Close(); err != nil {
+			t.Fatalf("close the driver: %v", err)
+		}
+		time.Sleep(silence / 2) // connections come meanwhile
+		r.reopen(t)
+		r.adopt(t, true)
+		r.step(t, 2+i, step{services: services(1 + i), sends: underWay})
+	}
+	finish(t)
+}
+
+// load starts clients of the services in a pod, on the node and outside, of every address that
+// they have. What it returns ends them; none of their connections may have failed.
+func (r *run) load() (finish func(*testing.T)) {
+	stop := make(chan struct{})
+	var running []<-chan error
+	for _, way := range [][2]string{{"c", "vip:80"}, {"node", "vip:80"}, {"outside", "node:30080"}, {"c", "vip2:80"}, {"outside", "lb:80"}, {"outside", "ext:80"}} {
+		if r.cluster.serves(r.addrPort(way[1], r.family)) {
+			running = append(running, r.keepConnecting(way[0], way[1], stop))
+		}
+	}
+	return func(t *testing.T) {
+		t.Helper()
+		close(stop)
+		for _, done := range running {
+			if err := <-done; err != nil {
+				t.Errorf("under load: %v", err)
+			}
 		}
 	}
 }

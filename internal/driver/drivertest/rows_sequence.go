@@ -190,6 +190,12 @@ func flowRows() []row {
 			{services: internal("a x"), restart: true, sends: append(udpFlows("x"), udp("c", "vip:53", by("a")))},
 			{services: internal("a x!unready"), sends: udpFlows("a")},
 		}},
+		{name: "UDP flows of a Local policy that has nobody here", steps: []step{
+			{services: web("x"), sends: []send{udp("c", "vip:53", by("x")).on("pod"), udp("node", "vip:53", by("x")).on("node")}},
+			{services: internal("x"), sends: []send{
+				udp("c", "vip:53", by("x")).on("pod"), udp("node", "vip:53", by("x")).on("node"), udp("c", "vip:53", isDropped)}},
+			{services: internal("a"), sends: []send{udp("c", "vip:53", by("a")).on("pod"), udp("node", "vip:53", by("a")).on("node")}},
+		}},
 		{name: "UDP flows move under a Local policy", steps: []step{
 			{services: local("a x"), sends: []send{udp("outside", "node:30053", by("a")).on("f"), udp("outside", "lb:53", by("a")).on("g")}},
 			{services: local("b x"), sends: []send{udp("outside", "node:30053", by("b")).on("f"), udp("outside", "lb:53", by("b")).on("g")}},

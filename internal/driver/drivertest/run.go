@@ -39,6 +39,7 @@ func Run(t *testing.T, open Open) {
 				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
 			}
 			t.Run("distribution", func(t *testing.T) { (&run{topology: w, family: f, open: open}).distribution(t) })
+			t.Run("restarts", func(t *testing.T) { (&run{topology: w, family: f, open: open}).restarts(t) })
 			t.Run("rolling update", func(t *testing.T) { (&run{topology: w, family: f, open: open}).rolling(t) })
 		})
 	}

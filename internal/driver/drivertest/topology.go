@@ -111,6 +111,7 @@ func serviceAddrs() map[string]dual {
 	return map[string]dual{
 		"vip":         both("10.96.0.10", "fd00:10:96::10"),
 		"vip2":        both("10.96.0.11", "fd00:10:96::11"),
+		"vip3":        both("10.96.0.12", "fd00:10:96::12"),
 		"unallocated": both("10.96.200.1", "fd00:10:96::c801"),
 		"lb":          both("203.0.113.10", "2001:db8:113::10"),
 		"ext":         both("203.0.113.20", "2001:db8:113::20"),

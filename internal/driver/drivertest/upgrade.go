@@ -31,8 +31,7 @@ func (r *run) upgrade(t *testing.T, other Open) {
 	}
 	r.step(t, 0, step{services: sticky("a"), sends: sends})
 	r.step(t, 1, step{services: sticky("a b x")})
-	stop := make(chan struct{})
-	pod, outside := r.keepConnecting("c", "vip:80", stop), r.keepConnecting("outside", "node:30080", stop)
+	finish := r.load()
 	for i, next := range []Open{other, r.open, other, r.open} {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
@@ -50,10 +49,5 @@ func (r *run) upgrade(t *testing.T, other Open) {
 		r.step(t, 2+i, step{services: sticky("a b x"), sends: sends})
 		r.adopt(t, true)
 	}
-	close(stop)
-	for _, done := range []<-chan error{pod, outside} {
-		if err := <-done; err != nil {
-			t.Errorf("during the upgrade: %v", err)
-		}
-	}
+	finish(t)
 }
