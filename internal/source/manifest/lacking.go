@@ -3,11 +3,30 @@ package manifest
 import (
 	"maps"
 	"slices"
+	"time"
 )
 
 // What could not be read at the start may well be in the kernel, from an
 // earlier life of the agent: it is not gone, it is lacking. A part that was read
 // once and can't be any more is not, as its last good version is known.
+
+// quiet is how long nothing new must have come into a folder that was empty at
+// the start before it counts as full: files mostly come one after the other.
+const quiet = 2 * time.Second
+
+// noteFilling remembers that the folder was empty, and when a file last came.
+func (s *Source) noteFilling(readings []reading) {
+	if s.whole {
+		return
+	}
+	if len(s.ledger.files) == 0 {
+		s.wasEmpty = true
+		return
+	}
+	if slices.ContainsFunc(readings, func(r reading) bool { return r.known == nil && r.outcome == parsed }) {
+		s.filled = time.Now()
+	}
+}
 
 // settleLacking works out what is lacking, until nothing is. It comes after
 // the events that go with it.
@@ -46,6 +65,9 @@ func (s *Source) findLacking() []string {
 	}
 	if len(s.ledger.files) == 0 && len(reasons) == 0 {
 		return []string{s.path + ": it holds no manifests"}
+	}
+	if len(reasons) == 0 && s.wasEmpty && time.Since(s.filled) < quiet {
+		return []string{s.path + ": it was empty, and is just being filled"}
 	}
 	var list []string
 	for _, path := range slices.Sorted(maps.Keys(reasons)) {

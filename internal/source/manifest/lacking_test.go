@@ -1,10 +1,12 @@
 package manifest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestLacking starts on folders in which something can't be read, mends it, and
@@ -43,8 +45,19 @@ func TestEmptyFolderIsLacking(t *testing.T) {
 	f := follow(t, folderWith(t))
 	f.waitSynced()
 	f.waitLacking("it holds no manifests")
-	f.write("a.yaml", serviceYAML("a", 80))
+	began := time.Now()
+	for i := range 5 { // files come one after the other
+		f.write(fmt.Sprintf("%d.yaml", i), serviceYAML(fmt.Sprintf("s%d", i), 80))
+		f.flush()
+		time.Sleep(quiet / 20)
+		if got := f.source.Status().Lacking; len(got) == 0 {
+			t.Fatal("nothing is lacking while the folder is being filled")
+		}
+	}
 	f.waitLacking()
+	if took := time.Since(began); took < quiet {
+		t.Errorf("the folder counted as full after %s", took)
+	}
 }
 
 func TestDeletedIsNotLacking(t *testing.T) {

@@ -77,16 +77,18 @@ type Source struct {
 	log     *slog.Logger
 	started chan struct{} // closed once Run has begun
 
-	work    sync.Mutex // held while the folder is read and events are delivered
-	watcher *watcher   // nil when Run is not running
-	folder  *folder    // nil while the folder isn't open
-	parsers []*parser
-	unread  map[string]bool // files to be tried again, as somebody was writing them
-	reread  bool            // the whole folder is to be read again
-	retry   time.Duration   // until the next try
-	began   time.Time       // when the folder was first read
-	walked  time.Time       // when all files were last looked at
-	tidy    *time.Timer     // gives memory back after the first reading
+	work     sync.Mutex // held while the folder is read and events are delivered
+	watcher  *watcher   // nil when Run is not running
+	folder   *folder    // nil while the folder isn't open
+	parsers  []*parser
+	unread   map[string]bool // files to be tried again, as somebody was writing them
+	reread   bool            // the whole folder is to be read again
+	retry    time.Duration   // until the next try
+	began    time.Time       // when the folder was first read
+	filled   time.Time       // when a file last came, as long as something is lacking
+	wasEmpty bool            // the folder held nothing at first
+	walked   time.Time       // when all files were last looked at
+	tidy     *time.Timer     // gives memory back after the first reading
 
 	mu      sync.Mutex // guards what Status shows; held for short
 	ledger  *ledger
@@ -174,6 +176,9 @@ func (s *Source) suspect(now time.Time) bool {
 	if !s.folder.present() {
 		s.detach()
 		return true
+	}
+	if s.synced {
+		s.settleLacking() // with time alone
 	}
 	if now.Sub(s.walked) < s.walkEvery {
 		return false
@@ -340,6 +345,7 @@ func (s *Source) commit(readings []reading) {
 	if len(events) > 0 {
 		s.sink.Apply(events)
 	}
+	s.noteFilling(readings)
 	s.settleLacking()
 	if first {
 		s.sink.SetSynced()
