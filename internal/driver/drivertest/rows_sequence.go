@@ -91,7 +91,8 @@ func affinityRows() []row {
 		{name: "affinity under a Local policy", steps: []step{
 			{services: localSticky("a x", hours), sends: []send{tcp("outside", "lb:80", by("a")), tcp("outside2", "node:30080", by("a"))}},
 			{services: localSticky("a b x", hours), sends: []send{tcp("outside", "lb:80", by("a")), tcp("outside2", "node:30080", by("a"))}},
-			{services: localSticky("b x", hours), sends: []send{tcp("outside", "lb:80", by("b")), tcp("outside2", "node:30080", by("b"))}},
+			{services: localSticky("b x", hours), sends: []send{
+				tcp("outside", "lb:80", by("b").afterLoss()), tcp("outside2", "node:30080", by("b").afterLoss())}},
 		}},
 	}
 }

@@ -29,12 +29,14 @@ import (
 // Open opens the driver under test in the network namespace of the calling thread.
 type Open func() (driver.Driver, error)
 
-// Run runs the whole table, for both families, on the driver that open opens. It
-// needs root, and fails where the kernel lacks what the driver's Probe asks for.
+// Run runs the whole table, for both families at once, each in a world of its own, on the
+// driver that open opens. It needs root, and fails where the kernel lacks what the
+// driver's Probe asks for.
 func Run(t *testing.T, open Open) {
-	w := newTopology(t, "dt")
-	for _, f := range []family{ipv4, ipv6} {
+	for i, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel() // most of the time goes into waiting
+			w := newTopology(t, fmt.Sprint("dt", i))
 			for _, row := range table() {
 				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
 			}
