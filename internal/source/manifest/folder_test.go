@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"sluice.dev/sluice/internal/store"
 )
 
 func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
@@ -485,7 +483,9 @@ func TestManyAtOnce(t *testing.T) {
 		f.write(name+".yaml", serviceYAML(name, 80))
 	}
 	f.source.work.Unlock()
-	f.wait("all objects", func() bool { return f.source.Status().Objects[store.Services.String()] == n })
+	f.wait("all objects", func() bool { return len(f.sink.names()) == n })
+	f.sink.mu.Lock()
+	defer f.sink.mu.Unlock()
 	if got := len(f.sink.batches); got > 3 {
 		t.Errorf("%d batches for changes that were there at once", got)
 	}
