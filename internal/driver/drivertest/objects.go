@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -21,6 +23,7 @@ type svc struct {
 	ranges      []string // source ranges: names of addresses
 	dual        bool     // everything in both families, whatever the row's
 	edit        func(*model.Service)
+	write       func(*corev1.Service) // what a user writes for Kubernetes beside the addresses and ports
 }
 
 // A port is a Service's port and the same port of its slices.
@@ -122,6 +125,9 @@ func (w *topology) declareService(o objects, f family, s svc) {
 	}
 	if s.edit != nil {
 		s.edit(out)
+	}
+	if s.write != nil {
+		out = written(out, s.write)
 	}
 	o[objectKey{store.Services, out.Name}] = out
 }

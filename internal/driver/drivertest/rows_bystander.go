@@ -1,7 +1,5 @@
 package drivertest
 
-import "sluice.dev/sluice/internal/model"
-
 // bystanderRows are about traffic that is not a service's.
 func bystanderRows() []row {
 	return []row{
@@ -15,7 +13,7 @@ func bystanderRows() []row {
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
 		// That other table translates after the driver's, so the address has to be let through.
 		one("another program's service", []svc{
-			{name: "theirs", at: "vip2", on: "a", edit: func(s *model.Service) { s.Unproxied = "label" }}, {at: "vip", on: "b"}},
+			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}},
 			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),
 	}
 }

@@ -55,8 +55,8 @@ func clusterIPRows() []row {
 			tcp("node", "vip:80", by("a b x")), tcp("outside", "vip:80", by("a b x").masked()),
 		}}}},
 		one("headless and someone else's services", []svc{
-			{name: "headless", on: "a", edit: func(s *model.Service) { s.Unproxied = "headless" }},
-			{name: "labelled", at: "vip2", on: "a", edit: func(s *model.Service) { s.Unproxied = "service-proxy-name" }},
+			{name: "headless", on: "a", write: headless},
+			{name: "labelled", at: "vip2", on: "a", write: forAnother},
 			{at: "vip", on: "b"}},
 			tcp("c", "vip:80", by("b"))),
 	}

@@ -1,5 +1,7 @@
 package drivertest
 
+import corev1 "k8s.io/api/core/v1"
+
 // externalRows are about the ways into a Service from outside the cluster.
 func externalRows() []row {
 	ports := []port{httpNode, dnsNode}
@@ -8,6 +10,7 @@ func externalRows() []row {
 	ranged := func(name string) []svc {
 		return []svc{{at: "vip", lb: "lb", ports: ports, on: "a b", ranges: []string{name}}}
 	}
+	same := port{name: "http", proto: http.proto, port: 8080, to: 8080}
 	sameNumber := []port{
 		{name: "dns", proto: dns.proto, port: 53, node: 30053, to: 8053},
 		{name: "dns-tcp", proto: http.proto, port: 53, node: 30053, to: 8053},
@@ -41,8 +44,12 @@ func externalRows() []row {
 		one("external address that is the node's own", []svc{{at: "vip", ext: "node2", on: "a b x"}},
 			tcp("outside", "node2:80", by("a b x").masked()), tcp("c", "node2:80", by("a b x").masked()), tcp("node", "node2:80", by("a b x").masked()),
 			tcp("outside", "node:80", isRejected)),
-		one("load balancer that is a proxy", []svc{{at: "vip", on: "a"}, {name: "balancer", on: "outside2"}},
-			tcp("c", "outside2:8080", by("outside2")), tcp("node", "outside2:8080", by("outside2"))),
+		{name: "load balancer that is a proxy", steps: []step{
+			{services: []svc{{at: "vip", lb: "outside2", ports: []port{same}, on: "a", write: proxyMode}, {name: "balancer", on: "outside2"}}, sends: []send{
+				tcp("c", "vip:8080", by("a")), tcp("c", "outside2:8080", by("outside2")), tcp("node", "outside2:8080", by("outside2"))}},
+			{services: []svc{{at: "vip", lb: "outside2", ports: []port{same}, on: "a", write: func(*corev1.Service) {}}, {name: "balancer", on: "outside2"}}, sends: []send{
+				tcp("c", "vip:8080", by("a")), tcp("c", "outside2:8080", by("a").masked()), tcp("node", "outside2:8080", by("a").masked())}},
+		}},
 		one("no endpoints behind external addresses", empty,
 			tcp("outside", "node:30080", isRejected), udp("outside", "node:30053", isRejected),
 			tcp("c", "node:30080", isRejected), udp("c", "node:30053", isRejected),

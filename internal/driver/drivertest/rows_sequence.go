@@ -292,7 +292,7 @@ func changeRows() []row {
 		{name: "type changes", steps: []step{
 			{services: cluster("a"), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", isRejected)}},
 			{services: web("a"), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked())}},
-			{services: []svc{{on: "a", edit: func(s *model.Service) { s.Unproxied = "ExternalName" }}}, sends: []send{
+			{services: []svc{{on: "a", write: externalName}}, sends: []send{
 				tcp("c", "vip:80", isDropped), tcp("outside", "node:30080", isRejected)}},
 			{services: web("a"), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked())}},
 			{services: cluster("a"), sends: []send{tcp("c", "vip:80", by("a")), udp("c", "vip:53", isRejected), tcp("outside", "node:30080", isRejected)}},
