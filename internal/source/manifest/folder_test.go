@@ -197,6 +197,20 @@ func TestFolderIsSwapped(t *testing.T) {
 	f.waitNames("Service shop/b", "Service shop/c")
 }
 
+// TestFlushLosesTheFolder leaves the folder unwatched behind Run's back, as a
+// Flush does that finds it gone before any event tells.
+func TestFlushLosesTheFolder(t *testing.T) {
+	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80)))
+	f.waitSynced()
+	f.source.work.Lock()
+	f.source.detach()
+	f.source.watcher.drain()
+	f.source.watcher.take()
+	f.source.work.Unlock()
+	f.write("b.yaml", serviceYAML("b", 80))
+	f.waitNames("Service shop/a", "Service shop/b")
+}
+
 // TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
 func TestChangeWithoutEvent(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "a.yaml")

@@ -170,8 +170,8 @@ func (s *Source) stop() {
 func (s *Source) suspect(now time.Time) bool {
 	s.work.Lock()
 	defer s.work.Unlock()
-	if s.folder == nil {
-		return false // it is tried again anyway
+	if s.folder == nil || len(s.unread) > 0 {
+		return true // a Flush may have found that, and gone
 	}
 	if !s.folder.present() {
 		s.detach()
