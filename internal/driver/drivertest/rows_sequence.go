@@ -189,6 +189,8 @@ func flowRows() []row {
 			{services: local("a x"), sends: append(udpFlows("x"), udp("outside", "lb:53", by("a")), udp("c", "vip:53", by("a x")))},
 			{services: local("x"), sends: append(udpFlows("x"), udp("outside", "lb:53", isDropped))},
 			{services: internal("a x"), restart: true, sends: append(udpFlows("x"), udp("c", "vip:53", by("a")))},
+			// Again, as what a change cuts is cut a moment after it.
+			{services: internal("a x"), restart: true, pause: silence, sends: udpFlows("x")},
 			{services: internal("a x!unready"), sends: udpFlows("a")},
 		}},
 		{name: "UDP flows of a Local policy that has nobody here", steps: []step{
