@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"sluice.dev/sluice/internal/driver"
@@ -43,12 +45,23 @@ func (s *set) def() setDef {
 
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
+	p, _, err := d.adoptTrying(ctx, want, false)
+	return p, err
+}
+
+// AdoptKeeping implements driver.Keeper. After a plan that kept something, Update
+// fails: what is kept is not in the state, so only an adoption knows of it.
+func (d *Driver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+	return d.adoptTrying(ctx, want, true)
+}
+
+func (d *Driver) adoptTrying(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for try := 1; ; try++ {
-		p, err := d.adopt(ctx, want)
+		p, kept, err := d.adopt(ctx, want, keep)
 		if !errors.Is(err, errInterrupted) || try == adoptTries {
-			return p, err
+			return p, kept, err
 		}
 	}
 }
@@ -57,18 +70,18 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, err
 // other programs change nftables that often, the agent comes back later.
 const adoptTries = 5
 
-func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
+func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
 	gen, err := d.generation(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	have, err := d.read(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("read table inet %s: %w", TableName, err)
+		return nil, 0, fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted = gen, false
-	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt}
+	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt, keep: keep}
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
 	d.sums = make([]sum, len(d.prog.sets)+1)
 	for k, f := range want.Frontends {
@@ -76,7 +89,8 @@ func (d *Driver) adopt(ctx context.Context, want *state.State) (driver.Plan, err
 			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(timeout)]++
 		}
 	}
-	return a.plan(ctx)
+	p, err := a.plan(ctx)
+	return p, a.stay, err
 }
 
 // adoption works out what leads from what was found to what is wanted.
@@ -88,6 +102,8 @@ type adoption struct {
 	change *change
 	kept   map[*set]bool // sets whose content stays in the kernel
 	deep   bool          // trust no note, read everything
+	keep   bool          // take nothing away that want does not name
+	stay   int           // frontends that stay for that reason
 }
 
 func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
@@ -96,18 +112,22 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	case a.have == nil:
 		b.addTable(d.tableFlags())
 		b.addProgram(d.prog, nil)
-	case !a.sameProgram():
-		a.replaceProgram()
-	default:
+	case a.sameProgram():
 		a.kept = map[*set]bool{}
 		for _, s := range d.prog.sets {
 			a.kept[s] = true
 		}
+	case a.keep && !a.sameSets():
+		// What stays could not be written into our sets, so all does, until want is whole.
+		a.stay = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
+		return &plan{d: d, batch: b, done: func() {}, found: a.have}, nil
+	default:
+		a.replaceProgram()
 	}
-	a.addLearnChains()
 	if err := a.fill(ctx); err != nil {
 		return nil, err
 	}
+	a.addLearnChains()
 	a.deleteLearnChains()
 	a.writeNotes()
 	return &plan{d: d, batch: b, done: a.done, found: a.have}, nil
@@ -124,14 +144,16 @@ func (a *adoption) done() {
 		OtherIPs:   maps.Clone(a.want.OtherIPs),
 		Hairpins:   maps.Clone(a.want.Hairpins),
 	}
-	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, true
+	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, a.stay == 0
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep
 	if first || changed {
 		d.sweep()
-		d.forget.poke()
+		if a.stay == 0 {
+			d.forget.poke()
+		}
 	}
 }
 
@@ -182,6 +204,11 @@ func (a *adoption) sameProgram() bool {
 		}
 	}
 	return rules == a.have.rules
+}
+
+// sameSets reports whether the kernel has all of this program's sets, whatever else.
+func (a *adoption) sameSets() bool {
+	return !slices.ContainsFunc(a.d.prog.sets, func(s *set) bool { return a.have.sets[s.name] != s.def() })
 }
 
 // isLearn reports whether the chain is one of those for the time-outs in use.
@@ -263,37 +290,100 @@ func (a *adoption) fill(ctx context.Context) error {
 		return nil
 	}
 	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })
-	content := map[uint32]map[elementKey]element{}
+	content := map[*set]map[elementKey]element{}
 	for _, s := range d.prog.sets {
-		if !a.kept[s] || s.dynamic || s == d.prog.notes || a.agrees(s) {
-			continue
-		}
-		if max(c.sums[s.id].count, a.noted(s).count) >= rewriteFrom {
-			c.batch.flushSet(s)
-			a.kept[s] = false
+		if s.dynamic || s == d.prog.notes || !a.worthReading(s) {
 			continue
 		}
 		elements, err := d.content(ctx, s)
 		if err != nil {
 			return fmt.Errorf("read set %s: %w", s.name, err)
 		}
-		content[s.id] = elements
+		content[s] = elements
 	}
 	d.prog.eachElement(a.want, func(e *element) {
-		old, known := content[e.set.id]
+		old, known := content[e.set]
 		switch {
-		case known:
+		case known && a.kept[e.set]:
 			a.fillOne(old, e)
 		case !a.kept[e.set]:
+			delete(old, e.elementKey)
 			c.batch.add(e)
 		}
 	})
-	for _, old := range content {
-		for _, e := range old {
-			c.batch.delete(&e)
+	a.settleRest(content)
+	return nil
+}
+
+// worthReading reports whether the set's elements matter to the plan. A large set that
+// differs is emptied instead, and then has none.
+func (a *adoption) worthReading(s *set) bool {
+	c := a.change
+	switch {
+	case a.kept[s] && a.agrees(s):
+		return false
+	case a.keep:
+		return a.have.sets[s.name] == s.def()
+	case !a.kept[s]:
+		return false
+	case max(c.sums[s.id].count, a.noted(s).count) >= rewriteFrom:
+		c.batch.flushSet(s)
+		a.kept[s] = false
+		return false
+	}
+	return true
+}
+
+// settleRest plans what becomes of the elements that want has no use for.
+func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
+	if a.keep {
+		for _, fp := range a.d.prog.fam {
+			for _, e := range content[fp.frontends] {
+				if a.stays(&e) {
+					a.stay++
+				}
+			}
 		}
 	}
-	return nil
+	for s, rest := range content {
+		for _, e := range rest {
+			switch {
+			case a.stay > 0 && a.stays(&e):
+				a.keepElement(&e)
+			case a.kept[s]:
+				a.change.batch.delete(&e)
+			}
+		}
+	}
+}
+
+// stays reports whether an element that want has no use for may belong to something that
+// want lacks: not if it is a setting's, or a remnant of a frontend that want names.
+func (a *adoption) stays(e *element) bool {
+	if e.set.interval && len(e.set.key) == 1 {
+		return false
+	}
+	k, ok := e.frontend()
+	if !ok {
+		return true // an address
+	}
+	_, named := a.want.Frontends[k]
+	return !named
+}
+
+// keepElement keeps an element, with the chain that it leads to, and writes it again where
+// its set is created anew.
+func (a *adoption) keepElement(e *element) {
+	if name := e.verdict.chain; isLearn(name) {
+		fp := a.d.prog.family(!strings.HasPrefix(name, ipv6.name+"-"))
+		if seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:]); err == nil {
+			a.learn[name] = fp.learnChain(time.Duration(seconds) * time.Second)
+		}
+	}
+	a.change.sums[e.set.id].add(e)
+	if !a.kept[e.set] {
+		a.change.batch.add(e)
+	}
 }
 
 func (a *adoption) fillOne(old map[elementKey]element, e *element) {

@@ -39,16 +39,7 @@ func testNS(t *testing.T) *netns.NS {
 
 func openIn(t *testing.T, ns *netns.NS, o Options) *Driver {
 	t.Helper()
-	var d *Driver
-	err := ns.Do(func() (err error) {
-		d, err = Open(o)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = d.Close() }) // a second time, for most
-	return d
+	return openWith(t, ns, func(Options) (*Driver, error) { return Open(o) })
 }
 
 // adopt applies the plan that leads to the state, and returns its length and text.
@@ -466,4 +457,90 @@ func TestBatchIsAtomic(t *testing.T) {
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("half a transaction was carried out:\n%s", text)
 	}
+}
+
+// While something could not be read, what the kernel has beyond want stays, and works.
+func TestAdoptKeeping(t *testing.T) {
+	for name, open := range map[string]func(Options) (*Driver, error){"same program": Open, "another program": OpenNext} {
+		t.Run(name, func(t *testing.T) {
+			ns, full := testNS(t), testState()
+			d := openWith(t, ns, open)
+			adopt(t, d, full)
+			_ = d.Close()
+
+			// One frontend is known to be smaller, one is not known any more, and one is new.
+			part := clone(full)
+			smaller, lost := vip("10.96.0.5"), vip("10.96.0.6")
+			f := *full.Frontends[smaller]
+			f.Backends = f.Backends[:2]
+			part.Frontends[smaller] = &f
+			delete(part.Frontends, lost)
+			delete(part.ClusterIPs, lost.Addr)
+			part.Frontends[vip("10.96.0.7")] = &state.Frontend{Backends: f.Backends[:1]}
+			d = openIn(t, ns, Options{})
+			p, kept, err := d.AdoptKeeping(t.Context(), part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context()); err != nil {
+				t.Fatalf("apply: %v\n%s", err, p)
+			}
+			if kept != 1 {
+				t.Errorf("kept %d frontends, want 1", kept)
+			}
+			if p, kept, err := d.AdoptKeeping(t.Context(), part); err != nil || kept != 1 || p.Len() != 0 {
+				t.Errorf("again: kept %d, %v\n%s", kept, err, p)
+			}
+			if _, err := d.Update(t.Context(), state.Delta{}); err == nil {
+				t.Error("an update goes on as if nothing were kept")
+			}
+
+			// What is whole again needs nothing for what was kept.
+			whole := clone(part)
+			whole.Frontends[lost] = full.Frontends[lost]
+			whole.ClusterIPs[lost.Addr] = struct{}{}
+			if n, text := adopt(t, d, whole); n != 0 {
+				t.Errorf("what was lost is back, and to do is\n%s", text)
+			}
+			if n, _ := adopt(t, d, part); n == 0 {
+				t.Error("what is deleted now stays")
+			}
+		})
+	}
+}
+
+// A program whose sets are others cannot keep what it does not know; so it waits.
+func TestAdoptKeepingAcrossLayouts(t *testing.T) {
+	ns, full := testNS(t), testState()
+	d := openWith(t, ns, OpenOther)
+	adopt(t, d, full)
+	_ = d.Close()
+	d = openIn(t, ns, Options{})
+	p, kept, err := d.AdoptKeeping(t.Context(), state.New())
+	if err != nil || kept == 0 || p.Len() != 0 {
+		t.Fatalf("kept %d, %v\n%s", kept, err, p)
+	}
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := adopt(t, d, full); n == 0 {
+		t.Error("the program was replaced before")
+	}
+}
+
+func vip(a string) state.FrontendKey {
+	return state.FrontendKey{Addr: netip.MustParseAddr(a), Protocol: model.TCP, Port: 80}
+}
+
+func openWith(t *testing.T, ns *netns.NS, open func(Options) (*Driver, error)) (d *Driver) {
+	t.Helper()
+	err := ns.Do(func() (err error) {
+		d, err = open(Options{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
 }

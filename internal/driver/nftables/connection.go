@@ -25,13 +25,13 @@ func keeps(p model.Protocol, f *state.Frontend) []netip.AddrPort {
 // cuts are the connections that may not go on when a frontend changes.
 func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.Filter) {
 	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
-	switch {
-	case k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0:
+	if k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0 {
 		// Flows that went astray before there was anyone to serve them.
-		filter.Backend = filter.Frontend
-		return append(cut, filter)
+		cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: filter.Frontend, Backend: filter.Frontend})
+	}
+	switch {
 	case before == nil:
-		return nil
+		return cut
 	case after == nil && k.Protocol == model.UDP:
 		return append(cut, filter)
 	case after == nil:

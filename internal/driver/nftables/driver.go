@@ -59,6 +59,7 @@ type Driver struct {
 var (
 	_ driver.Driver  = (*Driver)(nil)
 	_ driver.Auditor = (*Driver)(nil)
+	_ driver.Keeper  = (*Driver)(nil)
 )
 
 // Open opens the driver's sockets in the calling thread's network namespace,
@@ -343,9 +344,15 @@ func (p *plan) Apply(ctx context.Context) error {
 	return nil
 }
 
-// commit sends a batch, and watches for transactions of others around it.
+// commit sends a batch and, where others could interfere, watches for their transactions around it.
 func (d *Driver) commit(ctx context.Context, b *batch) error {
 	d.adopted = false
+	if d.owned {
+		if _, err := b.send(d.sock); err != nil {
+			return fmt.Errorf("change nftables: %w", err)
+		}
+		return nil
+	}
 	before, err := d.generation(ctx)
 	if err != nil {
 		return err

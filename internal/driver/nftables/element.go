@@ -8,6 +8,9 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // element is one element of one set, as a value. A set holds at most one
@@ -64,6 +67,20 @@ func (e *element) setData(f family, to netip.AddrPort) {
 	n := copy(e.data[:], f.addr(to.Addr()))
 	binary.BigEndian.PutUint16(e.data[n:], to.Port())
 	e.dataLen = uint8(n + 4)
+}
+
+// frontend is the frontend that the element is about, if it is about one.
+func (e *element) frontend() (k state.FrontendKey, ok bool) {
+	fields, b := e.set.key, e.key[:e.keyLen]
+	if fields[0].magic == fieldSlot.magic {
+		fields, b = fields[1:], b[4:]
+	}
+	if len(fields) < 3 || fields[1].magic != fieldProto.magic {
+		return k, false
+	}
+	n := fields[0].size
+	addr, _ := netip.AddrFromSlice(b[:n])
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}, true
 }
 
 // digest hashes all that the kernel holds of the element; the digest of a
