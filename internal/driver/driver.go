@@ -54,14 +54,14 @@ type Auditor interface {
 // sources have not been able to read everything.
 type Keeper interface {
 	// AdoptKeeping is Adopt for a want that may lack something. What want names is
-	// brought to what want says; all else that is in the kernel stays, and so do
-	// its connections. The layout is brought up to date all the same.
+	// brought to what want says, and what an earlier want named is removed; all else
+	// that is in the kernel stays, and so do its connections. If the driver cannot
+	// keep it in its present layout, it changes nothing.
 	//
-	// kept is the number of frontends that stay though want does not name them;
-	// where it is 0 an Adopt would have done the same. After Apply, Update works
-	// as after an Adopt, and either takes over a frontend that was kept or
-	// fails, upon which the agent adopts again. The next Adopt, by any process,
-	// finds and removes what was kept.
+	// kept is the number of frontends (and addresses that other programs serve) that stay
+	// though want does not name them; where it is 0, an Adopt would have done the same. Where
+	// it is not, Update may fail after Apply, and the agent adopts again. An
+	// ordinary Adopt, by any process, removes what was kept.
 	AdoptKeeping(ctx context.Context, want *state.State) (plan Plan, kept int, err error)
 }
 

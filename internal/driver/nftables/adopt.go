@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
@@ -49,8 +51,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, err
 	return p, err
 }
 
-// AdoptKeeping implements driver.Keeper. After a plan that kept something, Update
-// fails: what is kept is not in the state, so only an adoption knows of it.
+// AdoptKeeping implements driver.Keeper. After a plan that kept something, Update fails.
 func (d *Driver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
 	return d.adoptTrying(ctx, want, true)
 }
@@ -81,29 +82,28 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (drive
 	}
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted = gen, false
-	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt, keep: keep}
+	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt, keeping: keep}
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
-	d.sums = make([]sum, len(d.prog.sets)+1)
 	for k, f := range want.Frontends {
 		if timeout := affinity(f); timeout > 0 {
 			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(timeout)]++
 		}
 	}
 	p, err := a.plan(ctx)
-	return p, a.stay, err
+	return p, a.kept, err
 }
 
 // adoption works out what leads from what was found to what is wanted.
 type adoption struct {
-	d      *Driver
-	want   *state.State
-	have   *found // nil: no table
-	learn  map[string]chain
-	change *change
-	kept   map[*set]bool // sets whose content stays in the kernel
-	deep   bool          // trust no note, read everything
-	keep   bool          // take nothing away that want does not name
-	stay   int           // frontends that stay for that reason
+	d       *Driver
+	want    *state.State
+	have    *found // nil: no table
+	learn   map[string]chain
+	change  *change
+	reused  map[*set]bool // sets of the kernel that go on with their elements
+	deep    bool          // trust no note, read everything
+	keeping bool          // take nothing away that want does not name
+	kept    int           // frontends, and addresses of other programs, that stay for that reason
 }
 
 func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
@@ -113,13 +113,13 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 		b.addTable(d.tableFlags())
 		b.addProgram(d.prog, nil)
 	case a.sameProgram():
-		a.kept = map[*set]bool{}
+		a.reused = map[*set]bool{}
 		for _, s := range d.prog.sets {
-			a.kept[s] = true
+			a.reused[s] = true
 		}
-	case a.keep && !a.sameSets():
+	case a.keeping && !a.sameSets():
 		// What stays could not be written into our sets, so all does, until want is whole.
-		a.stay = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
+		a.kept = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
 		return &plan{d: d, batch: b, done: func() {}, found: a.have}, nil
 	default:
 		a.replaceProgram()
@@ -137,6 +137,9 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 func (a *adoption) done() {
 	d := a.d
 	first, changed := d.state == nil, a.change.batch.changes > 0
+	if !first {
+		d.cleaner.Cut(a.cutGone())
+	}
 	d.state = &state.State{
 		Settings:   a.want.Settings,
 		Frontends:  maps.Clone(a.want.Frontends),
@@ -144,17 +147,27 @@ func (a *adoption) done() {
 		OtherIPs:   maps.Clone(a.want.OtherIPs),
 		Hairpins:   maps.Clone(a.want.Hairpins),
 	}
-	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, a.stay == 0
+	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, a.kept == 0
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep
 	if first || changed {
 		d.sweep()
-		if a.stay == 0 {
+		if a.kept == 0 {
 			d.forget.poke()
 		}
 	}
+}
+
+// cutGone are the connections of frontends that are wanted no more.
+func (a *adoption) cutGone() (gone []conntrack.Filter) {
+	for k, before := range a.d.state.Frontends {
+		if a.want.Frontends[k] == nil {
+			gone = append(gone, cuts(k, before, nil)...)
+		}
+	}
+	return gone
 }
 
 // claim makes a table that is there ours, where the kernel knows owners. It is a transaction
@@ -257,7 +270,7 @@ func (a *adoption) replaceProgram() {
 		b.deleteChain(&b.before, name)
 	}
 	a.have.chains = nil
-	a.kept = kept
+	a.reused = kept
 	b.addProgram(p, kept)
 }
 
@@ -304,9 +317,9 @@ func (a *adoption) fill(ctx context.Context) error {
 	d.prog.eachElement(a.want, func(e *element) {
 		old, known := content[e.set]
 		switch {
-		case known && a.kept[e.set]:
+		case known && a.reused[e.set]:
 			a.fillOne(old, e)
-		case !a.kept[e.set]:
+		case !a.reused[e.set]:
 			delete(old, e.elementKey)
 			c.batch.add(e)
 		}
@@ -320,15 +333,15 @@ func (a *adoption) fill(ctx context.Context) error {
 func (a *adoption) worthReading(s *set) bool {
 	c := a.change
 	switch {
-	case a.kept[s] && a.agrees(s):
+	case a.reused[s] && a.agrees(s):
 		return false
-	case a.keep:
+	case a.keeping:
 		return a.have.sets[s.name] == s.def()
-	case !a.kept[s]:
+	case !a.reused[s]:
 		return false
 	case max(c.sums[s.id].count, a.noted(s).count) >= rewriteFrom:
 		c.batch.flushSet(s)
-		a.kept[s] = false
+		a.reused[s] = false
 		return false
 	}
 	return true
@@ -336,11 +349,13 @@ func (a *adoption) worthReading(s *set) bool {
 
 // settleRest plans what becomes of the elements that want has no use for.
 func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
-	if a.keep {
+	if a.keeping {
 		for _, fp := range a.d.prog.fam {
-			for _, e := range content[fp.frontends] {
-				if a.stays(&e) {
-					a.stay++
+			for _, s := range []*set{fp.frontends, fp.otherIPs} {
+				for _, e := range content[s] {
+					if a.stays(&e) {
+						a.kept++
+					}
 				}
 			}
 		}
@@ -348,9 +363,9 @@ func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
 	for s, rest := range content {
 		for _, e := range rest {
 			switch {
-			case a.stay > 0 && a.stays(&e):
+			case a.kept > 0 && a.stays(&e):
 				a.keepElement(&e)
-			case a.kept[s]:
+			case a.reused[s]:
 				a.change.batch.delete(&e)
 			}
 		}
@@ -358,7 +373,7 @@ func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
 }
 
 // stays reports whether an element that want has no use for may belong to something that
-// want lacks: not if it is a setting's, or a remnant of a frontend that want names.
+// want lacks: not if it is a setting's, or a remnant of a frontend that want names or named.
 func (a *adoption) stays(e *element) bool {
 	if e.set.interval && len(e.set.key) == 1 {
 		return false
@@ -367,8 +382,11 @@ func (a *adoption) stays(e *element) bool {
 	if !ok {
 		return true // an address
 	}
-	_, named := a.want.Frontends[k]
-	return !named
+	if _, named := a.want.Frontends[k]; named || a.d.state == nil {
+		return !named
+	}
+	_, was := a.d.state.Frontends[k]
+	return !was // what was named since this driver began was seen to go
 }
 
 // keepElement keeps an element, with the chain that it leads to, and writes it again where
@@ -378,10 +396,11 @@ func (a *adoption) keepElement(e *element) {
 		fp := a.d.prog.family(!strings.HasPrefix(name, ipv6.name+"-"))
 		if seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:]); err == nil {
 			a.learn[name] = fp.learnChain(time.Duration(seconds) * time.Second)
+			a.change.learn[name]++
 		}
 	}
 	a.change.sums[e.set.id].add(e)
-	if !a.kept[e.set] {
+	if !a.reused[e.set] {
 		a.change.batch.add(e)
 	}
 }
@@ -420,7 +439,7 @@ func (a *adoption) noted(s *set) (n sum) {
 func (a *adoption) writeNotes() {
 	d, b := a.d, a.change.batch
 	had := map[uint32]string{}
-	if a.have != nil && a.kept[d.prog.notes] {
+	if a.have != nil && a.reused[d.prog.notes] {
 		had = a.have.notes
 	}
 	if n := d.prog.note(); !strings.HasPrefix(had[programNote], n) {

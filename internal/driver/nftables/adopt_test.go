@@ -495,6 +495,14 @@ func TestAdoptKeeping(t *testing.T) {
 				t.Error("an update goes on as if nothing were kept")
 			}
 
+			// What was declared since the start and is no more was seen to go.
+			fewer := clone(part)
+			delete(fewer.Frontends, vip("10.96.0.7"))
+			p, kept, err = d.AdoptKeeping(t.Context(), fewer)
+			if err != nil || kept != 1 || !strings.Contains(p.String(), "delete element ip-frontends { 10.96.0.7 ") {
+				t.Errorf("after a deletion: kept %d, %v\n%s", kept, err, p)
+			}
+
 			// What is whole again needs nothing for what was kept.
 			whole := clone(part)
 			whole.Frontends[lost] = full.Frontends[lost]

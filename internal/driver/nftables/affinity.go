@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"net/netip"
@@ -20,8 +19,7 @@ import (
 // whether a backend serves clients from outside is not looked at there.
 type forgetter struct {
 	reader *socket       // reads the maps while the driver works
-	wake   chan struct{} // capacity 1
-	end    chan struct{} // closed to end
+	wake   chan struct{} // capacity 1: something changed
 }
 
 // forgetPause is the time between two readings of the maps, so that busy services do
@@ -54,17 +52,17 @@ func losesAffinity(before, after *state.Frontend) bool {
 func (d *Driver) forgetAffinity() {
 	for {
 		select {
-		case <-d.forget.end:
+		case <-d.life.Done():
 			return
 		case <-d.forget.wake:
 		}
 		for _, fp := range d.prog.fam {
-			if err := d.forgetFamily(fp); err != nil {
+			if err := d.forgetFamily(fp); err != nil && d.life.Err() == nil {
 				d.log.Warn("forget affinity to backends that are gone", "error", err)
 			}
 		}
 		select {
-		case <-d.forget.end:
+		case <-d.life.Done():
 			return
 		case <-time.After(forgetPause):
 		}
@@ -74,14 +72,15 @@ func (d *Driver) forgetAffinity() {
 // forgetFamily reads the family's map and deletes what is no longer right.
 func (d *Driver) forgetFamily(fp *familyProgram) error {
 	var wrong []element
-	err := readSet(context.Background(), d.forget.reader, fp.affinity, func(e element) {
+	err := readSet(d.life, d.forget.reader, fp.affinity, func(e element) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if d.state != nil && !fp.remembersRight(d.state, &e) {
 			wrong = append(wrong, e)
 		}
 	})
-	if err != nil && !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) { // no table, no affinity; what an interrupted reading left out is forgotten by the program
+	// No table, no affinity. What an interrupted reading left out, the program forgets.
+	if err != nil && !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	for chunk := range slices.Chunk(wrong, 100) {
@@ -95,31 +94,31 @@ func (d *Driver) forgetFamily(fp *familyProgram) error {
 // deleteRemembered deletes elements, one by one if some are gone meanwhile: the
 // kernel refuses a whole transaction for one.
 func (d *Driver) deleteRemembered(elements []element) error {
-	b := newBatch(TableName)
-	for i := range elements {
-		b.delete(&elements[i])
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, err := b.send(d.sock)
-	if !errors.Is(err, unix.ENOENT) || len(elements) == 1 {
-		if errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		d.gen++
+	err := d.deleteElements(elements)
+	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	for i := range elements {
-		one := newBatch(TableName)
-		one.delete(&elements[i])
-		switch _, err := one.send(d.sock); {
-		case err == nil:
-			d.gen++
-		case !errors.Is(err, unix.ENOENT):
+		if err := d.deleteElements(elements[i : i+1]); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
 	}
 	return nil
+}
+
+// deleteElements deletes elements of one set in a transaction of its own.
+func (d *Driver) deleteElements(elements []element) error {
+	b := newBatch(TableName)
+	for i := range elements {
+		b.delete(&elements[i])
+	}
+	sent, err := b.send(d.sock)
+	if err == nil {
+		d.gen += sent
+	}
+	return err
 }
 
 // remembersRight reports whether the state may send the client where the element of the map

@@ -65,14 +65,14 @@ func stale(s *state.State, f conntrack.Flow) bool {
 // sends them: what began or changed while no agent ran.
 func (d *Driver) sweep() {
 	d.background.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), sweepTime)
+		ctx, cancel := context.WithTimeout(d.life, sweepTime)
 		defer cancel()
 		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) bool {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			return d.state != nil && stale(d.state, f)
 		})
-		if err != nil {
+		if err != nil && d.life.Err() == nil {
 			d.log.Warn("sweep connection tracking", "error", err)
 		} else if n > 0 {
 			d.log.Info("cut connections to endpoints that are gone", "connections", n)
@@ -80,5 +80,5 @@ func (d *Driver) sweep() {
 	})
 }
 
-// sweepTime bounds the reading of the connection tracking table.
+// sweepTime bounds a sweep's deletions; its reading has conntrack's own limit.
 const sweepTime = time.Minute

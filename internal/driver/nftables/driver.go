@@ -2,9 +2,9 @@
 // constant number of chains, rules and sets: what grows with the cluster are
 // elements of maps. See docs/architecture.md for the path of a packet.
 //
-// Nothing but the kernel remembers what was programmed. The table says what it
-// holds in a set of notes — a digest of each set's content —, and a driver that starts compares
-// those with what it wants before it reads anything else.
+// What was programmed outlives the driver in the kernel alone. The table says what
+// it holds in a set of notes, a digest of each set's content; a driver that starts
+// compares those with what it wants before it reads anything else.
 package nftables
 
 import (
@@ -42,6 +42,8 @@ type Driver struct {
 	log     *slog.Logger
 
 	background sync.WaitGroup
+	life       context.Context // of what works in the background
+	end        context.CancelFunc
 	forget     forgetter
 	close      func() error // once
 
@@ -84,8 +86,9 @@ func Open(o Options) (*Driver, error) {
 	d := &Driver{
 		prog: newProgram(), canOwn: !o.Shared && canOwn(sock), log: log,
 		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
-		forget: forgetter{reader: reader, wake: make(chan struct{}, 1), end: make(chan struct{})},
+		forget: forgetter{reader: reader, wake: make(chan struct{}, 1)},
 	}
+	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
 	d.background.Go(d.forgetAffinity)
 	return d, nil
@@ -95,7 +98,7 @@ func Open(o Options) (*Driver, error) {
 func (d *Driver) Close() error { return d.close() }
 
 func (d *Driver) closeAll() error {
-	close(d.forget.end)
+	d.end()
 	d.background.Wait()
 	d.cleaner.Close()
 	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.sock.close())

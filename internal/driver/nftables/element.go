@@ -71,6 +71,9 @@ func (e *element) setData(f family, to netip.AddrPort) {
 
 // frontend is the frontend that the element is about, if it is about one.
 func (e *element) frontend() (k state.FrontendKey, ok bool) {
+	if int(e.keyLen) != keyLen(e.set.key) {
+		return k, false // someone else's, in a table without an owner
+	}
 	fields, b := e.set.key, e.key[:e.keyLen]
 	if fields[0].magic == fieldSlot.magic {
 		fields, b = fields[1:], b[4:]

@@ -103,8 +103,8 @@ func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
 }
 
 // Tampered implements driver.Auditor. A table with an owner cannot be touched by
-// others. Otherwise the generation tells that there was some transaction, of any
-// program; then the table's rules are counted. What changed within the sets is left to the next Adopt, which reads them all.
+// others. Otherwise the generation tells of a transaction of any program; then the
+// rules are counted. What changed within the sets is left to the next Adopt.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

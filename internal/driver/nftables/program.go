@@ -23,13 +23,13 @@ type program struct {
 type familyProgram struct {
 	ip family
 
-	frontends, outside                        *set    // verdict maps: what a client addresses → the chain that serves it
-	backends, localBackends                   [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
-	staged, restricted, sourceRanges          *set
-	affine, affinity, affineBackends, learn   *set
-	masquerade, hairpins                      *set
-	clusterIPs, otherIPs                      *set
-	serviceCIDRs, podCIDRs, keptCIDRs, ownIPs *set
+	frontends, outside                          *set    // verdict maps: what a client addresses → the chain that serves it
+	backends, localBackends                     [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
+	staged, restricted, sourceRanges            *set
+	affine, affinity, affineBackends, learn     *set
+	masquerade, hairpins                        *set
+	clusterIPs, otherIPs                        *set
+	serviceCIDRs, podCIDRs, keptCIDRs, ownCIDRs *set
 }
 
 // family returns the half of the program for an address.
@@ -127,7 +127,7 @@ func (p *program) addFamily(f family) *familyProgram {
 	fp.serviceCIDRs = cidrs("service-cidrs", "an address in here that no service has is dropped")
 	fp.podCIDRs = cidrs("pod-cidrs", "sources that are pods")
 	fp.keptCIDRs = cidrs("kept-cidrs", "sources that reach a cluster IP with their own address")
-	fp.ownIPs = cidrs("own-cidrs", "sources that are this node's own pods")
+	fp.ownCIDRs = cidrs("own-cidrs", "sources that are this node's own pods")
 	return fp
 }
 
@@ -172,7 +172,7 @@ func (p *program) addBaseChains() {
 	p.chains = append(p.chains, chain{name: "stray",
 		comment: "a stray segment of a backend would arrive untranslated and be answered with a reset",
 		rules: []rule{
-			newRule("").toNode(false).drop(),
+			newRule("").notToNode().drop(),
 			newRule("").family(ipv4).in([]field{ipv4.saddr}, p.fam[0].podCIDRs).drop(),
 			newRule("").family(ipv6).in([]field{ipv6.saddr}, p.fam[1].podCIDRs).drop(),
 		}})
@@ -214,7 +214,7 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 		chain{name: n("masquerade"), comment: "external frontends: always", rules: []rule{newRule("").masquerade()}},
 		chain{name: n("keep"), comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", rules: []rule{
 			newRule("").fromNode(true).masquerade(),
-			newRule("").family(f).in([]field{f.saddr}, fp.podCIDRs).notIn([]field{f.saddr}, fp.ownIPs).masquerade(),
+			newRule("").family(f).in([]field{f.saddr}, fp.podCIDRs).notIn([]field{f.saddr}, fp.ownCIDRs).masquerade(),
 			newRule("").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
 		}},
 	)

@@ -112,9 +112,9 @@ func (r rule) fromNode(yes bool) rule {
 	return r.local(&expr.Fib{Register: firstRegister, FlagSADDR: true, ResultADDRTYPE: true}, yes)
 }
 
-// toNode goes on if the destination is (or is not) an address of the node.
-func (r rule) toNode(yes bool) rule {
-	return r.local(&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultADDRTYPE: true}, yes)
+// notToNode goes on if the destination is not an address of the node.
+func (r rule) notToNode() rule {
+	return r.local(&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultADDRTYPE: true}, false)
 }
 
 func (r rule) local(address *expr.Fib, yes bool) rule {

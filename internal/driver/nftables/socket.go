@@ -133,6 +133,9 @@ func (s *socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 		return fmt.Errorf("send to kernel: %w", err)
 	}
 	for done, interrupted := false, false; !done; {
+		if err := ctx.Err(); err != nil {
+			return err // of an unfinished dump: the socket is of no use any more
+		}
 		err := s.receive(func(m message) error {
 			if m.seq != seq {
 				return nil // left over from an operation that was given up

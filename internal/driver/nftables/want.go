@@ -56,7 +56,7 @@ func (p *program) settingsElements(s state.Settings, yield func(*element)) {
 	for _, fp := range p.fam {
 		fp.cidrElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
 		fp.cidrElements(fp.podCIDRs, s.ClusterCIDRs, yield)
-		fp.cidrElements(fp.ownIPs, s.LocalCIDRs, yield)
+		fp.cidrElements(fp.ownCIDRs, s.LocalCIDRs, yield)
 		fp.cidrElements(fp.keptCIDRs, fp.keptSources(s), yield)
 	}
 }
@@ -164,8 +164,8 @@ func staged(f *state.Frontend) bool {
 	return f.LocalOnly || len(f.SourceRanges) > 0 || affinity(f) > 0
 }
 
-// affinity is the time-out in whole seconds, the API's unit; 0 is none. Where there is
-// no backend, none is to be remembered: a client that was sent to one is told at once.
+// affinity is the time-out in whole seconds, the API's unit; 0: none. A frontend without
+// backends remembers nobody, so that its clients are refused at once.
 func affinity(f *state.Frontend) time.Duration {
 	if len(f.Backends) == 0 {
 		return 0
