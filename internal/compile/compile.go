@@ -14,7 +14,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; but for HostAddresses it does not change while a Compiler lives.
+// Config is what the user sets for a node; but for HostAddresses it does not change while
+// a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
 

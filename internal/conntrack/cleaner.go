@@ -111,10 +111,10 @@ func (c *Cleaner) run() {
 
 // next takes what is to be cut now: nothing, if it is not yet time and the Cleaner is not
 // ending. more is false once there will never be anything again.
-func (c *Cleaner) next(time bool) (filters []Filter, more bool) {
+func (c *Cleaner) next(due bool) (filters []Filter, more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time || c.ending {
+	if due || c.ending {
 		filters = slices.Concat(c.again, c.fresh)
 		c.again, c.fresh = c.fresh, nil
 	}

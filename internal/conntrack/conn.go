@@ -1,11 +1,12 @@
-// Package conntrack deletes entries of the kernel's connection tracking table:
-// those of flows whose backend or frontend is gone, so that their next packet
-// is translated anew (or refused) instead of going on to where nobody listens.
+// Package conntrack deletes entries of the kernel's connection tracking table: those of
+// flows whose backend or frontend is gone, so that their next packet is translated anew
+// (or refused) instead of going on to where nobody listens.
 //
-// It speaks ctnetlink through one socket of one network namespace. Selecting is done in the kernel where
-// there is little to select (CTA_FILTER, Linux 5.8). Deleting always names single entries, by their
-// complete tuple and their id: the filtered delete that exists since Linux 6.8 is a flush of
-// everything to a kernel that does not know it, and does not say how many entries went.
+// It speaks ctnetlink through one socket of one network namespace. Selecting is done in
+// the kernel where there is little to select (CTA_FILTER, Linux 5.8). Deleting always
+// names single entries, by their complete tuple and their id: the filtered delete that
+// exists since Linux 6.8 is a flush of everything to a kernel that does not know it, and
+// does not say how many entries went.
 package conntrack
 
 import (
@@ -25,10 +26,12 @@ import (
 )
 
 const (
-	// fewFilters is the number of filters up to which each is a filtered dump of its own. That is a walk
-	// of the kernel's hash table (5 ms at 262,144 buckets); a whole dump also copies every entry to user space (1 µs each).
+	// fewFilters is the number of filters up to which each is a filtered dump of its own.
+	// That is a walk of the kernel's hash table (5 ms at 262,144 buckets); a whole dump
+	// also copies every entry to user space (1 µs each).
 	fewFilters = 4
-	// deleteBatch entries are deleted per message to the kernel. If all are gone already, as many error replies have to fit into the socket's buffer.
+	// deleteBatch entries are deleted per message to the kernel. If all are gone already,
+	// as many error replies have to fit into the socket's buffer.
 	deleteBatch = 256
 	// readBuffer holds a batch's replies with room to spare; each is charged at under 1 KiB.
 	readBuffer = 1 << 20

@@ -255,7 +255,8 @@ func TestKernelSelects(t *testing.T) {
 	}
 }
 
-// TestDeleteSparesNewEntry shows that a flow is not deleted if it went to another backend after it was read.
+// TestDeleteSparesNewEntry shows that a flow is not deleted if it went to another backend
+// after it was read.
 func TestDeleteSparesNewEntry(t *testing.T) {
 	c := testConn(t, testNS(t))
 	create(t, c, table[0])

@@ -10,7 +10,6 @@ import (
 // Bits of Flow.Status, as the kernel's ip_conntrack_status has them.
 const (
 	StatusSeenReply uint32 = 1 << 1
-	StatusAssured   uint32 = 1 << 2
 	StatusConfirmed uint32 = 1 << 3
 	StatusSNAT      uint32 = 1 << 4
 	StatusDNAT      uint32 = 1 << 5

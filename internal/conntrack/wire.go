@@ -128,11 +128,12 @@ func dumpAll(status uint32) (netlink.Message, error) {
 	})
 }
 
-// dumpFiltered asks for the flows of one family that a filter selects; the kernel does the selecting (5.8).
+// dumpFiltered asks for the flows of one family that a filter selects; the kernel does the
+// selecting (5.8).
 //
-// IPv6 addresses are left out: the kernel (6.18 at least) has that comparison
-// the wrong way round and hands out the flows of all other addresses. So there
-// it selects by ports alone, and the caller by address.
+// IPv6 addresses are left out: the kernel (6.18 at least) has that comparison the wrong
+// way round and hands out the flows of all other addresses. So there it selects by ports
+// alone, and the caller by address.
 func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
 	return message(msgGet, netlink.Dump, family, func(ae *netlink.AttributeEncoder) {
 		var orig, reply uint32
@@ -164,10 +165,11 @@ func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
 	})
 }
 
-// deleteFlow asks to delete exactly this entry. The complete tuple is what keeps it
-// from being read as a flush, which a delete without a tuple is. The reply's tuple is
-// given since it holds the backend: were the flow to end and its next packet to be sent elsewhere before
-// this arrives, that entry stays. (The id alone does not tell them apart: memory is reused, and with it ids.)
+// deleteFlow asks to delete exactly this entry. The complete tuple is what keeps it from
+// being read as a flush, which a delete without a tuple is. The reply's tuple is given
+// since it holds the backend: were the flow to end and its next packet to be sent
+// elsewhere before this arrives, that entry stays. (The id alone does not tell them apart:
+// memory is reused, and with it ids.)
 func deleteFlow(f *Flow) (netlink.Message, error) {
 	return message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
@@ -182,8 +184,9 @@ func getFlow(family Family, t Tuple, p model.Protocol) (netlink.Message, error) 
 	})
 }
 
-// decodeFlow reads one entry. The flow keeps no reference to data. It is not ok for entries that are not ours to judge: those
-// of other families and those in a connection tracking zone.
+// decodeFlow reads one entry. The flow keeps no reference to data. It is not ok for
+// entries that are not ours to judge: those of other families and those in a connection
+// tracking zone.
 func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 	if len(data) < 4 {
 		return Flow{}, false, errMalformed

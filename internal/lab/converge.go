@@ -144,7 +144,8 @@ func (l *Lab) served(node string) []echo.Pod {
 	return pods
 }
 
-// await polls until ready says so, a process of the node dies, or ctx ends. The error has the end of the process's log.
+// await polls until ready says so, a process of the node dies, or ctx ends. The error has
+// the end of the process's log.
 func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, error)) error {
 	for {
 		ok, err := ready()

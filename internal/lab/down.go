@@ -17,8 +17,8 @@ import (
 func (l *Lab) Down() error { return Down(l.Name) }
 
 // Down removes a lab, whatever state it is in: it ends everything that runs in the lab's
-// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. Where there is
-// nothing it succeeds.
+// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's
+// folder. Where there is nothing it succeeds.
 func Down(name string) error {
 	release, err := lock(name)
 	if err != nil {

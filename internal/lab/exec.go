@@ -48,8 +48,8 @@ func (l *Lab) find(target string) (place, error) {
 	return place{}, fmt.Errorf("find %s in lab %s: no such node, pod or workload; 'sluice lab status --name %s' lists them", target, l.Name, l.Name)
 }
 
-// Exec replaces this process by a command that runs at a place of the lab: a node, "outside", or a pod. It returns
-// only if that fails.
+// Exec replaces this process by a command that runs at a place of the lab: a node,
+// "outside", or a pod. It returns only if that fails.
 func (l *Lab) Exec(target string, args []string) error {
 	path, err := exec.LookPath(args[0])
 	if err != nil {
@@ -68,8 +68,8 @@ func (l *Lab) Start(target string, cmd *exec.Cmd) error {
 	return l.at(target, cmd.Start)
 }
 
-// at runs f on a thread in the target's network namespace, with a mount namespace of its own in which the lab's
-// names resolve.
+// at runs f on a thread in the target's network namespace, with a mount namespace of its
+// own in which the lab's names resolve.
 func (l *Lab) at(target string, f func() error) error {
 	p, err := l.find(target)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// writeObjects brings the agents' folder in line with the plan: one object a file, written only when it changed.
+// writeObjects brings the agents' folder in line with the plan: one object a file, written
+// only when it changed.
 func (l *Lab) writeObjects() error {
 	files := map[string]any{}
 	add := func(kind, namespace, name string, obj any) {

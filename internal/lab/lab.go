@@ -52,9 +52,9 @@ type Lab struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
-// Up builds a lab and returns once all pods are served and all agents are in sync. A dead lab of the same name, one that
-// was not finished or has lost a process, is cleaned away first; a live one is an error. If Up fails or ctx ends,
-// nothing of the lab is left.
+// Up builds a lab and returns once all pods are served and all agents are in sync. A dead
+// lab of the same name, one that was not finished or has lost a process, is cleaned away
+// first; a live one is an error. If Up fails or ctx ends, nothing of the lab is left.
 func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	release, err := lock(cfg.Name)
 	if err != nil {
@@ -121,8 +121,9 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 }
 
 // Change changes the cluster's plan, with its methods Scale and Mark, and brings pods,
-// servers and the agents' folder in line. Pods that are no longer wanted end at once: for a graceful end, Mark them
-// terminating first. The agents follow on their own; Sync waits for them.
+// servers and the agents' folder in line. Pods that are no longer wanted end at once: for
+// a graceful end, Mark them terminating first. The agents follow on their own; Sync waits
+// for them.
 func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) error {
 	if err := change(l.Cluster); err != nil {
 		return err

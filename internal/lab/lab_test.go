@@ -23,7 +23,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this program again.
+// TestMain also plays the sluice binary for the labs of these tests: their pods' servers
+// are this program again.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 5 && os.Args[1] == "lab" && os.Args[2] == "serve" {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
@@ -331,7 +332,8 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	}
 }
 
-// An agent that cannot start fails the lab, with the reason that it logged; one that never gets in sync does too.
+// An agent that cannot start fails the lab, with the reason that it logged; one that never
+// gets in sync does too.
 func TestUpFailsWithItsAgents(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

@@ -12,9 +12,10 @@ import (
 	"sluice.dev/sluice/internal/lab/probe"
 )
 
-// Probe sends n requests through every frontend of every service from a pod on each node, from each node, and from outside. Services
-// limits it to these, as "namespace/name" or "name" (in any namespace); none means all. The error says why the probe could not
-// be done; what failed of it is in the report.
+// Probe sends n requests through every frontend of every service from a pod on each node,
+// from each node, and from outside. Services limits it to these, as "namespace/name" or
+// "name" (in any namespace); none means all. The error says why the probe could not be
+// done; what failed of it is in the report.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	tries, silent := probe.Tries(l.Cluster, l.sources())
@@ -52,7 +53,8 @@ func (l *Lab) named(services []string) (map[string]bool, error) {
 	return found, nil
 }
 
-// sources lists where a probe's requests come from: one pod on each node that has any, the nodes, and the outside.
+// sources lists where a probe's requests come from: one pod on each node that has any, the
+// nodes, and the outside.
 func (l *Lab) sources() []probe.Source {
 	var pods, nodes []probe.Source
 	for _, n := range l.Cluster.Nodes {

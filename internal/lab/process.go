@@ -24,8 +24,9 @@ type process struct {
 	Start uint64 // in clock ticks since boot
 }
 
-// start runs a long-lived command of a node, in the node's namespace and in a session of its own, so that it outlives this process and
-// its terminal. Its output goes to NODE/WHAT.log.
+// start runs a long-lived command of a node, in the node's namespace and in a session of
+// its own, so that it outlives this process and its terminal. Its output goes to
+// NODE/WHAT.log.
 func (l *Lab) start(node, what string, args []string) error {
 	if err := os.MkdirAll(l.path(node), 0o755); err != nil {
 		return fmt.Errorf("start %s on %s: %w", what, node, err)
@@ -125,8 +126,8 @@ func startTime(pid int) (uint64, bool) {
 	return t, err == nil
 }
 
-// killIn ends all processes whose network namespace is one of those named, whoever started them, except this
-// one, and returns once they are gone.
+// killIn ends all processes whose network namespace is one of those named, whoever started
+// them, except this one, and returns once they are gone.
 func killIn(names []string) error {
 	doomed := map[nsID]bool{}
 	for _, n := range names {

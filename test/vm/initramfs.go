@@ -105,7 +105,8 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 	return errors.Join(a.bytes(guestPlan, b), a.end(), w.Flush(), out.Close())
 }
 
-// archive writes a cpio archive in the "newc" format that the kernel unpacks (its Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive writes a cpio archive in the "newc" format that the kernel unpacks (its
+// Documentation/driver-api/early-userspace/buffer-format.rst).
 type archive struct {
 	w    io.Writer
 	n    int64 // written so far
@@ -121,7 +122,8 @@ const (
 func (a *archive) write(name string, mode int, size int64, data io.Reader) error {
 	a.ino++
 	name = strings.TrimPrefix(name, "/")
-	// magic, ino, mode, uid, gid, nlink, mtime, size, device (two), device of a special file (two), length of the name, checksum
+	// magic, ino, mode, uid, gid, nlink, mtime, size, device (two), device of a special
+	// file (two), length of the name, checksum
 	header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
 		a.ino, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(name)+1, 0)
 	n, err := io.WriteString(a.w, header+name+"\x00")

@@ -25,7 +25,8 @@ import (
 // packages are tested when none are named.
 var packages = []string{"internal/conntrack", "internal/driver/nftables"}
 
-// tools are programs of this machine that tests call, and that the guest gets too where they are installed.
+// tools are programs of this machine that tests call, and that the guest gets too where
+// they are installed.
 var tools = []string{"nft", "ip"}
 
 func main() {

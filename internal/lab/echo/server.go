@@ -34,9 +34,9 @@ type listener struct {
 	open   map[io.Closer]bool // listening sockets and connections
 }
 
-// Set makes the server serve exactly these pods: those that are new or changed are opened, those no
-// longer wanted closed with their connections left to end, the others not touched. The error joins one for each port that
-// cannot be opened; the rest is served.
+// Set makes the server serve exactly these pods: those that are new or changed are opened,
+// those no longer wanted closed with their connections left to end, the others not
+// touched. The error joins one for each port that cannot be opened; the rest is served.
 func (s *Server) Set(pods []Pod) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +163,8 @@ func (l *listener) serveTCP(ln net.Listener, a Answer) {
 	}
 }
 
-// converse answers a connection's requests until the client is done: HTTP ones as HTTP, any other line of
-// text with a line.
+// converse answers a connection's requests until the client is done: HTTP ones as HTTP,
+// any other line of text with a line.
 func converse(conn net.Conn, a Answer) error {
 	text := line(a)
 	r := bufio.NewReader(conn)

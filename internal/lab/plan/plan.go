@@ -64,8 +64,9 @@ type Cluster struct {
 	Turn       int            // the node that is next in the round-robin
 }
 
-// New plans a cluster of n nodes that holds the objects, and changes these. All objects count as created at
-// the given time. What a cluster would not accept is left out, with a note.
+// New plans a cluster of n nodes that holds the objects, and changes these. All objects
+// count as created at the given time. What a cluster would not accept is left out, with a
+// note.
 func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	if n < 1 || n > MaxNodes {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
@@ -87,7 +88,8 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	return c, nil
 }
 
-// Scale changes a workload's replicas: the highest numbers go first. DaemonSets and bare Pods do not scale.
+// Scale changes a workload's replicas: the highest numbers go first. DaemonSets and bare
+// Pods do not scale.
 func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
 	for i := range c.Workloads {
 		w := &c.Workloads[i]

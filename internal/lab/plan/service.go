@@ -130,8 +130,8 @@ func families(svc *corev1.Service) error {
 	return nil
 }
 
-// reserve takes the addresses and ports that a Service asks for. An address of another cluster's range is
-// given up, with a note, so that objects exported from a cluster work.
+// reserve takes the addresses and ports that a Service asks for. An address of another
+// cluster's range is given up, with a note, so that objects exported from a cluster work.
 func (c *Cluster) reserve(svc *corev1.Service, a *allocator) error {
 	s := &svc.Spec
 	if s.Type == corev1.ServiceTypeExternalName || Headless(svc) {

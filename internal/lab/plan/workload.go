@@ -205,8 +205,8 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	return p, nil
 }
 
-// node chooses the pod's node: the one it names, or the next in turn among those that its node selector and its
-// ports on the node's network allow.
+// node chooses the pod's node: the one it names, or the next in turn among those that its
+// node selector and its ports on the node's network allow.
 func (pl *placement) node(p *corev1.Pod) (*Node, error) {
 	c := pl.c
 	if name := p.Spec.NodeName; name != "" {

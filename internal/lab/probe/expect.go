@@ -46,7 +46,8 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	return tries, silent
 }
 
-// healthChecks asks every node from the outside, as a balancer does, whether it has endpoints of a Service.
+// healthChecks asks every node from the outside, as a balancer does, whether it has
+// endpoints of a Service.
 func healthChecks(c *plan.Cluster, svc *corev1.Service, sources []Source) []Try {
 	if svc.Spec.HealthCheckNodePort == 0 {
 		return nil
@@ -300,8 +301,8 @@ func (j judge) translator(src Source) string {
 	return src.Node
 }
 
-// near applies hints as a node's proxy does: those for nodes, else those for zones, each only if every ready endpoint has
-// one and at least one of them is for this node.
+// near applies hints as a node's proxy does: those for nodes, else those for zones, each
+// only if every ready endpoint has one and at least one of them is for this node.
 func (j judge) near(eps []endpoint, node string) []endpoint {
 	forNode := func(e endpoint) (has, match bool) {
 		return len(e.hints.ForNodes) > 0, slices.Contains(e.hints.ForNodes, discoveryv1.ForNode{Name: node})

@@ -91,8 +91,8 @@ func fromSource(ctx context.Context, name string, queue []int, do func(int)) err
 	return errors.Join(errs...)
 }
 
-// send sends the try's requests from the calling thread's network, and judges each. After two failures it
-// leaves it at that.
+// send sends the try's requests from the calling thread's network, and judges each. After
+// two failures it leaves it at that.
 func (t Try) send(n int) Result {
 	r := Result{Try: t, By: map[string]int{}}
 	timeout := answerTime
