@@ -3,12 +3,15 @@ package manifest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice.dev/sluice/internal/store"
 )
@@ -164,6 +167,20 @@ func BenchmarkParse(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkReflection decodes a slice the way that this package does not: into the same
+// types, by encoding/json.
+func BenchmarkReflection(b *testing.B) {
+	data := []byte(sliceJSON(1, 10))
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		var slice discoveryv1.EndpointSlice
+		if err := json.Unmarshal(data, &slice); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
