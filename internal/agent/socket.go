@@ -65,11 +65,12 @@ func lock(folder string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// Alive reports whether someone answers on the socket.
+// Alive reports whether someone has the socket open, also if they don't answer at
+// the moment or we may not ask.
 func Alive(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
-		return false
+		return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist)
 	}
 	_ = c.Close()
 	return true

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestSocketMode(t *testing.T) {
@@ -39,6 +41,38 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	if _, err := Listen(path); !errors.Is(err, ErrInUse) {
 		t.Errorf("second Listen: %v", err)
+	}
+}
+
+// An agent that takes no connections at the moment is alive nevertheless.
+func TestHungSocketIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sluice.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 { // fill the backlog
+		c, err := net.Dial("unix", path)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	if !Alive(path) {
+		t.Error("a hung agent is taken for dead")
+	}
+	if _, err := Listen(path); !errors.Is(err, ErrInUse) {
+		t.Errorf("Listen: %v", err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the socket is gone: %v", err)
 	}
 }
 
