@@ -78,7 +78,7 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}
-	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0)
+	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0, nil)
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}

@@ -143,7 +143,7 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	delta := l.compile()
 	l.checks.apply(delta.HealthChecks)
 	l.stale = true
-	p, err := l.adopt(ctx)
+	p, _, err := l.adopt(ctx)
 	if l.delay == 0 {
 		l.retry.Reset(0)
 	}

@@ -26,16 +26,28 @@ var (
 type fakeDriver struct {
 	mu       sync.Mutex
 	kernel   map[state.FrontendKey]*state.Frontend
-	adopted  bool  // an Adopt's plan was applied, and nothing failed since
-	fail     error // what every Apply returns
-	once     bool  // only the next Apply does
-	gone     bool  // someone else changed the kernel
+	adopted  bool                       // an Adopt's plan was applied, and nothing failed since
+	keeping  bool                       // the plan applied last kept something
+	named    map[state.FrontendKey]bool // in what was wanted in this life
+	fail     error                      // what every Apply returns
+	once     bool                       // only the next Apply does
+	gone     bool                       // someone else changed the kernel
 	applies  int
 	misused  []string
 	probeErr error
 }
 
-func newFakeDriver() *fakeDriver { return &fakeDriver{kernel: map[state.FrontendKey]*state.Frontend{}} }
+func newFakeDriver() *fakeDriver {
+	return &fakeDriver{kernel: map[state.FrontendKey]*state.Frontend{}, named: map[state.FrontendKey]bool{}}
+}
+
+// restart ends the life of the driver that filled the kernel.
+func (d *fakeDriver) restart() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.adopted = false
+	clear(d.named)
+}
 
 func (d *fakeDriver) Probe(context.Context) error { return d.probeErr }
 func (d *fakeDriver) Close() error                { return nil }
@@ -56,6 +68,7 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 		if !f.Equal(d.kernel[k]) {
 			p.set[k] = f
 		}
+		p.names = append(p.names, k)
 	}
 	for k := range d.kernel {
 		if want.Frontends[k] == nil {
@@ -68,13 +81,16 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 func (d *fakeDriver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
 	p, err := d.Adopt(ctx, want)
 	kept := 0
-	set := p.(*fakePlan).set
-	for k, f := range set {
-		if f == nil {
-			delete(set, k)
+	plan := p.(*fakePlan)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for k, f := range plan.set {
+		if f == nil && !d.named[k] {
+			delete(plan.set, k)
 			kept++
 		}
 	}
+	plan.keeps = kept > 0
 	return p, kept, err
 }
 
@@ -83,6 +99,10 @@ func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, 
 	defer d.mu.Unlock()
 	if !d.adopted {
 		d.misused = append(d.misused, "Update before an Adopt's plan was applied")
+	}
+	if d.keeping {
+		d.misused = append(d.misused, "Update though something is kept")
+		return nil, errors.New("something is kept: adopt again")
 	}
 	return &fakePlan{driver: d, set: maps.Clone(delta.Frontends)}, nil
 }
@@ -129,6 +149,8 @@ func (d *fakeDriver) backends() []string {
 type fakePlan struct {
 	driver *fakeDriver
 	adopts bool
+	keeps  bool
+	names  []state.FrontendKey
 	set    map[state.FrontendKey]*state.Frontend
 }
 
@@ -169,7 +191,12 @@ func (p *fakePlan) Apply(context.Context) error {
 			d.kernel[k] = f
 		}
 	}
-	d.adopted = d.adopted || p.adopts
+	for _, k := range p.names {
+		d.named[k] = true
+	}
+	if p.adopts {
+		d.adopted, d.keeping = true, p.keeps
+	}
 	return nil
 }
 

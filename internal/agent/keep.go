@@ -21,16 +21,28 @@ func (l *loop) look() (ended bool) {
 	if !l.lacking || len(l.Source.Status().Lacking) > 0 {
 		return false
 	}
-	l.lacking, l.stale = false, true
+	l.lacking, l.stale, l.had = false, true, nil
 	return true
 }
 
-// adopt plans to bring the whole kernel in step: taking nothing from it while something is lacking.
-func (l *loop) adopt(ctx context.Context) (driver.Plan, error) {
-	p, kept, err := Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking)
-	if err != nil {
-		return nil, err
+// note remembers which frontends have had endpoints: once those of a frontend were
+// read, those in the kernel are no better.
+func (l *loop) note(d state.Delta) {
+	for k, f := range d.Frontends {
+		if f != nil && hasEndpoints(f) {
+			l.had[k] = true
+		}
 	}
+}
+
+// adopt plans to bring the whole kernel in step: taking nothing from it while something is lacking.
+func (l *loop) adopt(ctx context.Context) (p driver.Plan, kept int, err error) {
+	return Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking, l.had)
+}
+
+// keeps records how many frontends an adoption left in the kernel that are only kept.
+func (l *loop) keeps(kept int) {
+	l.keeping = kept > 0
 	l.mu.Lock()
 	was := l.record.kept
 	l.record.kept = kept
@@ -41,36 +53,41 @@ func (l *loop) adopt(ctx context.Context) (driver.Plan, error) {
 	case kept == 0 && was > 0:
 		l.Log.Info("the kernel has no frontends any more that were only kept", "were", was)
 	}
-	return p, nil
 }
 
 // Adopt plans to bring the kernel in step with want. If something may be lacking
 // in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is the
-// number of frontends that stay for that reason alone.
-func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool) (p driver.Plan, kept int, err error) {
+// number of frontends that stay for that reason alone. The frontends in had have had
+// endpoints in this life: if they have none now, they lost them.
+func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
 	if keeper, ok := d.(driver.Keeper); ok && lacking {
-		return keeper.AdoptKeeping(ctx, withBackends(want))
+		return keeper.AdoptKeeping(ctx, withBackends(want, had))
 	}
 	p, err = d.Adopt(ctx, want)
 	return p, 0, err
 }
 
-// withBackends is the state without those frontends that have no endpoint: theirs may be
+// withBackends is the state without those frontends that never had an endpoint: theirs may be
 // what is lacking, and then those in the kernel are better.
-func withBackends(want *state.State) *state.State {
+func withBackends(want *state.State, had map[state.FrontendKey]bool) *state.State {
 	s := *want
 	s.Frontends = maps.Clone(want.Frontends)
-	maps.DeleteFunc(s.Frontends, func(_ state.FrontendKey, f *state.Frontend) bool {
-		return len(f.Backends) == 0 && len(f.Local) == 0
+	maps.DeleteFunc(s.Frontends, func(k state.FrontendKey, f *state.Frontend) bool {
+		return !hasEndpoints(f) && !had[k]
 	})
 	return &s
 }
+
+func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
 
 // maxLacking bounds what is named of what is lacking; the source's faults name all.
 const maxLacking = 5
 
 // Keeping says in words what is kept, and how that ends.
 func Keeping(kept int, lacking []string) string {
+	if len(lacking) == 0 {
+		return count(kept, "frontend") + " in the kernel still to be removed: all has been read, and nothing declares them"
+	}
 	if len(lacking) > maxLacking {
 		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -27,7 +28,7 @@ func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.adopted = false
+		d.restart()
 	}
 }
 
@@ -76,6 +77,66 @@ func TestUnreadEndpointsAreKept(t *testing.T) {
 	b.holds(t, web1, web2)
 	b.source.lacks()
 	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
+}
+
+// An endpoint that was read and went is no endpoint that could not be read.
+func TestLastEndpointGoesWhileKeeping(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	b.source.lacks("b.yaml: somebody is writing it")
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+	b.source.deliver(web(1)...)
+	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1, web2)
+	if text := scrape(t, b.metrics.handler(), "/metrics"); !strings.Contains(text, "\nkubeproxy_sync_proxy_rules_nftables_sync_failures_total 0\n") {
+		t.Error("changes while something is kept count as failures")
+	}
+	if strings.Contains(b.log.String(), "failed") {
+		t.Error("changes while something is kept are logged as failures")
+	}
+}
+
+// Only what was applied counts: what stays is in the status from then on, and until its removal succeeds.
+func TestKeptIsWhatWasApplied(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	b.driver.breaks(errKernel)
+	b.source.lacks("b.yaml: somebody is writing it")
+	b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)
+	b.source.sync()
+	eventually(t, "the kernel refuses", func() bool { return b.Status().Failure != nil })
+	if _, err := b.client.Plan(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if s := b.Status(); s.Kept != 0 || strings.Contains(b.log.String(), "they stay") {
+		t.Errorf("status though nothing was applied: %+v", s)
+	}
+	b.driver.breaks(nil)
+	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+	b.driver.breaks(errKernel)
+	b.source.lacks()
+	eventually(t, "the kernel refuses again", func() bool { return b.Status().Failure != nil })
+	if s := b.Status(); s.Kept != 1 || !strings.Contains(strings.Join(s.Problems, "\n"), "1 frontend in the kernel still to be removed") {
+		t.Errorf("status though what was kept is still there: %+v", s)
+	}
+	b.driver.breaks(nil)
+	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && s.Kept == 0 })
+}
+
+// What goes because everything is read at last was nobody's tampering, also if an audit removes it.
+func TestEndOfLackingIsNoHeal(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")), func(c *Config) { c.AuditInterval = time.Millisecond })
+	b.source.lacks("b.yaml: somebody is writing it")
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+	b.source.lacks()
+	eventually(t, "all is well", func() bool { return b.Status().OK })
+	b.holds(t, web1)
+	if s := b.Status(); s.Heals != 0 {
+		t.Errorf("%d heals", s.Heals)
+	}
 }
 
 // Where the kernel has nothing that could be lost, nothing is lacking to anyone.

@@ -41,7 +41,9 @@ type loop struct {
 	retry *time.Timer
 	due   *time.Timer // the next audit
 
-	lacking bool // the source has not been able to read everything yet
+	lacking bool                       // the source has not been able to read everything yet
+	had     map[state.FrontendKey]bool // while lacking: what has had an endpoint since the start
+	keeping bool                       // what was adopted last kept something: a change needs an adoption, too
 
 	since   time.Time // when the oldest change came that is not in the kernel yet; zero: all are
 	waiting []waiter  // answered after the next attempt
@@ -58,7 +60,10 @@ type waiter struct {
 func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
-	l := &loop{Agent: a, stale: true, lacking: true, retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval)}
+	l := &loop{
+		Agent: a, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
+		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval),
+	}
 	l.retry.Stop()
 	return l
 }
@@ -148,7 +153,9 @@ func (l *loop) attempt(ctx context.Context, why string) {
 		return
 	}
 	l.health.queued(time.Now())
-	l.look()
+	if l.look() {
+		why = change // what goes now was not anyone's tampering
+	}
 	delta := l.compile()
 	done, err := l.program(ctx, delta, why)
 	l.checks.apply(delta.HealthChecks)
@@ -177,16 +184,21 @@ func (l *loop) compile() state.Delta {
 	if l.since.IsZero() {
 		l.since = dirty.Since
 	}
-	return l.Compiler.Update(l.Store, dirty)
+	delta := l.Compiler.Update(l.Store, dirty)
+	if l.lacking {
+		l.note(delta)
+	}
+	return delta
 }
 
 // program has the driver plan and apply the change. If that fails, or if the kernel
-// may not be what the driver believes, it adopts the kernel with the whole state instead.
+// may not be what the driver believes or holds what is only kept, it adopts the kernel with
+// the whole state instead.
 func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Applied, error) {
 	if !l.stale && delta.Len() == 0 {
 		return Applied{Time: time.Now()}, nil
 	}
-	if !l.stale {
+	if !l.stale && !l.keeping {
 		done, err := l.apply(ctx, pathUpdate, func() (driver.Plan, error) { return l.Driver.Update(ctx, delta) })
 		if err == nil || ctx.Err() != nil {
 			return done, err
@@ -199,11 +211,16 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 		}
 		l.stale = true
 	}
-	done, err := l.apply(ctx, pathAdopt, func() (driver.Plan, error) { return l.adopt(ctx) })
+	kept := 0
+	done, err := l.apply(ctx, pathAdopt, func() (p driver.Plan, err error) {
+		p, kept, err = l.adopt(ctx)
+		return p, err
+	})
 	if err != nil {
 		return done, err
 	}
 	l.stale = false
+	l.keeps(kept)
 	l.due.Reset(l.AuditInterval)
 	if done.Operations > 0 && (why == tampering || why == audit && delta.Len() == 0) {
 		l.healed(done, why)
