@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
 
+	rtnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -16,47 +18,72 @@ import (
 // listed: they mostly come several at a time.
 const addressPause = 50 * time.Millisecond
 
+// noticePause is how long a socket rests that cannot be read.
+const noticePause = time.Second
+
 // followAddresses tells the addresses of the calling thread's network
 // namespace each time that they have changed, until ctx ends.
 func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Addr, error) {
+	// Both sockets are opened in the calling thread, and stay in its namespace wherever they are used.
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("list host addresses: %w", err)
 	}
-	updates := make(chan netlink.AddrUpdate, 64)
-	// A burst that doesn't fit makes no difference, as all addresses are listed after it.
-	options := netlink.AddrSubscribeOptions{
-		ReceiveBufferSize: 1 << 20,
-		ErrorCallback: func(err error) {
-			log.Warn("host addresses are no longer followed; node ports stay on those of now", "error", err)
-		},
-	}
-	if err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), options); err != nil {
+	notices, err := rtnetlink.Dial(unix.NETLINK_ROUTE, &rtnetlink.Config{Groups: unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR})
+	if err != nil {
 		h.Close()
 		return nil, fmt.Errorf("follow host addresses: %w", err)
 	}
+	context.AfterFunc(ctx, func() { _ = notices.Close() }) // ends Receive, too
+	changed := make(chan struct{}, 1)
+	changed <- struct{}{} // what changed before the socket was open
+	go noticeChanges(ctx, log, func() error { _, err := notices.Receive(); return err }, changed)
 	told := make(chan []netip.Addr)
 	go func() {
 		defer close(told)
 		defer h.Close()
-		tellAddresses(ctx, log, h, updates, told)
+		tellAddresses(ctx, log, h, changed, told)
 	}()
 	return told, nil
 }
 
-// tellAddresses lists the addresses after each burst of updates.
-func tellAddresses(ctx context.Context, log *slog.Logger, h *netlink.Handle, updates <-chan netlink.AddrUpdate, told chan<- []netip.Addr) {
+// noticeChanges fills changed, which has room for one, each time that notices came or may
+// have been lost, until ctx ends. The kernel drops notices that don't fit and says so (ENOBUFS); the
+// socket goes on then, and as all addresses are listed after it, nothing is missed.
+func noticeChanges(ctx context.Context, log *slog.Logger, receive func() error, changed chan<- struct{}) {
+	for failing := false; ; {
+		err := receive()
+		lost := err != nil && !errors.Is(err, unix.ENOBUFS)
+		if lost {
+			if !failing && ctx.Err() == nil {
+				log.Warn("changes of host addresses can't be read; listing them every second meanwhile", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(noticePause):
+			}
+		}
+		failing = lost
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// tellAddresses lists the addresses after each burst of changes.
+func tellAddresses(ctx context.Context, log *slog.Logger, h *netlink.Handle, changed <-chan struct{}, told chan<- []netip.Addr) {
 	var last []netip.Addr
-	pause := time.NewTimer(0) // what changed between the start and the subscription
-	defer pause.Stop()
+	pause := time.NewTimer(addressPause)
+	pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case _, ok := <-updates:
-			if !ok {
-				return
-			}
+		case <-changed:
 			pause.Reset(addressPause)
 			continue
 		case <-pause.C:
