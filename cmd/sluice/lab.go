@@ -155,8 +155,8 @@ lab of the same name is cleaned away first.`,
 			for _, warning := range l.Warnings {
 				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %d nodes, %d pods, %d services\n",
-				l.Name, len(l.Cluster.Nodes), len(l.Cluster.Pods), len(l.Cluster.Services))
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s\n", l.Name,
+				agent.Count(len(l.Cluster.Nodes), "node"), agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"))
 			return nil
 		},
 	}
@@ -260,7 +260,7 @@ func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) er
 		_, _ = fmt.Fprintln(cmd.OutOrStdout(), rep.Summary())
 	}
 	if rep.Failed > 0 {
-		return fmt.Errorf("probe lab %s: %d of %d requests did not end as they should", l.Name, rep.Failed, rep.Requests)
+		return fmt.Errorf("probe lab %s: %d of %s did not end as they should", l.Name, rep.Failed, agent.Count(rep.Requests, "request"))
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
 // Command sluice gives a Linux node its Kubernetes service load balancing, and
-// brings the lab that shows and measures it. Each file holds one subcommand.
+// brings the lab that shows and measures it. Each subcommand has a file of its own.
 package main
 
 import (

@@ -242,7 +242,7 @@ func TestAgentLife(t *testing.T) {
 		t.Fatalf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
 	}
 	code, stdout, _ := sluice(t, "status", "--socket", socket)
-	for _, want := range []string{"OK: the kernel has all", "node-a", "EndpointSlice 1, Service 1", "1 frontends, 2 backends", "read in full"} {
+	for _, want := range []string{"OK: the kernel has all", "node-a", "EndpointSlice 1, Service 1", "1 frontend, 2 backends", "read in full"} {
 		if code != exitOK || !strings.Contains(stdout, want) {
 			t.Errorf("status exits with %d and does not say %q:\n%s", code, want, stdout)
 		}
@@ -311,7 +311,7 @@ func TestPlanWithoutAgent(t *testing.T) {
 	k := useKernel(t)
 	dir := folder(t, map[string]string{"web.yaml": web, "bad.yaml": bad})
 	code, stdout, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a")
-	if code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operations\n" || k.len() != 0 {
+	if code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operation\n" || k.len() != 0 {
 		t.Errorf("plan exits with %d, kernel holds %d:\n%s", code, k.len(), stdout)
 	}
 	if !strings.Contains(stderr, "Service shop/bad") {
@@ -387,6 +387,23 @@ func TestSyncNamesWhoIsWriting(t *testing.T) {
 	}
 }
 
+func TestStatusCounts(t *testing.T) {
+	for n, want := range map[int][]string{
+		1: {"1 frontend, 1 backend\n", "1 operation in", "1 attempt:", "healed\t1 time\n"},
+		2: {"2 frontends, 2 backends\n", "2 operations in", "2 attempts:", "healed\t2 times\n"},
+	} {
+		var b strings.Builder
+		statusTable(&b, agent.Status{
+			Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failure: &agent.Failure{Attempts: n},
+		})
+		for _, text := range want {
+			if !strings.Contains(b.String(), text) {
+				t.Errorf("no %q in\n%s", text, &b)
+			}
+		}
+	}
+}
+
 func TestPlanWhileFailing(t *testing.T) {
 	k := useKernel(t)
 	k.breaks(fmt.Errorf("kernel says no"))
@@ -395,7 +412,7 @@ func TestPlanWhileFailing(t *testing.T) {
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "kernel says no") {
 		t.Errorf("sync exits with %d: %s", code, stderr)
 	}
-	if code, stdout, _ := sluice(t, "plan", "--socket", socket); code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operations\n" {
+	if code, stdout, _ := sluice(t, "plan", "--socket", socket); code != exitOK || stdout != "set TCP 10.0.0.1:80\n1 operation\n" {
 		t.Errorf("plan exits with %d: %s", code, stdout)
 	}
 	k.breaks(nil)

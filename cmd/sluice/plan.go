@@ -110,6 +110,6 @@ func printPlan(w io.Writer, p agent.Plan) error {
 	if n := len(p.Text); n > 0 && p.Text[n-1] != '\n' {
 		end = "\n"
 	}
-	_, err := fmt.Fprintf(w, "%s%s%d operations\n", p.Text, end, p.Operations)
+	_, err := fmt.Fprintf(w, "%s%s%s\n", p.Text, end, agent.Count(p.Operations, "operation"))
 	return err
 }

@@ -55,16 +55,16 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))
 	row("passed over", "%s", counts(s.Source.Skipped))
-	row("programmed", "%d frontends, %d backends", s.Frontends, s.Backends)
+	row("programmed", "%s, %s", agent.Count(s.Frontends, "frontend"), agent.Count(s.Backends, "backend"))
 	if a := s.LastApply; a != nil {
-		row("last change", "%s ago: %d operations in %s (%s)", ago(a.Time), a.Operations, span(seconds(a.Seconds)), a.Path)
+		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), agent.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
 	} else {
 		row("last change", "none yet")
 	}
 	if f := s.Failure; f != nil {
-		row("failing", "since %s, %d attempts: %s", f.Since.Format(time.DateTime), f.Attempts, f.Error)
+		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), agent.Count(f.Attempts, "attempt"), f.Error)
 	}
-	row("healed", "%d times", s.Heals)
+	row("healed", "%s", agent.Count(s.Heals, "time"))
 	if c := s.Conntrack; c != nil && c.Max > 0 {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
 	}

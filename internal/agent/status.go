@@ -94,7 +94,7 @@ func (a *Agent) problems(s Status) []string {
 	case !a.Store.Synced():
 		problems = append(problems, fmt.Sprintf("%s %s have not been read in full yet: nothing is programmed before", s.Source.Name, s.Source.Where))
 	case s.Failure != nil:
-		problems = append(problems, fmt.Sprintf("the kernel could not be programmed in %s since %s: %s", count(s.Failure.Attempts, "attempt"), s.Failure.Since.Format(time.TimeOnly), s.Failure.Error))
+		problems = append(problems, fmt.Sprintf("the kernel could not be programmed in %s since %s: %s", Count(s.Failure.Attempts, "attempt"), s.Failure.Since.Format(time.TimeOnly), s.Failure.Error))
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
@@ -102,7 +102,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if n := len(s.Issues); n > 0 {
-		problems = append(problems, count(n, "fault")+" in objects; the rest works, and what was last good of these stays")
+		problems = append(problems, Count(n, "fault")+" in objects; the rest works, and what was last good of these stays")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))
@@ -165,15 +165,15 @@ type FaultError struct {
 // Error returns the issues, one a line after the first.
 func (e *FaultError) Error() string {
 	var b strings.Builder
-	b.WriteString(count(len(e.Issues), "object") + " at fault:")
+	b.WriteString(Count(len(e.Issues), "object") + " at fault:")
 	for _, i := range e.Issues {
 		b.WriteString("\n  " + i.String())
 	}
 	return b.String()
 }
 
-// count returns "1 object", "2 objects".
-func count(n int, noun string) string {
+// Count returns "1 object", "2 objects": for nouns whose plural takes an s.
+func Count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
