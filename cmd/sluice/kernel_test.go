@@ -111,3 +111,47 @@ func TestKernel(t *testing.T) {
 		t.Errorf("tables after cleanup:\n%s", tables)
 	}
 }
+
+// While the kernel keeps what cannot be read, changes of what can be are programmed in full.
+func TestKernelKeeps(t *testing.T) {
+	ns := nodeNS(t)
+	other := strings.NewReplacer("web", "other", "10.0.0.1", "10.0.0.7", "10.1.0.1", "10.1.0.7").Replace(web)
+	dir := folder(t, map[string]string{"web.yaml": web, "other.yaml": other})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	sync := func(want int) {
+		t.Helper()
+		if code, _, stderr := sluice(t, "sync", "--socket", socket); code != want {
+			t.Fatalf("sync exits with %d: %s", code, stderr)
+		}
+	}
+	holds := func(text string, want bool) {
+		t.Helper()
+		if table := nft(t, ns, "list table inet sluice"); strings.Contains(table, text) != want {
+			t.Errorf("the kernel has %s: %t, want %t:\n%s", text, !want, want, table)
+		}
+	}
+	stop := startAgent(t, dir, socket, ns.Do)
+	sync(exitOK)
+	stop()
+	write(t, dir, "other.yaml", "kind: [")
+	startAgent(t, dir, socket, ns.Do)
+	sync(exitError)
+	holds("10.1.0.7", true)
+
+	write(t, dir, "web.yaml", web[:strings.Index(web, "endpoints:")]+"endpoints: []\n")
+	sync(exitError)
+	holds("10.1.0.1", false)
+	holds("10.1.0.7", true)
+
+	write(t, dir, "web.yaml", web)
+	sync(exitError)
+	holds("10.1.0.1", true)
+	s, err := agent.NewClient(socket).Status(t.Context())
+	if err != nil || s.Kept != 1 || s.Failure != nil || s.Heals != 0 {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+
+	write(t, dir, "other.yaml", other)
+	sync(exitOK)
+	holds("10.1.0.7", true)
+}
