@@ -104,7 +104,7 @@ func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, 
 		d.misused = append(d.misused, "Update though something is kept")
 		return nil, errors.New("something is kept: adopt again")
 	}
-	return &fakePlan{driver: d, set: maps.Clone(delta.Frontends)}, nil
+	return &fakePlan{driver: d, set: maps.Clone(delta.Frontends), names: slices.Collect(maps.Keys(delta.Frontends))}, nil
 }
 
 func (d *fakeDriver) Tampered(context.Context) (bool, error) {

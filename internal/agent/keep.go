@@ -60,11 +60,18 @@ func (l *loop) keeps(kept int) {
 // number of frontends that stay for that reason alone. The frontends in had have had
 // endpoints in this life: if they have none now, they lost them.
 func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
-	if keeper, ok := d.(driver.Keeper); ok && lacking {
-		return keeper.AdoptKeeping(ctx, withBackends(want, had))
+	keeper, ok := d.(driver.Keeper)
+	if !ok || !lacking {
+		p, err = d.Adopt(ctx, want)
+		return p, 0, err
 	}
-	p, err = d.Adopt(ctx, want)
-	return p, 0, err
+	p, kept, err = keeper.AdoptKeeping(ctx, withBackends(want, had))
+	if err == nil && kept == 0 {
+		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
+		// were put there by us: they are programmed as they stand, as Update does it.
+		return keeper.AdoptKeeping(ctx, want)
+	}
+	return p, kept, err
 }
 
 // withBackends is the state without those frontends that never had an endpoint: theirs may be

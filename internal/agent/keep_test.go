@@ -152,6 +152,29 @@ func TestNothingToKeep(t *testing.T) {
 	}
 }
 
+// Where the kernel has nothing to keep, a service without endpoints is refused at once, by
+// an adoption as by an update, and the audit agrees.
+func TestNothingToKeepWithoutEndpoints(t *testing.T) {
+	const web1, web2 = "TCP 10.0.0.1:80 -> []", "TCP 10.0.0.2:80 -> []"
+	b := start(t, func(c *Config) { c.AuditInterval = 20 * time.Millisecond })
+	b.source.lacks("b.yaml: it is at fault")
+	b.source.deliver(web(1)...)
+	b.source.sync()
+	b.holds(t, web1)
+	b.source.deliver(web(2)...)
+	b.holds(t, web1, web2)
+	for range 3 { // some audits
+		if err := b.client.Sync(t.Context()); err != nil {
+			t.Errorf("Sync: %v", err)
+		}
+		time.Sleep(25 * time.Millisecond)
+	}
+	b.holds(t, web1, web2)
+	if s := b.Status(); s.Heals != 0 || s.Kept != 0 {
+		t.Errorf("status: %+v", s)
+	}
+}
+
 // A driver that knows no keeping adopts as ever.
 func TestDriverThatKeepsNothing(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = struct{ driver.Driver }{c.Driver} })
