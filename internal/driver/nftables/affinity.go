@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -126,10 +125,7 @@ func (d *Driver) deleteElements(elements []element) error {
 func (fp *familyProgram) remembersRight(s *state.State, e *element) bool {
 	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b); return a }
 	n := fp.ip.bits / 8
-	client, frontend := addr(e.key[:n]), e.key[n:]
-	f := s.Frontends[state.FrontendKey{
-		Addr: addr(frontend[:n]), Protocol: model.Protocol(frontend[n]), Port: binary.BigEndian.Uint16(frontend[n+4:]),
-	}]
+	client, f := addr(e.key[:n]), s.Frontends[readFrontend(e.key[n:], n)]
 	if f == nil || affinity(f) == 0 {
 		return false
 	}

@@ -81,9 +81,13 @@ func (e *element) frontend() (k state.FrontendKey, ok bool) {
 	if len(fields) < 3 || fields[1].magic != fieldProto.magic {
 		return k, false
 	}
-	n := fields[0].size
+	return readFrontend(b, fields[0].size), true
+}
+
+// readFrontend reads what appendFrontend wrote; n is the size of an address.
+func readFrontend(b []byte, n int) state.FrontendKey {
 	addr, _ := netip.AddrFromSlice(b[:n])
-	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}, true
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}
 }
 
 // digest hashes all that the kernel holds of the element; the digest of a

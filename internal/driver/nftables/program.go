@@ -184,7 +184,7 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 	frontend := []field{f.daddr, fieldProto, fieldDport}
 	fromClient := []field{f.saddr, f.daddr, fieldProto, fieldDport}
 	p.chains = append(p.chains,
-		chain{name: n("services"), comment: "where every new connection is looked up, once", rules: []rule{
+		chain{name: n("services"), comment: "where every new connection is looked up", rules: []rule{
 			// A rule of its own and not a verdict of the map. To validate a verdict the kernel walks
 			// all that can be reached behind every element, the maps of the stages included; and a
 			// packet for which the stages come or go at this moment is served either way.
