@@ -128,6 +128,8 @@ type Pod struct {
 	Terminating bool // has a deletionTimestamp
 	Finished    bool // phase Succeeded or Failed: it has no network any more
 	Ports       []ContainerPort
+
+	ServiceAccount string // spec.serviceAccountName
 }
 
 // ContainerPort is a port that a container of a pod declares.

@@ -155,9 +155,11 @@ type State struct {
 	Hairpins map[netip.Addr]struct{}
 	// HealthChecks by service.
 	HealthChecks map[model.Name]HealthCheck
+	// Policy is what may pass; nil: the node's policy is not Sluice's business.
+	Policy *Policy
 }
 
-// New returns an empty State.
+// New returns an empty State without policy.
 func New() *State {
 	return &State{
 		Frontends:    map[FrontendKey]*Frontend{},
@@ -177,11 +179,12 @@ type Delta struct {
 	OtherIPs     map[netip.Addr]bool
 	Hairpins     map[netip.Addr]bool
 	HealthChecks map[model.Name]*HealthCheck
+	Policy       PolicyDelta
 }
 
 // Len is the number of named changes; 0 means nothing to do.
 func (d Delta) Len() int {
-	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins) + len(d.HealthChecks)
+	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins) + len(d.HealthChecks) + d.Policy.Len()
 	if d.Settings != nil {
 		n++
 	}
@@ -196,13 +199,7 @@ func (s *State) Apply(d Delta) {
 	if d.Settings != nil {
 		s.Settings = *d.Settings
 	}
-	for k, f := range d.Frontends {
-		if f == nil {
-			delete(s.Frontends, k)
-		} else {
-			s.Frontends[k] = f
-		}
-	}
+	applyMap(s.Frontends, d.Frontends)
 	applySet(s.ClusterIPs, d.ClusterIPs)
 	applySet(s.OtherIPs, d.OtherIPs)
 	applySet(s.Hairpins, d.Hairpins)
@@ -212,6 +209,9 @@ func (s *State) Apply(d Delta) {
 		} else {
 			s.HealthChecks[n] = *h
 		}
+	}
+	if s.Policy != nil {
+		s.Policy.Apply(d.Policy)
 	}
 }
 

@@ -41,7 +41,7 @@ func equalEndpoints(a, b model.Endpoint) bool {
 
 func equalPods(a, b *model.Pod) bool {
 	return a.Name == b.Name && a.Node == b.Node && a.HostNetwork == b.HostNetwork &&
-		a.Ready == b.Ready && a.Terminating == b.Terminating && a.Finished == b.Finished &&
+		a.Ready == b.Ready && a.Terminating == b.Terminating && a.Finished == b.Finished && a.ServiceAccount == b.ServiceAccount &&
 		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels)
 }
 

@@ -28,11 +28,25 @@ const (
 	Pods                       // *model.Pod
 	Nodes                      // *model.Node; the Name has no namespace
 	Namespaces                 // *model.Namespace; the Name has no namespace
+
+	// *model.Policy, of the kind that the name says.
+	NetworkPolicies
+	ClusterPolicies
+	CalicoPolicies
+	GlobalPolicies
+
+	Tiers             // *model.Tier; no namespace
+	NetworkSets       // *model.NetworkSet
+	GlobalNetworkSets // *model.NetworkSet; no namespace
+	AddressLists      // *model.NetworkSet; no namespace
+	HostEndpoints     // *model.HostEndpoint; no namespace
 )
 
 // String returns the Kubernetes spelling of the kind: "Service", "EndpointSlice", ….
 func (k Kind) String() string {
-	return [...]string{"Service", "EndpointSlice", "Pod", "Node", "Namespace"}[k]
+	return [...]string{"Service", "EndpointSlice", "Pod", "Node", "Namespace",
+		"NetworkPolicy", "ClusterNetworkPolicy", "CalicoNetworkPolicy", "GlobalNetworkPolicy",
+		"Tier", "NetworkSet", "GlobalNetworkSet", "AddressList", "HostEndpoint"}[k]
 }
 
 // Event is one object's current version, or its absence.

@@ -1,0 +1,192 @@
+package model
+
+import "net/netip"
+
+// PolicyKey identifies a Policy among those of all APIs.
+type PolicyKey struct {
+	Kind PolicyKind
+	Name Name
+}
+
+// String returns "NetworkPolicy shop/db".
+func (k PolicyKey) String() string { return string(k.Kind) + " " + k.Name.String() }
+
+// PolicyKind names the API kind that declared a policy.
+type PolicyKind string
+
+// The kinds of policies. Calico's namespaced policies share their API kind
+// with Kubernetes' own and have a name of their own here.
+const (
+	NetworkPolicy       PolicyKind = "NetworkPolicy"
+	ClusterPolicy       PolicyKind = "ClusterNetworkPolicy"
+	CalicoPolicy        PolicyKind = "CalicoNetworkPolicy"
+	GlobalNetworkPolicy PolicyKind = "GlobalNetworkPolicy"
+)
+
+// Policy is one network policy of any API, in common terms: Kubernetes'
+// NetworkPolicy v1, ClusterNetworkPolicy v1alpha2, Calico's NetworkPolicy and
+// GlobalNetworkPolicy v3.
+//
+// The tiers are walked in ascending order, the policies of a tier in ascending
+// order, the rules of a policy as they are written. The first rule that matches
+// and is not Log decides: Allow and Deny for good, Pass for the rest of the
+// tier. Where no rule of a tier matched, the tier's default befalls what at
+// least one of its policies selects and applies to. What passes all tiers is allowed for
+// a pod, and denied for a host endpoint.
+type Policy struct {
+	Key   PolicyKey
+	Tier  string  // the name of a Tier
+	Order float64 // within the tier, ascending; +Inf where none is given. Ties go by Key
+
+	Subject Selector // whom it applies to: pods and, where its labels allow it, host endpoints
+
+	// Ingress and Egress are the directions it applies to. A direction that it applies to and has no
+	// rule for isolates its subjects there, in tiers that deny by default.
+	Ingress, Egress           bool
+	IngressRules, EgressRules []PolicyRule
+
+	// For host endpoints: Calico's applyOnForward, doNotTrack and preDNAT.
+	ApplyOnForward, DoNotTrack, PreDNAT bool
+
+	// Refused says why the policy could not be taken as it is written and has
+	// no good version from before: it has no rules then, and denies all in the
+	// directions it applies to. It is never applied in part.
+	Refused string
+}
+
+// Action is what a rule does with what it matches.
+type Action uint8
+
+// The actions of rules. Log writes to the kernel's log and goes on.
+const (
+	Allow Action = iota
+	Deny
+	Pass
+	Log
+)
+
+// String returns "allow", "deny", "pass" or "log".
+func (a Action) String() string { return [...]string{"allow", "deny", "pass", "log"}[a] }
+
+// PolicyRule matches new connections; all that is set must hold.
+type PolicyRule struct {
+	Name   string // as people find it in the object: "ingress[0]", or its own name
+	Action Action
+	Family uint8 // 4 or 6: that family alone; 0: both
+
+	Protocol, NotProtocol uint8 // IP protocol numbers; 0: any
+	ICMP, NotICMP         *ICMP // with Protocol 1 (IPv4) or 58 (IPv6)
+
+	Source, Destination RuleEnd
+}
+
+// ICMP is a type and, where Code is not negative, a code.
+type ICMP struct {
+	Type uint8
+	Code int16
+}
+
+// RuleEnd is what a rule asks of one end of a connection. All that is set must hold.
+type RuleEnd struct {
+	Peers    [][]Peer // of each list, one must hold the address; no list: any address
+	NotPeers []Peer   // none of these may hold it
+
+	Ports    []PolicyPort // one must match; nil: any, and protocols without ports too
+	NotPorts []PolicyPort // none may match
+}
+
+// Peer holds addresses: those of pods, network sets and host endpoints that a selector
+// selects, or those in Nets and in none of Except.
+type Peer struct {
+	Selector Selector // zero: Nets count
+	Nets     []netip.Prefix
+	Except   []netip.Prefix // each within one of Nets
+}
+
+// PolicyPort is a range of ports, or the ports that pods give a name.
+type PolicyPort struct {
+	Protocol    Protocol // 0: that of the rule
+	First, Last uint16   // inclusive; 0 to 65535 for all ports of the protocol
+	Name        string   // a container port's name; First and Last are 0 then
+}
+
+// Tier is a group of policies that are judged together.
+type Tier struct {
+	Name        string
+	Order       float64 // ascending; +Inf where none is given. Ties go by name
+	DefaultPass bool    // what no rule matched goes on to the next tier; otherwise it is denied
+}
+
+// The tiers that are always there, with the orders that Calico gives them.
+// NetworkPolicy is in DefaultTier, with order 1000.
+var (
+	AdminTier    = Tier{Name: "kube-admin", Order: 1_000, DefaultPass: true}
+	DefaultTier  = Tier{Name: "default", Order: 1_000_000}
+	BaselineTier = Tier{Name: "kube-baseline", Order: 10_000_000, DefaultPass: true}
+)
+
+// NetworkSetKey identifies a NetworkSet.
+type NetworkSetKey struct {
+	Kind NetworkSetKind
+	Name Name
+}
+
+// String returns "GlobalNetworkSet bad-addresses".
+func (k NetworkSetKey) String() string { return string(k.Kind) + " " + k.Name.String() }
+
+// NetworkSetKind says where a network set comes from.
+type NetworkSetKind string
+
+// The kinds of network sets. AddressList is a text file of addresses.
+const (
+	GlobalNetworkSet     NetworkSetKind = "GlobalNetworkSet"
+	NamespacedNetworkSet NetworkSetKind = "NetworkSet"
+	AddressList          NetworkSetKind = "AddressList"
+)
+
+// NetworkSet is a labelled list of networks that selectors select as peers.
+type NetworkSet struct {
+	Key    NetworkSetKey
+	Labels map[string]string
+	// Nets are masked, sorted (netip.Prefix.Compare) and unique; they may lie within each other. Up to
+	// millions: nobody copies them.
+	Nets []netip.Prefix
+}
+
+// HostEndpoint is an interface of a node that policies select by its labels.
+type HostEndpoint struct {
+	Name      string
+	Node      string
+	Interface string // "*": all of the node's own; "": the one that has one of Addresses
+	Addresses []netip.Addr
+	Labels    map[string]string
+	// DefaultAllow: what no policy selects is allowed (Calico's profile
+	// projectcalico-default-allow). Otherwise it is denied.
+	DefaultAllow bool
+}
+
+// Links is what a node's kernel says of its interfaces and of the way to its
+// pods. It is a snapshot, sorted throughout.
+type Links struct {
+	Links []Link // by Index
+	// Routes are the connected routes without a gateway that lead to others than the node itself: a host
+	// route (/32, /128) to a pod, or the subnet of a bridge. Sorted by Prefix, then Link.
+	Routes []LinkRoute
+	Local  []netip.Addr // the node's own addresses
+}
+
+// Link is a network interface.
+type Link struct {
+	Index  int
+	Name   string
+	Bridge bool
+	// Pod: it leads to a single network namespace by host routes. Host: it is the
+	// node's own: it has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
+	Pod, Host bool
+}
+
+// LinkRoute says that a prefix is reached through a link, without a gateway.
+type LinkRoute struct {
+	Prefix netip.Prefix
+	Link   int
+}

@@ -1,0 +1,243 @@
+package state
+
+import (
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// SetID names a set of addresses or of ports in the kernel. It is a function
+// of all names in use at the moment alone: a hash, moved on where two names share it. The low
+// eight bits are zero: drivers use them to tell apart what one set needs more than one of.
+type SetID uint32
+
+// ProgramID names a Program: a digest of all that it holds. "" is no program: everything passes.
+type ProgramID string
+
+// Program is what a new connection is judged by at one end, in one direction. Ends with
+// the same policies share one. Immutable.
+type Program struct {
+	ID    ProgramID
+	Tiers []Tier
+	// Default befalls what passed all tiers: Allow for pods, Deny for host endpoints.
+	Default model.Action
+}
+
+// Tier is a stage of a Program. The first rule that matches decides; Pass goes to the next tier.
+type Tier struct {
+	Name  string
+	Rules []Rule
+	// Default befalls what no rule matched: Deny or Pass.
+	Default model.Action
+	// Policies are those of the tier that apply here, in their order: with Default Deny they
+	// are who isolates.
+	Policies []model.PolicyKey
+}
+
+// Rule is a declared rule with its peers resolved to sets. A declared rule may
+// become several, one after the other, with one Name.
+type Rule struct {
+	Policy model.PolicyKey
+	Name   string // "ingress[0]", or the rule's own name
+	Action model.Action
+	Family uint8 // 4 or 6: that family alone; 0: both
+
+	Protocol, NotProtocol uint8 // 0: any
+	ICMP, NotICMP         *model.ICMP
+
+	Source, Destination End
+}
+
+// End is what a Rule asks of the source or the destination. All must hold.
+type End struct {
+	In    []Term // the address is in each of these
+	NotIn []Term // and in none of these
+
+	Ports    *Ports // nil: any, and protocols without ports too
+	NotPorts *Ports
+}
+
+// Term is a union of sets of addresses.
+type Term struct {
+	Groups []SetID   // in State.Groups
+	Lists  []ListRef // in State.Lists
+	Text   string    // for people: "pods with app == 'web' in namespace shop"
+}
+
+// ListRef names a List, with the prefix lengths that are in it (ascending), which is what a driver's
+// program depends on: when they change, the ProgramID does.
+type ListRef struct {
+	ID         SetID
+	IPv4, IPv6 []uint8
+}
+
+// List is an immutable set of prefixes: masked, sorted, unique, may lie within each other.
+// Prefixes of both families may be mixed.
+type List struct {
+	Name     string // for people: "GlobalNetworkSet bad", "10.0.0.0/8"
+	Prefixes []netip.Prefix
+}
+
+// Ports is a union of port ranges and of ports that pods give a name. Immutable.
+type Ports struct {
+	ID     SetID // of Ranges; 0 if there are none
+	Ranges []PortRange
+	Named  []SetID // in State.NamedPorts: address, protocol and port must be in one
+	Text   string  // for people: "TCP 80, 8000-8100, http"
+}
+
+// PortRange is a range of ports of one protocol, both ends included. The ranges of a Ports are sorted
+// and do not overlap.
+type PortRange struct {
+	Protocol    model.Protocol
+	First, Last uint16
+}
+
+// NamedPort is a port to which a pod gives a name.
+type NamedPort struct {
+	Addr     netip.Addr
+	Protocol model.Protocol
+	Port     uint16
+}
+
+// Workload is an address of a pod of this node. Immutable.
+type Workload struct {
+	Pod             model.Name
+	Device          int  // index of the interface that leads to it; 0: not known, and nothing that it sends passes
+	Bridged         bool // others are behind the interface too
+	Ingress, Egress ProgramID
+}
+
+// Host is a network interface of the node that a host endpoint covers. Immutable.
+type Host struct {
+	Name   string // of the host endpoint
+	Device string // the interface's name
+
+	// Input and Output judge connections to and from the node itself, both ways of Forward those that
+	// pass through it, PreDNAT all that come in before services are translated. Untracked are stateless:
+	// they judge each packet before connection tracking, and what they allow is not tracked.
+	Input, Output             ProgramID
+	ForwardIn, ForwardOut     ProgramID
+	PreDNAT                   ProgramID
+	UntrackedIn, UntrackedOut ProgramID
+}
+
+// Denied are addresses whose packets are dropped where they arrive, before
+// connection tracking.
+type Denied struct {
+	Devices []string // names of interfaces that exist, sorted
+	Lists   []ListRef
+}
+
+// Policy is the part of the State that says what may pass.
+type Policy struct {
+	Programs   map[ProgramID]*Program
+	Workloads  map[netip.Addr]*Workload
+	Hosts      map[int]*Host // by index of the interface
+	Groups     map[SetID]map[netip.Addr]struct{}
+	NamedPorts map[SetID]map[NamedPort]struct{}
+	PortSets   map[SetID]*Ports // of Ports.ID
+	Lists      map[SetID]*List
+	Denied     Denied
+
+	// PodDevices are interfaces that lead to one pod each: what comes from there must have that pod's address.
+	PodDevices map[int]struct{}
+	// HostDevices are the node's own interfaces. What comes from an interface that is
+	// neither is dropped: nobody knows yet whose it is.
+	HostDevices map[int]struct{}
+	// PodCIDRs are the addresses of this node's pods, masked and sorted: what goes to or comes from
+	// one that is no Workload is dropped, as its policies are not known yet.
+	PodCIDRs []netip.Prefix
+}
+
+// NewPolicy returns an empty Policy.
+func NewPolicy() *Policy {
+	return &Policy{
+		Programs:    map[ProgramID]*Program{},
+		Workloads:   map[netip.Addr]*Workload{},
+		Hosts:       map[int]*Host{},
+		Groups:      map[SetID]map[netip.Addr]struct{}{},
+		NamedPorts:  map[SetID]map[NamedPort]struct{}{},
+		PortSets:    map[SetID]*Ports{},
+		Lists:       map[SetID]*List{},
+		PodDevices:  map[int]struct{}{},
+		HostDevices: map[int]struct{}{},
+	}
+}
+
+// PolicyDelta is a change of Policy: what is named is set, or removed where the value is nil or
+// false; what is not named stays.
+type PolicyDelta struct {
+	Programs    map[ProgramID]*Program
+	Workloads   map[netip.Addr]*Workload
+	Hosts       map[int]*Host
+	Groups      map[SetID]map[netip.Addr]bool // a group that loses its last member is gone
+	NamedPorts  map[SetID]map[NamedPort]bool
+	PortSets    map[SetID]*Ports
+	Lists       map[SetID]*List
+	Denied      *Denied
+	PodDevices  map[int]bool
+	HostDevices map[int]bool
+	PodCIDRs    *[]netip.Prefix
+}
+
+// Len is the number of named changes; each member of a group counts.
+func (d PolicyDelta) Len() int {
+	n := len(d.Programs) + len(d.Workloads) + len(d.Hosts) + len(d.PortSets) + len(d.Lists) + len(d.PodDevices) + len(d.HostDevices)
+	for _, g := range d.Groups {
+		n += len(g)
+	}
+	for _, g := range d.NamedPorts {
+		n += len(g)
+	}
+	if d.Denied != nil {
+		n++
+	}
+	if d.PodCIDRs != nil {
+		n++
+	}
+	return n
+}
+
+// Apply changes p by d.
+func (p *Policy) Apply(d PolicyDelta) {
+	applyMap(p.Programs, d.Programs)
+	applyMap(p.Workloads, d.Workloads)
+	applyMap(p.Hosts, d.Hosts)
+	applyMap(p.PortSets, d.PortSets)
+	applyMap(p.Lists, d.Lists)
+	applyMembers(p.Groups, d.Groups)
+	applyMembers(p.NamedPorts, d.NamedPorts)
+	applySet(p.PodDevices, d.PodDevices)
+	applySet(p.HostDevices, d.HostDevices)
+	if d.Denied != nil {
+		p.Denied = *d.Denied
+	}
+	if d.PodCIDRs != nil {
+		p.PodCIDRs = *d.PodCIDRs
+	}
+}
+
+func applyMap[K comparable, V any](m map[K]*V, d map[K]*V) {
+	for k, v := range d {
+		if v == nil {
+			delete(m, k)
+		} else {
+			m[k] = v
+		}
+	}
+}
+
+func applyMembers[K, M comparable](groups map[K]map[M]struct{}, d map[K]map[M]bool) {
+	for k, members := range d {
+		g := groups[k]
+		if g == nil {
+			g = map[M]struct{}{}
+			groups[k] = g
+		}
+		applySet(g, members)
+		if len(g) == 0 {
+			delete(groups, k)
+		}
+	}
+}

@@ -1,0 +1,31 @@
+// Package verdict says what the desired state does with a connection, and why:
+// the same walk that a driver's program does in the kernel, over the same
+// values, with names. It is pure; a test asks it and the kernel the same questions.
+package verdict
+
+import (
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Flow is the first packet of a connection as policy sees it: after service
+// translation, before masquerade.
+type Flow struct {
+	Source, Destination         netip.Addr
+	Protocol                    uint8
+	SourcePort, DestinationPort uint16 // TCP, UDP, SCTP
+	ICMPType, ICMPCode          uint8  // ICMP, ICMPv6
+}
+
+// Verdict is what a Program, or a stage of the walk, makes of a flow.
+type Verdict struct {
+	Allowed bool
+	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a
+	// default did, and all where nothing applies.
+	Tier   string
+	Policy model.PolicyKey
+	Rule   string
+	// Isolating are, where a tier's default denies, the policies that make it do so.
+	Isolating []model.PolicyKey
+}
