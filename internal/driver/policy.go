@@ -1,0 +1,43 @@
+package driver
+
+import (
+	"context"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// DropGroup is the nflog group to which a driver sends the headers of packets
+// that it drops, some hundred a second at the most. The prefix of a message is
+// DropPrefix and the Drop.
+const (
+	DropGroup  = 0x51c
+	DropPrefix = "sluice "
+)
+
+// Drop is a reason why a packet was dropped.
+type Drop string
+
+// The reasons. ByPolicy and ByHost are for people to look up in the programs of the state.
+const (
+	Spoofed       Drop = "spoofed"        // from a pod's interface, but not with its address
+	UnknownPod    Drop = "unknown-pod"    // to or from an address of this node's pods that no known pod has
+	UnknownDevice Drop = "unknown-device" // from an interface of which nothing is known yet
+	ByPolicy      Drop = "policy"         // a pod's program
+	ByHost        Drop = "host"           // a host endpoint's program
+	Cut           Drop = "cut"            // established, and forbidden since
+	DenyListed    Drop = "deny-list"      // at its arrival
+)
+
+// PolicyCounter is what a policy has decided, in connections (packets, where
+// connections are not tracked), since it was first programmed.
+type PolicyCounter struct {
+	Policy          model.PolicyKey
+	Allowed, Denied uint64
+}
+
+// Counter is implemented by drivers that count what policies decide.
+type Counter interface {
+	// PolicyCounters returns a counter for each policy that is programmed,
+	// sorted by policy. Safe for concurrent use with the Driver's methods.
+	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
+}
