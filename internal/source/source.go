@@ -6,7 +6,16 @@ import (
 	"context"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
 )
+
+// Sink is where objects go; *store.Store is one.
+type Sink interface {
+	// Apply takes a batch of events, in which no object occurs twice.
+	Apply(events []store.Event)
+	// SetSynced is called once, after everything that was there at the start.
+	SetSynced()
+}
 
 // Source delivers objects to a store.
 type Source interface {

@@ -33,16 +33,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
-	"sluice.dev/sluice/internal/store"
 )
-
-// Sink is where objects go; *store.Store is one.
-type Sink interface {
-	// Apply takes a batch of events, in which no object occurs twice.
-	Apply(events []store.Event)
-	// SetSynced is called once, after everything that was there at the start.
-	SetSynced()
-}
 
 const (
 	firstRetry = 50 * time.Microsecond
@@ -70,7 +61,7 @@ const (
 // Source follows one folder. Its methods are safe for concurrent use.
 type Source struct {
 	path string
-	sink Sink
+	sink source.Sink
 	// walkEvery is the longest time between two looks at all files.
 	walkEvery time.Duration
 
@@ -103,7 +94,7 @@ type Source struct {
 var _ source.Source = (*Source)(nil)
 
 // New returns a source that reads the folder at path and delivers to sink.
-func New(path string, sink Sink, log *slog.Logger) *Source {
+func New(path string, sink source.Sink, log *slog.Logger) *Source {
 	return &Source{
 		path:      path,
 		sink:      sink,

@@ -1,0 +1,86 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Join makes one source of several that deliver to the same sink. Each of open
+// makes one, on the sink it is given. The sink's SetSynced is called once all
+// of them have called theirs. No two of them may deliver objects of one kind.
+//
+// Run ends, with its error, as soon as one of them can never work. Status has
+// the names and places of all, and what each says of its objects.
+func Join(sink Sink, open ...func(Sink) Source) Source {
+	g := &gate{Sink: sink}
+	g.missing.Store(int32(len(open)))
+	j := &joined{}
+	for _, o := range open {
+		j.sources = append(j.sources, o(g))
+	}
+	return j
+}
+
+// gate passes on the last of the SetSynced calls that it waits for.
+type gate struct {
+	Sink
+	missing atomic.Int32
+}
+
+func (g *gate) SetSynced() {
+	if g.missing.Add(-1) == 0 {
+		g.Sink.SetSynced()
+	}
+}
+
+type joined struct{ sources []Source }
+
+func (j *joined) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, len(j.sources))
+	var running sync.WaitGroup
+	for i, s := range j.sources {
+		running.Go(func() {
+			if errs[i] = s.Run(ctx); errs[i] != nil {
+				stop()
+			}
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+func (j *joined) Flush(ctx context.Context) error {
+	errs := make([]error, len(j.sources))
+	var flushing sync.WaitGroup
+	for i, s := range j.sources {
+		flushing.Go(func() { errs[i] = s.Flush(ctx) })
+	}
+	flushing.Wait()
+	return errors.Join(errs...)
+}
+
+func (j *joined) Status() Status {
+	all := Status{Synced: true, Objects: map[string]int{}, Skipped: map[string]int{}, Issues: []model.Issue{}}
+	var names, places []string
+	for _, s := range j.sources {
+		st := s.Status()
+		names, places = append(names, st.Name), append(places, st.Where)
+		all.Synced = all.Synced && st.Synced
+		maps.Copy(all.Objects, st.Objects)
+		for kind, n := range st.Skipped {
+			all.Skipped[kind] += n
+		}
+		all.Issues = append(all.Issues, st.Issues...)
+		all.Lacking = append(all.Lacking, st.Lacking...)
+	}
+	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")
+	return all
+}
