@@ -172,7 +172,7 @@ type Links struct {
 	// Routes are the connected routes without a gateway that lead to others than the node itself: a host
 	// route (/32, /128) to a pod, or the subnet of a bridge. Sorted by Prefix, then Link.
 	Routes []LinkRoute
-	Local  []netip.Addr // the node's own addresses
+	Local  []netip.Addr // the node's own addresses: those of all Links, sorted, unique
 }
 
 // Link is a network interface.
@@ -183,6 +183,8 @@ type Link struct {
 	// Pod: it leads to a single network namespace by host routes. Host: it is the
 	// node's own: it has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
 	Pod, Host bool
+	// Addresses are its own, sorted; IPv6 link-local ones are left out, as every link has one.
+	Addresses []netip.Addr
 }
 
 // LinkRoute says that a prefix is reached through a link, without a gateway.
