@@ -19,9 +19,10 @@ func healthy() *Facts {
 		NetAdmin: true,
 		Features: []Feature{{Name: "masquerade"}},
 		Owner:    true, Persist: true,
-		Families:  []Family{{Name: "IPv4", Target: "10.96.0.1", Route: "via 10.0.0.1 dev eth0", Forwards: true}},
-		Conntrack: Conntrack{Loaded: true, Count: 10, Max: 262144, Liberal: true},
-		Socket:    "/run/sluice/sluice.sock",
+		PolicyFeatures: []Feature{{Name: "connection labels"}},
+		Families:       []Family{{Name: "IPv4", Target: "10.96.0.1", Route: "via 10.0.0.1 dev eth0", Forwards: true}},
+		Conntrack:      Conntrack{Loaded: true, Count: 10, Max: 262144, Liberal: true},
+		Socket:         "/run/sluice/sluice.sock",
 	}
 }
 
@@ -56,6 +57,10 @@ func TestChecks(t *testing.T) {
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
 		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
 		{"driver refuses", func(f *Facts) { f.DriverAsked, f.DriverErr = true, errors.New("no such map") }, "program", Fail, "no such map", "kernel"},
+		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = unix.EOPNOTSUPP }, "policy", Fail, "connection labels: operation not supported", "--policy=false"},
+		{"policy cannot be told", func(f *Facts) { f.PolicyErr = denied }, "policy", Warn, "cannot tell: permission denied", "root"},
+		{"bridged pods", func(f *Facts) { f.Bridges = []string{"cni0"} }, "bridged pods", Warn, "behind cni0", "bridge-nf-call-iptables=1"},
+		{"bridged pods that IP sees", func(f *Facts) { f.Bridges, f.BridgeCalls = []string{"cni0"}, true }, "bridged pods", OK, "by their addresses alone", ""},
 		{"no persist", func(f *Facts) { f.Persist = false }, "table owner", OK, "before Linux 6.9", ""},
 		{"no owner", func(f *Facts) { f.Persist, f.Owner = false, false }, "table owner", OK, "before Linux 5.12", ""},
 		{"no route", func(f *Facts) { f.Families[0].RouteErr = unix.ENETUNREACH }, "route IPv4", Fail, "no route to 10.96.0.1: network is unreachable", "default route"},

@@ -16,6 +16,11 @@ type Facts struct {
 	Persist     bool      // an owned table outlives its owner (Linux 6.9)
 	FeaturesErr error
 
+	PolicyFeatures []Feature // those that policy needs; none: policy is not asked for
+	PolicyErr      error
+	Bridges        []string // that have veths; only read where policy is asked for
+	BridgeCalls    bool     // what a bridge forwards meets the rules of IP, too
+
 	DriverAsked bool
 	DriverErr   error // why the driver cannot work here
 

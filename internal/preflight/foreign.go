@@ -13,7 +13,7 @@ func dropping(f *Facts) []Result {
 	if f.ChainsErr != nil {
 		return cannotTell(name, f.ChainsErr)
 	}
-	results := judge(name, "nftables", f.Chains)
+	results := judge(name, "nftables", f.Chains, f.Chains)
 	if len(results) == 0 {
 		return one(name, OK, "no other nftables chain drops by default", "")
 	}
@@ -26,7 +26,7 @@ func legacy(f *Facts) []Result {
 	if len(f.Legacy.Tables) == 0 && f.Legacy.ReadErr == nil {
 		return one(name, OK, "not in use", "")
 	}
-	results := judge(name, "iptables-legacy", f.Legacy.Chains)
+	results := judge(name, "iptables-legacy", f.Legacy.Chains, f.Legacy.Chains)
 	if f.Legacy.ReadErr != nil {
 		results = append(results, Result{name, Warn, fmt.Sprintf("tables in use (%s), not read: %v", list(f.Legacy.Tables), f.Legacy.ReadErr),
 			"install iptables and look at `iptables-legacy-save` for rules that drop forwarded packets"})
@@ -37,7 +37,9 @@ func legacy(f *Facts) []Result {
 	return results
 }
 
-func judge(check, kind string, chains []Chain) []Result {
+// judge says of each chain that drops by default what that means. What is in the same
+// table, among all, tells whose it is.
+func judge(check, kind string, chains, all []Chain) []Result {
 	var results []Result
 	for _, c := range chains {
 		if c.Hook == "" || !c.PolicyDrop && c.EndsIn == "" {
@@ -47,7 +49,7 @@ func judge(check, kind string, chains []Chain) []Result {
 		if c.EndsIn != "" {
 			how = c.EndsIn + "s what its rules before do not accept"
 		}
-		who := ownerOf(c, chains)
+		who := ownerOf(c, all)
 		seen := fmt.Sprintf("%s%s chain %s %s %s (%s) %s", who.prefix(), kind, c.Family, c.Table, c.Name, c.Hook, how)
 		if c.AcceptsTranslated {
 			results = append(results, Result{Check: check, Status: OK, Seen: seen + "; it accepts connections to services"})

@@ -25,6 +25,8 @@ type Options struct {
 	// ServiceCIDRs tell which families are in use. Without them it is those that
 	// the node has addresses of beyond its links.
 	ServiceCIDRs []netip.Prefix
+	// Policy: the agent is to carry out network policy, too.
+	Policy bool
 	// Driver asks the driver whether this kernel takes its program; nil: do not ask.
 	Driver func(context.Context) error
 }
@@ -36,7 +38,16 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = effective(unix.CAP_NET_ADMIN)
-	f.Features, f.Owner, f.Persist, f.FeaturesErr = probe()
+	f.Features, f.FeaturesErr = probe(trials)
+	if f.FeaturesErr == nil {
+		f.Owner, f.Persist = owners()
+	}
+	if o.Policy {
+		var err error
+		f.PolicyFeatures, f.PolicyErr = probe(policyTrials)
+		f.Bridges, f.BridgeCalls, err = bridges()
+		f.PolicyErr = errors.Join(f.PolicyErr, err)
+	}
 	if o.Driver != nil {
 		f.DriverAsked, f.DriverErr = true, o.Driver(ctx)
 	}

@@ -127,8 +127,9 @@ next:
 
 func TestBareNode(t *testing.T) {
 	ns := node(t)
-	results := gather(t, ns, preflight.Options{})
+	results := gather(t, ns, preflight.Options{Policy: true})
 	expect(t, results, "kernel", preflight.OK, "Linux")
+	expect(t, results, "policy", preflight.OK, "connection labels", "ingress hook")
 	expect(t, results, "privileges", preflight.OK)
 	expect(t, results, "nftables", preflight.OK, "reject while translating", "masquerade")
 	expect(t, results, "route IPv4", preflight.OK, "via 192.168.77.1 dev eth0")
@@ -150,7 +151,7 @@ func TestBareNode(t *testing.T) {
 
 func TestProbeLeavesNothing(t *testing.T) {
 	ns := node(t)
-	gather(t, ns, preflight.Options{})
+	gather(t, ns, preflight.Options{Policy: true})
 	out, err := ns.Run("nft", "list", "ruleset")
 	if err != nil || len(out) > 0 {
 		t.Errorf("ruleset after a probe: %v\n%s", err, out)
@@ -285,6 +286,41 @@ func TestDocker(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestObstacles(t *testing.T) {
+	ns := node(t)
+	run(t, ns, dockerRules, "iptables-nft-restore")
+	var found []preflight.Obstacle
+	err := ns.Do(func() (err error) { found, err = preflight.Obstacles(t.Context()); return err })
+	if err != nil || len(found) != 1 {
+		t.Fatalf("obstacles: %v, %v", found, err)
+	}
+	if o := found[0]; o.Hook != "forward" || !strings.Contains(o.Seen, "Docker: ") || !strings.Contains(o.Do, "DOCKER-USER") {
+		t.Errorf("obstacle: %+v", o)
+	}
+}
+
+func TestBridgedPods(t *testing.T) {
+	ns := node(t)
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}
+	if err := ns.LinkAdd(bridge); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := ns.LinkByName("peer0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.LinkSetMaster(peer, bridge); err != nil {
+		t.Fatal(err)
+	}
+	results := gather(t, ns, preflight.Options{Policy: true})
+	for _, r := range results {
+		if r.Check == "bridged pods" && strings.Contains(r.Seen, "behind cni0: ") {
+			return
+		}
+	}
+	t.Errorf("nobody says that pods are behind cni0: %+v", results)
 }
 
 func TestUfw(t *testing.T) {

@@ -33,9 +33,9 @@ type Result struct {
 func Check(f *Facts) []Result {
 	var all []Result
 	for _, check := range []func(*Facts) []Result{
-		kernel, privileges, features, program, ownership,
+		kernel, privileges, features, policyFeatures, program, ownership,
 		routes, forwarding, reversePath, conntrack, liberal,
-		dropping, legacy, otherProxies,
+		dropping, legacy, otherProxies, bridged,
 		agent, ownSysctls,
 	} {
 		all = append(all, check(f)...)

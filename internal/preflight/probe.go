@@ -36,29 +36,33 @@ var trials = []trial{
 	{"masquerade", tryMasquerade},
 }
 
+func probeName() string { return fmt.Sprintf("sluice-preflight-%d", os.Getpid()) }
+
 // probe tries each feature in a table that is added and deleted in the same
 // transaction: the kernel checks all of it, and no packet meets it.
-func probe() (features []Feature, owner, persist bool, err error) {
-	name := fmt.Sprintf("sluice-preflight-%d", os.Getpid())
+func probe(trials []trial) (features []Feature, err error) {
 	for _, t := range trials {
 		conn, err := nftables.New()
 		if err != nil {
-			return nil, false, false, fmt.Errorf("open nftables: %w", err)
+			return nil, fmt.Errorf("open nftables: %w", err)
 		}
-		table := conn.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
+		table := conn.AddTable(&nftables.Table{Name: probeName(), Family: nftables.TableFamilyINet})
 		if err := t.add(conn, table); err != nil {
-			return nil, false, false, fmt.Errorf("encode nftables probe: %w", err)
+			return nil, fmt.Errorf("encode nftables probe: %w", err)
 		}
 		conn.DelTable(table)
 		err = conn.Flush()
 		if errors.Is(err, os.ErrPermission) {
-			return nil, false, false, errors.New("nftables needs CAP_NET_ADMIN")
+			return nil, errors.New("nftables needs CAP_NET_ADMIN")
 		}
 		features = append(features, Feature{t.name, err})
 	}
-	owner = tableFlags(name, tableOwner) == nil
-	persist = tableFlags(name, tableOwner|tablePersist) == nil
-	return features, owner, persist, nil
+	return features, nil
+}
+
+// owners asks whether tables can have an owner, and outlive it.
+func owners() (owner, persist bool) {
+	return tableFlags(probeName(), tableOwner) == nil, tableFlags(probeName(), tableOwner|tablePersist) == nil
 }
 
 func base(c *nftables.Conn, t *nftables.Table, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
