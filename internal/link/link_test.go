@@ -1,0 +1,262 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// testNS makes a namespace that ends with the test.
+func testNS(t *testing.T) *netns.NS {
+	t.Helper()
+	ns, err := netns.New(fmt.Sprintf("sllink-%d-%d", os.Getpid(), time.Now().UnixNano()%1e6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+// ip runs ip(8) commands in the namespace, one a line.
+func ip(t *testing.T, ns *netns.NS, commands string) {
+	t.Helper()
+	for line := range strings.Lines(commands) {
+		if args := strings.Fields(line); len(args) > 0 {
+			if out, err := ns.Run("ip", args...); err != nil {
+				t.Fatalf("ip %s: %v: %s", line, err, out)
+			}
+		}
+	}
+}
+
+func readIn(t *testing.T, ns *netns.NS) (l model.Links) {
+	t.Helper()
+	err := ns.Do(func() (err error) {
+		l, err = Read()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestRead(t *testing.T) {
+	tests := map[string]struct {
+		setup string
+		want  string // links but lo, in their order
+		addrs string // of them
+	}{
+		"a pod's pair": {`
+			link add p0 type veth peer p0p
+			link set p0 up
+			route add 10.1.0.5/32 dev p0 scope link
+			-6 route add fd00::5/128 dev p0`,
+			"p0p p0:pod 10.1.0.5/32>p0 fd00::5/128>p0", ""},
+		"a pod's pair of the ptp plugin": {`
+			link add p0 type veth peer p0p
+			link set p0 up
+			addr add 10.1.0.1/32 dev p0
+			route add 10.1.0.5/32 dev p0 scope host`,
+			"p0p p0:pod 10.1.0.5/32>p0", "10.1.0.1"},
+		"networks behind a pod": {`
+			link add p0 type veth peer p0p
+			link set p0 up
+			route add 10.1.0.5/32 dev p0 scope link
+			route add 10.9.0.0/16 via 10.1.0.5 dev p0 onlink`,
+			"p0p p0:pod 10.1.0.5/32>p0", ""},
+		"a pair without anything": {`link add p0 type veth peer p0p`, "p0p p0", ""},
+		"link-local addresses alone": {`
+			link add p0 type veth peer p0p
+			link set p0 up
+			link set p0p up
+			addr add fe80::1/64 dev p0`,
+			"p0p p0", ""},
+		"an uplink": {`
+			link add e0 type veth peer e0p
+			link set e0 up
+			addr add 192.168.0.2/24 dev e0
+			addr add fd01::2/64 dev e0 nodad
+			route add default via 192.168.0.1`,
+			"e0p e0:host 192.168.0.0/24>e0 fd01::/64>e0", "192.168.0.2 fd01::2"},
+		"an uplink whose gateway is beyond any subnet": {`
+			link add e0 type veth peer e0p
+			link set e0 up
+			addr add 10.128.0.7/32 dev e0
+			route add 10.128.0.1/32 dev e0 scope link
+			route add default via 10.128.0.1`,
+			"e0p e0:host 10.128.0.1/32>e0", "10.128.0.7"},
+		"no pair with a host route": {`
+			route add 10.128.0.1/32 dev lo scope link`,
+			"10.128.0.1/32>lo", ""},
+		"an address and its peer": {`
+			link add e0 type veth peer e0p
+			link set e0 up
+			addr add 10.0.0.1 peer 10.0.0.2/32 dev e0`,
+			"e0p e0:host 10.0.0.2/32>e0", "10.0.0.1"},
+		"a single address of its own": {`
+			link add e0 type veth peer e0p
+			link set e0 up
+			addr add fd01::2/128 dev e0 nodad`,
+			"e0p e0:host", "fd01::2"},
+		"a bridge and its port": {`
+			link add br0 type bridge
+			link set br0 up
+			addr add 10.1.0.1/24 dev br0
+			link add p0 type veth peer p0p
+			link set p0 master br0
+			link set p0 up`,
+			"br0:bridge:host p0p p0 10.1.0.0/24>br0", "10.1.0.1"},
+		"a bridge with host routes": {`
+			link add br0 type bridge
+			link set br0 up
+			route add 10.1.0.5/32 dev br0 scope link`,
+			"br0:bridge:host 10.1.0.5/32>br0", ""},
+		"what is not reachable": {`
+			link add e0 type veth peer e0p
+			link set e0 up
+			route add blackhole 10.1.0.0/24
+			route add 10.1.0.5/32 dev e0 table 100`,
+			"e0p e0", ""},
+		"twice with another metric": {`
+			link add p0 type veth peer p0p
+			link set p0 up
+			route add 10.1.0.5/32 dev p0 scope link
+			route add 10.1.0.5/32 dev p0 scope link metric 7`,
+			"p0p p0:pod 10.1.0.5/32>p0", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			ns := testNS(t)
+			ip(t, ns, tt.setup)
+			l := readIn(t, ns)
+			got, addrs := describe(l)
+			if got != tt.want {
+				t.Errorf("got  %q\nwant %q", got, tt.want)
+			}
+			if addrs != tt.addrs {
+				t.Errorf("addresses %q, want %q", addrs, tt.addrs)
+			}
+			if i := slices.IndexFunc(l.Links, func(l model.Link) bool { return l.Name == "lo" }); i < 0 || !l.Links[i].Host ||
+				!slices.Contains(l.Links[i].Addresses, netip.MustParseAddr("127.0.0.1")) {
+				t.Errorf("lo is missing or not the node's own: %+v", l.Links)
+			}
+		})
+	}
+}
+
+// describe writes what there is besides lo.
+func describe(l model.Links) (links, addrs string) {
+	var words, own []string
+	names := map[int]string{}
+	for _, l := range l.Links {
+		names[l.Index] = l.Name
+		word := l.Name
+		if l.Bridge {
+			word += ":bridge"
+		}
+		if l.Pod {
+			word += ":pod"
+		}
+		if l.Host {
+			word += ":host"
+		}
+		if l.Name != "lo" {
+			words = append(words, word)
+		}
+	}
+	for _, r := range l.Routes {
+		words = append(words, r.Prefix.String()+">"+names[r.Link])
+	}
+	for _, a := range l.Local {
+		if !a.IsLoopback() {
+			own = append(own, a.String())
+		}
+	}
+	return strings.Join(words, " "), strings.Join(own, " ")
+}
+
+func TestWatch(t *testing.T) {
+	ns := testNS(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var c <-chan model.Links
+	err := ns.Do(func() (err error) {
+		c, err = Watch(ctx)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, c, "")
+	ip(t, ns, `link add p0 type veth peer p0p
+		link set p0 up`)
+	await(t, c, "p0p p0")
+	ip(t, ns, "route add 10.1.0.5/32 dev p0 scope link")
+	await(t, c, "p0p p0:pod 10.1.0.5/32>p0")
+	ip(t, ns, "-6 route add fd00::5/128 dev p0")
+	await(t, c, "p0p p0:pod 10.1.0.5/32>p0 fd00::5/128>p0")
+	ip(t, ns, "addr add 10.0.0.1/24 dev p0")
+	await(t, c, "p0p p0:host 10.0.0.0/24>p0 10.1.0.5/32>p0 fd00::5/128>p0")
+	ip(t, ns, "link del p0")
+	await(t, c, "")
+	cancel()
+	select {
+	case _, open := <-c:
+		if open {
+			t.Error("links after the end")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the channel stays open after the end")
+	}
+}
+
+// TestWatchOverflow has more happen than the socket holds, before anybody reads.
+func TestWatchOverflow(t *testing.T) {
+	ns := testNS(t)
+	ip(t, ns, `link add p0 type veth peer p0p
+		link set p0 up`)
+	w := newWatcher()
+	if err := ns.Do(w.open); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.events.SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		ip(t, ns, fmt.Sprintf("route add 10.1.0.%d/32 dev p0 scope link", i))
+	}
+	ip(t, ns, "link del p0")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.start(ctx, model.Links{Local: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}) // what was there before
+	await(t, w.out, "")
+	ip(t, ns, "link add e0 type veth peer e0p")
+	await(t, w.out, "e0p e0")
+}
+
+// await receives until the links are as they should be.
+func await(t *testing.T, c <-chan model.Links, want string) {
+	t.Helper()
+	deadline := time.After(5 * time.Second)
+	for got := "nothing"; got != want; {
+		select {
+		case l := <-c:
+			got, _ = describe(l)
+		case <-deadline:
+			t.Fatalf("last saw %q, want %q", got, want)
+		}
+	}
+}
