@@ -29,9 +29,12 @@ const (
 	bpfVarDstPort     = "dst_port"
 	bpfVarDstStride   = "dst_stride"
 	bpfVarFirstNs     = "first_ns"
+	bpfVarFlowMask    = "flow_mask"
 	bpfVarLastNs      = "last_ns"
 	bpfVarNext        = "next"
+	bpfVarProtocol    = "protocol"
 	bpfVarSrcBase     = "src_base"
+	bpfVarSrcMask     = "src_mask"
 	bpfVarUntil       = "until"
 )
 
@@ -102,9 +105,12 @@ type bpfVariableSpecs struct {
 	DstPort     *ebpf.VariableSpec `ebpf:"dst_port"`
 	DstStride   *ebpf.VariableSpec `ebpf:"dst_stride"`
 	FirstNs     *ebpf.VariableSpec `ebpf:"first_ns"`
+	FlowMask    *ebpf.VariableSpec `ebpf:"flow_mask"`
 	LastNs      *ebpf.VariableSpec `ebpf:"last_ns"`
 	Next        *ebpf.VariableSpec `ebpf:"next"`
+	Protocol    *ebpf.VariableSpec `ebpf:"protocol"`
 	SrcBase     *ebpf.VariableSpec `ebpf:"src_base"`
+	SrcMask     *ebpf.VariableSpec `ebpf:"src_mask"`
 	Until       *ebpf.VariableSpec `ebpf:"until"`
 }
 
@@ -150,9 +156,12 @@ type bpfVariables struct {
 	DstPort     *ebpf.Variable `ebpf:"dst_port"`
 	DstStride   *ebpf.Variable `ebpf:"dst_stride"`
 	FirstNs     *ebpf.Variable `ebpf:"first_ns"`
+	FlowMask    *ebpf.Variable `ebpf:"flow_mask"`
 	LastNs      *ebpf.Variable `ebpf:"last_ns"`
 	Next        *ebpf.Variable `ebpf:"next"`
+	Protocol    *ebpf.Variable `ebpf:"protocol"`
 	SrcBase     *ebpf.Variable `ebpf:"src_base"`
+	SrcMask     *ebpf.Variable `ebpf:"src_mask"`
 	Until       *ebpf.Variable `ebpf:"until"`
 }
 

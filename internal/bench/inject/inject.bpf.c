@@ -2,14 +2,15 @@
 //go:build ignore
 
 // Two XDP programs: `inject` turns live frames (BPF_F_TEST_XDP_LIVE_FRAMES)
-// into SYNs of flows that never existed before; `count` counts and drops what
-// arrives at the backends.
+// into SYNs or datagrams, of flows that never existed before or of a few in turns;
+// `count` counts and drops what arrives at the backends.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/tcp.h>
+#include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -22,6 +23,9 @@ char _license[] SEC("license") = "Apache-2.0";
 // What to send; addresses and ports in host byte order.
 volatile __u8 dst_mac[ETH_ALEN];
 volatile __u32 src_base;   // address of flow 0
+volatile __u32 src_mask;   // bits of the address that are drawn for each packet; 0: address after address
+volatile __u32 flow_mask;  // flow numbers start again where their bits end
+volatile __u8 protocol;    // IPPROTO_TCP: SYNs; IPPROTO_UDP: datagrams of twelve bytes
 volatile __u32 dst_base;   // address of target 0; target i is i addresses on
 volatile __u32 dst_first;  // the first target to hit
 volatile __u32 dst_count;  // how many targets from dst_first on
@@ -41,6 +45,16 @@ static __always_inline __u16 fold(__u32 sum)
 	return bpf_htons(~sum & 0xffff);
 }
 
+// scatter spreads numbers over all bits, and no two to one (the finalizer of MurmurHash3).
+static __always_inline __u32 scatter(__u32 n)
+{
+	n ^= n >> 16;
+	n *= 0x85ebca6b;
+	n ^= n >> 13;
+	n *= 0xc2b2ae35;
+	return n ^ n >> 16;
+}
+
 SEC("xdp")
 int inject(struct xdp_md *ctx)
 {
@@ -48,7 +62,8 @@ int inject(struct xdp_md *ctx)
 	void *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
 	struct iphdr *ip = (void *)(eth + 1);
-	struct tcphdr *tcp = (void *)(ip + 1);
+	struct tcphdr *tcp = (void *)(ip + 1); // longer than the other's header
+	struct udphdr *udp = (void *)tcp;
 	__u32 flow = next;
 
 	if ((void *)(tcp + 1) > end || flow >= until || !dst_count)
@@ -59,7 +74,11 @@ int inject(struct xdp_md *ctx)
 	if (flow + 1 == until)
 		last_ns = bpf_ktime_get_ns();
 
+	__u32 number = flow;
+	flow &= flow_mask;
 	__u32 src = src_base + (flow >> PORTS_SHIFT);
+	if (src_mask)
+		src = src_base | (scatter(flow) & src_mask);
 	__u32 dst = dst_base + dst_first + (__u32)((__u64)flow * dst_stride % dst_count);
 	__u16 sport = FIRST_PORT + (flow & ((1 << PORTS_SHIFT) - 1));
 	__u16 dport = dst_port;
@@ -76,23 +95,31 @@ int inject(struct xdp_md *ctx)
 	ip->version = 4;
 	ip->ihl = 5;
 	ip->tos = 0;
-	ip->tot_len = bpf_htons(sizeof(*ip) + sizeof(*tcp));
+	ip->tot_len = bpf_htons(sizeof(*ip) + sizeof(*tcp)); // of datagrams too
 	ip->id = 0;
 	ip->frag_off = bpf_htons(0x4000);
 	ip->ttl = 64;
-	ip->protocol = IPPROTO_TCP;
+	ip->protocol = protocol;
 	ip->saddr = bpf_htonl(src);
 	ip->daddr = bpf_htonl(dst);
-	ip->check = fold(0x4500 + 40 + 0x4000 + (64 << 8) + IPPROTO_TCP + addrs);
+	ip->check = fold(0x4500 + 40 + 0x4000 + (64 << 8) + protocol + addrs);
 
 	__u32 *words = (void *)tcp;
+	if (protocol == IPPROTO_UDP) {
+		udp->source = bpf_htons(sport);
+		udp->dest = bpf_htons(dport);
+		udp->len = bpf_htons(sizeof(*tcp));
+		udp->check = 0; // none
+		words[2] = words[3] = words[4] = 0;
+		return XDP_PASS;
+	}
 	words[0] = bpf_htonl((__u32)sport << 16 | dport);
-	words[1] = bpf_htonl(flow);          // sequence number
+	words[1] = bpf_htonl(number);        // sequence number
 	words[2] = 0;                        // acknowledgement
 	words[3] = bpf_htonl(0x5002ffff);    // five words, SYN, window
 	words[4] = 0;                        // checksum, urgent pointer
-	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (flow >> 16) +
-			  (flow & 0xffff) + 0x5002 + 0xffff);
+	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (number >> 16) +
+			  (number & 0xffff) + 0x5002 + 0xffff);
 	return XDP_PASS;
 }
 

@@ -1,5 +1,5 @@
-// Package inject makes SYNs of fresh flows at the rate that one core can
-// process them, and counts what arrives at the other side.
+// Package inject makes packets at the rate that one core can process them, SYNs of fresh
+// flows unless it is told otherwise, and counts what arrives at the other side.
 //
 // A Generator runs an XDP program over "live frames"
 // (BPF_F_TEST_XDP_LIVE_FRAMES): each becomes a packet that the kernel takes as
@@ -37,9 +37,21 @@ type Target struct {
 	Port  uint16
 }
 
+// Origin says where flows come from and what they are made of.
+type Origin struct {
+	Base netip.Addr // IPv4; each address has 32,768 ports, then comes the next one
+	// Scatter are the bits of the address that are drawn for each packet; they must be zero in Base. 0: none.
+	Scatter uint32
+	Flows   int  // so many flows in turns, a power of two; 0: every packet is a new one
+	UDP     bool // datagrams of twelve bytes in place of SYNs
+}
+
+// FirstPort is the source port of the first flow of an address; the next ones follow.
+const FirstPort = 1024
+
 // Result is what one Send did.
 type Result struct {
-	Sent int           // flows made
+	Sent int           // packets made
 	Took time.Duration // from the making of the first to that of the last
 }
 
@@ -66,7 +78,7 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 	if err := loadBpfObjects(&g.objs, nil); err != nil {
 		return nil, fmt.Errorf("load packet generator: %w", err)
 	}
-	err = errors.Join(setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.objs.SrcBase.Set(word(Sources.Addr())))
+	err = errors.Join(setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.From(Origin{Base: Sources.Addr()}))
 	if err == nil {
 		g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
 	}
@@ -96,8 +108,33 @@ func (g *Generator) Aim(t Target) error {
 	return nil
 }
 
-// Send makes n flows that were never made before, on the given CPU. The packets
-// have been processed when it returns.
+// From sets where the flows of the next Send come from; without it they are SYNs
+// of ever new flows from Sources.
+func (g *Generator) From(o Origin) error {
+	if !o.Base.Is4() || o.Flows&(o.Flows-1) != 0 || o.Scatter&word(o.Base) != 0 {
+		return fmt.Errorf("send from %v: need an IPv4 address that lacks the scattered bits, and a power of two", o)
+	}
+	flows := ^uint32(0)
+	if o.Flows > 0 {
+		flows = uint32(o.Flows - 1)
+	}
+	protocol := uint8(unix.IPPROTO_TCP)
+	if o.UDP {
+		protocol = unix.IPPROTO_UDP
+	}
+	err := errors.Join(
+		g.objs.SrcBase.Set(word(o.Base)),
+		g.objs.SrcMask.Set(o.Scatter),
+		g.objs.FlowMask.Set(flows),
+		g.objs.Protocol.Set(protocol))
+	if err != nil {
+		return fmt.Errorf("prepare packet generator: %w", err)
+	}
+	return nil
+}
+
+// Send makes n packets, each of a flow that was never made before unless From said otherwise,
+// on the given CPU. They have been processed when it returns.
 func (g *Generator) Send(n, cpu int) (Result, error) {
 	var first uint32
 	if err := g.objs.Next.Get(&first); err != nil {

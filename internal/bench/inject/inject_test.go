@@ -1,6 +1,7 @@
 package inject_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -129,5 +130,55 @@ func TestFlowsAreFresh(t *testing.T) {
 	}
 	if len(perTarget) != targets {
 		t.Errorf("%d targets were hit, want %d", len(perTarget), targets)
+	}
+}
+
+// TestOrigins has the kernel's connection tracking count what a few kinds of origins make.
+func TestOrigins(t *testing.T) {
+	l := newLane(t)
+	if _, err := l.Node.Run("nft", "add table ip track; add chain ip track f { type filter hook forward priority 0; }; add rule ip track f ct state new counter"); err != nil {
+		t.Fatal(err)
+	}
+	g, c := start(t, l)
+	if err := g.Aim(inject.Target{Base: cluster.Endpoints.Addr(), First: 1, Count: 1, Port: 8080}); err != nil {
+		t.Fatal(err)
+	}
+	const packets = 1024
+	base := netip.MustParseAddr("33.0.0.0")
+	for name, tc := range map[string]struct {
+		origin           inject.Origin
+		flows, addresses int // how many there must be, some birthdays among random addresses aside
+	}{
+		"a few flows in turns": {inject.Origin{Base: base, Flows: 64, UDP: true}, 64, 1},
+		"scattered datagrams":  {inject.Origin{Base: base, Scatter: 0x1effffff, UDP: true}, packets, packets},
+		"scattered SYNs":       {inject.Origin{Base: base, Scatter: 0xffff}, packets, packets - 40},
+	} {
+		if err := l.FlushConntrack(); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(g.From(tc.origin), c.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Send(packets, 0); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, c, packets)
+		entries, err := l.Node.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addresses := map[string]bool{}
+		for _, e := range entries {
+			addresses[e.Forward.SrcIP.String()] = true
+			if ip := e.Forward.SrcIP.To4(); ip[0]&^0x1e != 33 {
+				t.Errorf("%s: a packet from %s", name, ip)
+			}
+			if udp := e.Forward.Protocol == 17; udp != tc.origin.UDP {
+				t.Errorf("%s: a packet of protocol %d", name, e.Forward.Protocol)
+			}
+		}
+		if len(entries) != tc.flows || len(addresses) < tc.addresses {
+			t.Errorf("%s: %d flows from %d addresses, want %d from %d", name, len(entries), len(addresses), tc.flows, tc.addresses)
+		}
 	}
 }
