@@ -39,6 +39,9 @@ func (l *Lab) writeObjects() error {
 	for _, s := range append(c.Slices[:len(c.Slices):len(c.Slices)], c.Given...) {
 		add("endpointslice", s.Namespace, s.Name, s)
 	}
+	for _, p := range c.Policies {
+		add(p.Resource(), p.Namespace, p.Name, p.Object)
+	}
 	return l.writeFolder(l.manifests(), files)
 }
 

@@ -29,6 +29,7 @@ type Objects struct {
 	Workloads  []Workload
 	Services   []*corev1.Service
 	Slices     []*discoveryv1.EndpointSlice
+	Policies   []Policy
 	Passed     map[string]int // objects of other kinds, by kind
 	Faults     []string       // what could not be read: the file, the document or object, and why
 }
@@ -135,7 +136,13 @@ func (o *Objects) object(doc []byte) error {
 	if head.Items != nil {
 		return nil
 	}
-	if err := o.typed(head.APIVersion, head.Kind, doc); err != nil {
+	var err error
+	if policyScope(head.APIVersion, head.Kind) == notPolicy {
+		err = o.typed(head.APIVersion, head.Kind, doc)
+	} else {
+		err = o.policy(Policy{head.APIVersion, head.Kind, head.Metadata.Namespace, head.Metadata.Name, slices.Clone(doc)})
+	}
+	if err != nil {
 		return fmt.Errorf("%s %s: %w", head.Kind, head.Metadata.Name, err)
 	}
 	return nil
@@ -204,6 +211,7 @@ func (o *Objects) finish() error {
 		s.Namespace = orDefault(s.Namespace)
 		return refused("EndpointSlice", s.Namespace, s.Name)
 	})
+	o.Policies = slices.DeleteFunc(o.Policies, func(p Policy) bool { return refused(p.Resource(), p.Namespace, p.Name) })
 	o.Workloads = slices.DeleteFunc(o.Workloads, func(w Workload) bool { return refused(w.Kind, w.Namespace, w.Name) })
 	if len(o.Services)+len(o.Workloads)+len(o.Slices) == 0 {
 		return fmt.Errorf("read manifests: no Service and no workload in them; %s", cmp.Or(strings.Join(o.Faults, "; "), "only other kinds"))

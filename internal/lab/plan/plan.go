@@ -58,6 +58,7 @@ type Cluster struct {
 	Services   []*corev1.Service
 	Given      []*discoveryv1.EndpointSlice // from the manifests, passed on as they are
 	Slices     []*discoveryv1.EndpointSlice // made from selectors
+	Policies   []Policy                     // of all policy APIs, passed on as they are
 	Routes     []Route
 	Passed     map[string]int // objects passed over, by kind
 	Notes      []string       // what the lab does differently from what a manifest asks, and why
@@ -76,6 +77,7 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 		OutsideIPs: hosts(Underlay, 1),
 		Workloads:  objs.Workloads,
 		Given:      objs.Slices,
+		Policies:   objs.Policies,
 		Passed:     objs.Passed,
 		Notes:      objs.Faults,
 	}
@@ -216,6 +218,11 @@ func (c *Cluster) addNamespaces(objs *Objects) {
 	}
 	for _, s := range objs.Slices {
 		implied(s.Namespace)
+	}
+	for _, p := range objs.Policies {
+		if p.Namespace != "" {
+			implied(p.Namespace)
+		}
 	}
 }
 

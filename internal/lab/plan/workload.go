@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -188,6 +189,7 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	if r.node != "" {
 		p.Spec.NodeName = r.node
 	}
+	p.Spec.ServiceAccountName = cmp.Or(p.Spec.ServiceAccountName, "default") // as a cluster's admission does
 	node, err := pl.node(p)
 	if err != nil {
 		return nil, err
