@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/source/watch"
 )
 
 // folder is the watched folder while it is there. Paths are relative to it. It
@@ -15,16 +17,16 @@ import (
 type folder struct {
 	root    string
 	seen    os.FileInfo // what was at root
-	watcher *watcher
+	watcher *watch.Watcher
 	paths   map[int32]string // of the watched folders, by watch descriptor; "" is the root
 	rootWD  int32
 }
 
 // openFolder watches a folder; the folders within follow in walk.
-func openFolder(root string, w *watcher) (*folder, error) {
+func openFolder(root string, w *watch.Watcher) (*folder, error) {
 	f := &folder{root: root, watcher: w, paths: make(map[int32]string)}
 	var err error
-	if f.rootWD, err = w.add(root); err != nil {
+	if f.rootWD, err = w.Add(root); err != nil {
 		return nil, fmt.Errorf("open manifest folder %s: %w", root, err)
 	}
 	f.paths[f.rootWD] = ""
@@ -38,7 +40,7 @@ func openFolder(root string, w *watcher) (*folder, error) {
 // close ends all watches.
 func (f *folder) close() {
 	for wd := range f.paths {
-		f.watcher.remove(wd)
+		f.watcher.Remove(wd)
 	}
 }
 
@@ -68,7 +70,7 @@ func (f *folder) walk() (listing, error) {
 	}
 	for wd := range f.paths {
 		if _, ok := paths[wd]; !ok {
-			f.watcher.remove(wd)
+			f.watcher.Remove(wd)
 		}
 	}
 	f.paths = paths
@@ -92,7 +94,7 @@ func (f *folder) list(path string, l *listing, paths map[int32]string) error {
 		}
 		switch {
 		case e.IsDir() && e.Name()[0] != '.':
-			wd, err := f.watcher.add(f.at(entry))
+			wd, err := f.watcher.Add(f.at(entry))
 			if err == nil {
 				paths[wd] = entry
 				err = f.list(entry, l, paths)
@@ -133,43 +135,43 @@ type change struct {
 
 // interpret works out what events mean. retry says that a file or
 // folder could not be read before, so that a change of its attributes is of interest.
-func (f *folder) interpret(events []event, retry func(path string) bool) change {
+func (f *folder) interpret(events []watch.Event, retry func(path string) bool) change {
 	c := change{files: make(map[string]bool)}
 	for _, e := range events {
-		if e.mask&unix.IN_Q_OVERFLOW != 0 {
+		if e.Mask&unix.IN_Q_OVERFLOW != 0 {
 			c.all = true
 			continue
 		}
-		folder, known := f.paths[e.wd]
+		folder, known := f.paths[e.WD]
 		if !known {
 			continue // of a watch that has ended
 		}
-		if e.name == "" {
-			if e.wd == f.rootWD && e.mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0 {
+		if e.Name == "" {
+			if e.WD == f.rootWD && e.Mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0 {
 				c.gone = true
 			}
 			continue
 		}
-		f.interpretEntry(&c, e, filepath.Join(folder, e.name), retry)
+		f.interpretEntry(&c, e, filepath.Join(folder, e.Name), retry)
 	}
 	return c
 }
 
 // interpretEntry works out what an event of an entry of a folder means.
-func (f *folder) interpretEntry(c *change, e event, path string, retry func(path string) bool) {
+func (f *folder) interpretEntry(c *change, e watch.Event, path string, retry func(path string) bool) {
 	switch {
-	case e.mask&unix.IN_ATTRIB != 0:
+	case e.Mask&unix.IN_ATTRIB != 0:
 		if retry(path) {
 			c.all = true
 		}
-	case e.mask&unix.IN_ISDIR != 0:
-		c.all = c.all || e.name[0] != '.'
-	case strings.HasPrefix(e.name, ".."):
+	case e.Mask&unix.IN_ISDIR != 0:
+		c.all = c.all || e.Name[0] != '.'
+	case strings.HasPrefix(e.Name, ".."):
 		// A ConfigMap volume changes by a symbolic link "..data" that is
 		// replaced, which changes all the files that lead through it.
 		c.all = true
-	case !isManifest(e.name):
-	case e.mask&unix.IN_CREATE != 0:
+	case !isManifest(e.Name):
+	case e.Mask&unix.IN_CREATE != 0:
 		var st unix.Stat_t
 		err := unix.Lstat(f.at(path), &st)
 		plain := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1

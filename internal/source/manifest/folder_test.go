@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/source/watch"
 )
 
 func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
@@ -204,8 +206,7 @@ func TestFlushLosesTheFolder(t *testing.T) {
 	f.waitSynced()
 	f.source.work.Lock()
 	f.source.detach()
-	f.source.watcher.drain()
-	f.source.watcher.take()
+	f.source.watcher.Take()
 	f.source.work.Unlock()
 	f.write("b.yaml", serviceYAML("b", 80))
 	f.waitNames("Service shop/a", "Service shop/b")
@@ -455,11 +456,9 @@ func TestOverflow(t *testing.T) {
 	f.write("b.yaml", serviceYAML("b", 80))
 	f.write("a.yaml", serviceYAML("a", 8080))
 	f.remove("gone.yaml")
-	f.source.watcher.drain()
-	f.source.watcher.take()
-	f.source.watcher.mu.Lock()
-	f.source.watcher.pending = []event{{wd: -1, mask: unix.IN_Q_OVERFLOW}}
-	f.source.watcher.mu.Unlock()
+	f.source.watcher.Take()
+	overflow := []watch.Event{{WD: -1, Mask: unix.IN_Q_OVERFLOW}}
+	f.source.reread = f.source.folder.interpret(overflow, f.source.isUnreadable).all
 	f.source.work.Unlock()
 	f.source.step()
 	f.waitNames("Service shop/a", "Service shop/b")

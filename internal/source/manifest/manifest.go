@@ -33,6 +33,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/watch"
 )
 
 const (
@@ -68,9 +69,9 @@ type Source struct {
 	log     *slog.Logger
 	started chan struct{} // closed once Run has begun
 
-	work     sync.Mutex // held while the folder is read and events are delivered
-	watcher  *watcher   // nil when Run is not running
-	folder   *folder    // nil while the folder isn't open
+	work     sync.Mutex     // held while the folder is read and events are delivered
+	watcher  *watch.Watcher // nil when Run is not running
+	folder   *folder        // nil while the folder isn't open
 	parsers  []*parser
 	unread   map[string]bool // files to be tried again, as somebody was writing them
 	reread   bool            // the whole folder is to be read again
@@ -109,12 +110,12 @@ func New(path string, sink source.Sink, log *slog.Logger) *Source {
 
 // Run implements source.Source. It may be called once.
 func (s *Source) Run(ctx context.Context) error {
-	w, err := newWatcher()
+	w, err := watch.New()
 	if err != nil {
 		return err
 	}
 	var collector sync.WaitGroup
-	collector.Go(w.run)
+	collector.Go(w.Run)
 	defer collector.Wait()
 	s.work.Lock()
 	s.watcher = w
@@ -130,7 +131,7 @@ func (s *Source) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-w.ready:
+		case <-w.Ready:
 		case <-retry.C:
 		case now := <-look.C:
 			if !s.suspect(now) {
@@ -152,7 +153,7 @@ func (s *Source) stop() {
 	if s.tidy != nil {
 		s.tidy.Stop()
 	}
-	s.watcher.close()
+	s.watcher.Close()
 	s.watcher = nil
 }
 
@@ -226,8 +227,7 @@ func (s *Source) flushOnce(all bool) (writing []string, err error) {
 // deliver brings the sink up to date with what changed; all looks at every
 // file for that. An error says why the folder can't be read.
 func (s *Source) deliver(all bool) error {
-	s.watcher.drain()
-	events := s.watcher.take()
+	events := s.watcher.Take()
 	if s.folder != nil && all && !s.folder.present() {
 		s.detach()
 	}

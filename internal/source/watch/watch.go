@@ -1,4 +1,5 @@
-package manifest
+// Package watch tells of changes in folders, for the sources that read files.
+package watch
 
 import (
 	"bytes"
@@ -20,29 +21,30 @@ import (
 const watched = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// event is one inotify event.
-type event struct {
-	wd   int32
-	mask uint32
-	name string // within the watched folder
+// Event is one inotify event.
+type Event struct {
+	WD   int32  // the folder: what Add returned
+	Mask uint32 // unix.IN_…
+	Name string // within the watched folder; empty for the folder itself
 }
 
-// watcher collects inotify events. It is used on the system calls themselves,
-// as fsnotify doesn't pass on IN_CLOSE_WRITE.
-type watcher struct {
+// Watcher collects inotify events. It is built on the system calls themselves,
+// as fsnotify doesn't pass on IN_CLOSE_WRITE. Its methods are safe for concurrent use.
+type Watcher struct {
 	file *os.File
 	fd   int
 	raw  syscall.RawConn
 
-	ready chan struct{} // has an item when there are events to take
+	// Ready has an item when there are events to take.
+	Ready chan struct{}
 
 	mu      sync.Mutex
-	pending []event
+	pending []Event
 	buf     [64 << 10]byte
 }
 
-// newWatcher makes a watcher, to be closed with close.
-func newWatcher() (*watcher, error) {
+// New makes a watcher, to be closed with Close.
+func New() (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
 		if errors.Is(err, unix.EMFILE) {
@@ -50,7 +52,7 @@ func newWatcher() (*watcher, error) {
 		}
 		return nil, fmt.Errorf("watch for changes: %w", err)
 	}
-	w := &watcher{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, ready: make(chan struct{}, 1)}
+	w := &Watcher{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, Ready: make(chan struct{}, 1)}
 	if w.raw, err = w.file.SyscallConn(); err != nil {
 		w.file.Close()
 		return nil, fmt.Errorf("watch for changes: %w", err)
@@ -58,23 +60,24 @@ func newWatcher() (*watcher, error) {
 	return w, nil
 }
 
-func (w *watcher) close() { w.file.Close() }
+// Close ends all watches and Run.
+func (w *Watcher) Close() { w.file.Close() }
 
-// run collects events until the watcher is closed.
-func (w *watcher) run() {
+// Run collects events until the watcher is closed.
+func (w *Watcher) Run() {
 	for {
 		if err := w.raw.Read(func(uintptr) bool { return w.drain() }); err != nil {
 			return
 		}
 		select {
-		case w.ready <- struct{}{}:
+		case w.Ready <- struct{}{}:
 		default:
 		}
 	}
 }
 
 // drain reads all events that the kernel holds, and tells whether there were any.
-func (w *watcher) drain() bool {
+func (w *Watcher) drain() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	some := false
@@ -91,22 +94,23 @@ func (w *watcher) drain() bool {
 	}
 }
 
-func (w *watcher) decode(b []byte) {
+func (w *Watcher) decode(b []byte) {
 	for len(b) >= unix.SizeofInotifyEvent {
-		e := event{
-			wd:   int32(binary.NativeEndian.Uint32(b)),
-			mask: binary.NativeEndian.Uint32(b[4:]),
+		e := Event{
+			WD:   int32(binary.NativeEndian.Uint32(b)),
+			Mask: binary.NativeEndian.Uint32(b[4:]),
 		}
 		end := min(unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])), len(b))
 		name, _, _ := bytes.Cut(b[unix.SizeofInotifyEvent:end], []byte{0})
-		e.name = string(name)
+		e.Name = string(name)
 		w.pending = append(w.pending, e)
 		b = b[end:]
 	}
 }
 
-// take returns the events collected so far and forgets them.
-func (w *watcher) take() []event {
+// Take returns the events that the kernel has told so far and that were not taken before.
+func (w *Watcher) Take() []Event {
+	w.drain()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	events := w.pending
@@ -114,8 +118,8 @@ func (w *watcher) take() []event {
 	return events
 }
 
-// add watches a folder and returns the descriptor that its events carry.
-func (w *watcher) add(path string) (int32, error) {
+// Add watches a folder and returns the descriptor that its events carry.
+func (w *Watcher) Add(path string) (int32, error) {
 	wd, err := unix.InotifyAddWatch(w.fd, path, watched)
 	if errors.Is(err, unix.ENOSPC) {
 		return 0, fmt.Errorf("watch folder: too many folders are watched on this machine; raise the sysctl fs.inotify.max_user_watches: %w", err)
@@ -126,7 +130,7 @@ func (w *watcher) add(path string) (int32, error) {
 	return int32(wd), nil
 }
 
-// remove ends a watch; that it has ended already is no error.
-func (w *watcher) remove(wd int32) {
+// Remove ends a watch; that it has ended already is no error.
+func (w *Watcher) Remove(wd int32) {
 	_, _ = unix.InotifyRmWatch(w.fd, uint32(wd))
 }
