@@ -1,0 +1,145 @@
+package verdict
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+const (
+	icmp   = 1
+	icmpv6 = 58
+)
+
+// Ported reports whether a protocol has ports that policies can name.
+func Ported(protocol uint8) bool {
+	switch model.Protocol(protocol) {
+	case model.TCP, model.UDP, model.SCTP:
+		return true
+	}
+	return false
+}
+
+// Judge returns what a program makes of a flow. No program allows it; one that is not in
+// p denies it, as nobody knows what it would have said.
+func Judge(p *state.Policy, id state.ProgramID, f Flow) Verdict {
+	if id == "" {
+		return Verdict{Allowed: true}
+	}
+	program := p.Programs[id]
+	if program == nil {
+		return Verdict{}
+	}
+	for i := range program.Tiers {
+		if v, final := judgeTier(p, &program.Tiers[i], f); final {
+			return v
+		}
+	}
+	return Verdict{Allowed: program.Default == model.Allow}
+}
+
+// judgeTier is not final where the next tier is to judge.
+func judgeTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool) {
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		if r.Action == model.Log || !Matches(p, r, f) {
+			continue
+		}
+		v := Verdict{Allowed: r.Action == model.Allow, Tier: t.Name, Policy: r.Policy, Rule: r.Name}
+		return v, r.Action != model.Pass
+	}
+	if t.Default == model.Pass {
+		return Verdict{}, false
+	}
+	return Verdict{Allowed: t.Default == model.Allow, Tier: t.Name, Isolating: t.Policies}, true
+}
+
+// Matches reports whether all that a rule asks for holds.
+func Matches(p *state.Policy, r *state.Rule, f Flow) bool {
+	switch {
+	case r.Family == 4 && !f.Source.Is4(), r.Family == 6 && !f.Source.Is6(),
+		r.Protocol != 0 && r.Protocol != f.Protocol,
+		r.NotProtocol != 0 && r.NotProtocol == f.Protocol,
+		r.ICMP != nil && !isICMP(r.ICMP, f),
+		r.NotICMP != nil && isICMP(r.NotICMP, f):
+		return false
+	}
+	return matchesEnd(p, &r.Source, f.Source, f.Protocol, f.SourcePort) &&
+		matchesEnd(p, &r.Destination, f.Destination, f.Protocol, f.DestinationPort)
+}
+
+func isICMP(m *model.ICMP, f Flow) bool {
+	return (f.Protocol == icmp || f.Protocol == icmpv6) &&
+		f.ICMPType == m.Type && (m.Code < 0 || int16(f.ICMPCode) == m.Code)
+}
+
+func matchesEnd(p *state.Policy, e *state.End, a netip.Addr, protocol uint8, port uint16) bool {
+	for i := range e.In {
+		if !holds(p, &e.In[i], a) {
+			return false
+		}
+	}
+	for i := range e.NotIn {
+		if holds(p, &e.NotIn[i], a) {
+			return false
+		}
+	}
+	if (e.Ports != nil || e.NotPorts != nil) && !Ported(protocol) {
+		return false
+	}
+	at := state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port}
+	return (e.Ports == nil || onPort(p, e.Ports, at)) && (e.NotPorts == nil || !onPort(p, e.NotPorts, at))
+}
+
+// holds reports whether an address is in one of the term's sets.
+func holds(p *state.Policy, t *state.Term, a netip.Addr) bool {
+	for _, id := range t.Groups {
+		if _, ok := p.Groups[id][a]; ok {
+			return true
+		}
+	}
+	for _, ref := range t.Lists {
+		if listed(p, ref, a) {
+			return true
+		}
+	}
+	return false
+}
+
+// listed looks for each length of prefix that the list has, shortest first.
+func listed(p *state.Policy, ref state.ListRef, a netip.Addr) bool {
+	list := p.Lists[ref.ID]
+	if list == nil {
+		return false
+	}
+	lengths := ref.IPv4
+	if a.Is6() {
+		lengths = ref.IPv6
+	}
+	for _, n := range lengths {
+		want, err := a.Prefix(int(n))
+		if err != nil {
+			continue
+		}
+		if _, ok := slices.BinarySearchFunc(list.Prefixes, want, netip.Prefix.Compare); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func onPort(p *state.Policy, ports *state.Ports, at state.NamedPort) bool {
+	for _, r := range ports.Ranges {
+		if r.Protocol == at.Protocol && r.First <= at.Port && at.Port <= r.Last {
+			return true
+		}
+	}
+	for _, id := range ports.Named {
+		if _, ok := p.NamedPorts[id][at]; ok {
+			return true
+		}
+	}
+	return false
+}
