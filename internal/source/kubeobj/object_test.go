@@ -187,7 +187,7 @@ func TestPod(t *testing.T) {
 			DeletionTimestamp: &metav1.Time{Time: time.Unix(1, 0)},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: "n1", HostNetwork: true,
+			NodeName: "n1", HostNetwork: true, ServiceAccountName: "seller",
 			Containers: []corev1.Container{
 				{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}},
 				{Ports: []corev1.ContainerPort{{ContainerPort: 53, Protocol: "UDP"}}},
@@ -211,6 +211,7 @@ func TestPod(t *testing.T) {
 			{Protocol: model.UDP, Port: 53},
 			{Name: "side", Protocol: model.TCP, Port: 9090},
 		},
+		ServiceAccount: "seller",
 	}
 	got, err := kubeobj.Pod(full)
 	checkError(t, err, nil)
@@ -223,7 +224,7 @@ func TestPod(t *testing.T) {
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.2"},
 	})
 	checkError(t, err, nil)
-	want = &model.Pod{Name: model.Name{Namespace: "shop", Name: "p"}, IPs: addrs("10.1.0.2")}
+	want = &model.Pod{Name: model.Name{Namespace: "shop", Name: "p"}, IPs: addrs("10.1.0.2"), ServiceAccount: "default"}
 	if diff := cmp.Diff(want, got, equal); diff != "" {
 		t.Errorf("wrong pod (-want +got):\n%s", diff)
 	}

@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -10,7 +11,8 @@ import (
 )
 
 // Pod translates a v1 Pod. Its ports are those of its containers and of the
-// init containers that keep running beside them.
+// init containers that keep running beside them. One that names no service
+// account runs under "default", as the API server would have it.
 func Pod(o *corev1.Pod) (*model.Pod, error) {
 	var f faults
 	p := &model.Pod{
@@ -20,6 +22,8 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 		HostNetwork: o.Spec.HostNetwork,
 		Terminating: o.DeletionTimestamp != nil,
 		Finished:    o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed,
+
+		ServiceAccount: cmp.Or(o.Spec.ServiceAccountName, "default"),
 	}
 	for i := range o.Status.Conditions {
 		if c := &o.Status.Conditions[i]; c.Type == corev1.PodReady {

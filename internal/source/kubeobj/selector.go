@@ -1,0 +1,93 @@
+package kubeobj
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// anyPod selects every pod, and nothing that is no pod: network sets and host
+// endpoints share the label space.
+func anyPod() model.Selector { return model.Equal(model.OrchestratorLabel, "k8s") }
+
+// podsIn selects the pods of one namespace that a selector of pods selects.
+func podsIn(namespace string, pods *metav1.LabelSelector, field string, f *faults) model.Selector {
+	terms := []model.Selector{anyPod(), model.Equal(model.NamespaceLabel, namespace)}
+	return model.And(append(terms, labelSelector(pods, "", field, f)...)...)
+}
+
+// podsOf selects the pods that pods selects, of the namespaces that namespaces
+// selects; a nil selector selects all.
+func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField string, f *faults) model.Selector {
+	terms := []model.Selector{anyPod()}
+	terms = append(terms, labelSelector(namespaces, model.NamespaceLabelPrefix, namespacesField, f)...)
+	return model.And(append(terms, labelSelector(pods, "", podsField, f)...)...)
+}
+
+// labelSelector translates a selector into terms that must all hold, none for
+// an empty or nil one. The prefix goes before every key.
+func labelSelector(s *metav1.LabelSelector, prefix, field string, f *faults) []model.Selector {
+	if s == nil {
+		return nil
+	}
+	var terms []model.Selector
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		where := fmt.Sprintf("%s.matchLabels[%s]", field, key)
+		checkKey(where, key, f)
+		checkLabel(where, s.MatchLabels[key], f)
+		terms = append(terms, model.Equal(prefix+key, s.MatchLabels[key]))
+	}
+	for i := range s.MatchExpressions {
+		terms = append(terms, requirement(&s.MatchExpressions[i], prefix, fmt.Sprintf("%s.matchExpressions[%d]", field, i), f))
+	}
+	return terms
+}
+
+// requirement translates one item of matchExpressions. What is negated selects
+// objects without the label too.
+func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *faults) model.Selector {
+	checkKey(field+".key", r.Key, f)
+	for i, v := range r.Values {
+		checkLabel(fmt.Sprintf("%s.values[%d]", field, i), v, f)
+	}
+	key := prefix + r.Key
+	switch r.Operator {
+	case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			f.reject(field+".values", "%s needs a value", r.Operator)
+		}
+	case metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
+		if len(r.Values) != 0 {
+			f.reject(field+".values", "%s takes no values", r.Operator)
+		}
+	}
+	switch r.Operator {
+	case metav1.LabelSelectorOpIn:
+		return model.In(key, r.Values...)
+	case metav1.LabelSelectorOpNotIn:
+		return model.Not(model.In(key, r.Values...))
+	case metav1.LabelSelectorOpExists:
+		return model.Has(key)
+	case metav1.LabelSelectorOpDoesNotExist:
+		return model.Not(model.Has(key))
+	}
+	f.reject(field+".operator", "%q is none of In, NotIn, Exists and DoesNotExist", string(r.Operator))
+	return model.Selector{}
+}
+
+func checkKey(field, key string, f *faults) {
+	if why := validation.IsQualifiedName(key); len(why) > 0 {
+		f.reject(field, "%q is no label key: %s", key, why[0])
+	}
+}
+
+func checkLabel(field, value string, f *faults) {
+	if why := validation.IsValidLabelValue(value); len(why) > 0 {
+		f.reject(field, "%q is no label value: %s", value, why[0])
+	}
+}
