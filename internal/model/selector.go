@@ -207,6 +207,36 @@ func (s Selector) bestAnchors() (best []Anchor, ok bool) {
 	return best, ok
 }
 
+// Namespaces returns the namespaces to which the selected objects are confined; ok is
+// false if they are not, or it can't be told.
+func (s Selector) Namespaces() (names []string, ok bool) {
+	switch s.op {
+	case opNone:
+		return nil, true
+	case opIn:
+		if s.key == NamespaceLabel || s.key == NamespaceLabelPrefix+MetadataNameLabel {
+			return s.values, true
+		}
+	case opAnd:
+		for _, t := range s.terms {
+			if names, ok := t.Namespaces(); ok {
+				return names, true
+			}
+		}
+	case opOr:
+		for _, t := range s.terms {
+			n, ok := t.Namespaces()
+			if !ok {
+				return nil, false
+			}
+			names = append(names, n...)
+		}
+		slices.Sort(names)
+		return slices.Compact(names), true
+	}
+	return nil, false
+}
+
 func anchorCost(anchors []Anchor) int {
 	cost := len(anchors)
 	for _, a := range anchors {

@@ -53,3 +53,45 @@ func equalNodes(a, b *model.Node) bool {
 func equalNamespaces(a, b *model.Namespace) bool {
 	return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
 }
+
+func equalPolicies(a, b *model.Policy) bool {
+	return a.Key == b.Key && a.Tier == b.Tier && a.Order == b.Order && a.Refused == b.Refused &&
+		a.Ingress == b.Ingress && a.Egress == b.Egress &&
+		a.ApplyOnForward == b.ApplyOnForward && a.DoNotTrack == b.DoNotTrack && a.PreDNAT == b.PreDNAT &&
+		equalSelectors(a.Subject, b.Subject) &&
+		slices.EqualFunc(a.IngressRules, b.IngressRules, equalRules) &&
+		slices.EqualFunc(a.EgressRules, b.EgressRules, equalRules)
+}
+
+func equalRules(a, b model.PolicyRule) bool {
+	return a.Name == b.Name && a.Action == b.Action && a.Family == b.Family &&
+		a.Protocol == b.Protocol && a.NotProtocol == b.NotProtocol &&
+		equalICMP(a.ICMP, b.ICMP) && equalICMP(a.NotICMP, b.NotICMP) &&
+		equalEnds(a.Source, b.Source) && equalEnds(a.Destination, b.Destination)
+}
+
+func equalICMP(a, b *model.ICMP) bool { return a == b || a != nil && b != nil && *a == *b }
+
+func equalEnds(a, b model.RuleEnd) bool {
+	return slices.Equal(a.Ports, b.Ports) && slices.Equal(a.NotPorts, b.NotPorts) &&
+		slices.EqualFunc(a.NotPeers, b.NotPeers, equalPeers) &&
+		slices.EqualFunc(a.Peers, b.Peers, func(a, b []model.Peer) bool { return slices.EqualFunc(a, b, equalPeers) })
+}
+
+func equalPeers(a, b model.Peer) bool {
+	return slices.Equal(a.Nets, b.Nets) && slices.Equal(a.Except, b.Except) && equalSelectors(a.Selector, b.Selector)
+}
+
+func equalSelectors(a, b model.Selector) bool { return a.String() == b.String() }
+
+func equalTiers(a, b *model.Tier) bool { return *a == *b }
+
+// equalNetworkSets looks at the nets last, of which there may be millions.
+func equalNetworkSets(a, b *model.NetworkSet) bool {
+	return a.Key == b.Key && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
+}
+
+func equalHostEndpoints(a, b *model.HostEndpoint) bool {
+	return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
+		slices.Equal(a.Addresses, b.Addresses) && maps.Equal(a.Labels, b.Labels)
+}

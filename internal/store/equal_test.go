@@ -16,7 +16,14 @@ func TestEqualityCoversEveryField(t *testing.T) {
 	everyField(t, equalPods)
 	everyField(t, equalNodes)
 	everyField(t, equalNamespaces)
+	everyField(t, equalPolicies)
+	everyField(t, equalTiers)
+	everyField(t, equalNetworkSets)
+	everyField(t, equalHostEndpoints)
 	everyField(t, func(a, b *model.Endpoint) bool { return equalEndpoints(*a, *b) })
+	everyField(t, func(a, b *model.PolicyRule) bool { return equalRules(*a, *b) })
+	everyField(t, func(a, b *model.RuleEnd) bool { return equalEnds(*a, *b) })
+	everyField(t, func(a, b *model.Peer) bool { return equalPeers(*a, *b) })
 }
 
 func everyField[T any](t *testing.T, equal func(a, b *T) bool) {
@@ -42,6 +49,8 @@ func other(t *testing.T, typ reflect.Type) reflect.Value {
 		return reflect.ValueOf(netip.IPv6Loopback())
 	case reflect.TypeFor[time.Time]():
 		return reflect.ValueOf(time.Unix(1, 0))
+	case reflect.TypeFor[model.Selector]():
+		return reflect.ValueOf(model.Everything())
 	}
 	v := reflect.New(typ).Elem()
 	switch typ.Kind() {
@@ -53,6 +62,10 @@ func other(t *testing.T, typ reflect.Type) reflect.Value {
 		v.SetInt(1)
 	case reflect.Uint8, reflect.Uint16:
 		v.SetUint(1)
+	case reflect.Float64:
+		v.SetFloat(1)
+	case reflect.Pointer:
+		v.Set(reflect.New(typ.Elem()))
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(typ, 1, 1))
 	case reflect.Map:

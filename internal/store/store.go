@@ -64,6 +64,15 @@ type Dirty struct {
 	// Nodes that changed, came or went. A compiler acts on the one it compiles for.
 	Nodes map[string]struct{}
 
+	// What policies are made of and hold for, each that changed, came or went. A
+	// map is nil while nothing is in it.
+	Pods          map[model.Name]struct{}
+	Namespaces    map[string]struct{}
+	Policies      map[model.PolicyKey]struct{}
+	Tiers         map[string]struct{}
+	NetworkSets   map[model.NetworkSetKey]struct{}
+	HostEndpoints map[string]struct{}
+
 	// What it took to get there, for metrics: the number of changed Services, of
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
 	ServiceChanges, EndpointChanges int
@@ -71,7 +80,10 @@ type Dirty struct {
 }
 
 // Len is the number of named keys.
-func (d Dirty) Len() int { return len(d.Services) + len(d.Nodes) }
+func (d Dirty) Len() int {
+	return len(d.Services) + len(d.Nodes) + len(d.Pods) + len(d.Namespaces) +
+		len(d.Policies) + len(d.Tiers) + len(d.NetworkSets) + len(d.HostEndpoints)
+}
 
 // Store is safe for concurrent use. The objects it hands out are shared and immutable.
 type Store struct {
@@ -116,13 +128,32 @@ func (s *Store) apply(e Event) {
 	case Pods:
 		s.applyPod(e.Name, object[model.Pod](e))
 	case Nodes:
-		if _, changed := replace(s.view.nodes, e.Name.Name, object[model.Node](e), equalNodes); changed {
-			s.dirty.Nodes[e.Name.Name] = struct{}{}
-		}
+		swap(s.view.nodes, &s.dirty.Nodes, e.Name.Name, object[model.Node](e), equalNodes)
 	case Namespaces:
-		replace(s.view.namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
+		swap(s.view.namespaces, &s.dirty.Namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
+	case NetworkPolicies, ClusterPolicies, CalicoPolicies, GlobalPolicies:
+		key := model.PolicyKey{Kind: policyKinds[e.Kind], Name: e.Name}
+		swap(s.view.policies, &s.dirty.Policies, key, object[model.Policy](e), equalPolicies)
+	case Tiers:
+		swap(s.view.tiers, &s.dirty.Tiers, e.Name.Name, object[model.Tier](e), equalTiers)
+	case NetworkSets, GlobalNetworkSets, AddressLists:
+		key := model.NetworkSetKey{Kind: setKinds[e.Kind], Name: e.Name}
+		swap(s.view.networkSets, &s.dirty.NetworkSets, key, object[model.NetworkSet](e), equalNetworkSets)
+	case HostEndpoints:
+		swap(s.view.hostEndpoints, &s.dirty.HostEndpoints, e.Name.Name, object[model.HostEndpoint](e), equalHostEndpoints)
 	}
 }
+
+// The kinds of the model that share a Go type, by those of the store.
+var (
+	policyKinds = map[Kind]model.PolicyKind{
+		NetworkPolicies: model.NetworkPolicy, ClusterPolicies: model.ClusterPolicy,
+		CalicoPolicies: model.CalicoPolicy, GlobalPolicies: model.GlobalNetworkPolicy,
+	}
+	setKinds = map[Kind]model.NetworkSetKind{
+		NetworkSets: model.NamespacedNetworkSet, GlobalNetworkSets: model.GlobalNetworkSet, AddressLists: model.AddressList,
+	}
+)
 
 func (s *Store) applyService(name model.Name, next *model.Service) {
 	old, changed := replace(s.view.services, name, next, equalServices)
@@ -186,6 +217,7 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 		return
 	}
 	s.dirty.EndpointChanges++
+	mark(&s.dirty.Pods, name)
 	for _, pod := range []*model.Pod{old, next} {
 		if pod == nil {
 			continue
@@ -196,9 +228,11 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 	}
 	if old != nil {
 		s.view.labels.remove(old)
+		s.view.addrs.remove(old)
 	}
 	if next != nil {
 		s.view.labels.add(next)
+		s.view.addrs.add(next)
 	}
 }
 
@@ -266,4 +300,18 @@ func replace[K comparable, V any](m map[K]*V, k K, next *V, equal func(a, b *V) 
 		m[k] = next
 	}
 	return old, true
+}
+
+// swap is replace, and marks k where that changed something.
+func swap[K comparable, V any](m map[K]*V, dirty *map[K]struct{}, k K, next *V, equal func(a, b *V) bool) {
+	if _, changed := replace(m, k, next, equal); changed {
+		mark(dirty, k)
+	}
+}
+
+func mark[K comparable](dirty *map[K]struct{}, k K) {
+	if *dirty == nil {
+		*dirty = map[K]struct{}{}
+	}
+	(*dirty)[k] = struct{}{}
 }

@@ -220,7 +220,7 @@ func TestCounts(t *testing.T) {
 		t.Error("objects are not found by name")
 	}
 	s.Read(func(v *store.View) {
-		if v.Namespace("shop") == nil || v.All().Len() != 2 {
+		if v.Namespace("shop") == nil || v.All().Len() != 4 {
 			t.Error("the view lacks objects")
 		}
 	})

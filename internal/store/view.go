@@ -2,6 +2,7 @@ package store
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -18,6 +19,12 @@ type View struct {
 	namespaces map[string]*model.Namespace
 	selectors  selectorIndex
 	labels     labelIndex
+	addrs      addrIndex
+
+	policies      map[model.PolicyKey]*model.Policy
+	tiers         map[string]*model.Tier
+	networkSets   map[model.NetworkSetKey]*model.NetworkSet
+	hostEndpoints map[string]*model.HostEndpoint
 }
 
 func newView() View {
@@ -30,23 +37,36 @@ func newView() View {
 		namespaces: map[string]*model.Namespace{},
 		selectors:  selectorIndex{},
 		labels:     labelIndex{},
+		addrs:      addrIndex{},
+
+		policies:      map[model.PolicyKey]*model.Policy{},
+		tiers:         map[string]*model.Tier{},
+		networkSets:   map[model.NetworkSetKey]*model.NetworkSet{},
+		hostEndpoints: map[string]*model.HostEndpoint{},
 	}
 }
 
-// All names every service and node there is: the dirty set of a compiler that
-// has seen nothing yet.
+// All names every object there is: the dirty set of a compiler that has seen
+// nothing yet. Endpoint slices are named by their services.
 func (v *View) All() Dirty {
-	d := Dirty{
-		Services: make(map[model.Name]struct{}, len(v.services)),
-		Nodes:    make(map[string]struct{}, len(v.nodes)),
+	return Dirty{
+		Services:      keys(v.services),
+		Nodes:         keys(v.nodes),
+		Pods:          keys(v.pods),
+		Namespaces:    keys(v.namespaces),
+		Policies:      keys(v.policies),
+		Tiers:         keys(v.tiers),
+		NetworkSets:   keys(v.networkSets),
+		HostEndpoints: keys(v.hostEndpoints),
 	}
-	for name := range v.services {
-		d.Services[name] = struct{}{}
+}
+
+func keys[K comparable, V any](m map[K]V) map[K]struct{} {
+	set := make(map[K]struct{}, len(m))
+	for k := range m {
+		set[k] = struct{}{}
 	}
-	for name := range v.nodes {
-		d.Nodes[name] = struct{}{}
-	}
-	return d
+	return set
 }
 
 // Service returns nil if there is none of that name.
@@ -67,6 +87,26 @@ func (v *View) Node(name string) *model.Node { return v.nodes[name] }
 // Namespace returns nil if there is none of that name.
 func (v *View) Namespace(name string) *model.Namespace { return v.namespaces[name] }
 
+// Pod returns nil if there is none of that name.
+func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
+
+// PodByAddr returns the pod that has the address; nil if none has. Pods that
+// have finished, and those on their host's network, have none of their own. Of several that claim it, one that is not
+// terminating comes first, then the first by name.
+func (v *View) PodByAddr(addr netip.Addr) *model.Pod { return v.addrs.pod(addr) }
+
+// Policy returns nil if there is none of that key.
+func (v *View) Policy(key model.PolicyKey) *model.Policy { return v.policies[key] }
+
+// Tier returns nil if none of that name was declared.
+func (v *View) Tier(name string) *model.Tier { return v.tiers[name] }
+
+// NetworkSet returns nil if there is none of that key.
+func (v *View) NetworkSet(key model.NetworkSetKey) *model.NetworkSet { return v.networkSets[key] }
+
+// HostEndpoint returns nil if there is none of that name.
+func (v *View) HostEndpoint(name string) *model.HostEndpoint { return v.hostEndpoints[name] }
+
 // ServiceNames returns the names of all services, sorted.
 func (v *View) ServiceNames() []model.Name {
 	return slices.SortedFunc(maps.Keys(v.services), model.Name.Compare)
@@ -77,15 +117,28 @@ func (v *View) Pods() []*model.Pod {
 	return slices.SortedFunc(maps.Values(v.pods), comparePods)
 }
 
-// Counts returns the number of objects by kind: "Service", "EndpointSlice", "Pod", "Node", "Namespace".
+// Counts returns the number of objects by kind: "Service", "EndpointSlice", "Pod", "Node",
+// "Namespace", and those of policy that there are any of.
 func (v *View) Counts() map[string]int {
-	return map[string]int{
+	n := map[string]int{
 		Services.String():       len(v.services),
 		EndpointSlices.String(): len(v.slices),
 		Pods.String():           len(v.pods),
 		Nodes.String():          len(v.nodes),
 		Namespaces.String():     len(v.namespaces),
 	}
+	for key := range v.policies {
+		n[string(key.Kind)]++
+	}
+	for key := range v.networkSets {
+		n[string(key.Kind)]++
+	}
+	for kind, number := range map[Kind]int{Tiers: len(v.tiers), HostEndpoints: len(v.hostEndpoints)} {
+		if number > 0 {
+			n[kind.String()] = number
+		}
+	}
+	return n
 }
 
 func comparePods(a, b *model.Pod) int { return a.Name.Compare(b.Name) }
@@ -111,6 +164,13 @@ func (s *Store) Selected(svc *model.Service) []*model.Pod {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.view.Selected(svc)
+}
+
+// PodByAddr is View.PodByAddr.
+func (s *Store) PodByAddr(addr netip.Addr) *model.Pod {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.view.PodByAddr(addr)
 }
 
 // Node is View.Node.

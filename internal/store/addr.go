@@ -1,0 +1,70 @@
+package store
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// addrIndex finds the pods that claim an address; nearly always one.
+type addrIndex map[netip.Addr]claimants
+
+// claimants are in order of precedence.
+type claimants struct {
+	first *model.Pod
+	more  []*model.Pod
+}
+
+func (x addrIndex) add(pod *model.Pod) {
+	for _, a := range ownAddrs(pod) {
+		c := x[a]
+		if c.first == nil {
+			x[a] = claimants{first: pod}
+			continue
+		}
+		all := append([]*model.Pod{c.first, pod}, c.more...)
+		slices.SortFunc(all, comparePrecedence)
+		all = slices.Compact(all)
+		x[a] = claimants{first: all[0], more: all[1:]}
+	}
+}
+
+func (x addrIndex) remove(pod *model.Pod) {
+	for _, a := range ownAddrs(pod) {
+		c := x[a]
+		rest := slices.DeleteFunc(append([]*model.Pod{c.first}, c.more...), func(p *model.Pod) bool { return p == pod || p == nil })
+		if len(rest) == 0 {
+			delete(x, a)
+			continue
+		}
+		x[a] = claimants{first: rest[0], more: rest[1:]}
+	}
+}
+
+func (x addrIndex) pod(addr netip.Addr) *model.Pod { return x[addr.Unmap()].first }
+
+// ownAddrs are the addresses that are the pod's alone.
+func ownAddrs(pod *model.Pod) []netip.Addr {
+	if pod.HostNetwork || pod.Finished {
+		return nil
+	}
+	addrs := pod.IPs
+	for i, a := range addrs {
+		if a.Is4In6() {
+			addrs = slices.Clone(addrs)
+			addrs[i] = a.Unmap()
+		}
+	}
+	return addrs
+}
+
+func comparePrecedence(a, b *model.Pod) int {
+	if a.Terminating != b.Terminating {
+		if a.Terminating {
+			return 1
+		}
+		return -1
+	}
+	return comparePods(a, b)
+}
