@@ -47,7 +47,7 @@ func runConnections(ctx context.Context, r *run) error {
 	}
 	most, why := peer.Nftlb{}.Limit()
 	r.skip("nftlb beyond %d services: %s", most, why)
-	err := r.alternate(ctx, slices.Concat(kube, own, lb, plain), r.measureConnections)
+	err := alternate(ctx, r, slices.Concat(kube, own, lb, plain), r.measureConnections)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func runConnections(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) measureConnections(ctx context.Context, s *stage) (err error) {
+func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error) {
 	g, err := inject.New(s.Node, lane.NodeIn)
 	if err != nil {
 		return err
@@ -70,8 +70,8 @@ func (r *run) measureConnections(ctx context.Context, s *stage) (err error) {
 		name  string
 		first int
 		count int
-	}{{lastHit, s.cluster.Services - 1, 1}, {evenHit, 0, s.cluster.Services}} {
-		if err := g.Aim(s.dataplane.Target(s.cluster, v.first, v.count)); err != nil {
+	}{{lastHit, s.spec.cluster.Services - 1, 1}, {evenHit, 0, s.spec.cluster.Services}} {
+		if err := g.Aim(s.spec.dataplane.Target(s.spec.cluster, v.first, v.count)); err != nil {
 			return err
 		}
 		ns, err := r.cost(ctx, s, g, c)
@@ -92,7 +92,7 @@ var errLost = errors.New("flows were lost")
 
 // cost sends flows for about a second, after a short run that warms up and
 // tells how many that is, and returns nanoseconds a flow.
-func (r *run) cost(ctx context.Context, s *stage, g *inject.Generator, c *inject.Counter) (float64, error) {
+func (r *run) cost(ctx context.Context, s *stage[spec], g *inject.Generator, c *inject.Counter) (float64, error) {
 	const warmUp = 5_000
 	first, err := r.send(ctx, s, g, c, warmUp)
 	if err != nil {
@@ -109,7 +109,7 @@ func (r *run) cost(ctx context.Context, s *stage, g *inject.Generator, c *inject
 }
 
 // send measures so many flows with an empty connection table, and leaves it empty.
-func (r *run) send(ctx context.Context, s *stage, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+func (r *run) send(ctx context.Context, s *stage[spec], g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
 	if err := errors.Join(s.FlushConntrack(), c.Reset()); err != nil {
 		return 0, err
 	}

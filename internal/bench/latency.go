@@ -36,7 +36,7 @@ func runLatency(ctx context.Context, r *run) error {
 	if r.full() {
 		sizes = append(sizes, 10_000)
 	}
-	err := r.alternate(ctx, cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}), r.measureLatency)
+	err := alternate(ctx, r, cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}), r.measureLatency)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func runLatency(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) measureLatency(ctx context.Context, s *stage) error {
+func (r *run) measureLatency(ctx context.Context, s *stage[spec]) error {
 	for _, variant := range []string{fresh, keptAlive} {
 		was, err := idle(packetCPU)
 		if err != nil {
@@ -52,7 +52,7 @@ func (r *run) measureLatency(ctx context.Context, s *stage) error {
 		}
 		began := time.Now()
 		res, err := r.load(ctx, s.Lane, load.Config{
-			Target: netip.AddrPortFrom(cluster.ServiceAddr(s.cluster.Services-1), cluster.ServicePort),
+			Target: netip.AddrPortFrom(cluster.ServiceAddr(s.spec.cluster.Services-1), cluster.ServicePort),
 			Rate:   1_000, KeepAlive: variant == keptAlive, Duration: r.short(1500*time.Millisecond, time.Second),
 		})
 		if err != nil {

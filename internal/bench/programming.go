@@ -58,7 +58,7 @@ func (r *run) program(ctx context.Context, s spec, notes map[string]string) erro
 		return err
 	}
 	settle()
-	st, err := r.build(ctx, s)
+	st, err := build(ctx, r, s)
 	if err != nil || st == nil {
 		return err
 	}

@@ -34,6 +34,8 @@ type axisOf func(m Measurement) int
 
 func byServices(m Measurement) int  { return m.Services }
 func byEndpoints(m Measurement) int { return m.Endpoints }
+func byAddresses(m Measurement) int { return m.Addresses }
+func byPolicies(m Measurement) int  { return m.Policies }
 
 // draw makes a chart of one metric: a series for each data plane and variant
 // chosen, a category for each scale.
@@ -50,7 +52,11 @@ func draw(r *Result, name string, c chart.Chart, x axisOf, metric string, varian
 	}
 	slices.Sort(xs)
 	for _, v := range xs {
-		c.Categories = append(c.Categories, chart.Number(float64(v)))
+		name := chart.Number(float64(v))
+		if v == 0 {
+			name = "none"
+		}
+		c.Categories = append(c.Categories, name)
 	}
 	for _, m := range chosen {
 		label := m.Dataplane
@@ -135,22 +141,41 @@ func writeResult(b *strings.Builder, r *Result) {
 		r.Command, r.Scale, r.Rounds, r.Seconds, r.Started.Format("2006-01-02 15:04 MST"), r.Machine, r.Experiment, r.Experiment)
 }
 
+// scale is a column of a table.
+type scale struct {
+	name string
+	of   axisOf
+}
+
+// scales are the columns that say how large something was: those that an experiment varies.
+var scales = []scale{{"services", byServices}, {"endpoints", byEndpoints}, {"addresses", byAddresses}, {"policies", byPolicies}}
+
 // writeTable prints every measurement, sorted by what was measured.
 func writeTable(b *strings.Builder, r *Result) {
+	columns := slices.DeleteFunc(slices.Clone(scales), func(s scale) bool {
+		return !slices.ContainsFunc(r.Series, func(m Measurement) bool { return s.of(m) != 0 })
+	})
 	series := slices.Clone(r.Series)
 	slices.SortStableFunc(series, func(x, y Measurement) int {
 		return cmp.Or(cmp.Compare(x.Metric, y.Metric), cmp.Compare(x.Variant, y.Variant),
-			cmp.Compare(x.Dataplane, y.Dataplane), cmp.Compare(x.Services, y.Services))
+			cmp.Compare(x.Dataplane, y.Dataplane), cmp.Compare(x.Services, y.Services),
+			cmp.Compare(x.Addresses, y.Addresses), cmp.Compare(x.Policies, y.Policies))
 	})
-	b.WriteString("| measured | data plane | services | endpoints | median | least | greatest | unit |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n")
+	b.WriteString("| measured | data plane |")
+	for _, c := range columns {
+		fmt.Fprintf(b, " %s |", c.name)
+	}
+	b.WriteString(" median | least | greatest | unit |\n| --- | --- |" + strings.Repeat(" ---: |", len(columns)) + " ---: | ---: | ---: | --- |\n")
 	for _, m := range series {
 		what := m.Metric
 		if m.Variant != "" {
 			what += ", " + m.Variant
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", cell(what), cell(m.Dataplane),
-			chart.Number(float64(m.Services)), chart.Number(float64(m.Endpoints)),
-			chart.Number(m.Median), chart.Number(m.Min), chart.Number(m.Max), cell(m.Unit))
+		fmt.Fprintf(b, "| %s | %s |", cell(what), cell(m.Dataplane))
+		for _, c := range columns {
+			fmt.Fprintf(b, " %s |", chart.Number(float64(c.of(m))))
+		}
+		fmt.Fprintf(b, " %s | %s | %s | %s |\n", chart.Number(m.Median), chart.Number(m.Min), chart.Number(m.Max), cell(m.Unit))
 	}
 	b.WriteString("\n")
 }

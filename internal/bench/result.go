@@ -34,7 +34,9 @@ type Result struct {
 type Measurement struct {
 	Dataplane string    `json:"dataplane"`
 	Services  int       `json:"services"`
-	Endpoints int       `json:"endpoints"` // in all
+	Endpoints int       `json:"endpoints"`           // in all
+	Addresses int       `json:"addresses,omitempty"` // or networks, in a list
+	Policies  int       `json:"policies,omitempty"`
 	Variant   string    `json:"variant,omitempty"`
 	Metric    string    `json:"metric"`
 	Unit      string    `json:"unit"`
@@ -104,7 +106,7 @@ func ratios(a, base *Measurement) Spread {
 
 // add files one sample of a quantity.
 func (r *Result) add(m Measurement, sample float64) {
-	have := r.find(m.Dataplane, m.Services, m.Variant, m.Metric)
+	have := r.same(m)
 	if have == nil {
 		r.Series = append(r.Series, m)
 		have = &r.Series[len(r.Series)-1]
@@ -116,10 +118,17 @@ func (r *Result) add(m Measurement, sample float64) {
 
 // find returns nil where nothing was measured.
 func (r *Result) find(dataplane string, services int, variant, metric string) *Measurement {
+	return r.same(Measurement{Dataplane: dataplane, Services: services, Variant: variant, Metric: metric})
+}
+
+// same finds what measures the same quantity as m at the same scale; nil if nothing does. Endpoints
+// follow from services.
+func (r *Result) same(m Measurement) *Measurement {
 	for i := range r.Series {
-		m := &r.Series[i]
-		if m.Dataplane == dataplane && m.Services == services && m.Variant == variant && m.Metric == metric {
-			return m
+		o := &r.Series[i]
+		if o.Dataplane == m.Dataplane && o.Services == m.Services && o.Addresses == m.Addresses && o.Policies == m.Policies &&
+			o.Variant == m.Variant && o.Metric == m.Metric {
+			return o
 		}
 	}
 	return nil

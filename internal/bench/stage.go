@@ -13,7 +13,17 @@ import (
 	"sluice.dev/sluice/internal/bench/pin"
 )
 
-// spec is one case of an experiment: a data plane that holds a cluster.
+// contender is one case of an experiment that is measured beside others.
+type contender interface {
+	fmt.Stringer
+	// refusal says why it is not to be run; "" if nothing speaks against it.
+	refusal() string
+	// lane builds the path that it stands on; the names of the namespaces begin with prefix.
+	lane(prefix string) (*lane.Lane, error)
+	load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error)
+}
+
+// spec is a contender: a data plane that holds a cluster.
 type spec struct {
 	dataplane peer.Dataplane
 	cluster   cluster.Cluster
@@ -23,31 +33,47 @@ func (s spec) String() string {
 	return fmt.Sprintf("%s, %s services", s.dataplane.Name(), chart.Number(float64(s.cluster.Services)))
 }
 
+func (s spec) refusal() string {
+	if most, why := s.dataplane.Limit(); most > 0 && s.cluster.Services > most {
+		return why
+	}
+	return ""
+}
+
+func (spec) lane(prefix string) (*lane.Lane, error) { return lane.New(prefix) }
+
+func (s spec) load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error) {
+	return s.dataplane.Load(ctx, l.Node, s.cluster)
+}
+
 // stage is a case, built and loaded.
-type stage struct {
-	spec
+type stage[C contender] struct {
+	spec C
 	*lane.Lane
 	loaded *peer.Loaded
 }
 
-// newLane makes the run's next lane.
-func (r *run) newLane() (*lane.Lane, error) {
+// nextPrefix begins the names of the run's next lane.
+func (r *run) nextPrefix() string {
 	r.lanes++
-	return lane.New(fmt.Sprintf("%s-%d", r.prefix, r.lanes))
+	return fmt.Sprintf("%s-%d", r.prefix, r.lanes)
 }
+
+// newLane makes the run's next lane.
+func (r *run) newLane() (*lane.Lane, error) { return lane.New(r.nextPrefix()) }
 
 // build makes and loads one stage; nil, and the reason kept, where the
 // machine cannot run it.
-func (r *run) build(ctx context.Context, s spec) (*stage, error) {
-	if most, why := s.dataplane.Limit(); most > 0 && s.cluster.Services > most {
+func build[C contender](ctx context.Context, r *run, s C) (*stage[C], error) {
+	if why := s.refusal(); why != "" {
 		r.skip("%s: %s", s, why)
 		return nil, nil
 	}
-	l, err := r.newLane()
+	l, err := s.lane(r.nextPrefix())
 	if err != nil {
 		return nil, err
 	}
-	loaded, err := s.dataplane.Load(ctx, l.Node, s.cluster)
+	loaded, err := s.load(ctx, l)
 	if err != nil {
 		err = fmt.Errorf("load %s: %w", s, err)
 		if errors.Is(err, peer.ErrMissing) {
@@ -57,14 +83,14 @@ func (r *run) build(ctx context.Context, s spec) (*stage, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	r.progress("loaded %s in %s", s, loaded.Took.Round(time.Millisecond))
-	return &stage{spec: s, Lane: l, loaded: loaded}, nil
+	return &stage[C]{spec: s, Lane: l, loaded: loaded}, nil
 }
 
 // buildAll makes the stages of all cases that the machine can run.
-func (r *run) buildAll(ctx context.Context, specs []spec) ([]*stage, error) {
-	var stages []*stage
+func buildAll[C contender](ctx context.Context, r *run, specs []C) ([]*stage[C], error) {
+	var stages []*stage[C]
 	for _, s := range specs {
-		st, err := r.build(ctx, s)
+		st, err := build(ctx, r, s)
 		if err != nil {
 			return nil, errors.Join(err, closeAll(stages))
 		}
@@ -76,9 +102,9 @@ func (r *run) buildAll(ctx context.Context, specs []spec) ([]*stage, error) {
 }
 
 // Close ends the stage's processes and removes its namespaces.
-func (s *stage) Close() error { return errors.Join(s.loaded.Close(), s.Lane.Close()) }
+func (s *stage[C]) Close() error { return errors.Join(s.loaded.Close(), s.Lane.Close()) }
 
-func closeAll(stages []*stage) error {
+func closeAll[C contender](stages []*stage[C]) error {
 	var errs []error
 	for _, s := range stages {
 		errs = append(errs, s.Close())
@@ -88,8 +114,8 @@ func closeAll(stages []*stage) error {
 
 // alternate builds all cases, keeps a CPU free for them, and measures each once
 // a round.
-func (r *run) alternate(ctx context.Context, specs []spec, measure func(context.Context, *stage) error) (err error) {
-	stages, err := r.buildAll(ctx, specs)
+func alternate[C contender](ctx context.Context, r *run, specs []C, measure func(context.Context, *stage[C]) error) (err error) {
+	stages, err := buildAll(ctx, r, specs)
 	if err != nil {
 		return err
 	}
