@@ -1,6 +1,10 @@
 package model
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
 
 // PolicyKey identifies a Policy among those of all APIs.
 type PolicyKey struct {
@@ -10,6 +14,23 @@ type PolicyKey struct {
 
 // String returns "NetworkPolicy shop/db".
 func (k PolicyKey) String() string { return string(k.Kind) + " " + k.Name.String() }
+
+// MarshalText writes what String returns.
+func (k PolicyKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (k *PolicyKey) UnmarshalText(text []byte) error {
+	kind, name, ok := strings.Cut(string(text), " ")
+	if !ok {
+		return fmt.Errorf("read policy %q: want a kind and a name", text)
+	}
+	namespace, name, ok := strings.Cut(name, "/")
+	if !ok {
+		namespace, name = "", namespace
+	}
+	*k = PolicyKey{Kind: PolicyKind(kind), Name: Name{Namespace: namespace, Name: name}}
+	return nil
+}
 
 // PolicyKind names the API kind that declared a policy.
 type PolicyKind string
