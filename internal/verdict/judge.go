@@ -13,8 +13,8 @@ const (
 	icmpv6 = 58
 )
 
-// Ported reports whether a protocol has ports that policies can name.
-func Ported(protocol uint8) bool {
+// ported reports whether a protocol has ports that policies can name.
+func ported(protocol uint8) bool {
 	switch model.Protocol(protocol) {
 	case model.TCP, model.UDP, model.SCTP:
 		return true
@@ -86,9 +86,6 @@ func matchesEnd(p *state.Policy, e *state.End, a netip.Addr, protocol uint8, por
 			return false
 		}
 	}
-	if (e.Ports != nil || e.NotPorts != nil) && !Ported(protocol) {
-		return false
-	}
 	at := state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port}
 	return (e.Ports == nil || onPort(p, e.Ports, at)) && (e.NotPorts == nil || !onPort(p, e.NotPorts, at))
 }
@@ -130,6 +127,7 @@ func listed(p *state.Policy, ref state.ListRef, a netip.Addr) bool {
 	return false
 }
 
+// onPort reports whether one of the ports matches; they are those of TCP, UDP and SCTP alone.
 func onPort(p *state.Policy, ports *state.Ports, at state.NamedPort) bool {
 	for _, r := range ports.Ranges {
 		if r.Protocol == at.Protocol && r.First <= at.Port && at.Port <= r.Last {

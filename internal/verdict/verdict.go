@@ -20,12 +20,12 @@ type Flow struct {
 
 // Verdict is what a Program, or a stage of the walk, makes of a flow.
 type Verdict struct {
-	Allowed bool
+	Allowed bool `json:"allowed"`
 	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a
 	// default did, and all where nothing applies.
-	Tier   string
-	Policy model.PolicyKey
-	Rule   string
+	Tier   string          `json:"tier,omitempty"`
+	Policy model.PolicyKey `json:"policy,omitzero"`
+	Rule   string          `json:"rule,omitempty"`
 	// Isolating are, where a tier's default denies, the policies that make it do so.
-	Isolating []model.PolicyKey
+	Isolating []model.PolicyKey `json:"isolating,omitempty"`
 }

@@ -1,0 +1,203 @@
+package verdict
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// Stage is a place on a packet's way where it is judged.
+type Stage string
+
+// The stages, in the order in which a packet meets them. Those of a host endpoint are
+// named after its policies.
+const (
+	DenyList     Stage = "deny list"
+	UntrackedIn  Stage = "host, untracked in"
+	UntrackedOut Stage = "host, untracked out"
+	PreDNAT      Stage = "host, before services"
+	Service      Stage = "service"
+	Self         Stage = "itself"
+	Source       Stage = "source" // whether what comes from there may have that address
+	Egress       Stage = "egress"
+	Destination  Stage = "destination" // whether the address is one that is known
+	Ingress      Stage = "ingress"
+	HostForward  Stage = "host, forward"
+	HostForwardO Stage = "host, forward out"
+	HostInput    Stage = "host, in"
+	HostOutput   Stage = "host, out"
+)
+
+// Drop is a reason why a packet is dropped, with the values of driver.Drop.
+type Drop string
+
+// The reasons.
+const (
+	Spoofed       Drop = "spoofed"
+	UnknownPod    Drop = "unknown-pod"
+	UnknownDevice Drop = "unknown-device"
+	ByPolicy      Drop = "policy"
+	ByHost        Drop = "host"
+	DenyListed    Drop = "deny-list"
+)
+
+// Step is what became of a flow at one stage.
+type Step struct {
+	Stage Stage  `json:"stage"`
+	Of    string `json:"of,omitempty"` // the pod, host endpoint, list or service that it belongs to
+	Verdict
+	Drop Drop `json:"drop,omitempty"` // the reason, where it is not allowed
+}
+
+// Denied returns the step that drops the flow, if one does.
+func Denied(steps []Step) (Step, bool) {
+	i := slices.IndexFunc(steps, func(s Step) bool { return !s.Allowed })
+	if i < 0 {
+		return Step{}, false
+	}
+	return steps[i], true
+}
+
+// Forward walks what a new connection meets that the node passes on: from a pod, to a pod, or both,
+// or neither. in and out are the indexes of the interfaces by which it comes and goes; 0
+// is not known: a pod of this node is taken to send by its own interface then, others by
+// one of the node's that has no host endpoint. The steps are those of all stages, also after one
+// that denies, but for what drops a packet outside any program, which is the last.
+func Forward(p *state.Policy, f Flow, in, out int) []Step {
+	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
+		return []Step{{Stage: Self, Of: w.Pod.String(), Verdict: Verdict{Allowed: true}}}
+	}
+	steps, on := sent(p, f, in, nil)
+	if !on {
+		return steps
+	}
+	if steps, on = received(p, f, steps); !on {
+		return steps
+	}
+	if h := p.Hosts[in]; h != nil {
+		steps = host(p, h, HostForward, h.ForwardIn, f, steps)
+	}
+	if h := p.Hosts[out]; h != nil {
+		steps = host(p, h, HostForwardO, h.ForwardOut, f, steps)
+	}
+	return steps
+}
+
+// Input walks what a new connection to the node itself meets; in as for Forward. What comes in by
+// the loopback interface is not to be asked about: it passes.
+func Input(p *state.Policy, f Flow, in int) []Step {
+	steps, on := sent(p, f, in, nil)
+	if !on {
+		return steps
+	}
+	if h := p.Hosts[in]; h != nil {
+		steps = host(p, h, HostInput, h.Input, f, steps)
+	}
+	return steps
+}
+
+// Output walks what a new connection of the node itself meets, which leaves by the interface out. The node
+// always reaches its own pods.
+func Output(p *state.Policy, f Flow, out int) []Step {
+	if h := p.Hosts[out]; h != nil {
+		return host(p, h, HostOutput, h.Output, f, nil)
+	}
+	return nil
+}
+
+// Arrive walks what a packet meets before services are translated: deny lists, and host
+// endpoints' policies that come before connection tracking and before services.
+func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
+	for _, ref := range p.Denied.Lists {
+		if listed(p, ref, f.Source) {
+			return []Step{{Stage: DenyList, Of: p.Lists[ref.ID].Name, Drop: DenyListed}}
+		}
+	}
+	h := p.Hosts[in]
+	if h == nil {
+		return nil
+	}
+	return host(p, h, PreDNAT, h.PreDNAT, f, host(p, h, UntrackedIn, h.UntrackedIn, f, steps))
+}
+
+// sentBy is the interface that a flow comes in by.
+func sentBy(p *state.Policy, f Flow, in int) int {
+	if w := p.Workloads[f.Source]; in == 0 && w != nil {
+		return w.Device
+	}
+	return in
+}
+
+// sent judges what the source may send. A packet goes on unless it is not known whose it is.
+func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
+	device := sentBy(p, f, in)
+	w := p.Workloads[f.Source]
+	if w != nil && w.Device == device && device != 0 {
+		return judge(p, Egress, w.Pod.String(), w.Egress, f, ByPolicy, steps), true
+	}
+	of := ""
+	if w != nil {
+		of = w.Pod.String()
+	}
+	drop := stranger(p, f, device, w != nil && in == 0)
+	if drop == "" {
+		return steps, true
+	}
+	return append(steps, Step{Stage: Source, Of: of, Drop: drop}), false
+}
+
+// stranger says why a packet is dropped whose interface and source address are not those of a known pod; ""
+// if it is not.
+func stranger(p *state.Policy, f Flow, device int, homeless bool) Drop {
+	_, pod := p.PodDevices[device]
+	_, own := p.HostDevices[device]
+	switch {
+	case neighbourDiscovery(f):
+		return ""
+	case pod:
+		return Spoofed
+	case homeless, ownPod(p, f.Source):
+		return UnknownPod
+	case device != 0 && !own:
+		return UnknownDevice
+	}
+	return ""
+}
+
+// neighbourDiscovery reports what IPv6 needs on a link: multicast listener discovery (RFC
+// 2710, RFC 3810) and neighbour discovery (RFC 4861).
+func neighbourDiscovery(f Flow) bool {
+	return f.Protocol == icmpv6 && (f.ICMPType >= 130 && f.ICMPType <= 137 || f.ICMPType == 143)
+}
+
+// received judges what may reach the destination.
+func received(p *state.Policy, f Flow, steps []Step) (_ []Step, on bool) {
+	if w := p.Workloads[f.Destination]; w != nil {
+		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, ByPolicy, steps), true
+	}
+	if ownPod(p, f.Destination) {
+		return append(steps, Step{Stage: Destination, Drop: UnknownPod}), false
+	}
+	return steps, true
+}
+
+func ownPod(p *state.Policy, a netip.Addr) bool {
+	return slices.ContainsFunc(p.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
+}
+
+// host appends a step for a host endpoint that has a program at the stage.
+func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flow, steps []Step) []Step {
+	if id == "" {
+		return steps
+	}
+	return judge(p, stage, h.Name+" ("+h.Device+")", id, f, ByHost, steps)
+}
+
+func judge(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop Drop, steps []Step) []Step {
+	v := Judge(p, id, f)
+	if v.Allowed {
+		drop = ""
+	}
+	return append(steps, Step{Stage: stage, Of: of, Verdict: v, Drop: drop})
+}
