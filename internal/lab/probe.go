@@ -15,16 +15,22 @@ import (
 // Probe sends n requests through every frontend of every service from a pod on each node,
 // from each node, and from outside. Services limits it to these, as "namespace/name" or
 // "name" (in any namespace); none means all. The error says why the probe could not be
-// done; what failed of it is in the report.
+// done; what failed of it is in the report. Where there are policies, a client of each workload is
+// sent to each service port besides, for the table of who may reach what.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	tries, silent := probe.Tries(l.Cluster, l.sources())
+	var pairs []probe.Try
+	if len(l.Cluster.Policies) > 0 {
+		pairs = probe.PairTries(l.Cluster, l.clients())
+	}
 	if len(services) > 0 {
 		only, err := l.named(services)
 		if err != nil {
 			return nil, err
 		}
-		tries = slices.DeleteFunc(tries, func(t probe.Try) bool { return !only[t.Service] })
+		other := func(t probe.Try) bool { return !only[t.Service] }
+		tries, pairs = slices.DeleteFunc(tries, other), slices.DeleteFunc(pairs, other)
 		silent = slices.DeleteFunc(silent, func(s probe.Silent) bool { return !only[s.Service] })
 	}
 	results, err := probe.Run(ctx, tries, n)
@@ -32,6 +38,13 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 		return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
 	}
 	rep := probe.NewReport(results, silent)
+	if len(pairs) > 0 {
+		results, err := probe.Run(ctx, pairs, 1)
+		if err != nil {
+			return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
+		}
+		rep.AddPairs(results)
+	}
 	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()
 	return rep, nil
 }
@@ -63,12 +76,29 @@ func (l *Lab) sources() []probe.Source {
 			return p.Spec.NodeName == n.Name && !p.Spec.HostNetwork
 		})
 		if i >= 0 {
-			p := l.Cluster.Pods[i]
-			pods = append(pods, probe.Source{
-				Kind: probe.FromPod, Name: p.Namespace + "/" + p.Name, Node: n.Name, NetNS: l.PodNS(p), Addrs: plan.Addrs(p),
-			})
+			pods = append(pods, l.source(l.Cluster.Pods[i]))
 		}
 	}
 	outside := probe.Source{Kind: probe.FromOutside, Name: plan.Outside, NetNS: l.NodeNS(plan.Outside), Addrs: l.Cluster.OutsideIPs}
 	return append(append(pods, nodes...), outside)
+}
+
+// clients lists one pod of each workload, as sources; those on their node's network are the node.
+func (l *Lab) clients() []probe.Source {
+	var clients []probe.Source
+	seen := map[string]bool{}
+	for _, p := range l.Cluster.Pods {
+		if w := plan.WorkloadOf(p); !seen[w] && !p.Spec.HostNetwork {
+			seen[w] = true
+			clients = append(clients, l.source(p))
+		}
+	}
+	return clients
+}
+
+func (l *Lab) source(p *corev1.Pod) probe.Source {
+	return probe.Source{
+		Kind: probe.FromPod, Name: p.Namespace + "/" + p.Name, Node: p.Spec.NodeName, Of: plan.WorkloadOf(p),
+		NetNS: l.PodNS(p), Addrs: plan.Addrs(p),
+	}
 }

@@ -140,7 +140,10 @@ func (o *Objects) object(doc []byte) error {
 	if policyScope(head.APIVersion, head.Kind) == notPolicy {
 		err = o.typed(head.APIVersion, head.Kind, doc)
 	} else {
-		err = o.policy(Policy{head.APIVersion, head.Kind, head.Metadata.Namespace, head.Metadata.Name, slices.Clone(doc)})
+		err = o.policy(Policy{
+			APIVersion: head.APIVersion, Kind: head.Kind,
+			Namespace: head.Metadata.Namespace, Name: head.Metadata.Name, Object: slices.Clone(doc),
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", head.Kind, head.Metadata.Name, err)

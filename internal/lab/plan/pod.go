@@ -20,6 +20,14 @@ func Addrs(p *corev1.Pod) []netip.Addr {
 	return as
 }
 
+// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its own.
+func WorkloadOf(p *corev1.Pod) string {
+	if len(p.OwnerReferences) > 0 {
+		return key(p.Namespace, p.OwnerReferences[0].Name)
+	}
+	return key(p.Namespace, p.Name)
+}
+
 // Ready says whether a pod has the condition Ready.
 func Ready(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {

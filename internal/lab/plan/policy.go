@@ -3,9 +3,11 @@ package plan
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Policy is an object of a policy API. The lab hands it to the agents as its manifest has it.
@@ -13,6 +15,7 @@ type Policy struct {
 	APIVersion, Kind string
 	Namespace, Name  string // Namespace is empty for what belongs to the whole cluster
 	Object           json.RawMessage
+	NetworkPolicy    *networkingv1.NetworkPolicy // the object, if it is Kubernetes' own NetworkPolicy v1
 }
 
 // The groups of the policy APIs.
@@ -58,33 +61,59 @@ func policyScope(apiVersion, kind string) scope {
 
 // policy adds an object of a policy API.
 func (o *Objects) policy(p Policy) error {
-	if p.IsNetworkPolicy() {
-		if _, err := p.NetworkPolicy(); err != nil {
-			return err
-		}
-	}
 	if policyScope(p.APIVersion, p.Kind) == namespaced {
 		p.Namespace = orDefault(p.Namespace)
 	} else {
 		p.Namespace = ""
 	}
+	if p.Kind == "NetworkPolicy" && p.APIVersion == networkingv1.SchemeGroupVersion.String() {
+		np := new(networkingv1.NetworkPolicy)
+		if err := json.Unmarshal(p.Object, np); err != nil {
+			return err
+		}
+		if err := validate(&np.Spec); err != nil {
+			return err
+		}
+		np.Namespace = p.Namespace
+		p.NetworkPolicy = np
+	}
 	o.Policies = append(o.Policies, p)
 	return nil
 }
 
-// IsNetworkPolicy says whether p is Kubernetes' own NetworkPolicy.
-func (p *Policy) IsNetworkPolicy() bool {
-	return p.Kind == "NetworkPolicy" && p.APIVersion == networkingv1.SchemeGroupVersion.String()
-}
-
-// NetworkPolicy decodes Kubernetes' own NetworkPolicy; the error says what in it is of the wrong type.
-func (p *Policy) NetworkPolicy() (*networkingv1.NetworkPolicy, error) {
-	np := new(networkingv1.NetworkPolicy)
-	if err := json.Unmarshal(p.Object, np); err != nil {
-		return nil, err
+// validate finds what an API server refuses in a NetworkPolicy and nobody could act on: selectors and
+// blocks that mean nothing.
+func validate(s *networkingv1.NetworkPolicySpec) error {
+	selectors := []*metav1.LabelSelector{&s.PodSelector}
+	var blocks []*networkingv1.IPBlock
+	peers := func(ps []networkingv1.NetworkPolicyPeer) {
+		for _, p := range ps {
+			selectors = append(selectors, p.PodSelector, p.NamespaceSelector)
+			blocks = append(blocks, p.IPBlock)
+		}
 	}
-	np.Namespace = orDefault(np.Namespace)
-	return np, nil
+	for _, r := range s.Ingress {
+		peers(r.From)
+	}
+	for _, r := range s.Egress {
+		peers(r.To)
+	}
+	for _, sel := range selectors {
+		if _, err := metav1.LabelSelectorAsSelector(sel); err != nil {
+			return fmt.Errorf("read selector: %w", err)
+		}
+	}
+	for _, b := range blocks {
+		if b == nil {
+			continue
+		}
+		for _, cidr := range append([]string{b.CIDR}, b.Except...) {
+			if _, err := netip.ParsePrefix(cidr); err != nil {
+				return fmt.Errorf("read ipBlock: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // Resource names p's kind, for messages and files: "networkpolicy.networking.k8s.io".

@@ -19,7 +19,7 @@ const proxyName = "service.kubernetes.io/service-proxy-name"
 func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	var tries []Try
 	var silent []Silent
-	pods := podsByAddr(c)
+	pods, rules := podsByAddr(c), newPolicies(c)
 	for _, svc := range c.Services {
 		name := svc.Namespace + "/" + svc.Name
 		if why := unproxied(c, svc); why != "" {
@@ -33,7 +33,7 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 				continue
 			}
 			for _, f := range frontends(c, svc, sp) {
-				j := judge{c, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
+				j := judge{c, rules, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
 				for _, src := range sources {
 					if src.Kind == FromOutside && f.Kind == ClusterIP {
 						continue // a ClusterIP is not routed outside of the cluster
@@ -155,6 +155,7 @@ func entry(c *plan.Cluster, a netip.Addr) string {
 type endpoint struct {
 	node                        string
 	hints                       discoveryv1.EndpointHints
+	addr                        netip.AddrPort
 	pod                         string // "namespace/name"; empty if it is none of the lab's
 	ready, serving, terminating bool
 }
@@ -163,20 +164,20 @@ type endpoint struct {
 func endpoints(c *plan.Cluster, svc *corev1.Service, sp corev1.ServicePort, v4 bool, pods map[netip.Addr]string) []endpoint {
 	var eps []endpoint
 	for _, s := range c.SlicesOf(svc) {
-		ports := 0
+		var port int32 // none
 		for _, p := range s.Ports {
 			named := p.Name == nil && sp.Name == "" || p.Name != nil && *p.Name == sp.Name
 			if named && p.Port != nil && (p.Protocol == nil && sp.Protocol == corev1.ProtocolTCP || p.Protocol != nil && *p.Protocol == sp.Protocol) {
-				ports++
+				port = *p.Port
 			}
 		}
 		for _, e := range s.Endpoints {
 			for _, text := range e.Addresses {
 				a, err := netip.ParseAddr(text)
-				if ports == 0 || err != nil || a.Is4() != v4 {
+				if port == 0 || err != nil || a.Is4() != v4 {
 					continue
 				}
-				ep := endpoint{pod: pods[a], ready: orTrue(e.Conditions.Ready)}
+				ep := endpoint{addr: netip.AddrPortFrom(a, uint16(port)), pod: pods[a], ready: orTrue(e.Conditions.Ready)}
 				if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
 					ep.pod = e.TargetRef.Namespace + "/" + e.TargetRef.Name
 				}
@@ -235,8 +236,9 @@ func usable(eps []endpoint) []endpoint {
 
 // judge works out what should become of requests to one frontend.
 type judge struct {
-	c   *plan.Cluster
-	svc *corev1.Service
+	c        *plan.Cluster
+	policies *policies
+	svc      *corev1.Service
 	Frontend
 	eps []endpoint
 }
@@ -268,9 +270,12 @@ func (j judge) expect(src Source) Expect {
 		if ep.pod == "" {
 			return Expect{Fate: Unjudged, Why: "endpoints that are no pods of the lab"}
 		}
-		e.By[ep.pod] = true
+		if j.permits(src, ep) {
+			e.By[ep.pod] = true
+		}
 	}
-	return e
+	e.Own = j.own(src, eps)
+	return j.judged(e, eps)
 }
 
 // scope says whether only one node's endpoints count for a source, and which node's.

@@ -2,7 +2,7 @@
 // outside, and compares what becomes of them with what should.
 //
 // What should is worked out from the plan alone (Tries), by the rules of a Kubernetes
-// service proxy; nothing of the proxy under test is asked.
+// service proxy and of network policies; nothing of the program under test is asked.
 package probe
 
 import (
@@ -36,6 +36,7 @@ type Source struct {
 	Kind  From
 	Name  string
 	Node  string       // where it is; empty for the outside
+	Of    string       // a pod's workload, "namespace/name"
 	NetNS string       // its named network namespace
 	Addrs []netip.Addr // its own addresses
 }
@@ -57,6 +58,7 @@ const (
 	Answered Fate = "answered"
 	Refused  Fate = "refused" // at once
 	Dropped  Fate = "dropped"
+	Partly   Fate = "partly"   // answered by some endpoints, dropped on the way to the others
 	Unjudged Fate = "unjudged" // the plan cannot tell
 
 	// Of a health check: HTTP status 200, and 503.
@@ -71,6 +73,7 @@ type Expect struct {
 	By     map[string]bool // the pods that may answer, as "namespace/name"
 	Keep   bool            // the pod sees the client's own address, unless it asked itself
 	Sticky bool            // one source is always answered by the same pod
+	Own    bool            // all endpoints are pods of the source's own workload
 }
 
 // Try is a source, a frontend, and what to expect.

@@ -32,7 +32,8 @@ type Row struct {
 type Report struct {
 	Lab      string   `json:"lab"`
 	Rows     []Row    `json:"rows"`
-	Silent   []Silent `json:"silent"` // services with nothing to send to
+	Silent   []Silent `json:"silent"`          // services with nothing to send to
+	Pairs    *Pairs   `json:"pairs,omitempty"` // who may reach what, where there are policies
 	Requests int      `json:"requests"`
 	Failed   int      `json:"failed"`
 	Seconds  float64  `json:"seconds"`
@@ -107,15 +108,32 @@ func (rep *Report) Table(w io.Writer) {
 	for _, s := range rep.Silent {
 		line(short(s.Service), "-", "-", "0", "-", "-", s.Why)
 	}
+	if rep.Pairs != nil {
+		line("")
+		rep.Pairs.Table(w)
+	}
 }
 
-// Summary is one sentence.
+// AddPairs adds the table of who may reach what.
+func (rep *Report) AddPairs(results []Result) {
+	rep.Pairs = NewPairs(results)
+	for _, r := range results {
+		rep.Requests += r.Sent
+		rep.Failed += r.Failed
+	}
+}
+
+// Summary is one sentence, and one on who may reach what.
 func (rep *Report) Summary() string {
 	outcome := "all as they should be"
 	if rep.Failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", rep.Failed)
 	}
-	return fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, outcome)
+	text := fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, outcome)
+	if rep.Pairs != nil {
+		text = rep.Pairs.Summary() + "\n" + text
+	}
+	return text
 }
 
 func (r *Row) from() string {

@@ -1,0 +1,216 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// PairTries lists what a table of who may reach what asks: each client, one for a
+// workload, through the cluster addresses of each service port that has endpoints.
+func PairTries(c *plan.Cluster, clients []Source) []Try {
+	tries, _ := Tries(c, clients)
+	return slices.DeleteFunc(tries, func(t Try) bool { return t.Frontend.Kind != ClusterIP || t.Fate == Refused })
+}
+
+// Pairs is the table of who may reach what: clients are its rows, service ports its columns. A pair
+// counts if the service is not the client's own.
+type Pairs struct {
+	Clients  []string `json:"clients"` // workloads, "namespace/name"
+	Ports    []string `json:"ports"`   // "namespace/name:port", with "/UDP" where it is that
+	Cells    [][]Cell `json:"cells"`   // by client, then by port
+	Count    int      `json:"pairs"`
+	Pass     int      `json:"pass"`
+	Expected int      `json:"expected"` // how many should pass
+	Unjudged string   `json:"unjudged,omitempty"`
+}
+
+// Cell is what became of one client's requests to one service port.
+type Cell struct {
+	Passed   bool     `json:"passed"` // everything that was asked was answered
+	Expected Fate     `json:"expected"`
+	Own      bool     `json:"own,omitempty"`
+	Failures []string `json:"failures,omitempty"` // what did not end as it should
+	asked    bool
+}
+
+// NewPairs makes the table of the results of PairTries.
+func NewPairs(results []Result) *Pairs {
+	p := &Pairs{}
+	for _, r := range results {
+		row, col := place(&p.Clients, r.Of), place(&p.Ports, port(r.Frontend))
+		for len(p.Cells) <= row {
+			p.Cells = append(p.Cells, nil)
+		}
+		for len(p.Cells[row]) <= col {
+			p.Cells[row] = append(p.Cells[row], Cell{})
+		}
+		p.Cells[row][col].add(r)
+		if r.Fate == Unjudged {
+			p.Unjudged = cmp.Or(p.Unjudged, r.Why)
+		}
+	}
+	for _, row := range p.Cells {
+		for _, c := range row {
+			p.count(c)
+		}
+	}
+	return p
+}
+
+func (p *Pairs) count(c Cell) {
+	if !c.asked || c.Own {
+		return
+	}
+	p.Count++
+	if c.Passed {
+		p.Pass++
+	}
+	if c.Expected == Answered {
+		p.Expected++
+	}
+}
+
+// place is where a list has a name; it is added if it is not there.
+func place(list *[]string, name string) int {
+	i := slices.Index(*list, name)
+	if i < 0 {
+		i = len(*list)
+		*list = append(*list, name)
+	}
+	return i
+}
+
+// add takes one address family's result into account.
+func (c *Cell) add(r Result) {
+	passed := len(r.By) > 0
+	if !c.asked {
+		c.asked, c.Passed, c.Expected, c.Own = true, passed, r.Fate, r.Own
+	}
+	if c.Expected != r.Fate {
+		c.Expected = Partly // one family passes and the other does not
+	}
+	c.Passed = c.Passed && passed
+	if r.Failed > 0 {
+		c.Failures = append(c.Failures, fmt.Sprintf("%s → %s: %s", r.Source.Name, r.To, r.Reason))
+	}
+}
+
+func port(f Frontend) string {
+	text := fmt.Sprintf("%s:%d", f.Service, f.To.Port())
+	if f.Protocol != "TCP" {
+		text += "/" + f.Protocol
+	}
+	return text
+}
+
+// The glyphs of the table.
+const (
+	glyphPass    = "●"
+	glyphDrop    = "·"
+	glyphOwn     = "○"
+	glyphPartly  = "◐"
+	glyphWrong   = "!"
+	glyphNothing = " "
+)
+
+func (c Cell) glyph() string {
+	switch {
+	case !c.asked:
+		return glyphNothing
+	case len(c.Failures) > 0:
+		return glyphWrong
+	case c.Own:
+		return glyphOwn
+	case c.Expected == Partly:
+		return glyphPartly
+	case c.Passed:
+		return glyphPass
+	}
+	return glyphDrop
+}
+
+// legend explains the glyphs.
+var legend = []struct{ glyph, text string }{
+	{glyphPass, "passes"},
+	{glyphDrop, "dropped"},
+	{glyphOwn, "its own service, not counted"},
+	{glyphPartly, "some endpoints or one address family"},
+	{glyphWrong, "not as the policies say"},
+}
+
+// Table writes the table for people: a line leads from each column to its name.
+func (p *Pairs) Table(w io.Writer) {
+	line := func(format string, args ...any) {
+		_, _ = fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+	}
+	width := len("CLIENT")
+	for _, c := range p.Clients {
+		width = max(width, len(short(c)))
+	}
+	for i, name := range p.Ports {
+		line("%*s  %s┌─ %s", width, "", strings.Repeat("│ ", i), short(name))
+	}
+	line("%-*s  %s", width, "CLIENT", strings.Repeat("│ ", len(p.Ports)))
+	used := map[string]bool{}
+	for i, c := range p.Clients {
+		var glyphs []string
+		for _, cell := range p.Cells[i] {
+			glyphs = append(glyphs, cell.glyph())
+			used[cell.glyph()] = true
+		}
+		line("%-*s  %s", width, short(c), strings.Join(glyphs, " "))
+	}
+	var texts []string
+	for _, l := range legend {
+		if used[l.glyph] {
+			texts = append(texts, l.glyph+" "+l.text)
+		}
+	}
+	line("%*s  %s", width, "", strings.Join(texts, "   "))
+	for f := range p.failures {
+		line("%s %s", glyphWrong, f)
+	}
+}
+
+// failures yields what did not end as it should.
+func (p *Pairs) failures(yield func(string) bool) {
+	for _, row := range p.Cells {
+		for _, c := range row {
+			for _, f := range c.Failures {
+				if !yield(f) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Failed is how many pairs, own services included, did not end as they should.
+func (p *Pairs) Failed() int {
+	n := 0
+	for _, row := range p.Cells {
+		for _, c := range row {
+			if len(c.Failures) > 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Summary is one sentence.
+func (p *Pairs) Summary() string {
+	text := fmt.Sprintf("%d of %d pairs pass", p.Pass, p.Count)
+	switch failed := p.Failed(); {
+	case p.Unjudged != "":
+		return text + ", not judged: there are " + p.Unjudged
+	case failed > 0:
+		return fmt.Sprintf("%s, %d should: %d NOT AS THE POLICIES SAY", text, p.Expected, failed)
+	}
+	return text + ", as the policies say"
+}
