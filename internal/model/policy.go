@@ -201,7 +201,6 @@ type Link struct {
 	Index  int
 	Name   string
 	Bridge bool
-	Addrs  []netip.Addr // that the node has on it, sorted
 	// Pod: it leads to a single network namespace by host routes. Host: it is the
 	// node's own: it has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
 	Pod, Host bool
