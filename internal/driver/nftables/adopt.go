@@ -24,7 +24,8 @@ const rewriteFrom = 300_000
 type found struct {
 	flags, owner uint32            // of the table
 	chains       map[string]bool   // by name
-	rules        int               // in all chains
+	rules        map[string]int    // by chain
+	counters     map[string]bool   // by name
 	sets         map[string]setDef // by name
 	notes        map[uint32]string // by key
 }
@@ -65,6 +66,9 @@ func (d *Driver) adoptTrying(ctx context.Context, want *state.State, keep bool) 
 const adoptTries = 5
 
 func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
+	if (want.Policy != nil) != (d.prog.policy != nil) {
+		return nil, 0, errors.New("adopt a state with policy by a driver without, or the other way round")
+	}
 	gen, err := d.generation(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -75,13 +79,9 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (drive
 	}
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted = gen, false
-	a := &adoption{d: d, want: want, have: have, learn: d.prog.learnChains(want), deep: d.doubt, keeping: keep}
-	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), learn: map[string]int{}}
-	for k, f := range want.Frontends {
-		if timeout := affinity(f); timeout > 0 {
-			a.change.learn[d.prog.family(k.Addr.Is4()).learnName(timeout)]++
-		}
-	}
+	a := &adoption{d: d, want: want, have: have, deep: d.doubt, keeping: keep}
+	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
+	d.prog.eachRuling(want, func(r []ruling) { a.change.uses.use(r...) })
 	p, err := a.plan(ctx)
 	return p, a.kept, err
 }
@@ -91,12 +91,12 @@ type adoption struct {
 	d       *Driver
 	want    *state.State
 	have    *found // nil: no table
-	learn   map[string]chain
 	change  *change
 	reused  map[*set]bool // sets of the kernel that go on with their elements
 	deep    bool          // trust no note, read everything
 	keeping bool          // take nothing away that want does not name
-	kept    int           // frontends, and addresses of other programs, that stay for that reason
+	kept    int           // frontends, addresses of other programs and elements of policy that stay for that reason
+	was     map[setKey]element
 }
 
 func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
@@ -110,7 +110,7 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 		for _, s := range d.prog.sets {
 			a.reused[s] = true
 		}
-	case a.keeping && !a.sameSets():
+	case a.keeping && (!a.sameSets() || d.prog.policy != nil):
 		// What stays could not be written into our sets, so all does, until want is whole.
 		a.kept = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
 		return &plan{d: d, batch: b, done: func() {}, found: a.have}, nil
@@ -120,8 +120,7 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	if err := a.fill(ctx); err != nil {
 		return nil, err
 	}
-	a.addLearnChains()
-	a.deleteLearnChains()
+	a.settleRoster()
 	a.writeNotes()
 	return &plan{d: d, batch: b, done: a.done, found: a.have}, nil
 }
@@ -139,8 +138,9 @@ func (a *adoption) done() {
 		ClusterIPs: maps.Clone(a.want.ClusterIPs),
 		OtherIPs:   maps.Clone(a.want.OtherIPs),
 		Hairpins:   maps.Clone(a.want.Hairpins),
+		Policy:     clonePolicy(a.want.Policy),
 	}
-	d.sums, d.learn, d.adopted = a.change.sums, a.change.learn, a.kept == 0
+	d.sums, d.roster, d.adopted = a.change.sums, a.change.uses, a.kept == 0
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
@@ -194,26 +194,18 @@ func (a *adoption) sameProgram() bool {
 	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.sets) != len(p.sets) {
 		return false
 	}
-	rules := 0
 	for _, c := range p.chains {
-		if !a.have.chains[c.name] {
+		if !a.have.chains[c.name] || a.have.rules[c.name] != len(c.rules) {
 			return false
 		}
-		rules += len(c.rules)
 	}
-	for name := range a.have.chains {
-		if !slices.ContainsFunc(p.chains, func(c chain) bool { return c.name == name }) {
-			if !isLearn(name) {
-				return false
-			}
-			rules += learnRules
+	for name, c := range a.change.uses.chains {
+		if a.have.chains[name] && a.have.rules[name] != len(c.rules) {
+			return false
 		}
 	}
-	return rules == a.have.rules
+	return true
 }
-
-// isLearn reports whether the chain is one of those for the time-outs in use.
-func isLearn(name string) bool { return strings.Contains(name, "-learn-") }
 
 // note identifies the program: a digest of all its messages.
 func (p *program) note() string {
@@ -257,31 +249,29 @@ func (a *adoption) replaceProgram() {
 	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
 		b.deleteChain(&b.before, name)
 	}
-	a.have.chains = nil
+	a.have.chains = map[string]bool{}
 	a.reused = kept
 	b.addProgram(p, kept)
 }
 
-func (a *adoption) addLearnChains() {
-	for _, name := range slices.Sorted(maps.Keys(a.learn)) {
-		if a.have == nil || !a.have.chains[name] {
-			a.change.batch.addChain(a.learn[name])
-			a.change.batch.addRules(a.learn[name])
-		}
-	}
-}
-
-func (a *adoption) deleteLearnChains() {
+// settleRoster creates the chains and counters that are missing beside the program, and deletes
+// those that nothing leads to any more.
+func (a *adoption) settleRoster() {
+	b, now := a.change.batch, a.change.uses
 	if a.have == nil {
+		b.addRoster(now, none, none)
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
-		if isLearn(name) && a.learn[name].name == "" {
-			a.change.batch.deleteRules(&a.change.batch.after, name)
-			a.change.batch.deleteChain(&a.change.batch.after, name)
-		}
+	b.addRoster(now, func(name string) bool { return a.have.chains[name] }, func(name string) bool { return a.have.counters[name] })
+	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
+	if a.kept > 0 && a.d.prog.policy != nil {
+		a.keepChains(gone)
+		return
 	}
+	b.deleteRoster(gone, missing(a.have.counters, now.counters))
 }
+
+func none(string) bool { return false }
 
 // fill plans the elements: of kept sets the difference, of others all.
 func (a *adoption) fill(ctx context.Context) error {
@@ -339,6 +329,12 @@ func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 	had, ok := old[e.elementKey]
 	delete(old, e.elementKey)
 	if ok && had.sameValue(e) {
+		return
+	}
+	if ok && a.keepsVerdict(e) {
+		a.kept++
+		a.change.sums[e.set.id].remove(e)
+		a.change.sums[e.set.id].add(&had)
 		return
 	}
 	if ok {

@@ -290,6 +290,9 @@ func (c chain) write(a *attrs, table string) {
 		h := a.begin(unix.NFTA_CHAIN_HOOK)
 		a.u32(unix.NFTA_HOOK_HOOKNUM, c.hook.num)
 		a.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
+		if c.hook.device != "" {
+			a.str(unix.NFTA_HOOK_DEV, c.hook.device)
+		}
 		a.end(h)
 		a.u32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
 		a.str(unix.NFTA_CHAIN_TYPE, c.hook.kind)

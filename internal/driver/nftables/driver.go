@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -31,6 +30,10 @@ type Options struct {
 	// Shared leaves the table without an owner even where the kernel could
 	// protect it from others, as on kernels before 6.9.
 	Shared bool
+	// Policy makes the driver judge what may pass; states must have a Policy then.
+	Policy bool
+	// KeepEstablished lets connections go on that policy has come to forbid.
+	KeepEstablished bool
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -52,7 +55,7 @@ type Driver struct {
 	owned   bool         // the table is protected
 	state   *state.State // what the kernel holds, as far as we know; nil before the first adoption
 	sums    []sum        // of each set's content, by id
-	learn   map[string]int
+	roster  *roster
 	gen     uint32 // the kernel's generation up to which nobody else interfered
 	doubt   bool   // others may have changed what we programmed: trust no note
 	adopted bool   // state is what the kernel holds
@@ -84,7 +87,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, ct.Close(), sock.close())
 	}
 	d := &Driver{
-		prog: newProgram(), canOwn: !o.Shared && canOwn(sock), log: log,
+		prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
 		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
 		forget: forgetter{reader: reader, wake: make(chan struct{}, 1)},
 	}
@@ -170,15 +173,21 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	for k, f := range delta.Frontends {
 		c.frontend(k, d.state.Frontends[k], f)
 	}
-	return c.plan(func() { d.state.Apply(delta) }), nil
+	if d.prog.policy != nil && delta.Policy.Len() > 0 {
+		c.policy(d.state.Policy, delta.Policy)
+	}
+	return c.plan(func() {
+		d.state.Apply(delta)
+		d.prog.forgetPrograms(delta.Policy.Programs)
+	}), nil
 }
 
 // change gathers the operations that lead from one state to another.
 type change struct {
 	d     *Driver
 	batch *batch
-	sums  []sum          // of the sets afterwards
-	learn map[string]int // uses of learn chains afterwards
+	sums  []sum   // of the sets afterwards
+	uses  *roster // afterwards; the driver's own as long as it is the same
 	cuts  []conntrack.Filter
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	unremember bool
@@ -191,7 +200,7 @@ type setKey struct {
 }
 
 func (d *Driver) newChange() *change {
-	return &change{d: d, batch: newBatch(TableName), sums: slices.Clone(d.sums), learn: maps.Clone(d.learn), old: map[setKey]element{}}
+	return &change{d: d, batch: newBatch(TableName), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]element{}}
 }
 
 func (c *change) add(e *element) {
@@ -249,42 +258,34 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 		}
 		return func(yield func(*element)) { c.d.prog.frontendElements(k, f, yield) }
 	}
-	c.useLearn(k, before, -1)
-	c.useLearn(k, after, +1)
+	c.d.prog.learnRuling(k, after, c.use)
+	c.d.prog.learnRuling(k, before, c.release)
 	c.replace(elements(before), elements(after))
 	c.cuts = append(c.cuts, cuts(k, before, after)...)
 	c.unremember = c.unremember || losesAffinity(before, after)
 }
 
-// useLearn counts the frontends that need a learn chain.
-func (c *change) useLearn(k state.FrontendKey, f *state.Frontend, n int) {
-	if f == nil || affinity(f) == 0 {
-		return
+// use counts a use of chains that are added if they are not there.
+func (c *change) use(r []ruling) { c.changeUses().use(r...) }
+
+func (c *change) release(r []ruling) { c.changeUses().release(r[0].name) }
+
+func (c *change) changeUses() *roster {
+	if c.uses == c.d.roster {
+		c.uses = c.d.roster.clone()
 	}
-	fp, timeout := c.d.prog.family(k.Addr.Is4()), affinity(f)
-	name := fp.learnName(timeout)
-	if n > 0 && c.learn[name] == 0 && c.d.learn[name] == 0 {
-		c.batch.addChain(fp.learnChain(timeout))
-		c.batch.addRules(fp.learnChain(timeout))
-	}
-	c.learn[name] += n
+	return c.uses
 }
 
 // plan closes the transaction.
 func (c *change) plan(done func()) *plan {
-	for name, uses := range c.learn {
-		if uses == 0 {
-			if c.d.learn[name] > 0 {
-				c.batch.deleteRules(&c.batch.after, name)
-				c.batch.deleteChain(&c.batch.after, name)
-			}
-			delete(c.learn, name)
-		}
+	if c.uses != c.d.roster {
+		c.batch.changeRoster(c.d.roster, c.uses)
 	}
 	c.noteSums()
 	return &plan{d: c.d, batch: c.batch, done: func() {
 		done()
-		c.d.sums, c.d.learn = c.sums, c.learn
+		c.d.sums, c.d.roster = c.sums, c.uses
 		c.d.adopted = true
 		c.d.cleaner.Cut(c.cuts)
 		if c.unremember {

@@ -40,7 +40,12 @@ type verdict struct {
 
 func goTo(chain string) verdict { return verdict{unix.NFT_GOTO, chain} }
 
-var dropIt = verdict{code: 0} // NF_DROP
+func jumpTo(chain string) verdict { return verdict{unix.NFT_JUMP, chain} }
+
+var (
+	dropIt   = verdict{code: 0} // NF_DROP
+	returnIt = verdict{code: unix.NFT_RETURN}
+)
 
 func (k *elementKey) append(b ...byte) {
 	k.keyLen += uint8(copy(k.key[k.keyLen:], b))
@@ -71,8 +76,8 @@ func (e *element) setData(f family, to netip.AddrPort) {
 
 // frontend is the frontend that the element is about, if it is about one.
 func (e *element) frontend() (k state.FrontendKey, ok bool) {
-	if int(e.keyLen) != keyLen(e.set.key) {
-		return k, false // someone else's, in a table without an owner
+	if e.set.policy || int(e.keyLen) != keyLen(e.set.key) {
+		return k, false // not of services; or someone else's, in a table without an owner
 	}
 	fields, b := e.set.key, e.key[:e.keyLen]
 	if fields[0].magic == fieldSlot.magic {
@@ -197,6 +202,10 @@ func (e *element) String() string {
 		fmt.Fprintf(&b, " comment %q", e.comment)
 	}
 	switch {
+	case e.verdict.code == unix.NFT_RETURN:
+		b.WriteString(" : return")
+	case e.verdict.code == unix.NFT_JUMP:
+		b.WriteString(" : jump " + e.verdict.chain)
 	case e.verdict.chain != "":
 		b.WriteString(" : goto " + e.verdict.chain)
 	case e.set.verdict:
@@ -234,7 +243,7 @@ func formatField(f field, b []byte) string {
 		return fmt.Sprint(b[0])
 	case fieldDport.magic:
 		return fmt.Sprint(binary.BigEndian.Uint16(b))
-	case fieldSlot.magic, fieldMark.magic:
+	case fieldSlot.magic, fieldMark.magic, fieldDevice.magic:
 		return fmt.Sprint(binary.NativeEndian.Uint32(b))
 	}
 	a, _ := netip.AddrFromSlice(b)

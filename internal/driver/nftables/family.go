@@ -23,8 +23,10 @@ type field struct {
 	name  string // nft's name of the datatype
 	magic uint32 // nft's number of the datatype
 	size  int    // bytes
+	host  bool   // in the host's byte order
 	load  func(reg uint32) expression
-	udata func(*userdata) // what nft's typeof writes down for it
+	mask  func(reg uint32) expression // applied to what was loaded; nil: all of it counts
+	udata func(*userdata)             // what nft's typeof writes down for it
 }
 
 func (f field) registers() int { return (f.size + 3) / 4 }
@@ -93,7 +95,7 @@ var (
 			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, 0); d.u32(1, 2); d.u32(2, 0) }))
 		},
 	}
-	fieldMark = field{name: "mark", magic: 19, size: 4}
+	fieldMark = field{name: "mark", magic: 19, size: 4, host: true}
 )
 
 // origFrontend is the key of the frontend that a translated connection's client asked for.

@@ -10,18 +10,16 @@ import (
 
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
 func (d *Driver) read(ctx context.Context) (*found, error) {
-	have := &found{chains: map[string]bool{}, sets: map[string]setDef{}, notes: map[uint32]string{}}
+	have := &found{chains: map[string]bool{}, rules: map[string]int{}, counters: map[string]bool{}, sets: map[string]setDef{}, notes: map[uint32]string{}}
 	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	rules, err := d.countRules(ctx)
-	if err != nil {
+	if err := d.countRules(ctx, have.rules); err != nil {
 		return nil, fmt.Errorf("count rules: %w", err)
 	}
-	have.rules = rules
-	err = d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
+	err := d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
 		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == TableName {
 			have.chains[cString(findAttr(b, unix.NFTA_CHAIN_NAME))] = true
 		}
@@ -39,6 +37,12 @@ func (d *Driver) read(ctx context.Context) (*found, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	err = d.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
+		have.counters[cString(findAttr(b, unix.NFTA_OBJ_NAME))] = true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list counters: %w", err)
 	}
 	if _, ok := have.sets[d.prog.notes.name]; ok {
 		err = readSet(ctx, d.sock, d.prog.notes, func(e element) {
@@ -66,9 +70,12 @@ func inTable(typ uint16) []byte {
 	return a.b
 }
 
-func (d *Driver) countRules(ctx context.Context) (n int, err error) {
-	err = d.sock.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE), func([]byte) { n++ })
-	return n, err
+// countRules counts the rules of each chain.
+func (d *Driver) countRules(ctx context.Context, counts map[string]int) error {
+	clear(counts)
+	return d.sock.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE), func(b []byte) {
+		counts[cString(findAttr(b, unix.NFTA_RULE_CHAIN))]++
+	})
 }
 
 // content is all that the kernel holds in the set.
@@ -115,23 +122,31 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	if err != nil || gen == d.gen {
 		return false, err
 	}
-	rules, err := d.countRules(ctx)
+	counts := map[string]int{}
+	err = d.countRules(ctx, counts)
 	if errors.Is(err, errInterrupted) {
 		return false, nil // asked again soon
 	}
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return false, fmt.Errorf("count rules: %w", err)
 	}
-	if rules != d.rules() {
+	if sumOf(counts) != d.rules() {
 		return true, nil
 	}
 	d.gen, d.doubt = gen, true
 	return false, nil
 }
 
+func sumOf(counts map[string]int) (n int) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
 // rules is the number of rules that the table should have.
 func (d *Driver) rules() int {
-	n := len(d.learn) * learnRules
+	n := d.roster.rules()
 	for _, c := range d.prog.chains {
 		n += len(c.rules)
 	}

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,12 +12,15 @@ import (
 const TableName = "sluice"
 
 // program is the constant part of the table: its sets and chains with their
-// rules. It is the same on every node, whatever is balanced.
+// rules. It is the same on every node, whatever is balanced and permitted.
 type program struct {
 	sets   []*set
 	chains []chain
 	fam    [2]*familyProgram
+	policy *policyProgram // nil: without policy
 	notes  *set
+
+	written map[judged][]ruling // of the programs of policy in use
 }
 
 // familyProgram is one address family's half of the program.
@@ -30,6 +34,7 @@ type familyProgram struct {
 	masquerade, hairpins                        *set
 	clusterIPs, otherIPs                        *set
 	serviceCIDRs, podCIDRs, keptCIDRs, ownCIDRs *set
+	policy                                      *familyPolicy // nil: without policy
 }
 
 // family returns the half of the program for an address.
@@ -44,14 +49,18 @@ func (p *program) family(is4 bool) *familyProgram {
 // nobody, but learns no more: new clients are balanced without affinity.
 const affinitySize = 1 << 20
 
-func newProgram() *program {
+// newProgram returns the program for services, and for policy if it is asked for.
+func newProgram(policy bool) *program {
 	p := newSets()
+	if policy {
+		p.addPolicySets()
+	}
 	p.addChains()
 	return p
 }
 
 func newSets() *program {
-	p := &program{}
+	p := &program{written: map[judged][]ruling{}}
 	for i, f := range []family{ipv4, ipv6} {
 		p.fam[i] = p.addFamily(f)
 	}
@@ -64,9 +73,15 @@ func newSets() *program {
 
 func (p *program) addChains() {
 	p.addBaseChains()
+	p.addFilterChains()
 	for _, fp := range p.fam {
 		p.addFamilyChains(fp)
 	}
+}
+
+// hasChain reports whether the chain is one of the program's own.
+func (p *program) hasChain(name string) bool {
+	return slices.ContainsFunc(p.chains, func(c chain) bool { return c.name == name })
 }
 
 func (p *program) addSet(s *set) *set {
@@ -142,6 +157,7 @@ type hook struct {
 	kind     string // "nat", "filter"
 	num      uint32
 	priority int32
+	device   string // of an ingress hook
 }
 
 // addBaseChains adds the chains that the kernel calls, one for each place that
@@ -153,9 +169,9 @@ func (p *program) addBaseChains() {
 			newRule("").family(ipv6).jump(ipv6.name + to),
 		}
 	}
-	nat := func(num uint32, prio int32) *hook { return &hook{"nat", num, prio} }
+	nat := func(num uint32, prio int32) *hook { return &hook{"nat", num, prio, ""} }
 	p.chains = append(p.chains,
-		chain{name: "prerouting", hook: nat(unix.NF_INET_PRE_ROUTING, -100), rules: dispatch("-services"),
+		chain{name: "prerouting", hook: nat(unix.NF_INET_PRE_ROUTING, -100), rules: append(p.beforeServices(), dispatch("-services")...),
 			comment: "new connections from pods and from outside"},
 		chain{name: "output", hook: nat(unix.NF_INET_LOCAL_OUT, -100), rules: dispatch("-services"),
 			comment: "new connections of the node itself"},
@@ -165,17 +181,7 @@ func (p *program) addBaseChains() {
 		chain{name: "postrouting", hook: nat(unix.NF_INET_POST_ROUTING, 100),
 			rules:   append(append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...), dispatch("-source")...),
 			comment: "new connections on their way out: remember the backend, masquerade"},
-		chain{name: "invalid", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -150},
-			rules:   []rule{newRule("").invalid().proto(unix.IPPROTO_TCP).jump("stray")},
-			comment: "segments that connection tracking can make nothing of"},
 	)
-	p.chains = append(p.chains, chain{name: "stray",
-		comment: "a stray segment of a backend would arrive untranslated and be answered with a reset",
-		rules: []rule{
-			newRule("").notToNode().drop(),
-			newRule("").family(ipv4).in([]field{ipv4.saddr}, p.fam[0].podCIDRs).drop(),
-			newRule("").family(ipv6).in([]field{ipv6.saddr}, p.fam[1].podCIDRs).drop(),
-		}})
 }
 
 func (p *program) addFamilyChains(fp *familyProgram) {
@@ -274,9 +280,6 @@ func (fp *familyProgram) pickName(size int, local bool) string {
 	}
 	return fmt.Sprintf("%s-pick-%d", fp.ip.name, size)
 }
-
-// learnRules is the number of rules of a learn chain.
-const learnRules = 6
 
 // learnName is the chain that remembers for the given time-out.
 func (fp *familyProgram) learnName(d time.Duration) string {

@@ -70,6 +70,9 @@ func (r *rule) loadAt(reg uint32, fields []field) uint32 {
 		if f.load != nil {
 			r.exprs = append(r.exprs, f.load(reg))
 		}
+		if f.mask != nil {
+			r.exprs = append(r.exprs, f.mask(reg))
+		}
 		reg += uint32(f.registers())
 	}
 	return reg

@@ -17,6 +17,7 @@ type set struct {
 	typeof   bool   // the key has parts that nft can only describe by an expression
 	dynamic  bool   // filled by packets, with time-outs; its content is not ours to compare
 	size     uint32 // the most elements; 0: no bound
+	policy   bool   // of policy, not of services
 }
 
 // Constants of linux/netfilter/nf_tables.h that golang.org/x/sys lacks.
@@ -122,7 +123,7 @@ func (s *set) userdata() []byte {
 	switch {
 	case len(s.key) > 1:
 		u.u32(udataSetKeyByteOrder, 0)
-	case s.key[0].magic == fieldMark.magic:
+	case s.key[0].host:
 		u.u32(udataSetKeyByteOrder, byteOrderHost)
 	default:
 		u.u32(udataSetKeyByteOrder, byteOrderBig)

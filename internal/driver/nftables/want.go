@@ -28,6 +28,9 @@ func (p *program) eachElement(s *state.State, yield func(*element)) {
 	for k, f := range s.Frontends {
 		p.frontendElements(k, f, yield)
 	}
+	if p.policy != nil {
+		p.eachPolicyElement(s.Policy, yield)
+	}
 }
 
 func (p *program) clusterIPElement(a netip.Addr, yield func(*element)) {
@@ -242,19 +245,22 @@ func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, 
 	}
 }
 
-// learnChains are the learn chains that the state needs, by name.
-func (p *program) learnChains(s *state.State) map[string]chain {
-	chains := map[string]chain{}
+// eachRuling yields the chains, beside the program's own, that the state leads to.
+func (p *program) eachRuling(s *state.State, yield func([]ruling)) {
 	for k, f := range s.Frontends {
-		fp, timeout := p.family(k.Addr.Is4()), affinity(f)
-		if timeout == 0 {
-			continue
-		}
-		if name := fp.learnName(timeout); chains[name].name == "" {
-			chains[name] = fp.learnChain(timeout)
-		}
+		p.learnRuling(k, f, yield)
 	}
-	return chains
+	if p.policy != nil {
+		p.eachPolicyRuling(s.Policy, yield)
+	}
+}
+
+// learnRuling yields the learn chain of a frontend with affinity.
+func (p *program) learnRuling(k state.FrontendKey, f *state.Frontend, yield func([]ruling)) {
+	if f == nil || affinity(f) == 0 {
+		return
+	}
+	yield([]ruling{{chain: p.family(k.Addr.Is4()).learnChain(affinity(f))}})
 }
 
 // noteElement is what a note says in the comment of an element.

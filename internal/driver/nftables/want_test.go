@@ -83,7 +83,7 @@ func TestFrontendElements(t *testing.T) {
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 	}
-	p := newProgram()
+	p := newProgram(false)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := printed(func(yield func(*element)) { p.frontendElements(vip, &tt.frontend, yield) })
@@ -95,7 +95,7 @@ func TestFrontendElements(t *testing.T) {
 }
 
 func TestSettingsElements(t *testing.T) {
-	p := newProgram()
+	p := newProgram(false)
 	got := printed(func(yield func(*element)) {
 		p.settingsElements(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
@@ -120,7 +120,7 @@ func TestSettingsElements(t *testing.T) {
 
 // The kernel's answer to a listing must read back as what was written.
 func TestElementRoundTrip(t *testing.T) {
-	p := newProgram()
+	p := newProgram(false)
 	s := state.New()
 	for _, vip := range []string{"10.96.0.1", "fd00:96::1"} {
 		a := netip.MustParseAddr(vip)

@@ -1,0 +1,293 @@
+package nftables
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+)
+
+// This file is the constant part of policy: where packets are judged. What they are
+// judged by is in judge.go.
+
+// policyProgram are the sets of policy that both families share.
+type policyProgram struct {
+	podDevices, hostDevices *set
+	ports                   *set // ranges of ports
+	before                  *set // host endpoints, by interface
+	input, output           *set
+	forwardIn, forwardOut   *set
+}
+
+// familyPolicy are the sets of policy of one family.
+type familyPolicy struct {
+	from, to *set // a pod's interface and address, a pod's address → its program
+	ownPods  *set
+	selves   *set
+	members  *set // of groups and lists
+	named    *set // ports by name
+}
+
+// fieldDevice is the interface that a packet came in by, fieldOutDevice the one it leaves by.
+var (
+	fieldDevice    = deviceField(expr.MetaKeyIIF)
+	fieldOutDevice = deviceField(expr.MetaKeyOIF)
+	fieldSport     = field{name: "inet_service", magic: 13, size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
+)
+
+func deviceField(key expr.MetaKey) field {
+	return field{
+		name: "iface_index", magic: 20, size: 4, host: true,
+		load: func(reg uint32) expression { return libExpr(&expr.Meta{Key: key, Register: reg}) },
+	}
+}
+
+// addPolicySets adds what policy looks packets up in.
+func (p *program) addPolicySets() {
+	devices := func(name, comment string) *set {
+		return p.addSet(&set{name: name, policy: true, key: []field{fieldDevice}, comment: comment})
+	}
+	hosts := func(name, comment string) *set {
+		return p.addSet(&set{name: name, policy: true, key: []field{fieldDevice}, verdict: true, comment: comment})
+	}
+	p.policy = &policyProgram{
+		podDevices:  devices("pod-devices", "interfaces that lead to one pod each"),
+		hostDevices: devices("host-devices", "the node's own interfaces"),
+		ports: p.addSet(&set{name: "ports", policy: true, typeof: true, interval: true,
+			key: []field{fieldSlot, fieldProto, fieldDport}, comment: "set . protocol . ports"}),
+		before:     hosts("host-before", "interface : its host endpoint's preDNAT policies"),
+		input:      hosts("host-input", "interface : its host endpoint's policies towards the node"),
+		output:     hosts("host-output", "interface : its host endpoint's policies from the node"),
+		forwardIn:  hosts("host-forward-in", "interface : its host endpoint's policies for what it passes on"),
+		forwardOut: hosts("host-forward-out", "interface : the same, on the way out"),
+	}
+	for _, fp := range p.fam {
+		p.addFamilyPolicy(fp)
+	}
+}
+
+func (p *program) addFamilyPolicy(fp *familyProgram) {
+	f := fp.ip
+	add := func(name, comment string, s set) *set {
+		s.name, s.comment, s.policy = f.name+"-"+name, comment, true
+		return p.addSet(&s)
+	}
+	fp.policy = &familyPolicy{
+		from: add("from", "interface and address of a pod of this node : what it may send",
+			set{key: []field{fieldDevice, f.saddr}, verdict: true}),
+		to: add("to", "address of a pod of this node : what may reach it",
+			set{key: []field{f.daddr}, verdict: true}),
+		ownPods: add("own-pods", "addresses of this node's pods, known or not",
+			set{key: []field{f.saddr}, interval: true}),
+		selves: add("selves", "pods of this node, twice: what a pod sends to itself passes",
+			set{key: []field{f.saddr, f.daddr}}),
+		members: add("members", "set . address, or set . network",
+			set{key: []field{fieldSlot, f.saddr}, typeof: true}),
+		named: add("named-ports", "set . address . protocol . port",
+			set{key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, typeof: true}),
+	}
+}
+
+// beforeServices judges what comes in by a host endpoint's interface before services are translated. Chains of
+// type nat see new connections alone, so this costs established ones nothing.
+func (p *program) beforeServices() []rule {
+	if p.policy == nil {
+		return nil
+	}
+	return []rule{newRule("").vmap([]field{fieldDevice}, p.policy.before)}
+}
+
+// strayRules are about segments that connection tracking can make nothing of. One of a
+// backend would arrive untranslated and be answered with a reset.
+func (p *program) strayRules() (forward, input []rule) {
+	return []rule{newRule("a stray segment").invalid().proto(unix.IPPROTO_TCP).drop()},
+		[]rule{newRule("").invalid().proto(unix.IPPROTO_TCP).jump("stray")}
+}
+
+// addFilterChains adds the chains that see every packet. Those of an established connection end at
+// their first rule.
+func (p *program) addFilterChains() {
+	strayForward, strayInput := p.strayRules()
+	forward := chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0, ""}, comment: "what the node passes on"}
+	input := chain{name: "local-in", hook: &hook{"filter", unix.NF_INET_LOCAL_IN, 0, ""}, comment: "what is for the node itself"}
+	if p.policy == nil {
+		forward.rules, input.rules = strayForward, strayInput
+		p.chains = append(p.chains, forward, input, p.strayChain())
+		return
+	}
+	h := p.policy
+	begin := []rule{newRule("").established().accept(), newRule("established, and forbidden since").cut().goTo(dropChain(driver.Cut))}
+	both := func(to string) []rule {
+		return []rule{newRule("").family(ipv4).jump(ipv4.name + to), newRule("").family(ipv6).jump(ipv6.name + to)}
+	}
+	forward.rules = concat(begin, strayForward, both("-sent"), both("-received"), []rule{
+		newRule("by doNotTrack").untracked().accept(),
+		newRule("").vmap([]field{fieldDevice}, h.forwardIn),
+		newRule("").vmap([]field{fieldOutDevice}, h.forwardOut),
+	})
+	input.rules = concat(begin, strayInput, []rule{newRule("").device(fieldDevice, loopback).accept()}, both("-sent"), []rule{
+		newRule("by doNotTrack").untracked().accept(),
+		newRule("").vmap([]field{fieldDevice}, h.input),
+	})
+	p.chains = append(p.chains,
+		chain{name: "arrival", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -150, ""},
+			comment: "what a pod sends has the pod's own address",
+			rules:   []rule{newRule("").in([]field{fieldDevice}, h.podDevices).wrongWay().goTo(dropChain(driver.Spoofed))}},
+		forward, input, p.strayChain(),
+		chain{name: "local-out", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, 0, ""}, comment: "what the node itself sends",
+			rules: concat(begin, []rule{
+				newRule("by doNotTrack").untracked().accept(),
+				newRule("").vmap([]field{fieldOutDevice}, h.output),
+			})},
+		chain{name: "labels", comment: "never entered: while this rule is there, connections have room for labels",
+			rules: []rule{newRule("").setCut()}},
+	)
+	for _, fp := range p.fam {
+		p.addPodChains(fp)
+	}
+	for _, reason := range drops {
+		p.chains = append(p.chains, newDropChain(reason))
+	}
+}
+
+// addPodChains adds the chains that find a pod's program.
+func (p *program) addPodChains(fp *familyProgram) {
+	f, pods := fp.ip, fp.policy
+	n := func(s string) string { return f.name + "-" + s }
+	unknown := newRule("of this node's pods, and none that is known").family(f)
+	stranger := []rule{
+		newRule("").in([]field{fieldDevice}, p.policy.podDevices).goTo(dropChain(driver.Spoofed)),
+		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
+		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownDevice)),
+	}
+	if f.num == unix.NFPROTO_IPV6 {
+		stranger = append(neighbourDiscovery(), stranger...)
+	}
+	p.chains = append(p.chains,
+		chain{name: n("sent"), comment: "what may the source send", rules: []rule{
+			newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
+			newRule("").goTo(n("stranger")),
+		}},
+		chain{name: n("stranger"), comment: "not from a pod that is known by this address at this interface", rules: stranger},
+		chain{name: n("received"), comment: "what may reach the destination", rules: []rule{
+			newRule("").family(f).vmap([]field{f.daddr}, pods.to),
+			unknown.in([]field{f.daddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
+		}},
+		chain{name: n("denied"), comment: "but a pod always reaches itself", rules: []rule{
+			newRule("").family(f).in([]field{f.saddr, f.daddr}, pods.selves).accept(),
+			newRule("").goTo(dropChain(driver.ByPolicy)),
+		}},
+	)
+}
+
+// neighbourDiscovery passes what IPv6 needs on a link: multicast listener discovery (RFC 2710, RFC
+// 3810) and neighbour discovery (RFC 4861), whose messages never leave the link.
+func neighbourDiscovery() (rules []rule) {
+	for _, types := range [][2]byte{{130, 137}, {143, 143}} {
+		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).
+			between(payload(expr.PayloadBaseTransportHeader, 0, 1), types[:1], types[1:]).ret())
+	}
+	return rules
+}
+
+func (p *program) strayChain() chain {
+	return chain{name: "stray",
+		comment: "a stray segment of a backend would be answered with a reset",
+		rules: []rule{
+			newRule("").family(ipv4).in([]field{ipv4.saddr}, p.fam[0].podCIDRs).drop(),
+			newRule("").family(ipv6).in([]field{ipv6.saddr}, p.fam[1].podCIDRs).drop(),
+		}}
+}
+
+// drops are the reasons that have a chain.
+var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Cut, driver.DenyListed}
+
+func dropChain(reason driver.Drop) string { return "drop-" + string(reason) }
+
+// logged is the number of packets a second that are shown of each reason to
+// those who listen; snap is how much of a packet.
+const (
+	logged = 200
+	snap   = 128
+)
+
+// newDropChain tells whoever listens, and drops.
+func newDropChain(reason driver.Drop) chain {
+	log := &expr.Log{Group: driver.DropGroup, Snaplen: snap, Data: []byte(driver.DropPrefix + string(reason)),
+		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
+	return chain{name: dropChain(reason), comment: "tell those who listen, and drop", rules: []rule{
+		newRule("").add(&expr.Limit{Type: expr.LimitTypePkts, Rate: logged, Unit: expr.LimitTimeSecond, Burst: logged}, log),
+		newRule("").drop(),
+	}}
+}
+
+// loopback is the index of lo in every network namespace.
+const loopback = 1
+
+// cutLabel is the bit among a connection's labels which says that it is forbidden.
+const cutLabel = 127
+
+func cutMask() []byte {
+	mask := make([]byte, 16)
+	word := cutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(mask[word:], 1<<(cutLabel%32))
+	return mask
+}
+
+// labelled loads the cut label: all bits but it are zero.
+func (r rule) labelled() rule {
+	return r.add(&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 16, Mask: cutMask(), Xor: make([]byte, 16)})
+}
+
+// established goes on if the packet belongs to a connection that is not cut, or is an
+// ICMP error about one.
+func (r rule) established() rule {
+	return r.ct(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq).
+		labelled().compare(expr.CmpOpNeq, cutMask())
+}
+
+// cut goes on if the connection is cut.
+func (r rule) cut() rule { return r.labelled().compare(expr.CmpOpEq, cutMask()) }
+
+func (r rule) setCut() rule {
+	return r.add(&expr.Immediate{Register: firstRegister, Data: cutMask()},
+		&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister, SourceRegister: true})
+}
+
+func (r rule) untracked() rule {
+	return r.ct(expr.CtKeySTATE, expr.CtStateBitUNTRACKED, expr.CmpOpNeq)
+}
+
+// device goes on if the packet came in (or leaves) by the interface.
+func (r rule) device(by field, index uint32) rule {
+	r.load([]field{by})
+	return r.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, index))
+}
+
+// wrongWay goes on if the way back to the source does not lead through the interface.
+func (r rule) wrongWay() rule {
+	return r.add(&expr.Fib{Register: firstRegister, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true, ResultOIF: true}).
+		compare(expr.CmpOpEq, []byte{0})
+}
+
+// between goes on if what is loaded is in the range.
+func (r rule) between(load func(uint32) expression, from, to []byte) rule {
+	r.exprs = append(r.exprs, load(firstRegister))
+	return r.add(&expr.Range{Op: expr.CmpOpEq, Register: firstRegister, FromData: from, ToData: to})
+}
+
+func (r rule) goTo(to string) rule {
+	return r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: to})
+}
+
+func (r rule) ret() rule { return r.add(&expr.Verdict{Kind: expr.VerdictReturn}) }
+
+func concat(lists ...[]rule) (all []rule) {
+	for _, l := range lists {
+		all = append(all, l...)
+	}
+	return all
+}

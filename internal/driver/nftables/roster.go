@@ -1,0 +1,172 @@
+package nftables
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// roster lists the chains and counters that come and go with the state, beside
+// the constant program: learn chains, and those of policy. Each lasts as long as something leads to it.
+type roster struct {
+	chains   map[string]enrolled
+	counters map[string]int // uses, by name
+}
+
+// enrolled is a chain with the number of its uses: map elements, base chains and other chains.
+type enrolled struct {
+	ruling
+	uses int
+}
+
+func newRoster() *roster { return &roster{map[string]enrolled{}, map[string]int{}} }
+
+func (r *roster) clone() *roster {
+	return &roster{maps.Clone(r.chains), maps.Clone(r.counters)}
+}
+
+// use counts another use of the first of the rulings, which leads to the others.
+func (r *roster) use(rulings ...ruling) {
+	first := rulings[0]
+	e, known := r.chains[first.name]
+	if !known {
+		e.ruling = first
+		for _, name := range first.counters {
+			r.counters[name]++
+		}
+		if first.next != "" {
+			r.use(rulings[1:]...)
+		}
+	}
+	e.uses++
+	r.chains[first.name] = e
+}
+
+// release takes back a use of the chain; the last one takes it off the roster, and its own uses with it.
+func (r *roster) release(name string) {
+	e := r.chains[name]
+	if e.uses--; e.uses > 0 {
+		r.chains[name] = e
+		return
+	}
+	delete(r.chains, name)
+	for _, counter := range e.counters {
+		if r.counters[counter]--; r.counters[counter] == 0 {
+			delete(r.counters, counter)
+		}
+	}
+	if e.next != "" {
+		r.release(e.next)
+	}
+}
+
+// rules is the number of rules in all chains.
+func (r *roster) rules() (n int) {
+	for _, e := range r.chains {
+		n += len(e.rules)
+	}
+	return n
+}
+
+// addRoster creates the counters and chains that are in now and not there yet.
+func (b *batch) addRoster(now *roster, there func(chain string) bool, counted func(counter string) bool) {
+	for _, name := range slices.Sorted(maps.Keys(now.counters)) {
+		if !counted(name) {
+			b.addCounter(name)
+		}
+	}
+	var added []chain
+	for _, name := range slices.Sorted(maps.Keys(now.chains)) {
+		if !there(name) {
+			added = append(added, now.chains[name].chain)
+		}
+	}
+	// Chains before rules, as those refer to chains.
+	for _, c := range added {
+		b.addChain(c)
+	}
+	for _, c := range added {
+		b.addRules(c)
+	}
+}
+
+// deleteRoster removes the chains and then the counters, which nothing else uses any more.
+func (b *batch) deleteRoster(chains, counters []string) {
+	slices.Sort(chains)
+	slices.Sort(counters)
+	for _, name := range chains {
+		b.deleteRules(&b.after, name)
+	}
+	for _, name := range chains {
+		b.deleteChain(&b.after, name)
+	}
+	for _, name := range counters {
+		b.deleteCounter(name)
+	}
+}
+
+// changeRoster plans what leads from one roster to another.
+func (b *batch) changeRoster(before, after *roster) {
+	b.addRoster(after,
+		func(name string) bool { _, ok := before.chains[name]; return ok },
+		func(name string) bool { return before.counters[name] > 0 })
+	b.deleteRoster(missing(before.chains, after.chains), missing(before.counters, after.counters))
+}
+
+// missing are the keys of one map that another has not.
+func missing[V, W any](from map[string]V, in map[string]W) (names []string) {
+	for name := range from {
+		if _, ok := in[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Verdicts, as the names of counters have them.
+const (
+	allowed = "allowed"
+	denied  = "denied"
+)
+
+// Constants of linux/netfilter/nf_tables.h.
+const (
+	objectCounter = 1 // NFT_OBJECT_COUNTER
+	maxName       = 200
+)
+
+// counterName names the counter of what a policy allowed or denied, as nft can type it:
+// "denied/NetworkPolicy/shop/db".
+func counterName(verdict string, key model.PolicyKey) string {
+	name := verdict + "/" + string(key.Kind)
+	for _, s := range []string{key.Name.Namespace, key.Name.Name} {
+		if s != "" {
+			name += "/" + s
+		}
+	}
+	if len(name) > maxName {
+		digest := digestName(name)
+		name = name[:maxName-len(digest)-1] + "-" + digest
+	}
+	return name
+}
+
+func (b *batch) addCounter(name string) {
+	b.do(&b.before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *attrs) {
+		b.counter(a, name)
+		a.end(a.begin(unix.NFTA_OBJ_DATA))
+	})
+}
+
+func (b *batch) deleteCounter(name string) {
+	b.do(&b.after, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *attrs) { b.counter(a, name) })
+}
+
+func (b *batch) counter(a *attrs, name string) {
+	a.str(unix.NFTA_OBJ_TABLE, b.table)
+	a.str(unix.NFTA_OBJ_NAME, name)
+	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
+}
