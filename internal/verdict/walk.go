@@ -3,6 +3,7 @@ package verdict
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/state"
 )
@@ -47,7 +48,8 @@ type Step struct {
 	Stage Stage  `json:"stage"`
 	Of    string `json:"of,omitempty"` // the pod, host endpoint, list or service that it belongs to
 	Verdict
-	Drop Drop `json:"drop,omitempty"` // the reason, where it is not allowed
+	Drop Drop   `json:"drop,omitempty"` // the reason, where it is not allowed
+	Text string `json:"text,omitempty"` // for people, where no rule decided
 }
 
 // Denied returns the step that drops the flow, if one does.
@@ -66,7 +68,7 @@ func Denied(steps []Step) (Step, bool) {
 // that denies, but for what drops a packet outside any program, which is the last.
 func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
-		return []Step{{Stage: Self, Of: w.Pod.String(), Verdict: Verdict{Allowed: true}}}
+		return []Step{{Stage: Self, Of: w.Pod.String(), Verdict: Verdict{Allowed: true}, Text: "a pod always reaches itself"}}
 	}
 	steps, on := sent(p, f, in, nil)
 	if !on {
@@ -107,18 +109,39 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 }
 
 // Arrive walks what a packet meets before services are translated: deny lists, and host
-// endpoints' policies that come before connection tracking and before services.
+// endpoints' policies that come before connection tracking and before services. f is the flow as its
+// client sent it.
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	for _, ref := range p.Denied.Lists {
 		if listed(p, ref, f.Source) {
-			return []Step{{Stage: DenyList, Of: p.Lists[ref.ID].Name, Drop: DenyListed}}
+			return []Step{{Stage: DenyList, Of: p.Lists[ref.ID].Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + strings.Join(p.Denied.Devices, ", ")}}
 		}
 	}
 	h := p.Hosts[in]
 	if h == nil {
 		return nil
 	}
-	return host(p, h, PreDNAT, h.PreDNAT, f, host(p, h, UntrackedIn, h.UntrackedIn, f, steps))
+	steps = host(p, h, UntrackedIn, h.UntrackedIn, f, nil)
+	if untracked(steps) {
+		return steps
+	}
+	return host(p, h, PreDNAT, h.PreDNAT, f, steps)
+}
+
+// Depart walks what a packet of the node itself meets before services are translated.
+func Depart(p *state.Policy, f Flow, out int) []Step {
+	if h := p.Hosts[out]; h != nil {
+		return host(p, h, UntrackedOut, h.UntrackedOut, f, nil)
+	}
+	return nil
+}
+
+// untracked reports whether one of the steps takes the flow out of connection tracking: services do not
+// translate it then, and host endpoints do not judge it again.
+func untracked(steps []Step) bool {
+	return slices.ContainsFunc(steps, func(s Step) bool {
+		return s.Allowed && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
+	})
 }
 
 // sentBy is the interface that a flow comes in by.
@@ -144,7 +167,13 @@ func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 	if drop == "" {
 		return steps, true
 	}
-	return append(steps, Step{Stage: Source, Of: of, Drop: drop}), false
+	return append(steps, Step{Stage: Source, Of: of, Drop: drop, Text: strangers[drop]}), false
+}
+
+var strangers = map[Drop]string{
+	Spoofed:       "it comes from a pod's interface, and not with that pod's address",
+	UnknownPod:    "an address of this node's pods, and no pod is known that sends from it by this interface",
+	UnknownDevice: "nothing is known yet of the interface by which it comes",
 }
 
 // stranger says why a packet is dropped whose interface and source address are not those of a known pod; ""
@@ -177,7 +206,7 @@ func received(p *state.Policy, f Flow, steps []Step) (_ []Step, on bool) {
 		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, ByPolicy, steps), true
 	}
 	if ownPod(p, f.Destination) {
-		return append(steps, Step{Stage: Destination, Drop: UnknownPod}), false
+		return append(steps, Step{Stage: Destination, Drop: UnknownPod, Text: "an address of this node's pods that no known pod has"}), false
 	}
 	return steps, true
 }
@@ -195,9 +224,19 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 }
 
 func judge(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop Drop, steps []Step) []Step {
-	v := Judge(p, id, f)
-	if v.Allowed {
-		drop = ""
+	s := Step{Stage: stage, Of: of, Verdict: Judge(p, id, f), Drop: drop}
+	if s.Allowed {
+		s.Drop = ""
 	}
-	return append(steps, Step{Stage: stage, Of: of, Verdict: v, Drop: drop})
+	switch {
+	case id == "":
+		s.Text = "no policy applies"
+	case p.Programs[id] == nil:
+		s.Text = "its policies are not known yet"
+	case s.Tier == "" && s.Allowed:
+		s.Text = "no rule applies"
+	case s.Tier == "":
+		s.Text = "no policy allows it"
+	}
+	return append(steps, s)
 }

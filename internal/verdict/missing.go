@@ -1,0 +1,68 @@
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// missing says what rule would have had to exist where nothing allows a flow; "" where a rule
+// denies it, or no rule could help.
+func (a *asker) missing(s Step, f Flow) string {
+	if s.Rule != "" || s.Drop != ByPolicy && s.Drop != ByHost || s.Tier == "" && s.Text != "no policy allows it" {
+		return ""
+	}
+	direction, other := "ingress", "from "+a.label(f.Source)
+	if slices.Contains([]Stage{Egress, HostOutput, HostForwardO, UntrackedOut}, s.Stage) {
+		direction, other = "egress", "to "+a.label(f.Destination)
+	}
+	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
+		return fmt.Sprintf("a rule of another kind of policy, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone, and an isolated pod passes nothing else", s.Tier)
+	}
+	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, a.candidates(s), f.what(), other)
+}
+
+// beyondPorts reports whether policies of this kind can allow protocols without ports.
+func beyondPorts(k model.PolicyKey) bool { return k.Kind != model.NetworkPolicy }
+
+// candidates names the policies that could have had the rule.
+func (a *asker) candidates(s Step) string {
+	if len(s.Isolating) == 0 {
+		return "a policy that selects " + s.Of
+	}
+	another := "another that selects " + s.Of
+	if s.Tier != model.DefaultTier.Name {
+		another += " in tier " + s.Tier
+	}
+	return joinPolicies(s.Isolating) + " (or " + another + ")"
+}
+
+func joinPolicies(keys []model.PolicyKey) string {
+	names := make([]string, len(keys))
+	for i, k := range keys {
+		names[i] = k.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+// what names protocol and port: "TCP 5432", "ICMP 8".
+func (f Flow) what() string {
+	switch {
+	case ported(f.Protocol):
+		return fmt.Sprintf("%v %d", model.Protocol(f.Protocol), f.DestinationPort)
+	case f.Protocol == icmp:
+		return fmt.Sprintf("ICMP %d", f.ICMPType)
+	case f.Protocol == icmpv6:
+		return fmt.Sprintf("ICMPv6 %d", f.ICMPType)
+	}
+	return fmt.Sprintf("protocol %d", f.Protocol)
+}
+
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}

@@ -1,0 +1,76 @@
+package verdict
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+)
+
+// Reason says in a few words what decided.
+func (s Step) Reason() string {
+	switch {
+	case s.Rule != "":
+		return fmt.Sprintf("%v %s, tier %s", s.Policy, s.Rule, s.Tier)
+	case len(s.Isolating) > 0:
+		return fmt.Sprintf("isolated by %s, tier %s, and no rule allows it", joinPolicies(s.Isolating), s.Tier)
+	case s.Text != "":
+		return s.Text
+	case s.Tier != "":
+		return "no rule of tier " + s.Tier + " allows it"
+	}
+	return string(s.Drop)
+}
+
+// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends".
+func (a Answer) Verdict() string {
+	n := 0
+	for _, p := range a.Paths {
+		if p.Allowed {
+			n++
+		}
+	}
+	switch {
+	case a.Allowed:
+		return "allowed"
+	case n == 0:
+		return "denied"
+	}
+	return fmt.Sprintf("allowed to %d of %s", n, count(len(a.Paths), "backend"))
+}
+
+// String writes the answer for people, in aligned lines.
+func (a Answer) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", a.From, a.To, a.Protocol, a.Verdict())
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	writeSteps(w, "  ", a.Steps, a.Missing, nil)
+	for _, p := range a.Paths {
+		if indent := "  "; len(a.Paths) == 1 && p.To == a.To {
+			writeSteps(w, indent, p.Steps, p.Missing, p.Notes)
+			continue
+		}
+		fmt.Fprintf(w, "  to %s: %s\n", p.To, word(p.Allowed))
+		writeSteps(w, "    ", p.Steps, p.Missing, p.Notes)
+	}
+	_ = w.Flush() // into memory
+	return b.String()
+}
+
+func writeSteps(w *tabwriter.Writer, indent string, steps []Step, missing string, notes []string) {
+	for _, s := range steps {
+		fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", indent, s.Stage, word(s.Allowed), s.Of, s.Reason())
+	}
+	if missing != "" {
+		fmt.Fprintf(w, "%smissing: %s\n", indent, missing)
+	}
+	for _, n := range notes {
+		fmt.Fprintf(w, "%snote: %s\n", indent, n)
+	}
+}
+
+func word(allowed bool) string {
+	if allowed {
+		return "allowed"
+	}
+	return "denied"
+}

@@ -1,0 +1,252 @@
+package verdict
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Question is a connection that somebody might try.
+type Question struct {
+	From, To           netip.Addr
+	Protocol           uint8
+	FromPort, Port     uint16 // TCP, UDP, SCTP; FromPort may be 0
+	ICMPType, ICMPCode uint8
+
+	// What is known of addresses beside the state. Each may be nil.
+	Name  func(netip.Addr) string                 // "pod shop/web", "node n1"; "": not known
+	Node  func(netip.Addr) string                 // the node of the pod that has the address; "": no pod's
+	Route func(netip.Addr) (device int, own bool) // the interface by which it is reached, 0: not known; whether it is this node's own
+}
+
+// Answer is what becomes of the connection, as far as this node is concerned.
+type Answer struct {
+	From     string `json:"from"` // "10.1.0.5 (pod shop/web)"
+	To       string `json:"to"`
+	Protocol string `json:"protocol"` // "TCP 5432", "ICMP 8"
+	// Allowed: nothing forbids it on any of the paths. Where a service has several backends,
+	// some may be allowed and others not.
+	Allowed bool   `json:"allowed"`
+	Steps   []Step `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
+	Missing string `json:"missing,omitempty"` // as of Path, for Steps
+	Paths   []Path `json:"paths,omitempty"`   // one for each backend, or one; none if a step denies
+}
+
+// Path is the way to one destination.
+type Path struct {
+	To      string   `json:"to"`
+	Allowed bool     `json:"allowed"`
+	Steps   []Step   `json:"steps,omitempty"`
+	Missing string   `json:"missing,omitempty"` // the rule that would have had to exist, where nothing allows it
+	Notes   []string `json:"notes,omitempty"`   // what is judged elsewhere, or not at all
+}
+
+// Why says what becomes of a connection: whether a service translates it and to which
+// backends, and what the policies of both its ends and of this node's host endpoints make of it. s without
+// a Policy allows all that services do.
+func Why(s *state.State, q Question) Answer {
+	a := asker{s: s, q: q, p: s.Policy}
+	if a.p == nil {
+		a.p = state.NewPolicy()
+	}
+	a.in, a.fromNode = a.route(q.From)
+	f := Flow{Source: q.From, Destination: q.To, Protocol: q.Protocol, SourcePort: q.FromPort, DestinationPort: q.Port, ICMPType: q.ICMPType, ICMPCode: q.ICMPCode}
+	answer := Answer{From: a.label(q.From), To: a.end(q.To, q.Port), Protocol: f.what()}
+	if a.fromNode {
+		out, _ := a.route(q.To)
+		answer.Steps = Depart(a.p, f, out)
+	} else if a.p.Workloads[q.From] == nil {
+		answer.Steps = Arrive(a.p, f, a.in)
+	}
+	a.untracked = untracked(answer.Steps)
+	backends := []netip.AddrPort{netip.AddrPortFrom(q.To, q.Port)}
+	if step, to, ok := a.service(); ok && !a.untracked {
+		answer.Steps = append(answer.Steps, step)
+		backends = to
+	}
+	if denied, ok := Denied(answer.Steps); ok {
+		answer.Missing = a.missing(denied, f)
+		return answer
+	}
+	answer.Allowed = true
+	for _, b := range backends {
+		f.Destination, f.DestinationPort = b.Addr(), b.Port()
+		path := a.path(f)
+		answer.Allowed = answer.Allowed && path.Allowed
+		answer.Paths = append(answer.Paths, path)
+	}
+	return answer
+}
+
+// asker answers one question.
+type asker struct {
+	s         *state.State
+	p         *state.Policy
+	q         Question
+	in        int
+	fromNode  bool
+	untracked bool
+}
+
+// route asks for the way to an address; that to a pod of this node is known in the state.
+func (a *asker) route(to netip.Addr) (device int, own bool) {
+	if w := a.p.Workloads[to]; w != nil {
+		return w.Device, false
+	}
+	if a.q.Route == nil {
+		return 0, false
+	}
+	return a.q.Route(to)
+}
+
+// service translates the destination; not ok: no service has anything to do with it.
+func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
+	key := state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}
+	step = Step{Stage: Service}
+	f := a.s.Frontends[key]
+	if f == nil {
+		step.Text, ok = a.noFrontend()
+		return step, nil, ok
+	}
+	step.Of = f.Service.String() + " (" + f.Kind.String() + ")"
+	backends = f.Backends
+	outside := f.LocalOnly && !a.fromNode && !within(a.s.Settings.ClusterCIDRs, a.q.From)
+	if outside {
+		backends = f.Local
+	}
+	switch {
+	case len(f.SourceRanges) > 0 && !within(f.SourceRanges, a.q.From):
+		step.Text = "dropped: no source range of the service holds " + a.q.From.String()
+		return step, nil, true
+	case len(backends) > 0:
+		step.Allowed = true
+		step.Text = count(len(backends), "backend")
+	case len(f.Backends) > 0:
+		step.Text = "dropped: externalTrafficPolicy is Local, and no endpoint is on this node"
+	case f.Reject:
+		step.Text = "refused: the service has no endpoint that is ready"
+	default:
+		step.Text = "dropped: a Local traffic policy, and no endpoint is on this node"
+	}
+	if outside && step.Allowed {
+		step.Text += " on this node, which see the client's address"
+	}
+	return step, backends, true
+}
+
+// noFrontend says what befalls an address of services that has no such port.
+func (a *asker) noFrontend() (text string, ok bool) {
+	if _, is := a.s.ClusterIPs[a.q.To]; is {
+		return "refused: the service has no such port", true
+	}
+	if _, other := a.s.OtherIPs[a.q.To]; !other && within(a.s.Settings.ServiceCIDRs, a.q.To) {
+		return "dropped: an address of services that no service has", true
+	}
+	return "", false
+}
+
+// path judges a flow after translation.
+func (a *asker) path(f Flow) Path {
+	path := Path{To: a.end(f.Destination, f.DestinationPort)}
+	out, toNode := a.route(f.Destination)
+	switch {
+	case a.fromNode && toNode:
+		path.Notes = append(path.Notes, "the node reaches itself: no policy judges it")
+	case a.fromNode:
+		path.Steps = Output(a.p, f, out)
+		if a.p.Workloads[f.Destination] != nil {
+			path.Notes = append(path.Notes, "a node always reaches its own pods")
+		}
+	case toNode:
+		path.Steps = Input(a.p, f, a.device())
+	default:
+		path.Steps = Forward(a.p, f, a.device(), out)
+	}
+	if a.untracked {
+		path.Steps = slices.DeleteFunc(path.Steps, func(s Step) bool { return s.Drop == ByHost || strings.HasPrefix(string(s.Stage), "host") })
+	}
+	path.Notes = append(path.Notes, a.elsewhere(f, toNode)...)
+	denied, is := Denied(path.Steps)
+	path.Allowed = !is
+	if is {
+		path.Missing = a.missing(denied, f)
+	}
+	return path
+}
+
+// device is the interface that the flow comes in by; that of a pod of this node follows from its address.
+func (a *asker) device() int {
+	if a.p.Workloads[a.q.From] != nil {
+		return 0
+	}
+	return a.in
+}
+
+// elsewhere says what this node does not judge.
+func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
+	translated := f.Destination != a.q.To || f.DestinationPort != a.q.Port
+	from, to := a.node(f.Source), a.node(f.Destination)
+	if from != "" && !a.fromNode {
+		notes = append(notes, fmt.Sprintf("what %s may send is judged on node %s", a.label(f.Source), from))
+	}
+	if to != "" && !toNode {
+		note := fmt.Sprintf("what may reach %s is judged on node %s", a.label(f.Destination), to)
+		if translated && a.masquerades() {
+			note += ", which sees an address of this node as the client"
+		}
+		notes = append(notes, note)
+	}
+	if !translated && !a.fromNode && !toNode && a.p.Workloads[f.Source] == nil && a.p.Workloads[f.Destination] == nil {
+		notes = append(notes, "neither end is on this node: ask on the node of one of them")
+	}
+	return notes
+}
+
+// node is the other node that has the address's pod.
+func (a *asker) node(addr netip.Addr) string {
+	if a.q.Node == nil || a.p.Workloads[addr] != nil {
+		return ""
+	}
+	return a.q.Node(addr)
+}
+
+// masquerades reports whether the client's address is replaced when the flow leaves this node.
+func (a *asker) masquerades() bool {
+	f := a.s.Frontends[state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}]
+	set := a.s.Settings
+	switch {
+	case f == nil:
+		return false
+	case set.MasqueradeAll, f.External() && !f.LocalOnly:
+		return true
+	case f.External():
+		return a.fromNode || within(set.ClusterCIDRs, a.q.From) && !within(set.LocalCIDRs, a.q.From)
+	}
+	return len(set.ClusterCIDRs) > 0 && !within(set.ClusterCIDRs, a.q.From)
+}
+
+func within(cidrs []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) })
+}
+
+// end is a label with a port, where the protocol has ports.
+func (a *asker) end(addr netip.Addr, port uint16) string {
+	if !ported(a.q.Protocol) {
+		return a.label(addr)
+	}
+	return netip.AddrPortFrom(addr, port).String() + strings.TrimPrefix(a.label(addr), addr.String())
+}
+
+// label names an address for people.
+func (a *asker) label(addr netip.Addr) string {
+	if a.q.Name != nil {
+		if name := a.q.Name(addr); name != "" {
+			return addr.String() + " (" + name + ")"
+		}
+	}
+	return addr.String()
+}
