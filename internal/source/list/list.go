@@ -1,0 +1,267 @@
+// Package list is the source that reads address lists from text files and
+// follows their changes. A list becomes a model.NetworkSet of the kind
+// AddressList, with the label sluice.dev/list.
+//
+// See Read for what a file looks like. A list counts as a whole or not at all: while
+// its file has broken lines, or can't be read or is gone, its last good version
+// stays, and there is none if it was never good. Removing a file removes no list;
+// emptying it does empty the list. A file counts once its writer has
+// closed it. What changes without an event in the folder of the file (at the far
+// end of a symbolic link, or on a filesystem of the network) is noticed within
+// two seconds, or by Flush.
+package list
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/watch"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Label is the label of a list's network set; its value is the list's name.
+const Label = "sluice.dev/list"
+
+const (
+	// lookInterval is the time between two looks at all files without an event.
+	lookInterval = time.Second
+	// patience is how long the first reading waits for files that somebody is writing.
+	patience = time.Second
+
+	firstRetry, lastRetry = time.Millisecond, 100 * time.Millisecond
+)
+
+// Source follows the files of some lists. Its methods are safe for concurrent use.
+type Source struct {
+	sink source.Sink
+	log  *slog.Logger
+
+	work  sync.Mutex // held while files are read and events are delivered
+	lists []*list
+	began time.Time // when files were first read
+
+	mu     sync.Mutex // guards synced, and set and issue of lists; held for short
+	synced bool
+}
+
+// list is what is known of one list.
+type list struct {
+	File
+	due   bool  // it is to be read, and stays so while somebody is writing it
+	tried stamp // of the content that was read last, for better or worse
+	seen  stamp // of the file at the last look
+
+	set   *model.NetworkSet // the last good version; nil if there never was one
+	issue *model.Issue      // what is wrong at present; nil if nothing is
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New returns a source that reads files and delivers to sink. Their names must differ.
+func New(files Files, sink source.Sink, log *slog.Logger) *Source {
+	s := &Source{sink: sink, log: log}
+	for _, f := range files {
+		f.Path = filepath.Clean(f.Path)
+		s.lists = append(s.lists, &list{File: f, due: true})
+	}
+	return s
+}
+
+// Run implements source.Source. It may be called once.
+func (s *Source) Run(ctx context.Context) error {
+	w, err := watch.New()
+	if err != nil {
+		return err
+	}
+	var collector sync.WaitGroup
+	collector.Go(w.Run)
+	defer collector.Wait()
+	defer w.Close()
+
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	for wait := firstRetry; ; {
+		looking := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.Ready:
+		case <-retry.C:
+		case <-look.C:
+			looking = true
+		}
+		if s.step(w, looking) {
+			retry.Reset(wait)
+			wait = min(2*wait, lastRetry)
+		} else {
+			wait = firstRetry
+		}
+	}
+}
+
+// step delivers what has changed; looking looks at every file for that. again
+// says that somebody is writing one of them.
+func (s *Source) step(w *watch.Watcher, looking bool) (again bool) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	touched := s.touched(w)
+	for _, l := range s.lists {
+		settled := looking && l.settled()
+		l.due = l.due || settled || touched[l.Path]
+	}
+	return len(s.readDue()) > 0
+}
+
+// settled tells whether a file has changed without an event. Its writer may be at
+// it still, and leases can't tell on every filesystem: so it counts once it
+// was the same at two looks.
+func (l *list) settled() bool {
+	last := l.seen
+	l.seen = stampAt(l.Path)
+	return l.seen != l.tried && l.seen == last
+}
+
+// readDue reads the files that are due, and delivers what is new in them. The
+// result names those that somebody is writing.
+func (s *Source) readDue() (writing []string) {
+	if s.began.IsZero() {
+		s.began = time.Now()
+	}
+	waiting := false
+	for _, l := range s.lists {
+		if l.due {
+			s.read(l)
+		}
+		if l.due {
+			writing = append(writing, l.Path)
+			waiting = waiting || l.set == nil
+		}
+	}
+	if !s.synced && (!waiting || time.Since(s.began) > patience) {
+		s.mu.Lock()
+		s.synced = true
+		s.mu.Unlock()
+		s.sink.SetSynced()
+	}
+	return writing
+}
+
+// read reads one file and delivers it if it is another list than before.
+func (s *Source) read(l *list) {
+	before := stampAt(l.Path)
+	nets, of, err := load(l.Path)
+	if errors.Is(err, errBusy) {
+		return
+	}
+	if l.due, l.tried = false, of; of == (stamp{}) {
+		l.tried = before
+	}
+	if err != nil {
+		s.enter(l, l.set, l.fault(err))
+		return
+	}
+	set := l.set
+	if set == nil || !slices.Equal(nets, set.Nets) {
+		name := model.Name{Name: l.Name}
+		set = &model.NetworkSet{
+			Key:    model.NetworkSetKey{Kind: model.AddressList, Name: name},
+			Labels: map[string]string{Label: l.Name},
+			Nets:   nets,
+		}
+		s.sink.Apply([]store.Event{{Kind: store.AddressLists, Name: name, Object: set}})
+		s.log.Info("read address list", "list", l.Name, "file", l.Path, "networks", len(nets))
+	}
+	s.enter(l, set, nil)
+}
+
+// fault says what is wrong with a list.
+func (l *list) fault(err error) *model.Issue {
+	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path, Reason: err.Error()}
+	if broken, ok := errors.AsType[*BrokenError](err); ok {
+		i.Source += ":" + strconv.Itoa(broken.First)
+	}
+	return i
+}
+
+// enter makes Status show what became of a list, and logs what went wrong and what was mended.
+func (s *Source) enter(l *list, set *model.NetworkSet, issue *model.Issue) {
+	was := l.issue
+	s.mu.Lock()
+	l.set, l.issue = set, issue
+	s.mu.Unlock()
+	switch {
+	case issue != nil && (was == nil || *was != *issue):
+		s.log.Warn("address list is at fault; its last good state stays", "list", l.Name, "source", issue.Source, "reason", issue.Reason)
+	case issue == nil && was != nil:
+		s.log.Info("address list is no longer at fault", "list", l.Name)
+	}
+}
+
+// Flush implements source.Source. It waits for files that somebody has open
+// for writing; if they are still open when ctx ends, the error names them. A
+// list at fault is no error here; Status tells of it.
+func (s *Source) Flush(ctx context.Context) error {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		writing := s.flushOnce()
+		if len(writing) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("read address lists: somebody is still writing %s: %w", strings.Join(writing, ", "), ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// flushOnce delivers what can be read, and names the files that are being written.
+func (s *Source) flushOnce() (writing []string) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	for _, l := range s.lists {
+		l.due = l.due || stampAt(l.Path) != l.tried
+	}
+	return s.readDue()
+}
+
+// Status implements source.Source.
+func (s *Source) Status() source.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := source.Status{
+		Name:    "address lists",
+		Synced:  s.synced,
+		Objects: map[string]int{},
+		Skipped: map[string]int{},
+		Issues:  []model.Issue{},
+	}
+	var paths []string
+	for _, l := range s.lists {
+		paths = append(paths, l.Path)
+		if l.issue != nil {
+			st.Issues = append(st.Issues, *l.issue)
+		}
+		switch {
+		case l.set != nil:
+			st.Objects[store.AddressLists.String()]++
+		case l.issue != nil:
+			st.Lacking = append(st.Lacking, l.Path+": "+l.issue.Reason)
+		default:
+			st.Lacking = append(st.Lacking, l.Path+": "+errBusy.Error())
+		}
+	}
+	st.Where = strings.Join(paths, ", ")
+	return st
+}
