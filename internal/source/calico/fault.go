@@ -1,0 +1,70 @@
+package calico
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+)
+
+// maxReasons bounds how much an error says of one object.
+const maxReasons = 10
+
+// faults collects what is wrong with one object.
+type faults []string
+
+// reject records what is wrong with a field.
+func (f *faults) reject(field, format string, args ...any) {
+	*f = append(*f, field+": "+fmt.Sprintf(format, args...))
+}
+
+// err is all of it, nil if nothing is wrong.
+func (f faults) err() error {
+	if len(f) == 0 {
+		return nil
+	}
+	list := []string(f)
+	if more := len(list) - maxReasons; more > 0 {
+		list = append(list[:maxReasons:maxReasons], fmt.Sprintf("and %d more", more))
+	}
+	return errors.New(strings.Join(list, "; "))
+}
+
+// strict decodes JSON whose keys must all be fields of v, in their exact
+// spelling and each but once. Where is the place of data in the object, "" for
+// the object itself.
+func strict(data []byte, v any, where string, f *faults) {
+	wrong, err := kjson.UnmarshalStrict(data, v)
+	if err != nil {
+		field, reason := readError(err)
+		f.reject(join(where, field), "%s", reason)
+		return
+	}
+	for _, w := range wrong {
+		field := join(where, w.(kjson.FieldError).FieldPath())
+		if strings.HasPrefix(w.Error(), "duplicate") {
+			f.reject(field, "is there twice")
+		} else {
+			f.reject(field, "is not supported")
+		}
+	}
+}
+
+// readError says in plain words why JSON does not fit, and where if that is known.
+func readError(err error) (field, reason string) {
+	var t *json.UnmarshalTypeError
+	if errors.As(err, &t) {
+		return t.Field, "a " + t.Value + " is not what belongs here"
+	}
+	return "", err.Error()
+}
+
+// join puts a place before a field within it.
+func join(where, field string) string {
+	if where == "" || field == "" {
+		return where + field
+	}
+	return where + "." + field
+}

@@ -1,0 +1,87 @@
+package calico
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	kjson "sigs.k8s.io/json"
+)
+
+// resource is what all kinds have in common. Nobody looks at the status.
+type resource[Spec any] struct {
+	APIVersion string          `json:"apiVersion"`
+	Kind       string          `json:"kind"`
+	Metadata   json.RawMessage `json:"metadata"`
+	Spec       Spec            `json:"spec"`
+	Status     json.RawMessage `json:"status"`
+}
+
+// metadata is what is of interest of an object's metadata; there may be more.
+type metadata struct {
+	Name        string            `json:"name"`
+	Namespace   string            `json:"namespace"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// metadataAnnotation is where Calico, storing a resource, puts most of the
+// metadata that its user gave it: the labels, and the name of a policy.
+const metadataAnnotation = "projectcalico.org/metadata"
+
+// open decodes a resource: its spec strictly, its metadata as far as it is of interest.
+func open[Spec any](data []byte, f *faults) (metadata, Spec) {
+	var r resource[Spec]
+	strict(data, &r, "", f)
+	var m metadata
+	if len(r.Metadata) > 0 {
+		read(r.Metadata, &m, "metadata", f)
+	}
+	if stored, ok := m.Annotations[metadataAnnotation]; ok {
+		restore(&m, stored, f)
+	}
+	checkName("metadata.name", m.Name, f)
+	return m, r.Spec
+}
+
+// read decodes what may hold more than v has fields for.
+func read(data []byte, v any, where string, f *faults) {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, v); err != nil {
+		field, reason := readError(err)
+		f.reject(join(where, field), "%s", reason)
+	}
+}
+
+// restore adds the user's metadata to that of a stored object.
+func restore(m *metadata, stored string, f *faults) {
+	var user metadata
+	read([]byte(stored), &user, "metadata.annotations["+metadataAnnotation+"]", f)
+	if user.Name != "" {
+		m.Name = user.Name
+	}
+	if m.Labels == nil {
+		m.Labels = user.Labels
+		return
+	}
+	maps.Copy(m.Labels, user.Labels)
+}
+
+// namespace is where a namespaced object is.
+func (m *metadata) namespace(f *faults) string {
+	if m.Namespace == "" {
+		return "default"
+	}
+	checkName("metadata.namespace", m.Namespace, f)
+	return m.Namespace
+}
+
+// checkName holds names to the characters that the API server admits: they go
+// into log lines and comments in the kernel.
+func checkName(field, name string, f *faults) {
+	if name == "" {
+		f.reject(field, "is missing")
+	} else if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
+		f.reject(field, "%q is no name: %s", name, strings.Join(why, ", "))
+	}
+}

@@ -1,0 +1,171 @@
+package calico
+
+import (
+	"encoding/json"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+type rule struct {
+	Action      string              `json:"action"`
+	IPVersion   *int                `json:"ipVersion"`
+	Protocol    *intstr.IntOrString `json:"protocol"`
+	NotProtocol *intstr.IntOrString `json:"notProtocol"`
+	ICMP        *icmp               `json:"icmp"`
+	NotICMP     *icmp               `json:"notICMP"`
+	Source      end                 `json:"source"`
+	Destination end                 `json:"destination"`
+	Metadata    json.RawMessage     `json:"metadata"`
+}
+
+type icmp struct {
+	Type *int `json:"type"`
+	Code *int `json:"code"`
+}
+
+// end is what a rule asks of one end of a connection: an EntityRule.
+type end struct {
+	Nets              []string             `json:"nets"`
+	NotNets           []string             `json:"notNets"`
+	Selector          string               `json:"selector"`
+	NotSelector       string               `json:"notSelector"`
+	NamespaceSelector string               `json:"namespaceSelector"`
+	ServiceAccounts   *serviceAccounts     `json:"serviceAccounts"`
+	Ports             []intstr.IntOrString `json:"ports"`
+	NotPorts          []intstr.IntOrString `json:"notPorts"`
+}
+
+type serviceAccounts struct {
+	Names []string `json:"names"`
+}
+
+// ruleOf translates a rule of a policy of a namespace, "" for a global one.
+func ruleOf(data []byte, name, namespace string, f *faults) model.PolicyRule {
+	where := "spec." + name
+	var in rule
+	strict(data, &in, where, f)
+	out := model.PolicyRule{Name: name, Action: action(where+".action", in.Action, f)}
+	out.Protocol = protocol(where+".protocol", in.Protocol, f)
+	out.NotProtocol = protocol(where+".notProtocol", in.NotProtocol, f)
+	out.ICMP = icmpOf(where+".icmp", in.ICMP, out.Protocol, f)
+	out.NotICMP = icmpOf(where+".notICMP", in.NotICMP, out.Protocol, f)
+	family := familyOf(where, &in, &out, f)
+	out.Source = family.end(where+".source", &in.Source, out.Protocol, namespace, f)
+	out.Destination = family.end(where+".destination", &in.Destination, out.Protocol, namespace, f)
+	out.Family = family.family
+	return out
+}
+
+func action(field, text string, f *faults) model.Action {
+	switch text {
+	case "Allow":
+		return model.Allow
+	case "Deny":
+		return model.Deny
+	case "Pass":
+		return model.Pass
+	case "Log":
+		return model.Log
+	}
+	f.reject(field, "%q is none of Allow, Deny, Log and Pass", text)
+	return model.Deny
+}
+
+// ruleFamily is the one family that a rule is about; 0 as long as nothing says it.
+// Like Calico, it takes the family of a rule's networks, negated ones too, for that of the
+// rule, and has no rules with networks of both.
+type ruleFamily struct {
+	family uint8
+	from   string // the field that says it
+}
+
+func familyOf(where string, in *rule, out *model.PolicyRule, f *faults) *ruleFamily {
+	var r ruleFamily
+	if in.IPVersion != nil {
+		field := where + ".ipVersion"
+		if *in.IPVersion != 4 && *in.IPVersion != 6 {
+			f.reject(field, "%d is neither 4 nor 6", *in.IPVersion)
+			return &r
+		}
+		r.is(uint8(*in.IPVersion), field, f)
+	}
+	if v := icmpFamily(out.Protocol); v != 0 {
+		r.is(v, where+".protocol", f)
+	}
+	// A rule for all but one family's ICMP is not about that family alone.
+	if v := icmpFamily(out.NotProtocol); v != 0 && in.IPVersion != nil && v != r.family {
+		f.reject(where+".notProtocol", "is of IPv%d, but %s says IPv%d", v, r.from, r.family)
+	}
+	return &r
+}
+
+// is notes what a field says of the family.
+func (r *ruleFamily) is(family uint8, field string, f *faults) {
+	switch r.family {
+	case 0:
+		r.family, r.from = family, field
+	case family:
+	default:
+		f.reject(field, "is of IPv%d, but %s says IPv%d", family, r.from, r.family)
+	}
+}
+
+func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string, f *faults) model.RuleEnd {
+	var out model.RuleEnd
+	if s, ok := in.peers(where, namespace, f); ok {
+		out.Peers = append(out.Peers, []model.Peer{{Selector: s}})
+	}
+	if p, ok := r.nets(where+".nets", in.Nets, f); ok {
+		out.Peers = append(out.Peers, []model.Peer{p})
+	}
+	if p, ok := r.nets(where+".notNets", in.NotNets, f); ok {
+		out.NotPeers = append(out.NotPeers, p)
+	}
+	if in.NotSelector != "" {
+		out.NotPeers = append(out.NotPeers, model.Peer{Selector: selector(where+".notSelector", in.NotSelector, f)})
+	}
+	out.Ports = ports(where+".ports", in.Ports, protocol, f)
+	out.NotPorts = ports(where+".notPorts", in.NotPorts, protocol, f)
+	return out
+}
+
+func (r *ruleFamily) nets(field string, in []string, f *faults) (p model.Peer, ok bool) {
+	p.Nets = parseNets(in, field, f)
+	for _, n := range p.Nets {
+		family := uint8(4)
+		if n.Addr().Is6() {
+			family = 6
+		}
+		r.is(family, field, f)
+	}
+	return p, len(p.Nets) > 0
+}
+
+// peers joins what an end says of pods, network sets and host endpoints into
+// one selector; ok is false if it says nothing.
+//
+// As soon as one of its selectors is given, notSelector too, an end in a
+// namespaced policy is in the policy's own namespace, unless a namespaceSelector says
+// otherwise.
+func (e *end) peers(where, namespace string, f *faults) (s model.Selector, ok bool) {
+	var terms []model.Selector
+	if e.Selector != "" {
+		terms = append(terms, selector(where+".selector", e.Selector, f))
+	}
+	if e.ServiceAccounts != nil && len(e.ServiceAccounts.Names) > 0 {
+		terms = append(terms, model.In(model.ServiceAccountLabel, e.ServiceAccounts.Names...))
+	}
+	switch {
+	case e.NamespaceSelector != "":
+		in, err := parseNamespaces(e.NamespaceSelector)
+		if err != nil {
+			f.reject(where+".namespaceSelector", "%v", err)
+		}
+		terms = append(terms, in)
+	case namespace != "" && (len(terms) > 0 || e.NotSelector != ""):
+		terms = append(terms, model.Equal(model.NamespaceLabel, namespace))
+	}
+	return model.And(terms...), len(terms) > 0
+}

@@ -1,0 +1,60 @@
+package calico
+
+import (
+	"math"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+type tierSpec struct {
+	Order         *float64 `json:"order"`
+	DefaultAction string   `json:"defaultAction"`
+}
+
+// tier translates a Tier. Those that are always there can be declared, but
+// not changed.
+func tier(data []byte, f *faults) *model.Tier {
+	m, spec := open[tierSpec](data, f)
+	t := &model.Tier{Name: m.Name, Order: orderOf(spec.Order)}
+	if strings.Contains(m.Name, ".") {
+		f.reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
+	}
+	builtin := builtinTier(m.Name)
+	switch spec.DefaultAction {
+	case "Pass":
+		t.DefaultPass = true
+	case "Deny":
+	case "":
+		t.DefaultPass = builtin != nil && builtin.DefaultPass
+	default:
+		f.reject("spec.defaultAction", "%q is neither Deny nor Pass", spec.DefaultAction)
+	}
+	if builtin == nil {
+		return t
+	}
+	if t.Order != builtin.Order {
+		f.reject("spec.order", "the order of tier %s is %.0f and can't be another", m.Name, builtin.Order)
+	}
+	if t.DefaultPass != builtin.DefaultPass {
+		f.reject("spec.defaultAction", "that of tier %s can't be changed", m.Name)
+	}
+	return t
+}
+
+func builtinTier(name string) *model.Tier {
+	for _, t := range [...]*model.Tier{&model.AdminTier, &model.DefaultTier, &model.BaselineTier} {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}
+
+// orderOf resolves an order; without one an object comes last.
+func orderOf(order *float64) float64 {
+	if order == nil {
+		return math.Inf(1)
+	}
+	return *order
+}
