@@ -1,0 +1,268 @@
+package nftables
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// policies builds random states of policy, in which everything that a state can say
+// occurs.
+type policies struct {
+	*rand.Rand
+	state *state.Policy
+}
+
+func randomPolicy(r *rand.Rand, devices ...string) *state.Policy {
+	p := policies{r, state.NewPolicy()}
+	p.state.PodCIDRs = prefixes("10.1.0.0/24", "fd00:1::/64")
+	p.state.HostDevices[1] = struct{}{}
+	for i := range r.IntN(4) {
+		p.state.PodDevices[100+i] = struct{}{}
+	}
+	var programs []state.ProgramID
+	for range 1 + r.IntN(4) {
+		programs = append(programs, p.program())
+	}
+	pick := func() state.ProgramID { return append(programs, "")[r.IntN(len(programs)+1)] }
+	for i := range r.IntN(6) {
+		for _, a := range []string{fmt.Sprintf("10.1.0.%d", i+1), fmt.Sprintf("fd00:1::%d", i+1)} {
+			p.state.Workloads[netip.MustParseAddr(a)] = &state.Workload{
+				Pod: model.Name{Namespace: "test", Name: fmt.Sprint("pod-", i)}, Device: r.IntN(3), Ingress: pick(), Egress: pick()}
+		}
+	}
+	for i := range r.IntN(3) {
+		p.state.Hosts[1+i] = &state.Host{Name: "node", Device: fmt.Sprint("eth", i), Input: pick(), Output: pick(),
+			ForwardIn: pick(), ForwardOut: pick(), PreDNAT: pick(), UntrackedIn: pick(), UntrackedOut: pick()}
+	}
+	if r.IntN(2) == 0 {
+		p.state.Denied = state.Denied{Devices: devices, Lists: []state.ListRef{p.list()}}
+	}
+	return p.state
+}
+
+// program adds a program; its name stands for its content.
+func (p policies) program() state.ProgramID {
+	prog := &state.Program{Default: model.Action(p.IntN(2))}
+	for i := range 1 + p.IntN(3) {
+		t := state.Tier{Name: fmt.Sprint("tier-", i), Default: model.Action(1 + p.IntN(2))}
+		for j := range p.IntN(4) {
+			key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: fmt.Sprint("policy-", j)}}
+			t.Policies = append(t.Policies, key)
+			t.Rules = append(t.Rules, p.rule(key, j))
+		}
+		prog.Tiers = append(prog.Tiers, t)
+	}
+	id := state.ProgramID(digestName(fmt.Sprint(p.Uint64())))
+	prog.ID = id
+	p.state.Programs[id] = prog
+	return id
+}
+
+func (p policies) rule(key model.PolicyKey, i int) state.Rule {
+	r := state.Rule{Policy: key, Name: fmt.Sprintf("ingress[%d]", i), Action: model.Action(p.IntN(4)), Source: p.end(), Destination: p.end()}
+	switch p.IntN(5) {
+	case 0:
+		r.Protocol, r.ICMP = 1, &model.ICMP{Type: 8, Code: int16(p.IntN(2) - 1)}
+	case 1:
+		r.Protocol, r.NotICMP = 58, &model.ICMP{Type: 128, Code: int16(p.IntN(2) - 1)}
+	case 2:
+		r.NotProtocol = 17
+	case 3:
+		r.Family = []uint8{0, 4, 6}[p.IntN(3)]
+	}
+	return r
+}
+
+func (p policies) end() (e state.End) {
+	for range p.IntN(2) {
+		e.In = append(e.In, p.term())
+	}
+	for range p.IntN(2) {
+		e.NotIn = append(e.NotIn, p.term())
+	}
+	switch p.IntN(4) {
+	case 0:
+		e.Ports = p.ports()
+	case 1:
+		e.NotPorts = p.ports()
+	}
+	return e
+}
+
+func (p policies) id() state.SetID { return state.SetID(1+p.IntN(1<<24-1)) << 8 }
+
+func (p policies) term() (t state.Term) {
+	for range 1 + p.IntN(2) {
+		id := p.id()
+		p.state.Groups[id] = map[netip.Addr]struct{}{}
+		for range 1 + p.IntN(5) {
+			p.state.Groups[id][netip.AddrFrom4([4]byte{10, 1, byte(p.IntN(256)), byte(p.IntN(256))})] = struct{}{}
+			p.state.Groups[id][netip.AddrFrom16([16]byte{0xfd, 1, 15: byte(p.IntN(256))})] = struct{}{}
+		}
+		t.Groups = append(t.Groups, id)
+	}
+	if p.IntN(2) == 0 {
+		t.Lists = append(t.Lists, p.list())
+	}
+	return t
+}
+
+func (p policies) list() state.ListRef {
+	id := p.id()
+	l := &state.List{Name: fmt.Sprint("list ", id)}
+	lengths := map[uint8]bool{}
+	lengths6 := map[uint8]bool{}
+	for range 1 + p.IntN(20) {
+		bits := []int{0, 8, 24, 32}[p.IntN(4)]
+		lengths[uint8(bits)] = true
+		l.Prefixes = append(l.Prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(p.IntN(256)), byte(p.IntN(256)), byte(p.IntN(256)), 1}), bits).Masked())
+		bits = []int{0, 48, 64, 128}[p.IntN(4)]
+		lengths6[uint8(bits)] = true
+		l.Prefixes = append(l.Prefixes, netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, byte(p.IntN(256)), 15: 1}), bits).Masked())
+	}
+	slices.SortFunc(l.Prefixes, netip.Prefix.Compare)
+	l.Prefixes = slices.Compact(l.Prefixes)
+	p.state.Lists[id] = l
+	return state.ListRef{ID: id, IPv4: slices.Sorted(maps.Keys(lengths)), IPv6: slices.Sorted(maps.Keys(lengths6))}
+}
+
+func (p policies) ports() *state.Ports {
+	ports := &state.Ports{ID: p.id(), Ranges: []state.PortRange{
+		{Protocol: model.TCP, First: 80, Last: 80}, {Protocol: model.TCP, First: 8000, Last: 8100}, {Protocol: model.UDP, First: 0, Last: 65535},
+	}}
+	ports.Ranges = ports.Ranges[p.IntN(3):]
+	p.state.PortSets[ports.ID] = ports
+	if p.IntN(2) == 0 {
+		id := p.id()
+		p.state.NamedPorts[id] = map[state.NamedPort]struct{}{
+			{Addr: netip.MustParseAddr("10.1.0.1"), Protocol: model.TCP, Port: uint16(p.IntN(65536))}: {},
+			{Addr: netip.MustParseAddr("fd00:1::1"), Protocol: model.SCTP, Port: 99}:                  {},
+		}
+		ports.Named = append(ports.Named, id)
+	}
+	return ports
+}
+
+// policyDelta is what leads from one policy to another.
+func policyDelta(before, after *state.Policy) (d state.PolicyDelta) {
+	d.Programs = mapDelta(before.Programs, after.Programs)
+	d.Workloads = mapDelta(before.Workloads, after.Workloads)
+	d.Hosts = mapDelta(before.Hosts, after.Hosts)
+	d.PortSets = mapDelta(before.PortSets, after.PortSets)
+	d.Lists = mapDelta(before.Lists, after.Lists)
+	d.Groups, d.NamedPorts = membersDelta(before.Groups, after.Groups), membersDelta(before.NamedPorts, after.NamedPorts)
+	d.PodDevices, d.HostDevices = setDelta(before.PodDevices, after.PodDevices), setDelta(before.HostDevices, after.HostDevices)
+	d.Denied, d.PodCIDRs = &after.Denied, &after.PodCIDRs
+	return d
+}
+
+func mapDelta[K comparable, V any](before, after map[K]*V) map[K]*V {
+	d := maps.Clone(after)
+	for k := range before {
+		if after[k] == nil {
+			d[k] = nil
+		}
+	}
+	return d
+}
+
+func setDelta[K comparable](before, after map[K]struct{}) map[K]bool {
+	d := map[K]bool{}
+	for k := range before {
+		d[k] = false
+	}
+	for k := range after {
+		d[k] = true
+	}
+	return d
+}
+
+func membersDelta[M comparable](before, after map[state.SetID]map[M]struct{}) map[state.SetID]map[M]bool {
+	d := map[state.SetID]map[M]bool{}
+	for id := range before {
+		d[id] = setDelta(before[id], after[id])
+	}
+	for id := range after {
+		d[id] = setDelta(before[id], after[id])
+	}
+	return d
+}
+
+// addLinks makes two interfaces in the namespace.
+func addLinks(t *testing.T, ns *netns.NS) []string {
+	t.Helper()
+	names := []string{"deny-a", "deny-b"}
+	if out, err := exec.Command("ip", "-n", ns.Name, "link", "add", names[0], "type", "veth", "peer", "name", names[1]).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return names
+}
+
+// However the kernel came to a state, by changes or at once, it holds the same, and a
+// driver that starts finds nothing to do.
+func TestPolicyUpdatesEqualAdoption(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		ns := testNS(t)
+		devices := addLinks(t, ns)
+		r := rand.New(rand.NewPCG(1, 2))
+		want := testState()
+		want.Policy = state.NewPolicy()
+		d := openIn(t, ns, o)
+		adopt(t, d, want)
+		for round := range 40 {
+			next := randomPolicy(r, devices...)
+			text := update(t, d, state.Delta{Policy: policyDelta(want.Policy, next)})
+			want.Policy = next
+			d.doubt = true // have it read everything
+			if n, text := adopt(t, d, want); n != 0 {
+				t.Fatalf("round %d: the kernel differs:\n%s", round, text)
+			}
+			if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+				t.Fatalf("round %d: tampered %v %v after\n%s", round, tampered, err, text)
+			}
+		}
+		listed(t, ns)
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, o)
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("a driver that starts finds to do:\n%s", text)
+		}
+		empty := state.NewPolicy()
+		update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
+		if n := len(d.prog.written) + d.roster.rules() + len(d.roster.counters); n != 2*6*2 {
+			t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*6*2)
+		}
+		want.Policy = empty
+		d.doubt = true
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("after all policies went, the kernel differs:\n%s", text)
+		}
+	})
+}
+
+// listed asks nft to list the table, which it can only if it understands all of it.
+func listed(t *testing.T, ns *netns.NS) {
+	t.Helper()
+	out, err := exec.Command("ip", "netns", "exec", ns.Name, "nft", "list", "table", "inet", TableName).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft list: %v\n%s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, "@nh") || strings.Contains(line, "[invalid") {
+			t.Errorf("nft does not understand: %s", line)
+		}
+	}
+}
