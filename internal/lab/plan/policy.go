@@ -107,10 +107,25 @@ func validate(s *networkingv1.NetworkPolicySpec) error {
 		if b == nil {
 			continue
 		}
-		for _, cidr := range append([]string{b.CIDR}, b.Except...) {
-			if _, err := netip.ParsePrefix(cidr); err != nil {
-				return fmt.Errorf("read ipBlock: %w", err)
-			}
+		if err := validateBlock(b); err != nil {
+			return fmt.Errorf("read ipBlock: %w", err)
+		}
+	}
+	return nil
+}
+
+func validateBlock(b *networkingv1.IPBlock) error {
+	cidr, err := netip.ParsePrefix(b.CIDR)
+	if err != nil {
+		return err
+	}
+	for _, text := range b.Except {
+		except, err := netip.ParsePrefix(text)
+		if err != nil {
+			return err
+		}
+		if !cidr.Contains(except.Addr()) || except.Bits() <= cidr.Bits() {
+			return fmt.Errorf("except %s does not lie within %s", except, cidr)
 		}
 	}
 	return nil

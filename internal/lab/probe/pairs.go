@@ -96,7 +96,7 @@ func (c *Cell) add(r Result) {
 	}
 	c.Passed = c.Passed && passed
 	if r.Failed > 0 {
-		c.Failures = append(c.Failures, fmt.Sprintf("%s → %s: %s", r.Source.Name, r.To, r.Reason))
+		c.Failures = append(c.Failures, fmt.Sprintf("%s → %s at %s: %s", short(r.Source.Name), short(port(r.Frontend)), r.To.Addr(), r.Reason))
 	}
 }
 
@@ -156,7 +156,7 @@ func (p *Pairs) Table(w io.Writer) {
 		line("%*s  %s┌─ %s", width, "", strings.Repeat("│ ", i), short(name))
 	}
 	line("%-*s  %s", width, "CLIENT", strings.Repeat("│ ", len(p.Ports)))
-	used := map[string]bool{}
+	used := map[string]bool{glyphPass: true, glyphDrop: true}
 	for i, c := range p.Clients {
 		var glyphs []string
 		for _, cell := range p.Cells[i] {

@@ -51,9 +51,9 @@ func sources(c *plan.Cluster) []Source {
 	return ss
 }
 
-// show writes a fate in short: who may answer, with "keep" and "sticky".
+// show writes a fate in short: who may answer, with "keep", "sticky" and "partly".
 func show(e Expect) string {
-	if e.Fate != Answered {
+	if e.Fate != Answered && e.Fate != Partly {
 		return string(e.Fate)
 	}
 	var by []string
@@ -67,6 +67,9 @@ func show(e Expect) string {
 	}
 	if e.Sticky {
 		text += " sticky"
+	}
+	if e.Fate == Partly {
+		text += " partly"
 	}
 	return text
 }
@@ -240,6 +243,10 @@ func TestJudge(t *testing.T) {
 		{"not dropped", Expect{Fate: Dropped}, echo.Answer{}, refused, "should be dropped"},
 		{"dropped as expected", Expect{Fate: Dropped}, echo.Answer{}, silent, ""},
 		{"answered after all", Expect{Fate: Dropped}, from("web-1", own), nil, "should be dropped"},
+		{"partly answered", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, from("web-2", own), nil, ""},
+		{"partly silent", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, echo.Answer{}, silent, ""},
+		{"partly refused", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, echo.Answer{}, refused, "refused"},
+		{"answered by one that policies deny", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, from("web-1", own), nil, "policies"},
 		{"unjudged", Expect{Fate: Unjudged}, echo.Answer{}, silent, ""},
 		{"anything else", Expect{Fate: Answered}, echo.Answer{}, fmt.Errorf("odd"), "odd"},
 	} {

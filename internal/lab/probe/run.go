@@ -208,6 +208,8 @@ func (r *Result) answered(a echo.Answer) string {
 		return ""
 	case r.Fate != Answered && r.Fate != Partly:
 		return fmt.Sprintf("answered by %s, should be %s (%s)", pod, r.Fate, r.Why)
+	case !r.Expect.By[pod] && r.Fate == Partly:
+		return fmt.Sprintf("answered by %s, which is no endpoint that policies let it reach", pod)
 	case !r.Expect.By[pod]:
 		return fmt.Sprintf("answered by %s, which is no endpoint for this traffic", pod)
 	case r.Sticky && !first && !seen:
