@@ -74,7 +74,7 @@ func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error
 		if err := g.Aim(s.spec.dataplane.Target(s.spec.cluster, v.first, v.count)); err != nil {
 			return err
 		}
-		ns, err := r.cost(ctx, s, g, c)
+		ns, err := flowPace.cost(ctx, s.Lane, g, c)
 		if errors.Is(err, errLost) {
 			r.note("%s, %s: a sample does not count, as %s.", s.spec, v.name, err)
 			continue
@@ -90,18 +90,26 @@ func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error
 // errLost is wrapped when flows did not arrive at backends.
 var errLost = errors.New("flows were lost")
 
-// cost sends flows for about a second, after a short run that warms up and
-// tells how many that is, and returns nanoseconds a flow.
-func (r *run) cost(ctx context.Context, s *stage[spec], g *inject.Generator, c *inject.Counter) (float64, error) {
-	const warmUp = 5_000
-	first, err := r.send(ctx, s, g, c, warmUp)
+// pace says how many packets make a sample.
+type pace struct {
+	warmUp  int           // packets of a first run, which tells how many the second takes
+	most    int           // of one run
+	lasting time.Duration // of the second run, about
+}
+
+// flowPace is that for fresh flows.
+var flowPace = pace{warmUp: 5_000, most: maxFlows, lasting: time.Second}
+
+// cost warms up, then measures, and returns nanoseconds a packet.
+func (p pace) cost(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter) (float64, error) {
+	first, err := send(ctx, l, g, c, p.warmUp)
 	if err != nil {
 		return 0, err
 	}
-	flows := min(maxFlows, int(float64(time.Second)/first))
+	flows := max(p.warmUp, min(p.most, int(float64(p.lasting)/first)))
 	const tries = 3 // a busy machine loses some, now and then
 	for try := 1; ; try++ {
-		ns, err := r.send(ctx, s, g, c, flows)
+		ns, err := send(ctx, l, g, c, flows)
 		if try == tries || !errors.Is(err, errLost) {
 			return ns, err
 		}
@@ -109,15 +117,15 @@ func (r *run) cost(ctx context.Context, s *stage[spec], g *inject.Generator, c *
 }
 
 // send measures so many flows with an empty connection table, and leaves it empty.
-func (r *run) send(ctx context.Context, s *stage[spec], g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
-	if err := errors.Join(s.FlushConntrack(), c.Reset()); err != nil {
+func send(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+	if err := errors.Join(l.FlushConntrack(), c.Reset()); err != nil {
 		return 0, err
 	}
 	res, err := g.Send(flows, packetCPU)
 	if err != nil {
 		return 0, err
 	}
-	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), s.FlushConntrack())
+	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), l.FlushConntrack())
 }
 
 // tolerated is the share of flows that may get lost between the node and the

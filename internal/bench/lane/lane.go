@@ -231,3 +231,16 @@ func anyIP(ns *netns.NS, p netip.Prefix) error {
 	}
 	return nil
 }
+
+// Track says whether packets that pass the node are connection-tracked from now on. Without
+// it that depends on what is loaded there.
+func (l *Lane) Track(on bool) error {
+	rule := "add rule ip track prerouting notrack"
+	if on {
+		rule = "add rule ip track forward ct state invalid drop"
+	}
+	_, err := l.Node.Run("nft", "add table ip track; delete table ip track; add table ip track; "+
+		"add chain ip track prerouting { type filter hook prerouting priority raw; }; "+
+		"add chain ip track forward { type filter hook forward priority filter; }; "+rule)
+	return err
+}

@@ -61,3 +61,29 @@ func TestFailuresAreCounted(t *testing.T) {
 		t.Errorf("%d answered, %d failed %v", r.Requests, r.Failed, r.Reasons)
 	}
 }
+
+func TestCopy(t *testing.T) {
+	l, err := lane.New(fmt.Sprintf("sbc%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	c := load.CopyConfig{
+		Client: l.Client, Backend: l.Backend, Duration: 200 * time.Millisecond,
+		Target: netip.AddrPortFrom(cluster.Cluster{Endpoints: 1}.Endpoint(0, 0).Addr(), 9000),
+	}
+	rate, err := load.Copy(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rate < 10e6 {
+		t.Errorf("%.0f bytes a second: a wire of copper does better", rate)
+	}
+	t.Logf("%.2f GB/s", rate/1e9)
+	if _, err := l.Node.Run("nft", "add table ip no; add chain ip no forward { type filter hook forward priority 0; }; add rule ip no forward reject"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load.Copy(t.Context(), c); err == nil {
+		t.Error("a refused connection is not an error")
+	}
+}

@@ -1,0 +1,72 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var copying = Experiment{
+	Name:  "policy-copy",
+	Title: "What a block list costs a bulk TCP copy",
+	How: "A client sends on one TCP connection through the node as fast as it is read; both ends and the packets between share one thread and core. " +
+		"The connection's address is in no list. Bare is plain forwarding: no rules, no connection tracking.",
+	run:   runCopying,
+	paint: paintCopying,
+}
+
+const copied = "bytes a second"
+
+func runCopying(ctx context.Context, r *run) error {
+	usual, large := r.blockSizes()
+	specs := slices.Concat(
+		blocks(peer.Forwarding{}, ofAddresses, 0), blocks(peer.DenyList{}, ofAddresses, 0, usual, large),
+		blocks(peer.Ipset{}, ofAddresses, usual), blocks(peer.Rules{}, ofAddresses, usual))
+	if err := alternate(ctx, r, specs, r.measureCopy); err != nil {
+		return err
+	}
+	bare := r.none(peer.Forwarding{}, copied)
+	for _, b := range specs {
+		m := r.same(b.measurement(copied, ""))
+		if m == nil || bare == nil || m == bare {
+			continue
+		}
+		kept := ratios(m, bare)
+		if b.Blocker == (peer.DenyList{}) && b.size == usual {
+			r.goal(fmt.Sprintf("speed of a bulk TCP copy with %s addresses over bare", chart.Number(float64(usual))), "≥ 0.98", kept.String(), kept.Median >= 0.98)
+		} else {
+			r.note("%s, over bare: %s.", b, kept)
+		}
+	}
+	return nil
+}
+
+func (r *run) measureCopy(ctx context.Context, s *stage[block]) error {
+	if err := s.FlushConntrack(); err != nil {
+		return err
+	}
+	rate, err := load.Copy(ctx, load.CopyConfig{
+		Client: s.Client, Backend: s.Backend, CPU: packetCPU, Duration: r.short(time.Second, 200*time.Millisecond),
+		Target: netip.AddrPortFrom(cluster.Cluster{Endpoints: 1}.Endpoint(0, 0).Addr(), cluster.TargetPort),
+	})
+	if err != nil {
+		return err
+	}
+	r.recordBlock(s.spec, copied, "GB/s", rate/1e9)
+	return nil
+}
+
+func paintCopying(r *Result) []painting {
+	return []painting{draw(r, "speed", chart.Chart{
+		Kind: chart.Bars, Title: "A bulk TCP copy through a node with a block list",
+		Subtitle: "one connection, both ends and all packets on one core; higher is better",
+		XLabel:   "addresses in the list", YLabel: "GB/s",
+	}, byAddresses, copied, ofAddresses)}
+}

@@ -1,0 +1,144 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// CopyConfig is one bulk copy over one TCP connection.
+type CopyConfig struct {
+	Client, Backend *netns.NS      // from where, to where
+	Target          netip.AddrPort // an address of the backend's; IPv4
+	Duration        time.Duration
+	CPU             int // the CPU that does it all
+}
+
+const (
+	copyBlock = 256 << 10 // bytes in one system call
+	// copyTurn is how much the client may be ahead of the server, which takes its turn in the same thread.
+	// It stays well below what the sockets' buffers hold.
+	copyTurn = 4 << 20
+)
+
+// Copy sends as fast as one thread can that is both ends, and returns bytes a second.
+func Copy(ctx context.Context, c CopyConfig) (float64, error) {
+	listener, err := listen(c.Backend, c.Target.Port())
+	if err != nil {
+		return 0, fmt.Errorf("listen in %s: %w", c.Backend.Name, err)
+	}
+	defer unix.Close(listener)
+	defer quiet()()
+	var rate float64
+	err = c.Client.Do(func() error {
+		if err := pin.Thread(c.CPU); err != nil {
+			return err
+		}
+		client, server, err := connect(c.Target, listener)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(client)
+		defer unix.Close(server)
+		rate, err = pump(ctx, client, server, c.Duration)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("copy from %s to %s: %w", c.Client.Name, c.Target, err)
+	}
+	return rate, nil
+}
+
+// connect returns both ends of a connection, neither of which blocks.
+func connect(target netip.AddrPort, listener int) (client, server int, err error) {
+	client, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, err
+	}
+	err = errors.Join(
+		unix.SetsockoptTimeval(client, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 5}), // of connecting
+		unix.Connect(client, &unix.SockaddrInet4{Addr: target.Addr().As4(), Port: int(target.Port())}))
+	if err == nil {
+		err = readable(listener)
+	}
+	if err == nil {
+		server, _, err = unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	}
+	if err == nil {
+		err = unix.SetNonblock(client, true)
+	}
+	if err != nil {
+		unix.Close(client)
+	}
+	return client, server, err
+}
+
+// pump lets both ends take turns.
+func pump(ctx context.Context, client, server int, d time.Duration) (float64, error) {
+	buf := make([]byte, copyBlock)
+	received := 0
+	began := time.Now()
+	for time.Since(began) < d {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		if err := untilBlocked(copyTurn, func() (int, error) { return unix.Write(client, buf) }, nil); err != nil {
+			return 0, fmt.Errorf("send: %w", err)
+		}
+		before := received
+		if err := untilBlocked(copyTurn, func() (int, error) { return unix.Read(server, buf) }, &received); err != nil {
+			return 0, fmt.Errorf("receive: %w", err)
+		}
+		if received == before { // the kernel has some of it under way
+			if err := readable(server); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return float64(received) / time.Since(began).Seconds(), nil
+}
+
+// untilBlocked repeats a call until it would block or has done most bytes; total may be nil.
+func untilBlocked(most int, call func() (int, error), total *int) error {
+	for done := 0; done < most; {
+		n, err := call()
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return errors.New("connection closed")
+		}
+		done += n
+		if total != nil {
+			*total += n
+		}
+	}
+	return nil
+}
+
+// readable waits until a descriptor is, five seconds at most.
+func readable(fd int) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(p, 5_000)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return errors.New("nothing arrived within five seconds")
+		default:
+			return nil
+		}
+	}
+}
