@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -30,6 +31,14 @@ func (k *PolicyKey) UnmarshalText(text []byte) error {
 	}
 	*k = PolicyKey{Kind: PolicyKind(kind), Name: Name{Namespace: namespace, Name: name}}
 	return nil
+}
+
+// Compare orders keys by kind, then name.
+func (k PolicyKey) Compare(o PolicyKey) int {
+	if c := cmp.Compare(k.Kind, o.Kind); c != 0 {
+		return c
+	}
+	return k.Name.Compare(o.Name)
 }
 
 // PolicyKind names the API kind that declared a policy.

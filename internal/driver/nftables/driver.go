@@ -48,6 +48,7 @@ type Driver struct {
 	life       context.Context // of what works in the background
 	end        context.CancelFunc
 	forget     forgetter
+	reader     reader
 	close      func() error // once
 
 	mu      sync.Mutex // held by every method, and by what works in the background for moments
@@ -82,14 +83,19 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, sock.close())
 	}
-	reader, err := dial()
+	forget, err := dial()
 	if err != nil {
 		return nil, errors.Join(err, ct.Close(), sock.close())
+	}
+	read, err := dial()
+	if err != nil {
+		return nil, errors.Join(err, forget.close(), ct.Close(), sock.close())
 	}
 	d := &Driver{
 		prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
 		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
-		forget: forgetter{reader: reader, wake: make(chan struct{}, 1)},
+		forget: forgetter{reader: forget, wake: make(chan struct{}, 1)},
+		reader: reader{sock: read},
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
@@ -104,7 +110,7 @@ func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
 	d.cleaner.Close()
-	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.sock.close())
+	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
 }
 
 // canOwn asks the kernel whether it knows tables that outlive their owner, by

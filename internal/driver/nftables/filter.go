@@ -182,10 +182,11 @@ func (p *program) addPodChains(fp *familyProgram) {
 	)
 }
 
-// neighbourDiscovery passes what IPv6 needs on a link: multicast listener discovery (RFC 2710, RFC
-// 3810) and neighbour discovery (RFC 4861), whose messages never leave the link.
+// neighbourDiscovery passes what a host on an IPv6 link sends: multicast listener discovery (RFC 2710, RFC
+// 3810), router solicitations, neighbour solicitations and advertisements (RFC 4861). They never leave the
+// link. What only routers send is not for pods to say.
 func neighbourDiscovery() (rules []rule) {
-	for _, types := range [][2]byte{{130, 137}, {143, 143}} {
+	for _, types := range [][2]byte{{130, 133}, {135, 136}, {143, 143}} {
 		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).
 			between(payload(expr.PayloadBaseTransportHeader, 0, 1), types[:1], types[1:]).ret())
 	}

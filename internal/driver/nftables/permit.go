@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -209,7 +208,7 @@ func (p *program) deniedRulings(d state.Denied, yield func([]ruling)) {
 	lists.name = "deny-" + digestRules(rules)
 	for _, device := range d.Devices {
 		base := ruling{next: lists.name, chain: chain{
-			name:    "deny-" + digestName(device+lists.name),
+			name:    "deny-at-" + digestName(device+lists.name),
 			hook:    &hook{"filter", ingressHook, -500, device},
 			comment: truncate("deny lists at " + device),
 			rules:   []rule{newRule("").jump(lists.name)},
@@ -251,26 +250,6 @@ func (p *program) forgetProgram(id state.ProgramID) {
 	for _, name := range []string{ipv4.name + "-judge", ipv6.name + "-judge", hostBench.name, untrackedBench.name} {
 		delete(p.written, judged{name, id})
 	}
-}
-
-// policyKeys are the policies of programs by the names of their counters.
-func policyKeys(programs map[state.ProgramID]*state.Program) map[string]model.PolicyKey {
-	names := map[string]model.PolicyKey{}
-	note := func(k model.PolicyKey) {
-		names[counterName(allowed, k)] = k
-		names[counterName(denied, k)] = k
-	}
-	for _, prog := range programs {
-		for _, t := range prog.Tiers {
-			for _, k := range t.Policies {
-				note(k)
-			}
-			for _, r := range t.Rules {
-				note(r.Policy)
-			}
-		}
-	}
-	return names
 }
 
 // diffPrefixes yields what two sorted lists do not share.

@@ -1,0 +1,83 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+var _ driver.Counter = (*Driver)(nil)
+
+// reader is a socket for those who only read, so that they do not wait for long transactions.
+type reader struct {
+	mu   sync.Mutex
+	sock *socket
+}
+
+// PolicyCounters implements driver.Counter.
+func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, error) {
+	keys := d.policyKeys()
+	found := map[model.PolicyKey]*driver.PolicyCounter{}
+	for _, key := range keys {
+		found[key] = &driver.PolicyCounter{Policy: key}
+	}
+	d.reader.mu.Lock()
+	defer d.reader.mu.Unlock()
+	err := d.reader.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
+		name := cString(findAttr(b, unix.NFTA_OBJ_NAME))
+		key, ok := keys[name]
+		packets := findAttr(findAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS)
+		switch {
+		case !ok || len(packets) < 8:
+		case name == counterName(allowed, key):
+			found[key].Allowed = binary.BigEndian.Uint64(packets)
+		default:
+			found[key].Denied = binary.BigEndian.Uint64(packets)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read counters of policies: %w", err)
+	}
+	list := make([]driver.PolicyCounter, 0, len(found))
+	for _, c := range found {
+		list = append(list, *c)
+	}
+	slices.SortFunc(list, func(a, b driver.PolicyCounter) int { return a.Policy.Compare(b.Policy) })
+	return list, nil
+}
+
+// policyKeys are the policies that are programmed, by the names of their counters.
+func (d *Driver) policyKeys() map[string]model.PolicyKey {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	names := map[string]model.PolicyKey{}
+	if d.state == nil || d.state.Policy == nil {
+		return names
+	}
+	for _, prog := range d.state.Policy.Programs {
+		for _, t := range prog.Tiers {
+			nameCounters(names, t)
+		}
+	}
+	return names
+}
+
+func nameCounters(names map[string]model.PolicyKey, t state.Tier) {
+	note := func(k model.PolicyKey) {
+		names[counterName(allowed, k)], names[counterName(denied, k)] = k, k
+	}
+	for _, k := range t.Policies {
+		note(k)
+	}
+	for _, r := range t.Rules {
+		note(r.Policy)
+	}
+}
