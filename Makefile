@@ -5,13 +5,17 @@ SHELL   := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+comma := ,
+
 export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# Manifests for `make run`, a folder or a file; without it, examples/shop.
-APP   ?=
+# Manifests for `make run`, folders and files, parted by commas; without it, examples/shop and, if it is
+# in the folder BOUTIQUE, Online Boutique.
+APP      ?=
+BOUTIQUE ?= ../shared/manifests/online-boutique
 # Arguments for `make bench`: "--scale small latency", for one.
 BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
@@ -34,9 +38,22 @@ build: ## Build bin/sluice, one static binary
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 
 .PHONY: run
-run: build ## Start a lab cluster, send traffic through an application's services, show what went where (APP=folder or file)
+run: build ## Start a lab cluster, send traffic through an application's services, show what went where and who may reach what (APP=folder or files)
 	@hack/need "the lab" $(RUN_TOOLS)
-	bin/sluice lab demo $(if $(APP),'$(APP)')
+ifneq ($(APP),)
+	bin/sluice lab demo '$(subst $(comma),' ',$(APP))'
+else
+	bin/sluice lab demo
+  ifneq ($(wildcard $(BOUTIQUE)),)
+	@echo
+	bin/sluice lab demo '$(BOUTIQUE)'
+  else
+	@printf '\n%s\n' \
+	  'To see a bigger application with its policies, put release/kubernetes-manifests.yaml and the files of' \
+	  'kustomize/components/network-policies of github.com/GoogleCloudPlatform/microservices-demo (Online' \
+	  'Boutique) into one folder, and run: make run APP=that-folder'
+  endif
+endif
 
 .PHONY: test
 test: ## Run all tests that one machine can run, kernel tests in network namespaces included

@@ -26,8 +26,9 @@ func newLabCommand() *cobra.Command {
 		Short: "A cluster in network namespaces on this machine: start it, look at it, send traffic through it",
 		Long: `A cluster in network namespaces on this machine. It runs the manifests of an
 application: each replica is a pod with an address of its own and a small server
-on its containers' ports, and each node has an agent. Nothing is added to the
-machine's own network. It needs root.
+on its containers' ports, and each node has an agent, which holds the manifests'
+network policies as well. Nothing is added to the machine's own network. It needs
+root.
 
   sluice lab up app.yaml
   sluice lab probe
@@ -155,8 +156,8 @@ lab of the same name is cleaned away first.`,
 			for _, warning := range l.Warnings {
 				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s\n", l.Name,
-				agent.Count(len(l.Cluster.Nodes), "node"), agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"))
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, agent.Count(len(l.Cluster.Nodes), "node"),
+				agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
 			return nil
 		},
 	}
@@ -164,11 +165,18 @@ lab of the same name is cleaned away first.`,
 	return cmd
 }
 
+func policies(n int) string {
+	if n == 1 {
+		return "1 policy"
+	}
+	return fmt.Sprintf("%d policies", n)
+}
+
 func newLabStatusCommand() *cobra.Command {
 	var name, format string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show a lab's nodes, agents, pods and services",
+		Short: "Show a lab's nodes, agents, pods, services and policies",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(format); err != nil {
@@ -275,8 +283,10 @@ func newLabProbeCommand() *cobra.Command {
 		Short: "Send requests through every service from pods, nodes and outside, and show what went where",
 		Long: `Send requests through every address of every service (or those named) from a pod
 on each node, from each node and from outside, and show which pods answered and
-whether they saw the client's own address. The exit status is 1 if anything did not
-end as it should: services with ready endpoints answer, those without refuse at once.`,
+whether they saw the client's own address. Where there are policies, a pod of every
+workload is sent to every service port besides, and a table shows who may reach what.
+The exit status is 1 if anything did not end as it should: services with ready
+endpoints answer, those without refuse at once, and what policies deny is dropped.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := openLab(name)
 			if err != nil {

@@ -88,6 +88,16 @@ spec:
     spec:
       hostNetwork: true
       containers: [{name: agent, ports: [{containerPort: 9100}]}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, annotations: {seen: "by agents"}}
+spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}
+---
+apiVersion: projectcalico.org/v3
+kind: Tier
+metadata: {name: security}
+spec: {order: 5}
 `
 
 // up brings up a lab without agents and takes it down with the test.
@@ -394,8 +404,11 @@ func TestProbeWithoutProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nothing translates service addresses here, so every frontend fails from everywhere.
-	if rep.Failed != rep.Requests || rep.Requests != 2*(3+3) {
-		t.Errorf("%d of %d requests failed, want all of 12: %+v", rep.Failed, rep.Requests, rep.Rows)
+	if rep.Failed != rep.Requests || rep.Requests != 2*(3+3)+2*2 {
+		t.Errorf("%d of %d requests failed, want all of 16: %+v", rep.Failed, rep.Requests, rep.Rows)
+	}
+	if p := rep.Pairs; p.Count != 1 || p.Pass != 0 || p.Failed() != 2 { // db to web, and web to itself
+		t.Errorf("%d of %d pairs pass, %d failed, want 0 of 1, 2: %+v", p.Pass, p.Count, p.Failed(), p.Cells)
 	}
 	if _, err := l.Probe(t.Context(), 1, []string{"other/web"}); err == nil {
 		t.Error("probed a service that is not there")
@@ -410,13 +423,18 @@ func TestStatus(t *testing.T) {
 	s := l.Status(t.Context())
 	var b strings.Builder
 	s.Table(&b)
-	for _, want := range []string{"node1\tzone-a\t10.10.0.11 fd00:10:10::b\t3\trunning\tnone", "data/db-0", "headless", "web\tClusterIP\t10.96.0.1 fd00:10:96::1\t-\t80/TCP\t3"} {
+	for _, want := range []string{"node1\tzone-a\t10.10.0.11 fd00:10:10::b\t3\trunning\tnone", "data/db-0", "headless", "web\tClusterIP\t10.96.0.1 fd00:10:96::1\t-\t80/TCP\t3",
+		"\nweb\tnetworkpolicy.networking.k8s.io\nsecurity\ttier.projectcalico.org\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("status lacks %q:\n%s", want, b.String())
 		}
 	}
 	if !s.Up {
 		t.Error("not up")
+	}
+	object, err := os.ReadFile(filepath.Join(l.manifests(), "networkpolicy.networking.k8s.io.default.web.json"))
+	if err != nil || !strings.Contains(string(object), `"seen": "by agents"`) {
+		t.Errorf("the agents' folder has policy %q, %v", object, err)
 	}
 	if _, err := Open("testnone", nil); err == nil {
 		t.Error("opened a lab that is not there")

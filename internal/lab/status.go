@@ -24,6 +24,7 @@ type Status struct {
 	Nodes    []NodeStatus    `json:"nodes"`
 	Pods     []PodStatus     `json:"pods"`
 	Services []ServiceStatus `json:"services"`
+	Policies []PolicyStatus  `json:"policies"`
 	Passed   map[string]int  `json:"passedOver"` // objects that the lab does not act on, by kind
 	Warnings []string        `json:"warnings"`
 }
@@ -61,6 +62,13 @@ type ServiceStatus struct {
 	Endpoints int          `json:"endpoints"`
 }
 
+// PolicyStatus is the line of an object of a policy API.
+type PolicyStatus struct {
+	Kind      string `json:"kind"` // with the API group: "networkpolicy.networking.k8s.io"
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
 // Status looks at the lab. Agents get a few seconds in all to say that they are in sync.
 func (l *Lab) Status(ctx context.Context) *Status {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -86,6 +94,9 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	}
 	for _, svc := range l.Cluster.Services {
 		s.Services = append(s.Services, l.serviceStatus(svc))
+	}
+	for _, p := range l.Cluster.Policies {
+		s.Policies = append(s.Policies, PolicyStatus{p.Resource(), p.Namespace, p.Name})
 	}
 	return s
 }
@@ -170,6 +181,13 @@ func (s *Status) Table(w io.Writer) {
 	line("SERVICE", "TYPE", "CLUSTER ADDRESSES", "EXTERNAL ADDRESSES", "PORTS", "READY")
 	for _, v := range s.Services {
 		line(qualified(v.Namespace, v.Name), v.Type, join(v.IPs), join(v.External), dash(strings.Join(v.Ports, " ")), fmt.Sprint(v.Endpoints))
+	}
+	if len(s.Policies) > 0 {
+		line()
+		line("POLICY", "KIND")
+	}
+	for _, p := range s.Policies {
+		line(strings.TrimPrefix(qualified(p.Namespace, p.Name), "/"), p.Kind)
 	}
 	if len(s.Passed)+len(s.Warnings) > 0 {
 		line()

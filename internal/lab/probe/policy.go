@@ -30,7 +30,9 @@ func newPolicies(c *plan.Cluster) *policies {
 	}
 	for _, o := range c.Policies {
 		if o.NetworkPolicy == nil {
-			p.unjudged = "policies other than NetworkPolicy"
+			if o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet" { // say nothing by themselves
+				p.unjudged = "policies other than NetworkPolicy"
+			}
 			continue
 		}
 		egress, ingress := directions(o.NetworkPolicy)
