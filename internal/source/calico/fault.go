@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	kjson "sigs.k8s.io/json"
@@ -56,9 +57,25 @@ func strict(data []byte, v any, where string, f *faults) {
 func readError(err error) (field, reason string) {
 	var t *json.UnmarshalTypeError
 	if errors.As(err, &t) {
-		return t.Field, "a " + t.Value + " is not what belongs here"
+		// An embedded struct is no field of the object, though encoding/json counts it as one.
+		field = strings.Replace(t.Field, "policySpec.", "", 1)
+		return field, t.Value + " found where " + kindOf(t.Type) + " belongs"
 	}
 	return "", err.Error()
+}
+
+func kindOf(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	}
+	return "a number"
 }
 
 // join puts a place before a field within it.

@@ -47,12 +47,9 @@ func globalPolicy(data []byte, f *faults) *model.Policy {
 	p := policy(model.GlobalNetworkPolicy, &m, &spec.policySpec, f)
 	p.Subject = selector("spec.selector", spec.Selector, f)
 	if spec.NamespaceSelector != "" {
-		in, err := parseNamespaces(spec.NamespaceSelector)
-		switch {
-		case err != nil:
+		in, err := parseNamespaces(spec.NamespaceSelector, false)
+		if err != nil {
 			f.reject("spec.namespaceSelector", "%v", err)
-		case strings.Contains(spec.NamespaceSelector, "global("):
-			f.reject("spec.namespaceSelector", "global() has a meaning in the namespaceSelector of a rule only")
 		}
 		p.Subject = model.And(in, p.Subject)
 	}

@@ -159,7 +159,7 @@ func (e *end) peers(where, namespace string, f *faults) (s model.Selector, ok bo
 	}
 	switch {
 	case e.NamespaceSelector != "":
-		in, err := parseNamespaces(e.NamespaceSelector)
+		in, err := parseNamespaces(e.NamespaceSelector, true)
 		if err != nil {
 			f.reject(where+".namespaceSelector", "%v", err)
 		}

@@ -34,11 +34,11 @@ func parse(text string, length, nesting int) (model.Selector, error) {
 }
 
 // parseNamespaces parses a selector of namespaces into one of what is in them:
-// labels are those of the namespace, and what is in no namespace is selected by
-// "global()" alone, which can't be combined with anything.
-func parseNamespaces(text string) (model.Selector, error) {
+// labels are those of the namespace. Where global is true, "global()" selects
+// what is in no namespace; it can't be combined with anything.
+func parseNamespaces(text string, global bool) (model.Selector, error) {
 	inNamespace := model.Has(model.NamespaceLabel)
-	p := parser{text: text, nesting: maxNesting, namespaces: true, all: inNamespace}
+	p := parser{text: text, nesting: maxNesting, namespaces: true, global: global, all: inNamespace}
 	s, err := p.parse(maxSelector)
 	switch {
 	case err != nil:
@@ -63,9 +63,10 @@ type parser struct {
 	err     error
 
 	all        model.Selector // what all() means
-	namespaces bool           // labels are those of the namespace, and global() has a meaning
+	namespaces bool           // labels are those of the namespace
+	global     bool           // global() has a meaning
 
-	terms    int  // of all kinds, read so far
+	terms    int  // read so far, groups not counted
 	negated  bool // something is
 	globalAt int  // where global() is, from 1
 }
@@ -116,10 +117,10 @@ func (p *parser) term() model.Selector {
 }
 
 func (p *parser) plainTerm() model.Selector {
-	p.terms++
 	if p.accept("(") {
 		return p.group()
 	}
+	p.terms++
 	start := p.at
 	word := p.label("a label, has(), all(), ! or (")
 	if p.err != nil || p.at == len(p.text) || p.text[p.at] != '(' {
@@ -136,7 +137,7 @@ func (p *parser) plainTerm() model.Selector {
 		p.expect(")")
 		return model.Has(key)
 	case "global":
-		if p.namespaces {
+		if p.global {
 			p.expect(")")
 			p.globalAt = start + 1
 			return model.Not(model.Has(model.NamespaceLabel))
