@@ -8,6 +8,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Policy is an object of a policy API. The lab hands it to the agents as its manifest has it.
@@ -15,7 +16,10 @@ type Policy struct {
 	APIVersion, Kind string
 	Namespace, Name  string // Namespace is empty for what belongs to the whole cluster
 	Object           json.RawMessage
-	NetworkPolicy    *networkingv1.NetworkPolicy // the object, if it is Kubernetes' own NetworkPolicy v1
+
+	// The object, if it is one of these kinds and versions and means something.
+	NetworkPolicy *networkingv1.NetworkPolicy
+	ClusterPolicy *policyv1alpha2.ClusterNetworkPolicy
 }
 
 // The groups of the policy APIs.
@@ -66,7 +70,8 @@ func (o *Objects) policy(p Policy) error {
 	} else {
 		p.Namespace = ""
 	}
-	if p.Kind == "NetworkPolicy" && p.APIVersion == networkingv1.SchemeGroupVersion.String() {
+	switch p.APIVersion + " " + p.Kind {
+	case networkingv1.SchemeGroupVersion.String() + " NetworkPolicy":
 		np := new(networkingv1.NetworkPolicy)
 		if err := json.Unmarshal(p.Object, np); err != nil {
 			return err
@@ -76,6 +81,10 @@ func (o *Objects) policy(p Policy) error {
 		}
 		np.Namespace = p.Namespace
 		p.NetworkPolicy = np
+	case policyv1alpha2.SchemeGroupVersion.String() + " ClusterNetworkPolicy":
+		if cp, err := clusterPolicy(p.Object); err == nil {
+			p.ClusterPolicy = cp
+		}
 	}
 	o.Policies = append(o.Policies, p)
 	return nil
@@ -98,10 +107,8 @@ func validate(s *networkingv1.NetworkPolicySpec) error {
 	for _, r := range s.Egress {
 		peers(r.To)
 	}
-	for _, sel := range selectors {
-		if _, err := metav1.LabelSelectorAsSelector(sel); err != nil {
-			return fmt.Errorf("read selector: %w", err)
-		}
+	if err := validSelectors(selectors); err != nil {
+		return err
 	}
 	for _, b := range blocks {
 		if b == nil {

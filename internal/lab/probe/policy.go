@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -20,30 +21,42 @@ type policies struct {
 }
 
 func newPolicies(c *plan.Cluster) *policies {
+	nodes := make([]*corev1.Node, len(c.Nodes))
+	for i := range c.Nodes {
+		nodes[i] = c.Nodes[i].Object(c.Created)
+	}
 	p := &policies{
-		leaving:   &oracle.Objects{Namespaces: c.Namespaces, Pods: c.Pods},
-		arriving:  &oracle.Objects{Namespaces: c.Namespaces, Pods: c.Pods},
+		leaving:   &oracle.Objects{Namespaces: c.Namespaces, Pods: c.Pods, Nodes: nodes},
+		arriving:  &oracle.Objects{Namespaces: c.Namespaces, Pods: c.Pods, Nodes: nodes},
 		workloads: map[string]string{},
 	}
 	for _, pod := range c.Pods {
 		p.workloads[pod.Namespace+"/"+pod.Name] = plan.WorkloadOf(pod)
 	}
 	for _, o := range c.Policies {
-		if o.NetworkPolicy == nil {
-			if o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet" { // say nothing by themselves
-				p.unjudged = "policies other than NetworkPolicy"
-			}
-			continue
-		}
-		egress, ingress := directions(o.NetworkPolicy)
-		if egress {
-			p.leaving.NetworkPolicies = append(p.leaving.NetworkPolicies, only(o.NetworkPolicy, networkingv1.PolicyTypeEgress))
-		}
-		if ingress {
-			p.arriving.NetworkPolicies = append(p.arriving.NetworkPolicies, only(o.NetworkPolicy, networkingv1.PolicyTypeIngress))
+		switch {
+		case o.NetworkPolicy != nil:
+			p.addNetworkPolicy(o.NetworkPolicy)
+		case o.ClusterPolicy != nil:
+			egress, ingress := o.ClusterPolicy.DeepCopy(), o.ClusterPolicy.DeepCopy()
+			egress.Spec.Ingress, ingress.Spec.Egress = nil, nil
+			p.leaving.ClusterPolicies = append(p.leaving.ClusterPolicies, egress)
+			p.arriving.ClusterPolicies = append(p.arriving.ClusterPolicies, ingress)
+		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet": // these say nothing by themselves
+			p.unjudged = fmt.Sprintf("objects of kind %s", o.Resource())
 		}
 	}
 	return p
+}
+
+func (p *policies) addNetworkPolicy(np *networkingv1.NetworkPolicy) {
+	egress, ingress := directions(np)
+	if egress {
+		p.leaving.NetworkPolicies = append(p.leaving.NetworkPolicies, only(np, networkingv1.PolicyTypeEgress))
+	}
+	if ingress {
+		p.arriving.NetworkPolicies = append(p.arriving.NetworkPolicies, only(np, networkingv1.PolicyTypeIngress))
+	}
 }
 
 // directions says which directions a policy isolates its pods in. Left out, policyTypes
