@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
 )
 
@@ -103,13 +104,21 @@ func (r *run) weigh(s spec, p *process) error {
 	return nil
 }
 
-// withAgent runs f with an agent that has programmed the cluster, in a lane of its own.
-func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process) error) (err error) {
+// withSite runs f with an empty place for an agent, in a lane of its own.
+func (r *run) withSite(ctx context.Context, f func(*site) error) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	l, err := r.newLane()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
+	return r.withSiteOn(l, f)
+}
+
+// withSiteOn is withSite on a lane that is there.
+func (r *run) withSiteOn(l *lane.Lane, f func(*site) error) (err error) {
 	s, err := r.newSite(l.Node)
 	if err != nil {
 		return err
@@ -121,20 +130,27 @@ func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process)
 		s.group = g
 		defer func() { err = errors.Join(err, g.Close()) }()
 	}
-	if err := s.fill(c); err != nil {
-		return err
-	}
-	p, err := s.start()
-	if err != nil {
-		return err
-	}
-	defer p.kill()
-	took, err := p.ready(ctx, time.Minute)
-	if err != nil {
-		return err
-	}
-	r.progress("agent holds %s, %s after its start", c, took.Round(time.Millisecond))
-	return f(p)
+	return f(s)
+}
+
+// withAgent runs f with an agent that has programmed the cluster, in a lane of its own.
+func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process) error) error {
+	return r.withSite(ctx, func(s *site) error {
+		if err := s.fill(c); err != nil {
+			return err
+		}
+		p, err := s.start()
+		if err != nil {
+			return err
+		}
+		defer p.kill()
+		took, err := p.ready(ctx, time.Minute)
+		if err != nil {
+			return err
+		}
+		r.progress("agent holds %s, %s after its start", c, took.Round(time.Millisecond))
+		return f(p)
+	})
 }
 
 // churn takes an endpoint out of a service and, with the next change, puts it back, 50 changes a second.

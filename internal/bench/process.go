@@ -28,6 +28,7 @@ type site struct {
 	dir    string
 	node   *netns.NS
 	group  *memoryGroup // nil: not accounted for
+	flags  []string     // of the agent, beside those that it always has
 }
 
 // workDir is where folders for agents are made: in memory where there is a
@@ -117,6 +118,7 @@ type process struct {
 func (s *site) start() (*process, error) {
 	args := []string{"run", "--manifests", s.manifests(), "--node", cluster.Node, "--socket", s.socket(),
 		"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String(), "--log-level", "warn"}
+	args = append(args, s.flags...)
 	cmd := exec.Command(s.binary, args...)
 	if s.group != nil { // the shell joins the group before the agent allocates anything
 		cmd = exec.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, s.group.procs(), s.binary}, args...)...)

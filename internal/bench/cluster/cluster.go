@@ -186,8 +186,8 @@ func (c Cluster) slice(i, n int) object {
 	}
 }
 
-// file marshals an object of strings, numbers and lists, which cannot fail.
-func file(name string, o object) File {
+// file marshals an object, which cannot fail for those that are made here.
+func file(name string, o any) File {
 	b, err := json.Marshal(o)
 	if err != nil {
 		panic(err)

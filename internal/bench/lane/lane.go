@@ -50,16 +50,33 @@ func ClientAddrs() []netip.Addr {
 // Lane is one path. Close it.
 type Lane struct {
 	Client, Node, Backend *netns.NS
+
+	rest *netns.NS // of pods that nobody talks to; nil where there are none
 }
 
 // New builds a lane; its namespaces are called PREFIX-client, -node and
 // -backend. What is left of an earlier one of that name is removed first.
 func New(prefix string) (*Lane, error) {
+	l, err := newLane(prefix, "")
+	if err != nil {
+		return nil, err
+	}
+	if err := l.wire(); err != nil {
+		return nil, errors.Join(fmt.Errorf("build lane %s: %w", prefix, err), l.Close())
+	}
+	return l, nil
+}
+
+// newLane makes the namespaces; rest names one more, if it is wanted.
+func newLane(prefix, rest string) (*Lane, error) {
 	l := &Lane{}
 	for _, end := range []struct {
 		ns   **netns.NS
 		name string
-	}{{&l.Client, "client"}, {&l.Node, "node"}, {&l.Backend, "backend"}} {
+	}{{&l.Client, "client"}, {&l.Node, "node"}, {&l.Backend, "backend"}, {&l.rest, rest}} {
+		if end.name == "" {
+			continue
+		}
 		name := prefix + "-" + end.name
 		if err := netns.Delete(name); err != nil {
 			return nil, errors.Join(err, l.Close())
@@ -70,16 +87,13 @@ func New(prefix string) (*Lane, error) {
 		}
 		*end.ns = ns
 	}
-	if err := l.wire(); err != nil {
-		return nil, errors.Join(fmt.Errorf("build lane %s: %w", prefix, err), l.Close())
-	}
 	return l, nil
 }
 
 // Close removes the lane's namespaces.
 func (l *Lane) Close() error {
 	var errs []error
-	for _, ns := range []*netns.NS{l.Client, l.Node, l.Backend} {
+	for _, ns := range []*netns.NS{l.Client, l.Node, l.Backend, l.rest} {
 		if ns != nil {
 			errs = append(errs, ns.Delete())
 		}
@@ -141,12 +155,8 @@ func (l *Lane) neighbours() error {
 		if err != nil {
 			return err
 		}
-		err = n.ns.NeighSet(&netlink.Neigh{
-			LinkIndex: dev.Attrs().Index, State: netlink.NUD_PERMANENT,
-			IP: n.addr.AsSlice(), HardwareAddr: peer.Attrs().HardwareAddr,
-		})
-		if err != nil {
-			return fmt.Errorf("pin neighbour %s in %s: %w", n.addr, n.ns.Name, err)
+		if err := pinNeighbour(n.ns, dev, n.addr, peer); err != nil {
+			return err
 		}
 	}
 	return nil

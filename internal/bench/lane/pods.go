@@ -1,0 +1,93 @@
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// gateway is what pods take for their router: nobody has it, the node's end of the pair answers.
+var gateway = netip.MustParseAddr("169.254.1.1")
+
+// NewPods builds a node with so many pods (two at least), as a CNI that routes them does: a veth
+// pair and a host route for each. Client is the first and Backend the second, behind NodeIn and
+// NodeOut; the others are devices without anybody behind them.
+func NewPods(prefix string, pods int) (*Lane, error) {
+	l, err := newLane(prefix, "pods")
+	if err != nil {
+		return nil, err
+	}
+	if err := l.wirePods(pods); err != nil {
+		return nil, errors.Join(fmt.Errorf("build node with pods %s: %w", prefix, err), l.Close())
+	}
+	return l, nil
+}
+
+func (l *Lane) wirePods(pods int) error {
+	for i := range pods {
+		ns, far, near := l.rest, fmt.Sprintf("pod%d", i), fmt.Sprintf("pod%d", i)
+		switch i {
+		case 0:
+			ns, far, near = l.Client, Uplink, NodeIn
+		case 1:
+			ns, far, near = l.Backend, Uplink, NodeOut
+		}
+		if err := netns.Veth(ns, far, l.Node, near); err != nil {
+			return err
+		}
+		addr := cluster.PodAddr(i, pods)
+		if err := link(l.Node, near, addr, ns, far); err != nil {
+			return err
+		}
+		if ns == l.rest {
+			continue
+		}
+		err := errors.Join(
+			addAddr(ns, far, netip.PrefixFrom(addr, addr.BitLen())),
+			link(ns, far, gateway, l.Node, near),
+			addRoute(ns, far, netip.MustParsePrefix("0.0.0.0/0"), gateway))
+		if err != nil {
+			return err
+		}
+	}
+	lo, err := l.Node.LinkByName("lo")
+	if err == nil {
+		err = l.Node.LinkSetUp(lo)
+	}
+	return errors.Join(err, addAddr(l.Node, "lo", netip.PrefixFrom(cluster.NodeAddr, 32)), l.sysctls())
+}
+
+// link makes an address reachable through a device without asking for it, at the other end of the pair.
+func link(ns *netns.NS, dev string, addr netip.Addr, other *netns.NS, otherDev string) error {
+	near, err := ns.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	far, err := other.LinkByName(otherDev)
+	if err != nil {
+		return err
+	}
+	dst, err := netlink.ParseIPNet(netip.PrefixFrom(addr, addr.BitLen()).String())
+	if err != nil {
+		return err
+	}
+	if err := ns.RouteAdd(&netlink.Route{LinkIndex: near.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK}); err != nil {
+		return fmt.Errorf("add route to %s in %s: %w", addr, ns.Name, err)
+	}
+	return pinNeighbour(ns, near, addr, far)
+}
+
+func pinNeighbour(ns *netns.NS, dev netlink.Link, addr netip.Addr, far netlink.Link) error {
+	err := ns.NeighSet(&netlink.Neigh{
+		LinkIndex: dev.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr,
+	})
+	if err != nil {
+		return fmt.Errorf("pin neighbour %s in %s: %w", addr, ns.Name, err)
+	}
+	return nil
+}
