@@ -9,6 +9,7 @@ package compile
 import (
 	"net/netip"
 
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -32,6 +33,16 @@ type Config struct {
 	HostAddresses []netip.Addr
 
 	MasqueradeAll bool
+
+	// Policy compiles network policy too; without it the state has none, and the
+	// fields below mean nothing.
+	Policy bool
+	// DenyLists name address lists whose packets are dropped where they arrive on one of DenyDevices,
+	// which name interfaces.
+	DenyLists, DenyDevices []string
+	// FailsafeInbound and FailsafeOutbound are ports of the node, and of others that it
+	// connects to, that no host endpoint closes.
+	FailsafeInbound, FailsafeOutbound []state.PortRange
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store.
@@ -55,6 +66,7 @@ type Compiler struct {
 	clusterIPs refs
 	otherIPs   refs
 	hairpins   refs
+	policy     *policy.Compiler // nil: policy is not compiled
 	change     change
 	scratch    []endpoint
 }
@@ -62,7 +74,7 @@ type Compiler struct {
 // New returns a Compiler for one node whose state is empty.
 func New(cfg Config) *Compiler {
 	s := state.New()
-	return &Compiler{
+	c := &Compiler{
 		cfg:         cfg,
 		state:       s,
 		services:    map[model.Name]*service{},
@@ -73,6 +85,14 @@ func New(cfg Config) *Compiler {
 		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
 	}
+	if cfg.Policy {
+		c.policy = policy.New(policy.Config{
+			Node: cfg.Node, DenyLists: cfg.DenyLists, DenyDevices: cfg.DenyDevices,
+			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound,
+		})
+		s.Policy = c.policy.Policy()
+	}
+	return c
 }
 
 // State is the whole desired state after the last Update. The Compiler owns it
@@ -82,6 +102,14 @@ func (c *Compiler) State() *state.State { return c.state }
 // SetHostAddresses replaces Config.HostAddresses; the next Update follows.
 func (c *Compiler) SetHostAddresses(addrs []netip.Addr) {
 	c.cfg.HostAddresses, c.moved = addrs, true
+}
+
+// SetLinks says what interfaces and routes the node has; the next Update follows.
+// Until it is called, no interface leads to any pod.
+func (c *Compiler) SetLinks(l model.Links) {
+	if c.policy != nil {
+		c.policy.SetLinks(l)
+	}
 }
 
 // Update brings the state up to date with what is dirty in the store, and
@@ -96,25 +124,32 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 
 func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	settings := c.state.Settings
+	if !c.started {
+		d = v.All()
+	}
+	services := d.Services
 	_, mine := d.Nodes[c.cfg.Node]
 	if !c.started || mine || c.moved {
 		n := newNode(c.cfg, v.Node(c.cfg.Node))
-		if !c.started || !n.equal(c.node) {
-			c.node = n
-			d = v.All()
+		if c.started && !n.equal(c.node) {
+			services = v.Services()
 			for name := range c.services {
-				d.Services[name] = struct{}{}
+				services[name] = struct{}{}
 			}
 		}
+		c.node = n
 		c.state.Settings = n.settings
 		c.started, c.moved = true, false
 	}
-	c.change = newChange(len(d.Services))
-	for name := range d.Services {
+	c.change = newChange(len(services))
+	for name := range services {
 		c.service(v, name)
 	}
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
+	if c.policy != nil {
+		delta.Policy = c.policy.Update(v, d, c.node.podCIDRs)
+	}
 	if !settings.Equal(c.state.Settings) {
 		now := c.state.Settings
 		delta.Settings = &now

@@ -30,6 +30,9 @@ func (c *Compiler) Issues() []model.Issue {
 			list = append(list, clashes(c.services, fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
 		}
 	}
+	if c.policy != nil {
+		list = append(list, c.policy.Issues()...)
+	}
 	slices.SortFunc(list, func(a, b model.Issue) int {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})

@@ -15,23 +15,24 @@ type node struct {
 	addrs    []netip.Addr // all that its object names
 	nodePort []netip.Addr // the addresses that serve node ports, sorted
 	settings state.Settings
+	podCIDRs []netip.Prefix // masked; no service depends on them but through settings
 }
 
 // newNode draws the node from its object, nil where there is none (yet).
 func newNode(cfg Config, obj *model.Node) node {
 	n := node{known: obj != nil}
-	var podCIDRs []netip.Prefix
 	if obj != nil {
-		n.zone, podCIDRs = obj.Zone(), masked(obj.PodCIDRs)
+		n.zone, n.podCIDRs = obj.Zone(), masked(obj.PodCIDRs)
 		for _, a := range obj.IPs {
 			n.addrs = append(n.addrs, a.Unmap())
 		}
 	}
 	n.nodePort = nodePortAddresses(cfg, n.addrs)
-	n.settings = settings(cfg, podCIDRs)
+	n.settings = settings(cfg, n.podCIDRs)
 	return n
 }
 
+// equal reports whether services and settings can't tell two versions apart.
 func (n node) equal(o node) bool {
 	return n.known == o.known && n.zone == o.zone && slices.Equal(n.addrs, o.addrs) &&
 		slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -62,6 +63,18 @@ type FrontendView struct {
 	Local    *int `json:"local,omitempty"`
 	// HeldBy is the service that has this address and port instead; empty: this one has it.
 	HeldBy string `json:"heldBy,omitempty"`
+}
+
+// PolicyView is a policy as people see it on this node.
+type PolicyView = policy.View
+
+// Policies returns all policies as of the last Update, in the order in which packets
+// meet them; none without Config.Policy.
+func (c *Compiler) Policies() []PolicyView {
+	if c.policy == nil {
+		return nil
+	}
+	return c.policy.Views()
 }
 
 // Services returns all services as of the last Update, sorted by name.

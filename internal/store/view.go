@@ -69,6 +69,9 @@ func keys[K comparable, V any](m map[K]V) map[K]struct{} {
 	return set
 }
 
+// Services names every service; the caller owns the set.
+func (v *View) Services() map[model.Name]struct{} { return keys(v.services) }
+
 // Service returns nil if there is none of that name.
 func (v *View) Service(name model.Name) *model.Service { return v.services[name] }
 

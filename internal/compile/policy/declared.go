@@ -1,0 +1,211 @@
+package policy
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// policy is one version of a policy, in one version of its tier.
+type policy struct {
+	obj    *model.Policy
+	tier   model.Tier
+	lost   bool   // its tier does not exist
+	serial uint64 // tells versions apart
+	parts  [4]*part
+	refs   [4]int // the plans that have the part
+}
+
+// failsafeKind is the kind of the policies that stand for the failsafe ports.
+const failsafeKind model.PolicyKind = "failsafe"
+
+// comparePolicies orders policies as packets meet them.
+func comparePolicies(a, b *policy) int {
+	return cmp.Or(
+		cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name),
+		cmp.Compare(a.obj.Order, b.obj.Order),
+		cmp.Compare(a.obj.Key.Kind, b.obj.Key.Kind), a.obj.Key.Name.Compare(b.obj.Key.Name))
+}
+
+// rules are those of a direction. A policy that can't be applied as it is meant denies all.
+func (p *policy) rules(ingress bool) []model.PolicyRule {
+	switch {
+	case p.obj.Refused != "":
+		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
+	case p.lost:
+		return []model.PolicyRule{{Name: "unknown tier", Action: model.Deny}}
+	case ingress:
+		return p.obj.IngressRules
+	}
+	return p.obj.EgressRules
+}
+
+// partOf numbers the parts of a policy: by direction, and whether it is for pods, where
+// named ports at the pod's own end are those of this node's pods.
+func partOf(s stage) int {
+	n := 0
+	if s.ingress() {
+		n = 1
+	}
+	if s.host() {
+		n += 2
+	}
+	return n
+}
+
+func (c *Compiler) hold(p *policy, s stage) *part {
+	i := partOf(s)
+	if p.refs[i]++; p.parts[i] == nil {
+		p.parts[i] = c.part(p.rules(s.ingress()), !s.host() && !s.ingress(), !s.host() && s.ingress())
+	}
+	return p.parts[i]
+}
+
+func (c *Compiler) release(p *policy, s stage) {
+	i := partOf(s)
+	if p.refs[i]--; p.refs[i] == 0 {
+		c.releasePart(p.parts[i])
+		p.parts[i] = nil
+	}
+}
+
+// declare brings tiers and policies up to date, and marks whom they select.
+func (c *Compiler) declare(v *store.View, d store.Dirty) {
+	dirty := d.Policies
+	if len(d.Tiers) > 0 {
+		dirty = map[model.PolicyKey]struct{}{}
+		for key := range d.Policies {
+			dirty[key] = struct{}{}
+		}
+		for name := range d.Tiers {
+			c.setTier(name, v.Tier(name))
+		}
+		for key, p := range c.policies {
+			if _, changed := d.Tiers[p.obj.Tier]; changed || p.lost {
+				dirty[key] = struct{}{}
+			} else if _, changed := d.Tiers[p.tier.Name]; changed {
+				dirty[key] = struct{}{}
+			}
+		}
+	}
+	for key := range dirty {
+		c.setPolicy(key, v.Policy(key))
+	}
+}
+
+func (c *Compiler) setTier(name string, t *model.Tier) {
+	delete(c.tiers, name)
+	for _, always := range []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier} {
+		if always.Name == name {
+			c.tiers[name] = always
+		}
+	}
+	if t != nil {
+		c.tiers[name] = *t
+	}
+}
+
+func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
+	if old := c.policies[key]; old != nil {
+		c.subjects.remove(old.obj.Subject, old)
+		c.selectedBy(old.obj.Subject)
+		delete(c.policies, key)
+	}
+	if obj == nil {
+		return
+	}
+	p := c.newPolicy(obj)
+	c.policies[key] = p
+	c.subjects.add(obj.Subject, p)
+	c.selectedBy(obj.Subject)
+}
+
+func (c *Compiler) newPolicy(obj *model.Policy) *policy {
+	c.serial++
+	p := &policy{obj: obj, serial: c.serial}
+	tier, known := c.tiers[obj.Tier]
+	if !known {
+		tier, p.lost = c.tiers[model.DefaultTier.Name], true
+	}
+	p.tier = tier
+	return p
+}
+
+// selectedBy marks the endpoints that a subject selects.
+func (c *Compiler) selectedBy(s model.Selector) {
+	for _, e := range c.podEndpoints {
+		if s.Matches(&e.item.labels) {
+			c.changed[e] = struct{}{}
+		}
+	}
+	for _, e := range c.hostEndpoints {
+		if s.Matches(&e.item.labels) {
+			c.changed[e] = struct{}{}
+		}
+	}
+}
+
+// failsafe returns the policy that allows the failsafe ports at the stage, if it has any. Untracked
+// replies are judged as well, so both ends' ports are allowed there.
+func (c *Compiler) failsafe(s stage) []*policy {
+	switch s {
+	case hostInput, hostOutput, hostPreDNAT:
+		return c.failsafes[0]
+	case hostUntrackedIn, hostUntrackedOut:
+		return c.failsafes[1]
+	}
+	return nil
+}
+
+// newFailsafes makes the policies for tracked and for untracked packets.
+func (c *Compiler) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
+	if len(in)+len(out) == 0 {
+		return all
+	}
+	for i, name := range []string{"ports", "untracked ports"} {
+		obj := &model.Policy{
+			Key: model.PolicyKey{Kind: failsafeKind, Name: model.Name{Name: name}}, Tier: string(failsafeKind),
+			Ingress: true, Egress: true,
+			IngressRules: failsafeRules(in, out, i == 1), EgressRules: failsafeRules(out, in, i == 1),
+		}
+		c.serial++
+		tier := model.Tier{Name: string(failsafeKind), Order: math.Inf(-1), DefaultPass: true}
+		all[i] = []*policy{{obj: obj, tier: tier, serial: c.serial}}
+	}
+	return all
+}
+
+func failsafeRules(to, replies []state.PortRange, both bool) []model.PolicyRule {
+	var rules []model.PolicyRule
+	if len(to) > 0 {
+		rules = append(rules, model.PolicyRule{Name: "failsafe", Destination: model.RuleEnd{Ports: policyPorts(to)}})
+	}
+	if both && len(replies) > 0 {
+		rules = append(rules, model.PolicyRule{Name: "failsafe replies", Source: model.RuleEnd{Ports: policyPorts(replies)}})
+	}
+	return rules
+}
+
+func policyPorts(list []state.PortRange) []model.PolicyPort {
+	var all []model.PolicyPort
+	for _, r := range list {
+		all = append(all, model.PolicyPort{Protocol: r.Protocol, First: r.First, Last: r.Last})
+	}
+	return all
+}
+
+// applying returns the policies that select what has the labels, in their order.
+func (c *Compiler) applying(l *labels) []*policy {
+	var list []*policy
+	for p := range c.subjects.candidates(l) {
+		if p.obj.Subject.Matches(l) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, comparePolicies)
+	return slices.Compact(list)
+}

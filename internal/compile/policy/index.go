@@ -1,0 +1,283 @@
+package policy
+
+import (
+	"iter"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// filing finds the selectors that may select an object: each is filed under labels of which
+// every object that it selects has one.
+type filing[T comparable] map[slot][]T
+
+// slot is where a selector is filed: for objects of a namespace ("": anywhere)
+// with a label, that has the value unless any is set; or, without a key, for all of them.
+type slot struct {
+	namespace, key, value string
+	any                   bool
+}
+
+func (f filing[T]) add(s model.Selector, t T) {
+	for _, at := range slots(s) {
+		f[at] = append(f[at], t)
+	}
+}
+
+func (f filing[T]) remove(s model.Selector, t T) {
+	for _, at := range slots(s) {
+		list := f[at]
+		for i := range list {
+			if list[i] == t {
+				list[i] = list[len(list)-1]
+				clear(list[len(list)-1:])
+				list = list[:len(list)-1]
+				break
+			}
+		}
+		if len(list) == 0 {
+			delete(f, at)
+		} else {
+			f[at] = list
+		}
+	}
+}
+
+// candidates yields what is filed under labels of the object, some of it
+// perhaps more than once.
+func (f filing[T]) candidates(l *labels) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		if len(f) == 0 {
+			return
+		}
+		for at := range lookups(l) {
+			for _, t := range f[at] {
+				if !yield(t) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// lookups yields every slot that holds for an object.
+func lookups(l *labels) iter.Seq[slot] {
+	return func(yield func(slot) bool) {
+		namespaces := [...]string{"", l.namespace}
+		places := namespaces[:1]
+		if l.namespace != "" {
+			places = namespaces[:]
+		}
+		for _, ns := range places {
+			if !yield(slot{namespace: ns}) {
+				return
+			}
+			for k, v := range l.all() {
+				if !yield(slot{ns, k, v, false}) || !yield(slot{ns, k, "", true}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// slots are where a selector is filed. One that selects nothing is filed nowhere.
+func slots(s model.Selector) []slot {
+	anchors, anchored := s.Anchors()
+	namespaces, confined := s.Namespaces()
+	if !confined {
+		namespaces = []string{""}
+	}
+	var list []slot
+	for _, ns := range namespaces {
+		if !anchored {
+			list = append(list, slot{namespace: ns})
+		}
+		for _, a := range anchors {
+			at := slot{ns, a.Key, a.Value, a.Any}
+			if confined && namesNamespace(a.Key) {
+				at = slot{namespace: ns}
+			}
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+func namesNamespace(key string) bool {
+	return key == model.NamespaceLabel || key == model.NamespaceLabelPrefix+model.MetadataNameLabel
+}
+
+// itemSet is a set of items.
+type itemSet map[*item]struct{}
+
+// items finds the items that a selector may select, and those that name a port.
+type items struct {
+	byNamespace map[string]itemSet // "": those in none
+	byLabel     map[string]map[string]itemSet
+	byPort      map[string]itemSet
+	namespaces  map[string]map[string]map[string]struct{} // names of namespaces by their labels
+}
+
+func newItems() items {
+	return items{
+		byNamespace: map[string]itemSet{},
+		byLabel:     map[string]map[string]itemSet{},
+		byPort:      map[string]itemSet{},
+		namespaces:  map[string]map[string]map[string]struct{}{},
+	}
+}
+
+func (x *items) add(it *item) {
+	insert(x.byNamespace, it.labels.namespace, it)
+	for k, v := range it.labels.unshared() {
+		if x.byLabel[k] == nil {
+			x.byLabel[k] = map[string]itemSet{}
+		}
+		insert(x.byLabel[k], v, it)
+	}
+	for name := range it.portNames {
+		insert(x.byPort, name, it)
+	}
+}
+
+func (x *items) remove(it *item) {
+	discard(x.byNamespace, it.labels.namespace, it)
+	for k, v := range it.labels.unshared() {
+		if discard(x.byLabel[k], v, it); len(x.byLabel[k]) == 0 {
+			delete(x.byLabel, k)
+		}
+	}
+	for name := range it.portNames {
+		discard(x.byPort, name, it)
+	}
+}
+
+// relabel files a namespace under its labels, no longer under its old ones.
+func (x *items) relabel(namespace string, old, next map[string]string) {
+	for k, v := range old {
+		if discard(x.namespaces[k], v, namespace); len(x.namespaces[k]) == 0 {
+			delete(x.namespaces, k)
+		}
+	}
+	for k, v := range next {
+		if x.namespaces[k] == nil {
+			x.namespaces[k] = map[string]map[string]struct{}{}
+		}
+		insert(x.namespaces[k], v, namespace)
+	}
+}
+
+// candidates yields items of which the selector selects some, some of them perhaps more
+// than once; it takes the shorter way where there are two.
+func (x *items) candidates(s model.Selector) iter.Seq[*item] {
+	return func(yield func(*item) bool) {
+		for set := range x.shortest(s) {
+			for it := range set {
+				if !yield(it) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (x *items) shortest(s model.Selector) iter.Seq[itemSet] {
+	anchors, anchored := s.Anchors()
+	byAnchor := func(yield func(itemSet) bool) {
+		for _, a := range anchors {
+			for set := range x.under(a) {
+				if !yield(set) {
+					return
+				}
+			}
+		}
+	}
+	names, confined := s.Namespaces()
+	byNamespace := func(yield func(itemSet) bool) {
+		for _, name := range names {
+			if !yield(x.byNamespace[name]) {
+				return
+			}
+		}
+	}
+	switch {
+	case anchored && (!confined || size(byAnchor) < size(byNamespace)):
+		return byAnchor
+	case confined:
+		return byNamespace
+	}
+	return x.everywhere
+}
+
+// under yields the sets of items that have, or may have, the label of an anchor.
+func (x *items) under(a model.Anchor) iter.Seq[itemSet] {
+	if a.Key == model.OrchestratorLabel || namesNamespace(a.Key) && a.Any {
+		return x.everywhere
+	}
+	return func(yield func(itemSet) bool) {
+		key, ofNamespace := strings.CutPrefix(a.Key, model.NamespaceLabelPrefix)
+		switch {
+		case namesNamespace(a.Key):
+			yield(x.byNamespace[a.Value])
+		case ofNamespace:
+			for names := range valued(x.namespaces[key], a) {
+				for name := range names {
+					if !yield(x.byNamespace[name]) {
+						return
+					}
+				}
+			}
+		default:
+			valued(x.byLabel[key], a)(yield)
+		}
+	}
+}
+
+// valued yields the sets of the anchor's values.
+func valued[S any](byValue map[string]S, a model.Anchor) iter.Seq[S] {
+	return func(yield func(S) bool) {
+		if !a.Any {
+			yield(byValue[a.Value])
+			return
+		}
+		for _, set := range byValue {
+			if !yield(set) {
+				return
+			}
+		}
+	}
+}
+
+func (x *items) everywhere(yield func(itemSet) bool) {
+	for _, set := range x.byNamespace {
+		if !yield(set) {
+			return
+		}
+	}
+}
+
+func size(sets iter.Seq[itemSet]) int {
+	n := 0
+	for set := range sets {
+		n += len(set)
+	}
+	return n
+}
+
+func insert[S ~map[T]struct{}, T comparable](x map[string]S, key string, t T) {
+	set := x[key]
+	if set == nil {
+		set = S{}
+		x[key] = set
+	}
+	set[t] = struct{}{}
+}
+
+func discard[S ~map[T]struct{}, T comparable](x map[string]S, key string, t T) {
+	set := x[key]
+	delete(set, t)
+	if len(set) == 0 {
+		delete(x, key)
+	}
+}

@@ -1,0 +1,85 @@
+package policy
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// item is one version of something that selectors select: a pod with addresses
+// of its own, a network set or a host endpoint.
+type item struct {
+	pod  *model.Pod
+	set  *model.NetworkSet
+	host *model.HostEndpoint
+
+	labels labels
+	addrs  []netip.Addr // what it adds to the groups that select it
+	local  bool         // a pod of this node
+	groups []*group     // that select it
+}
+
+// newPod returns nil for a pod that has no address of its own: it is on its
+// host's network, has finished or has no address yet.
+func newPod(pod *model.Pod, around map[string]string, node string) *item {
+	if pod == nil || pod.HostNetwork || pod.Finished {
+		return nil
+	}
+	addrs := usable(pod.IPs)
+	if len(addrs) == 0 {
+		return nil
+	}
+	return &item{
+		pod: pod, addrs: addrs, local: pod.Node == node,
+		labels: labels{own: pod.Labels, namespace: pod.Name.Namespace, around: around, pod: true, account: pod.ServiceAccount},
+	}
+}
+
+func newSet(set *model.NetworkSet, around map[string]string) *item {
+	if set == nil {
+		return nil
+	}
+	return &item{set: set, labels: labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
+}
+
+func newHost(host *model.HostEndpoint) *item {
+	if host == nil {
+		return nil
+	}
+	return &item{host: host, addrs: usable(host.Addresses), labels: labels{own: host.Labels}}
+}
+
+// selectedLike reports whether selectors and sets can't tell a pod from an older version of it.
+func (it *item) selectedLike(old *item) bool {
+	return it != nil && old != nil && it.local == old.local && it.labels.account == old.labels.account &&
+		slices.Equal(it.addrs, old.addrs) && slices.Equal(it.pod.Ports, old.pod.Ports) &&
+		maps.Equal(it.labels.own, old.labels.own) && maps.Equal(it.labels.around, old.labels.around)
+}
+
+// portNames yields the names that it gives to ports, with what they stand for.
+func (it *item) portNames(yield func(name string, at state.NamedPort) bool) {
+	if it.pod == nil {
+		return
+	}
+	for _, p := range it.pod.Ports {
+		for _, a := range it.addrs {
+			if p.Name != "" && p.Port != 0 && !yield(p.Name, state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
+				return
+			}
+		}
+	}
+}
+
+// usable returns the valid ones of the addresses, without repetition.
+func usable(addrs []netip.Addr) []netip.Addr {
+	list := make([]netip.Addr, 0, len(addrs))
+	for _, a := range addrs {
+		if a = a.Unmap().WithZone(""); a.IsValid() && !slices.Contains(list, a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}

@@ -1,0 +1,86 @@
+package policy
+
+import (
+	"iter"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// labels are all that selectors can ask of an object: its own labels, but for
+// those under reserved keys, and those that it has from the cluster.
+type labels struct {
+	own       map[string]string
+	namespace string            // "": it is in none
+	around    map[string]string // the labels of the namespace
+	pod       bool
+	account   string // of pods
+}
+
+// Label implements model.Labels.
+func (l *labels) Label(key string) (string, bool) {
+	if strings.HasPrefix(key, model.NamespaceLabelPrefix) {
+		switch key = key[len(model.NamespaceLabelPrefix):]; {
+		case l.namespace == "":
+			return "", false
+		case key == model.MetadataNameLabel:
+			return l.namespace, true
+		}
+		v, ok := l.around[key]
+		return v, ok
+	}
+	switch key {
+	case model.NamespaceLabel:
+		return l.namespace, l.namespace != ""
+	case model.OrchestratorLabel:
+		if l.pod {
+			return "k8s", true
+		}
+		return "", false
+	case model.ServiceAccountLabel:
+		return l.account, l.account != ""
+	}
+	v, ok := l.own[key]
+	return v, ok
+}
+
+// all yields every label.
+func (l *labels) all() iter.Seq2[string, string] {
+	return func(yield func(k, v string) bool) {
+		for k, v := range l.unshared() {
+			if !yield(k, v) {
+				return
+			}
+		}
+		if l.pod && !yield(model.OrchestratorLabel, "k8s") || l.namespace == "" {
+			return
+		}
+		if !yield(model.NamespaceLabel, l.namespace) || !yield(model.NamespaceLabelPrefix+model.MetadataNameLabel, l.namespace) {
+			return
+		}
+		for k, v := range l.around {
+			if k != model.MetadataNameLabel && !yield(model.NamespaceLabelPrefix+k, v) {
+				return
+			}
+		}
+	}
+}
+
+// unshared yields the labels that the object does not share with its whole namespace.
+func (l *labels) unshared() iter.Seq2[string, string] {
+	return func(yield func(k, v string) bool) {
+		for k, v := range l.own {
+			if !reserved(k) && !yield(k, v) {
+				return
+			}
+		}
+		if l.account != "" {
+			yield(model.ServiceAccountLabel, l.account)
+		}
+	}
+}
+
+func reserved(key string) bool {
+	return strings.HasPrefix(key, model.NamespaceLabelPrefix) ||
+		key == model.NamespaceLabel || key == model.OrchestratorLabel || key == model.ServiceAccountLabel
+}

@@ -1,0 +1,94 @@
+package policy
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// links finds the way to addresses.
+type links struct {
+	model.Links
+	known   bool
+	byIndex map[int]*model.Link
+	single  map[netip.Addr]int // routes to one address
+	wider   []model.LinkRoute  // the others, the longest prefixes first
+}
+
+func newLinks(l model.Links) links {
+	x := links{Links: l, byIndex: map[int]*model.Link{}, single: map[netip.Addr]int{}}
+	for i := range l.Links {
+		x.byIndex[l.Links[i].Index] = &l.Links[i]
+	}
+	for _, r := range l.Routes {
+		if !r.Prefix.IsSingleIP() {
+			x.wider = append(x.wider, r)
+		} else if _, have := x.single[r.Prefix.Addr()]; !have {
+			x.single[r.Prefix.Addr()] = r.Link
+		}
+	}
+	slices.SortStableFunc(x.wider, func(a, b model.LinkRoute) int { return cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()) })
+	return x
+}
+
+// to returns the interface that leads to an address, 0 if none does; bridged: others are
+// behind it too.
+func (x *links) to(a netip.Addr) (device int, bridged bool) {
+	if device, ok := x.single[a]; ok {
+		l := x.byIndex[device]
+		return device, l != nil && l.Bridge
+	}
+	for _, r := range x.wider {
+		if r.Prefix.Contains(a) {
+			return r.Link, true
+		}
+	}
+	return 0, false
+}
+
+// SetLinks says what the node's kernel has; the next Update follows.
+func (c *Compiler) SetLinks(l model.Links) {
+	c.links = newLinks(l)
+	c.links.known = true
+	c.reassign = true
+	for a := range c.claims {
+		c.readdressed[a] = struct{}{}
+	}
+}
+
+// publishDevices returns which interfaces lead to pods, and which are the node's own.
+func (c *Compiler) publishDevices() (pods, hosts map[int]bool) {
+	pods = follow(c.policy.PodDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Pod })
+	hosts = follow(c.policy.HostDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Host })
+	return pods, hosts
+}
+
+// follow makes the set hold the indexes of the links that are in, and returns what changed.
+func follow(set map[int]struct{}, all []model.Link, in func(*model.Link) bool) map[int]bool {
+	var d map[int]bool
+	note := func(index int, came bool) {
+		if d == nil {
+			d = map[int]bool{}
+		}
+		d[index] = came
+	}
+	want := map[int]bool{}
+	for i := range all {
+		want[all[i].Index] = in(&all[i])
+	}
+	for index := range set {
+		if !want[index] {
+			note(index, false)
+			delete(set, index)
+		}
+	}
+	for index, wanted := range want {
+		if _, have := set[index]; wanted && !have {
+			note(index, true)
+			set[index] = struct{}{}
+		}
+	}
+	return d
+}

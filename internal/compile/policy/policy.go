@@ -1,0 +1,252 @@
+// Package policy compiles what users declare of who may talk to whom into the
+// part of one node's desired state that says what may pass.
+//
+// It is pure and incremental, as package compile is. Policies are filed by the labels that
+// their subjects must have, so that a pod of this node meets those alone that may select it; the
+// selectors of their rules are filed in the same way, so that a pod anywhere in the
+// cluster costs what may select it. Only what policies of this node's pods and
+// host endpoints ask for is kept as a set.
+//
+// An update is in four steps: objects come and go, endpoints get the plans of the
+// policies that select them now, what nobody uses any more goes, and what is left is written down under ids
+// that are known only then.
+package policy
+
+import (
+	"maps"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Config is what the user sets for a node. It does not change while a Compiler lives.
+type Config struct {
+	Node        string   // the name of the node's object, and of it in pods and host endpoints
+	DenyLists   []string // names of address lists whose packets are dropped on arrival
+	DenyDevices []string // names of the interfaces where they are
+	// FailsafeInbound and FailsafeOutbound are ports that no host endpoint closes: of the
+	// node itself, and of others that it connects to.
+	FailsafeInbound, FailsafeOutbound []state.PortRange
+}
+
+// Compiler holds one node's policy and keeps it in step with a store. It is not
+// safe for concurrent use.
+type Compiler struct {
+	cfg    Config
+	policy *state.Policy
+	links  links
+
+	around map[string]map[string]string // labels of namespaces
+	pods   map[model.Name]*item
+	sets   map[model.NetworkSetKey]*item
+	hosts  map[string]*item
+	items  items
+
+	tiers     map[string]model.Tier
+	policies  map[model.PolicyKey]*policy
+	subjects  filing[*policy]
+	failsafes [2][]*policy
+	serial    uint64
+
+	podEndpoints  map[model.Name]*endpoint
+	hostEndpoints map[string]*endpoint
+	claims        map[netip.Addr][]*endpoint // pods of this node by their addresses
+	assigned      map[int]*endpoint          // host endpoints by the index of their interfaces
+	plans         map[string]*plan
+	uses          map[state.ProgramID]int // plans that come to the program
+
+	ids       ids
+	groups    map[string]*group
+	selectors filing[*group]
+	named     map[string]*namedPorts
+	portNames map[string][]*namedPorts
+	lists     map[string]*list
+	ranges    map[string]*ranges
+	denied    []*list
+
+	work
+	tables
+}
+
+// work is what an update has left to do.
+type work struct {
+	changed     map[*endpoint]struct{} // other policies may select it
+	unused      map[*plan]struct{}     // may have no user any more
+	unbuilt     map[*plan]struct{}
+	unpublished map[*endpoint]struct{} // has another program, address or interface
+	readdressed map[netip.Addr]struct{}
+	reassign    bool // host endpoints or interfaces changed
+	stale       bool // there are stale groups
+
+	touchedGroups map[*group]struct{}
+	touchedNamed  map[*namedPorts]struct{}
+	touchedLists  map[*list]struct{}
+	touchedRanges map[*ranges]struct{}
+}
+
+// tables are the parts of the state.
+type tables struct {
+	programs    table[state.ProgramID, state.Program]
+	workloads   table[netip.Addr, state.Workload]
+	hostTable   table[int, state.Host]
+	listTable   table[state.SetID, state.List]
+	portTable   table[state.SetID, state.Ports]
+	groupTable  memberTable[netip.Addr]
+	namedTable  memberTable[state.NamedPort]
+	podDevices  map[int]bool // as in state.PolicyDelta
+	hostDevices map[int]bool
+}
+
+// New returns a Compiler whose policy is empty.
+func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
+
+// newCompiler gives sets one of so many ids.
+func newCompiler(cfg Config, space uint32) *Compiler {
+	p := state.NewPolicy()
+	c := &Compiler{
+		cfg: cfg, policy: p, links: newLinks(model.Links{}),
+		around: map[string]map[string]string{},
+		pods:   map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		items: newItems(),
+		tiers: map[string]model.Tier{}, policies: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
+		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
+		plans: map[string]*plan{}, uses: map[state.ProgramID]int{},
+		ids: newIDs(space), groups: map[string]*group{}, selectors: filing[*group]{},
+		named: map[string]*namedPorts{}, portNames: map[string][]*namedPorts{},
+		lists: map[string]*list{}, ranges: map[string]*ranges{},
+		work: work{
+			changed: map[*endpoint]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},
+			unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+			touchedGroups: map[*group]struct{}{}, touchedNamed: map[*namedPorts]struct{}{},
+			touchedLists: map[*list]struct{}{}, touchedRanges: map[*ranges]struct{}{},
+		},
+		tables: tables{
+			programs:   newTable(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+			workloads:  newTable(p.Workloads, equalValues[state.Workload]),
+			hostTable:  newTable(p.Hosts, equalValues[state.Host]),
+			listTable:  newTable(p.Lists, equalLists),
+			portTable:  newTable(p.PortSets, equalPorts),
+			groupTable: newMemberTable(p.Groups),
+			namedTable: newMemberTable(p.NamedPorts),
+		},
+	}
+	for _, t := range []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier} {
+		c.tiers[t.Name] = t
+	}
+	c.failsafes = c.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	return c
+}
+
+// Policy is the whole policy after the last Update. The Compiler owns it and changes it in
+// the next Update; callers only read.
+func (c *Compiler) Policy() *state.Policy { return c.policy }
+
+// Update brings the policy up to date with what is dirty in the view, and with the addresses
+// of this node's pods, and returns what changed in it: nothing else is named.
+func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix) state.PolicyDelta {
+	for name := range d.Namespaces {
+		c.setNamespace(name, v.Namespace(name))
+	}
+	for name := range d.Pods {
+		c.setPod(name, v.Pod(name))
+	}
+	for key := range d.NetworkSets {
+		c.setNetworkSet(key, v.NetworkSet(key))
+	}
+	for name := range d.HostEndpoints {
+		c.setHost(name, v.HostEndpoint(name))
+	}
+	c.declare(v, d)
+	c.deny()
+	c.assign()
+	for e := range c.changed {
+		c.replan(e)
+	}
+	clear(c.changed)
+	c.sweep()
+	c.buildPlans()
+	c.publishSets()
+	c.publishEndpoints()
+	return c.flush(podCIDRs)
+}
+
+func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
+	var next map[string]string
+	if obj != nil {
+		next = obj.Labels
+	}
+	old := c.around[name]
+	if maps.Equal(old, next) {
+		return
+	}
+	c.items.relabel(name, old, next)
+	if c.around[name] = next; len(next) == 0 {
+		delete(c.around, name)
+	}
+	for it := range maps.Clone(c.items.byNamespace[name]) {
+		if it.pod != nil {
+			c.setPod(it.pod.Name, it.pod)
+		} else {
+			c.setNetworkSet(it.set.Key, it.set)
+		}
+	}
+}
+
+func (c *Compiler) setPod(name model.Name, obj *model.Pod) {
+	old, next := c.pods[name], newPod(obj, c.around[name.Namespace], c.cfg.Node)
+	if next.selectedLike(old) {
+		if old.pod = obj; old.local {
+			c.readdress(old)
+		}
+		return
+	}
+	if next == nil {
+		delete(c.pods, name)
+	} else {
+		c.pods[name] = next
+	}
+	c.swap(old, next)
+	c.setEndpoint(name, old, next)
+}
+
+func (c *Compiler) setNetworkSet(key model.NetworkSetKey, obj *model.NetworkSet) {
+	old, next := c.sets[key], newSet(obj, c.around[key.Name.Namespace])
+	if next == nil {
+		delete(c.sets, key)
+	} else {
+		c.sets[key] = next
+		c.refill(obj)
+	}
+	c.swap(old, next)
+}
+
+func (c *Compiler) setHost(name string, obj *model.HostEndpoint) {
+	old, next := c.hosts[name], newHost(obj)
+	if next == nil {
+		delete(c.hosts, name)
+	} else {
+		c.hosts[name] = next
+	}
+	c.swap(old, next)
+	c.setHostEndpoint(name, next)
+}
+
+// swap makes next known in place of old; either may be nil. It counts up before counting down, so that
+// what stays is never seen to go.
+func (c *Compiler) swap(old, next *item) {
+	if next != nil {
+		c.items.add(next)
+		for g := range c.selectors.candidates(&next.labels) {
+			c.join(g, next)
+		}
+		c.name(next, true)
+	}
+	if old != nil {
+		c.leave(old)
+		c.name(old, false)
+		c.items.remove(old)
+	}
+}

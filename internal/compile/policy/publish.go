@@ -1,0 +1,169 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// sweep ends what nobody uses any more.
+func (c *Compiler) sweep() {
+	c.sweepPlans()
+	for g := range c.touchedGroups {
+		if g.refs == 0 {
+			c.dropGroup(g)
+		}
+	}
+	for n := range c.touchedNamed {
+		if n.refs == 0 {
+			c.dropNamed(n)
+		}
+	}
+	for l := range c.touchedLists {
+		if l.refs == 0 {
+			delete(c.lists, l.key)
+			c.ids.remove(&l.handle)
+		}
+	}
+	for r := range c.touchedRanges {
+		if r.refs == 0 {
+			delete(c.ranges, r.key)
+			c.ids.remove(&r.handle)
+		}
+	}
+}
+
+// publishSets writes what changed of sets. What has another id now, or none, is taken
+// back before anything is written: its id may be another's.
+func (c *Compiler) publishSets() {
+	if c.ids.moved {
+		c.touchAll()
+	}
+	for g := range c.touchedGroups {
+		c.groupTable.retract(&g.dynamic)
+	}
+	for n := range c.touchedNamed {
+		c.namedTable.retract(&n.dynamic)
+	}
+	for l := range c.touchedLists {
+		retract(&c.listTable, &l.handle)
+	}
+	for r := range c.touchedRanges {
+		retract(&c.portTable, &r.handle)
+	}
+	for g := range c.touchedGroups {
+		c.groupTable.publish(&g.dynamic)
+		g.stale = false
+	}
+	for n := range c.touchedNamed {
+		c.namedTable.publish(&n.dynamic)
+	}
+	for l := range c.touchedLists {
+		publish(&c.listTable, &l.handle, l.content)
+	}
+	for r := range c.touchedRanges {
+		content := r.content
+		content.ID = r.id
+		publish(&c.portTable, &r.handle, &content)
+	}
+	clear(c.touchedGroups)
+	clear(c.touchedNamed)
+	clear(c.touchedLists)
+	clear(c.touchedRanges)
+	c.ids.moved, c.stale = false, false
+}
+
+func retract[V any](t *table[state.SetID, V], h *handle) {
+	if h.published != 0 && h.published != h.id {
+		t.set(h.published, nil)
+		h.published = 0
+	}
+}
+
+func publish[V any](t *table[state.SetID, V], h *handle, content *V) {
+	if h.id != 0 {
+		t.set(h.id, content)
+		h.published = h.id
+	}
+}
+
+func (c *Compiler) touchAll() {
+	for _, g := range c.groups {
+		c.touchedGroups[g] = struct{}{}
+	}
+	for _, n := range c.named {
+		c.touchedNamed[n] = struct{}{}
+	}
+	for _, l := range c.lists {
+		c.touchedLists[l] = struct{}{}
+	}
+	for _, r := range c.ranges {
+		c.touchedRanges[r] = struct{}{}
+	}
+}
+
+// flush returns what differs from before the Update.
+func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
+	d := state.PolicyDelta{
+		Programs: c.programs.flush(), Workloads: c.workloads.flush(), Hosts: c.hostTable.flush(),
+		Groups: c.groupTable.flush(), NamedPorts: c.namedTable.flush(),
+		PortSets: c.portTable.flush(), Lists: c.listTable.flush(),
+	}
+	d.PodDevices, d.HostDevices = c.publishDevices()
+	if denied := c.deniedNow(); !equalDenied(denied, c.policy.Denied) {
+		c.policy.Denied, d.Denied = denied, &denied
+	}
+	if !slices.Equal(podCIDRs, c.policy.PodCIDRs) {
+		c.policy.PodCIDRs, d.PodCIDRs = podCIDRs, &podCIDRs
+	}
+	return d
+}
+
+// deny holds the lists whose addresses are denied on arrival.
+func (c *Compiler) deny() {
+	old := c.denied
+	c.denied = nil
+	for _, name := range c.cfg.DenyLists {
+		if it := c.sets[listKey(name)]; it != nil {
+			c.denied = append(c.denied, c.holdSet(it.set))
+		}
+	}
+	for _, l := range old {
+		c.releaseList(l)
+	}
+}
+
+func listKey(name string) model.NetworkSetKey {
+	return model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: name}}
+}
+
+// deniedNow returns what is denied on arrival, and where.
+func (c *Compiler) deniedNow() state.Denied {
+	var d state.Denied
+	for _, l := range c.denied {
+		d.Lists = append(d.Lists, l.reference())
+	}
+	for _, l := range c.links.Links.Links {
+		if slices.Contains(c.cfg.DenyDevices, l.Name) {
+			d.Devices = append(d.Devices, l.Name)
+		}
+	}
+	slices.Sort(d.Devices)
+	return d
+}
+
+func equalDenied(a, b state.Denied) bool {
+	return slices.Equal(a.Devices, b.Devices) && slices.EqualFunc(a.Lists, b.Lists, func(a, b state.ListRef) bool {
+		return a.ID == b.ID && slices.Equal(a.IPv4, b.IPv4) && slices.Equal(a.IPv6, b.IPv6)
+	})
+}
+
+func equalLists(a, b *state.List) bool {
+	return a.Name == b.Name && slices.Equal(a.Prefixes, b.Prefixes)
+}
+
+func equalPorts(a, b *state.Ports) bool {
+	return a.ID == b.ID && a.Text == b.Text && slices.Equal(a.Ranges, b.Ranges) && slices.Equal(a.Named, b.Named)
+}

@@ -1,0 +1,302 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// The sets that rules refer to. Each has a name that says all that is in it, or
+// where that comes from; rules that ask for the same share it. Who refers to a set holds it;
+// one that nobody holds at the end of an update is gone.
+
+// group holds the addresses of what one selector selects.
+type group struct {
+	dynamic[netip.Addr]
+	refs     int
+	selector model.Selector
+	items    itemSet         // that the selector selects
+	lists    map[*item]*list // of the network sets among them
+	stale    bool            // its network sets changed, or what programs say of them
+}
+
+// namedPorts holds what pods, all or those of this node, call by one name in one protocol.
+type namedPorts struct {
+	dynamic[state.NamedPort]
+	refs     int
+	name     string
+	protocol model.Protocol
+	local    bool
+}
+
+// list holds the networks of a network set, or those that rules name.
+type list struct {
+	handle
+	refs    int
+	content *state.List
+	ref     state.ListRef // without ID
+}
+
+// ranges holds port ranges.
+type ranges struct {
+	handle
+	refs    int
+	content state.Ports // without ID
+}
+
+func (c *Compiler) holdGroup(s model.Selector) *group {
+	key := "group " + s.String()
+	g := c.groups[key]
+	if g == nil {
+		g = &group{selector: s, items: itemSet{}}
+		g.key = key
+		c.groups[key] = g
+		c.ids.add(&g.handle)
+		c.selectors.add(s, g)
+		for it := range c.items.candidates(s) {
+			c.join(g, it)
+		}
+	}
+	g.refs++
+	c.touchedGroups[g] = struct{}{}
+	return g
+}
+
+func (c *Compiler) releaseGroup(g *group) {
+	g.refs--
+	c.touchedGroups[g] = struct{}{}
+}
+
+// join makes the item a member of the group if the selector selects it and it is none yet.
+func (c *Compiler) join(g *group, it *item) {
+	if _, in := g.items[it]; in || !g.selector.Matches(&it.labels) {
+		return
+	}
+	g.items[it] = struct{}{}
+	it.groups = append(it.groups, g)
+	for _, a := range it.addrs {
+		g.members.add(a)
+	}
+	if it.set != nil {
+		if g.lists == nil {
+			g.lists = map[*item]*list{}
+		}
+		g.lists[it] = c.holdSet(it.set)
+		g.stale, c.stale = true, true
+	}
+	c.touchedGroups[g] = struct{}{}
+}
+
+// leave takes the item from all its groups.
+func (c *Compiler) leave(it *item) {
+	for _, g := range it.groups {
+		delete(g.items, it)
+		for _, a := range it.addrs {
+			g.members.remove(a)
+		}
+		if l := g.lists[it]; l != nil {
+			delete(g.lists, it)
+			c.releaseList(l)
+			g.stale, c.stale = true, true
+		}
+		c.touchedGroups[g] = struct{}{}
+	}
+	it.groups = nil
+}
+
+// dropGroup ends a group that nobody holds.
+func (c *Compiler) dropGroup(g *group) {
+	for it := range g.items {
+		i := slices.Index(it.groups, g)
+		it.groups = slices.Delete(it.groups, i, i+1)
+	}
+	for _, l := range g.lists {
+		c.releaseList(l)
+	}
+	c.selectors.remove(g.selector, g)
+	delete(c.groups, g.key)
+	c.ids.remove(&g.handle)
+}
+
+func (c *Compiler) holdNamed(name string, p model.Protocol, local bool) *namedPorts {
+	key := "ports named " + name + " " + p.String()
+	if local {
+		key += " here"
+	}
+	n := c.named[key]
+	if n == nil {
+		n = &namedPorts{name: name, protocol: p, local: local}
+		n.key = key
+		c.named[key] = n
+		c.portNames[name] = append(c.portNames[name], n)
+		c.ids.add(&n.handle)
+		for it := range c.items.byPort[name] {
+			for of, at := range it.portNames {
+				if n.holds(it, of, at) {
+					n.members.add(at)
+				}
+			}
+		}
+	}
+	n.refs++
+	c.touchedNamed[n] = struct{}{}
+	return n
+}
+
+func (c *Compiler) releaseNamed(n *namedPorts) {
+	n.refs--
+	c.touchedNamed[n] = struct{}{}
+}
+
+func (n *namedPorts) holds(it *item, name string, at state.NamedPort) bool {
+	return name == n.name && at.Protocol == n.protocol && (it.local || !n.local)
+}
+
+// name puts the ports that the item names into the sets, or takes them out.
+func (c *Compiler) name(it *item, in bool) {
+	for name, at := range it.portNames {
+		for _, n := range c.portNames[name] {
+			switch {
+			case !n.holds(it, name, at):
+				continue
+			case in:
+				n.members.add(at)
+			default:
+				n.members.remove(at)
+			}
+			c.touchedNamed[n] = struct{}{}
+		}
+	}
+}
+
+func (c *Compiler) dropNamed(n *namedPorts) {
+	rest := slices.DeleteFunc(c.portNames[n.name], func(o *namedPorts) bool { return o == n })
+	if c.portNames[n.name] = rest; len(rest) == 0 {
+		delete(c.portNames, n.name)
+	}
+	delete(c.named, n.key)
+	c.ids.remove(&n.handle)
+}
+
+// holdSet holds the list of a network set.
+func (c *Compiler) holdSet(set *model.NetworkSet) *list {
+	l := c.holdList("set " + set.Key.String())
+	if l.content == nil {
+		l.fill(set.Key.String(), set.Nets)
+	}
+	return l
+}
+
+// holdNets holds a list of networks that a rule names.
+func (c *Compiler) holdNets(nets []netip.Prefix) *list {
+	nets = sorted(nets)
+	text := texts(nets)
+	l := c.holdList("nets " + text)
+	if l.content == nil {
+		l.fill(text, nets)
+	}
+	return l
+}
+
+func (c *Compiler) holdList(key string) *list {
+	l := c.lists[key]
+	if l == nil {
+		l = &list{handle: handle{key: key}}
+		c.lists[key] = l
+		c.ids.add(&l.handle)
+	}
+	l.refs++
+	c.touchedLists[l] = struct{}{}
+	return l
+}
+
+func (c *Compiler) releaseList(l *list) {
+	l.refs--
+	c.touchedLists[l] = struct{}{}
+}
+
+// refill gives the list of a network set its new content, if anyone holds it.
+func (c *Compiler) refill(set *model.NetworkSet) {
+	if l := c.lists["set "+set.Key.String()]; l != nil {
+		l.fill(set.Key.String(), set.Nets)
+		c.touchedLists[l] = struct{}{}
+	}
+}
+
+func (l *list) fill(name string, nets []netip.Prefix) {
+	l.content = &state.List{Name: name, Prefixes: nets}
+	var four, six [129]bool
+	for _, p := range nets {
+		if p.Addr().Is4() {
+			four[p.Bits()] = true
+		} else {
+			six[p.Bits()] = true
+		}
+	}
+	l.ref = state.ListRef{IPv4: lengths(&four), IPv6: lengths(&six)}
+}
+
+func lengths(in *[129]bool) []uint8 {
+	var list []uint8
+	for n, there := range in {
+		if there {
+			list = append(list, uint8(n))
+		}
+	}
+	return list
+}
+
+// reference returns what a rule says of the list.
+func (l *list) reference() state.ListRef {
+	ref := l.ref
+	ref.ID = l.id
+	return ref
+}
+
+func (c *Compiler) holdRanges(list []state.PortRange) *ranges {
+	text := rangeTexts(list)
+	key := "ports " + text
+	r := c.ranges[key]
+	if r == nil {
+		r = &ranges{handle: handle{key: key}, content: state.Ports{Ranges: list, Text: text}}
+		c.ranges[key] = r
+		c.ids.add(&r.handle)
+	}
+	r.refs++
+	c.touchedRanges[r] = struct{}{}
+	return r
+}
+
+func (c *Compiler) releaseRanges(r *ranges) {
+	r.refs--
+	c.touchedRanges[r] = struct{}{}
+}
+
+// sorted returns the valid prefixes masked, sorted and unique.
+func sorted(nets []netip.Prefix) []netip.Prefix {
+	list := make([]netip.Prefix, 0, len(nets))
+	for _, p := range nets {
+		if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+		}
+		if p.IsValid() {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+func texts(nets []netip.Prefix) string {
+	var b strings.Builder
+	for i, p := range nets {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(p.String())
+	}
+	return b.String()
+}

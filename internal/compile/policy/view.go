@@ -1,0 +1,118 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// View is a policy as people see it on this node.
+type View struct {
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name"`
+	Tier      string   `json:"tier"`            // that it is judged in
+	Order     *float64 `json:"order,omitempty"` // nil: after all that have one
+	// Pods and HostEndpoints of this node that it selects.
+	Pods          int    `json:"pods"`
+	HostEndpoints int    `json:"hostEndpoints"`
+	Refused       string `json:"refused,omitempty"` // why it denies all that it selects
+}
+
+// Views returns all policies as of the last Update, in the order in which packets meet them.
+func (c *Compiler) Views() []View {
+	views := make([]View, 0, len(c.policies))
+	pods, hosts := map[*policy]int{}, map[*policy]int{}
+	for _, e := range c.podEndpoints {
+		for _, p := range c.applying(&e.item.labels) {
+			pods[p]++
+		}
+	}
+	for _, e := range c.hostEndpoints {
+		for _, p := range c.applying(&e.item.labels) {
+			hosts[p]++
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Values(c.policies), comparePolicies) {
+		v := View{
+			Kind: string(p.obj.Key.Kind), Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
+			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
+		}
+		if p.lost && v.Refused == "" {
+			v.Refused = lostReason(p)
+		}
+		if !math.IsInf(p.obj.Order, 0) && !math.IsNaN(p.obj.Order) {
+			v.Order = &p.obj.Order
+		}
+		views = append(views, v)
+	}
+	return views
+}
+
+func lostReason(p *policy) string {
+	return fmt.Sprintf("tier %q does not exist, so all that it selects is denied: make the Tier, or name one that exists", p.obj.Tier)
+}
+
+// Issues returns what is wrong with the objects as of the last Update, sorted by object.
+func (c *Compiler) Issues() []model.Issue {
+	var all []model.Issue
+	add := func(object, reason string, args ...any) {
+		all = append(all, model.Issue{Object: object, Reason: fmt.Sprintf(reason, args...)})
+	}
+	for key, p := range c.policies {
+		if p.lost {
+			add(key.String(), "%s", lostReason(p))
+		}
+	}
+	for a, claims := range c.claims {
+		winner := slices.MinFunc(claims, compareClaims)
+		for _, e := range claims {
+			if e != winner {
+				add("Pod "+e.item.pod.Name.String(), "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
+			}
+		}
+	}
+	for _, name := range c.cfg.DenyLists {
+		if c.sets[listKey(name)] == nil {
+			add(listKey(name).String(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
+		}
+	}
+	all = append(all, c.hostIssues()...)
+	slices.SortFunc(all, func(a, b model.Issue) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
+	})
+	return slices.Compact(all)
+}
+
+// hostIssues names host endpoints that cover no interface.
+func (c *Compiler) hostIssues() []model.Issue {
+	if !c.links.known {
+		return nil
+	}
+	var all []model.Issue
+	for name, e := range c.hostEndpoints {
+		if e.linked {
+			continue
+		}
+		reason := "no interface of this node has an address of it"
+		if iface := e.item.host.Interface; iface != "" {
+			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
+		}
+		for index, winner := range c.assigned {
+			if l := c.links.byIndex[index]; coverage(e.item.host, l) > 0 {
+				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, winner.item.host.Name)
+			}
+		}
+		all = append(all, model.Issue{Object: "HostEndpoint " + name, Reason: reason + ", so nothing is programmed for it"})
+	}
+	return all
+}
+
+func onLink(l *model.Link) func(netip.Addr) bool {
+	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, a) }
+}
