@@ -1,6 +1,8 @@
 // Package conntrack deletes entries of the kernel's connection tracking table: those of
 // flows whose backend or frontend is gone, so that their next packet is translated anew
-// (or refused) instead of going on to where nobody listens.
+// (or refused) instead of going on to where nobody listens. And it labels those of flows that
+// policy has come to forbid, which deleting would not end: the other end's next packet makes
+// a new entry the other way round.
 //
 // It speaks ctnetlink through one socket of one network namespace. Selecting is done in
 // the kernel where there is little to select (CTA_FILTER, Linux 5.8). Deleting always

@@ -9,7 +9,8 @@ import (
 
 // Bits of Flow.Status, as the kernel's ip_conntrack_status has them.
 const (
-	StatusSeenReply uint32 = 1 << 1
+	StatusSeenReply uint32 = 1 << 1 // seen in both directions
+	StatusAssured   uint32 = 1 << 2
 	StatusConfirmed uint32 = 1 << 3
 	StatusSNAT      uint32 = 1 << 4
 	StatusDNAT      uint32 = 1 << 5
@@ -21,6 +22,13 @@ type Family uint8
 // Tuple is one direction of a flow. Protocols without ports have ports of 0.
 type Tuple struct {
 	Src, Dst netip.AddrPort
+	ICMP     ICMP // of ICMP and ICMPv6
+}
+
+// ICMP is what tells flows of ICMP and ICMPv6 apart.
+type ICMP struct {
+	Type, Code uint8
+	ID         uint16
 }
 
 // Flow is an entry of the connection tracking table.
@@ -30,8 +38,23 @@ type Flow struct {
 	Orig     Tuple          // as the first packet was sent
 	Reply    Tuple          // as answers are expected: Src is the backend that the flow was translated to
 	Status   uint32
+	Labels   Labels
 
-	id uint32 // the kernel's CTA_ID
+	id   uint32 // the kernel's CTA_ID
+	rest rest
+}
+
+// rest is what an entry holds beside, for making it anew.
+type rest struct {
+	timeout uint32 // seconds
+	mark    uint32
+	tcp     tcpInfo
+}
+
+// tcpInfo is what connection tracking knows of a TCP connection, by direction.
+type tcpInfo struct {
+	state         uint8
+	scales, flags [2]uint8
 }
 
 // Translated says whether the flow's destination was changed.

@@ -27,8 +27,15 @@ const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
 	ctaStatus     = 3
+	ctaProtoInfo  = 4
+	ctaNatSrc     = 6
+	ctaTimeout    = 7
+	ctaMark       = 8
 	ctaID         = 12
+	ctaNatDst     = 13
 	ctaZone       = 18
+	ctaLabels     = 22
+	ctaLabelsMask = 23
 	ctaFilter     = 25
 	ctaStatusMask = 26
 
@@ -44,6 +51,18 @@ const (
 	ctaProtoNum     = 1
 	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
+	ctaICMPID       = 4 // then type and code
+	ctaICMPv6ID     = 7 // then type and code
+
+	ctaProtoInfoTCP = 1
+	ctaTCPState     = 1
+	ctaTCPScales    = 2 // of the original direction, then of the reply's
+	ctaTCPFlags     = 4 // likewise
+
+	ctaNatV4   = 1 // the least address, then the greatest
+	ctaNatV6   = 4 // likewise
+	ctaNatL4   = 3
+	ctaNatPort = 1 // the least port, then the greatest
 
 	ctaFilterOrigFlags  = 1
 	ctaFilterReplyFlags = 2
@@ -104,10 +123,26 @@ func putTuple(ae *netlink.AttributeEncoder, attr uint16, t Tuple, p model.Protoc
 			if parts&filterDstPort != 0 {
 				ae.Uint16(ctaProtoDstPort, t.Dst.Port())
 			}
+			if id, is := icmpAttr(p); is && parts == wholeTuple {
+				ae.Uint16(id, t.ICMP.ID)
+				ae.Uint8(id+1, t.ICMP.Type)
+				ae.Uint8(id+2, t.ICMP.Code)
+			}
 			return nil
 		})
 		return nil
 	})
+}
+
+// icmpAttr is the first of the three attributes in which a protocol has its identifier, type and code.
+func icmpAttr(p model.Protocol) (id uint16, is bool) {
+	switch p {
+	case unix.IPPROTO_ICMP:
+		return ctaICMPID, true
+	case unix.IPPROTO_ICMPV6:
+		return ctaICMPv6ID, true
+	}
+	return 0, false
 }
 
 func putAddr(ae *netlink.AttributeEncoder, v4, v6 uint16, a netip.Addr) {
@@ -212,6 +247,10 @@ func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 			}
 		case ctaZone:
 			ok = false
+		case ctaLabels:
+			copy(f.Labels[:], v)
+		default:
+			err = f.rest.decode(t, v)
 		}
 		if err != nil {
 			return Flow{}, false, err
@@ -249,6 +288,8 @@ func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error)
 					srcPort = binary.BigEndian.Uint16(v)
 				case t == ctaProtoDstPort && len(v) == 2:
 					dstPort = binary.BigEndian.Uint16(v)
+				default:
+					to.ICMP.decode(t, v)
 				}
 			}
 		case ctaTupleZone:
@@ -257,6 +298,48 @@ func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error)
 	}
 	to.Src, to.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
 	return p, err
+}
+
+func (i *ICMP) decode(t uint16, v []byte) {
+	switch {
+	case (t == ctaICMPID || t == ctaICMPv6ID) && len(v) == 2:
+		i.ID = binary.BigEndian.Uint16(v)
+	case (t == ctaICMPID+1 || t == ctaICMPv6ID+1) && len(v) == 1:
+		i.Type = v[0]
+	case (t == ctaICMPID+2 || t == ctaICMPv6ID+2) && len(v) == 1:
+		i.Code = v[0]
+	}
+}
+
+func (r *rest) decode(t uint16, v []byte) (err error) {
+	switch {
+	case t == ctaTimeout && len(v) == 4:
+		r.timeout = binary.BigEndian.Uint32(v)
+	case t == ctaMark && len(v) == 4:
+		r.mark = binary.BigEndian.Uint32(v)
+	case t == ctaProtoInfo:
+		for t, v := range attributes(v, &err) {
+			if t == ctaProtoInfoTCP {
+				err = errors.Join(err, r.tcp.decode(v))
+			}
+		}
+	}
+	return err
+}
+
+func (i *tcpInfo) decode(data []byte) (err error) {
+	for t, v := range attributes(data, &err) {
+		switch {
+		case len(v) == 0:
+		case t == ctaTCPState:
+			i.state = v[0]
+		case t == ctaTCPScales, t == ctaTCPScales+1:
+			i.scales[t-ctaTCPScales] = v[0]
+		case t == ctaTCPFlags, t == ctaTCPFlags+1:
+			i.flags[t-ctaTCPFlags] = v[0]
+		}
+	}
+	return err
 }
 
 // attributes iterates over netlink attributes without copying; err is set where they do not

@@ -1,0 +1,324 @@
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Labels are the 128 bits of an entry's connection label, as the kernel holds them.
+type Labels [16]byte
+
+// CutLabel is the number of the bit that says that policy forbids the flow: what nft calls "ct label 127".
+const CutLabel = 127
+
+// remakes bounds how often an entry is made anew that a packet made meanwhile.
+const remakes = 3
+
+// cutMask has the cut bit alone. The kernel reads labels as words of its own byte order.
+func cutMask() (l Labels) {
+	const word = CutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(l[word:], 1<<(CutLabel%32))
+	return l
+}
+
+// Cut reports whether the flow is labelled as one that policy forbids.
+func (f *Flow) Cut() bool {
+	const word = CutLabel / 32 * 4
+	return binary.NativeEndian.Uint32(f.Labels[word:])&(1<<(CutLabel%32)) != 0
+}
+
+// Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
+// looks at the flows that have one of the addresses as the source that began them or as the one that
+// answers, after translation; all, if addrs is nil. It returns how many it changed. decide must not call the Conn.
+//
+// The kernel has labels while a rule of the namespace sets one. An entry that is older than the first
+// such rule has no room for labels: it is deleted and made anew, with its translation,
+// state and time-out; should that fail, it stays deleted. After an error some flows may be labelled and
+// others not; calling again is safe.
+func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow) (cut bool)) (changed int, err error) {
+	if addrs != nil && len(addrs) == 0 {
+		return 0, nil
+	}
+	requests, err := labelRequests(addrs)
+	if err != nil {
+		return 0, fmt.Errorf("encode connection tracking dump: %w", err)
+	}
+	wanted := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		wanted[a.Unmap().WithZone("")] = true
+	}
+	seen := map[uint32]bool{} // a flow between two of the addresses is in two dumps
+	var flows []Flow
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range requests {
+		err := ctx.Err()
+		if err == nil {
+			err = c.exchange(r, func(data []byte) error {
+				f, ok, err := decodeFlow(data)
+				if err != nil || !ok || addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
+					return err
+				}
+				if decide(f) != f.Cut() && !seen[f.id] {
+					seen[f.id] = true
+					flows = append(flows, f)
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read connection tracking table: %w", err)
+		}
+	}
+	return c.labelAll(ctx, flows)
+}
+
+// labelRequests are the dumps that together hold every flow of the addresses. The kernel
+// cannot select by IPv6 addresses (see dumpFiltered), but by the family.
+func labelRequests(addrs []netip.Addr) (requests []netlink.Message, err error) {
+	var v4 []netip.Addr
+	var v6 bool
+	for _, a := range addrs {
+		if a = a.Unmap(); a.Is4() {
+			v4 = append(v4, a)
+		} else {
+			v6 = true
+		}
+	}
+	add := func(m netlink.Message, e error) { requests, err = append(requests, m), errors.Join(err, e) }
+	if addrs == nil || 2*len(v4) > fewFilters {
+		add(dumpAll(0))
+		return requests, err
+	}
+	for _, a := range v4 {
+		add(dumpSource(a, ctaTupleOrig))
+		add(dumpSource(a, ctaTupleReply))
+	}
+	if v6 {
+		add(message(msgGet, netlink.Dump, familyV6, nil))
+	}
+	return requests, err
+}
+
+// labelAll turns the cut label of each flow to what it was not.
+func (c *Conn) labelAll(ctx context.Context, flows []Flow) (changed int, err error) {
+	for len(flows) > 0 {
+		if err := ctx.Err(); err != nil {
+			return changed, err
+		}
+		batch := flows[:min(deleteBatch, len(flows))]
+		flows = flows[len(batch):]
+		n, err := c.labelBatch(batch)
+		changed += n
+		if err != nil {
+			return changed, fmt.Errorf("label connection tracking entries: %w", err)
+		}
+	}
+	return changed, nil
+}
+
+// labelBatch labels flows all at once, as deleteFlows does it. Failures do not say whose they are, so
+// that where there is no room for labels the whole batch is gone through one by one.
+func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
+	batch := make([]netlink.Message, 0, len(flows)+1)
+	for i := range flows {
+		m, err := labelFlow(&flows[i])
+		if err != nil {
+			return 0, err
+		}
+		batch = append(batch, m)
+	}
+	n, noRoom, err := c.send(batch)
+	if err != nil || noRoom == 0 {
+		return n, err
+	}
+	for i := range flows {
+		_, noRoom, err := c.send(batch[i : i+1])
+		if err == nil && noRoom > 0 {
+			var made bool
+			if made, err = c.remake(&flows[i]); made {
+				n++
+			}
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// send sends messages of which only failures are answered. done are those that succeeded; what
+// failed for having no room for labels is counted, and what is gone passed over.
+func (c *Conn) send(batch []netlink.Message) (done, noRoom int, err error) {
+	nl, err := c.dial()
+	if err != nil {
+		return 0, 0, err
+	}
+	all := append(batch[:len(batch):len(batch)], netlink.Message{
+		Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge},
+	})
+	if _, err := nl.SendMessages(all); err != nil {
+		c.hangUp()
+		return 0, 0, err
+	}
+	done = len(batch)
+	for {
+		_, err := nl.Receive()
+		switch {
+		case err == nil:
+			return done, noRoom, nil
+		case errors.Is(err, unix.ENOENT):
+			done--
+		case errors.Is(err, unix.ENOSPC):
+			done--
+			noRoom++
+		default:
+			c.hangUp()
+			return 0, 0, err
+		}
+	}
+}
+
+// remake deletes an entry and makes it anew with the cut label turned. A packet in between may make
+// another, even the other way round, as nothing says any more that it is an answer: that goes too.
+func (c *Conn) remake(f *Flow) (made bool, err error) {
+	if n, err := c.deleteFlows([]Flow{*f}); n == 0 || err != nil {
+		return false, err
+	}
+	create, err := createFlow(f)
+	if err != nil {
+		return false, err
+	}
+	for range remakes {
+		if err = c.exchange(create, func([]byte) error { return nil }); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+		if err := c.deleteEither(f); err != nil {
+			return false, err
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("make the entry of %v anew: %w", f.Orig, err)
+	}
+	label, err := labelFlow(f)
+	if err != nil {
+		return false, err
+	}
+	n, noRoom, err := c.send([]netlink.Message{label})
+	if noRoom > 0 {
+		return false, errors.New("the kernel keeps no labels: no rule of this network namespace sets one")
+	}
+	return n > 0, err
+}
+
+// deleteEither deletes what has taken the place of a flow, in whichever direction it was begun.
+func (c *Conn) deleteEither(f *Flow) error {
+	for _, t := range []Tuple{f.Orig, f.Reply} {
+		m, err := message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
+			putTuple(ae, ctaTupleOrig, t, f.Protocol, wholeTuple)
+		})
+		if err != nil {
+			return err
+		}
+		if _, _, err := c.send([]netlink.Message{m}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dumpSource asks for the flows whose original or reply tuple has this IPv4 source.
+func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
+	return message(msgGet, netlink.Dump, familyV4, func(ae *netlink.AttributeEncoder) {
+		putTuple(ae, tuple, Tuple{Src: netip.AddrPortFrom(a, 0)}, 0, filterSrcIP)
+		ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
+			ae.ByteOrder = binary.NativeEndian
+			flags := map[uint16]uint32{tuple: filterSrcIP}
+			ae.Uint32(ctaFilterOrigFlags, flags[ctaTupleOrig])
+			ae.Uint32(ctaFilterReplyFlags, flags[ctaTupleReply])
+			return nil
+		})
+	})
+}
+
+// labelFlow asks to turn the cut label of an entry, which is named by the tuple that holds its
+// backend, as deleteFlow does.
+func labelFlow(f *Flow) (netlink.Message, error) {
+	return message(msgNew, 0, f.Family, func(ae *netlink.AttributeEncoder) {
+		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
+		mask := cutMask()
+		labels := mask
+		if f.Cut() {
+			labels = Labels{}
+		}
+		ae.Bytes(ctaLabels, labels[:])
+		ae.Bytes(ctaLabelsMask, mask[:])
+	})
+}
+
+// createFlow asks to make an entry like that of f. The kernel itself works out the translation,
+// as for a rule: it is given the tuples from before, and what to translate them to.
+func createFlow(f *Flow) (netlink.Message, error) {
+	flags := netlink.Create | netlink.Excl | netlink.Acknowledge
+	return message(msgNew, flags, f.Family, func(ae *netlink.AttributeEncoder) {
+		putTuple(ae, ctaTupleOrig, f.Orig, f.Protocol, wholeTuple)
+		answer := Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src, ICMP: f.Reply.ICMP}
+		answer.ICMP.ID = f.Orig.ICMP.ID
+		putTuple(ae, ctaTupleReply, answer, f.Protocol, wholeTuple)
+		ae.Uint32(ctaTimeout, f.rest.timeout)
+		ae.Uint32(ctaStatus, f.Status&(StatusSeenReply|StatusAssured)|StatusConfirmed)
+		if f.rest.mark != 0 {
+			ae.Uint32(ctaMark, f.rest.mark)
+		}
+		if f.Protocol == model.TCP {
+			putTCP(ae, f.rest.tcp)
+		}
+		if f.Reply.Dst != f.Orig.Src || f.Reply.ICMP.ID != f.Orig.ICMP.ID {
+			putNAT(ae, ctaNatSrc, f.Reply.Dst, f.Reply.ICMP.ID)
+		}
+		if f.Translated() {
+			putNAT(ae, ctaNatDst, f.Reply.Src, 0)
+		}
+	})
+}
+
+// putTCP writes the state. The windows cannot be told to the kernel, which learns them
+// anew and must not find segments invalid until then.
+func putTCP(ae *netlink.AttributeEncoder, i tcpInfo) {
+	const liberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
+	ae.Nested(ctaProtoInfo|nested, func(ae *netlink.AttributeEncoder) error {
+		ae.Nested(ctaProtoInfoTCP|nested, func(ae *netlink.AttributeEncoder) error {
+			ae.Uint8(ctaTCPState, i.state)
+			for d := range uint16(2) {
+				ae.Uint8(ctaTCPScales+d, i.scales[d])
+				ae.Bytes(ctaTCPFlags+d, []byte{i.flags[d] | liberal, 0xff}) // flags, and which count
+			}
+			return nil
+		})
+		return nil
+	})
+}
+
+// putNAT writes what to translate a source or a destination to. id is ICMP's.
+func putNAT(ae *netlink.AttributeEncoder, attr uint16, to netip.AddrPort, id uint16) {
+	ae.Nested(attr|nested, func(ae *netlink.AttributeEncoder) error {
+		putAddr(ae, ctaNatV4, ctaNatV6, to.Addr())
+		putAddr(ae, ctaNatV4+1, ctaNatV6+1, to.Addr())
+		if port := to.Port() | id; port != 0 {
+			ae.Nested(ctaNatL4|nested, func(ae *netlink.AttributeEncoder) error {
+				ae.Uint16(ctaNatPort, port)
+				ae.Uint16(ctaNatPort+1, port)
+				return nil
+			})
+		}
+		return nil
+	})
+}
