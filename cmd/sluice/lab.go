@@ -34,7 +34,7 @@ root.
   sluice lab probe
   sluice lab exec frontend -- curl -s http://cartservice:7070
   sluice lab exec node1 -- nft list table inet sluice
-  sluice services --socket ` + lab.Dir + `/` + defaultLab + `/node1/agent.sock
+  sluice lab exec node1 -- sluice status
   sluice lab down`,
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
@@ -103,6 +103,7 @@ var errNotRoot = errors.New("a lab is made of network namespaces, which only roo
 // labAgent runs this program as the nodes' agent.
 func labAgent(exe string) *lab.Agent {
 	return &lab.Agent{
+		Socket: agent.DefaultSocket,
 		Command: func(c lab.AgentConfig) []string {
 			return []string{
 				exe, "run", "--manifests", c.Manifests, "--node", c.Node, "--socket", c.Socket,
@@ -208,8 +209,8 @@ func newLabExecCommand() *cobra.Command {
 		Short: "Run a command, or a shell, on a node, in a pod or on the outside host",
 		Long: `Run a command, or a shell, on a node, in a pod (NAME or NAMESPACE/NAME; the name
 of a Deployment means its first pod) or on the host outside of the cluster. Services'
-names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. The exit status
-is the command's.`,
+names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. On a node, sluice's
+own commands ask that node's agent. The exit status is the command's.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			l, err := openLab(name)

@@ -16,6 +16,9 @@ type Agent struct {
 	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects that
 	// it finds fault with are issues; an error means "not yet", and is tried again while the agent lives.
 	Sync func(ctx context.Context, socket string) (issues []string, err error)
+	// Socket is where its own commands look for it unless told otherwise: on each node of the lab they
+	// find that node's agent there.
+	Socket string
 }
 
 // AgentConfig is what an agent has to know.

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 
 // place is somewhere that commands run and traffic comes from.
 type place struct {
+	node      string // if it is a node
 	netns     string
 	namespace string // of Kubernetes: where short names are looked up
 }
@@ -26,8 +28,11 @@ type place struct {
 // find finds a place by name: "outside", a node, or a pod as NAME, NAMESPACE/NAME or the name of a
 // workload, which stands for its first pod.
 func (l *Lab) find(target string) (place, error) {
-	if target == plan.Outside || l.Cluster.Node(target) != nil {
-		return place{l.NodeNS(target), metav1.NamespaceDefault}, nil
+	if l.Cluster.Node(target) != nil {
+		return place{target, l.NodeNS(target), metav1.NamespaceDefault}, nil
+	}
+	if target == plan.Outside {
+		return place{"", l.NodeNS(target), metav1.NamespaceDefault}, nil
 	}
 	namespace, name, qualified := strings.Cut(target, "/")
 	if !qualified {
@@ -42,7 +47,7 @@ func (l *Lab) find(target string) (place, error) {
 		})
 		if i >= 0 {
 			p := l.Cluster.Pods[i]
-			return place{l.PodNS(p), p.Namespace}, nil
+			return place{"", l.PodNS(p), p.Namespace}, nil
 		}
 	}
 	return place{}, fmt.Errorf("find %s in lab %s: no such node, pod or workload; 'sluice lab status --name %s' lists them", target, l.Name, l.Name)
@@ -69,7 +74,7 @@ func (l *Lab) Start(target string, cmd *exec.Cmd) error {
 }
 
 // at runs f on a thread in the target's network namespace, with a mount namespace of its
-// own in which the lab's names resolve.
+// own in which the lab's names resolve and, on a node, its agent is where it is looked for.
 func (l *Lab) at(target string, f func() error) error {
 	p, err := l.find(target)
 	if err != nil {
@@ -83,6 +88,9 @@ func (l *Lab) at(target string, f func() error) error {
 	return ns.Do(func() error {
 		if err := l.mountNames(p.namespace); err != nil {
 			return fmt.Errorf("make names resolve: %w", err)
+		}
+		if err := l.mountAgent(p.node); err != nil {
+			return fmt.Errorf("show the agent of %s: %w", p.node, err)
 		}
 		return f()
 	})
@@ -111,6 +119,65 @@ func (l *Lab) mountNames(namespace string) error {
 		if err := unix.Mount(m.from, over, "", syscall.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount over %s: %w", over, err)
 		}
+	}
+	return nil
+}
+
+// mountAgent puts a node's agent, if it has one, where commands look for an agent: in the calling thread's
+// mount namespace, which is its own, that folder holds nothing but the node's socket and, if they
+// were below it, the labs.
+func (l *Lab) mountAgent(node string) error {
+	if node == "" || l.agent == nil || l.agent.Socket == "" {
+		return nil
+	}
+	folder := filepath.Dir(l.agent.Socket)
+	covered := map[string]string{l.agent.Socket: l.socket(node)}
+	if strings.HasPrefix(Dir, folder+"/") {
+		covered[Dir] = Dir
+	}
+	files := map[string]*os.File{} // by where they are to be seen
+	for at, path := range covered {
+		// O_PATH: a socket cannot be opened, and what is covered can still be mounted from here.
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", path, err)
+		}
+		files[at] = os.NewFile(uintptr(fd), path)
+		defer files[at].Close()
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount over %s: %w", folder, err)
+	}
+	for at, f := range files {
+		if err := showAt(at, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// showAt mounts an open file or folder at a path, which it makes.
+func showAt(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", f.Name(), err)
+	}
+	if info.IsDir() {
+		err = os.MkdirAll(path, 0o755)
+	} else {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("make place for %s: %w", f.Name(), err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", f.Name(), path, err)
 	}
 	return nil
 }
