@@ -140,12 +140,14 @@ func (a *adoption) done() {
 		Hairpins:   maps.Clone(a.want.Hairpins),
 		Policy:     clonePolicy(a.want.Policy),
 	}
+	d.prog.forgetUnused(a.want.Policy)
 	d.sums, d.roster, d.adopted = a.change.sums, a.change.uses, a.kept == 0
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep
 	if first || changed {
+		d.suspect(suspects{all: d.prog.policy != nil && len(d.state.Policy.Programs) > 0})
 		d.sweep()
 		if a.kept == 0 {
 			d.forget.poke()

@@ -49,6 +49,7 @@ type Driver struct {
 	end        context.CancelFunc
 	forget     forgetter
 	reader     reader
+	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
 	mu      sync.Mutex // held by every method, and by what works in the background for moments
@@ -99,6 +100,12 @@ func Open(o Options) (*Driver, error) {
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
+	if o.Policy && !o.KeepEstablished {
+		if d.cut, err = newCutter(); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+		d.background.Go(d.cutForbidden)
+	}
 	d.background.Go(d.forgetAffinity)
 	return d, nil
 }
@@ -109,6 +116,9 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
+	if d.cut != nil {
+		d.cut.routes.Close()
+	}
 	d.cleaner.Close()
 	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
 }
@@ -179,12 +189,17 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	for k, f := range delta.Frontends {
 		c.frontend(k, d.state.Frontends[k], f)
 	}
+	var suspects suspects
 	if d.prog.policy != nil && delta.Policy.Len() > 0 {
 		c.policy(d.state.Policy, delta.Policy)
+		suspects = suspectsOf(d.state.Policy, delta.Policy)
 	}
 	return c.plan(func() {
 		d.state.Apply(delta)
-		d.prog.forgetPrograms(delta.Policy.Programs)
+		d.suspect(suspects)
+		if len(delta.Policy.Programs) > 0 {
+			d.prog.forgetUnused(d.state.Policy)
+		}
 	}), nil
 }
 

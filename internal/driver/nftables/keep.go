@@ -93,7 +93,7 @@ func (a *adoption) keepsVerdict(e *element) bool {
 		return false
 	}
 	was, known := a.named()[setKey{e.set.id, e.elementKey}]
-	return a.d.state == nil || known && was.sameValue(e)
+	return a.d.state == nil || !known || was.sameValue(e)
 }
 
 // named are the elements of policy that the last want of this driver named; none before the first.

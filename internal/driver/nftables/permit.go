@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"maps"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -245,11 +246,9 @@ type judged struct {
 	id    state.ProgramID
 }
 
-// forgetProgram drops what was written of a program that is gone.
-func (p *program) forgetProgram(id state.ProgramID) {
-	for _, name := range []string{ipv4.name + "-judge", ipv6.name + "-judge", hostBench.name, untrackedBench.name} {
-		delete(p.written, judged{name, id})
-	}
+// forgetUnused drops what was written of programs that are not in use.
+func (p *program) forgetUnused(s *state.Policy) {
+	maps.DeleteFunc(p.written, func(j judged, _ []ruling) bool { return s == nil || s.Programs[j.id] == nil })
 }
 
 // diffPrefixes yields what two sorted lists do not share.

@@ -128,15 +128,6 @@ func host(p *program, device int, h *state.Host, progs programs) func(func(*elem
 	return func(yield func(*element)) { p.hostElements(device, h, progs, yield) }
 }
 
-// forgetPrograms drops what was written of programs that are gone.
-func (p *program) forgetPrograms(gone map[state.ProgramID]*state.Program) {
-	for id, prog := range gone {
-		if prog == nil {
-			p.forgetProgram(id)
-		}
-	}
-}
-
 // clonePolicy copies what Apply changes.
 func clonePolicy(p *state.Policy) *state.Policy {
 	if p == nil {

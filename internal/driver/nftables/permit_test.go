@@ -266,3 +266,86 @@ func listed(t *testing.T, ns *netns.NS) {
 		}
 	}
 }
+
+// isolated is a state with one pod that nothing may reach, and one that everything may.
+func isolated() *state.State {
+	s := state.New()
+	s.Policy = state.NewPolicy()
+	s.Policy.Programs["deny"] = &state.Program{ID: "deny", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+		Policies: []model.PolicyKey{{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "deny"}}}}}}
+	s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5, Ingress: "deny"}
+	s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6}
+	return s
+}
+
+// While a source could not read everything, nothing is opened that was closed: neither
+// for pods that want knows nothing of, nor for those whose policies it may lack.
+func TestPolicyKeeping(t *testing.T) {
+	ns := testNS(t)
+	d := openIn(t, ns, Options{Policy: true})
+	adopt(t, d, isolated())
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d = openIn(t, ns, Options{Policy: true})
+	keep := func(want *state.State) (kept int) {
+		t.Helper()
+		p, kept, err := d.AdoptKeeping(t.Context(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatalf("apply: %v\n%s", err, p)
+		}
+		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+			t.Errorf("tampered: %v %v", tampered, err)
+		}
+		return kept
+	}
+	closed := netip.MustParseAddr("10.1.0.1")
+	verdictOf := func(a netip.Addr) string {
+		t.Helper()
+		content, err := d.content(t.Context(), d.prog.family(true).policy.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range content {
+			if e.key[3] == a.As4()[3] {
+				return e.verdict.chain
+			}
+		}
+		return "none"
+	}
+
+	lacking := isolated()
+	lacking.Policy.Workloads[closed] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5}
+	delete(lacking.Policy.Programs, "deny")
+	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-judge-") {
+		t.Error("a pod was opened while its policy could not be read")
+	}
+	nothing := state.New()
+	nothing.Policy = state.NewPolicy()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d = openIn(t, ns, Options{Policy: true})
+	if keep(nothing) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-judge-") {
+		t.Error("a pod was forgotten while it could not be read")
+	}
+	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-judge-") {
+		t.Error("a pod was opened as soon as it could be read, while its policy could not")
+	}
+	known := isolated()
+	known.Policy.Programs["deny"].Tiers[0].Rules = []state.Rule{{Name: "all", Action: model.Allow}}
+	before := verdictOf(closed)
+	if keep(known); verdictOf(closed) == before {
+		t.Error("a policy that was read since changes nothing")
+	}
+	if keep(isolated()) != 0 {
+		t.Error("something is kept though all has been read")
+	}
+	adopt(t, d, isolated())
+	if n, text := adopt(t, d, isolated()); n != 0 {
+		t.Errorf("the kernel differs:\n%s", text)
+	}
+}

@@ -1,0 +1,232 @@
+package nftables
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/state"
+	policy "sluice.dev/sluice/internal/verdict"
+)
+
+// cutter labels the connections that policy has come to forbid, and takes the label from those that
+// it allows again. The program drops what is labelled, in both directions.
+type cutter struct {
+	routes *netlink.Handle
+	wake   chan struct{} // capacity 1: something changed
+	total  atomic.Uint64 // connections cut, or given back
+
+	mu           sync.Mutex
+	fresh, again suspects // to be looked at in the next pass; the fresh ones in the one after it too
+}
+
+// suspects are the addresses whose connections a change may have made forbidden, or
+// allowed.
+type suspects struct {
+	all       bool
+	addresses map[netip.Addr]struct{}
+}
+
+func (s *suspects) add(a netip.Addr) {
+	if s.addresses == nil {
+		s.addresses = map[netip.Addr]struct{}{}
+	}
+	s.addresses[a] = struct{}{}
+}
+
+func (s *suspects) merge(o suspects) {
+	s.all = s.all || o.all
+	for a := range o.addresses {
+		s.add(a)
+	}
+}
+
+func (s *suspects) empty() bool { return !s.all && len(s.addresses) == 0 }
+
+// cutPause is the least time between two passes, and cutShare the most of the time that they
+// take: each may read the whole table.
+const (
+	cutPause = 500 * time.Millisecond
+	cutShare = 4
+)
+
+// suspect has connections looked at, if any are to be cut.
+func (d *Driver) suspect(s suspects) {
+	if d.cut != nil {
+		d.cut.suspect(s)
+	}
+}
+
+// suspect has connections looked at soon, and once more later, for packets that were on their way when
+// the program changed.
+func (c *cutter) suspect(s suspects) {
+	if s.empty() {
+		return
+	}
+	c.mu.Lock()
+	c.fresh.merge(s)
+	c.mu.Unlock()
+	c.poke()
+}
+
+func (c *cutter) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// next takes what is to be looked at in a pass.
+func (c *cutter) next() suspects {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.again
+	s.merge(c.fresh)
+	c.again, c.fresh = c.fresh, suspects{}
+	if !c.again.empty() {
+		c.poke()
+	}
+	return s
+}
+
+// cutForbidden works in the background until the driver is closed.
+func (d *Driver) cutForbidden() {
+	for {
+		select {
+		case <-d.life.Done():
+			return
+		case <-d.cut.wake:
+		}
+		began := time.Now()
+		if s := d.cut.next(); !s.empty() {
+			d.cutPass(s)
+		}
+		select {
+		case <-d.life.Done():
+			return
+		case <-time.After(max(cutPause, (cutShare-1)*time.Since(began))):
+		}
+	}
+}
+
+func (d *Driver) cutPass(s suspects) {
+	var of []netip.Addr // all
+	if !s.all {
+		of = slices.Collect(maps.Keys(s.addresses))
+	}
+	routes := map[netip.Addr]way{}
+	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool {
+		for _, a := range []netip.Addr{f.Orig.Src.Addr(), f.Reply.Src.Addr()} {
+			if _, known := routes[a]; !known {
+				routes[a] = d.cut.way(a)
+			}
+		}
+		return d.forbids(f, routes)
+	})
+	d.cut.total.Add(uint64(n))
+	switch {
+	case err != nil && d.life.Err() == nil:
+		d.log.Warn("could not cut all connections that policies forbid since they were opened", "error", err)
+		d.cut.suspect(s)
+	case n > 0:
+		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
+	}
+}
+
+// way is the interface by which an address is reached, or that it is the node's own.
+type way struct {
+	device int
+	own    bool
+}
+
+func (c *cutter) way(a netip.Addr) way {
+	routes, err := c.routes.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return way{}
+	}
+	return way{device: routes[0].LinkIndex, own: routes[0].Type == unix.RTN_LOCAL}
+}
+
+// forbids reports whether policy would not let the connection be opened now.
+func (d *Driver) forbids(f conntrack.Flow, routes map[netip.Addr]way) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil || d.state.Policy == nil {
+		return false
+	}
+	p, flow := d.state.Policy, policyFlow(f)
+	from, to := routes[flow.Source], routes[flow.Destination]
+	in := from.device
+	if p.Workloads[flow.Source] != nil {
+		in = 0 // its own interface
+	}
+	var steps []policy.Step
+	switch {
+	case from.own && to.own:
+		return false
+	case from.own:
+		steps = policy.Output(p, flow, to.device)
+	case to.own:
+		steps = policy.Input(p, flow, in)
+	default:
+		steps = policy.Forward(p, flow, in, to.device)
+	}
+	_, denied := policy.Denied(steps)
+	return denied
+}
+
+// policyFlow is the connection as policy judges it: from the client's own address to the
+// backend that it was translated to.
+func policyFlow(f conntrack.Flow) policy.Flow {
+	return policy.Flow{
+		Source: f.Orig.Src.Addr(), Destination: f.Reply.Src.Addr(), Protocol: uint8(f.Protocol),
+		SourcePort: f.Orig.Src.Port(), DestinationPort: f.Reply.Src.Port(),
+		ICMPType: f.Orig.ICMP.Type, ICMPCode: f.Orig.ICMP.Code,
+	}
+}
+
+// FlowsCut is the number of connections that were cut, or given back, so far.
+func (d *Driver) FlowsCut() uint64 {
+	if d.cut == nil {
+		return 0
+	}
+	return d.cut.total.Load()
+}
+
+// suspectsOf are the addresses that a change of policy is about.
+func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
+	if len(before.Programs)+len(d.Programs) == 0 {
+		return s
+	}
+	s.all = len(d.Lists)+len(d.Hosts) > 0
+	for a := range d.Workloads {
+		s.add(a)
+	}
+	for _, members := range d.Groups {
+		for a := range members {
+			s.add(a)
+		}
+	}
+	for _, ports := range d.NamedPorts {
+		for n := range ports {
+			s.add(n.Addr)
+		}
+	}
+	return s
+}
+
+func newCutter() (*cutter, error) {
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open routing socket: %w", err)
+	}
+	return &cutter{routes: routes, wake: make(chan struct{}, 1)}, nil
+}
