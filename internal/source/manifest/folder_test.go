@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/source/watch"
 )
@@ -262,7 +263,7 @@ func convert(t testing.TB, name, doc string) string {
 	if !isJSON(name) {
 		return doc + "---\n"
 	}
-	data, err := toJSON([]byte(doc))
+	data, err := yaml.YAMLToJSON([]byte(doc))
 	must(t, err)
 	return string(data) + "\n"
 }

@@ -4,7 +4,10 @@
 // It reads files whose names end in .yaml, .yml or .json, in the folder and in
 // those below it; names that begin with a dot are passed over. A file holds any number
 // of objects and lists of them. Those of kinds that no one here acts on are
-// counted and passed over.
+// counted and passed over. Policies and what belongs to them are decoded strictly: a
+// field that isn't known makes the object refused. Where no good version of a
+// refused policy is known, one that denies is delivered in its place, if it is
+// known whom it applies to.
 //
 // What is at fault never takes more with it than itself. An object that can't
 // be understood keeps its last good version, and so does all that a file
@@ -336,6 +339,7 @@ func (s *Source) commit(readings []reading) {
 	if len(events) > 0 {
 		s.sink.Apply(events)
 	}
+	s.logGlued(readings)
 	s.noteFilling(readings)
 	s.settleLacking()
 	if first {
@@ -370,6 +374,15 @@ func (s *Source) logSynced() {
 		s.log.Warn("not everything could be read: what the kernel has stays in it until then", "folder", s.path, "lacking", s.lacking)
 	}
 	s.log.Info("read manifests", "folder", s.path, "files", len(s.ledger.files), "objects", s.ledger.objects())
+}
+
+// logGlued tells of files that are read as people mean them, not as they are written.
+func (s *Source) logGlued(readings []reading) {
+	for i := range readings {
+		if n := readings[i].content.glued; n > 0 {
+			s.log.Warn("manifests were joined without a line break between them; each is read, but other programs may refuse the file: put each --- on a line of its own", "file", readings[i].path, "places", n)
+		}
+	}
 }
 
 // logIssues logs what has come to be wrong since the last time, and what was mended.

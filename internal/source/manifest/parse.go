@@ -20,31 +20,6 @@ import (
 // defaultNamespace is that of namespaced objects that name none.
 const defaultNamespace = "default"
 
-// listKind stands for the kinds that hold others.
-const listKind = store.Kind(255)
-
-// kinds are the objects that get read, by apiVersion and kind; item is the
-// kind of a typed list's items, which mostly don't say theirs.
-var kinds = map[[2]string]struct {
-	kind store.Kind
-	item string
-}{
-	{"v1", "Service"}:                            {kind: store.Services},
-	{"v1", "Pod"}:                                {kind: store.Pods},
-	{"v1", "Node"}:                               {kind: store.Nodes},
-	{"v1", "Namespace"}:                          {kind: store.Namespaces},
-	{"v1", "List"}:                               {kind: listKind},
-	{"v1", "ServiceList"}:                        {kind: listKind, item: "Service"},
-	{"v1", "PodList"}:                            {kind: listKind, item: "Pod"},
-	{"v1", "NodeList"}:                           {kind: listKind, item: "Node"},
-	{"v1", "NamespaceList"}:                      {kind: listKind, item: "Namespace"},
-	{"discovery.k8s.io/v1", "EndpointSlice"}:     {kind: store.EndpointSlices},
-	{"discovery.k8s.io/v1", "EndpointSliceList"}: {kind: listKind, item: "EndpointSlice"},
-}
-
-// ours are the kinds' bare names, to tell another group's "Service" apart.
-var ours = map[string]bool{"Service": true, "Pod": true, "Node": true, "Namespace": true, "EndpointSlice": true}
-
 // key is what an object is known by.
 type key struct {
 	kind store.Kind
@@ -61,6 +36,10 @@ type object struct {
 	line  int
 	fault string // what is wrong with the present version; empty if nothing is
 	twin  bool   // another one in the file has its name, and counts
+
+	// declared is the name that the text gives it; set where that can be another
+	// than the one it is known by, as Calico stores things.
+	declared model.Name
 }
 
 // content is what one file declares.
@@ -68,6 +47,7 @@ type content struct {
 	objects []object
 	skipped map[string]int
 	issues  []model.Issue // those of objects and of parts that hold no object
+	glued   int           // documents whose end was glued to their last line
 	torn    bool          // there are parts of which no good version was ever read
 }
 
@@ -79,9 +59,10 @@ type parser struct {
 
 	// The file being read.
 	name    string
-	line    int  // that counted is on
-	yaml    bool // data was made from YAML: all of it counts as being on line
-	counted int  // offset up to which the lines of data were counted
+	line    int   // that counted is on
+	yaml    bool  // data was made from YAML: all of it counts as being on line
+	counted int   // offset up to which the lines of data were counted
+	twice   error // a key that is given twice in the YAML that data was made from
 	prev    previous
 	out     content
 	holes   bool // a part of the file that may declare objects can't be read
@@ -96,7 +77,7 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 	p.prev = previous{objects: prev}
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
 	if isJSON(name) {
-		p.line, p.yaml = 1, false
+		p.line, p.yaml, p.twice = 1, false, nil
 		p.stream(data)
 	} else {
 		p.documents(data)
@@ -162,7 +143,7 @@ func (p *parser) value(apiVersion, kind string) error {
 		if named != "" {
 			kind = named
 		}
-		k, known := kinds[[2]string{apiVersion, kind}]
+		k, known := kinds[typeOf{apiVersion, kind}]
 		switch {
 		case kind == "":
 			err = &fieldError{field: "kind", reason: "is missing"}
@@ -276,11 +257,24 @@ func (p *parser) object(kind store.Kind) error {
 	if err != nil {
 		o.fault = err.Error()
 	}
-	if last := p.prev.find(o.key); last != nil && (value == nil || reflect.DeepEqual(value, last.value)) {
-		o.value = last.value
+	if calicoKinds[kind] != "" {
+		end := p.pos
+		o.declared = p.identify(start, kind)
+		p.pos = end
+	}
+	if last := p.prev.find(o.key); last != nil && (value == nil || lesser(value, last.value) || reflect.DeepEqual(value, last.value)) {
+		o.key, o.value = last.key, last.value
 	}
 	p.add(o, start)
 	return nil
+}
+
+// lesser tells whether a version is a policy that was refused, and the last
+// one was not, so that the last one stays.
+func lesser(value, last any) bool {
+	p, ok := value.(*model.Policy)
+	was, _ := last.(*model.Policy)
+	return ok && p.Refused != "" && was != nil && was.Refused == ""
 }
 
 // sum is the checksum of the text from an offset to here.
@@ -321,12 +315,25 @@ func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error)
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, false, &o, kubeobj.Node)
+	case store.Namespaces:
+		var o corev1.Namespace
+		if err := p.namespace(&o); err != nil {
+			return name, nil, err
+		}
+		return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
 	}
-	var o corev1.Namespace
-	if err := p.namespace(&o); err != nil {
+	start := p.pos
+	if err := p.skip(); err != nil {
 		return name, nil, err
 	}
-	return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
+	text := p.data[start:p.pos]
+	switch kind {
+	case store.NetworkPolicies:
+		return networkPolicies.decode(text, p.twice)
+	case store.ClusterPolicies:
+		return clusterPolicies.decode(text, p.twice)
+	}
+	return p.calico(kind, start)
 }
 
 // translate applies one of kubeobj's functions.
@@ -362,7 +369,7 @@ func (p *parser) identify(start int, kind store.Kind) model.Name {
 	if meta.Name == "" {
 		return model.Name{}
 	}
-	return complete(&meta, kind != store.Nodes && kind != store.Namespaces)
+	return complete(&meta, isNamespaced(kind))
 }
 
 // refuseTwins lets the first of several objects of one name count.

@@ -31,14 +31,14 @@ func (p *previous) unchanged(kind store.Kind, sum uint64) *object {
 	return nil
 }
 
-// find returns the object of this name, or nil.
+// find returns the object that is known, or was declared, by this name, or nil.
 func (p *previous) find(k key) *object {
 	if len(p.objects) > short {
 		p.index()
 		return p.byKey[k]
 	}
 	for i := range p.objects {
-		if o := &p.objects[i]; o.key == k {
+		if o := &p.objects[i]; o.key == k || o.kind == k.kind && o.declared == k.name {
 			return o
 		}
 	}
@@ -55,5 +55,8 @@ func (p *previous) index() {
 		o := &p.objects[i]
 		p.bySum[o.sum] = o
 		p.byKey[o.key] = o
+		if o.declared.Name != "" {
+			p.byKey[key{o.kind, o.declared}] = o
+		}
 	}
 }

@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"iter"
 	"regexp"
@@ -10,40 +11,89 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// documents reads a YAML file. Each document stands for itself: what is wrong
-// with one is no matter to the others. One that is written as JSON is read as such.
+// documents reads a YAML file.
 func (p *parser) documents(data []byte) {
-	for line, doc := range split(data) {
-		p.line, p.yaml = line, true
-		if doc[0] == '{' {
-			p.scanner = scanner{data: doc}
-			if p.skip() == nil && p.end() {
-				p.yaml = false
-				p.stream(doc)
-				continue
-			}
+	for d := range Documents(data) {
+		p.line, p.yaml, p.twice = d.Line, !d.Given, d.Twice
+		if d.Glued {
+			p.out.glued++
 		}
-		converted, err := toJSON(doc)
-		if err != nil {
-			at, reason := locate(err, line)
-			p.holeAt(at, reason)
+		if d.Err != nil {
+			p.holeAt(d.ErrAt, d.Err.Error())
 			continue
 		}
-		if string(converted) != "null" {
-			p.stream(converted)
+		p.stream(d.JSON)
+	}
+}
+
+// Document is a document of a YAML file.
+type Document struct {
+	Line  int    // the number of its first line that says something, from 1
+	JSON  []byte // it as JSON; nil if it can't be parsed
+	Given bool   // it was written as JSON: lines within it can be counted
+	Err   error  // why it can't be parsed, without the line
+	ErrAt int    // the line that Err is about
+	Twice error  // a key that is given twice, of which the last counts here
+	Glued bool   // its end was glued to its last line; see Documents
+}
+
+// Documents reads a YAML file. Each document stands for itself: what is wrong
+// with one is no matter to the others. Those without content are left out.
+//
+// Files are often joined without a look at their last line. If that doesn't end in a
+// line break, the "---" that should part it from the next is glued to it, as in
+// "egress: [{}]---", and the two make one document that can't be parsed or has all
+// keys twice. Such a document, and no other, is parted where a line
+// that ends in "---" comes before a line that begins an object.
+func Documents(data []byte) iter.Seq[Document] {
+	return func(yield func(Document) bool) {
+		for line, text := range split(data) {
+			d := parseDocument(line, text)
+			parts := []Document{d}
+			if d.Err != nil || d.Twice != nil {
+				parts = unglue(d, text)
+			}
+			for _, d := range parts {
+				if string(d.JSON) != "null" && !yield(d) {
+					return
+				}
+			}
 		}
 	}
 }
 
+func parseDocument(line int, text []byte) Document {
+	d := Document{Line: line}
+	if text[0] == '{' {
+		s := scanner{data: text}
+		if s.skip() == nil && s.end() {
+			d.JSON, d.Given = text, true
+			return d
+		}
+	}
+	var err error
+	if d.JSON, err = toJSON(text, yaml.YAMLToJSONStrict); err == nil {
+		return d
+	}
+	at, reason := locate(err, line)
+	if d.JSON, err = toJSON(text, yaml.YAMLToJSON); err == nil {
+		d.Twice = fmt.Errorf("line %d: %s", at, reason)
+		return d
+	}
+	d.ErrAt, reason = locate(err, line)
+	d.Err = errors.New(reason)
+	return d
+}
+
 // toJSON converts a document. A parser of a language this rich may have
 // faults of its own, and no file may bring the agent down.
-func toJSON(doc []byte) (converted []byte, err error) {
+func toJSON(doc []byte, convert func([]byte) ([]byte, error)) (converted []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("yaml: the document can't be parsed: %v", r)
 		}
 	}()
-	return yaml.YAMLToJSON(doc)
+	return convert(doc)
 }
 
 // split yields the documents of a file, each with the number of its first line
@@ -56,10 +106,7 @@ func split(data []byte) iter.Seq2[int, []byte] {
 		}
 		for at := 0; at < len(data); {
 			number++
-			end := len(data)
-			if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
-				end = at + i + 1
-			}
+			end := lineEnd(data, at)
 			line := data[at:end]
 			switch {
 			case isMark(line, "---"), isMark(line, "..."):

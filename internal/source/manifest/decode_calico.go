@@ -1,0 +1,34 @@
+package manifest
+
+import (
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/store"
+)
+
+// calico translates one of Calico's objects, which reaches from start to here.
+
+func (p *parser) calico(kind store.Kind, start int) (model.Name, any, error) {
+	end := p.pos
+	o, err := calico.Decode(calicoVersions[0], calicoKinds[kind], p.data[start:end])
+	if err == nil && p.twice != nil {
+		if err = p.twice; o.Policy != nil {
+			o = calico.Object{Policy: refuse(o.Policy, err)}
+		} else {
+			o = calico.Object{}
+		}
+	}
+	switch {
+	case o.Policy != nil:
+		return o.Policy.Key.Name, o.Policy, err
+	case o.Tier != nil:
+		return model.Name{Name: o.Tier.Name}, o.Tier, err
+	case o.NetworkSet != nil:
+		return o.NetworkSet.Key.Name, o.NetworkSet, err
+	case o.HostEndpoint != nil:
+		return model.Name{Name: o.HostEndpoint.Name}, o.HostEndpoint, err
+	}
+	name := p.identify(start, kind)
+	p.pos = end
+	return name, nil, err
+}

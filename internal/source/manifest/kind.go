@@ -1,0 +1,79 @@
+package manifest
+
+import (
+	"sluice.dev/sluice/internal/store"
+)
+
+// listKind stands for the kinds that hold others.
+const listKind = store.Kind(255)
+
+// typeOf is an apiVersion and a kind.
+type typeOf struct{ apiVersion, kind string }
+
+// kubernetesKinds are the objects of Kubernetes' own that get read.
+var kubernetesKinds = map[typeOf]store.Kind{
+	{"v1", "Service"}:                         store.Services,
+	{"v1", "Pod"}:                             store.Pods,
+	{"v1", "Node"}:                            store.Nodes,
+	{"v1", "Namespace"}:                       store.Namespaces,
+	{"discovery.k8s.io/v1", "EndpointSlice"}:  store.EndpointSlices,
+	{"networking.k8s.io/v1", "NetworkPolicy"}: store.NetworkPolicies,
+	{"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"}: store.ClusterPolicies,
+}
+
+// calicoVersions are those in which people write Calico's objects, and in which
+// Calico stores them.
+var calicoVersions = [...]string{"projectcalico.org/v3", "crd.projectcalico.org/v1"}
+
+// calicoKinds are the objects of Calico's that get read, by the names it gives them.
+var calicoKinds = map[store.Kind]string{
+	store.CalicoPolicies:    "NetworkPolicy",
+	store.GlobalPolicies:    "GlobalNetworkPolicy",
+	store.Tiers:             "Tier",
+	store.NetworkSets:       "NetworkSet",
+	store.GlobalNetworkSets: "GlobalNetworkSet",
+	store.HostEndpoints:     "HostEndpoint",
+}
+
+// kinds are all objects that get read, and the lists of them; item is the
+// kind of a typed list's items, which mostly don't say theirs.
+var kinds = func() map[typeOf]kindEntry {
+	all := map[typeOf]kindEntry{{"v1", "List"}: {kind: listKind}}
+	add := func(t typeOf, kind store.Kind) {
+		all[t] = kindEntry{kind: kind}
+		all[typeOf{t.apiVersion, t.kind + "List"}] = kindEntry{kind: listKind, item: t.kind}
+	}
+	for t, kind := range kubernetesKinds {
+		add(t, kind)
+	}
+	for kind, name := range calicoKinds {
+		for _, version := range calicoVersions {
+			add(typeOf{version, name}, kind)
+		}
+	}
+	return all
+}()
+
+type kindEntry struct {
+	kind store.Kind
+	item string
+}
+
+// ours are the kinds' bare names, to tell another group's "Service" apart.
+var ours = func() map[string]bool {
+	names := make(map[string]bool)
+	for t, entry := range kinds {
+		names[t.kind] = entry.kind != listKind
+	}
+	return names
+}()
+
+// isNamespaced tells whether objects of a kind live in a namespace.
+func isNamespaced(kind store.Kind) bool {
+	switch kind {
+	case store.Nodes, store.Namespaces, store.ClusterPolicies, store.GlobalPolicies,
+		store.Tiers, store.GlobalNetworkSets, store.HostEndpoints:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,291 @@
+package manifest
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/store"
+)
+
+// policyObjects is one object of each kind that belongs to policy.
+var policyObjects = map[string]string{
+	"NetworkPolicy shop/db": `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop","managedFields":[{"x":1}]},
+"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Ingress","Egress"],
+ "ingress":[{"from":[{"podSelector":{"matchExpressions":[{"key":"app","operator":"In","values":["web"]}]}},{"ipBlock":{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]}}],"ports":[{"port":5432},{"port":"metrics","protocol":"TCP"},{"port":1000,"endPort":2000,"protocol":"UDP"}]}],
+ "egress":[{}]},"status":{"conditions":[]}}`,
+	"ClusterNetworkPolicy base": `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"base"},
+"spec":{"tier":"Baseline","priority":5,"subject":{"namespaces":{}},"ingress":[{"name":"none","action":"Deny","from":[{"namespaces":{}}]}]},"status":{"conditions":[]}}`,
+	"CalicoNetworkPolicy shop/db": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop"},
+"spec":{"order":10,"selector":"app == 'db'","types":["Ingress"],"ingress":[{"action":"Allow","protocol":"TCP","source":{"selector":"app == 'web'"},"destination":{"ports":[5432]}}]}}`,
+	"GlobalNetworkPolicy deny": `{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.deny"},
+"spec":{"selector":"all()","types":["Ingress","Egress"]}}`,
+	"Tier security":            `{"apiVersion":"projectcalico.org/v3","kind":"Tier","metadata":{"name":"security"},"spec":{"order":100}}`,
+	"NetworkSet shop/partners": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkSet","metadata":{"name":"partners","namespace":"shop","labels":{"a":"b"}},"spec":{"nets":["192.0.2.0/24"]}}`,
+	"GlobalNetworkSet bad":     `{"apiVersion":"projectcalico.org/v3","kind":"GlobalNetworkSet","metadata":{"name":"bad"},"spec":{"nets":["192.0.2.0/24"]}}`,
+	"HostEndpoint n1-eth0":     `{"apiVersion":"projectcalico.org/v3","kind":"HostEndpoint","metadata":{"name":"n1-eth0"},"spec":{"node":"n1","interfaceName":"eth0"}}`,
+}
+
+// policyOf is the NetworkPolicy of the shop's database with another spec.
+func policyOf(spec string) string {
+	return `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop"},"spec":` + spec + "}\n"
+}
+
+// TestPolicyKinds reads all kinds, alone, as a List and as typed lists.
+func TestPolicyKinds(t *testing.T) {
+	for name, text := range policyObjects {
+		version := text[:strings.Index(text, `,"metadata"`)]
+		typed := strings.TrimSuffix(version, `"`) + `List","items":[` + strings.Replace(text, version+",", "{", 1) + "]}"
+		for _, wrapped := range []string{text, `{"apiVersion":"v1","kind":"List","items":[` + text + "]}", typed} {
+			c := newParsers()[0].parse("x.json", []byte(wrapped), nil)
+			if len(c.objects) != 1 || len(c.issues) != 0 || c.objects[0].key.String() != name {
+				t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
+				continue
+			}
+			p, ok := c.objects[0].value.(*model.Policy)
+			if ok && (p.Refused != "" || p.Key.String() != name) {
+				t.Errorf("%s: %+v", name, p)
+			}
+		}
+	}
+}
+
+// TestKinds holds the table of kinds to that of the translator.
+func TestKinds(t *testing.T) {
+	calicos := 0
+	for typ, entry := range kinds {
+		if calicoKinds[entry.kind] == "" {
+			continue
+		}
+		calicos++
+		if !calico.Known(typ.apiVersion, typ.kind) {
+			t.Errorf("%s %s is not known", typ.apiVersion, typ.kind)
+		}
+	}
+	if calicos != 12 {
+		t.Errorf("%d kinds of Calico's, want 12", calicos)
+	}
+}
+
+func TestRefusedPolicies(t *testing.T) {
+	const subject = `"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Ingress","Egress"]`
+	for _, c := range []struct{ name, spec, fault string }{
+		{"an unknown field of a rule", `{` + subject + `,"ingress":[{"form":[{"podSelector":{}}]}]}`, "spec.ingress[0].form: there is no such field"},
+		{"an unknown field of a peer", `{` + subject + `,"egress":[{"to":[{"podSelector":{},"only":true}]}]}`, "spec.egress[0].to[0].only: there is no such field"},
+		{"another spelling", `{` + subject + `,"ingress":[{"From":[{"podSelector":{}}]}]}`, "spec.ingress[0].From: there is no such field"},
+		{"an unknown field of spec", `{` + subject + `,"mode":"strict"}`, "spec.mode: there is no such field"},
+		{"a field twice", `{` + subject + `,"ingress":[{"ports":[{"port":1}],"ports":[]}]}`, "spec.ingress[0].ports: is given twice"},
+		{"a wrong type", `{` + subject + `,"ingress":[{"ports":{}}]}`, "ingress"},
+		{"a wrong type throughout", `{` + subject + `,"ingress":7}`, "ingress"},
+		{"a wrong value", `{` + subject + `,"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/33"}}]}]}`, "spec.ingress[0].from[0].ipBlock.cidr"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newParsers()[0]
+			first := p.parse("x.json", []byte(policyOf(c.spec)), nil)
+			got := refusal(t, first, c.fault)
+			want, _ := p.parse("x.json", []byte(policyOf("{"+subject+"}")), nil).objects[0].value.(*model.Policy)
+			if got.Subject.String() != want.Subject.String() || !got.Ingress || !got.Egress || got.Tier != want.Tier || got.Order != want.Order {
+				t.Errorf("it does not deny what it is about: %+v, want as %+v", got, want)
+			}
+			if first.torn {
+				t.Error("it counts as unknown, though it denies")
+			}
+			// The last good version stays, and is replaced by the next good one.
+			good := p.parse("x.json", []byte(policyOf("{"+subject+"}")), first.objects)
+			bad := p.parse("x.json", []byte(policyOf(c.spec)), good.objects)
+			if bad.objects[0].value != good.objects[0].value || len(bad.issues) != 1 || len(good.issues) != 0 {
+				t.Errorf("after a good version: %+v, issues %v", bad.objects[0].value, bad.issues)
+			}
+			again := p.parse("x.json", []byte(policyOf(c.spec)), bad.objects)
+			if again.objects[0].value != good.objects[0].value || len(again.issues) != 1 {
+				t.Errorf("read again: %+v, issues %v", again.objects[0].value, again.issues)
+			}
+		})
+	}
+}
+
+// refusal is the one policy in c, which is to be refused for a fault.
+func refusal(t *testing.T, c content, fault string) *model.Policy {
+	t.Helper()
+	if len(c.objects) != 1 || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, fault) || c.issues[0].Source == "" {
+		t.Fatalf("%+v, issues %v, want one with %q", c.objects, c.issues, fault)
+	}
+	p, _ := c.objects[0].value.(*model.Policy)
+	if p == nil || !strings.Contains(p.Refused, fault) || len(p.IngressRules)+len(p.EgressRules) != 0 {
+		t.Fatalf("got %+v, want a policy refused for %q", p, fault)
+	}
+	return p
+}
+
+// TestPoliciesOfNobody can't be told whom they apply to, so there is nothing to deny.
+func TestPoliciesOfNobody(t *testing.T) {
+	for _, spec := range []string{
+		`{"podSelector":{"matchLabel":{"app":"db"}}}`,
+		`{"podSelector":{"matchExpressions":[{"key":"a","operator":"Like"}]}}`,
+		`{"podSelector":[]}`,
+		`{"podSelector":{},"policyTypes":["Sideways"]}`,
+		`{"podSelector":{},"policyTypes":{},"ingress":[{"x":1}]}`,
+	} {
+		c := newParsers()[0].parse("x.json", []byte(policyOf(spec)), nil)
+		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || c.issues[0].Object != "NetworkPolicy shop/db" {
+			t.Errorf("%s: %+v, issues %v", spec, c.objects, c.issues)
+		}
+	}
+}
+
+func TestRefusedClusterPolicy(t *testing.T) {
+	text := strings.Replace(policyObjects["ClusterNetworkPolicy base"], `"from":[{"namespaces":{}}]`, `"from":[{"namespaces":{},"not":{}}]`, 1)
+	p := refusal(t, newParsers()[0].parse("x.json", []byte(text), nil), "spec.ingress[0].from[0].not")
+	if p.Tier != model.BaselineTier.Name || p.Order != 5 || !p.Ingress || p.Egress || p.Subject.IsZero() {
+		t.Errorf("got %+v", p)
+	}
+}
+
+func TestRefusedCalicoObjects(t *testing.T) {
+	text := strings.Replace(policyObjects["CalicoNetworkPolicy shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
+	refusal(t, newParsers()[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
+	for name, field := range map[string]string{"Tier security": "spec", "GlobalNetworkSet bad": "spec", "HostEndpoint n1-eth0": "spec"} {
+		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
+		c := newParsers()[0].parse("x.json", []byte(text), nil)
+		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object != name {
+			t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
+		}
+	}
+}
+
+// TestStoredNames has a policy whose name in the text is not the one it is
+// known by: its last good version is found when not even its name can be made out.
+func TestStoredNames(t *testing.T) {
+	p := newParsers()[0]
+	for _, others := range []int{0, 2 * short} {
+		var rest strings.Builder
+		for i := range others {
+			fmt.Fprintf(&rest, `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n%d"}}`, i)
+		}
+		text := policyObjects["GlobalNetworkPolicy deny"]
+		good := p.parse("x.json", []byte(text+rest.String()), nil)
+		bad := p.parse("x.json", []byte(strings.Replace(text, "all()", "all(", 1)+rest.String()), good.objects)
+		if o := bad.objects[0]; o.key.String() != "GlobalNetworkPolicy deny" || o.value != good.objects[0].value || len(bad.issues) != 1 {
+			t.Errorf("got %+v, issues %v", o, bad.issues)
+		}
+		again := p.parse("x.json", []byte(text+rest.String()), bad.objects)
+		if o := again.objects[0]; o.key.String() != "GlobalNetworkPolicy deny" || len(again.issues) != 0 {
+			t.Errorf("mended: %+v, issues %v", o, again.issues)
+		}
+	}
+}
+
+// TestKeyTwiceInYAML has a key twice, of which YAML readers take the last.
+func TestKeyTwiceInYAML(t *testing.T) {
+	text := `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {}
+  ingress:
+  - from: [{podSelector: {}}]
+    from: []
+`
+	refusal(t, newParsers()[0].parse("x.yaml", []byte(text), nil), `line 8: key "from" already set`)
+	calico := `apiVersion: projectcalico.org/v3
+kind: Tier
+metadata: {name: t}
+spec: {order: 1, order: 2}
+`
+	c := newParsers()[0].parse("x.yaml", []byte(calico), nil)
+	if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 {
+		t.Errorf("got %+v, issues %v", c.objects, c.issues)
+	}
+	// A Service is read as ever.
+	c = newParsers()[0].parse("x.yaml", []byte(serviceYAML("a", 80)+"  type: ClusterIP\n  type: ClusterIP\n"), nil)
+	if len(c.objects) != 1 || len(c.issues) != 0 {
+		t.Errorf("got %+v, issues %v", c.objects, c.issues)
+	}
+}
+
+// TestPoliciesOfTwoGroups follows two policies of one name: neither disturbs the other.
+func TestPoliciesOfTwoGroups(t *testing.T) {
+	f := follow(t, folderWith(t, "all.json", policyObjects["NetworkPolicy shop/db"]+policyObjects["CalicoNetworkPolicy shop/db"]))
+	f.waitNames("CalicoNetworkPolicy shop/db", "NetworkPolicy shop/db")
+	f.waitNoIssue()
+	f.write("all.json", policyObjects["CalicoNetworkPolicy shop/db"])
+	f.waitNames("CalicoNetworkPolicy shop/db")
+	f.write("all.json", policyObjects["NetworkPolicy shop/db"])
+	f.waitNames("NetworkPolicy shop/db")
+	must(t, os.Remove(f.path("all.json")))
+	f.waitNames()
+}
+
+// TestRefusedPolicyIsDelivered starts on a policy at fault, mends it and breaks it again.
+func TestRefusedPolicyIsDelivered(t *testing.T) {
+	good := policyOf(`{"podSelector":{},"ingress":[{}]}`)
+	bad := policyOf(`{"podSelector":{},"ingress":[{"form":[]}]}`)
+	f := follow(t, folderWith(t, "p.json", bad))
+	refused := func() string {
+		f.sink.mu.Lock()
+		defer f.sink.mu.Unlock()
+		p, _ := f.sink.objects[key{store.NetworkPolicies, model.Name{Namespace: "shop", Name: "db"}}].(*model.Policy)
+		if p == nil {
+			return "none"
+		}
+		return p.Refused
+	}
+	f.waitSynced()
+	f.waitIssue("NetworkPolicy shop/db", "p.json:1", "spec.ingress[0].form")
+	if !strings.Contains(refused(), "spec.ingress[0].form") {
+		t.Errorf("refused: %q", refused())
+	}
+	f.waitLacking()
+	f.write("p.json", good)
+	f.wait("a good policy", func() bool { return refused() == "" })
+	f.waitNoIssue()
+	f.write("p.json", bad)
+	f.waitIssue("spec.ingress[0].form")
+	if refused() != "" {
+		t.Errorf("the last good version is gone: %q", refused())
+	}
+	f.write("p.json", policyOf(`{"podSelector":{"x":1}}`))
+	f.waitIssue("spec.podSelector.x")
+	if refused() != "" {
+		t.Errorf("the last good version is gone: %q", refused())
+	}
+}
+
+// TestUnknownPolicyIsLacking starts on a policy of which not even its pods are known.
+func TestUnknownPolicyIsLacking(t *testing.T) {
+	f := follow(t, folderWith(t, "p.json", policyOf(`{"podSelector":{"x":1}}`)))
+	f.waitSynced()
+	f.waitLacking("p.json: it is at fault")
+	if names := f.sink.names(); len(names) != 0 {
+		t.Errorf("delivered: %v", names)
+	}
+	f.write("p.json", policyOf(`{"podSelector":{}}`))
+	f.waitLacking()
+}
+
+// FuzzPolicy breaks policies: whatever comes of it, none is read in part.
+func FuzzPolicy(f *testing.F) {
+	for _, text := range policyObjects {
+		f.Add(text)
+	}
+	p := newParsers()[0]
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, file := range []string{"a.json", "a.yaml"} {
+			for _, o := range p.parse(file, []byte(text), nil).objects {
+				policy, ok := o.value.(*model.Policy)
+				if !ok {
+					continue
+				}
+				if policy.Key.Name != o.name {
+					t.Fatalf("%s is known as %s", policy.Key, o.key)
+				}
+				if (policy.Refused != "") != (o.fault != "") || policy.Refused != "" && len(policy.IngressRules)+len(policy.EgressRules) > 0 {
+					t.Fatalf("%s: fault %q, refused %q, %d and %d rules", o.key, o.fault, policy.Refused, len(policy.IngressRules), len(policy.EgressRules))
+				}
+			}
+		}
+	})
+}
