@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -24,7 +24,7 @@ func newCleanupCommand() *cobra.Command {
 			if agent.Alive(socket) {
 				return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 			}
-			d, err := openDriver(slog.Default())
+			d, err := openDriver(nftables.Options{})
 			if err != nil {
 				return privilege(err)
 			}

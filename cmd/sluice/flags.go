@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 
@@ -10,6 +11,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/list"
+	"sluice.dev/sluice/internal/source/manifest"
 )
 
 // nodeFlags say what is to be programmed: the objects, and the node they are compiled for.
@@ -18,6 +22,7 @@ type nodeFlags struct {
 	node                                         string
 	clusterCIDRs, serviceCIDRs, nodePortPrefixes prefixes
 	masqueradeAll                                bool
+	policyFlags
 }
 
 func (f *nodeFlags) register(cmd *cobra.Command) {
@@ -28,6 +33,7 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
 	fl.Var(&f.nodePortPrefixes, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts (default: the node's first address of each family)")
 	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
+	f.policyFlags.register(cmd)
 	_ = cmd.MarkFlagDirname("manifests")
 }
 
@@ -51,7 +57,16 @@ func (f *nodeFlags) config() (compile.Config, error) {
 		}
 		c.HostAddresses = addrs
 	}
-	return c, nil
+	return c, f.configure(&c)
+}
+
+// source reads all objects that the flags name, into sink.
+func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
+	folder := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
+	if len(f.lists) == 0 {
+		return folder(sink)
+	}
+	return source.Join(sink, folder, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
 }
 
 var errNoManifests = usageError{errors.New("say with --manifests which folder holds the objects")}

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,10 +12,8 @@ import (
 )
 
 // openDriver opens the driver of the calling thread's network namespace; tests put a
-// fake kernel in its place. The driver logs what happens in the background.
-var openDriver = func(log *slog.Logger) (driver.Driver, error) {
-	return nftables.Open(nftables.Options{Log: log})
-}
+// fake kernel in its place.
+var openDriver = func(o nftables.Options) (driver.Driver, error) { return nftables.Open(o) }
 
 // privilege says what is missing where the kernel refused for want of privileges.
 func privilege(err error) error {

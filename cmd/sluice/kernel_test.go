@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,8 +32,9 @@ func nodeNS(t *testing.T) *netns.NS {
 		}
 	})
 	real := openDriver
-	openDriver = func(log *slog.Logger) (driver.Driver, error) {
-		return nftables.Open(nftables.Options{Log: log, Shared: true})
+	openDriver = func(o nftables.Options) (driver.Driver, error) {
+		o.Shared = true
+		return nftables.Open(o)
 	}
 	t.Cleanup(func() { openDriver = real })
 	nft(t, ns, "add table inet other")

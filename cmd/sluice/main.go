@@ -1,5 +1,5 @@
-// Command sluice gives a Linux node its Kubernetes service load balancing, and
-// brings the lab that shows and measures it. Each subcommand has a file of its own.
+// Command sluice gives a Linux node its Kubernetes service load balancing and network
+// policy, and brings the lab that shows and measures it. Each subcommand has a file of its own.
 package main
 
 import (
@@ -22,6 +22,7 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitUsage = 2
+	exitDeny  = 3 // `sluice why`: the connection is denied
 )
 
 func main() {
@@ -42,6 +43,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
+	if errors.Is(err, errDenied) {
+		return exitDeny
+	}
 	_, _ = fmt.Fprintln(stderr, "sluice:", err)
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return exitError
@@ -53,13 +57,13 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sluice",
-		Short: "Kubernetes service load balancing through a flat nftables program",
-		Long: `Sluice gives a Linux node its Kubernetes service load balancing through one
-nftables table whose cost does not grow with the cluster.`,
+		Short: "Kubernetes service load balancing and network policy through a flat nftables program",
+		Long: `Sluice gives a Linux node its Kubernetes service load balancing and network
+policy through one nftables table whose cost does not grow with the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(),
+	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), newVersionCommand())
 	return root
 }

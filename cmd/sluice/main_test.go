@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -61,7 +61,7 @@ type kernel struct {
 func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openDriver
-	openDriver = func(*slog.Logger) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
+	openDriver = func(nftables.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
 	t.Cleanup(func() { openDriver = real })
 	return k
 }

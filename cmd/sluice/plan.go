@@ -12,8 +12,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/source"
-	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -61,16 +61,23 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 		return agent.Plan{}, err
 	}
 	objects := store.New()
-	read, err := readOnce(ctx, node.manifests, objects)
+	read, err := readOnce(ctx, node.source(objects, slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return agent.Plan{}, err
 	}
 	c := compile.New(config)
+	if node.policy {
+		links, err := link.Read()
+		if err != nil {
+			return agent.Plan{}, err
+		}
+		c.SetLinks(links)
+	}
 	c.Update(objects, objects.Take())
 	for _, i := range append(read.Issues, c.Issues()...) {
 		_, _ = fmt.Fprintln(warn, "warning:", i)
 	}
-	d, err := openDriver(slog.Default())
+	d, err := openDriver(node.options(slog.Default()))
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}
@@ -88,10 +95,8 @@ func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pla
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }
 
-// readOnce reads all that the folder holds into the store, and returns what the
-// source says of it.
-func readOnce(ctx context.Context, dir string, objects *store.Store) (source.Status, error) {
-	src := manifest.New(dir, objects, slog.New(slog.DiscardHandler))
+// readOnce has the source deliver all that it holds, and returns what it says of it.
+func readOnce(ctx context.Context, src source.Source) (source.Status, error) {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx) }()

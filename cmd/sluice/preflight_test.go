@@ -38,7 +38,7 @@ func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 
 func TestPreflightTable(t *testing.T) {
 	status, out, errs := preflightIn(t, "--service-cidr", "10.96.0.0/12,fd00::/108")
-	if status != exitError || !strings.Contains(errs, "cannot carry services yet") {
+	if status != exitError || !strings.Contains(errs, "cannot carry services and policy yet") {
 		t.Errorf("status %d, %q", status, errs)
 	}
 	words := strings.Join(strings.Fields(out), " ")

@@ -5,14 +5,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/source/manifest"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -66,30 +66,40 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
-	d, err := openDriver(log)
+	d, err := openDriver(o.options(log))
 	if err != nil {
 		return privilege(err)
 	}
 	defer func() { _ = d.Close() }()
-	var moves <-chan []netip.Addr
-	if len(config.NodePortAddresses) > 0 {
-		if moves, err = followAddresses(cmd.Context(), log); err != nil {
-			return err
-		}
-	}
 	objects := store.New()
-	a := agent.New(agent.Config{
+	c := agent.Config{
 		Node: config.Node, Version: versionString(),
-		Store: objects, Source: manifest.New(o.manifests, objects, log), Compiler: compile.New(config), Driver: d,
+		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d,
 		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
-		AuditInterval: o.auditInterval, HostAddresses: moves, Log: log,
+		AuditInterval: o.auditInterval, Obstacles: preflight.Obstacles, Log: log,
 		Prepare: func() {
 			if o.setSysctls {
 				setSysctls(log, o)
 			}
 		},
-	})
-	return privilege(a.Run(cmd.Context()))
+	}
+	if len(config.NodePortAddresses) > 0 {
+		if c.HostAddresses, err = followAddresses(cmd.Context(), log); err != nil {
+			return err
+		}
+	}
+	ways, err := openRoutes()
+	if err != nil {
+		return err
+	}
+	defer ways.close()
+	c.Route = ways.to
+	if config.Policy {
+		if c.Links, err = link.Watch(cmd.Context()); err != nil {
+			return err
+		}
+	}
+	return privilege(agent.New(c).Run(cmd.Context()))
 }
 
 // setSysctls lets the node forward. The agent is of use without, so failures are only told.

@@ -23,6 +23,8 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -48,6 +50,21 @@ type Config struct {
 	// change, for Compiler. It may be closed.
 	HostAddresses <-chan []netip.Addr
 
+	// Links, if set, tells the node's interfaces and routes each time that they
+	// change, for Compiler, and nothing is programmed before the first. It may be closed.
+	Links <-chan model.Links
+
+	// Route, if set, finds the way to an address: the index of the interface, 0 if there is none, and
+	// whether the address is the node's own. Safe for concurrent use.
+	Route func(netip.Addr) (device int, own bool)
+
+	// Drops, if set, reads the kernel's log of dropped packets until ctx ends, and
+	// closes the channel once the log is closed.
+	Drops func(ctx context.Context) (<-chan Packet, error)
+
+	// Obstacles, if set, reads other programs' rules that may drop what is accepted here.
+	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
+
 	// Prepare, if set, is called once the socket is held, so by one agent at a
 	// time, and before anything is programmed.
 	Prepare func()
@@ -62,9 +79,12 @@ type Agent struct {
 	health  *health
 	metrics *metrics
 	checks  *healthChecks
+	drops   dropLog
+	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
-	compiling sync.Mutex // held while Compiler changes, and by other goroutines than the loop while they read it
+	compiling  sync.Mutex     // held while Compiler and what follows change, and by other goroutines than the loop while they read it
+	interfaces map[int]string // names by index
 
 	mu     sync.Mutex // of what follows
 	record record
@@ -72,7 +92,7 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop))}
+	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), drops: dropLog{open: c.Drops}}
 	a.health = &health{limit: unhealthyAfter, now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
 		return node == nil || !node.Leaving

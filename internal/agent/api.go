@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
@@ -25,7 +26,7 @@ type failure struct {
 }
 
 // errNotSynced tells why nothing is planned or programmed yet.
-var errNotSynced = errors.New("the source has not been read in full yet")
+var errNotSynced = errors.New("the source, or the node's interfaces, have not been read in full yet")
 
 // handler serves the API of the Unix socket. Whoever can open the socket may use all of it.
 func (a *Agent) handler() http.Handler {
@@ -36,6 +37,13 @@ func (a *Agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Services())
 	})
+	mux.HandleFunc("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		family, _ := strconv.Atoi(q.Get("family"))
+		e, err := a.Explain(r.Context(), Question{From: q.Get("from"), To: q.Get("to"), Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family})
+		reply(w, e, err)
+	})
+	mux.HandleFunc("GET /v1/drops", a.serveDrops)
 	mux.HandleFunc("GET /v1/plan", func(w http.ResponseWriter, r *http.Request) {
 		plan, err := a.Plan(r.Context())
 		reply(w, plan, err)
@@ -136,7 +144,7 @@ func (a *Agent) ask(ctx context.Context, f func(*loop)) error {
 // plan compares the wanted state with the kernel. What it finds is programmed with the
 // next attempt, which follows at once unless attempts fail at the moment.
 func (l *loop) plan(ctx context.Context) (Plan, error) {
-	if !l.Store.Synced() {
+	if !l.ready() {
 		return Plan{}, errNotSynced
 	}
 	l.look()

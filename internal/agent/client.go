@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -59,33 +60,83 @@ func (c *Client) Sync(ctx context.Context) error {
 	return err
 }
 
+// Explain asks what becomes of a connection.
+func (c *Client) Explain(ctx context.Context, q Question) (Explanation, error) {
+	values := url.Values{"from": {q.From}, "to": {q.To}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}}
+	return call[Explanation](ctx, c, http.MethodGet, "why?"+values.Encode())
+}
+
+// Drops calls f with what the agent reports of dropped packets, until ctx ends or f
+// returns an error, which Drops returns, too. started, if set, is called once nothing is missed any more.
+func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) error) error {
+	resp, err := c.send(ctx, http.MethodGet, "drops")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return refusal(resp)
+	}
+	if started != nil {
+		started()
+	}
+	for reports := json.NewDecoder(resp.Body); ; {
+		var r DropReport
+		err := reports.Decode(&r)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return fmt.Errorf("read the agent's reports: %w: it may have stopped", err)
+		case r.Error != "":
+			return errors.New(r.Error)
+		}
+		if err := f(r); err != nil {
+			return err
+		}
+	}
+}
+
 func call[T any](ctx context.Context, c *Client, method, path string) (T, error) {
 	var v T
-	what, _, _ := strings.Cut(path, "?")
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1/"+path, nil)
+	resp, err := c.send(ctx, method, path)
 	if err != nil {
 		return v, err
-	}
-	resp, err := c.http.Do(req)
-	switch {
-	case errors.Is(err, os.ErrPermission):
-		return v, fmt.Errorf("open %s: %w: only its owner may; run this as root", c.socket, os.ErrPermission)
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return v, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
-	case err != nil:
-		if wrapped, ok := errors.AsType[*url.Error](err); ok {
-			err = wrapped.Err // the URL is of our own making and tells nobody anything
-		}
-		return v, fmt.Errorf("ask agent for %s: %w", what, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
 		return v, refusal(resp)
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, fmt.Errorf("read the agent's answer to %s: %w", what, err)
+		return v, fmt.Errorf("read the agent's answer to %s: %w", nameOf(path), err)
 	}
 	return v, nil
+}
+
+func nameOf(path string) string {
+	what, _, _ := strings.Cut(path, "?")
+	return what
+}
+
+// send sends a request; the caller closes the answer's body.
+func (c *Client) send(ctx context.Context, method, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1/"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("open %s: %w: only its owner may; run this as root", c.socket, os.ErrPermission)
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
+	case err != nil:
+		if wrapped, ok := errors.AsType[*url.Error](err); ok {
+			err = wrapped.Err // the URL is of our own making and tells nobody anything
+		}
+		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), err)
+	}
+	return resp, nil
 }
 
 // refusal makes the error of an answer that is not 200.

@@ -61,8 +61,14 @@ func hasPort(s string) bool {
 	return i > 0 && (s[i-1] == ']' || !strings.Contains(s[:i], ":"))
 }
 
+// The protocols that policies know beside the transports of services.
+const (
+	icmp   = 1
+	icmpv6 = 58
+)
+
 // protocols are the names of protocols that a question may have.
-var protocols = map[string]uint8{"tcp": uint8(model.TCP), "udp": uint8(model.UDP), "sctp": uint8(model.SCTP), "icmp": 1}
+var protocols = map[string]uint8{"tcp": uint8(model.TCP), "udp": uint8(model.UDP), "sctp": uint8(model.SCTP), "icmp": icmp}
 
 // end is what one side of a question stands for.
 type end struct {

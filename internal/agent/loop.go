@@ -35,11 +35,12 @@ const (
 // loop is the goroutine that owns the driver.
 type loop struct {
 	*Agent
-	stale bool          // what the driver believes of the kernel may be wrong: adopt
-	delay time.Duration // before the next retry; 0: the last attempt succeeded
-	tried time.Time     // when the last attempt ended
-	retry *time.Timer
-	due   *time.Timer // the next audit
+	linked bool          // the compiler knows the node's interfaces, or needs none
+	stale  bool          // what the driver believes of the kernel may be wrong: adopt
+	delay  time.Duration // before the next retry; 0: the last attempt succeeded
+	tried  time.Time     // when the last attempt ended
+	retry  *time.Timer
+	due    *time.Timer // the next audit
 
 	lacking bool                       // the source has not been able to read everything yet
 	had     map[state.FrontendKey]bool // while lacking: what has had an endpoint since the start
@@ -61,7 +62,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{
-		Agent: a, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
+		Agent: a, linked: a.Links == nil, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
 		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval),
 	}
 	l.retry.Stop()
@@ -90,6 +91,8 @@ func (l *loop) run(ctx context.Context) {
 			l.watch(ctx)
 		case addrs, ok := <-l.HostAddresses:
 			l.moved(ctx, addrs, ok)
+		case links, ok := <-l.Links:
+			l.rewired(ctx, links, ok)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -120,11 +123,33 @@ func (l *loop) moved(ctx context.Context, addrs []netip.Addr, ok bool) {
 	l.changed(ctx)
 }
 
+// rewired has the compiler follow the node's interfaces and routes.
+func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
+	if !ok {
+		l.Links = nil
+		return
+	}
+	names := make(map[int]string, len(links.Links))
+	for _, link := range links.Links {
+		names[link.Index] = link.Name
+	}
+	l.compiling.Lock()
+	l.Compiler.SetLinks(links)
+	l.interfaces = names
+	l.compiling.Unlock()
+	l.linked = true
+	l.changed(ctx)
+}
+
+// ready reports whether all is known that programming needs: what was left out
+// would be denied, or let pass.
+func (l *loop) ready() bool { return l.linked && l.Store.Synced() }
+
 // watch looks after what tells nobody when it happens.
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
-	if l.lacking && l.Store.Synced() && l.look() {
+	if l.lacking && l.ready() && l.look() {
 		l.attempt(ctx, change)
 	}
 	if !l.stale && l.tampered(ctx) {
@@ -147,9 +172,9 @@ func (l *loop) tampered(ctx context.Context) bool {
 }
 
 // attempt brings the kernel in step with the store, and does the bookkeeping.
-// Nothing happens before the sources are synced.
+// Nothing happens before the sources are synced and the node's interfaces known.
 func (l *loop) attempt(ctx context.Context, why string) {
-	if !l.Store.Synced() {
+	if !l.ready() {
 		return
 	}
 	l.health.queued(time.Now())

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/list"
+	"sluice.dev/sluice/internal/state"
+)
+
+// policyFlags say whether network policy is carried out, and how.
+type policyFlags struct {
+	policy, keepEstablished           bool
+	lists                             list.Files
+	denyLists, denyDevices            []string
+	failsafeInbound, failsafeOutbound failsafes
+}
+
+func (f *policyFlags) register(cmd *cobra.Command) {
+	f.failsafeInbound, f.failsafeOutbound = defaultInbound(), defaultOutbound()
+	fl := cmd.Flags()
+	fl.BoolVar(&f.policy, "policy", true, "carry out network policy; without, nothing is judged, whatever policies there are")
+	fl.BoolVar(&f.keepEstablished, "keep-established", false, "let connections go on that a change of policy has come to forbid")
+	fl.Var(&f.lists, "address-list", "a list of addresses to read from a file and watch, that selectors select by the label sluice.dev/list: NAME; may be repeated")
+	fl.StringArrayVar(&f.denyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
+	fl.StringArrayVar(&f.denyDevices, "deny-device", nil, "`interface` where --deny-list holds; may be repeated (default: those of the default routes at the start)")
+	fl.Var(&f.failsafeInbound, "failsafe-inbound", "ports of this node that no host endpoint closes; 'none' for none")
+	fl.Var(&f.failsafeOutbound, "failsafe-outbound", "ports of others that no host endpoint keeps this node from; 'none' for none")
+}
+
+// configure fills the compiler's configuration.
+func (f *policyFlags) configure(c *compile.Config) error {
+	if !f.policy {
+		if len(f.denyLists) > 0 {
+			return usageError{errors.New("--deny-list does nothing with --policy=false: leave out one of them")}
+		}
+		return nil
+	}
+	for _, name := range f.denyLists {
+		if !slices.ContainsFunc(f.lists, func(l list.File) bool { return l.Name == name }) {
+			return usageError{fmt.Errorf("--deny-list %s: say with --address-list %s=FILE which file it is", name, name)}
+		}
+	}
+	if len(f.denyDevices) > 0 && len(f.denyLists) == 0 {
+		return usageError{errors.New("--deny-device needs a --deny-list")}
+	}
+	c.Policy, c.DenyLists, c.DenyDevices = true, f.denyLists, f.denyDevices
+	c.FailsafeInbound, c.FailsafeOutbound = f.failsafeInbound, f.failsafeOutbound
+	if len(c.DenyLists) > 0 && len(c.DenyDevices) == 0 {
+		devices, err := defaultDevices()
+		if err != nil {
+			return err
+		}
+		if len(devices) == 0 {
+			return errors.New("this node has no default route: say with --deny-device where deny lists are to hold")
+		}
+		c.DenyDevices = devices
+	}
+	return nil
+}
+
+// options are the driver's.
+func (f *policyFlags) options(log *slog.Logger) nftables.Options {
+	return nftables.Options{Log: log, Policy: f.policy, KeepEstablished: f.keepEstablished}
+}
+
+// defaultDevices names the interfaces of the default routes in the calling thread's network namespace, sorted.
+func defaultDevices() ([]string, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var indexes []int
+	for _, r := range routes {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones > 0 {
+				continue
+			}
+		}
+		indexes = append(indexes, r.LinkIndex)
+		for _, hop := range r.MultiPath {
+			indexes = append(indexes, hop.LinkIndex)
+		}
+	}
+	var names []string
+	for _, i := range indexes {
+		if i == 0 {
+			continue // of several hops, or unreachable
+		}
+		link, err := netlink.LinkByIndex(i)
+		if err != nil {
+			return nil, fmt.Errorf("find interface %d of a default route: %w", i, err)
+		}
+		if name := link.Attrs().Name; name != "lo" { // an unreachable default
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// failsafes is a flag of ports that are never closed, PROTOCOL:PORT. What is given replaces the default.
+type failsafes []state.PortRange
+
+// The defaults are Calico's (FailsafeInboundHostPorts and FailsafeOutboundHostPorts): SSH, DHCP, DNS, BGP, etcd,
+// Typha and the Kubernetes API.
+func defaultInbound() failsafes {
+	return failsafes{{Protocol: model.UDP, First: 68, Last: 68}}.and(22, 179, 2379, 2380, 5473, 6443, 6666, 6667)
+}
+
+func defaultOutbound() failsafes {
+	return failsafes{{Protocol: model.UDP, First: 53, Last: 53}, {Protocol: model.UDP, First: 67, Last: 67}}.and(179, 2379, 2380, 5473, 6443, 6666, 6667)
+}
+
+// and adds ports of TCP.
+func (f failsafes) and(ports ...uint16) failsafes {
+	for _, p := range ports {
+		f = append(f, state.PortRange{Protocol: model.TCP, First: p, Last: p})
+	}
+	return f
+}
+
+// String implements pflag.Value.
+func (f *failsafes) String() string {
+	var parts []string
+	for _, r := range *f {
+		part := fmt.Sprintf("%s:%d", strings.ToLower(r.Protocol.String()), r.First)
+		if r.Last != r.First {
+			part += fmt.Sprintf("-%d", r.Last)
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ",")
+}
+
+// Set implements pflag.Value.
+func (f *failsafes) Set(text string) error {
+	var set failsafes
+	if text != "none" {
+		for s := range splitList(text) {
+			r, err := parseFailsafe(s)
+			if err != nil {
+				return err
+			}
+			set = append(set, r)
+		}
+	}
+	*f = set
+	return nil
+}
+
+func parseFailsafe(s string) (state.PortRange, error) {
+	bad := fmt.Errorf("%q is no port such as tcp:22, nor a range such as tcp:6660-6669", s)
+	name, ports, ok := strings.Cut(s, ":")
+	protocol := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}[strings.ToLower(name)]
+	if !ok || protocol == 0 {
+		return state.PortRange{}, bad
+	}
+	low, high, ranged := strings.Cut(ports, "-")
+	if !ranged {
+		high = low
+	}
+	first, err1 := strconv.ParseUint(low, 10, 16)
+	last, err2 := strconv.ParseUint(high, 10, 16)
+	if err1 != nil || err2 != nil || first == 0 || last < first {
+		return state.PortRange{}, bad
+	}
+	return state.PortRange{Protocol: protocol, First: uint16(first), Last: uint16(last)}, nil
+}
+
+// Type implements pflag.Value.
+func (f *failsafes) Type() string { return "ports" }
+
+// routes asks the kernel of the thread that opened it for the way to addresses.
+type routes struct{ h *netlink.Handle }
+
+func openRoutes() (*routes, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open routes: %w", err)
+	}
+	return &routes{h}, nil
+}
+
+func (r *routes) close() { r.h.Close() }
+
+// to returns the interface by which an address is reached, and whether it is the
+// node's own; 0 if there is no way. Safe for concurrent use.
+func (r *routes) to(addr netip.Addr) (device int, own bool) {
+	found, err := r.h.RouteGet(addr.AsSlice())
+	if err != nil || len(found) == 0 {
+		return 0, false
+	}
+	return found[0].LinkIndex, found[0].Type == unix.RTN_LOCAL
+}

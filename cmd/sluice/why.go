@@ -1,0 +1,91 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+// errDenied ends `sluice why` where the answer is no, which has been printed already.
+var errDenied = errors.New("denied")
+
+func newWhyCommand() *cobra.Command {
+	var socket, format string
+	var family int
+	cmd := &cobra.Command{
+		Use:   "why FROM TO:PORT[/PROTOCOL]",
+		Short: "Say whether a connection passes this node, and what decides",
+		Long: `Say whether a connection passes this node, what decides, and where nothing allows
+it, what rule would have had to exist: the way through service translation, the
+policies of both ends, and the node's own firewall.
+
+FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a
+service (svc/NAMESPACE/NAME), a node (node/NAME) or an address, an IPv6 one in
+brackets. Where nothing is written before a name, a pod is looked for, then a
+service, then a node. A service as FROM stands for the pods that it selects. PORT is a number, or the
+name that the pod or service gives it. PROTOCOL is tcp (the default), udp or sctp;
+for icmp write TO/icmp.
+
+The answer is that of this node: what it says of pods on other nodes, it says so. It
+is about new connections, and by the state that is wanted now.
+
+The exit status is 0 if the connection is allowed, 3 if it is denied (also if only
+to some backends, or in one address family), and 1 or 2 if there is no answer.`,
+		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
+  sluice why 198.51.100.7 node/node-a:30080
+  sluice why shop/web-7d4b9 kube-system/coredns-x2v5k:53/udp
+  sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
+			if family != 0 && family != 4 && family != 6 {
+				return usageError{fmt.Errorf("--family %d: choose 4 or 6", family)}
+			}
+			q, err := agent.ParseQuestion(args[0], args[1])
+			if err != nil {
+				return usageError{err}
+			}
+			q.Family = family
+			e, err := agent.NewClient(socket).Explain(cmd.Context(), q)
+			if err != nil {
+				return err
+			}
+			if err := print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
+				return err
+			}
+			if !e.Allowed {
+				return errDenied
+			}
+			return nil
+		},
+	}
+	socketFlag(cmd, &socket)
+	outputFlag(cmd, &format)
+	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: this address family alone (default: each that both ends have)")
+	return cmd
+}
+
+// explanation writes an explanation for people.
+func explanation(w io.Writer, e agent.Explanation) {
+	for i, answer := range e.Answers {
+		if i > 0 {
+			_, _ = fmt.Fprintln(w)
+		}
+		_, _ = fmt.Fprint(w, answer)
+	}
+	for _, text := range e.Warnings {
+		_, _ = fmt.Fprintln(w, "warning:", text)
+	}
+	for _, o := range e.Obstacles {
+		_, _ = fmt.Fprintln(w, "warning: another program's rules may still drop it:", o.Seen)
+		if o.Do != "" {
+			_, _ = fmt.Fprintln(w, "  >", o.Do)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// Drop is a packet that was dropped, with the names of what is known of it.
+type Drop struct {
+	Time      time.Time   `json:"time"`
+	Reason    driver.Drop `json:"reason"`
+	From      Party       `json:"from"`
+	To        Party       `json:"to"`
+	Protocol  string      `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
+	Interface string      `json:"interface,omitempty"` // by which it came, or would have left
+	Says      string      `json:"says"`                // why, for people: of the state as it is now
+
+	// Step is what decided, where that was policy.
+	Step *verdict.Step `json:"step,omitempty"`
+}
+
+// Party is one end of a packet.
+type Party struct {
+	Name    string     `json:"name,omitempty"` // "pod shop/web-1"; empty: nobody is known to have the address
+	Address netip.Addr `json:"address"`
+	Port    uint16     `json:"port,omitempty"`
+}
+
+// String returns "shop/web-1:80", or the address and port of what has no name.
+func (p Party) String() string {
+	name := strings.TrimPrefix(p.Name, "pod ")
+	switch {
+	case name != "" && p.Port != 0:
+		return name + ":" + strconv.Itoa(int(p.Port))
+	case name != "":
+		return name
+	case p.Port != 0:
+		return netip.AddrPortFrom(p.Address, p.Port).String()
+	}
+	return p.Address.String()
+}
+
+// explain names a packet's ends, and says by the present state why it was dropped.
+func (a *Agent) explain(p Packet) Drop {
+	f := p.Flow
+	d := Drop{Time: p.Time, Reason: p.Reason, Protocol: protocolOf(f),
+		From: Party{a.whose(f.Source), f.Source, f.SourcePort}, To: Party{a.whose(f.Destination), f.Destination, f.DestinationPort}}
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	d.Interface = a.interfaces[cmp.Or(p.In, p.Out)]
+	s := a.Compiler.State()
+	if front := s.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]; front != nil && d.To.Name == "" {
+		d.To.Name = "service " + front.Service.String()
+	}
+	if s.Policy != nil {
+		d.decided(p, walk(s.Policy, p))
+	}
+	if d.Says == "" {
+		d.Says = d.circumstance()
+	}
+	return d
+}
+
+// walk has the packet meet the present state where the kernel's program met it.
+func walk(p *state.Policy, packet Packet) []verdict.Step {
+	f, in, out := packet.Flow, packet.In, packet.Out
+	switch {
+	case packet.Reason == driver.DenyListed:
+		return verdict.Arrive(p, f, in)
+	case in != 0 && out != 0:
+		return verdict.Forward(p, f, in, out)
+	case out != 0:
+		return verdict.Output(p, f, out)
+	}
+	if before := verdict.Arrive(p, f, in); len(before) > 0 {
+		if _, denied := verdict.Denied(before); denied {
+			return before
+		}
+	}
+	return verdict.Input(p, f, in)
+}
+
+// decided records which of the steps dropped the packet, if one still does.
+func (d *Drop) decided(p Packet, steps []verdict.Step) {
+	step, denied := verdict.Denied(steps)
+	switch p.Reason {
+	case driver.ByPolicy, driver.ByHost, driver.DenyListed, driver.Cut:
+	default:
+		return
+	}
+	if !denied {
+		if p.Reason != driver.Cut {
+			d.Says = "nothing denies it any more: what did has changed since"
+		}
+		return
+	}
+	d.Step = &step
+	d.Says = fmt.Sprintf("%s, %s: %s", step.Of, step.Stage, step.Reason())
+	if p.Reason == driver.Cut {
+		d.Says = "established, and forbidden since: " + d.Says
+	}
+}
+
+// circumstance says what a reason means that is no policy's.
+func (d *Drop) circumstance() string {
+	switch d.Reason {
+	case driver.Spoofed:
+		return fmt.Sprintf("the pod behind %s has not this address", cmp.Or(d.Interface, "its interface"))
+	case driver.UnknownPod:
+		return "an address of this node's pods, but of none that is known here with its policies"
+	case driver.UnknownDevice:
+		return fmt.Sprintf("it is not known yet whose %s is", cmp.Or(d.Interface, "its interface"))
+	case driver.Cut:
+		return "established, and forbidden since"
+	}
+	return string(d.Reason)
+}
+
+// whose names the pod or node that has an address; "" if none is known.
+func (a *Agent) whose(addr netip.Addr) string {
+	if pod := a.Store.PodByAddr(addr); pod != nil {
+		return "pod " + pod.Name.String()
+	}
+	if node := a.nodes.of(a.Store, addr); node != "" {
+		return "node " + node
+	}
+	return ""
+}
+
+func protocolOf(f verdict.Flow) string {
+	switch f.Protocol {
+	case icmp:
+		return fmt.Sprintf("ICMP %d", f.ICMPType)
+	case icmpv6:
+		return fmt.Sprintf("ICMPv6 %d", f.ICMPType)
+	case uint8(model.TCP), uint8(model.UDP), uint8(model.SCTP):
+		return model.Protocol(f.Protocol).String()
+	}
+	return fmt.Sprintf("protocol %d", f.Protocol)
+}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// Packet is the head of a packet that the driver's program dropped.
+type Packet struct {
+	Time    time.Time
+	Reason  driver.Drop
+	Flow    verdict.Flow
+	In, Out int // indexes of interfaces; 0: none
+	Lost    int // packets between the one before and this one that could not be read
+}
+
+// errNoDrops tells why nobody can look at drops.
+var errNoDrops = errors.New("this agent does not carry out policy (--policy=false): it drops nothing that could be shown")
+
+// dropBacklog is how many drops may wait for one watcher.
+const dropBacklog = 1024
+
+// dropLog shares the kernel's log of drops among those who watch. It is open
+// only while somebody does: otherwise drops cost no more than dropping.
+type dropLog struct {
+	// open reads the log until ctx ends, and closes the channel once it is closed. nil: there is none.
+	open func(ctx context.Context) (<-chan Packet, error)
+
+	turn sync.Mutex // held while the log is opened or closed
+	stop func()     // closes the log, and returns once that is done; nil: it is not open
+
+	mu       sync.Mutex // of what follows
+	watchers map[*dropWatcher]struct{}
+}
+
+// dropWatcher is one who watches.
+type dropWatcher struct {
+	packets chan Packet // closed when the log has ended
+
+	mu             sync.Mutex
+	received, lost uint64 // packets taken; those that could not be read, or found no room
+}
+
+// watch returns a watcher of what is dropped from now on; the first opens the log.
+func (d *dropLog) watch() (*dropWatcher, error) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	if d.open == nil {
+		return nil, errNoDrops
+	}
+	w := &dropWatcher{packets: make(chan Packet, dropBacklog)}
+	d.mu.Lock()
+	first := len(d.watchers) == 0
+	if first {
+		d.watchers = map[*dropWatcher]struct{}{}
+	}
+	d.watchers[w] = struct{}{}
+	d.mu.Unlock()
+	if !first {
+		return w, nil
+	}
+	if err := d.start(); err != nil {
+		d.mu.Lock()
+		clear(d.watchers)
+		d.mu.Unlock()
+		return nil, fmt.Errorf("open the log of dropped packets: %w", err)
+	}
+	return w, nil
+}
+
+func (d *dropLog) start() error {
+	if d.stop != nil {
+		d.stop() // it has ended by itself
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	packets, err := d.open(ctx)
+	if err != nil {
+		cancel()
+		d.stop = nil
+		return err
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		d.share(packets)
+	}()
+	d.stop = func() { cancel(); <-closed }
+	return nil
+}
+
+// leave ends a watcher; the last closes the log.
+func (d *dropLog) leave(w *dropWatcher) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	d.mu.Lock()
+	delete(d.watchers, w)
+	last := len(d.watchers) == 0
+	d.mu.Unlock()
+	if last && d.stop != nil {
+		d.stop()
+		d.stop = nil
+	}
+}
+
+// share hands each packet to every watcher, until the log ends.
+func (d *dropLog) share(packets <-chan Packet) {
+	for p := range packets {
+		d.mu.Lock()
+		for w := range d.watchers {
+			w.take(p)
+		}
+		d.mu.Unlock()
+	}
+	d.mu.Lock()
+	for w := range d.watchers {
+		close(w.packets)
+	}
+	clear(d.watchers)
+	d.mu.Unlock()
+}
+
+// take never waits: one who reads slowly must not keep others from seeing.
+func (w *dropWatcher) take(p Packet) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lost += uint64(p.Lost)
+	select {
+	case w.packets <- p:
+		w.received++
+	default:
+		w.lost++
+	}
+}
+
+// counts returns how many packets were taken and how many were lost so far.
+func (w *dropWatcher) counts() (received, lost uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.received, w.lost
+}

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+)
+
+// DropReport is one line of what those get who watch drops: a drop, or how many were missed so far.
+type DropReport struct {
+	Drop   *Drop   `json:"drop,omitempty"`
+	Missed *Missed `json:"missed,omitempty"`
+	Error  string  `json:"error,omitempty"` // why nothing follows
+}
+
+// Missed counts the drops that one who watches has not been shown since they began.
+type Missed struct {
+	Limited uint64 `json:"limited"` // more than the kernel tells of in a second
+	Lost    uint64 `json:"lost"`    // told, and not taken in time
+}
+
+// missedEvery is the time between two looks at what was missed.
+const missedEvery = time.Second
+
+// serveDrops streams drops, a JSON object a line, until the client goes.
+func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
+	watcher, err := a.drops.watch()
+	if err != nil {
+		reply(w, nil, err)
+		return
+	}
+	defer a.drops.leave(watcher)
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	out := json.NewEncoder(w)
+	flush := http.NewResponseController(w).Flush
+	if flush() != nil { // the client knows by this that it misses nothing from now on
+		return
+	}
+	tally := newTally(r.Context(), a.Driver)
+	tick := time.NewTicker(missedEvery)
+	defer tick.Stop()
+	for {
+		var report DropReport
+		select {
+		case <-r.Context().Done():
+			return
+		case p, ok := <-watcher.packets:
+			if !ok {
+				_ = out.Encode(DropReport{Error: "the kernel's log of dropped packets has ended: ask again"})
+				return
+			}
+			d := a.explain(p)
+			report.Drop = &d
+		case <-tick.C:
+			if report.Missed = tally.missed(r.Context(), watcher); report.Missed == nil {
+				continue
+			}
+		}
+		if out.Encode(report) != nil || flush() != nil {
+			return
+		}
+	}
+}
+
+// tally finds out what one who watches misses.
+type tally struct {
+	counter driver.DropCounter // nil: the driver does not count
+	first   uint64             // packets dropped before
+	last    uint64             // packets dropped up to the last look
+	told    Missed
+}
+
+func newTally(ctx context.Context, d driver.Driver) *tally {
+	t := &tally{}
+	t.counter, _ = d.(driver.DropCounter)
+	t.first, _ = t.dropped(ctx)
+	t.last = t.first
+	return t
+}
+
+// dropped is the number of packets dropped so far.
+func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
+	if t.counter == nil {
+		return 0, false
+	}
+	counts, err := t.counter.DropCounts(ctx)
+	for _, c := range counts {
+		n += c
+	}
+	return n, err == nil
+}
+
+// missed returns what was missed since the beginning, or nil if nothing was since the last look. What
+// was dropped up to the last look is compared with what has come by now: packets on their way are not missed.
+func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
+	received, lost := w.counts()
+	now := Missed{Limited: t.told.Limited, Lost: lost}
+	if dropped := t.last - t.first; dropped > received+lost {
+		now.Limited = dropped - received - lost
+	}
+	if n, ok := t.dropped(ctx); ok && n >= t.first {
+		t.last = n
+	}
+	if now == t.told {
+		return nil
+	}
+	t.told = now
+	return &now
+}
