@@ -42,26 +42,34 @@ type term struct {
 }
 
 // part compiles rules for one direction. Local tells of either end whether, when
-// ports are asked for by name there, it is a pod of this node.
+// ports are asked for by name there, it is a pod of this node. A rule that nothing can match is left out.
 func (c *Compiler) part(rules []model.PolicyRule, localSource, localDestination bool) *part {
-	p := &part{}
+	all := &part{}
 	for i := range rules {
-		r := &rules[i]
-		source, ok := c.ends(p, r, &r.Source, localSource)
-		if !ok {
-			continue
-		}
-		destination, ok := c.ends(p, r, &r.Destination, localDestination)
-		if !ok {
-			continue
-		}
+		r, p := &rules[i], &part{}
+		source := c.ends(p, r, &r.Source, localSource)
+		destination := c.ends(p, r, &r.Destination, localDestination)
 		for _, s := range source {
 			for _, d := range destination {
 				p.rules = append(p.rules, rule{of: r, source: s, destination: d})
 			}
 		}
+		if len(p.rules) == 0 {
+			c.releasePart(p)
+			continue
+		}
+		all.take(p)
 	}
-	return p
+	return all
+}
+
+// take adds what another part has.
+func (p *part) take(o *part) {
+	p.rules = append(p.rules, o.rules...)
+	p.groups = append(p.groups, o.groups...)
+	p.lists = append(p.lists, o.lists...)
+	p.named = append(p.named, o.named...)
+	p.ranges = append(p.ranges, o.ranges...)
 }
 
 func (c *Compiler) releasePart(p *part) {
@@ -79,12 +87,12 @@ func (c *Compiler) releasePart(p *part) {
 	}
 }
 
-// ends returns the ways in which one end of a rule can hold; not ok: there is none.
-func (c *Compiler) ends(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (ways []end, ok bool) {
+// ends returns the ways in which one end of a rule can hold, none if it never can.
+func (c *Compiler) ends(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (ways []end) {
 	var base end
 	if len(e.Ports) > 0 {
 		if base.ports = c.ports(p, of, e.Ports, local); base.ports == nil {
-			return nil, false
+			return nil
 		}
 	}
 	if len(e.NotPorts) > 0 {
@@ -102,7 +110,7 @@ func (c *Compiler) ends(p *part, of *model.PolicyRule, e *model.RuleEnd, local b
 		way.addrs = cond
 		ways = append(ways, way)
 	}
-	return ways, len(ways) > 0
+	return ways
 }
 
 // each joins every condition with every alternative.
