@@ -1,16 +1,24 @@
 package peer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
+	"runtime"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/source/list"
+	"sluice.dev/sluice/internal/store"
 )
+
+// listName is the name of the address list of DenyList and HostPolicy.
+const listName = "bench"
 
 // DenyList is Sluice's list of addresses that are dropped where they arrive.
 type DenyList struct{}
@@ -22,16 +30,17 @@ func (DenyList) Name() string { return Sluice{}.Name() }
 func (DenyList) Limit() (int, string) { return 0, "" }
 
 // Block implements Blocker.
-func (DenyList) Block(ctx context.Context, node *netns.NS, device string, list []netip.Prefix) (*Blocked, error) {
-	return nil, errors.Join(fmt.Errorf("%w: not yet", ErrMissing))
+func (DenyList) Block(ctx context.Context, node *netns.NS, device string, entries []netip.Prefix) (*Blocked, error) {
+	cfg := Config()
+	cfg.Policy = true
+	if len(entries) > 0 {
+		cfg.DenyLists, cfg.DenyDevices = []string{listName}, []string{device}
+	}
+	return blockBySluice(ctx, node, cfg, nil, entries)
 }
 
-var _ = slog.Default
-var _ = time.Now
-var _ = cluster.Entry
-
 // HostPolicy is a global policy of Sluice's that denies what is forwarded from a
-// host endpoint's interface, if a list has it.
+// host endpoint's interface, if a list has it, and allows the rest.
 type HostPolicy struct{}
 
 // Name implements Blocker.
@@ -41,6 +50,61 @@ func (HostPolicy) Name() string { return Sluice{}.Name() + ", a global policy" }
 func (HostPolicy) Limit() (int, string) { return 0, "" }
 
 // Block implements Blocker.
-func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, list []netip.Prefix) (*Blocked, error) {
-	return DenyList{}.Block(ctx, node, device, list)
+func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, entries []netip.Prefix) (*Blocked, error) {
+	cfg := Config()
+	cfg.Policy = true
+	side := model.Equal("side", "outside")
+	rules := []model.PolicyRule{{Name: "allow", Action: model.Allow}}
+	if len(entries) > 0 {
+		listed := model.PolicyRule{Name: "listed", Action: model.Deny}
+		listed.Source.Peers = [][]model.Peer{{{Selector: model.Equal(list.Label, listName)}}}
+		rules = append([]model.PolicyRule{listed}, rules...)
+	}
+	endpoint := model.Name{Name: "outside"}
+	policy := model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "block"}}
+	return blockBySluice(ctx, node, cfg, []store.Event{
+		{Kind: store.HostEndpoints, Name: endpoint, Object: &model.HostEndpoint{
+			Name: endpoint.Name, Node: cluster.Node, Interface: device, Labels: map[string]string{"side": "outside"},
+		}},
+		{Kind: store.GlobalPolicies, Name: policy.Name, Object: &model.Policy{
+			Key: policy, Tier: model.DefaultTier.Name, Order: 1, Subject: side, Ingress: true, ApplyOnForward: true, IngressRules: rules,
+		}},
+	}, entries)
+}
+
+// blockBySluice programs the events, and then, timed, the list.
+func blockBySluice(ctx context.Context, node *netns.NS, cfg compile.Config, events []store.Event, entries []netip.Prefix) (*Blocked, error) {
+	events = append(events, store.Event{
+		Kind: store.Nodes, Name: model.Name{Name: cluster.Node},
+		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
+	})
+	n, _, err := start(ctx, node, cfg, events)
+	if err != nil {
+		return nil, err
+	}
+	blocked := &Blocked{Loaded: Loaded{Note: "nothing to load", Close: n.Close}}
+	if len(entries) == 0 {
+		return blocked, nil
+	}
+	var file bytes.Buffer
+	if err := cluster.WriteEntries(&file, entries); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	runtime.GC()
+	began := time.Now()
+	nets, err := list.Read(&file)
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	read := time.Since(began)
+	key := model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: listName}}
+	took, err := n.Apply(ctx, []store.Event{{Kind: store.AddressLists, Name: key.Name, Object: &model.NetworkSet{
+		Key: key, Labels: map[string]string{list.Label: listName}, Nets: nets,
+	}}})
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	blocked.Took, blocked.Programming = read+took.Sum(), took.Plan+took.Apply
+	blocked.Note = fmt.Sprintf("read %d ms, %s", read.Milliseconds(), took)
+	return blocked, nil
 }

@@ -2,17 +2,12 @@ package peer
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"runtime"
-	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/store"
@@ -38,43 +33,22 @@ func (Sluice) Target(_ cluster.Cluster, first, count int) inject.Target {
 // Load implements Dataplane. The time is from a full store to the kernel's
 // acknowledgement: compile, compare with the empty kernel, apply.
 func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
-	objects := fill(c)
-	compiler := compile.New(compile.Config{
-		Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services},
-	})
-	var d *nftables.Driver
-	err := node.Do(func() error {
-		var err error
-		d, err = nftables.Open(nftables.Options{Log: slog.New(slog.DiscardHandler)})
-		return err
-	})
+	n, err := NewNode(node, Config())
 	if err != nil {
-		return nil, fmt.Errorf("open sluice's driver: %w", err)
+		return nil, err
 	}
+	fill(n.store, c)
 	runtime.GC() // the store's making is not part of what is timed
-	began := time.Now()
-	compiler.Update(objects, objects.Take())
-	compiled := time.Now()
-	p, err := d.Adopt(ctx, compiler.State())
-	planned := time.Now()
-	if err == nil {
-		err = p.Apply(ctx)
-	}
+	took, err := n.Apply(ctx, nil)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("load sluice: %w", err), d.Close())
+		_ = n.Close() // nothing more to say than err does
+		return nil, fmt.Errorf("load sluice: %w", err)
 	}
-	done := time.Now()
-	return &Loaded{
-		Took: done.Sub(began),
-		Note: fmt.Sprintf("compile %d ms, plan %d ms, apply %d ms",
-			compiled.Sub(began).Milliseconds(), planned.Sub(compiled).Milliseconds(), done.Sub(planned).Milliseconds()),
-		Close: d.Close,
-	}, nil
+	return &Loaded{Took: took.Sum(), Note: took.String(), Close: n.Close}, nil
 }
 
-// fill makes a store that holds the cluster and its one node.
-func fill(c cluster.Cluster) *store.Store {
-	s := store.New()
+// fill brings the cluster and its one node into a store.
+func fill(s *store.Store, c cluster.Cluster) {
 	events := []store.Event{{
 		Kind: store.Nodes, Name: model.Name{Name: cluster.Node},
 		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
@@ -86,6 +60,4 @@ func fill(c cluster.Cluster) *store.Store {
 			store.Event{Kind: store.EndpointSlices, Name: name, Object: c.Slice(i, c.Endpoints)})
 	}
 	s.Apply(events)
-	s.SetSynced()
-	return s
 }
