@@ -66,17 +66,21 @@ func (l *Lab) named(services []string) (map[string]bool, error) {
 	return found, nil
 }
 
-// sources lists where a probe's requests come from: one pod on each node that has any, the
-// nodes, and the outside.
+// sources lists where a probe's requests come from: one pod on each node that has any, of different
+// workloads where that can be, the nodes, and the outside.
 func (l *Lab) sources() []probe.Source {
 	var pods, nodes []probe.Source
+	have := map[string]bool{} // workloads
 	for _, n := range l.Cluster.Nodes {
 		nodes = append(nodes, probe.Source{Kind: probe.FromNode, Name: n.Name, Node: n.Name, NetNS: l.NodeNS(n.Name), Addrs: n.IPs})
-		i := slices.IndexFunc(l.Cluster.Pods, func(p *corev1.Pod) bool {
-			return p.Spec.NodeName == n.Name && !p.Spec.HostNetwork
-		})
+		on := func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name && !p.Spec.HostNetwork }
+		i := slices.IndexFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return on(p) && !have[plan.WorkloadOf(p)] })
+		if i < 0 {
+			i = slices.IndexFunc(l.Cluster.Pods, on)
+		}
 		if i >= 0 {
 			pods = append(pods, l.source(l.Cluster.Pods[i]))
+			have[plan.WorkloadOf(l.Cluster.Pods[i])] = true
 		}
 	}
 	outside := probe.Source{Kind: probe.FromOutside, Name: plan.Outside, NetNS: l.NodeNS(plan.Outside), Addrs: l.Cluster.OutsideIPs}
