@@ -1,0 +1,107 @@
+package drivertest
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// A Mesh is a node with pods, each behind an interface of its own with a host route to each
+// of its addresses, and a probe in each pod that sends and sees first packets
+// of connections. A second host, the wire, stands for the world outside.
+type Mesh struct {
+	Node *netns.NS
+
+	topology *topology
+	probes   map[netip.Addr]*probe // by address
+	sentinel sentinel
+	port     uint16 // source port of the last round
+}
+
+// Outside are the addresses of the host outside, by family.
+var Outside = [2]netip.Addr{netip.MustParseAddr("192.168.3.1"), netip.MustParseAddr("fd00:192:168:3::1")}
+
+// NewMesh builds the node, with an address in each family, and its pods. Names of pods are
+// short: their interfaces are named after them. All is removed when the test ends.
+func NewMesh(t testing.TB, prefix string, node [2]netip.Addr, pods map[string][2]netip.Addr) *Mesh {
+	t.Helper()
+	w := &topology{hosts: map[string]*host{}, addrs: map[string]dual{}, owner: map[netip.Addr]*host{}}
+	m := &Mesh{topology: w, probes: map[netip.Addr]*probe{}, port: 20000}
+	if err := m.build(t, fmt.Sprintf("%s%d-", prefix, os.Getpid()), dual(node), pods); err != nil {
+		t.Fatalf("build the mesh: %v", err)
+	}
+	t.Cleanup(m.close)
+	if err := m.arm(); err != nil {
+		t.Fatalf("open the probes: %v", err)
+	}
+	return m
+}
+
+func (m *Mesh) build(t testing.TB, prefix string, node dual, pods map[string][2]netip.Addr) error {
+	if _, err := m.topology.host(t, prefix, "wire", "", true); err != nil {
+		return err
+	}
+	if err := m.join(t, prefix, "node", "wire", node, nodePodCIDRs); err != nil {
+		return err
+	}
+	if err := m.join(t, prefix, "outside", "wire", dual(Outside), nil); err != nil {
+		return err
+	}
+	m.Node = m.topology.hosts["node"].ns
+	for name, addrs := range pods {
+		if err := m.join(t, prefix, name, "node", dual(addrs), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Mesh) join(t testing.TB, prefix, name, up string, addrs dual, routes []netip.Prefix) error {
+	h, err := m.topology.host(t, prefix, name, "node", name == "node")
+	if err != nil {
+		return err
+	}
+	if err := attach(m.topology.hosts[up].ns, up == "wire", h.ns, name, []dual{addrs}, routes); err != nil {
+		return err
+	}
+	m.topology.name(h, []dual{addrs})
+	return nil
+}
+
+// arm opens the probes of all hosts but the wire.
+func (m *Mesh) arm() error {
+	for a, h := range m.topology.owner {
+		err := h.ns.Do(func() (err error) {
+			m.probes[a], err = openProbe(a)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("open the probe of %s: %w", h.name, err)
+		}
+	}
+	return m.sentinel.open(m)
+}
+
+func (m *Mesh) close() {
+	for _, p := range m.probes {
+		p.close()
+	}
+	m.sentinel.close()
+}
+
+// A First is the first packet of a connection.
+type First struct {
+	From, To netip.Addr
+	Protocol model.Protocol // TCP, UDP or SCTP
+	Port     uint16         // the destination's
+}
+
+// A Fate is what became of a First.
+type Fate struct {
+	Arrived  bool // at the destination
+	Answered bool // the reply to it came back
+}
