@@ -12,6 +12,7 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/store"
 )
@@ -66,6 +67,49 @@ func benchLists(b *testing.B, slices, perFile int) string {
 		write(b, filepath.Join(dir, fmt.Sprintf("list-%06d.json", first)), list.String())
 	}
 	return dir
+}
+
+// policyJSON is a NetworkPolicy of two rules, as an API server hands it out.
+func policyJSON(i int) string {
+	return fmt.Sprintf(`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"policy-%06d","namespace":"bench","uid":"6f1a0d3e-0000-4000-8000-%012d","resourceVersion":"%d","creationTimestamp":"2026-01-01T00:00:00Z","labels":{"app":"svc-%[1]d"}},"spec":{"podSelector":{"matchLabels":{"app":"svc-%[1]d"}},"policyTypes":["Ingress","Egress"],"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"svc-%[4]d"}}},{"namespaceSelector":{"matchLabels":{"team":"t-%[5]d"}},"podSelector":{"matchExpressions":[{"key":"role","operator":"In","values":["a","b"]}]}}],"ports":[{"port":8080,"protocol":"TCP"}]}],"egress":[{"to":[{"ipBlock":{"cidr":"10.%[5]d.0.0/16","except":["10.%[5]d.1.0/24"]}}],"ports":[{"port":5432,"protocol":"TCP"},{"port":53,"protocol":"UDP"}]}]}}
+`, i, i, i, i+1, i%100)
+}
+
+// BenchmarkStartPolicies reads 10,000 policies: in a file each, or all in one.
+func BenchmarkStartPolicies(b *testing.B) {
+	const policies = 10000
+	for _, c := range []struct {
+		name, suffix string
+		files        int
+	}{{"json", ".json", policies}, {"yaml", ".yaml", policies}, {"one-json", ".json", 1}, {"one-yaml", ".yaml", 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			dir := b.TempDir()
+			for f := range c.files {
+				var text bytes.Buffer
+				for i := f; i < policies; i += c.files {
+					text.WriteString(policyText(b, c.suffix, i))
+				}
+				write(b, filepath.Join(dir, fmt.Sprintf("policy-%06d%s", f, c.suffix)), text.String())
+			}
+			for b.Loop() {
+				s, end := start(b, dir)
+				if n := s.Status().Objects["NetworkPolicy"]; n != policies {
+					b.Fatalf("%d policies", n)
+				}
+				end()
+			}
+		})
+	}
+}
+
+// policyText is policyJSON for a file of this name.
+func policyText(b *testing.B, name string, i int) string {
+	if isJSON(name) {
+		return policyJSON(i)
+	}
+	text, err := yaml.JSONToYAML([]byte(policyJSON(i)))
+	must(b, err)
+	return string(text) + "---\n"
 }
 
 // discard takes everything and keeps nothing.
