@@ -63,7 +63,7 @@ policy through one nftables table whose cost does not grow with the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newWhyCommand(), newDropsCommand(),
+	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), newVersionCommand())
 	return root
 }

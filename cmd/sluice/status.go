@@ -56,6 +56,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("objects", "%s", counts(s.Objects))
 	row("passed over", "%s", counts(s.Source.Skipped))
 	row("programmed", "%s, %s", agent.Count(s.Frontends, "frontend"), agent.Count(s.Backends, "backend"))
+	policyRows(row, s.Policy)
 	if a := s.LastApply; a != nil {
 		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), agent.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
 	} else {
@@ -68,11 +69,33 @@ func statusTable(w io.Writer, s agent.Status) {
 	if c := s.Conntrack; c != nil && c.Max > 0 {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
 	}
+	for i, o := range s.Obstacles {
+		row([]string{"other rules", ""}[min(i, 1)], "%s; 'sluice preflight' says what to do", o.Seen)
+	}
 	if len(s.Issues) == 0 {
 		row("faults", "none")
 	}
 	for i, issue := range s.Issues {
 		row([]string{"faults", ""}[min(i, 1)], "%s", issue)
+	}
+}
+
+// policyRows says what policy does on the node.
+func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatus) {
+	if p == nil {
+		row("policy", "not carried out (--policy=false)")
+		return
+	}
+	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, agent.Count(p.Local, "pod"), agent.Count(p.Programs, "program"))
+	row("addresses", "%d in %s of pods, %d in %s of networks", p.Members, agent.Count(p.Sets, "set"), p.ListEntries, agent.Count(p.Lists, "list"))
+	if len(p.AddressLists) > 0 {
+		row("address lists", "%s", counts(p.AddressLists))
+	}
+	if len(p.Bridged) > 0 {
+		row("bridged", "%s", p.Bridge())
+	}
+	for i, refused := range p.Refused {
+		row([]string{"refused", ""}[min(i, 1)], "%s: denies all that it selects", refused)
 	}
 }
 

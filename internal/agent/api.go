@@ -31,11 +31,15 @@ var errNotSynced = errors.New("the source, or the node's interfaces, have not be
 // handler serves the API of the Unix socket. Whoever can open the socket may use all of it.
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Status())
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, a.fullStatus(r.Context()))
 	})
 	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Services())
+	})
+	mux.HandleFunc("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
+		policies, err := a.Policies(r.Context())
+		reply(w, policies, err)
 	})
 	mux.HandleFunc("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()

@@ -44,6 +44,11 @@ func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
 	return call[[]compile.ServiceView](ctx, c, http.MethodGet, "services")
 }
 
+// Policies asks for the policies as they are on the agent's node.
+func (c *Client) Policies(ctx context.Context) ([]PolicyReport, error) {
+	return call[[]PolicyReport](ctx, c, http.MethodGet, "policies")
+}
+
 // Plan asks what the agent would do to the kernel now.
 func (c *Client) Plan(ctx context.Context) (Plan, error) {
 	return call[Plan](ctx, c, http.MethodGet, "plan")

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -155,6 +157,11 @@ var (
 	descKept      = desc("frontends_kept", "Frontends in the kernel that stay only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
+	descPolicies  = desc("policies", "Policies known, on this node or not.")
+	descPods      = desc("policy_local_pods", "Pods of this node that a policy applies to.")
+	descDecided   = desc("policy_connections_total", "Connections that a policy decided, since it was first programmed.", "policy", "verdict")
+	descList      = desc("address_list_entries", "Networks in an address list that is read from a file.", "list")
+	descDropped   = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
 	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
@@ -168,7 +175,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends, descKept,
-		descIssues, descIssue, descConns, descConnsMax, descNoLocal} {
+		descIssues, descIssue, descPolicies, descPods, descDecided, descList, descDropped, descConns, descConnsMax, descNoLocal} {
 		ch <- d
 	}
 }
@@ -205,8 +212,43 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
 		gauge(descIssue, 1, i.Object, i.Source, i.Reason)
 	}
+	c.collectPolicy(ch, gauge)
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))
 	}
 }
+
+// collectPolicy makes the metrics of policy, where that is carried out. What cannot be read is left out.
+func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	s := c.policyStatus()
+	if s == nil {
+		return
+	}
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge(descPolicies, float64(s.Policies))
+	gauge(descPods, float64(s.Selected))
+	for list, n := range s.AddressLists {
+		gauge(descList, float64(n), list)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
+	defer cancel()
+	if counters, err := c.counters(ctx); err == nil {
+		for key, n := range counters {
+			count(descDecided, n.Allowed, key.String(), "allowed")
+			count(descDecided, n.Denied, key.String(), "denied")
+		}
+	}
+	if counter, ok := c.Driver.(driver.DropCounter); ok {
+		if drops, err := counter.DropCounts(ctx); err == nil {
+			for reason, n := range drops {
+				count(descDropped, n, string(reason))
+			}
+		}
+	}
+}
+
+// scrapeLimit bounds how long the kernel's counters may take to read.
+const scrapeLimit = 5 * time.Second

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/source"
 )
 
@@ -34,6 +36,10 @@ type Status struct {
 	Kept      int           `json:"kept,omitempty"`      // frontends in the kernel that nothing readable declares; see source.Status.Lacking
 	Issues    []model.Issue `json:"issues"`              // objects at fault
 	Conntrack *Conntrack    `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
+
+	// The following take longer to find out, and are there only for those who ask by the API.
+	Policy    *PolicyStatus        `json:"policy,omitempty"`    // absent where policy is not carried out
+	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"` // other programs' rules that may drop what is accepted here
 }
 
 // The ways in which the kernel is brought up to date.
@@ -63,6 +69,17 @@ type record struct {
 	failure *Failure
 	heals   int
 	kept    int // frontends in the kernel that are only kept
+}
+
+// fullStatus is Status with what takes longer to find out.
+func (a *Agent) fullStatus(ctx context.Context) Status {
+	s := a.Status()
+	s.Policy = a.policyStatus()
+	var err error
+	if s.Obstacles, err = a.obstacles(ctx); err != nil {
+		a.Log.Warn("cannot tell what other programs' rules drop", "error", err)
+	}
+	return s
 }
 
 // Status returns a snapshot; safe for concurrent use.

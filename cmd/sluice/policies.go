@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+func newPoliciesCommand() *cobra.Command {
+	var socket, format string
+	cmd := &cobra.Command{
+		Use:   "policies",
+		Short: "List the policies as this node has them, in the order in which packets meet them",
+		Long: `List the policies as this node has them, in the order in which packets meet them.
+PODS and HOSTS are the pods and host endpoints of this node that a policy selects; ALLOWED and DENIED
+the connections that it has decided here. A policy that selects nothing here is not programmed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
+			policies, err := agent.NewClient(socket).Policies(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
+		},
+	}
+	socketFlag(cmd, &socket)
+	outputFlag(cmd, &format)
+	return cmd
+}
+
+func policiesTable(w io.Writer, policies []agent.PolicyReport) {
+	if len(policies) == 0 {
+		_, _ = fmt.Fprintln(w, "no policies")
+		return
+	}
+	_, _ = fmt.Fprintln(w, "TIER\tORDER\tKIND\tNAMESPACE\tNAME\tPODS\tHOSTS\tALLOWED\tDENIED\tNOTE")
+	count := func(n *uint64) string {
+		if n == nil {
+			return "-"
+		}
+		return strconv.FormatUint(*n, 10)
+	}
+	for _, p := range policies {
+		order, namespace := "-", "-"
+		if p.Order != nil {
+			order = strconv.FormatFloat(*p.Order, 'g', -1, 64)
+		}
+		if p.Namespace != "" {
+			namespace = p.Namespace
+		}
+		notes := p.Issues
+		if p.Refused != "" {
+			notes = append([]string{"denies all that it selects: " + p.Refused}, notes...)
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Tier, order, p.Kind, namespace, p.Name,
+			p.Pods, p.HostEndpoints, count(p.Allowed), count(p.Denied), strings.Join(notes, "; "))
+	}
+}

@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// PolicyReport is a policy as it is on this node.
+type PolicyReport struct {
+	compile.PolicyView
+	// Allowed and Denied are the connections that it has decided, for or against, since it was
+	// first programmed; absent where it is not programmed or nobody counts.
+	Allowed *uint64  `json:"allowed,omitempty"`
+	Denied  *uint64  `json:"denied,omitempty"`
+	Issues  []string `json:"issues,omitempty"`
+}
+
+// errNoPolicy tells why there is nothing to say about policies.
+var errNoPolicy = fmt.Errorf("this agent does not carry out policy: it was started with --policy=false")
+
+// Policies returns all policies in the order in which packets meet them; safe for concurrent use.
+func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
+	a.compiling.Lock()
+	on := a.Compiler.State().Policy != nil
+	views := a.Compiler.Policies()
+	a.compiling.Unlock()
+	if !on {
+		return nil, errNoPolicy
+	}
+	counters, err := a.counters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	issues := map[string][]string{}
+	for _, i := range a.issues() {
+		issues[i.Object] = append(issues[i.Object], i.Reason)
+	}
+	reports := make([]PolicyReport, 0, len(views))
+	for _, v := range views {
+		key := keyOf(v)
+		r := PolicyReport{PolicyView: v, Issues: issues[key.String()]}
+		if c, ok := counters[key]; ok {
+			r.Allowed, r.Denied = &c.Allowed, &c.Denied
+		}
+		reports = append(reports, r)
+	}
+	return reports, nil
+}
+
+func keyOf(v compile.PolicyView) model.PolicyKey {
+	return model.PolicyKey{Kind: model.PolicyKind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
+}
+
+// counters reads what policies have decided; nothing, if the driver does not count.
+func (a *Agent) counters(ctx context.Context) (map[model.PolicyKey]driver.PolicyCounter, error) {
+	counter, ok := a.Driver.(driver.Counter)
+	if !ok {
+		return nil, nil
+	}
+	list, err := counter.PolicyCounters(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read policy counters: %w", err)
+	}
+	byKey := make(map[model.PolicyKey]driver.PolicyCounter, len(list))
+	for _, c := range list {
+		byKey[c.Policy] = c
+	}
+	return byKey, nil
+}
+
+// PolicyStatus sums up what policy does on the node.
+type PolicyStatus struct {
+	Policies int `json:"policies"` // known, on this node or not
+	Selected int `json:"selected"` // pods of this node that a policy applies to
+	Local    int `json:"local"`    // pods of this node
+	Programs int `json:"programs"` // what they are judged by; pods with the same policies share one
+
+	Sets        int `json:"sets"`        // sets of pods' addresses that are programmed
+	Members     int `json:"members"`     // addresses in them, each set's own
+	Lists       int `json:"lists"`       // lists of networks that are programmed
+	ListEntries int `json:"listEntries"` // networks in them
+
+	// AddressLists are the entries of the lists that are read from files, programmed or not.
+	AddressLists map[string]int `json:"addressLists,omitempty"`
+	// Bridged are the pods behind a bridge, sorted. They are judged by their address alone.
+	Bridged []string `json:"bridged,omitempty"`
+	// Refused are the policies that deny all they select, as they can't be taken as they are written.
+	Refused []string `json:"refused,omitempty"`
+}
+
+// policyStatus returns nil where policy is not carried out.
+func (a *Agent) policyStatus() *PolicyStatus {
+	var s PolicyStatus
+	counts := a.Store.Counts()
+	for _, kind := range []model.PolicyKind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy} {
+		s.Policies += counts[string(kind)]
+	}
+	a.Store.Read(func(v *store.View) { s.AddressLists = v.AddressLists() })
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	p := a.Compiler.State().Policy
+	if p == nil {
+		return nil
+	}
+	s.pods(p)
+	s.Programs, s.Sets, s.Lists = len(p.Programs), len(p.Groups), len(p.Lists)
+	for _, members := range p.Groups {
+		s.Members += len(members)
+	}
+	for _, list := range p.Lists {
+		s.ListEntries += len(list.Prefixes)
+	}
+	for _, v := range a.Compiler.Policies() {
+		if v.Refused != "" {
+			s.Refused = append(s.Refused, keyOf(v).String())
+		}
+	}
+	return &s
+}
+
+func (s *PolicyStatus) pods(p *state.Policy) {
+	selected := map[model.Name]bool{} // of this node's pods
+	bridged := map[string]bool{}
+	for _, w := range p.Workloads {
+		selected[w.Pod] = selected[w.Pod] || w.Ingress != "" || w.Egress != ""
+		if w.Bridged {
+			bridged[w.Pod.String()] = true
+		}
+	}
+	s.Local = len(selected)
+	for _, is := range selected {
+		if is {
+			s.Selected++
+		}
+	}
+	s.Bridged = slices.Sorted(maps.Keys(bridged))
+}
+
+// Bridge says in words what is different for pods behind a bridge.
+func (s *PolicyStatus) Bridge() string {
+	named := s.Bridged[:min(len(s.Bridged), maxBridged)]
+	text := fmt.Sprintf("%s behind a bridge: judged by address alone, as nobody can tell which of them sent a packet, and between themselves only if the bridge hands packets to the rules of IP (see 'sluice preflight'): %s",
+		Count(len(s.Bridged), "pod"), strings.Join(named, ", "))
+	if more := len(s.Bridged) - len(named); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// maxBridged bounds how many pods one line names.
+const maxBridged = 5
