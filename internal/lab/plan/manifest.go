@@ -1,13 +1,10 @@
 package plan
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -19,8 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/source/manifest"
 )
 
 // Objects is what a user's manifests declare, as far as the lab acts on it.
@@ -34,7 +31,7 @@ type Objects struct {
 	Faults     []string       // what could not be read: the file, the document or object, and why
 }
 
-// Read reads manifests from files and folders: YAML of one or many documents, JSON, and
+// Read reads manifests from files and folders as agents do: YAML of one or many documents, JSON, and
 // Lists. Of a folder it takes the .yaml, .yml and .json files, not those of sub-folders.
 // What is malformed is left out and among the Faults; an error means that a path cannot be
 // read, or that nothing in it is of use.
@@ -97,29 +94,19 @@ func (o *Objects) add(fsys fs.FS, where, name string) error {
 
 // parse adds all documents of one file.
 func (o *Objects) parse(file string, data []byte) {
-	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
-	for i := 1; ; i++ {
-		doc, err := docs.Read()
-		if errors.Is(err, io.EOF) {
-			return
-		}
+	for d := range manifest.Documents(data) {
+		line, err := d.ErrAt, d.Err
 		if err == nil {
-			doc, err = yaml.YAMLToJSON(doc)
-		}
-		if err == nil {
-			err = o.object(doc)
+			line, err = d.Line, o.object(d.JSON)
 		}
 		if err != nil {
-			o.Faults = append(o.Faults, fmt.Sprintf("%s, document %d is left out: %v", file, i, err))
+			o.Faults = append(o.Faults, fmt.Sprintf("%s:%d: a document is left out: %v", file, line, err))
 		}
 	}
 }
 
 // object adds one object, or a list's.
 func (o *Objects) object(doc []byte) error {
-	if string(bytes.TrimSpace(doc)) == "null" { // nothing but comments
-		return nil
-	}
 	var head struct {
 		metav1.TypeMeta `json:",inline"`
 		Metadata        struct{ Namespace, Name string }

@@ -108,7 +108,7 @@ name: no kind
 	if objs.Passed["ConfigMap"] != 1 {
 		t.Errorf("passed over: %v", objs.Passed)
 	}
-	for i, want := range []string{"Service wrong", "document 5", "no kind", "declared twice", "no name"} {
+	for i, want := range []string{"Service wrong", "app.yaml:18", "no kind", "declared twice", "no name"} {
 		if i >= len(objs.Faults) || !strings.Contains(objs.Faults[i], want) {
 			t.Errorf("faults: %q, want one with %q at %d", objs.Faults, want, i)
 		}

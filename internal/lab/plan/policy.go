@@ -81,7 +81,7 @@ func (o *Objects) policy(p Policy) error {
 		}
 		np.Namespace = p.Namespace
 		p.NetworkPolicy = np
-	case policyv1alpha2.SchemeGroupVersion.String() + " ClusterNetworkPolicy":
+	case policyv1alpha2.GroupVersion.String() + " ClusterNetworkPolicy":
 		if cp, err := clusterPolicy(p.Object); err == nil {
 			p.ClusterPolicy = cp
 		}

@@ -99,6 +99,15 @@ func TestPoliciesArePassedOn(t *testing.T) {
 	}
 }
 
+// Files that were joined without a line break are read as agents read them.
+func TestGluedPolicies(t *testing.T) {
+	policy := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s}\nspec:\n  podSelector: {}\n  egress:\n  - {}"
+	c := cluster(t, 1, strings.ReplaceAll(policy, "%s", "a")+"---\n# the next file\n"+strings.ReplaceAll(policy, "%s", "b")+"\n"+service("s", "ports: [{port: 80}]"))
+	if len(c.Policies) != 2 || len(c.Notes) > 0 {
+		t.Errorf("%d policies, notes %q; want two, and none", len(c.Policies), c.Notes)
+	}
+}
+
 // What the agents get is what the manifest says, also after the plan was saved and read.
 func TestPoliciesAreNotModified(t *testing.T) {
 	c := cluster(t, 1, policyManifests+service("a", "ports: [{port: 80}]"))
