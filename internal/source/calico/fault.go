@@ -16,9 +16,13 @@ const maxReasons = 10
 // faults collects what is wrong with one object.
 type faults []string
 
-// reject records what is wrong with a field.
+// reject records what is wrong with a field, or with the whole if it is "".
 func (f *faults) reject(field, format string, args ...any) {
-	*f = append(*f, field+": "+fmt.Sprintf(format, args...))
+	reason := fmt.Sprintf(format, args...)
+	if field != "" {
+		reason = field + ": " + reason
+	}
+	*f = append(*f, reason)
 }
 
 // err is all of it, nil if nothing is wrong.
@@ -35,13 +39,14 @@ func (f faults) err() error {
 
 // strict decodes JSON whose keys must all be fields of v, in their exact
 // spelling and each but once. Where is the place of data in the object, "" for
-// the object itself.
-func strict(data []byte, v any, where string, f *faults) {
+// the object itself. It returns false if a value does not fit its field, so that
+// v is not to be relied on.
+func strict(data []byte, v any, where string, f *faults) bool {
 	wrong, err := kjson.UnmarshalStrict(data, v)
 	if err != nil {
 		field, reason := readError(err)
 		f.reject(join(where, field), "%s", reason)
-		return
+		return false
 	}
 	for _, w := range wrong {
 		field := join(where, w.(kjson.FieldError).FieldPath())
@@ -51,6 +56,7 @@ func strict(data []byte, v any, where string, f *faults) {
 			f.reject(field, "is not supported")
 		}
 	}
+	return true
 }
 
 // readError says in plain words why JSON does not fit, and where if that is known.
@@ -74,8 +80,10 @@ func kindOf(t reflect.Type) string {
 		return "a list"
 	case reflect.Struct, reflect.Map:
 		return "an object"
+	case reflect.Float64:
+		return "a number"
 	}
-	return "a number"
+	return "a whole number"
 }
 
 // join puts a place before a field within it.

@@ -285,7 +285,8 @@ func TestRefusedPolicies(t *testing.T) {
 		{"{action: Allow, source: {serviceAccounts: {selector: has(a)}}}", []string{"spec.egress[1].source.serviceAccounts.selector: is not supported"}},
 		{"{Action: Allow}", []string{"spec.egress[1].Action: is not supported"}},
 		{"{action: Allow, ipVersion: 5}", []string{"spec.egress[1].ipVersion: 5 is neither 4 nor 6"}},
-		{"{action: Allow, ipVersion: x}", []string{"spec.egress[1].ipVersion: string found where a number belongs"}},
+		{"{action: Allow, ipVersion: x}", []string{"spec.egress[1].ipVersion: string found where a whole number belongs"}},
+		{"{action: Allow, protocol: 6.5}", []string{"spec.egress[1].protocol: number 6.5 found where a whole number belongs"}},
 		{"{action: Allow, source: []}", []string{"spec.egress[1].source: array found where an object belongs"}},
 		{"{action: Allow, source: {nets: 10.0.0.0/8}}", []string{"spec.egress[1].source.nets: string found where a list belongs"}},
 		{"{action: Allow, protocol: GRE}", []string{`spec.egress[1].protocol: "GRE" is none of`}},
@@ -315,7 +316,7 @@ func TestRefusedPolicies(t *testing.T) {
 		{"{action: Allow, source: {namespaceSelector: '('}}", []string{"spec.egress[1].source.namespaceSelector: at 2: expected"}},
 		{"{action: Allow, source: {selector: global()}}", []string{"source.selector: at 1: global() has a meaning in the namespaceSelector of a rule only"}},
 		{"{action: Allow, source: {namespaceSelector: '!global()'}}", []string{"source.namespaceSelector: at 2: global() can't be combined"}},
-		{"{action: x, ipVersion: 7, protocol: y}", []string{"spec.egress[1].action", "; spec.egress[1].ipVersion", "; spec.egress[1].protocol"}},
+		{"{action: x, ipVersion: 7, protocol: z}", []string{"spec.egress[1].action", "; spec.egress[1].ipVersion", "; spec.egress[1].protocol"}},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			got, err := decode(t, userAPI, "NetworkPolicy", policyText("{selector: has(a), ingress: [], types: [Ingress, Egress], egress: [{action: Allow}, "+c.rule+"]}"))

@@ -33,8 +33,10 @@ const metadataAnnotation = "projectcalico.org/metadata"
 // open decodes a resource: its spec strictly, its metadata as far as it is of interest.
 func open[Spec any](data []byte, f *faults) (metadata, Spec) {
 	var r resource[Spec]
-	strict(data, &r, "", f)
 	var m metadata
+	if !strict(data, &r, "", f) {
+		return m, r.Spec
+	}
 	if len(r.Metadata) > 0 {
 		read(r.Metadata, &m, "metadata", f)
 	}

@@ -45,7 +45,9 @@ type serviceAccounts struct {
 func ruleOf(data []byte, name, namespace string, f *faults) model.PolicyRule {
 	where := "spec." + name
 	var in rule
-	strict(data, &in, where, f)
+	if !strict(data, &in, where, f) {
+		return model.PolicyRule{Name: name, Action: model.Deny}
+	}
 	out := model.PolicyRule{Name: name, Action: action(where+".action", in.Action, f)}
 	out.Protocol = protocol(where+".protocol", in.Protocol, f)
 	out.NotProtocol = protocol(where+".notProtocol", in.NotProtocol, f)
