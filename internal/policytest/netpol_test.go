@@ -1,0 +1,153 @@
+package policytest
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policytest/oracle"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// TestNetpol runs the 48 cases of Kubernetes' end-to-end tests in the kernel, as full truth
+// tables with real packets, in both families at once.
+func TestNetpol(t *testing.T) {
+	cases, err := Netpol()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKernel(t, "npol", cases[0].Steps[0].Objects)
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) { k.run(t, c, NetpolPorts) })
+	}
+	k.settled(t)
+}
+
+// TestConformance does the same with the conformance suite of ClusterNetworkPolicy.
+func TestConformance(t *testing.T) {
+	tests, err := Conformance()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKernel(t, "cnp", tests[0].Steps[0].Objects)
+	for _, c := range tests {
+		if experimental(c.Steps[0].Objects) {
+			continue // refused; TestScenarios looks at that
+		}
+		t.Run(c.Name, func(t *testing.T) { k.run(t, c, []int32{53, 80, 5353, 8080, 9003, 9005}) })
+	}
+	k.settled(t)
+}
+
+// A kernel is a node with its pods, on which the nftables driver does what the product
+// says.
+type kernel struct {
+	*Product
+	mesh   *drivertest.Mesh
+	driver driver.Driver
+}
+
+func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
+	t.Helper()
+	pods := map[string][2]netip.Addr{}
+	for i, name := range PodNames(o) {
+		pods[string(rune('a'+i))] = [2]netip.Addr{Address(o, name, 0), Address(o, name, 1)}
+	}
+	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
+	var links model.Links
+	err := k.mesh.Node.Do(func() (err error) {
+		if links, err = link.Read(); err != nil {
+			return err
+		}
+		k.driver, err = nftables.Open(nftables.Options{Policy: true})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.driver.Purge(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("purge: %v", err)
+		}
+		if err := k.driver.Close(); err != nil {
+			t.Errorf("close the driver: %v", err)
+		}
+	})
+	if err := k.driver.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.Product = NewProduct(links)
+	k.Apply(nil)
+	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+	k.carryOut(t, plan, err)
+	return k
+}
+
+func (k *kernel) carryOut(t *testing.T, plan driver.Plan, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("plan: %v", err)
+	}
+	if err := plan.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v\n%s", err, plan)
+	}
+}
+
+// set makes these the only objects, for the product and the kernel.
+func (k *kernel) set(t *testing.T, o *oracle.Objects) {
+	t.Helper()
+	delta, err := k.Set(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := k.driver.Update(t.Context(), delta)
+	k.carryOut(t, plan, err)
+}
+
+// settled checks that the kernel holds what the state says: an adoption finds nothing to do.
+func (k *kernel) settled(t *testing.T) {
+	t.Helper()
+	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.Len() > 0 {
+		t.Errorf("nothing changed, but adoption plans %d operations:\n%s", plan.Len(), plan)
+	}
+}
+
+func (k *kernel) run(t *testing.T, s Scenario, ports []int32) {
+	for _, step := range s.Steps {
+		k.set(t, step.Objects)
+		k.check(t, step.Objects, ports)
+	}
+}
+
+// check sends the first packet of every connection between two pods. The
+// oracle, the kernel and the evaluator behind "why" must agree on each.
+func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
+	t.Helper()
+	var firsts []drivertest.First
+	asked := map[drivertest.First]oracle.Connection{}
+	for c := range truthTable(o, ports) {
+		f := drivertest.First{From: c.From, To: c.To, Protocol: numbers[c.Protocol], Port: uint16(c.Port)}
+		firsts, asked[f] = append(firsts, f), c
+	}
+	fates, err := k.mesh.Probe(firsts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for f, fate := range fates {
+		c := asked[f]
+		want, steps := o.Allowed(c), k.Walk(c)
+		_, denied := verdict.Denied(steps)
+		if fate.Arrived != want || fate.Answered != want || denied == want {
+			t.Errorf("%+v: %+v; the oracle allows it: %v; why denies it: %v: %+v", c, fate, want, denied, steps)
+		}
+	}
+}
