@@ -26,6 +26,8 @@ func (d *decoder) podSpec(s *corev1.PodSpec) error {
 			return d.name(&s.NodeName)
 		case "hostNetwork":
 			return d.boolean(&s.HostNetwork)
+		case "serviceAccountName":
+			return d.name(&s.ServiceAccountName)
 		case "containers":
 			s.Containers = nil
 			return d.list(func(int) error { return d.container(grow(&s.Containers)) })
@@ -124,6 +126,18 @@ func (d *decoder) nodeSpec(s *corev1.NodeSpec) error {
 			return d.str(&s.PodCIDR)
 		case "podCIDRs":
 			return d.strings(&s.PodCIDRs)
+		case "taints":
+			s.Taints = nil
+			return d.list(func(int) error { return d.taint(grow(&s.Taints)) })
+		}
+		return d.skip()
+	})
+}
+
+func (d *decoder) taint(t *corev1.Taint) error {
+	return d.object(func(key []byte) error {
+		if string(key) == "key" {
+			return d.name(&t.Key)
 		}
 		return d.skip()
 	})

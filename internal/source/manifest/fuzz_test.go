@@ -16,6 +16,8 @@ func seeds(f *testing.F) {
 	f.Add(serviceYAML("a", 80)+"---\n"+serviceYAML("b", 80), serviceYAML("a", 81))
 	f.Add(`{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Node","metadata":{"name":"x"}}]}`, "{")
 	f.Add("a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "--- |\n x\n...\n")
+	f.Add(allowAll("a")+"---\n# x\n"+allowAll("b")+"---\n", allowAll("a")+"---\nkind: x---\napiVersion: y")
+	f.Add(policyOf(`{"podSelector":{},"ingress":[{}]}`), policyOf(`{"podSelector":{},"ingress":[{"x":1}]}`))
 	f.Add(`{"kind":"\ud800\u0000","apiVersion":null,"":1e5}`, "%YAML 1.1\n---\n")
 }
 

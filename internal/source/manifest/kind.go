@@ -1,6 +1,8 @@
 package manifest
 
 import (
+	"strings"
+
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -67,6 +69,24 @@ var ours = func() map[string]bool {
 	}
 	return names
 }()
+
+// unread tells, of a kind that isn't read, whether it is a policy: nobody should
+// think that it is in force. The result says what it has to be written as.
+func unread(apiVersion, kind string) (instead string, ok bool) {
+	group, _, _ := strings.Cut(apiVersion, "/")
+	switch {
+	case group == "extensions" && kind == "NetworkPolicy":
+		return "networking.k8s.io/v1", true
+	case group == "policy.networking.k8s.io" && (kind == "AdminNetworkPolicy" || kind == "BaselineAdminNetworkPolicy"):
+		return "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2", true
+	}
+	for _, version := range [...]string{"networking.k8s.io/v1", "policy.networking.k8s.io/v1alpha2", calicoVersions[0], calicoVersions[1]} {
+		if _, read := kinds[typeOf{version, kind}]; read && strings.HasPrefix(version, group+"/") {
+			return version, true
+		}
+	}
+	return "", false
+}
 
 // isNamespaced tells whether objects of a kind live in a namespace.
 func isNamespaced(kind store.Kind) bool {

@@ -152,7 +152,7 @@ func (p *parser) value(apiVersion, kind string) error {
 		case known:
 			return p.object(k.kind)
 		default:
-			p.pass(apiVersion, kind)
+			p.pass(apiVersion, kind, start)
 			return p.skip()
 		}
 	}
@@ -214,8 +214,16 @@ func (p *parser) items(apiVersion, kind string) error {
 	return err
 }
 
-// pass counts an object of a kind that isn't read.
-func (p *parser) pass(apiVersion, kind string) {
+// pass counts an object of a kind that isn't read, which begins at start.
+func (p *parser) pass(apiVersion, kind string, start int) {
+	if instead, policy := unread(apiVersion, kind); policy {
+		name := p.identify(start, store.NetworkPolicies)
+		p.pos = start
+		p.out.issues = append(p.out.issues, model.Issue{
+			Object: apiVersion + " " + kind + " " + name.Name, Source: p.source(p.lineAt(start)),
+			Reason: "is not in force, as this version is not read; write it as " + instead,
+		})
+	}
 	if ours[kind] {
 		kind = apiVersion + " " + kind
 	}

@@ -28,11 +28,11 @@ var everything = map[string]string{
 "endpoints":[{"addresses":["10.1.0.1","10.1.0.2"],"conditions":{"ready":true,"serving":null,"terminating":false},"hostname":"h","nodeName":"n1","zone":"a","hints":{"forZones":[{"name":"a"},{"name":"b"}],"forNodes":[{"name":"n1"}]},"targetRef":{"kind":"Pod"}},
  {"addresses":["10.1.0.3"],"conditions":{"ready":false,"serving":true,"terminating":true},"nodeName":null},{"addresses":["10.1.0.4"],"hints":{"forZones":[{"name":"b"}]}},{"addresses":["10.1.0.5"],"deprecatedTopology":{"x":"y"}}]}`,
 	"Pod": `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web-0","namespace":"shop","labels":{"app":"web"},"deletionTimestamp":"2026-01-02T03:04:05Z"},
-"spec":{"nodeName":"n1","hostNetwork":true,"containers":[{"name":"c","image":"i","env":[{"name":"X","value":"y"}],"ports":[{"name":"http","containerPort":8080,"protocol":"TCP"},{"containerPort":53,"protocol":"UDP"}]},{"name":"d"}],
+"spec":{"nodeName":"n1","hostNetwork":true,"serviceAccountName":"seller","serviceAccount":"seller","containers":[{"name":"c","image":"i","env":[{"name":"X","value":"y"}],"ports":[{"name":"http","containerPort":8080,"protocol":"TCP"},{"containerPort":53,"protocol":"UDP"}]},{"name":"d"}],
  "initContainers":[{"name":"i","ports":[{"containerPort":1}]},{"name":"s","restartPolicy":"Always","ports":[{"name":"side","containerPort":9090}]}]},
 "status":{"phase":"Running","podIP":"10.1.0.1","podIPs":[{"ip":"10.1.0.1"},{"ip":"fd00::5"}],"conditions":[{"type":"Initialized","status":"True"},{"type":"Ready","status":"True"}]}}`,
 	"Node": `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","labels":{"topology.kubernetes.io/zone":"a"}},
-"spec":{"podCIDR":"10.1.0.0/24","podCIDRs":["10.1.0.0/24","fd00:1::/64"],"taints":[{"key":"k","effect":"NoSchedule"}]},
+"spec":{"podCIDR":"10.1.0.0/24","podCIDRs":["10.1.0.0/24","fd00:1::/64"],"taints":[{"key":"k","effect":"NoSchedule"},{"key":"ToBeDeletedByClusterAutoscaler","value":"1"}]},
 "status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"},{"type":"Hostname","address":"n1"},{"type":"InternalIP","address":"2001:db8::1"}]}}`,
 	"Namespace": `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop","labels":{"team":"x"}},"spec":{"finalizers":["kubernetes"]}}`,
 }

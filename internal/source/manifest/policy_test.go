@@ -53,6 +53,33 @@ func TestPolicyKinds(t *testing.T) {
 	}
 }
 
+// TestUnreadPolicies names policies of versions that are not read, lest
+// somebody think that they are in force.
+func TestUnreadPolicies(t *testing.T) {
+	for _, c := range []struct{ apiVersion, kind, instead string }{
+		{"extensions/v1beta1", "NetworkPolicy", "networking.k8s.io/v1"},
+		{"networking.k8s.io/v2", "NetworkPolicy", "networking.k8s.io/v1"},
+		{"policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", "ClusterNetworkPolicy"},
+		{"policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", "policy.networking.k8s.io/v1alpha2"},
+		{"projectcalico.org/v4", "GlobalNetworkPolicy", "projectcalico.org/v3"},
+		{"projectcalico.org/v3", "StagedNetworkPolicy", ""}, // is not to be in force
+		{"cilium.io/v2", "NetworkPolicy", ""},
+		{"networking.k8s.io/v1", "Ingress", ""},
+	} {
+		text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"x"},"spec":{}}`, c.apiVersion, c.kind)
+		got := newParsers()[0].parse("x.json", []byte(text+policyOf(`{"podSelector":{}}`)), nil)
+		if names(got) != "NetworkPolicy shop/db" || len(got.skipped) != 1 {
+			t.Errorf("%s: objects %q, skipped %v", c.kind, names(got), got.skipped)
+		}
+		switch {
+		case c.instead == "" && len(got.issues) == 0:
+		case c.instead != "" && len(got.issues) == 1 && strings.Contains(got.issues[0].String(), c.kind+" x (x.json:1): is not in force") && strings.Contains(got.issues[0].Reason, c.instead):
+		default:
+			t.Errorf("%s %s: issues %v", c.apiVersion, c.kind, got.issues)
+		}
+	}
+}
+
 // TestKinds holds the table of kinds to that of the translator.
 func TestKinds(t *testing.T) {
 	calicos := 0
