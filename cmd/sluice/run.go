@@ -98,6 +98,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		if c.Links, err = link.Watch(cmd.Context()); err != nil {
 			return err
 		}
+		c.Drops = readDrops(log)
 	}
 	return privilege(agent.New(c).Run(cmd.Context()))
 }

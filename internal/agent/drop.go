@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -74,19 +75,37 @@ func (a *Agent) explain(p Packet) Drop {
 func walk(p *state.Policy, packet Packet) []verdict.Step {
 	f, in, out := packet.Flow, packet.In, packet.Out
 	switch {
+	case packet.Reason == driver.Cut:
+		return forbidden(p, packet)
 	case packet.Reason == driver.DenyListed:
 		return verdict.Arrive(p, f, in)
 	case in != 0 && out != 0:
 		return verdict.Forward(p, f, in, out)
 	case out != 0:
-		return verdict.Output(p, f, out)
+		return append(verdict.Depart(p, f, out), verdict.Output(p, f, out)...)
 	}
-	if before := verdict.Arrive(p, f, in); len(before) > 0 {
-		if _, denied := verdict.Denied(before); denied {
-			return before
+	return append(verdict.Arrive(p, f, in), verdict.Input(p, f, in)...)
+}
+
+// forbidden walks the connection that an established packet belongs to: it went the packet's way or the
+// other. The end with the lower port is mostly the one that was connected to.
+func forbidden(p *state.Policy, packet Packet) []verdict.Step {
+	back := packet
+	back.In, back.Out = packet.Out, packet.In
+	back.Flow.Source, back.Flow.Destination = packet.Flow.Destination, packet.Flow.Source
+	back.Flow.SourcePort, back.Flow.DestinationPort = packet.Flow.DestinationPort, packet.Flow.SourcePort
+	ways := []Packet{packet, back}
+	if packet.Flow.SourcePort < packet.Flow.DestinationPort {
+		slices.Reverse(ways)
+	}
+	for _, way := range ways {
+		way.Reason = driver.ByPolicy
+		steps := walk(p, way)
+		if _, denied := verdict.Denied(steps); denied {
+			return steps
 		}
 	}
-	return verdict.Input(p, f, in)
+	return nil
 }
 
 // decided records which of the steps dropped the packet, if one still does.

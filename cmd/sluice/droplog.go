@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// openDrops opens the kernel's log of dropped packets in the calling thread's network
+// namespace; tests put another in its place.
+var openDrops = func() (dropConn, error) { return nflog.Open(driver.DropGroup) }
+
+// dropConn is what *nflog.Conn does.
+type dropConn interface {
+	Next(ctx context.Context) (nflog.Packet, error)
+	Close() error
+}
+
+// readDrops yields the packets that the kernel tells of until ctx ends, and closes the channel once
+// the log is closed.
+func readDrops(log *slog.Logger) func(ctx context.Context) (<-chan agent.Packet, error) {
+	return func(ctx context.Context) (<-chan agent.Packet, error) {
+		conn, err := openDrops()
+		if err != nil {
+			return nil, err
+		}
+		packets := make(chan agent.Packet)
+		go func() {
+			defer close(packets)
+			defer func() { _ = conn.Close() }()
+			for {
+				p, err := conn.Next(ctx)
+				if err != nil {
+					if ctx.Err() == nil {
+						log.Warn("the log of dropped packets can't be read any more", "error", err)
+					}
+					return
+				}
+				select {
+				case packets <- dropped(p):
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		return packets, nil
+	}
+}
+
+func dropped(p nflog.Packet) agent.Packet {
+	reason, _ := strings.CutPrefix(p.Prefix, driver.DropPrefix)
+	return agent.Packet{Time: p.Time, Reason: driver.Drop(reason), In: p.In, Out: p.Out, Lost: p.Lost, Flow: verdict.Flow{
+		Source: p.Source, Destination: p.Destination, Protocol: p.Protocol,
+		SourcePort: p.SourcePort, DestinationPort: p.DestinationPort, ICMPType: p.ICMPType, ICMPCode: p.ICMPCode,
+	}}
+}
