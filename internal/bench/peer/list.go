@@ -154,14 +154,16 @@ func (NftSet) Block(ctx context.Context, node *netns.NS, device string, list []n
 		for _, p := range list {
 			s.add("%s,", cluster.Entry(p))
 		}
-		s.add("} }")
+		s.add("}")
+		s.add("}")
 	}
 	s.add("chain forward {")
 	s.add("type filter hook forward priority 0")
 	if len(list) > 0 {
 		s.add("iifname %s ip saddr @listed drop", device)
 	}
-	s.add("} }")
+	s.add("}")
+	s.add("}")
 	took, err := s.run(ctx, node, "nft", "-f", "-")
 	if err != nil {
 		return nil, fmt.Errorf("load nft set: %w", err)

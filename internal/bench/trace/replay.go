@@ -1,0 +1,157 @@
+package trace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// event is one step of one packet.
+type event struct {
+	packet       uint32
+	table, chain string
+	policy       bool   // a base chain has ended
+	rule         uint64 // handle of the one that matched; 0 at a chain's end
+	verdict      int32
+	to           string // the chain that a verdict leads to
+}
+
+// Verdicts beside those of netfilter, as linux/netfilter/nf_tables.h numbers them.
+const (
+	verdictContinue = -1
+	verdictJump     = -3
+	verdictGoto     = -4
+	verdictReturn   = -5
+)
+
+// typePolicy is NFT_TRACETYPE_POLICY. How the other types are used depends on the kernel.
+const typePolicy = 1
+
+func readEvent(m netlink.Message) (event, error) {
+	var e event
+	err := decode(m, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_TRACE_ID:
+			e.packet = ad.Uint32()
+		case unix.NFTA_TRACE_TABLE:
+			e.table = ad.String()
+		case unix.NFTA_TRACE_CHAIN:
+			e.chain = ad.String()
+		case unix.NFTA_TRACE_TYPE:
+			e.policy = ad.Uint32() == typePolicy
+		case unix.NFTA_TRACE_RULE_HANDLE:
+			e.rule = ad.Uint64()
+		case unix.NFTA_TRACE_VERDICT:
+			ad.Nested(func(v *netlink.AttributeDecoder) error {
+				v.ByteOrder = binary.BigEndian
+				for v.Next() {
+					switch v.Type() {
+					case unix.NFTA_VERDICT_CODE:
+						e.verdict = int32(v.Uint32())
+					case unix.NFTA_VERDICT_CHAIN:
+						e.to = v.String()
+					}
+				}
+				return v.Err()
+			})
+		}
+	})
+	return e, err
+}
+
+// frame is a chain under way, with the number of its rules that are done.
+type frame struct {
+	chain string
+	done  int
+}
+
+// walk is one packet on its way through the chains of a base chain.
+type walk struct {
+	rules map[string][]uint64
+	met   Met
+	base  string  // "": between base chains
+	stack []frame // empty once the base chain itself was left by a goto
+}
+
+// replay follows each packet through the table's chains.
+func replay(rules map[string][]uint64, table string, events []event) ([]Met, error) {
+	var order []uint32
+	walks := map[uint32]*walk{}
+	for _, e := range events {
+		if e.table != table {
+			continue
+		}
+		w := walks[e.packet]
+		if w == nil {
+			w = &walk{rules: rules, met: Met{Rules: map[string]int{}}}
+			walks[e.packet] = w
+			order = append(order, e.packet)
+		}
+		if err := w.step(e); err != nil {
+			return nil, err
+		}
+	}
+	var all []Met
+	for _, id := range order {
+		all = append(all, walks[id].met)
+	}
+	return all, nil
+}
+
+func (w *walk) step(e event) error {
+	if w.base == "" {
+		w.base, w.stack = e.chain, []frame{{chain: e.chain}}
+	}
+	if e.policy {
+		if len(w.stack) > 0 {
+			w.finish()
+		}
+		w.base, w.stack = "", nil
+		return nil
+	}
+	if len(w.stack) == 0 || w.stack[len(w.stack)-1].chain != e.chain {
+		return fmt.Errorf("follow a packet: it is in chain %s all at once, after %v", e.chain, w.stack)
+	}
+	if e.rule == 0 {
+		w.finish()
+		w.stack = w.stack[:len(w.stack)-1]
+		return nil
+	}
+	if err := w.reach(e.rule); err != nil {
+		return err
+	}
+	top := len(w.stack) - 1
+	switch {
+	case e.verdict == verdictReturn:
+		w.stack = w.stack[:top]
+	case e.verdict == verdictJump:
+		w.stack = append(w.stack, frame{chain: e.to})
+	case e.verdict == verdictGoto:
+		w.stack[top] = frame{chain: e.to}
+	case e.verdict != verdictContinue: // accepted, dropped: the base chain is over
+		w.base, w.stack = "", nil
+	}
+	return nil
+}
+
+// reach counts the rules of the current chain up to one.
+func (w *walk) reach(handle uint64) error {
+	top := &w.stack[len(w.stack)-1]
+	i := slices.Index(w.rules[top.chain], handle)
+	if i < top.done {
+		return fmt.Errorf("follow a packet: chain %s has no rule with handle %d after its first %d", top.chain, handle, top.done)
+	}
+	w.met.Rules[w.base] += i + 1 - top.done
+	top.done = i + 1
+	return nil
+}
+
+// finish counts what is left of the current chain.
+func (w *walk) finish() {
+	top := &w.stack[len(w.stack)-1]
+	w.met.Rules[w.base] += len(w.rules[top.chain]) - top.done
+	top.done = len(w.rules[top.chain])
+}

@@ -1,0 +1,176 @@
+// Package trace counts the rules of an nftables table that a packet meets, by the kernel's own
+// trace of it.
+//
+// The kernel tells which rules matched, and where each chain ended. The rules that a packet
+// was held against without matching lie between those, so they are counted from the
+// table's rules: in each chain, all up to the one that took the packet elsewhere.
+package trace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Met is what one packet met, by the base chains that it passed.
+type Met struct {
+	Rules map[string]int // by base chain of the table
+}
+
+// Sum is the number of rules in all chains.
+func (m Met) Sum() (n int) {
+	for _, rules := range m.Rules {
+		n += rules
+	}
+	return n
+}
+
+// Config says what is traced where.
+type Config struct {
+	NS     *netns.NS
+	Device string // packets that arrive there
+	Match  string // what they match, as nft says it: "tcp dport 80"
+	Table  string // whose rules count, of the family inet
+}
+
+// Packets traces what matches while send runs, and returns what each packet met, in the order in which they came.
+func Packets(ctx context.Context, c Config, send func() error) (met []Met, err error) {
+	if err := c.mark(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		_, uerr := c.NS.Run("nft", "delete table netdev trace")
+		err = errors.Join(err, uerr)
+	}()
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd(), Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)})
+	if err != nil {
+		return nil, fmt.Errorf("listen to traces in %s: %w", c.NS.Name, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := conn.SetReadBuffer(4 << 20); err != nil {
+		return nil, fmt.Errorf("enlarge netlink buffer: %w", err)
+	}
+	rules, err := c.rules()
+	if err != nil {
+		return nil, err
+	}
+	if err := send(); err != nil {
+		return nil, err
+	}
+	events, err := receive(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	return replay(rules, c.Table, events)
+}
+
+// mark has the kernel trace packets from before any other hook on.
+func (c Config) mark() error {
+	_, err := c.NS.Run("nft", fmt.Sprintf("add table netdev trace; delete table netdev trace; add table netdev trace; "+
+		"add chain netdev trace ingress { type filter hook ingress device %s priority -1000; }; "+
+		"add rule netdev trace ingress %s meta nftrace set 1", c.Device, c.Match))
+	if err != nil {
+		return fmt.Errorf("trace packets: %w", err)
+	}
+	return nil
+}
+
+const subsystem = netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES << 8)
+
+// rules are the handles of the table's rules, by chain and in their order.
+func (c Config) rules() (map[string][]uint64, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd()})
+	if err != nil {
+		return nil, fmt.Errorf("list rules in %s: %w", c.NS.Name, err)
+	}
+	defer conn.Close()
+	table := netlink.NewAttributeEncoder()
+	table.String(unix.NFTA_RULE_TABLE, c.Table)
+	attrs, err := table.Encode()
+	if err != nil {
+		return nil, err
+	}
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: subsystem | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
+		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list rules in %s: %w", c.NS.Name, err)
+	}
+	rules := map[string][]uint64{}
+	for _, m := range msgs {
+		var chain string
+		var handle uint64
+		err := decode(m, func(ad *netlink.AttributeDecoder) {
+			switch ad.Type() {
+			case unix.NFTA_RULE_CHAIN:
+				chain = ad.String()
+			case unix.NFTA_RULE_HANDLE:
+				handle = ad.Uint64()
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		rules[chain] = append(rules[chain], handle)
+	}
+	return rules, nil
+}
+
+// decode walks the attributes of an nftables message.
+func decode(m netlink.Message, f func(*netlink.AttributeDecoder)) error {
+	const header = 4 // struct nfgenmsg
+	if len(m.Data) < header {
+		return errors.New("read nftables message: too short")
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Data[header:])
+	if err != nil {
+		return fmt.Errorf("read nftables message: %w", err)
+	}
+	ad.ByteOrder = binary.BigEndian
+	for ad.Next() {
+		f(ad)
+	}
+	return ad.Err()
+}
+
+// quiet is for how long nothing more has to come for a trace to be over.
+const quiet = 200 * time.Millisecond
+
+// receive reads events until none has come for a while; the first may take a second.
+func receive(ctx context.Context, conn *netlink.Conn) ([]event, error) {
+	var events []event
+	for wait := time.Second; ; wait = quiet {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
+			return nil, fmt.Errorf("wait for traces: %w", err)
+		}
+		msgs, err := conn.Receive()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return events, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("receive traces: %w", err)
+		}
+		for _, m := range msgs {
+			if m.Header.Type != subsystem|unix.NFT_MSG_TRACE {
+				continue
+			}
+			e, err := readEvent(m)
+			if err != nil {
+				return nil, err
+			}
+			events = append(events, e)
+		}
+	}
+}
