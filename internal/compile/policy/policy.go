@@ -15,6 +15,7 @@ package policy
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -105,6 +106,7 @@ func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
 // newCompiler gives sets one of so many ids.
 func newCompiler(cfg Config, space uint32) *Compiler {
 	p := state.NewPolicy()
+	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
 	c := &Compiler{
 		cfg: cfg, policy: p, links: newLinks(model.Links{}),
 		around: map[string]map[string]string{},

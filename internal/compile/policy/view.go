@@ -103,9 +103,10 @@ func (c *Compiler) hostIssues() []model.Issue {
 		if iface := e.item.host.Interface; iface != "" {
 			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
 		}
-		for index, winner := range c.assigned {
-			if l := c.links.byIndex[index]; coverage(e.item.host, l) > 0 {
-				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, winner.item.host.Name)
+		for i := range c.links.Links.Links {
+			if l := &c.links.Links.Links[i]; coverage(e.item.host, l) > 0 {
+				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, c.assigned[l.Index].item.host.Name)
+				break
 			}
 		}
 		all = append(all, model.Issue{Object: "HostEndpoint " + name, Reason: reason + ", so nothing is programmed for it"})
