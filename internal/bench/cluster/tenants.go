@@ -21,6 +21,7 @@ type Tenants struct {
 	Pods     int
 	Local    int // so many of them, the first, are on the node
 	Policies int // at least PoliciesPerPod
+	Services int // the endpoint of each is pod 1
 }
 
 // PoliciesPerPod is how many policies of Tenants select each pod.
@@ -97,10 +98,18 @@ func (t Tenants) Events() []store.Event {
 	for j := range t.Policies {
 		events = append(events, policyEvent(t.policy(j)))
 	}
+	c := Cluster{Services: t.Services, Endpoints: 1}
+	for i := range t.Services {
+		slice := c.Slice(i, 1)
+		slice.Endpoints[0].Addr, slice.Endpoints[0].Node = PodAddr(1, t.Local), Node
+		events = append(events,
+			store.Event{Kind: store.Services, Name: ServiceName(i), Object: c.Service(i)},
+			store.Event{Kind: store.EndpointSlices, Name: ServiceName(i), Object: slice})
+	}
 	return events
 }
 
-// Files yields every object as a manifest of its own.
+// Files yields every object but services as a manifest of its own.
 func (t Tenants) Files() iter.Seq[File] {
 	return func(yield func(File) bool) {
 		for _, f := range groundFiles() {

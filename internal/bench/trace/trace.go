@@ -22,7 +22,8 @@ import (
 
 // Met is what one packet met, by the base chains that it passed.
 type Met struct {
-	Rules map[string]int // by base chain of the table
+	Rules map[string]int  // by base chain of the table
+	NAT   map[string]bool // those base chains that are of type nat
 }
 
 // Sum is the number of rules in all chains.
@@ -62,6 +63,10 @@ func Packets(ctx context.Context, c Config, send func() error) (met []Met, err e
 	if err != nil {
 		return nil, err
 	}
+	nats, err := c.nats()
+	if err != nil {
+		return nil, err
+	}
 	if err := send(); err != nil {
 		return nil, err
 	}
@@ -69,7 +74,11 @@ func Packets(ctx context.Context, c Config, send func() error) (met []Met, err e
 	if err != nil {
 		return nil, err
 	}
-	return replay(rules, c.Table, events)
+	met, err = replay(rules, c.Table, events)
+	for i := range met {
+		met[i].NAT = nats
+	}
+	return met, err
 }
 
 // mark has the kernel trace packets from before any other hook on.
@@ -87,26 +96,8 @@ const subsystem = netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES << 8)
 
 // rules are the handles of the table's rules, by chain and in their order.
 func (c Config) rules() (map[string][]uint64, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd()})
-	if err != nil {
-		return nil, fmt.Errorf("list rules in %s: %w", c.NS.Name, err)
-	}
-	defer conn.Close()
-	table := netlink.NewAttributeEncoder()
-	table.String(unix.NFTA_RULE_TABLE, c.Table)
-	attrs, err := table.Encode()
-	if err != nil {
-		return nil, err
-	}
-	msgs, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: subsystem | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list rules in %s: %w", c.NS.Name, err)
-	}
 	rules := map[string][]uint64{}
-	for _, m := range msgs {
+	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m netlink.Message) error {
 		var chain string
 		var handle uint64
 		err := decode(m, func(ad *netlink.AttributeDecoder) {
@@ -117,12 +108,61 @@ func (c Config) rules() (map[string][]uint64, error) {
 				handle = ad.Uint64()
 			}
 		})
-		if err != nil {
-			return nil, err
-		}
 		rules[chain] = append(rules[chain], handle)
+		return err
+	})
+	return rules, err
+}
+
+// nats are the table's base chains of type nat.
+func (c Config) nats() (map[string]bool, error) {
+	nats := map[string]bool{}
+	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(m netlink.Message) error {
+		var table, chain, kind string
+		err := decode(m, func(ad *netlink.AttributeDecoder) {
+			switch ad.Type() {
+			case unix.NFTA_CHAIN_TABLE:
+				table = ad.String()
+			case unix.NFTA_CHAIN_NAME:
+				chain = ad.String()
+			case unix.NFTA_CHAIN_TYPE:
+				kind = ad.String()
+			}
+		})
+		if table == c.Table && kind == "nat" {
+			nats[chain] = true
+		}
+		return err
+	})
+	return nats, err
+}
+
+// dump asks for all objects of a kind in the table; the kernel may add those of others.
+func (c Config) dump(kind netlink.HeaderType, tableAttr uint16, f func(netlink.Message) error) error {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd()})
+	if err != nil {
+		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
 	}
-	return rules, nil
+	defer conn.Close()
+	ask := netlink.NewAttributeEncoder()
+	ask.String(tableAttr, c.Table)
+	attrs, err := ask.Encode()
+	if err != nil {
+		return fmt.Errorf("read table %s: %w", c.Table, err)
+	}
+	msgs, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: subsystem | kind, Flags: netlink.Request | netlink.Dump},
+		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
+	if err != nil {
+		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
+	}
+	for _, m := range msgs {
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // decode walks the attributes of an nftables message.
