@@ -250,6 +250,7 @@ func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 			h.apply(t, batch...)
 			same(t, h.compiler, h.fresh())
 			sound(t, h.compiler.Policy())
+			complete(t, h.compiler)
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)
 			}

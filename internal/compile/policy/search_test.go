@@ -1,0 +1,62 @@
+package policy
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// complete holds what the indexes found against a search through everything.
+func complete(t testing.TB, c *Compiler) {
+	t.Helper()
+	var all []*item
+	all = slices.AppendSeq(all, maps.Values(c.pods))
+	all = slices.AppendSeq(all, maps.Values(c.sets))
+	all = slices.AppendSeq(all, maps.Values(c.hosts))
+	for _, g := range c.groups {
+		addrs := map[netip.Addr]struct{}{}
+		lists := 0
+		for _, it := range all {
+			if !g.selector.Matches(&it.labels) {
+				continue
+			}
+			for _, a := range it.addrs {
+				addrs[a] = struct{}{}
+			}
+			if it.set != nil {
+				lists++
+			}
+		}
+		if !maps.Equal(addrs, c.policy.Groups[g.id]) || lists != len(g.lists) {
+			t.Errorf("%s selects %v and %d lists, want %v and %d", g.key, c.policy.Groups[g.id], len(g.lists), addrs, lists)
+		}
+	}
+	for _, n := range c.named {
+		want := map[state.NamedPort]struct{}{}
+		for _, it := range all {
+			for name, at := range it.portNames {
+				if name == n.name && at.Protocol == n.protocol && (!n.local || it.pod.Node == c.cfg.Node) {
+					want[at] = struct{}{}
+				}
+			}
+		}
+		if !maps.Equal(want, c.policy.NamedPorts[n.id]) {
+			t.Errorf("%s are %v, want %v", n.key, c.policy.NamedPorts[n.id], want)
+		}
+	}
+	for _, e := range c.podEndpoints {
+		var want []*policy
+		for _, p := range c.policies {
+			if p.obj.Subject.Matches(&e.item.labels) {
+				want = append(want, p)
+			}
+		}
+		slices.SortFunc(want, comparePolicies)
+		if got := c.applying(&e.item.labels); !slices.Equal(got, want) {
+			t.Errorf("pod %s has %d policies, want %d", e.item.pod.Name, len(got), len(want))
+		}
+	}
+}
