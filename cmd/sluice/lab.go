@@ -8,16 +8,19 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/examples"
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 func newLabCommand() *cobra.Command {
@@ -122,7 +125,31 @@ func labAgent(exe string) *lab.Agent {
 			}
 			return issues, nil
 		},
+		Knows: knowsPod,
 	}
+}
+
+// knowsPod asks an agent about a connection that a pod of its node could make, and takes for known what is
+// not dropped before any policy is asked.
+func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error) {
+	q, err := agent.ParseQuestion(pod.Namespace+"/"+pod.Name, "node/"+pod.Spec.NodeName+":1")
+	if err != nil {
+		return false, err
+	}
+	e, err := agent.NewClient(socket).Explain(ctx, q)
+	if err != nil {
+		return false, err
+	}
+	for _, answer := range e.Answers {
+		steps := answer.Steps
+		for _, path := range answer.Paths {
+			steps = append(steps, path.Steps...)
+		}
+		if slices.ContainsFunc(steps, func(s verdict.Step) bool { return s.Stage == verdict.Source && !s.Allowed }) {
+			return false, nil
+		}
+	}
+	return len(e.Answers) > 0, nil
 }
 
 func joinCIDRs(ps []netip.Prefix) string {

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
@@ -16,6 +18,9 @@ type Agent struct {
 	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects that
 	// it finds fault with are issues; an error means "not yet", and is tried again while the agent lives.
 	Sync func(ctx context.Context, socket string) (issues []string, err error)
+	// Knows says whether the agent behind a socket lets a pod of its node take part in traffic, as far as its
+	// policies do: what agents do not know yet is dropped, though their folder be read. nil: all pods are known.
+	Knows func(ctx context.Context, socket string, pod *corev1.Pod) (bool, error)
 	// Socket is where its own commands look for it unless told otherwise: on each node of the lab they
 	// find that node's agent there.
 	Socket string
@@ -42,7 +47,7 @@ func (l *Lab) startAgent(n *plan.Node) error {
 	}))
 }
 
-// Sync returns once every agent has programmed all that the lab's folder holds. What the agents find fault
+// Sync returns once every agent has programmed all that the lab's folder holds, and knows its pods. What the agents find fault
 // with is added to the warnings. Without agents there is nothing to wait for.
 func (l *Lab) Sync(ctx context.Context) error {
 	if l.agent == nil {
@@ -58,8 +63,28 @@ func (l *Lab) Sync(ctx context.Context) error {
 			}
 			return err == nil, err
 		})
+		if err == nil {
+			err = l.known(ctx, n.Name)
+		}
 		if err != nil {
 			return fmt.Errorf("synchronise agents: %w", err)
+		}
+	}
+	return nil
+}
+
+// known waits until a node's agent knows all pods that have a network of their own.
+func (l *Lab) known(ctx context.Context, node string) error {
+	if l.agent.Knows == nil {
+		return nil
+	}
+	for _, p := range l.Cluster.Pods {
+		if p.Spec.NodeName != node || p.Spec.HostNetwork {
+			continue
+		}
+		err := l.await(ctx, node, "agent", func() (bool, error) { return l.agent.Knows(ctx, l.socket(node), p) })
+		if err != nil {
+			return fmt.Errorf("wait until pod %s/%s is known: %w", p.Namespace, p.Name, err)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
@@ -379,6 +381,48 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 		if left := leftovers(t, "testagent"); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
 		}
+	}
+}
+
+// A lab is up when the agents know each pod that has a network of its own.
+func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := map[string]int{}
+	agent := &Agent{
+		Command: func(AgentConfig) []string { return []string{"/bin/sleep", "60"} },
+		Sync:    func(context.Context, string) ([]string, error) { return nil, nil },
+		Knows: func(_ context.Context, socket string, p *corev1.Pod) (bool, error) {
+			asked[p.Name+"@"+filepath.Base(filepath.Dir(socket))]++
+			return asked[p.Name+"@"+p.Spec.NodeName] > 1, nil
+		},
+	}
+	t.Cleanup(func() {
+		if err := Down("testknown"); err != nil {
+			t.Error(err)
+		}
+	})
+	l, err := Up(t.Context(), Config{Name: "testknown", Nodes: 2, Objects: objs, Executable: exe, Agent: agent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{}
+	for _, p := range l.Cluster.Pods {
+		if !p.Spec.HostNetwork {
+			want[p.Name+"@"+p.Spec.NodeName] = 2
+		}
+	}
+	if len(want) == 0 || !maps.Equal(asked, want) {
+		t.Errorf("pods asked for: %v, want %v", asked, want)
 	}
 }
 
