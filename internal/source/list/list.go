@@ -188,10 +188,15 @@ func (s *Source) read(l *list) {
 
 // fault says what is wrong with a list.
 func (l *list) fault(err error) *model.Issue {
-	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path, Reason: err.Error()}
+	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path}
 	if broken, ok := errors.AsType[*BrokenError](err); ok {
 		i.Source += ":" + strconv.Itoa(broken.First)
 	}
+	state := "its last good version stays"
+	if l.set == nil {
+		state = "nothing of it is in force, as no good version is known"
+	}
+	i.Reason = err.Error() + "; " + state
 	return i
 }
 
@@ -203,7 +208,7 @@ func (s *Source) enter(l *list, set *model.NetworkSet, issue *model.Issue) {
 	s.mu.Unlock()
 	switch {
 	case issue != nil && (was == nil || *was != *issue):
-		s.log.Warn("address list is at fault; its last good state stays", "list", l.Name, "source", issue.Source, "reason", issue.Reason)
+		s.log.Warn("address list is at fault", "list", l.Name, "source", issue.Source, "reason", issue.Reason)
 	case issue == nil && was != nil:
 		s.log.Info("address list is no longer at fault", "list", l.Name)
 	}

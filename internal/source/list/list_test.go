@@ -170,7 +170,7 @@ func TestUnchangedContentDeliversNothing(t *testing.T) {
 
 func TestBrokenLines(t *testing.T) {
 	f := follow(t, fileWith(t, "192.0.2.1\nx\n"))
-	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`)
+	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`, "nothing of it is in force")
 	f.wait("synced", func() bool { return f.source.Status().Synced })
 	if got := f.sink.nets("bad"); got != "none" {
 		t.Errorf("good lines beside broken ones are used: %s", got)
@@ -182,7 +182,7 @@ func TestBrokenLines(t *testing.T) {
 	f.waitNets("192.0.2.1/32")
 	f.waitIssue()
 	f.write("192.0.2.2\ny\nz\n")
-	f.waitIssue(f.path+":2", `line 2: "y"`, `line 3: "z"`)
+	f.waitIssue(f.path+":2", `line 2: "y"`, `line 3: "z"`, "its last good version stays")
 	f.waitNets("192.0.2.1/32")
 	if st := f.source.Status(); len(st.Lacking) != 0 { // its last good version is known
 		t.Errorf("lacking %q", st.Lacking)
