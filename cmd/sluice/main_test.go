@@ -343,14 +343,14 @@ func TestRestartOnBrokenFolder(t *testing.T) {
 			}
 			stop()
 			breaks(t, dir)
-			if code, stdout, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a"); code != exitOK || stdout != "nothing to do\n" || !strings.Contains(stderr, "1 frontend in the kernel may belong to") {
+			if code, stdout, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a"); code != exitOK || stdout != "nothing to do\n" || !strings.Contains(stderr, "1 element of services or policies in the kernel may belong to") {
 				t.Errorf("plan exits with %d: %s%s", code, stdout, stderr)
 			}
 			startAgent(t, dir, socket, here)
 			if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || k.len() != 1 {
 				t.Errorf("sync exits with %d, the kernel holds %d: %s", code, k.len(), stderr)
 			}
-			if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM: 1 frontend in the kernel may belong to") || !strings.Contains(stdout, "sluice cleanup") {
+			if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM: 1 element of services or policies in the kernel may belong to") || !strings.Contains(stdout, "sluice cleanup") {
 				t.Errorf("status does not say what is kept:\n%s", stdout)
 			}
 			write(t, dir, "web.yaml", strings.ReplaceAll(web, "10.0.0.1", "10.0.0.9"))

@@ -40,7 +40,7 @@ func (l *loop) adopt(ctx context.Context) (p driver.Plan, kept int, err error) {
 	return Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking, l.had)
 }
 
-// keeps records how many frontends an adoption left in the kernel that are only kept.
+// keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of policy.
 func (l *loop) keeps(kept int) {
 	l.keeping = kept > 0
 	l.mu.Lock()
@@ -49,15 +49,15 @@ func (l *loop) keeps(kept int) {
 	l.mu.Unlock()
 	switch {
 	case kept > 0 && was == 0:
-		l.Log.Warn("the kernel has frontends that may belong to what can't be read; they stay until all is read once", "frontends", kept, "lacking", l.Source.Status().Lacking)
+		l.Log.Warn("the kernel has services or policies that may belong to what can't be read; they stay until all is read once", "elements", kept, "lacking", l.Source.Status().Lacking)
 	case kept == 0 && was > 0:
-		l.Log.Info("the kernel has no frontends any more that were only kept", "were", was)
+		l.Log.Info("the kernel has nothing any more that was only kept", "were", was)
 	}
 }
 
 // Adopt plans to bring the kernel in step with want. If something may be lacking
-// in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is the
-// number of frontends that stay for that reason alone. The frontends in had have had
+// in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is how
+// much stays for that reason alone: frontends, and parts of policy. The frontends in had have had
 // endpoints in this life: if they have none now, they lost them.
 func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
 	keeper, ok := d.(driver.Keeper)
@@ -93,11 +93,11 @@ const maxLacking = 5
 // Keeping says in words what is kept, and how that ends.
 func Keeping(kept int, lacking []string) string {
 	if len(lacking) == 0 {
-		return Count(kept, "frontend") + " in the kernel still to be removed: all has been read, and nothing declares them"
+		return Count(kept, "element") + " of services or policies in the kernel still to be removed: all has been read, and nothing declares any of it"
 	}
 	if len(lacking) > maxLacking {
 		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
 	}
-	return fmt.Sprintf("%s in the kernel may belong to what could not be read since the start (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
-		Count(kept, "frontend"), strings.Join(lacking, "; "))
+	return fmt.Sprintf("%s of services or policies in the kernel may belong to what could not be read since the start (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
+		Count(kept, "element"), strings.Join(lacking, "; "))
 }

@@ -43,7 +43,7 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	const web3 = "TCP 10.0.0.3:80 -> [10.1.0.3:8080]"
 	b.holds(t, grown, web2, web3)
 	err := b.client.Sync(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "2 frontends in the kernel may belong to") || !strings.Contains(err.Error(), "b.yaml: somebody is writing it") {
+	if err == nil || !strings.Contains(err.Error(), "2 elements of services or policies in the kernel may belong to") || !strings.Contains(err.Error(), "b.yaml: somebody is writing it") {
 		t.Errorf("Sync while something is lacking: %v", err)
 	}
 	if s := b.Status(); s.OK || s.Kept != 2 || s.Heals != 0 {
@@ -117,7 +117,7 @@ func TestKeptIsWhatWasApplied(t *testing.T) {
 	b.driver.breaks(errKernel)
 	b.source.lacks()
 	eventually(t, "the kernel refuses again", func() bool { return b.Status().Failure != nil })
-	if s := b.Status(); s.Kept != 1 || !strings.Contains(strings.Join(s.Problems, "\n"), "1 frontend in the kernel still to be removed") {
+	if s := b.Status(); s.Kept != 1 || !strings.Contains(strings.Join(s.Problems, "\n"), "1 element of services or policies in the kernel still to be removed") {
 		t.Errorf("status though what was kept is still there: %+v", s)
 	}
 	b.driver.breaks(nil)
@@ -186,7 +186,7 @@ func TestDriverThatKeepsNothing(t *testing.T) {
 
 func TestKeepingNamesFew(t *testing.T) {
 	s := Status{Source: source.Status{Lacking: []string{"a", "b", "c", "d", "e", "f", "g"}}}
-	if text := Keeping(1, s.Source.Lacking); !strings.Contains(text, "1 frontend in") || !strings.Contains(text, "e; and 2 more") {
+	if text := Keeping(1, s.Source.Lacking); !strings.Contains(text, "1 element of services or policies in") || !strings.Contains(text, "e; and 2 more") {
 		t.Error(text)
 	}
 }

@@ -231,7 +231,7 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 		if l.tampered(ctx) {
 			why = tampering
 		} else {
-			l.Log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", services(delta))
+			l.Log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", services(delta), "policy", delta.Policy.Len())
 			l.metrics.failures.Inc()
 		}
 		l.stale = true
@@ -330,7 +330,7 @@ func (l *loop) failed(err error, delta state.Delta) {
 	if old != nil && old.Error == f.Error && l.delay < lastDelay {
 		return // said already; once the delay has its full length it is said each time
 	}
-	l.Log.Error("programming the kernel failed; retrying", "error", err, "services", services(delta), "attempts", f.Attempts, "delay", l.delay)
+	l.Log.Error("programming the kernel failed; retrying", "error", err, "services", services(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", l.delay)
 }
 
 // healed records that someone else's change was undone.

@@ -154,7 +154,7 @@ var (
 	descSkipped   = desc("source_skipped", "Objects of the source that were passed over.", "source", "kind")
 	descFrontends = desc("frontends", "Frontends (address, protocol, port) wanted on this node.")
 	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
-	descKept      = desc("frontends_kept", "Frontends in the kernel that stay only because not everything could be read.")
+	descKept      = desc("frontends_kept", "Frontends, and parts of policy, in the kernel that stay only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
 	descPolicies  = desc("policies", "Policies known, on this node or not.")

@@ -33,7 +33,7 @@ type Status struct {
 	LastApply *Applied      `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
 	Heals     int           `json:"heals"`               // changes by others that were undone
-	Kept      int           `json:"kept,omitempty"`      // frontends in the kernel that nothing readable declares; see source.Status.Lacking
+	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
 	Issues    []model.Issue `json:"issues"`              // objects at fault
 	Conntrack *Conntrack    `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
 
@@ -68,7 +68,7 @@ type record struct {
 	last    *Applied
 	failure *Failure
 	heals   int
-	kept    int // frontends in the kernel that are only kept
+	kept    int // what is only kept in the kernel
 }
 
 // fullStatus is Status with what takes longer to find out.
