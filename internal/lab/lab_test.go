@@ -245,6 +245,31 @@ func TestNamesResolve(t *testing.T) {
 	}
 }
 
+// On a node, commands find the node's agent where they look for one, and labs where these are; elsewhere nothing changes.
+func TestNodesHaveTheirAgentInPlace(t *testing.T) {
+	l := up(t, "testplace")
+	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), "testplace.sock"), filepath.Join(t.TempDir(), "agent.sock")} {
+		l.agent = &Agent{Socket: socket}
+		for _, node := range []string{"node1", "node2"} {
+			if err := os.WriteFile(l.socket(node), []byte("agent of "+node), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out := run(t, l, node, "cat", socket, l.path("lab.json"))
+			if want := "agent of " + node; !strings.HasPrefix(out, want) || !strings.Contains(out, l.Name) {
+				t.Errorf("on %s, %s and the lab read %.60q, want %q before the lab", node, socket, out, want)
+			}
+		}
+		for _, target := range []string{"web-1", "node3", "outside"} { // node3 has no agent
+			if out := run(t, l, target, "bash", "-c", "cat "+socket+" || true"); !strings.Contains(out, "No such file") {
+				t.Errorf("in %s, %s reads %q", target, socket, out)
+			}
+		}
+		if _, err := os.Stat(socket); err == nil {
+			t.Errorf("%s is there outside of the lab", socket)
+		}
+	}
+}
+
 // leftovers lists what there is of a lab: namespaces, files and processes.
 func leftovers(t *testing.T, name string) []string {
 	t.Helper()
