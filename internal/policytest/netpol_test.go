@@ -2,6 +2,7 @@ package policytest
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"testing"
 
@@ -64,7 +65,7 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 		if links, err = link.Read(); err != nil {
 			return err
 		}
-		k.driver, err = nftables.Open(nftables.Options{Policy: true})
+		k.driver, err = nftables.Open(nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)})
 		return err
 	})
 	if err != nil {

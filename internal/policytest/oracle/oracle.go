@@ -43,8 +43,14 @@ func (o *Objects) Allowed(c Connection) bool {
 	if c.From == c.To {
 		return true // "A Pod cannot block access to itself"
 	}
-	return o.allowedAt(o.pod(c.From), c, egress) && o.allowedAt(o.pod(c.To), c, ingress)
+	return o.Sends(c) && o.Receives(c)
 }
+
+// Sends reports whether the policies of the source let it go.
+func (o *Objects) Sends(c Connection) bool { return o.allowedAt(o.pod(c.From), c, egress) }
+
+// Receives reports whether the policies of the destination let it in.
+func (o *Objects) Receives(c Connection) bool { return o.allowedAt(o.pod(c.To), c, ingress) }
 
 type direction bool
 
