@@ -8,6 +8,19 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
+// allMissing says it for each step that denies.
+func (a *asker) allMissing(steps []Step, f Flow) (all []string) {
+	for _, s := range steps {
+		if s.Allowed {
+			continue
+		}
+		if m := a.missing(s, f); m != "" {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
 // missing says what rule would have had to exist where nothing allows a flow; "" where a rule
 // denies it, or no rule could help.
 func (a *asker) missing(s Step, f Flow) string {
@@ -19,7 +32,8 @@ func (a *asker) missing(s Step, f Flow) string {
 		direction, other = "egress", "to "+a.label(f.Destination)
 	}
 	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
-		return fmt.Sprintf("a rule of another kind of policy, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone, and an isolated pod passes nothing else", s.Tier)
+		return fmt.Sprintf("an %s rule that allows %s in a policy of another kind, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone",
+			direction, f.what(), s.Tier)
 	}
 	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, a.candidates(s), f.what(), other)
 }

@@ -56,12 +56,12 @@ func (a Answer) String() string {
 	return b.String()
 }
 
-func writeSteps(w *tabwriter.Writer, indent string, steps []Step, missing string, notes []string) {
+func writeSteps(w *tabwriter.Writer, indent string, steps []Step, missing, notes []string) {
 	for _, s := range steps {
 		fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", indent, s.Stage, word(s.Allowed), s.Of, s.Reason())
 	}
-	if missing != "" {
-		fmt.Fprintf(w, "%smissing: %s\n", indent, missing)
+	for _, m := range missing {
+		fmt.Fprintf(w, "%smissing: %s\n", indent, m)
 	}
 	for _, n := range notes {
 		fmt.Fprintf(w, "%snote: %s\n", indent, n)

@@ -30,10 +30,10 @@ type Answer struct {
 	Protocol string `json:"protocol"` // "TCP 5432", "ICMP 8"
 	// Allowed: nothing forbids it on any of the paths. Where a service has several backends,
 	// some may be allowed and others not.
-	Allowed bool   `json:"allowed"`
-	Steps   []Step `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
-	Missing string `json:"missing,omitempty"` // as of Path, for Steps
-	Paths   []Path `json:"paths,omitempty"`   // one for each backend, or one; none if a step denies
+	Allowed bool     `json:"allowed"`
+	Steps   []Step   `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
+	Missing []string `json:"missing,omitempty"` // as of Path, for Steps
+	Paths   []Path   `json:"paths,omitempty"`   // one for each backend, or one; none if a step denies
 }
 
 // Path is the way to one destination.
@@ -41,7 +41,7 @@ type Path struct {
 	To      string   `json:"to"`
 	Allowed bool     `json:"allowed"`
 	Steps   []Step   `json:"steps,omitempty"`
-	Missing string   `json:"missing,omitempty"` // the rule that would have had to exist, where nothing allows it
+	Missing []string `json:"missing,omitempty"` // the rules that would have had to exist, where nothing allows it
 	Notes   []string `json:"notes,omitempty"`   // what is judged elsewhere, or not at all
 }
 
@@ -68,8 +68,8 @@ func Why(s *state.State, q Question) Answer {
 		answer.Steps = append(answer.Steps, step)
 		backends = to
 	}
-	if denied, ok := Denied(answer.Steps); ok {
-		answer.Missing = a.missing(denied, f)
+	if _, denied := Denied(answer.Steps); denied {
+		answer.Missing = a.allMissing(answer.Steps, f)
 		return answer
 	}
 	answer.Allowed = true
@@ -133,7 +133,7 @@ func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
 		step.Text = "dropped: a Local traffic policy, and no endpoint is on this node"
 	}
 	if outside && step.Allowed {
-		step.Text += " on this node, which see the client's address"
+		step.Text += " on this node; the client's address is kept"
 	}
 	return step, backends, true
 }
@@ -167,14 +167,12 @@ func (a *asker) path(f Flow) Path {
 		path.Steps = Forward(a.p, f, a.device(), out)
 	}
 	if a.untracked {
-		path.Steps = slices.DeleteFunc(path.Steps, func(s Step) bool { return s.Drop == ByHost || strings.HasPrefix(string(s.Stage), "host") })
+		path.Steps = slices.DeleteFunc(path.Steps, func(s Step) bool { return strings.HasPrefix(string(s.Stage), "host") })
 	}
 	path.Notes = append(path.Notes, a.elsewhere(f, toNode)...)
-	denied, is := Denied(path.Steps)
-	path.Allowed = !is
-	if is {
-		path.Missing = a.missing(denied, f)
-	}
+	_, denied := Denied(path.Steps)
+	path.Allowed = !denied
+	path.Missing = a.allMissing(path.Steps, f)
 	return path
 }
 
