@@ -33,11 +33,13 @@ func (x addrIndex) add(pod *model.Pod) {
 func (x addrIndex) remove(pod *model.Pod) {
 	for _, a := range ownAddrs(pod) {
 		c := x[a]
-		rest := slices.DeleteFunc(append([]*model.Pod{c.first}, c.more...), func(p *model.Pod) bool { return p == pod || p == nil })
-		if len(rest) == 0 {
-			delete(x, a)
+		if len(c.more) == 0 {
+			if c.first == pod { // it is not where the pod's list repeats an address
+				delete(x, a)
+			}
 			continue
 		}
+		rest := slices.DeleteFunc(append([]*model.Pod{c.first}, c.more...), func(p *model.Pod) bool { return p == pod })
 		x[a] = claimants{first: rest[0], more: rest[1:]}
 	}
 }
