@@ -19,7 +19,11 @@ var (
 	_ driver.Driver  = (*fakeDriver)(nil)
 	_ driver.Auditor = (*fakeDriver)(nil)
 	_ driver.Keeper  = (*fakeDriver)(nil)
-	_ source.Source  = (*fakeSource)(nil)
+	_ driver.Counter = (*fakeDriver)(nil)
+
+	_ driver.DropCounter = (*fakeDriver)(nil)
+
+	_ source.Source = (*fakeSource)(nil)
 )
 
 // fakeDriver keeps a kernel in memory and holds callers to the driver's contract.
@@ -35,6 +39,10 @@ type fakeDriver struct {
 	applies  int
 	misused  []string
 	probeErr error
+
+	counted  []driver.PolicyCounter
+	dropped  uint64
+	countErr error
 }
 
 func newFakeDriver() *fakeDriver {
@@ -111,6 +119,32 @@ func (d *fakeDriver) Tampered(context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gone, nil
+}
+
+func (d *fakeDriver) PolicyCounters(context.Context) ([]driver.PolicyCounter, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counted, d.countErr
+}
+
+func (d *fakeDriver) DropCounts(context.Context) (map[driver.Drop]uint64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return map[driver.Drop]uint64{driver.ByPolicy: d.dropped}, d.countErr
+}
+
+// counts makes the policies have decided so much.
+func (d *fakeDriver) counts(c ...driver.PolicyCounter) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.counted = c
+}
+
+// drop drops packets.
+func (d *fakeDriver) drop(n uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dropped += n
 }
 
 // flush empties the kernel as another program would.

@@ -41,14 +41,19 @@ func (a *Agent) Explain(ctx context.Context, q Question) (Explanation, error) {
 	if failure := a.failing(); failure != "" {
 		e.Warnings = append(e.Warnings, failure)
 	}
-	if e.Obstacles, err = a.obstacles(ctx); err != nil {
-		e.Warnings = append(e.Warnings, "other programs' rules can't be read: "+err.Error())
+	obstacles, err := a.obstacles(ctx)
+	if err != nil {
+		e.Warnings = append(e.Warnings, err.Error())
 	}
 	var passed []string
 	for _, v := range questions {
 		passed = append(passed, a.hooks(v)...)
 	}
-	e.Obstacles = slices.DeleteFunc(e.Obstacles, func(o preflight.Obstacle) bool { return !slices.Contains(passed, o.Hook) })
+	for _, o := range obstacles {
+		if slices.Contains(passed, o.Hook) {
+			e.Obstacles = append(e.Obstacles, o)
+		}
+	}
 	return e, nil
 }
 

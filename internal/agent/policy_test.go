@@ -1,0 +1,412 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// startPolicy runs an agent that carries out policy; its links are told.
+func startPolicy(t *testing.T, change ...func(*Config)) *bed {
+	t.Helper()
+	links := make(chan model.Links, 1)
+	links <- shopLinks()
+	b := start(t, append([]func(*Config){func(c *Config) {
+		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Links = links
+		c.Route = shopRoute
+	}}, change...)...)
+	b.source.deliver(shop()...)
+	b.source.sync()
+	eventually(t, "all is programmed", b.health.ready)
+	return b
+}
+
+// shop is a node with the pods web, db and bridged; db lets nobody but the pods of app=api in.
+func shop() []store.Event {
+	pod := func(name string, ips ...string) store.Event {
+		p := &model.Pod{Name: model.Name{Namespace: "shop", Name: name}, Node: "node-a", Labels: map[string]string{"app": name}}
+		for _, ip := range ips {
+			p.IPs = append(p.IPs, netip.MustParseAddr(ip))
+		}
+		return store.Event{Kind: store.Pods, Name: p.Name, Object: p}
+	}
+	in := model.Equal(model.NamespaceLabel, "shop")
+	policy := &model.Policy{
+		Key:  model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}},
+		Tier: model.DefaultTier.Name, Order: 1000, Subject: model.And(in, model.Equal("app", "db")), Ingress: true,
+		IngressRules: []model.PolicyRule{{Name: "ingress[0]", Protocol: uint8(model.TCP),
+			Source:      model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.And(in, model.Equal("app", "api"))}}}},
+			Destination: model.RuleEnd{Ports: []model.PolicyPort{{Protocol: model.TCP, First: 5432, Last: 5432}}}}},
+	}
+	list := &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: "bad"}},
+		Nets: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
+	return append(web(1, "10.1.0.2"),
+		pod("web", "10.1.0.1", "fd00::1"), pod("db", "10.1.0.2", "fd00::2"), pod("bridged", "10.1.0.9"),
+		store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a",
+			IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}},
+		store.Event{Kind: store.NetworkPolicies, Name: policy.Key.Name, Object: policy},
+		store.Event{Kind: store.AddressLists, Name: list.Key.Name, Object: list},
+	)
+}
+
+func shopLinks() model.Links {
+	return model.Links{
+		Links: []model.Link{
+			{Index: 1, Name: "lo", Host: true}, {Index: 2, Name: "eth0", Host: true},
+			{Index: 11, Name: "veth-web", Pod: true}, {Index: 12, Name: "veth-db", Pod: true},
+			{Index: 13, Name: "cni0", Bridge: true, Host: true},
+		},
+		Routes: []model.LinkRoute{
+			{Prefix: netip.MustParsePrefix("10.1.0.1/32"), Link: 11}, {Prefix: netip.MustParsePrefix("10.1.0.2/32"), Link: 12},
+			{Prefix: netip.MustParsePrefix("10.1.0.8/29"), Link: 13},
+			{Prefix: netip.MustParsePrefix("fd00::1/128"), Link: 11}, {Prefix: netip.MustParsePrefix("fd00::2/128"), Link: 12},
+		},
+		Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+	}
+}
+
+func shopRoute(a netip.Addr) (int, bool) { return 2, a == netip.MustParseAddr("192.0.2.1") }
+
+func TestNothingBeforeLinks(t *testing.T) {
+	links := make(chan model.Links)
+	b := start(t, func(c *Config) {
+		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Links = links
+	})
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	if _, err := b.client.Plan(t.Context()); err == nil || !strings.Contains(err.Error(), "interfaces") {
+		t.Fatalf("Plan before the links: %v", err)
+	}
+	if n := b.driver.applied(); n != 0 {
+		t.Fatalf("%d plans applied before the node's interfaces were known", n)
+	}
+	links <- shopLinks()
+	b.holds(t, web1)
+	close(links)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	b.holds(t, web1, web2)
+}
+
+func TestExplain(t *testing.T) {
+	obstacles := []preflight.Obstacle{{Hook: "forward", Seen: "ufw"}, {Hook: "input", Seen: "firewalld"}}
+	b := startPolicy(t, func(c *Config) {
+		c.Obstacles = func(context.Context) ([]preflight.Obstacle, error) { return obstacles, nil }
+	})
+	for _, c := range []struct {
+		from, to string
+		family   int
+		allowed  bool
+		answers  int
+		says     string
+		obstacle string
+		err      string
+	}{
+		{"shop/web", "shop/db:5432", 0, false, 2, "isolated by NetworkPolicy shop/db", "ufw", ""},
+		{"shop/web", "shop/db:5432", 4, false, 1, "10.1.0.1 (pod shop/web)", "ufw", ""},
+		{"shop/web", "shop/db:5432", 6, false, 1, "fd00::2", "ufw", ""},
+		{"shop/db", "shop/web:80", 4, true, 1, "no policy applies", "ufw", ""},
+		{"shop/web", "svc/shop/web-1:http", 0, false, 1, "shop/web-1", "ufw", ""},
+		{"shop/web", "node-a:22", 0, true, 1, "node node-a", "firewalld", ""},
+		{"node-a", "shop/db/icmp", 0, true, 1, "ICMP 8", "", ""},
+		{"shop/web", "[fd00::2]/icmp", 0, false, 1, "ICMPv6 128", "ufw", ""},
+		{"shop/bridged", "shop/db:5432", 6, false, 0, "", "", "not both have an IPv6 address"},
+		{"shop/bridged", "[fd00::2]:80", 0, false, 0, "", "", "no address family is common"},
+		{"svc/shop/web-1", "shop/db:5432", 0, false, 0, "", "", "selects no pod"},
+		{"shop/wep", "shop/db:5432", 0, false, 0, "", "", "did you mean shop/web"},
+	} {
+		q, err := ParseQuestion(c.from, c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Family = c.family
+		e, err := b.client.Explain(t.Context(), q)
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s to %s: %v, want %q", c.from, c.to, err, c.err)
+			}
+			continue
+		}
+		text := fmt.Sprint(e.Answers)
+		if err != nil || e.Allowed != c.allowed || len(e.Answers) != c.answers || !strings.Contains(text, c.says) {
+			t.Errorf("%s to %s: allowed %t in %d answers, want %t in %d that say %q: %v\n%s", c.from, c.to, e.Allowed, len(e.Answers), c.allowed, c.answers, c.says, err, text)
+		}
+		var seen []string
+		for _, o := range e.Obstacles {
+			seen = append(seen, o.Seen)
+		}
+		if strings.Join(seen, " ") != c.obstacle {
+			t.Errorf("%s to %s meets %v, want %q", c.from, c.to, seen, c.obstacle)
+		}
+	}
+}
+
+func TestExplainWarns(t *testing.T) {
+	b := start(t, func(c *Config) {
+		c.Obstacles = func(context.Context) ([]preflight.Obstacle, error) { return nil, errKernel }
+	})
+	q := Question{From: "10.0.0.1", To: "10.0.0.2", Port: "80"}
+	if _, err := b.client.Explain(t.Context(), q); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
+		t.Errorf("before all is read: %v", err)
+	}
+	b.source.sync()
+	eventually(t, "all is programmed", b.health.ready)
+	e, err := b.client.Explain(t.Context(), q)
+	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "--policy=false") || !strings.Contains(text, errKernel.Error()) {
+		t.Errorf("warnings %q, %v", text, err)
+	}
+	if _, err := b.client.Policies(t.Context()); err == nil || !strings.Contains(err.Error(), "--policy=false") {
+		t.Errorf("policies of an agent without: %v", err)
+	}
+	if err := b.client.Drops(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "--policy=false") {
+		t.Errorf("drops of an agent without: %v", err)
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	b := startPolicy(t)
+	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}
+	b.driver.counts(driver.PolicyCounter{Policy: key, Allowed: 3, Denied: 4})
+	b.source.fault(model.Issue{Object: key.String(), Source: "db.yaml", Reason: "its port is odd"})
+	got, err := b.client.Policies(t.Context())
+	if err != nil || len(got) != 1 {
+		t.Fatalf("policies: %+v, %v", got, err)
+	}
+	p := got[0]
+	if p.Name != "db" || p.Pods != 1 || *p.Allowed != 3 || *p.Denied != 4 || !slices.Equal(p.Issues, []string{"its port is odd"}) {
+		t.Errorf("policy: %+v, allowed %d, denied %d", p, *p.Allowed, *p.Denied)
+	}
+	s, err := b.client.Status(t.Context())
+	if err != nil || s.Policy == nil {
+		t.Fatalf("status: %+v, %v", s, err)
+	}
+	want := &PolicyStatus{Policies: 1, Selected: 1, Local: 3, Programs: 1, AddressLists: map[string]int{"bad": 1}, Bridged: []string{"shop/bridged"}}
+	if diff := cmp.Diff(want, s.Policy); diff != "" {
+		t.Errorf("policy status (-want +got):\n%s", diff)
+	}
+	if text := s.Policy.Bridge(); !strings.Contains(text, "1 pod behind a bridge: judged by address alone") || !strings.Contains(text, "shop/bridged") {
+		t.Error(text)
+	}
+	w := httptest.NewRecorder()
+	b.metrics.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	text, err := io.ReadAll(w.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"sluice_policies 1", "sluice_policy_local_pods 1", `sluice_address_list_entries{list="bad"} 1`,
+		`sluice_policy_connections_total{policy="NetworkPolicy shop/db",verdict="allowed"} 3`,
+		`sluice_policy_connections_total{policy="NetworkPolicy shop/db",verdict="denied"} 4`,
+		`sluice_dropped_packets_total{reason="policy"} 0`,
+	} {
+		if !strings.Contains(string(text), line+"\n") {
+			t.Errorf("no %s in the metrics", line)
+		}
+	}
+}
+
+// A broken counter is an error for those who ask, and no end of the metrics.
+func TestCountersFail(t *testing.T) {
+	b := startPolicy(t)
+	b.driver.mu.Lock()
+	b.driver.countErr = errKernel
+	b.driver.mu.Unlock()
+	if _, err := b.client.Policies(t.Context()); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
+		t.Errorf("policies: %v", err)
+	}
+	w := httptest.NewRecorder()
+	b.metrics.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(w.Body.String(), "sluice_policies 1\n") {
+		t.Error("no metrics of policy")
+	}
+}
+
+func flow(from, to string, port uint16) verdict.Flow {
+	return verdict.Flow{Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to),
+		Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: port}
+}
+
+func TestDropsHaveNames(t *testing.T) {
+	b := startPolicy(t)
+	back := flow("10.1.0.2", "10.1.0.1", 40000)
+	back.SourcePort = 5432
+	for _, c := range []struct {
+		packet         Packet
+		from, to, says string
+	}{
+		{Packet{Reason: driver.ByPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12},
+			"shop/web:40000", "shop/db:5432", "shop/db, ingress: isolated by NetworkPolicy shop/db"},
+		{Packet{Reason: driver.ByPolicy, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
+			"shop/db:40000", "shop/web:80", "has changed since"},
+		{Packet{Reason: driver.Cut, Flow: back, In: 12, Out: 11},
+			"shop/db:5432", "shop/web:40000", "established, and forbidden since: shop/db, ingress: isolated"},
+		{Packet{Reason: driver.Cut, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
+			"shop/db:40000", "shop/web:80", "established, and forbidden since"},
+		{Packet{Reason: driver.Spoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
+			"10.1.0.7:40000", "node node-a:22", "the pod behind veth-web has not this address"},
+		{Packet{Reason: driver.UnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
+			"203.0.113.9:40000", "10.1.0.77:80", "none that is known"},
+		{Packet{Reason: driver.UnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},
+			"203.0.113.9:40000", "service shop/web-1:80", "not known yet whose its interface is"},
+	} {
+		d := b.explain(c.packet)
+		if d.From.String() != c.from || d.To.String() != c.to || !strings.Contains(d.Says, c.says) {
+			t.Errorf("%s -> %s: %s\nwant %s -> %s: %s", d.From, d.To, d.Says, c.from, c.to, c.says)
+		}
+	}
+	d := b.explain(Packet{Reason: driver.ByPolicy, Flow: verdict.Flow{Source: netip.MustParseAddr("fd00::1"), Destination: netip.MustParseAddr("fd00::2"), Protocol: icmpv6, ICMPType: 128}, In: 11, Out: 12})
+	if d.Protocol != "ICMPv6 128" || d.Interface != "veth-web" || d.Step == nil || d.Step.Stage != verdict.Ingress {
+		t.Errorf("%+v", d)
+	}
+}
+
+// dropKernel is the kernel's log of drops.
+type dropKernel struct {
+	packets chan Packet
+	opened  chan context.Context
+	err     error
+}
+
+func newDropKernel() *dropKernel {
+	return &dropKernel{packets: make(chan Packet), opened: make(chan context.Context, 1)}
+}
+
+func (k *dropKernel) open(ctx context.Context) (<-chan Packet, error) {
+	if k.err != nil {
+		return nil, k.err
+	}
+	k.opened <- ctx // fails to be taken if it is open already
+	told := make(chan Packet)
+	go func() {
+		defer close(told)
+		for {
+			select {
+			case <-ctx.Done():
+				<-k.opened
+				return
+			case p, ok := <-k.packets:
+				if !ok {
+					<-k.opened
+					return
+				}
+				told <- p
+			}
+		}
+	}()
+	return told, nil
+}
+
+func TestDropLogIsOpenWhileWatched(t *testing.T) {
+	k := newDropKernel()
+	d := dropLog{open: k.open}
+	first, err := d.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := d.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.packets <- Packet{In: 1}
+	if (<-first.packets).In != 1 || (<-second.packets).In != 1 {
+		t.Error("not both are told")
+	}
+	d.leave(first)
+	if len(k.opened) != 1 {
+		t.Error("the log was closed while somebody watches")
+	}
+	k.packets <- Packet{In: 2}
+	if (<-second.packets).In != 2 {
+		t.Error("the second is not told")
+	}
+	d.leave(second)
+	if len(k.opened) != 0 {
+		t.Error("the log is open though nobody watches")
+	}
+	third, err := d.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.leave(third)
+	k.err = errKernel
+	if _, err := d.watch(); !errors.Is(err, errKernel) {
+		t.Errorf("a log that can't be opened: %v", err)
+	}
+	k.err = nil
+	if w, err := d.watch(); err != nil {
+		t.Error(err)
+	} else {
+		d.leave(w)
+	}
+}
+
+func TestSlowWatcherLosesAlone(t *testing.T) {
+	k := newDropKernel()
+	d := dropLog{open: k.open}
+	slow, err := d.watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.leave(slow)
+	for n := range dropBacklog + 5 {
+		k.packets <- Packet{In: n, Lost: n % 2}
+	}
+	eventually(t, "all came", func() bool {
+		received, lost := slow.counts()
+		return received == dropBacklog && lost == 5+(dropBacklog+5)/2
+	})
+}
+
+func TestDropsStream(t *testing.T) {
+	k := newDropKernel()
+	b := startPolicy(t, func(c *Config) { c.Drops = k.open })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	packet := Packet{Time: time.Now(), Reason: driver.ByPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12}
+	var drops []Drop
+	var missed Missed
+	enough := errors.New("enough")
+	started := func() { go func() { b.driver.drop(10); k.packets <- packet }() }
+	err := b.client.Drops(ctx, started, func(r DropReport) error {
+		if r.Drop != nil {
+			drops = append(drops, *r.Drop)
+		}
+		if r.Missed != nil {
+			missed = *r.Missed
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || len(drops) != 1 || !strings.Contains(drops[0].Says, "isolated") {
+		t.Errorf("drops: %+v, %v", drops, err)
+	}
+	if missed.Limited == 0 || missed.Limited > 10 || missed.Lost != 0 {
+		t.Errorf("missed: %+v", missed)
+	}
+	eventually(t, "the log is closed", func() bool { return len(k.opened) == 0 })
+	err = b.client.Drops(ctx, func() { close(k.packets) }, func(DropReport) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("when the log ends: %v", err)
+	}
+	k.err = errKernel
+	if err := b.client.Drops(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
+		t.Errorf("when the log can't be opened: %v", err)
+	}
+}
