@@ -1,0 +1,84 @@
+package compile_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+func denyAll() store.Event {
+	p := &model.Policy{
+		Key:  model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "deny"}},
+		Tier: "default", Order: 1000, Subject: model.Equal(model.NamespaceLabel, "shop"), Ingress: true,
+	}
+	return store.Event{Kind: store.NetworkPolicies, Name: p.Key.Name, Object: p}
+}
+
+func localPod() *model.Pod {
+	return &model.Pod{Name: model.Name{Namespace: "shop", Name: "web-1"}, Node: "here", IPs: []netip.Addr{v4.addr("e1")}}
+}
+
+// Without Config.Policy there is none, whatever objects there are.
+func TestPolicyIsOptional(t *testing.T) {
+	s := store.New()
+	s.Apply([]store.Event{event(localPod()), denyAll()})
+	c := compile.New(compile.Config{Node: "here"})
+	c.SetLinks(model.Links{})
+	if d := c.Update(s, s.Take()); d.Policy.Len() != 0 || c.State().Policy != nil || c.Policies() != nil {
+		t.Errorf("policy: %+v", d.Policy)
+	}
+}
+
+// Policy follows the same updates as services do, and the own node's addresses.
+func TestPolicyIsPartOfTheState(t *testing.T) {
+	s := store.New()
+	s.Apply([]store.Event{event(localPod()), denyAll(), event(v4.node())})
+	c := compile.New(compile.Config{Node: "here", Policy: true})
+	c.SetLinks(model.Links{
+		Links:  []model.Link{{Index: 7, Name: "web-1", Pod: true}},
+		Routes: []model.LinkRoute{{Prefix: netip.PrefixFrom(v4.addr("e1"), 32), Link: 7}},
+	})
+	d := c.Update(s, s.Take())
+	p := c.State().Policy
+	w := p.Workloads[v4.addr("e1")]
+	if w == nil || w.Device != 7 || p.Programs[w.Ingress] == nil || w.Egress != "" {
+		t.Fatalf("workload %+v", w)
+	}
+	if len(d.Policy.Workloads) != 1 || len(d.Policy.Programs) != 1 || !d.Policy.PodDevices[7] {
+		t.Errorf("delta %+v", d.Policy)
+	}
+	if got := c.Policies(); len(got) != 1 || got[0].Pods != 1 {
+		t.Errorf("policies %+v", got)
+	}
+
+	node := v4.node()
+	node.PodCIDRs = []netip.Prefix{netip.PrefixFrom(v4.addr("e9"), 24)}
+	s.Apply([]store.Event{event(node)})
+	if d = c.Update(s, s.Take()); d.Policy.Len() != 1 || !slices.Equal(p.PodCIDRs, masked(node.PodCIDRs)) {
+		t.Errorf("pod CIDRs %v, delta %+v", p.PodCIDRs, d.Policy)
+	}
+	c.SetLinks(model.Links{})
+	if d = c.Update(s, store.Dirty{}); d.Policy.Len() != 2 || p.Workloads[v4.addr("e1")].Device != 0 {
+		t.Errorf("an interface goes: %+v", d.Policy)
+	}
+	e := denyAll()
+	e.Object = nil
+	s.Apply([]store.Event{e})
+	if d = c.Update(s, s.Take()); d.Policy.Len() != 2 || len(p.Programs) != 0 {
+		t.Errorf("the policy goes: %+v", d.Policy)
+	}
+	if d = c.Update(s, store.Dirty{}); d.Len() != 0 {
+		t.Errorf("nothing changes: %+v", d)
+	}
+}
+
+func masked(list []netip.Prefix) (all []netip.Prefix) {
+	for _, p := range list {
+		all = append(all, p.Masked())
+	}
+	return all
+}
