@@ -62,6 +62,8 @@ type Took struct {
 	Compile time.Duration // the change of the node's state
 	Plan    time.Duration // the change of the kernel
 	Apply   time.Duration // until the kernel has acknowledged it
+
+	Operations int // of the kernel
 }
 
 // Sum is all of it.
@@ -95,6 +97,7 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	}
 	lap(&took.Plan)
 	if err == nil {
+		took.Operations = plan.Len()
 		err = plan.Apply(ctx)
 	}
 	lap(&took.Apply)

@@ -76,34 +76,42 @@ type walk struct {
 	stack []frame // empty once the base chain itself was left by a goto
 }
 
-// replay follows each packet through the table's chains.
+// replay follows each packet through the table's chains. The kernel makes a packet's number of where
+// it is in memory: another one may have it later. A packet passes a base chain but once.
 func replay(rules map[string][]uint64, table string, events []event) ([]Met, error) {
-	var order []uint32
+	var order []*walk
 	walks := map[uint32]*walk{}
 	for _, e := range events {
 		if e.table != table {
 			continue
 		}
 		w := walks[e.packet]
-		if w == nil {
+		if w == nil || w.base == "" && w.passed(e.chain) {
 			w = &walk{rules: rules, met: Met{Rules: map[string]int{}}}
 			walks[e.packet] = w
-			order = append(order, e.packet)
+			order = append(order, w)
 		}
 		if err := w.step(e); err != nil {
 			return nil, err
 		}
 	}
 	var all []Met
-	for _, id := range order {
-		all = append(all, walks[id].met)
+	for _, w := range order {
+		all = append(all, w.met)
 	}
 	return all, nil
+}
+
+// passed reports whether the packet has been in a base chain.
+func (w *walk) passed(base string) bool {
+	_, ok := w.met.Rules[base]
+	return ok
 }
 
 func (w *walk) step(e event) error {
 	if w.base == "" {
 		w.base, w.stack = e.chain, []frame{{chain: e.chain}}
+		w.met.Rules[w.base] = 0
 	}
 	if e.policy {
 		if len(w.stack) > 0 {
