@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,12 +21,12 @@ type probe struct {
 	fds  map[model.Protocol]int
 }
 
-var probed = []model.Protocol{model.TCP, model.UDP, model.SCTP}
+var probed = []model.Protocol{model.TCP, model.UDP, model.SCTP, Ping}
 
 func openProbe(a netip.Addr) (*probe, error) {
 	p := &probe{addr: a, fds: map[model.Protocol]int{}}
 	for _, proto := range probed {
-		fd, err := openRaw(int(proto), a)
+		fd, err := openRaw(rawNumber(proto, a), a)
 		if err != nil {
 			p.close()
 			return nil, err
@@ -66,11 +67,15 @@ func (p *probe) send(proto model.Protocol, from, to uint16, dst netip.Addr, repl
 	case model.TCP:
 		b = segment(src, d, tcpSYN, uint32(from), 0, nil)
 	case model.UDP:
-		b = datagram(src, d, []byte("first"))
-	case model.SCTP:
-		s := sctpPacket{src: from, dst: to, chunk: sctpInit, tag: 1}
+		mark := binary.BigEndian.AppendUint32(nil, uint32(from))
 		if reply {
-			s.chunk, s.vtag = sctpInitAck, 1
+			mark = []byte("reply")
+		}
+		b = datagram(src, d, mark)
+	case model.SCTP:
+		s := sctpPacket{src: from, dst: to, chunk: sctpInit, tag: uint32(from)}
+		if reply {
+			s.chunk, s.vtag = sctpInitAck, uint32(to)
 		}
 		b = s.marshal()
 	}
@@ -86,6 +91,8 @@ type seen struct {
 	proto    model.Protocol
 	from     netip.Addr
 	src, dst uint16
+	id       uint32 // the mark of a first packet, which is its source port as it was sent
+	reply    bool
 }
 
 // drain calls f with each packet that has arrived.
@@ -100,12 +107,10 @@ func (p *probe) drain(f func(seen) error) error {
 			if err != nil {
 				return fmt.Errorf("receive at %v: %w", p.addr, err)
 			}
-			if len(b) < 4 {
-				continue
-			}
-			s := seen{proto, from, uint16(b[0])<<8 | uint16(b[1]), uint16(b[2])<<8 | uint16(b[3])}
-			if err := f(s); err != nil {
-				return err
+			if s, ok := readSeen(proto, from, b); ok {
+				if err := f(s); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -156,7 +161,7 @@ func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	for a, p := range m.probes {
 		err := p.drain(func(s seen) error {
-			if s.src == source { // a first packet; one to itself may be both in turn
+			if s.id == uint32(source) && !s.reply {
 				f := First{s.from, a, s.proto, s.dst}
 				fate, known := fates[f]
 				if !known || fate.Arrived {
@@ -169,7 +174,7 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 				}
 				return p.send(s.proto, s.dst, s.src, s.from, true)
 			}
-			if f := (First{a, s.from, s.proto, s.src}); s.dst == source {
+			if f := (First{a, s.from, s.proto, s.src}); s.reply && s.dst == source {
 				if fate, known := fates[f]; known {
 					fate.Answered = true
 					fates[f] = fate

@@ -3,6 +3,8 @@ package drivertest
 import (
 	"net/netip"
 	"testing"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // TestMesh shows that all probes pass where nothing judges them, and that one whose way is
@@ -17,7 +19,7 @@ func TestMesh(t *testing.T) {
 	for _, from := range pods {
 		for _, to := range pods {
 			for f := range from {
-				for _, proto := range probed {
+				for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 					for _, port := range []uint16{80, 81} {
 						firsts = append(firsts, First{from[f], to[f], proto, port})
 					}
@@ -33,6 +35,25 @@ func TestMesh(t *testing.T) {
 		for f, fate := range fates {
 			if !fate.Arrived || !fate.Answered {
 				t.Errorf("%v: %+v", f, fate)
+			}
+		}
+	}
+}
+
+// TestTrace follows packets of every kind where nothing judges them, and a spoofed one.
+func TestTrace(t *testing.T) {
+	a, b := [2]netip.Addr(both("10.244.1.11", "fd00:10:244:1::11")), [2]netip.Addr(both("10.244.1.12", "fd00:10:244:1::12"))
+	m := NewMesh(t, "trace", [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), map[string][2]netip.Addr{"a": a, "b": b})
+	nobody := both("198.51.100.7", "2001:db8::7")
+	for f := range a {
+		for _, proto := range probed {
+			got, err := m.Trace(Packet{Host: "a", From: a[f], To: b[f], Protocol: proto, Port: 80})
+			if err != nil || got.At != "b" || got.Seen != a[f] || !got.Answered {
+				t.Errorf("%v: %+v, %v", proto, got, err)
+			}
+			got, err = m.Trace(Packet{Host: "a", From: nobody[f], To: b[f], Protocol: proto, Port: 80})
+			if err != nil || got.At != "b" || got.Seen != nobody[f] || got.Answered {
+				t.Errorf("%v from a false address: %+v, %v", proto, got, err)
 			}
 		}
 	}
