@@ -48,7 +48,7 @@ else
 	@echo
 	bin/sluice lab demo '$(BOUTIQUE)'
   else
-	@printf '\n%s\n' \
+	@printf '%s\n' '' \
 	  'To see a bigger application with its policies, put release/kubernetes-manifests.yaml and the files of' \
 	  'kustomize/components/network-policies of github.com/GoogleCloudPlatform/microservices-demo (Online' \
 	  'Boutique) into one folder, and run: make run APP=that-folder'

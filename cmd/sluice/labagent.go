@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// labAgent runs this program as the nodes' agent.
+func labAgent(exe string) *lab.Agent {
+	return &lab.Agent{
+		Socket: agent.DefaultSocket,
+		Command: func(c lab.AgentConfig) []string {
+			return []string{
+				exe, "run", "--manifests", c.Manifests, "--node", c.Node, "--socket", c.Socket,
+				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
+			}
+		},
+		Sync: func(ctx context.Context, socket string) ([]string, error) {
+			err := agent.NewClient(socket).Sync(ctx)
+			fault, ok := errors.AsType[*agent.FaultError](err)
+			if !ok {
+				return nil, err
+			}
+			var issues []string
+			for _, i := range fault.Issues {
+				issues = append(issues, i.Object+": "+i.Reason)
+			}
+			return issues, nil
+		},
+		Knows: knowsPod,
+	}
+}
+
+// knowsPod asks an agent about a connection that a pod of its node could make, and takes for known what is
+// not dropped before any policy is asked.
+func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error) {
+	q, err := agent.ParseQuestion(pod.Namespace+"/"+pod.Name, "node/"+pod.Spec.NodeName+":1")
+	if err != nil {
+		return false, err
+	}
+	e, err := agent.NewClient(socket).Explain(ctx, q)
+	if err != nil {
+		return false, err
+	}
+	for _, answer := range e.Answers {
+		steps := answer.Steps
+		for _, path := range answer.Paths {
+			steps = append(steps, path.Steps...)
+		}
+		if slices.ContainsFunc(steps, func(s verdict.Step) bool { return s.Stage == verdict.Source && !s.Allowed }) {
+			return false, nil
+		}
+	}
+	return len(e.Answers) > 0, nil
+}
+
+func joinCIDRs(ps []netip.Prefix) string {
+	var ss []string
+	for _, p := range ps {
+		ss = append(ss, p.String())
+	}
+	return strings.Join(ss, ",")
+}

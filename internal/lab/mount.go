@@ -1,0 +1,98 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountNames covers /etc/hosts and /etc/resolv.conf for the calling thread and its children.
+func (l *Lab) mountNames(namespace string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make mount namespace: %w", err)
+	}
+	// Slaves still see what the host mounts later, and tell it nothing.
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("separate mounts: %w", err)
+	}
+	for _, m := range []struct{ from, over string }{
+		{l.hosts(namespace), "/etc/hosts"},
+		{l.resolver(), "/etc/resolv.conf"},
+	} {
+		over, err := filepath.EvalSymlinks(m.over)
+		if err != nil { // a file that nobody reads need not be covered, but names come from hosts
+			if m.over == "/etc/hosts" {
+				return fmt.Errorf("%w: create an empty one", err)
+			}
+			continue
+		}
+		if err := unix.Mount(m.from, over, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount over %s: %w", over, err)
+		}
+	}
+	return nil
+}
+
+// mountAgent puts a node's agent, if it has one, where commands look for an agent: in the calling thread's
+// mount namespace, which is its own, that folder holds nothing but the node's socket and, if they
+// were below it, the labs.
+func (l *Lab) mountAgent(node string) error {
+	if node == "" || l.agent == nil || l.agent.Socket == "" {
+		return nil
+	}
+	folder := filepath.Dir(l.agent.Socket)
+	covered := map[string]string{l.agent.Socket: l.socket(node)}
+	if strings.HasPrefix(Dir, folder+"/") {
+		covered[Dir] = Dir
+	}
+	files := map[string]*os.File{} // by where they are to be seen
+	for at, path := range covered {
+		// O_PATH: a socket cannot be opened, and what is covered can still be mounted from here.
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", path, err)
+		}
+		files[at] = os.NewFile(uintptr(fd), path)
+		defer files[at].Close()
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount over %s: %w", folder, err)
+	}
+	for at, f := range files {
+		if err := showAt(at, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// showAt mounts an open file or folder at a path, which it makes.
+func showAt(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", f.Name(), err)
+	}
+	if info.IsDir() {
+		err = os.MkdirAll(path, 0o755)
+	} else {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("make place for %s: %w", f.Name(), err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", f.Name(), path, err)
+	}
+	return nil
+}
