@@ -61,7 +61,7 @@ type End struct {
 type Term struct {
 	Groups []SetID   // in State.Groups
 	Lists  []ListRef // in State.Lists
-	Text   string    // for people: "pods with app == 'web' in namespace shop"
+	Text   string    // for people: selectors and networks, "app == 'web', 10.0.0.0/8"
 }
 
 // ListRef names a List, with the prefix lengths that are in it (ascending), which is what a driver's
