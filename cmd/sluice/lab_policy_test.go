@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/probe"
@@ -128,6 +129,7 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	}
 	delete(want, "* to quay/gate:80")
 	checkPairs(t, l, 37, want)
+	checkWhy(t, l, want)
 	if got := execute(t.Context(), []string{"lab", "probe", "--name", name, "--requests", "1"}, &out, &out); got != exitOK || !strings.Contains(out.String(), "37 of 132 pairs pass, as the policies say") {
 		t.Errorf("exit status %d, and no count of the pairs:\n%s", got, out.String())
 	}
@@ -165,5 +167,37 @@ func checkPairs(t *testing.T, l *lab.Lab, pass int, want map[string]bool) {
 		var b strings.Builder
 		rep.Table(&b)
 		t.Errorf("%d of %d requests did not end as they should:\n%s", rep.Failed, rep.Requests, b.String())
+	}
+}
+
+// checkWhy asks the agents at both ends of each pair what they say of it: what the client's node lets
+// go and the server's lets come in is what really passes.
+func checkWhy(t *testing.T, l *lab.Lab, passes map[string]bool) {
+	t.Helper()
+	agents := map[string]*agent.Client{}
+	for _, n := range l.Status(t.Context()).Nodes {
+		agents[n.Name] = agent.NewClient(n.Socket)
+	}
+	allowed := func(node, from, to string) bool {
+		q, err := agent.ParseQuestion(from, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := agents[node].Explain(t.Context(), q)
+		if err != nil {
+			t.Fatalf("%s asked about %s to %s: %v", node, from, to, err)
+		}
+		return e.Allowed
+	}
+	for _, client := range l.Cluster.Pods {
+		for _, server := range l.Cluster.Pods {
+			from, service, pod := client.Namespace+"/"+client.Name, plan.WorkloadOf(server)+":80", server.Namespace+"/"+server.Name
+			leaves := allowed(client.Spec.NodeName, from, "svc/"+service)
+			arrives := allowed(server.Spec.NodeName, from, pod+":talk")
+			pair := plan.WorkloadOf(client) + " to " + service
+			if got := leaves && arrives; client != server && got != passes[pair] {
+				t.Errorf("why says %v of %s (it leaves: %v, it arrives: %v), the kernel does not", got, pair, leaves, arrives)
+			}
+		}
 	}
 }
