@@ -153,3 +153,31 @@ func BenchmarkPodChange(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkListChange changes one of a million networks of a set that a policy selects.
+func BenchmarkListChange(b *testing.B) {
+	const nets = 1_000_000
+	list := func(last int) *model.NetworkSet {
+		set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: "bad"}}, Labels: map[string]string{"name": "bad"}}
+		for i := range nets - 1 {
+			set.Nets = append(set.Nets, netip.PrefixFrom(benchAddr(i), 32))
+		}
+		set.Nets = append(set.Nets, netip.PrefixFrom(benchAddr(nets+last), 32))
+		return set
+	}
+	s := benchStore(benchScale{1_000, 1_000, 30})
+	p := benchPolicy(0, 1)
+	p.Key.Name.Name = "bad"
+	p.IngressRules[0].Source.Peers[0][0].Selector = model.Equal("name", "bad")
+	sets := [2]*model.NetworkSet{list(0), list(1)}
+	s.Apply([]store.Event{event(p), event(sets[0])})
+	c := New(Config{Node: "here"})
+	s.Read(func(v *store.View) { c.Update(v, v.All(), nil) })
+	s.Take()
+	for i := 1; b.Loop(); i++ {
+		s.Apply([]store.Event{event(sets[i%2])})
+		if d := update(c, s, s.Take(), nil); len(d.Lists) != 1 || len(d.Programs) != 0 {
+			b.Fatal(len(d.Lists), len(d.Programs))
+		}
+	}
+}

@@ -42,12 +42,6 @@ func event(o any) store.Event {
 	panic(fmt.Sprintf("no object: %T", o))
 }
 
-func gone(o any) store.Event {
-	e := event(o)
-	e.Object = nil
-	return e
-}
-
 // history is a store and a compiler that follows it step by step, with all that
 // its deltas came to.
 type history struct {

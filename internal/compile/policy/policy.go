@@ -89,15 +89,13 @@ type work struct {
 
 // tables are the parts of the state.
 type tables struct {
-	programs    table[state.ProgramID, state.Program]
-	workloads   table[netip.Addr, state.Workload]
-	hostTable   table[int, state.Host]
-	listTable   table[state.SetID, state.List]
-	portTable   table[state.SetID, state.Ports]
-	groupTable  memberTable[netip.Addr]
-	namedTable  memberTable[state.NamedPort]
-	podDevices  map[int]bool // as in state.PolicyDelta
-	hostDevices map[int]bool
+	programs   table[state.ProgramID, state.Program]
+	workloads  table[netip.Addr, state.Workload]
+	hostTable  table[int, state.Host]
+	listTable  table[state.SetID, state.List]
+	portTable  table[state.SetID, state.Ports]
+	groupTable memberTable[netip.Addr]
+	namedTable memberTable[state.NamedPort]
 }
 
 // New returns a Compiler whose policy is empty.
