@@ -2,7 +2,7 @@
 // manifests to nodes, placed pods with addresses, Services with everything that a
 // cluster allocates for them, EndpointSlices, and the names that resolve. It does
 // what the API server, the scheduler, the address managers and the controllers do in a
-// real cluster, as far as a service proxy can tell. It is pure apart from Read.
+// real cluster, as far as a service proxy and network policies can tell. It is pure apart from Read.
 package plan
 
 import (
