@@ -50,15 +50,15 @@ type history struct {
 	store    *store.Store
 	compiler *Compiler
 	state    *state.Policy // by the deltas alone
-	links    model.Links
+	links    *model.Links  // new ones that the next step brings
+	known    model.Links
 	cidrs    []netip.Prefix
-	first    bool
 }
 
 func newHistory(cfg Config, space uint32) *history {
 	return &history{
 		cfg: cfg, space: space, store: store.New(), compiler: newCompiler(cfg, space),
-		state: state.NewPolicy(), first: true,
+		state: state.NewPolicy(), links: &model.Links{},
 	}
 }
 
@@ -72,7 +72,10 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 	t.Helper()
 	h.store.Apply(events)
 	d := h.store.Take()
-	h.compiler.SetLinks(h.links)
+	if h.links != nil {
+		h.compiler.SetLinks(*h.links) // and not again: whatever depends on them has to be noticed
+		h.known, h.links = *h.links, nil
+	}
 	delta := update(h.compiler, h.store, d, h.cidrs)
 	exact(t, h.state, delta)
 	h.state.Apply(delta)
@@ -85,7 +88,7 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 // fresh is a compiler that sees the objects for the first time.
 func (h *history) fresh() *Compiler {
 	c := newCompiler(h.cfg, h.space)
-	c.SetLinks(h.links)
+	c.SetLinks(h.known)
 	h.store.Read(func(v *store.View) { c.Update(v, v.All(), h.cidrs) })
 	return c
 }

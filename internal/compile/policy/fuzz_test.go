@@ -31,7 +31,7 @@ func FuzzPolicy(f *testing.F) {
 		for range 12 {
 			h.apply(t, w.event(), w.event())
 			if w.chance(20) {
-				h.links = w.linksOf()
+				h.links = w.newLinks()
 			}
 		}
 		h.apply(t)

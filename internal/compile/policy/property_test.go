@@ -188,8 +188,8 @@ func (w world) hostEndpoint() *model.HostEndpoint {
 	}
 }
 
-func (w world) linksOf() model.Links {
-	l := model.Links{Links: []model.Link{{Index: 1, Name: "lo", Host: true}, {Index: 2, Name: "eth0", Host: true, Addresses: []netip.Addr{w.addr()}}}}
+func (w world) newLinks() *model.Links {
+	l := &model.Links{Links: []model.Link{{Index: 1, Name: "lo", Host: true}, {Index: 2, Name: "eth0", Host: true, Addresses: []netip.Addr{w.addr()}}}}
 	for i := range w.IntN(4) {
 		l.Links = append(l.Links, model.Link{Index: 3 + i, Name: fmt.Sprintf("p%d", i), Pod: w.chance(70), Bridge: w.chance(20)})
 		a := w.addr()
@@ -242,7 +242,7 @@ func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 				batch = append(batch, w.event())
 			}
 			if w.chance(10) {
-				h.links = w.linksOf()
+				h.links = w.newLinks()
 			}
 			if w.chance(10) {
 				h.cidrs = w.nets()
@@ -274,7 +274,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		for _, e := range last {
 			final = append(final, e)
 		}
-		links := w.linksOf()
+		links := w.newLinks()
 		first := newHistory(worldConfig, crowded)
 		first.links = links
 		first.apply(t, all...)
@@ -328,7 +328,7 @@ func TestUndo(t *testing.T) {
 		for _, e := range undo {
 			h.apply(t, e)
 		}
-		same(t, h.compiler, newCompiler(h.cfg, crowded))
+		same(t, h.compiler, newHistory(h.cfg, crowded).fresh())
 		empty(t, h.compiler)
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
