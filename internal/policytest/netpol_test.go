@@ -50,6 +50,7 @@ func TestConformance(t *testing.T) {
 type kernel struct {
 	*Product
 	mesh   *drivertest.Mesh
+	links  model.Links
 	driver driver.Driver
 }
 
@@ -59,10 +60,15 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	for i, name := range PodNames(o) {
 		pods[string(rune('a'+i))] = [2]netip.Addr{Address(o, name, 0), Address(o, name, 1)}
 	}
+	return openKernel(t, prefix, pods)
+}
+
+// openKernel opens the driver on a node with pods that have the addresses, of which nothing is declared.
+func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr) *kernel {
+	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
-	var links model.Links
 	err := k.mesh.Node.Do(func() (err error) {
-		if links, err = link.Read(); err != nil {
+		if k.links, err = link.Read(); err != nil {
 			return err
 		}
 		k.driver, err = nftables.Open(nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)})
@@ -82,7 +88,7 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	if err := k.driver.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	k.Product = NewProduct(links)
+	k.Product = NewProduct(k.links)
 	k.Apply(nil)
 	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
 	k.carryOut(t, plan, err)

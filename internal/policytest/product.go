@@ -33,11 +33,22 @@ type eventKey struct {
 	name model.Name
 }
 
+// The prefixes of services, by family, and the address list and interface of the node that
+// deny at arrival.
+var (
+	ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+	DenyList     = "bad"
+	DenyDevice   = "eth0"
+)
+
 // NewProduct returns a Product of an empty cluster.
 func NewProduct(links model.Links) *Product {
 	p := &Product{
-		Compiler: compile.New(compile.Config{Node: NodeName, ClusterCIDRs: PodCIDRs, Policy: true}),
-		store:    store.New(), events: map[eventKey]store.Event{},
+		Compiler: compile.New(compile.Config{
+			Node: NodeName, ClusterCIDRs: PodCIDRs, ServiceCIDRs: ServiceCIDRs, Policy: true,
+			DenyLists: []string{DenyList}, DenyDevices: []string{DenyDevice},
+		}),
+		store: store.New(), events: map[eventKey]store.Event{},
 	}
 	p.Compiler.SetLinks(links)
 	p.store.SetSynced()

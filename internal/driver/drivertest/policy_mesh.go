@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -45,7 +48,7 @@ func (m *Mesh) build(t testing.TB, prefix string, node dual, pods map[string][2]
 	if _, err := m.topology.host(t, prefix, "wire", "", true); err != nil {
 		return err
 	}
-	if err := m.join(t, prefix, "node", "wire", node, nodePodCIDRs); err != nil {
+	if err := m.join(t, prefix, "node", "wire", node, slices.Concat(nodePodCIDRs, serviceCIDRs, externalCIDRs)); err != nil {
 		return err
 	}
 	if err := m.join(t, prefix, "outside", "wire", dual(Outside), nil); err != nil {
@@ -104,4 +107,31 @@ type First struct {
 type Fate struct {
 	Arrived  bool // at the destination
 	Answered bool // the reply to it came back
+}
+
+// In runs f inside a host of the mesh, by its name.
+func (m *Mesh) In(host string, f func() error) error { return m.topology.hosts[host].ns.Do(f) }
+
+// ForgetNeighbours makes a host and the node look for each other anew.
+func (m *Mesh) ForgetNeighbours(pod string) error {
+	for ns, name := range map[*netns.NS]string{m.Node: "to-" + pod, m.topology.hosts[pod].ns: "eth0"} {
+		l, err := ns.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", name, err)
+		}
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			known, err := ns.NeighList(l.Attrs().Index, family)
+			if err != nil {
+				return fmt.Errorf("list neighbours at %s: %w", name, err)
+			}
+			for _, n := range known {
+				if n.State == netlink.NUD_PERMANENT {
+					if err := ns.NeighDel(&n); err != nil {
+						return fmt.Errorf("forget neighbour %v at %s: %w", n.IP, name, err)
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
