@@ -85,9 +85,9 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 			c.setTier(name, v.Tier(name))
 		}
 		for key, p := range c.policies {
-			if _, changed := d.Tiers[p.obj.Tier]; changed || p.lost {
-				dirty[key] = struct{}{}
-			} else if _, changed := d.Tiers[p.tier.Name]; changed {
+			_, named := d.Tiers[p.obj.Tier]
+			_, held := d.Tiers[p.tier.Name] // another one, where the named one does not exist
+			if named || held {
 				dirty[key] = struct{}{}
 			}
 		}

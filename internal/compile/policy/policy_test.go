@@ -598,3 +598,23 @@ func summary(d state.PolicyDelta) string {
 	add(len(d.Lists), "lists")
 	return strings.Join(parts, " ")
 }
+
+// What of a pod changes without its labels and addresses is noticed too.
+func TestSmallChanges(t *testing.T) {
+	h := newHistory(config, idSpace)
+	second := func() *model.Pod { p := pod(1, "here"); p.Name.Name = "p2"; return p }()
+	h.apply(t, event(named(pod(1, "here", "app", "web"), "http", 80)), event(second),
+		event(networkPolicy("x", ingress(toPorts(model.PolicyPort{Protocol: model.TCP, Name: "http"})))))
+	if got := summary(h.apply(t, event(named(pod(1, "here", "app", "web"), "http", 81)))); got != "1 named" {
+		t.Errorf("another port: %q", got)
+	}
+	dying := named(pod(1, "here", "app", "web"), "http", 81)
+	dying.Terminating = true
+	if got := summary(h.apply(t, event(dying))); got != "1 workloads" {
+		t.Errorf("a pod with the same address gets it: %q", got)
+	}
+	if got, want := show(h.compiler.Policy()), "10.0.0.1 shop/p2 dev 0\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	same(t, h.compiler, h.fresh())
+}
