@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -13,62 +14,84 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestCut shows that an established connection ends when a policy comes to forbid it,
-// whichever end speaks next, and goes on when it is allowed again; over TCP and UDP, by a policy
+// TestCut shows that established connections end when a policy comes to forbid them,
+// whichever end speaks next, and go on when they are allowed again; over TCP and UDP, by a policy
 // of either end, directly and through a service.
 func TestCut(t *testing.T) {
 	k := openKernel(t, "cut", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
-	cluster := lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")
-	open := row{services: []svc{cluster}}
-	for _, proto := range []model.Protocol{tcp, udp} {
-		for family := range Families {
-			for via, port := range map[string]uint16{"b": 80, "vip": 80} {
-				for _, closed := range []row{
-					{services: open.services, policies: isolated("b", "in ingress: []")},
-					{services: open.services, policies: isolated("a", "out egress: []")},
-				} {
-					for _, clientFirst := range []bool{true, false} {
-						name := fmt.Sprint(proto, " ", names[via][family], " ", clientFirst)
-						t.Run(name, func(t *testing.T) {
-							k.declare(t, open)
-							server := netip.AddrPortFrom(names["b"][family], 80)
-							p, err := k.mesh.Pair(t, "a", proto, server, netip.AddrPortFrom(names[via][family], port))
-							if err != nil {
-								t.Fatal(err)
-							}
-							k.declare(t, closed)
-							k.falls(t, p, clientFirst)
-							k.declare(t, open)
-							k.revives(t, p)
-						})
-					}
-				}
-			}
+	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
+	for by, policy := range map[string]string{"by the server's": isolated("b", "in ingress: []"), "by the client's": isolated("a", "out egress: []")} {
+		for first, clientFirst := range map[string]bool{"the client": true, "the server": false} {
+			t.Run(by+" policy, "+first+" speaks first", func(t *testing.T) {
+				k.declare(t, row{services: services})
+				pairs := k.pairs(t)
+				k.declare(t, row{services: services, policies: policy})
+				together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, clientFirst) })
+				k.declare(t, row{services: services})
+				together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
+			})
 		}
 	}
 }
 
+// pairs are connections from a to b of all kinds.
+func (k *kernel) pairs(t *testing.T) map[string]*drivertest.Pair {
+	t.Helper()
+	pairs := map[string]*drivertest.Pair{}
+	port := uint16(80)
+	for _, proto := range []model.Protocol{tcp, udp} {
+		for family := range Families {
+			for _, via := range []string{"b", "vip"} {
+				if via == "b" {
+					port++ // a server of its own
+				}
+				server := netip.AddrPortFrom(names["b"][family], port)
+				call := server
+				if via == "vip" {
+					server, call = netip.AddrPortFrom(names["b"][family], 80), netip.AddrPortFrom(names["vip"][family], 80)
+				}
+				p, err := k.mesh.Pair(t, "a", proto, server, call)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pairs[fmt.Sprint(proto, " ", call)] = p
+			}
+		}
+	}
+	return pairs
+}
+
+func together(pairs map[string]*drivertest.Pair, f func(name string, p *drivertest.Pair)) {
+	var all sync.WaitGroup
+	for name, p := range pairs {
+		all.Go(func() { f(name, p) })
+	}
+	all.Wait()
+}
+
 // falls waits until neither end hears the other, for no longer than a cut may take.
-func (k *kernel) falls(t *testing.T, p *drivertest.Pair, clientFirst bool) {
+func falls(t *testing.T, name string, p *drivertest.Pair, clientFirst bool) {
 	t.Helper()
 	begun := time.Now()
 	for _, client := range []bool{clientFirst, !clientFirst} {
 		for p.Speak(client, drivertest.Silent) {
 			if time.Since(begun) > drivertest.Patient {
-				t.Fatalf("a connection that is forbidden still goes on (client speaks: %v)", client)
+				t.Errorf("%s: it is forbidden and still goes on (client speaks: %v)", name, client)
+				return
 			}
 		}
 	}
 }
 
 // revives waits until both ends hear each other again.
-func (k *kernel) revives(t *testing.T, p *drivertest.Pair) {
+func revives(t *testing.T, name string, p *drivertest.Pair) {
 	t.Helper()
 	for _, client := range []bool{true, false} {
 		begun := time.Now()
 		for !p.Speak(client, drivertest.Patient) {
 			if time.Since(begun) > 2*drivertest.Patient {
-				t.Fatalf("a connection that is allowed again does not go on (client speaks: %v)", client)
+				t.Errorf("%s: it is allowed again and does not go on (client speaks: %v)", name, client)
+				return
 			}
 		}
 	}
