@@ -187,27 +187,38 @@ func (c *Conn) send(batch []netlink.Message) (done, noRoom int, err error) {
 	}
 }
 
-// remake deletes an entry and makes it anew with the cut label turned. A packet in between may make
-// another, even the other way round, as nothing says any more that it is an answer: that goes too.
+// remake deletes an entry and makes it anew with the cut label turned.
 func (c *Conn) remake(f *Flow) (made bool, err error) {
 	if n, err := c.deleteFlows([]Flow{*f}); n == 0 || err != nil {
 		return false, err
 	}
+	return c.restore(f)
+}
+
+// restore makes an entry that was deleted, with the cut label turned. A packet in between may have made
+// another, even the other way round, as nothing said any more that it was an answer: that goes first, as
+// the kernel would translate to another port beside it.
+func (c *Conn) restore(f *Flow) (made bool, err error) {
 	create, err := createFlow(f)
 	if err != nil {
 		return false, err
 	}
 	for range remakes {
-		if err = c.exchange(create, func([]byte) error { return nil }); !errors.Is(err, unix.EEXIST) {
-			break
-		}
 		if err := c.deleteEither(f); err != nil {
 			return false, err
+		}
+		if err = c.exchange(create, func([]byte) error { return nil }); !errors.Is(err, unix.EEXIST) {
+			break
 		}
 	}
 	if err != nil {
 		return false, fmt.Errorf("make the entry of %v anew: %w", f.Orig, err)
 	}
+	return c.labelMade(f)
+}
+
+// labelMade labels an entry that was just made.
+func (c *Conn) labelMade(f *Flow) (bool, error) {
 	label, err := labelFlow(f)
 	if err != nil {
 		return false, err

@@ -416,3 +416,35 @@ func TestRelabelMany(t *testing.T) {
 		})
 	}
 }
+
+// TestRestoreInItsPlace has packets of a flow, from either end, make an entry before the old one is back.
+func TestRestoreInItsPlace(t *testing.T) {
+	for name, meanwhile := range map[string]entry{
+		"by the client":    {model.UDP, "10.1.0.1:1000", "10.96.0.1:53", "10.2.0.2:5353"},
+		"by the other end": {model.UDP, "10.2.0.1:5353", "10.1.0.1:1000", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testNS(t)
+			run(t, ns, "nft", labelRules)
+			c := testConn(t, ns)
+			create(t, c, table[0])
+			var old Flow
+			if _, err := c.Sweep(t.Context(), func(f Flow) bool { old = f; return true }); err != nil {
+				t.Fatal(err)
+			}
+			create(t, c, meanwhile)
+			if made, err := c.restore(&old); !made || err != nil {
+				t.Fatal(made, err)
+			}
+			n := 0
+			if _, err := c.Sweep(t.Context(), func(f Flow) bool {
+				if f.Orig == old.Orig && f.Reply == old.Reply && f.Cut() {
+					n++
+				}
+				return false
+			}); err != nil || n != 1 {
+				t.Errorf("%d entries like the old one, %v; all: %q", n, err, flows(t, c))
+			}
+		})
+	}
+}

@@ -28,7 +28,7 @@ func (a *asker) missing(s Step, f Flow) string {
 		return ""
 	}
 	direction, other := "ingress", "from "+a.label(f.Source)
-	if slices.Contains([]Stage{Egress, HostOutput, HostForwardO, UntrackedOut}, s.Stage) {
+	if slices.Contains([]Stage{Egress, HostOutput, HostForwardOut, UntrackedOut}, s.Stage) {
 		direction, other = "egress", "to "+a.label(f.Destination)
 	}
 	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {

@@ -14,20 +14,20 @@ type Stage string
 // The stages, in the order in which a packet meets them. Those of a host endpoint are
 // named after its policies.
 const (
-	DenyList     Stage = "deny list"
-	UntrackedIn  Stage = "host, untracked in"
-	UntrackedOut Stage = "host, untracked out"
-	PreDNAT      Stage = "host, before services"
-	Service      Stage = "service"
-	Self         Stage = "itself"
-	Source       Stage = "source" // whether what comes from there may have that address
-	Egress       Stage = "egress"
-	Destination  Stage = "destination" // whether the address is one that is known
-	Ingress      Stage = "ingress"
-	HostForward  Stage = "host, forward"
-	HostForwardO Stage = "host, forward out"
-	HostInput    Stage = "host, in"
-	HostOutput   Stage = "host, out"
+	DenyList       Stage = "deny list"
+	UntrackedIn    Stage = "host, untracked in"
+	UntrackedOut   Stage = "host, untracked out"
+	PreDNAT        Stage = "host, before services"
+	Service        Stage = "service"
+	Self           Stage = "itself"
+	Source         Stage = "source" // whether what comes from there may have that address
+	Egress         Stage = "egress"
+	Destination    Stage = "destination" // whether the address is one that is known
+	Ingress        Stage = "ingress"
+	HostForwardIn  Stage = "host, forward"
+	HostForwardOut Stage = "host, forward out"
+	HostInput      Stage = "host, in"
+	HostOutput     Stage = "host, out"
 )
 
 // Drop is a reason why a packet is dropped, with the values of driver.Drop.
@@ -78,10 +78,10 @@ func Forward(p *state.Policy, f Flow, in, out int) []Step {
 		return steps
 	}
 	if h := p.Hosts[in]; h != nil {
-		steps = host(p, h, HostForward, h.ForwardIn, f, steps)
+		steps = host(p, h, HostForwardIn, h.ForwardIn, f, steps)
 	}
 	if h := p.Hosts[out]; h != nil {
-		steps = host(p, h, HostForwardO, h.ForwardOut, f, steps)
+		steps = host(p, h, HostForwardOut, h.ForwardOut, f, steps)
 	}
 	return steps
 }
