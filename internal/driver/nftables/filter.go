@@ -162,14 +162,16 @@ func (p *program) addPodChains(fp *familyProgram) {
 		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
 		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownDevice)),
 	}
+	sent := []rule{
+		newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
+		newRule("").goTo(n("stranger")),
+	}
 	if f.num == unix.NFPROTO_IPV6 {
-		stranger = append(neighbourDiscovery(), stranger...)
+		sent = append([]rule{newRule("").family(f).proto(unix.IPPROTO_ICMPV6).jump(n("neighbours"))}, sent...)
+		p.chains = append(p.chains, chain{name: n("neighbours"), comment: "what a host on a link needs", rules: neighbourDiscovery()})
 	}
 	p.chains = append(p.chains,
-		chain{name: n("sent"), comment: "what may the source send", rules: []rule{
-			newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
-			newRule("").goTo(n("stranger")),
-		}},
+		chain{name: n("sent"), comment: "what may the source send", rules: sent},
 		chain{name: n("stranger"), comment: "not from a pod that is known by this address at this interface", rules: stranger},
 		chain{name: n("received"), comment: "what may reach the destination", rules: []rule{
 			newRule("").family(f).vmap([]field{f.daddr}, pods.to),
@@ -188,7 +190,7 @@ func (p *program) addPodChains(fp *familyProgram) {
 func neighbourDiscovery() (rules []rule) {
 	for _, types := range [][2]byte{{130, 133}, {135, 136}, {143, 143}} {
 		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).
-			between(payload(expr.PayloadBaseTransportHeader, 0, 1), types[:1], types[1:]).ret())
+			between(payload(expr.PayloadBaseTransportHeader, 0, 1), types[:1], types[1:]).accept())
 	}
 	return rules
 }
