@@ -58,7 +58,7 @@ type Experiment struct {
 func Experiments() []Experiment {
 	return []Experiment{
 		connections, requests, latency, programming, changes, footprint, restart,
-		blocking, copying, filling, rules, labels,
+		blocking, copying, filling, rules, labels, starting, costing,
 	}
 }
 

@@ -95,6 +95,7 @@ type pace struct {
 	warmUp  int           // packets of a first run, which tells how many the second takes
 	most    int           // of one run
 	lasting time.Duration // of the second run, about
+	keep    bool          // the connection table stays as it is; otherwise each run begins and ends with an empty one
 }
 
 // flowPace is that for fresh flows.
@@ -102,30 +103,34 @@ var flowPace = pace{warmUp: 5_000, most: maxFlows, lasting: time.Second}
 
 // cost warms up, then measures, and returns nanoseconds a packet.
 func (p pace) cost(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter) (float64, error) {
-	first, err := send(ctx, l, g, c, p.warmUp)
+	first, err := p.send(ctx, l, g, c, p.warmUp)
 	if err != nil {
 		return 0, err
 	}
 	flows := max(p.warmUp, min(p.most, int(float64(p.lasting)/first)))
 	const tries = 3 // a busy machine loses some, now and then
 	for try := 1; ; try++ {
-		ns, err := send(ctx, l, g, c, flows)
+		ns, err := p.send(ctx, l, g, c, flows)
 		if try == tries || !errors.Is(err, errLost) {
 			return ns, err
 		}
 	}
 }
 
-// send measures so many flows with an empty connection table, and leaves it empty.
-func send(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
-	if err := errors.Join(l.FlushConntrack(), c.Reset()); err != nil {
+// send measures so many flows.
+func (p pace) send(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+	flush := l.FlushConntrack
+	if p.keep {
+		flush = func() error { return nil }
+	}
+	if err := errors.Join(flush(), c.Reset()); err != nil {
 		return 0, err
 	}
 	res, err := g.Send(flows, packetCPU)
 	if err != nil {
 		return 0, err
 	}
-	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), l.FlushConntrack())
+	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), flush())
 }
 
 // tolerated is the share of flows that may get lost between the node and the

@@ -136,7 +136,7 @@ func (r *run) withSiteOn(l *lane.Lane, f func(*site) error) (err error) {
 // withAgent runs f with an agent that has programmed the cluster, in a lane of its own.
 func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process) error) error {
 	return r.withSite(ctx, func(s *site) error {
-		if err := s.fill(c); err != nil {
+		if err := s.fill(c.Files()); err != nil {
 			return err
 		}
 		p, err := s.start()

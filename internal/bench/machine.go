@@ -27,6 +27,7 @@ func thisMachine() Machine {
 	for tool, args := range map[string][]string{
 		"nft":      {"nft", "--version"},
 		"iptables": {"iptables-legacy", "--version"},
+		"ipset":    {"ipset", "--version"},
 		"nftlb":    {"dpkg-query", "-W", "nftlb"}, // it does not tell itself
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).Output(); err == nil {
@@ -88,8 +89,13 @@ func processCPU(pid int) (time.Duration, error) {
 }
 
 // residentMemory of a process, in bytes.
-func residentMemory(pid int) (int, error) {
-	v := field(fmt.Sprintf("/proc/%d/status", pid), "VmRSS")
+func residentMemory(pid int) (int, error) { return statusMemory(pid, "VmRSS") }
+
+// peakMemory is the most that a process had resident, in bytes.
+func peakMemory(pid int) (int, error) { return statusMemory(pid, "VmHWM") }
+
+func statusMemory(pid int, name string) (int, error) {
+	v := field(fmt.Sprintf("/proc/%d/status", pid), name)
 	if v == "" {
 		return 0, fmt.Errorf("read memory of process %d: it is gone", pid)
 	}

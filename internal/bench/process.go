@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"os"
 	"os/exec"
@@ -66,9 +67,9 @@ func (s *site) next() string       { return filepath.Join(s.dir, "next") }
 func (s *site) socket() string     { return filepath.Join(s.dir, "agent.sock") }
 func (s *site) ask() *agent.Client { return agent.NewClient(s.socket()) }
 
-// fill writes every object of the cluster to a file of its own.
-func (s *site) fill(c cluster.Cluster) error {
-	for f := range c.Files() {
+// fill writes manifests.
+func (s *site) fill(files iter.Seq[cluster.File]) error {
+	for f := range files {
 		if err := os.WriteFile(filepath.Join(s.manifests(), f.Name), f.JSON, 0o644); err != nil {
 			return fmt.Errorf("write manifests: %w", err)
 		}

@@ -64,11 +64,12 @@ func (r *run) restarts(ctx context.Context, c cluster.Cluster) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	write := s.fill
 	if c.Services > 10_000 {
-		write = s.fillLists
+		err = s.fillLists(c)
+	} else {
+		err = s.fill(c.Files())
 	}
-	if err := write(c); err != nil {
+	if err != nil {
 		return err
 	}
 	p, err := s.start()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -58,7 +59,7 @@ func (t Tenants) policy(j int) *networkingv1.NetworkPolicy {
 	return newPolicy(fmt.Sprintf("policy-%d-%06d", kind, i), selected, []metav1.LabelSelector{peers}, port)
 }
 
-// newPolicy lets the selected pods talk TCP with each of the peers on a port, in both
+// newPolicy lets the selected pods talk TCP and UDP with each of the peers on a port, in both
 // directions, by a rule for each.
 func newPolicy(name string, selected metav1.LabelSelector, peers []metav1.LabelSelector, port int) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{
@@ -70,7 +71,8 @@ func newPolicy(name string, selected metav1.LabelSelector, peers []metav1.LabelS
 		},
 	}
 	number := intstr.FromInt(port)
-	ports := []networkingv1.NetworkPolicyPort{{Port: &number}}
+	udp := corev1.ProtocolUDP
+	ports := []networkingv1.NetworkPolicyPort{{Port: &number}, {Port: &number, Protocol: &udp}}
 	for _, s := range peers {
 		peer := []networkingv1.NetworkPolicyPeer{{PodSelector: &s}}
 		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: peer, Ports: ports})

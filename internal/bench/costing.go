@@ -1,0 +1,209 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/inject"
+	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var costing = Experiment{
+	Name:  "policy-cost",
+	Title: "What policies cost a connection and its packets",
+	How: "One pod of the node sends to another, as XDP live frames at its end of the pair; on one core. New connections are SYNs of fresh flows, each of which three policies at either end judge, the last of them letting it pass. " +
+		"Established packets are datagrams of 256 flows that have been answered before. With policies off the table translates services only.",
+	run:   runCosting,
+	paint: paintCosting,
+}
+
+const (
+	perNew         = "time per new connection"
+	perEstablished = "time per established packet"
+	policyOn       = "sluice, policies on"
+	policyOff      = "sluice, policies off"
+)
+
+// pods is a contender: a node of pods, with policies or without.
+type pods struct {
+	cluster.Tenants
+	policy bool
+}
+
+func (p pods) name() string {
+	if p.policy {
+		return policyOn
+	}
+	return policyOff
+}
+
+func (p pods) String() string { return fmt.Sprintf("%s, %s", p.name(), p.Tenants) }
+
+func (pods) refusal() string { return "" }
+
+func (p pods) lane(prefix string) (*lane.Lane, error) { return lane.NewPods(prefix, p.Local) }
+
+func (p pods) load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error) {
+	cfg := peer.Config()
+	cfg.Policy = p.policy
+	n, err := peer.NewNode(l.Node, cfg)
+	if err != nil {
+		return nil, err
+	}
+	took, err := n.Apply(ctx, p.Events())
+	if err == nil && p.policy {
+		err = holds(ctx, l, p.Tenants)
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return &peer.Loaded{Took: took.Sum(), Note: took.String(), Close: n.Close}, nil
+}
+
+func runCosting(ctx context.Context, r *run) error {
+	sizes := []int{10, 1_000}
+	if r.full() {
+		sizes = []int{10, 10_000}
+	}
+	var specs []pods
+	for _, n := range sizes {
+		t := cluster.Tenants{Pods: max(podsOnNode, n), Local: podsOnNode, Policies: n, Services: n}
+		specs = append(specs, pods{t, false}, pods{t, true})
+	}
+	if err := alternate(ctx, r, specs, r.measurePods); err != nil {
+		return err
+	}
+	for _, n := range sizes {
+		for _, metric := range []string{perNew, perEstablished} {
+			on, off := r.same(costMeasurement(policyOn, n, metric)), r.same(costMeasurement(policyOff, n, metric))
+			if on != nil && off != nil {
+				r.note("%s, %s policies: on over off %s.", metric, chart.Number(float64(n)), ratios(on, off))
+			}
+		}
+	}
+	for _, metric := range []string{perNew, perEstablished} {
+		few, many := r.same(costMeasurement(policyOn, sizes[0], metric)), r.same(costMeasurement(policyOn, sizes[1], metric))
+		if few != nil && many != nil {
+			r.note("%s, policies on: %s over %s %s.", metric, chart.Number(float64(sizes[1])), chart.Number(float64(sizes[0])), ratios(many, few))
+		}
+	}
+	return nil
+}
+
+func costMeasurement(name string, policies int, metric string) Measurement {
+	return Measurement{Dataplane: name, Services: policies, Policies: policies, Metric: metric, Unit: "µs"}
+}
+
+// podFlows is how many flows one pod can have to one port of another.
+const podFlows = 32_768
+
+// answeredFlows are those of which established packets are.
+const answeredFlows = 256
+
+func (r *run) measurePods(ctx context.Context, s *stage[pods]) (err error) {
+	from, to := cluster.PodAddr(0, s.spec.Local), cluster.PodAddr(1, s.spec.Local)
+	if err := s.FlushConntrack(); err != nil {
+		return err
+	}
+	if err := answer(s.Lane, from, netip.AddrPortFrom(to, cluster.TargetPort)); err != nil {
+		return err
+	}
+	g, err := inject.New(s.Node, lane.NodeIn)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }()
+	c, err := inject.NewCounter(s.Backend, lane.Uplink, cluster.Endpoints)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if err := g.Aim(inject.Target{Base: to, Count: 1, Port: cluster.TargetPort}); err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		metric string
+		origin inject.Origin
+		pace   pace
+	}{
+		// The first flushes no connections, as the established ones are still needed.
+		{perEstablished, inject.Origin{Base: from, Flows: answeredFlows, UDP: true}, pace{warmUp: 5_000, most: 1_000_000, lasting: 300 * time.Millisecond, keep: true}},
+		{perNew, inject.Origin{Base: from, Flows: podFlows}, pace{warmUp: 1_000, most: podFlows, lasting: 300 * time.Millisecond}},
+	} {
+		if err := g.From(m.origin); err != nil {
+			return err
+		}
+		ns, err := m.pace.cost(ctx, s.Lane, g, c)
+		if errors.Is(err, errLost) {
+			r.note("%s, %s: a sample does not count, as %s.", s.spec, m.metric, err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.add(costMeasurement(s.spec.name(), s.spec.Policies, m.metric), ns/1000)
+	}
+	return nil
+}
+
+// answer makes the flows that established packets are of: a datagram each way.
+func answer(l *lane.Lane, from netip.Addr, to netip.AddrPort) error {
+	var server net.PacketConn
+	err := l.Backend.Do(func() (err error) {
+		server, err = net.ListenPacket("udp", to.String())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("answer datagrams: %w", err)
+	}
+	defer server.Close()
+	buf := make([]byte, 64)
+	for i := range answeredFlows {
+		var client *net.UDPConn
+		err := l.Client.Do(func() (err error) {
+			client, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, inject.FirstPort+uint16(i))), net.UDPAddrFromAddrPort(to))
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("send datagrams: %w", err)
+		}
+		err = errors.Join(server.SetDeadline(time.Now().Add(time.Second)), client.SetDeadline(time.Now().Add(time.Second)))
+		if err == nil {
+			_, err = client.Write([]byte("ask"))
+		}
+		var asker net.Addr
+		if err == nil {
+			_, asker, err = server.ReadFrom(buf)
+		}
+		if err == nil {
+			_, err = server.WriteTo([]byte("answer"), asker)
+		}
+		if err == nil {
+			_, err = client.Read(buf)
+		}
+		if err = errors.Join(err, client.Close()); err != nil {
+			return fmt.Errorf("have a datagram answered: %w", err)
+		}
+	}
+	return nil
+}
+
+func paintCosting(r *Result) []painting {
+	var ps []painting
+	for _, p := range []struct{ name, metric, title string }{
+		{"new", perNew, "What policies cost a new connection"}, {"established", perEstablished, "What policies cost an established packet"},
+	} {
+		ps = append(ps, draw(r, p.name, chart.Chart{
+			Kind: chart.Bars, Title: p.title, Subtitle: "between two pods of a node, three policies at either end, one core; lower is better",
+			XLabel: "policies, and as many services", YLabel: "µs",
+		}, byPolicies, p.metric, ""))
+	}
+	return ps
+}
