@@ -122,6 +122,7 @@ func Events(o *oracle.Objects) ([]store.Event, error) {
 		}
 		t.add(store.ClusterPolicies, "", cnp.Name, v, v == nil, err)
 	}
+	t.addCalico(o.Calico)
 	return t.events, t.err
 }
 

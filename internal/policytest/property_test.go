@@ -84,6 +84,8 @@ func smaller(o *oracle.Objects) (all []*oracle.Objects) {
 	}
 	less(len(o.NetworkPolicies), func(o *oracle.Objects, i int) { o.NetworkPolicies = slices.Delete(o.NetworkPolicies, i, i+1) })
 	less(len(o.ClusterPolicies), func(o *oracle.Objects, i int) { o.ClusterPolicies = slices.Delete(o.ClusterPolicies, i, i+1) })
+	less(len(o.Calico.Policies), func(o *oracle.Objects, i int) { o.Calico.Policies = slices.Delete(o.Calico.Policies, i, i+1) })
+	less(len(o.Calico.Sets), func(o *oracle.Objects, i int) { o.Calico.Sets = slices.Delete(o.Calico.Sets, i, i+1) })
 	less(len(o.Pods), func(o *oracle.Objects, i int) { o.Pods = slices.Delete(o.Pods, i, i+1) })
 	for i, np := range o.NetworkPolicies {
 		for j := range np.Spec.Ingress {

@@ -55,6 +55,9 @@ func (d dice) cluster() *oracle.Objects {
 	for i := range d.IntN(4) {
 		o.ClusterPolicies = append(o.ClusterPolicies, d.clusterPolicy(i))
 	}
+	if d.IntN(2) == 0 {
+		o.Calico = d.calico()
+	}
 	return o
 }
 

@@ -65,14 +65,10 @@ func (o *Objects) allowedAt(subject *corev1.Pod, c Connection, d direction) bool
 	if subject == nil || subject.Spec.HostNetwork {
 		return true
 	}
-	if final, allow := o.clusterTier(policyv1alpha2.AdminTier, subject, c, d); final {
-		return allow
-	}
-	if final, allow := o.middle(subject, c, d); final {
-		return allow
-	}
-	if final, allow := o.clusterTier(policyv1alpha2.BaselineTier, subject, c, d); final {
-		return allow
+	for _, tier := range o.stages(subject, c, d) {
+		if final, allow := tier.judge(); final {
+			return allow
+		}
 	}
 	return true // "all pods can communicate with each other"
 }

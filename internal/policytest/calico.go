@@ -1,0 +1,113 @@
+package policytest
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"sluice.dev/sluice/internal/policytest/oracle"
+	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/store"
+)
+
+type fields = map[string]any
+
+// addCalico writes Calico's objects as their users do, for the translator to read.
+func (t *translation) addCalico(c oracle.Calico) {
+	for _, tier := range c.Tiers {
+		t.decode("Tier", store.Tiers, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
+	}
+	for _, s := range c.Sets {
+		kind, events := "GlobalNetworkSet", store.GlobalNetworkSets
+		if s.Namespace != "" {
+			kind, events = "NetworkSet", store.NetworkSets
+		}
+		t.decodeLabelled(kind, events, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets})
+	}
+	for _, p := range c.Policies {
+		spec := fields{"tier": p.Tier, "order": p.Order, "ingress": calicoRules(p.Ingress), "egress": calicoRules(p.Egress)}
+		set(spec, "selector", p.Selector.Text)
+		set(spec, "namespaceSelector", p.NamespaceSelector.Text)
+		if p.Types != nil {
+			spec["types"] = p.Types
+		}
+		if p.Namespace != "" {
+			t.decode("NetworkPolicy", store.CalicoPolicies, p.Namespace, p.Name, spec)
+		} else {
+			t.decode("GlobalNetworkPolicy", store.GlobalPolicies, "", p.Name, spec)
+		}
+	}
+}
+
+func (t *translation) decode(kind string, events store.Kind, namespace, name string, spec fields) {
+	t.decodeLabelled(kind, events, namespace, name, nil, spec)
+}
+
+func (t *translation) decodeLabelled(kind string, events store.Kind, namespace, name string, labels map[string]string, spec fields) {
+	meta := fields{"name": name, "labels": labels}
+	set(meta, "namespace", namespace)
+	text, err := json.Marshal(fields{"metadata": meta, "spec": spec})
+	if err != nil {
+		t.add(events, namespace, name, nil, true, err)
+		return
+	}
+	o, err := calico.Decode("projectcalico.org/v3", kind, text)
+	var object any
+	switch {
+	case o.Tier != nil:
+		object = o.Tier
+	case o.NetworkSet != nil:
+		object = o.NetworkSet
+	case o.Policy != nil:
+		object, name, namespace = o.Policy, o.Policy.Key.Name.Name, o.Policy.Key.Name.Namespace
+	}
+	t.add(events, namespace, name, object, object == nil, err)
+}
+
+// set leaves out what is empty.
+func set(f fields, key, value string) {
+	if value != "" {
+		f[key] = value
+	}
+}
+
+func calicoRules(rules []oracle.CalicoRule) []fields {
+	out := []fields{}
+	for _, r := range rules {
+		f := fields{"action": r.Action, "source": calicoEnd(r.Source), "destination": calicoEnd(r.Destination)}
+		set(f, "protocol", r.Protocol)
+		set(f, "notProtocol", r.NotProtocol)
+		out = append(out, f)
+	}
+	return out
+}
+
+func calicoEnd(e oracle.CalicoEnd) fields {
+	f := fields{}
+	set(f, "selector", e.Selector.Text)
+	set(f, "notSelector", e.NotSelector.Text)
+	set(f, "namespaceSelector", e.NamespaceSelector.Text)
+	for key, list := range map[string][]string{"nets": e.Nets, "notNets": e.NotNets} {
+		if len(list) > 0 {
+			f[key] = list
+		}
+	}
+	for key, list := range map[string][]string{"ports": e.Ports, "notPorts": e.NotPorts} {
+		if len(list) > 0 {
+			f[key] = calicoPorts(list)
+		}
+	}
+	return f
+}
+
+// calicoPorts writes numbers as numbers, and ranges and names as text.
+func calicoPorts(ports []string) (out []any) {
+	for _, p := range ports {
+		if n, err := strconv.Atoi(p); err == nil {
+			out = append(out, n)
+		} else {
+			out = append(out, strings.TrimSpace(p))
+		}
+	}
+	return out
+}
