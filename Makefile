@@ -23,8 +23,8 @@ VM    ?=
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables nftlb
-BENCH_TOOLS := nftables iproute2 iptables nftlb
+TEST_TOOLS  := nftables iproute2 iptables ipset nftlb
+BENCH_TOOLS := nftables iproute2 iptables ipset nftlb
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 

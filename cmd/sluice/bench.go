@@ -17,7 +17,8 @@ func newBenchCommand() *cobra.Command {
 		Short: "Measure what Sluice promises, beside other programs, on this machine",
 		Long: "Measure what Sluice promises, beside other programs, on this machine. All traffic stays in\n" +
 			"network namespaces that are removed at the end. Results are written as JSON, SVG\n" +
-			"and a table, README.md. Without a name, all experiments run:\n\n" + experimentList(),
+			"and a table, README.md. Without a name, all experiments run; \"policy\" stands for\n" +
+			"all that begin with it:\n\n" + experimentList(),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -32,7 +33,7 @@ func newBenchCommand() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some twenty-five minutes, or small, some three")
+	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some half an hour, or small, some five minutes")
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd
@@ -49,7 +50,7 @@ func experimentNames() []string {
 func experimentList() string {
 	var b strings.Builder
 	for _, e := range bench.Experiments() {
-		fmt.Fprintf(&b, "  %-12s %s\n", e.Name, e.Title)
+		fmt.Fprintf(&b, "  %-14s %s\n", e.Name, e.Title)
 	}
 	return b.String()
 }

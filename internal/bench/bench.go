@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 )
@@ -25,7 +24,7 @@ const packetCPU = 0
 // Scale is how large the experiments are.
 type Scale string
 
-// The scales: small takes some minutes, full about twenty-five and is what goals are for.
+// The scales: small takes some minutes, full about half an hour and is what goals are for.
 const (
 	Small Scale = "small"
 	Full  Scale = "full"
@@ -36,7 +35,7 @@ var ErrUnknown = errors.New("unknown")
 
 // Options of a run.
 type Options struct {
-	Experiments []string // names; empty: all
+	Experiments []string // names, or what several names begin with ("policy"); empty: all
 	Scale       Scale
 	Rounds      int       // how often each case is measured; 0: as many as the scale says
 	Out         string    // folder for results; made if absent
@@ -58,7 +57,7 @@ type Experiment struct {
 func Experiments() []Experiment {
 	return []Experiment{
 		connections, requests, latency, programming, changes, footprint, restart,
-		blocking, copying, filling, rules, labels, starting, costing,
+		rules, blocking, copying, filling, labels, starting, costing,
 	}
 }
 
@@ -72,7 +71,7 @@ type run struct {
 
 // progress prints what happens now.
 func (r *run) progress(format string, args ...any) {
-	fmt.Fprintf(r.Options.Progress, "%s  %-12s %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
+	fmt.Fprintf(r.Options.Progress, "%s  %-14s %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
 }
 
 // full tells whether the goals' own scale is run.
@@ -133,15 +132,19 @@ func choose(o Options) ([]Experiment, error) {
 	}
 	var chosen []Experiment
 	for _, name := range o.Experiments {
-		i := slices.IndexFunc(all, func(e Experiment) bool { return e.Name == name })
-		if i < 0 {
+		before := len(chosen)
+		for _, e := range all {
+			if e.Name == name || strings.HasPrefix(e.Name, name+"-") {
+				chosen = append(chosen, e)
+			}
+		}
+		if len(chosen) == before {
 			var names []string
 			for _, e := range all {
 				names = append(names, e.Name)
 			}
 			return nil, fmt.Errorf("%w experiment %q: choose from %s", ErrUnknown, name, strings.Join(names, ", "))
 		}
-		chosen = append(chosen, all[i])
 	}
 	return chosen, nil
 }

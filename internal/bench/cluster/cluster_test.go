@@ -11,8 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/manifest"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -98,5 +100,37 @@ func TestAddressesAreDistinct(t *testing.T) {
 			}
 			seen[a] = true
 		}
+	}
+}
+
+// TestTenantsManifestsAreTheObjects: the same of pods and policies.
+func TestTenantsManifestsAreTheObjects(t *testing.T) {
+	c := cluster.Tenants{Pods: 12, Local: 3, Policies: 7}
+	dir := t.TempDir()
+	for f := range c.Files() {
+		if err := os.WriteFile(filepath.Join(dir, f.Name), f.JSON, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	direct := store.New()
+	direct.Apply(c.Events())
+	compiler := func(s *store.Store) *state.Policy {
+		k := compile.New(compile.Config{Node: cluster.Node, Policy: true})
+		k.Update(s, s.Take())
+		return k.State().Policy
+	}
+	want := compiler(direct)
+	if len(want.Workloads) != c.Local || len(want.Programs) == 0 || len(want.Groups) == 0 {
+		t.Fatalf("%d workloads, %d programs, %d groups", len(want.Workloads), len(want.Programs), len(want.Groups))
+	}
+	for _, p := range want.Programs {
+		for _, tier := range p.Tiers {
+			if len(tier.Policies) != cluster.PoliciesPerPod {
+				t.Errorf("a program of policies %v, want %d", tier.Policies, cluster.PoliciesPerPod)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, compiler(read(t, dir)), compareAddrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("policy (-objects +manifests):\n%s", diff)
 	}
 }
