@@ -154,6 +154,9 @@ func sentBy(p *state.Policy, f Flow, in int) int {
 
 // sent judges what the source may send. A packet goes on unless it is not known whose it is.
 func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
+	if neighbourDiscovery(f) {
+		return steps, true
+	}
 	device := sentBy(p, f, in)
 	w := p.Workloads[f.Source]
 	if w != nil && w.Device == device && device != 0 {
@@ -182,8 +185,6 @@ func stranger(p *state.Policy, f Flow, device int, homeless bool) Drop {
 	_, pod := p.PodDevices[device]
 	_, own := p.HostDevices[device]
 	switch {
-	case neighbourDiscovery(f):
-		return ""
 	case pod:
 		return Spoofed
 	case homeless, ownPod(p, f.Source):
@@ -194,10 +195,14 @@ func stranger(p *state.Policy, f Flow, device int, homeless bool) Drop {
 	return ""
 }
 
-// neighbourDiscovery reports what IPv6 needs on a link: multicast listener discovery (RFC
-// 2710, RFC 3810) and neighbour discovery (RFC 4861).
+// neighbourDiscovery reports what a host on an IPv6 link sends: multicast listener discovery (RFC
+// 2710, RFC 3810), router solicitations, neighbour solicitations and advertisements (RFC 4861).
 func neighbourDiscovery(f Flow) bool {
-	return f.Protocol == icmpv6 && (f.ICMPType >= 130 && f.ICMPType <= 137 || f.ICMPType == 143)
+	if f.Protocol != icmpv6 {
+		return false
+	}
+	t := f.ICMPType
+	return t >= 130 && t <= 133 || t == 135 || t == 136 || t == 143
 }
 
 // received judges what may reach the destination.

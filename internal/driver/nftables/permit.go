@@ -15,6 +15,8 @@ const ingressHook = 5
 
 // This file turns the policy of a state into elements and chains, as want.go does it for services.
 
+type programs = map[state.ProgramID]*state.Program
+
 // eachPolicyElement yields all elements of the policy.
 func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 	for d := range s.PodDevices {
@@ -88,11 +90,8 @@ func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*el
 	yield(&e)
 }
 
-// portElements yields the ranges of a set of ports; a single one stands in the rules.
+// portElements yields the ranges of a set of ports.
 func (p *program) portElements(id state.SetID, ports *state.Ports, yield func(*element)) {
-	if len(ports.Ranges) < 2 {
-		return
-	}
 	for _, r := range ports.Ranges {
 		e := element{set: p.policy.ports}
 		e.appendUint32(uint32(id))
@@ -105,16 +104,16 @@ func (p *program) portElements(id state.SetID, ports *state.Ports, yield func(*e
 }
 
 // workloadElements yields what leads packets to a pod's programs.
-func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs map[state.ProgramID]*state.Program, yield func(*element)) {
+func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs programs, yield func(*element)) {
 	fp := p.family(a.Is4())
 	comment := truncate(w.Pod.String())
 	if w.Device != 0 {
-		e := element{set: fp.policy.from, verdict: p.podVerdict(fp.ip, programs[w.Egress]), comment: comment}
+		e := element{set: fp.policy.from, verdict: p.podVerdict(fp.ip, w.Egress, programs), comment: comment}
 		e.appendUint32(uint32(w.Device))
 		e.append(fp.ip.addr(a)...)
 		yield(&e)
 	}
-	e := element{set: fp.policy.to, verdict: p.podVerdict(fp.ip, programs[w.Ingress]), comment: comment}
+	e := element{set: fp.policy.to, verdict: p.podVerdict(fp.ip, w.Ingress, programs), comment: comment}
 	e.append(fp.ip.addr(a)...)
 	yield(&e)
 	e = element{set: fp.policy.selves}
@@ -123,15 +122,20 @@ func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs map
 	yield(&e)
 }
 
-func (p *program) podVerdict(f family, prog *state.Program) verdict {
-	if prog == nil {
-		return returnIt
+// podVerdict is returnIt where no policy applies. A program that the state lacks denies.
+func (p *program) podVerdict(f family, id state.ProgramID, progs programs) verdict {
+	b, prog := p.podBench(f), progs[id]
+	switch {
+	case prog != nil:
+		return goTo(p.rulings(b, prog)[0].name)
+	case id != "":
+		return goTo(b.denied)
 	}
-	return goTo(p.rulings(p.podBench(f), prog)[0].name)
+	return returnIt
 }
 
 // workloadRulings yields the chains that the elements of a workload lead to.
-func (p *program) workloadRulings(a netip.Addr, w *state.Workload, programs map[state.ProgramID]*state.Program, yield func([]ruling)) {
+func (p *program) workloadRulings(a netip.Addr, w *state.Workload, programs programs, yield func([]ruling)) {
 	b := p.podBench(p.family(a.Is4()).ip)
 	if prog := programs[w.Egress]; prog != nil && w.Device != 0 {
 		yield(p.rulings(b, prog))
@@ -155,13 +159,16 @@ func (p *program) hostJudges(h *state.Host) []hostJudge {
 	}
 }
 
-func (p *program) hostElements(device int, h *state.Host, programs map[state.ProgramID]*state.Program, yield func(*element)) {
+func (p *program) hostElements(device int, h *state.Host, programs programs, yield func(*element)) {
 	for _, j := range p.hostJudges(h) {
-		prog := programs[j.id]
-		if prog == nil {
+		if j.id == "" {
 			continue
 		}
-		e := element{set: j.set, verdict: jumpTo(p.rulings(hostBench, prog)[0].name), comment: truncate(h.Name + " " + h.Device)}
+		to := hostBench.denied
+		if prog := programs[j.id]; prog != nil {
+			to = p.rulings(hostBench, prog)[0].name
+		}
+		e := element{set: j.set, verdict: jumpTo(to), comment: truncate(h.Name + " " + h.Device)}
 		e.appendUint32(uint32(device))
 		yield(&e)
 	}
@@ -169,7 +176,7 @@ func (p *program) hostElements(device int, h *state.Host, programs map[state.Pro
 
 // hostRulings yields the chains of a host endpoint. What judges before connection tracking has base
 // chains of its own, as every packet pays for one.
-func (p *program) hostRulings(device int, h *state.Host, programs map[state.ProgramID]*state.Program, yield func([]ruling)) {
+func (p *program) hostRulings(device int, h *state.Host, programs programs, yield func([]ruling)) {
 	for _, j := range p.hostJudges(h) {
 		if prog := programs[j.id]; prog != nil {
 			yield(p.rulings(hostBench, prog))

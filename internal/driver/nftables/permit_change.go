@@ -112,8 +112,6 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 	}
 }
 
-type programs = map[state.ProgramID]*state.Program
-
 func workload(p *program, a netip.Addr, w *state.Workload, progs programs) func(func(*element)) {
 	if w == nil {
 		return nil

@@ -349,3 +349,29 @@ func TestPolicyKeeping(t *testing.T) {
 		t.Errorf("the kernel differs:\n%s", text)
 	}
 }
+
+// A program that the state lacks denies, and ports that are excluded are told to
+// the kernel also where they are one range.
+func TestPolicyNeverFailsOpen(t *testing.T) {
+	s := state.NewPolicy()
+	a := netip.MustParseAddr("10.1.0.1")
+	s.Workloads[a] = &state.Workload{Device: 5, Ingress: "gone", Egress: "gone"}
+	s.Hosts[2] = &state.Host{Input: "gone"}
+	s.PortSets[0x100] = &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}}
+	p := newProgram(true)
+	verdicts, ports := map[string]int{}, 0
+	p.eachPolicyElement(s, func(e *element) {
+		switch {
+		case e.set.verdict:
+			verdicts[e.verdict.chain]++
+		case e.set == p.policy.ports:
+			ports++
+		}
+	})
+	if verdicts["ip-denied"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
+		t.Errorf("programs that are not there lead to %v", verdicts)
+	}
+	if ports != 1 {
+		t.Errorf("%d elements for a range of ports, want 1", ports)
+	}
+}
