@@ -187,8 +187,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// startAgent runs `sluice run` in the given way until stop is called, or the test ends.
-func startAgent(t *testing.T, dir, socket string, in func(func() error) error) (stop func()) {
+// startAgent runs `sluice run`, with more flags, in the given way until stop is called, or the test ends.
+func startAgent(t *testing.T, dir, socket string, in func(func() error) error, more ...string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan int, 1)
@@ -196,8 +196,8 @@ func startAgent(t *testing.T, dir, socket string, in func(func() error) error) (
 	go func() {
 		var code int
 		err := in(func() error {
-			code = execute(ctx, []string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
-				"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, &log, &log)
+			code = execute(ctx, append([]string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
+				"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, more...), &log, &log)
 			return nil
 		})
 		if err != nil {

@@ -1,0 +1,300 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/nflog"
+)
+
+// shop has the pods web and db on node-a; db lets nobody but app=api in.
+const shop = `
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+spec: {podCIDRs: [10.1.0.0/24]}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop, labels: {app: web}}
+spec: {nodeName: node-a}
+status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db, namespace: shop, labels: {app: db}}
+spec: {nodeName: node-a}
+status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: api}}}], ports: [{port: 5432}]}]
+`
+
+// shopAgent runs an agent for the shop on a fake kernel.
+func shopAgent(t *testing.T, more ...string) (socket string) {
+	t.Helper()
+	useKernel(t)
+	socket = filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"shop.yaml": shop, "web.yaml": web}), socket, here, more...)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	return socket
+}
+
+func TestWhy(t *testing.T) {
+	socket := shopAgent(t)
+	for _, c := range []struct {
+		from, to string
+		code     int
+		says     string
+	}{
+		{"203.0.113.1", "shop/db:5432", exitDeny, "isolated by NetworkPolicy shop/db"},
+		{"203.0.113.1", "shop/web:80", exitOK, "no policy applies"},
+		{"203.0.113.1", "203.0.113.2:80/udp", exitOK, "allowed"},
+		{"shop/wep", "shop/db:5432", exitError, "did you mean shop/web"},
+		{"shop/web", "shop/db", exitUsage, "TO:PORT"},
+		{"shop/web", "shop/db:http", exitError, "gives no port a name"},
+	} {
+		code, stdout, stderr := sluice(t, "why", "--socket", socket, c.from, c.to)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("why %s %s exits with %d and does not say %q:\n%s%s", c.from, c.to, code, c.says, stdout, stderr)
+		}
+		if code == exitDeny && stderr != "" {
+			t.Errorf("why %s %s complains of its answer: %s", c.from, c.to, stderr)
+		}
+	}
+	code, stdout, _ := sluice(t, "why", "--socket", socket, "-o", "json", "203.0.113.1", "shop/db:5432")
+	var e agent.Explanation
+	if err := json.Unmarshal([]byte(stdout), &e); code != exitDeny || err != nil || e.Allowed || len(e.Answers) != 1 {
+		t.Errorf("why -o json exits with %d: %v\n%s", code, err, stdout)
+	}
+}
+
+func TestPoliciesTable(t *testing.T) {
+	socket := shopAgent(t)
+	code, stdout, _ := sluice(t, "policies", "--socket", socket)
+	want := "TIER     ORDER  KIND           NAMESPACE  NAME  PODS  HOSTS  ALLOWED  DENIED  NOTE\n" +
+		"default  1000   NetworkPolicy  shop       db    1     0      -        -       \n"
+	if diff := cmp.Diff(want, stdout); code != exitOK || diff != "" {
+		t.Errorf("policies exits with %d (-want +got):\n%s", code, diff)
+	}
+	_, stdout, _ = sluice(t, "status", "--socket", socket)
+	if !strings.Contains(stdout, "1 known; they apply to 1 of this node's 2 pods, in 1 program") {
+		t.Errorf("status does not tell of policy:\n%s", stdout)
+	}
+	var b strings.Builder
+	order, n := 7.5, uint64(12)
+	calico := agent.PolicyReport{Allowed: &n, Denied: &n, Issues: []string{"odd"}}
+	calico.Tier, calico.Kind, calico.Name, calico.Order, calico.Refused = "security", "GlobalNetworkPolicy", "all", &order, "bad selector"
+	policiesTable(&b, []agent.PolicyReport{calico})
+	if !strings.HasSuffix(b.String(), "security\t7.5\tGlobalNetworkPolicy\t-\tall\t0\t0\t12\t12\tdenies all that it selects: bad selector; odd\n") {
+		t.Error(b.String())
+	}
+	b.Reset()
+	if policiesTable(&b, nil); b.String() != "no policies\n" {
+		t.Error(b.String())
+	}
+}
+
+func TestWithoutPolicy(t *testing.T) {
+	socket := shopAgent(t, "--policy=false")
+	for _, command := range []string{"policies", "drops"} {
+		if code, _, stderr := sluice(t, command, "--socket", socket); code != exitError || !strings.Contains(stderr, "--policy=false") {
+			t.Errorf("%s exits with %d: %s", command, code, stderr)
+		}
+	}
+	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "not carried out (--policy=false)") {
+		t.Errorf("status:\n%s", stdout)
+	}
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != exitOK || !strings.Contains(stdout, "warning: this agent does not carry out policy") {
+		t.Errorf("why exits with %d:\n%s", code, stdout)
+	}
+}
+
+// fakeDrops is a log that tells of the same packet again and again.
+type fakeDrops struct{ packet nflog.Packet }
+
+func (f fakeDrops) Next(ctx context.Context) (nflog.Packet, error) {
+	select {
+	case <-time.After(time.Millisecond):
+		return f.packet, nil
+	case <-ctx.Done():
+		return nflog.Packet{}, ctx.Err()
+	}
+}
+
+func (f fakeDrops) Close() error { return nil }
+
+// useDrops puts a log in the kernel's place that tells of the packet.
+func useDrops(t *testing.T, packet nflog.Packet) {
+	real := openDrops
+	openDrops = func() (dropConn, error) { return fakeDrops{packet}, nil }
+	t.Cleanup(func() { openDrops = real })
+}
+
+func TestDrops(t *testing.T) {
+	p := nflog.Packet{Prefix: driver.DropPrefix + string(driver.ByPolicy), In: 11, Out: 12, Time: time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)}
+	p.Source, p.Destination, p.Protocol = netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.1.0.2"), uint8(model.TCP)
+	p.SourcePort, p.DestinationPort = 40000, 5432
+	useDrops(t, p)
+	socket := shopAgent(t)
+	code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--count", "1")
+	if code != exitOK || !strings.HasPrefix(stdout, "03:04:05.678 policy         203.0.113.9:40000 -> shop/db:5432 TCP: ") || strings.Count(stdout, "\n") != 1 {
+		t.Errorf("drops exits with %d: %s%s", code, stdout, stderr)
+	}
+	code, stdout, _ = sluice(t, "drops", "--socket", socket, "--count", "2", "-o", "json")
+	var d agent.Drop
+	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != exitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != driver.ByPolicy {
+		t.Errorf("drops -o json exits with %d: %v: %s", code, err, stdout)
+	}
+	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--for", "10ms"); code != exitOK || !strings.Contains(stderr, "watching") {
+		t.Errorf("drops --for exits with %d: %s%s", code, stdout, stderr)
+	}
+}
+
+func TestFailsafes(t *testing.T) {
+	in, out := defaultInbound(), defaultOutbound()
+	if in.String() != "udp:68,tcp:22,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667" ||
+		out.String() != "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667" {
+		t.Errorf("defaults: %s and %s", &in, &out)
+	}
+	for text, want := range map[string]string{
+		"none": "none", "tcp:22": "tcp:22", "TCP:22, udp:100-200": "tcp:22,udp:100-200", "sctp:1-65535": "sctp:1-65535",
+		"": "", "tcp": "", "tcp:0": "", "tcp:9-8": "", "icmp:1": "", "tcp:65536": "", "tcp:22,": "",
+	} {
+		f := defaultInbound()
+		err := f.Set(text)
+		if (err == nil) != (want != "") || err == nil && f.String() != want {
+			t.Errorf("%q becomes %s, want %q: %v", text, &f, want, err)
+		}
+	}
+}
+
+func TestPolicyFlags(t *testing.T) {
+	useKernel(t)
+	file := filepath.Join(t.TempDir(), "bad.txt")
+	if err := os.WriteFile(file, []byte("198.51.100.0/24\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args, say string
+	}{
+		{"--deny-list bad", "--address-list bad=FILE"},
+		{"--deny-device eth0", "--deny-list"},
+		{"--policy=false --address-list bad=" + file + " --deny-list bad", "--policy=false"},
+		{"--address-list bad", "NAME=FILE"},
+		{"--failsafe-inbound 22", "tcp:22"},
+		{"--failsafe-outbound icmp:8", "tcp:22"},
+	} {
+		code, _, stderr := sluice(t, append([]string{"run", "--manifests", t.TempDir()}, strings.Fields(c.args)...)...)
+		if code != exitUsage || !strings.Contains(stderr, c.say) {
+			t.Errorf("run %s exits with %d: %s", c.args, code, stderr)
+		}
+	}
+	for args, say := range map[string]string{
+		"why a": "2 arg", "why a b:80 --family 5": "--family", "why a b:0": "out of range", "why a b:80 -o xml": "xml",
+		"drops -o yaml": "choose text or json", "drops --count -1": "--count", "policies -o xml": "xml",
+	} {
+		if code, _, stderr := sluice(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, say) {
+			t.Errorf("%s exits with %d: %s", args, code, stderr)
+		}
+	}
+}
+
+// A list that is read from a file is counted, and one whose file is broken is at fault.
+func TestAddressListFlag(t *testing.T) {
+	useKernel(t)
+	dir := t.TempDir()
+	write(t, dir, "good.txt", "198.51.100.0/24\n203.0.113.7\n")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, here,
+		"--address-list", "good="+filepath.Join(dir, "good.txt"), "--deny-list", "good", "--deny-device", "lo")
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "good 2") || !strings.Contains(stdout, "2 in 1 list of networks") {
+		t.Errorf("status does not count the list:\n%s", stdout)
+	}
+	write(t, dir, "good.txt", "198.51.100.0/24\nnonsense\n")
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "nonsense") {
+		t.Errorf("sync with a broken list exits with %d: %s", code, stderr)
+	}
+}
+
+// What the kernel drops is shown with the name of the policy, and why says the same.
+func TestKernelDrops(t *testing.T) {
+	ns := nodeNS(t)
+	pods := attachPods(t, ns, 2)
+	real := openDrops
+	openDrops = func() (conn dropConn, err error) {
+		err = ns.Do(func() (err error) { conn, err = real(); return err })
+		return conn, err
+	}
+	t.Cleanup(func() { openDrops = real })
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"shop.yaml": shop}), socket, ns.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var out, notes buffer
+	ended := make(chan int, 1)
+	go func() { ended <- execute(ctx, []string{"drops", "--socket", socket, "--count", "1"}, &out, &notes) }()
+	eventually(t, "drops are watched", func() bool { return strings.Contains(notes.String(), "watching") })
+	if err := knock(pods[0], "10.1.0.2:5432"); err == nil {
+		t.Error("the policy lets the connection pass")
+	}
+	if code := <-ended; code != exitOK || !strings.Contains(out.String(), "-> shop/db:5432 TCP: shop/db, ingress: isolated by NetworkPolicy shop/db") {
+		t.Errorf("drops exits with %d: %s%s", code, &out, &notes)
+	}
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != exitDeny || !strings.Contains(stdout, "isolated by NetworkPolicy shop/db") {
+		t.Errorf("why exits with %d: %s", code, stdout)
+	}
+	if err := knock(pods[1], "10.1.0.1:80"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("what no policy forbids does not pass: %v", err)
+	}
+	groups, err := ns.Run("cat", "/proc/thread-self/net/netfilter/nfnetlink_log")
+	if err != nil || strings.Contains(string(groups), fmt.Sprint(driver.DropGroup)) {
+		t.Errorf("the log is open though nobody looks: %s %v", groups, err)
+	}
+}
+
+// buffer can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
