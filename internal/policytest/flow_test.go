@@ -69,13 +69,16 @@ func together(pairs map[string]*drivertest.Pair, f func(name string, p *driverte
 	all.Wait()
 }
 
+// soon is how long a connection may go on after policy came to forbid it.
+const soon = time.Second
+
 // falls waits until neither end hears the other, for no longer than a cut may take.
 func falls(t *testing.T, name string, p *drivertest.Pair, clientFirst bool) {
 	t.Helper()
 	begun := time.Now()
 	for _, client := range []bool{clientFirst, !clientFirst} {
 		for p.Speak(client, drivertest.Silent) {
-			if time.Since(begun) > drivertest.Patient {
+			if time.Since(begun) > soon {
 				t.Errorf("%s: it is forbidden and still goes on (client speaks: %v)", name, client)
 				return
 			}
@@ -88,7 +91,7 @@ func revives(t *testing.T, name string, p *drivertest.Pair) {
 	t.Helper()
 	for _, client := range []bool{true, false} {
 		begun := time.Now()
-		for !p.Speak(client, drivertest.Patient) {
+		for !p.Speak(client, drivertest.Silent) {
 			if time.Since(begun) > 2*drivertest.Patient {
 				t.Errorf("%s: it is allowed again and does not go on (client speaks: %v)", name, client)
 				return
