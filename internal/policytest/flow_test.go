@@ -100,6 +100,24 @@ func revives(t *testing.T, name string, p *drivertest.Pair) {
 	}
 }
 
+// TestKeepEstablished shows that, where that is asked for, a connection goes on though policy forbids it
+// since, and a new one does not begin.
+func TestKeepEstablished(t *testing.T) {
+	k := openKernel(t, "keep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, true)
+	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
+	k.declare(t, row{services: services})
+	pairs := k.pairs(t)
+	k.declare(t, row{services: services, policies: isolated("b", "ingress: []")})
+	k.follow(t, packet{from: "a", proto: tcp, to: "b", port: 80}, 0)
+	for end := time.Now().Add(soon); time.Now().Before(end); {
+		for name, p := range pairs {
+			if !p.Speak(true, drivertest.Patient) || !p.Speak(false, drivertest.Patient) {
+				t.Fatalf("%s does not go on", name)
+			}
+		}
+	}
+}
+
 // TestErrors shows that the ICMP error that belongs to a permitted flow passes, also between pods
 // that are isolated otherwise.
 func TestErrors(t *testing.T) {
