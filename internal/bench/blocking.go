@@ -103,11 +103,10 @@ func (r *run) blockSizes() (usual, large int) {
 func runBlocking(ctx context.Context, r *run) error {
 	usual, large := r.blockSizes()
 	specs := slices.Concat(
-		blocks(peer.Forwarding{}, ofAddresses, 0),
 		blocks(peer.DenyList{}, ofAddresses, 0, usual, large), blocks(peer.DenyList{}, ofNetworks, usual),
 		blocks(peer.HostPolicy{}, ofAddresses, 0, usual),
 		blocks(peer.Ipset{}, ofAddresses, 0, usual, large), blocks(peer.Ipset{}, ofNetworks, usual),
-		blocks(peer.Rules{}, ofAddresses, usual))
+		blocks(peer.Rules{}, ofAddresses, usual), blocks(peer.Forwarding{}, ofAddresses, 0))
 	if err := alternate(ctx, r, specs, r.measureBlock); err != nil {
 		return err
 	}

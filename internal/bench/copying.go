@@ -27,8 +27,8 @@ const copied = "bytes a second"
 func runCopying(ctx context.Context, r *run) error {
 	usual, large := r.blockSizes()
 	specs := slices.Concat(
-		blocks(peer.Forwarding{}, ofAddresses, 0), blocks(peer.DenyList{}, ofAddresses, 0, usual, large),
-		blocks(peer.Ipset{}, ofAddresses, usual), blocks(peer.Rules{}, ofAddresses, usual))
+		blocks(peer.DenyList{}, ofAddresses, 0, usual, large), blocks(peer.Ipset{}, ofAddresses, usual),
+		blocks(peer.Rules{}, ofAddresses, usual), blocks(peer.Forwarding{}, ofAddresses, 0))
 	if err := alternate(ctx, r, specs, r.measureCopy); err != nil {
 		return err
 	}

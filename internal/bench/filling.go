@@ -38,6 +38,9 @@ func runFilling(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 5)
 	r.Result.Rounds = r.Options.Rounds
 	usual, _ := r.blockSizes()
+	if err := r.weighList(ctx, usual); err != nil {
+		return err
+	}
 	notes := map[string]string{}
 	for range r.Options.Rounds {
 		for _, b := range peer.Blockers() {
@@ -47,9 +50,6 @@ func runFilling(ctx context.Context, r *run) error {
 		}
 	}
 	r.note("Sluice, in the last round: %s.", notes[peer.DenyList{}.Name()])
-	if err := r.weighList(ctx, usual); err != nil {
-		return err
-	}
 	r.judgeFilling(usual)
 	return nil
 }
@@ -170,8 +170,8 @@ func (r *run) judgeFilling(usual int) {
 	if own != nil && theirs != nil {
 		r.goal("kernel memory for "+name, fmt.Sprintf("≤ ipset's (%s MB here), or the reason", chart.Number(theirs.Median)),
 			chart.Number(own.Median)+" MB", own.Median <= theirs.Median)
-		r.note("An element of an nftables set is an allocation of its own: header, the key of list and address, and its link in a hash chain come to 64 bytes (%s here, with the table). "+
-			"An ipset packs addresses of four bytes a dozen to a bucket. That is the price of changing one element at a time, in sets that all lists and groups share.",
+		r.note("Sluice's list takes %s bytes an address: an element of an nftables set is an allocation of its own, with a header, a link in a hash chain and a key of list and address. "+
+			"An ipset packs addresses of four bytes a dozen to a bucket. That is the price of sets that all lists and groups share.",
 			chart.Number(own.Median*1e6/float64(usual)))
 	}
 }
