@@ -68,15 +68,15 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 
 // tally finds out what one who watches misses.
 type tally struct {
-	counter driver.DropCounter // nil: the driver does not count
-	first   uint64             // packets dropped before
-	last    uint64             // packets dropped up to the last look
+	counter driver.Counter // nil: the driver does not count
+	first   uint64         // packets dropped before
+	last    uint64         // packets dropped up to the last look
 	told    Missed
 }
 
 func newTally(ctx context.Context, d driver.Driver) *tally {
 	t := &tally{}
-	t.counter, _ = d.(driver.DropCounter)
+	t.counter, _ = d.(driver.Counter)
 	t.first, _ = t.dropped(ctx)
 	t.last = t.first
 	return t

@@ -21,8 +21,6 @@ var (
 	_ driver.Keeper  = (*fakeDriver)(nil)
 	_ driver.Counter = (*fakeDriver)(nil)
 
-	_ driver.DropCounter = (*fakeDriver)(nil)
-
 	_ source.Source = (*fakeSource)(nil)
 )
 
@@ -41,6 +39,7 @@ type fakeDriver struct {
 	probeErr error
 
 	counted  []driver.PolicyCounter
+	cut      uint64
 	dropped  uint64
 	countErr error
 }
@@ -131,6 +130,12 @@ func (d *fakeDriver) DropCounts(context.Context) (map[driver.Drop]uint64, error)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return map[driver.Drop]uint64{driver.ByPolicy: d.dropped}, d.countErr
+}
+
+func (d *fakeDriver) FlowsCut() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cut
 }
 
 // counts makes the policies have decided so much.

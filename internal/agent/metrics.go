@@ -162,6 +162,7 @@ var (
 	descDecided   = desc("policy_connections_total", "Connections that a policy decided, since it was first programmed.", "policy", "verdict")
 	descList      = desc("address_list_entries", "Networks in an address list that is read from a file.", "list")
 	descDropped   = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
+	descCut       = desc("policy_connections_cut_total", "Established connections that policy has come to forbid and that were cut, or that it allows again and that were given back.")
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
 	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
@@ -175,7 +176,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends, descKept,
-		descIssues, descIssue, descPolicies, descPods, descDecided, descList, descDropped, descConns, descConnsMax, descNoLocal} {
+		descIssues, descIssue, descPolicies, descPods, descDecided, descList, descDropped, descCut, descConns, descConnsMax, descNoLocal} {
 		ch <- d
 	}
 }
@@ -241,12 +242,13 @@ func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prom
 			count(descDecided, n.Denied, key.String(), "denied")
 		}
 	}
-	if counter, ok := c.Driver.(driver.DropCounter); ok {
+	if counter, ok := c.Driver.(driver.Counter); ok {
 		if drops, err := counter.DropCounts(ctx); err == nil {
 			for reason, n := range drops {
 				count(descDropped, n, string(reason))
 			}
 		}
+		count(descCut, counter.FlowsCut())
 	}
 }
 

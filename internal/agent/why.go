@@ -64,9 +64,6 @@ func (a *Agent) answer(e *Explanation, questions []verdict.Question) (policy boo
 	s := a.Compiler.State()
 	e.Allowed = true
 	for _, q := range questions {
-		if s.Policy == nil && q.Route != nil { // interfaces matter to policy alone
-			q.Route = func(addr netip.Addr) (int, bool) { _, own := a.Route(addr); return 0, own }
-		}
 		answer := verdict.Why(s, q)
 		e.Answers = append(e.Answers, answer)
 		e.Allowed = e.Allowed && answer.Allowed

@@ -35,9 +35,16 @@ type PolicyCounter struct {
 	Allowed, Denied uint64
 }
 
-// Counter is implemented by drivers that count what policies decide.
+// Counter is implemented by drivers that count what becomes of packets and connections.
+// Its methods are safe for concurrent use with those of the Driver.
 type Counter interface {
 	// PolicyCounters returns a counter for each policy that is programmed,
-	// sorted by policy. Safe for concurrent use with the Driver's methods.
+	// sorted by policy.
 	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
+	// DropCounts returns how many packets were dropped for each reason, those included that
+	// were not sent to DropGroup, since the program is in the kernel.
+	DropCounts(ctx context.Context) (map[Drop]uint64, error)
+	// FlowsCut returns how many established connections this Driver has cut because policy came to
+	// forbid them, or given back.
+	FlowsCut() uint64
 }

@@ -54,6 +54,9 @@ func Why(s *state.State, q Question) Answer {
 		a.p = state.NewPolicy()
 	}
 	a.in, a.fromNode = a.route(q.From)
+	if s.Policy == nil {
+		a.in = 0 // whose the interface is, nobody asks
+	}
 	f := Flow{Source: q.From, Destination: q.To, Protocol: q.Protocol, SourcePort: q.FromPort, DestinationPort: q.Port, ICMPType: q.ICMPType, ICMPCode: q.ICMPCode}
 	answer := Answer{From: a.label(q.From), To: a.end(q.To, q.Port), Protocol: f.what()}
 	if a.fromNode {

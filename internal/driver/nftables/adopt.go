@@ -104,7 +104,7 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	switch {
 	case a.have == nil:
 		b.addTable(d.tableFlags())
-		b.addProgram(d.prog, nil)
+		b.addProgram(d.prog, nil, nil)
 	case a.sameProgram():
 		a.reused = map[*set]bool{}
 		for _, s := range d.prog.sets {
@@ -201,6 +201,11 @@ func (a *adoption) sameProgram() bool {
 			return false
 		}
 	}
+	for _, name := range p.counters {
+		if !a.have.counters[name] {
+			return false
+		}
+	}
 	for name, c := range a.change.uses.chains {
 		if a.have.chains[name] && a.have.rules[name] != len(c.rules) {
 			return false
@@ -253,7 +258,7 @@ func (a *adoption) replaceProgram() {
 	}
 	a.have.chains = map[string]bool{}
 	a.reused = kept
-	b.addProgram(p, kept)
+	b.addProgram(p, kept, a.have.counters)
 }
 
 // settleRoster creates the chains and counters that are missing beside the program, and deletes
@@ -270,7 +275,8 @@ func (a *adoption) settleRoster() {
 		a.keepChains(gone)
 		return
 	}
-	b.deleteRoster(gone, missing(a.have.counters, now.counters))
+	counters := slices.DeleteFunc(missing(a.have.counters, now.counters), func(name string) bool { return slices.Contains(a.d.prog.counters, name) })
+	b.deleteRoster(gone, counters)
 }
 
 func none(string) bool { return false }

@@ -127,8 +127,13 @@ func (b *batch) addTable(flags uint32) {
 	})
 }
 
-// addProgram creates the program's sets, but for those that are there, and its chains.
-func (b *batch) addProgram(p *program, there map[*set]bool) {
+// addProgram creates the program's sets and counters, but for those that are there, and its chains.
+func (b *batch) addProgram(p *program, there map[*set]bool, counted map[string]bool) {
+	for _, name := range p.counters {
+		if !counted[name] {
+			b.addCounter(name)
+		}
+	}
 	for _, s := range p.sets {
 		if !there[s] {
 			b.do(&b.before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.name, func(a *attrs) { s.write(a, b.table) })

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -29,18 +30,14 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 	for _, key := range keys {
 		found[key] = &driver.PolicyCounter{Policy: key}
 	}
-	d.reader.mu.Lock()
-	defer d.reader.mu.Unlock()
-	err := d.reader.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
-		name := cString(findAttr(b, unix.NFTA_OBJ_NAME))
+	err := d.readCounters(ctx, func(name string, packets uint64) {
 		key, ok := keys[name]
-		packets := findAttr(findAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS)
 		switch {
-		case !ok || len(packets) < 8:
+		case !ok:
 		case name == counterName(allowed, key):
-			found[key].Allowed = binary.BigEndian.Uint64(packets)
+			found[key].Allowed = packets
 		default:
-			found[key].Denied = binary.BigEndian.Uint64(packets)
+			found[key].Denied = packets
 		}
 	})
 	if err != nil {
@@ -52,6 +49,39 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 	}
 	slices.SortFunc(list, func(a, b driver.PolicyCounter) int { return a.Policy.Compare(b.Policy) })
 	return list, nil
+}
+
+// DropCounts implements driver.Counter.
+func (d *Driver) DropCounts(ctx context.Context) (map[driver.Drop]uint64, error) {
+	counts := map[driver.Drop]uint64{}
+	err := d.readCounters(ctx, func(name string, packets uint64) {
+		if reason, ok := strings.CutPrefix(name, dropped); ok {
+			counts[driver.Drop(reason)] = packets
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read counters of drops: %w", err)
+	}
+	return counts, nil
+}
+
+// FlowsCut implements driver.Counter.
+func (d *Driver) FlowsCut() uint64 {
+	if d.cut == nil {
+		return 0
+	}
+	return d.cut.total.Load()
+}
+
+// readCounters yields the named counters of the table; none if there is no table.
+func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
+	d.reader.mu.Lock()
+	defer d.reader.mu.Unlock()
+	return d.reader.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
+		if packets := findAttr(findAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(packets) == 8 {
+			yield(cString(findAttr(b, unix.NFTA_OBJ_NAME)), binary.BigEndian.Uint64(packets))
+		}
+	})
 }
 
 // policyKeys are the policies that are programmed, by the names of their counters.

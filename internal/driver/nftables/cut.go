@@ -193,14 +193,6 @@ func policyFlow(f conntrack.Flow) policy.Flow {
 	}
 }
 
-// FlowsCut is the number of connections that were cut, or given back, so far.
-func (d *Driver) FlowsCut() uint64 {
-	if d.cut == nil {
-		return 0
-	}
-	return d.cut.total.Load()
-}
-
 // suspectsOf are the addresses that a change of policy is about.
 func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
 	if len(before.Programs)+len(d.Programs) == 0 {

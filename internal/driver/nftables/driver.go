@@ -143,7 +143,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	defer d.mu.Unlock()
 	b := newBatch(TableName + "-probe")
 	b.addTable(0)
-	b.addProgram(d.prog, nil)
+	b.addProgram(d.prog, nil, nil)
 	b.do(&b.after, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
 	switch _, err := b.send(d.sock); {
 	case err == nil:

@@ -149,6 +149,7 @@ func (p *program) addFilterChains() {
 	}
 	for _, reason := range drops {
 		p.chains = append(p.chains, newDropChain(reason))
+		p.counters = append(p.counters, dropped+string(reason))
 	}
 }
 
@@ -220,9 +221,10 @@ const (
 func newDropChain(reason driver.Drop) chain {
 	log := &expr.Log{Group: driver.DropGroup, Snaplen: snap, Data: []byte(driver.DropPrefix + string(reason)),
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
+	counter := &expr.Objref{Type: objectCounter, Name: dropped + string(reason)}
 	return chain{name: dropChain(reason), comment: "tell those who listen, and drop", rules: []rule{
 		newRule("").add(&expr.Limit{Type: expr.LimitTypePkts, Rate: logged, Unit: expr.LimitTimeSecond, Burst: logged}, log),
-		newRule("").drop(),
+		newRule("").add(counter).drop(),
 	}}
 }
 

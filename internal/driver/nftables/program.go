@@ -20,7 +20,8 @@ type program struct {
 	policy *policyProgram // nil: without policy
 	notes  *set
 
-	written map[judged][]ruling // of the programs of policy in use
+	counters []string            // named, beside those of policies
+	written  map[judged][]ruling // of the programs of policy in use
 }
 
 // familyProgram is one address family's half of the program.

@@ -126,10 +126,11 @@ func missing[V, W any](from map[string]V, in map[string]W) (names []string) {
 	return names
 }
 
-// Verdicts, as the names of counters have them.
+// What the names of counters begin with.
 const (
 	allowed = "allowed"
 	denied  = "denied"
+	dropped = "dropped/" // and the reason
 )
 
 // Constants of linux/netfilter/nf_tables.h.
