@@ -159,6 +159,12 @@ type Namespace struct {
 	Labels map[string]string
 }
 
+// ServiceAccount is a v1 ServiceAccount, reduced to what selectors ask of it.
+type ServiceAccount struct {
+	Name   Name
+	Labels map[string]string
+}
+
 // Issue is a fault found in what users declared. The object keeps its last
 // good state in the kernel, or has none, and everything else works on.
 type Issue struct {

@@ -51,6 +51,8 @@ const (
 	ServiceAccountLabel  = "projectcalico.org/serviceaccount" // of pods
 	NamespaceLabelPrefix = "pcns."                            // before the labels of the object's namespace
 	MetadataNameLabel    = "kubernetes.io/metadata.name"      // a namespace always has this, equal to its name
+
+	ServiceAccountLabelPrefix = "pcsa." // before the labels of a pod's service account
 )
 
 // Everything selects every object.
@@ -192,7 +194,7 @@ func (s Selector) Anchors() (anchors []Anchor, ok bool) {
 
 // bestAnchors chooses the term of a conjunction that promises to be the most
 // selective: given values before mere keys, an object's own labels before those of
-// its namespace and of every pod, fewer before more.
+// its service account, of its namespace and of every pod, fewer before more.
 func (s Selector) bestAnchors() (best []Anchor, ok bool) {
 	bestCost := 0
 	for _, t := range s.terms {
@@ -245,6 +247,8 @@ func anchorCost(anchors []Anchor) int {
 			cost += 1_000_000
 		case a.Key == NamespaceLabel, strings.HasPrefix(a.Key, NamespaceLabelPrefix):
 			cost += 1_000
+		case strings.HasPrefix(a.Key, ServiceAccountLabelPrefix):
+			cost += 10
 		}
 		if a.Any {
 			cost += 100

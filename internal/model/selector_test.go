@@ -210,6 +210,8 @@ func TestSelectorAnchors(t *testing.T) {
 		{and(pod, eq("app", "web"), eq(model.NamespaceLabel, "shop")), []model.Anchor{{Key: "app", Value: "web"}}, true},
 		{and(pod, not(has("app")), eq(model.NamespaceLabel, "shop")), []model.Anchor{{Key: model.NamespaceLabel, Value: "shop"}}, true},
 		{and(pod, eq(model.NamespaceLabelPrefix+"team", "a"), has("app")), []model.Anchor{{Key: "app", Any: true}}, true},
+		{and(pod, eq(model.ServiceAccountLabelPrefix+"role", "a"), eq("app", "web")), []model.Anchor{{Key: "app", Value: "web"}}, true},
+		{and(eq(model.NamespaceLabelPrefix+"team", "a"), eq(model.ServiceAccountLabelPrefix+"role", "a")), []model.Anchor{{Key: "pcsa.role", Value: "a"}}, true},
 		{and(has("app"), eq("tier", "x")), []model.Anchor{{Key: "tier", Value: "x"}}, true},
 		{pod, []model.Anchor{{Key: model.OrchestratorLabel, Value: "k8s"}}, true},
 	} {

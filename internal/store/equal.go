@@ -54,6 +54,10 @@ func equalNamespaces(a, b *model.Namespace) bool {
 	return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
 }
 
+func equalServiceAccounts(a, b *model.ServiceAccount) bool {
+	return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
+}
+
 func equalPolicies(a, b *model.Policy) bool {
 	return a.Key == b.Key && a.Tier == b.Tier && a.Order == b.Order && a.Refused == b.Refused &&
 		a.Ingress == b.Ingress && a.Egress == b.Egress &&

@@ -16,6 +16,7 @@ func TestEqualityCoversEveryField(t *testing.T) {
 	everyField(t, equalPods)
 	everyField(t, equalNodes)
 	everyField(t, equalNamespaces)
+	everyField(t, equalServiceAccounts)
 	everyField(t, equalPolicies)
 	everyField(t, equalTiers)
 	everyField(t, equalNetworkSets)

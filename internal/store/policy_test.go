@@ -34,6 +34,7 @@ func policyObjects() []store.Event {
 		setEvent(store.GlobalNetworkSets, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}),
 		setEvent(store.AddressLists, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: "s"}}}),
 		{Kind: store.HostEndpoints, Name: model.Name{Name: "h"}, Object: &model.HostEndpoint{Name: "h"}},
+		{Kind: store.ServiceAccounts, Name: name("a"), Object: &model.ServiceAccount{Name: name("a")}},
 		event(pod("p")), event(&model.Namespace{Name: "shop"}),
 	}
 }
@@ -57,7 +58,7 @@ func TestPolicyObjects(t *testing.T) {
 		all := v.All()
 		want := store.Dirty{
 			Services: map[model.Name]struct{}{}, Nodes: map[string]struct{}{},
-			Pods: map[model.Name]struct{}{name("p"): {}}, Namespaces: map[string]struct{}{"shop": {}}, Tiers: map[string]struct{}{"t": {}},
+			Pods: map[model.Name]struct{}{name("p"): {}}, Namespaces: map[string]struct{}{"shop": {}}, ServiceAccounts: map[model.Name]struct{}{name("a"): {}}, Tiers: map[string]struct{}{"t": {}},
 			Policies: map[model.PolicyKey]struct{}{}, NetworkSets: map[model.NetworkSetKey]struct{}{}, HostEndpoints: map[string]struct{}{"h": {}},
 		}
 		for _, e := range objects {
@@ -77,12 +78,12 @@ func TestPolicyObjects(t *testing.T) {
 		if diff := cmp.Diff(want, all); diff != "" {
 			t.Error(diff)
 		}
-		if v.Tier("t") == nil || v.HostEndpoint("h") == nil || v.Pod(name("p")) == nil {
+		if v.Tier("t") == nil || v.HostEndpoint("h") == nil || v.ServiceAccount(name("a")) == nil || v.Pod(name("p")) == nil {
 			t.Error("objects are not found by name")
 		}
 	})
 	counts := map[string]int{"Service": 0, "EndpointSlice": 0, "Pod": 1, "Node": 0, "Namespace": 1, "NetworkPolicy": 1, "ClusterNetworkPolicy": 1,
-		"CalicoNetworkPolicy": 1, "GlobalNetworkPolicy": 1, "Tier": 1, "NetworkSet": 1, "GlobalNetworkSet": 1, "AddressList": 1, "HostEndpoint": 1}
+		"CalicoNetworkPolicy": 1, "GlobalNetworkPolicy": 1, "Tier": 1, "NetworkSet": 1, "GlobalNetworkSet": 1, "AddressList": 1, "HostEndpoint": 1, "ServiceAccount": 1}
 	if got := s.Counts(); !maps.Equal(got, counts) {
 		t.Errorf("counts %v", got)
 	}

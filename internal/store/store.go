@@ -40,13 +40,14 @@ const (
 	GlobalNetworkSets // *model.NetworkSet; no namespace
 	AddressLists      // *model.NetworkSet; no namespace
 	HostEndpoints     // *model.HostEndpoint; no namespace
+	ServiceAccounts   // *model.ServiceAccount
 )
 
 // String returns the Kubernetes spelling of the kind: "Service", "EndpointSlice", ….
 func (k Kind) String() string {
 	return [...]string{"Service", "EndpointSlice", "Pod", "Node", "Namespace",
 		"NetworkPolicy", "ClusterNetworkPolicy", "CalicoNetworkPolicy", "GlobalNetworkPolicy",
-		"Tier", "NetworkSet", "GlobalNetworkSet", "AddressList", "HostEndpoint"}[k]
+		"Tier", "NetworkSet", "GlobalNetworkSet", "AddressList", "HostEndpoint", "ServiceAccount"}[k]
 }
 
 // Event is one object's current version, or its absence.
@@ -66,12 +67,13 @@ type Dirty struct {
 
 	// What policies are made of and hold for, each that changed, came or went. A
 	// map is nil while nothing is in it.
-	Pods          map[model.Name]struct{}
-	Namespaces    map[string]struct{}
-	Policies      map[model.PolicyKey]struct{}
-	Tiers         map[string]struct{}
-	NetworkSets   map[model.NetworkSetKey]struct{}
-	HostEndpoints map[string]struct{}
+	Pods            map[model.Name]struct{}
+	Namespaces      map[string]struct{}
+	ServiceAccounts map[model.Name]struct{}
+	Policies        map[model.PolicyKey]struct{}
+	Tiers           map[string]struct{}
+	NetworkSets     map[model.NetworkSetKey]struct{}
+	HostEndpoints   map[string]struct{}
 
 	// What it took to get there, for metrics: the number of changed Services, of
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
@@ -81,7 +83,7 @@ type Dirty struct {
 
 // Len is the number of named keys.
 func (d Dirty) Len() int {
-	return len(d.Services) + len(d.Nodes) + len(d.Pods) + len(d.Namespaces) +
+	return len(d.Services) + len(d.Nodes) + len(d.Pods) + len(d.Namespaces) + len(d.ServiceAccounts) +
 		len(d.Policies) + len(d.Tiers) + len(d.NetworkSets) + len(d.HostEndpoints)
 }
 
@@ -131,6 +133,8 @@ func (s *Store) apply(e Event) {
 		swap(s.view.nodes, &s.dirty.Nodes, e.Name.Name, object[model.Node](e), equalNodes)
 	case Namespaces:
 		swap(s.view.namespaces, &s.dirty.Namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
+	case ServiceAccounts:
+		swap(s.view.accounts, &s.dirty.ServiceAccounts, e.Name, object[model.ServiceAccount](e), equalServiceAccounts)
 	case NetworkPolicies, ClusterPolicies, CalicoPolicies, GlobalPolicies:
 		key := model.PolicyKey{Kind: policyKinds[e.Kind], Name: e.Name}
 		swap(s.view.policies, &s.dirty.Policies, key, object[model.Policy](e), equalPolicies)

@@ -17,6 +17,7 @@ type View struct {
 	pods       map[model.Name]*model.Pod
 	nodes      map[string]*model.Node
 	namespaces map[string]*model.Namespace
+	accounts   map[model.Name]*model.ServiceAccount
 	selectors  selectorIndex
 	labels     labelIndex
 	addrs      addrIndex
@@ -35,6 +36,7 @@ func newView() View {
 		pods:       map[model.Name]*model.Pod{},
 		nodes:      map[string]*model.Node{},
 		namespaces: map[string]*model.Namespace{},
+		accounts:   map[model.Name]*model.ServiceAccount{},
 		selectors:  selectorIndex{},
 		labels:     labelIndex{},
 		addrs:      addrIndex{},
@@ -50,14 +52,15 @@ func newView() View {
 // nothing yet. Endpoint slices are named by their services.
 func (v *View) All() Dirty {
 	return Dirty{
-		Services:      keys(v.services),
-		Nodes:         keys(v.nodes),
-		Pods:          keys(v.pods),
-		Namespaces:    keys(v.namespaces),
-		Policies:      keys(v.policies),
-		Tiers:         keys(v.tiers),
-		NetworkSets:   keys(v.networkSets),
-		HostEndpoints: keys(v.hostEndpoints),
+		Services:        keys(v.services),
+		Nodes:           keys(v.nodes),
+		Pods:            keys(v.pods),
+		Namespaces:      keys(v.namespaces),
+		ServiceAccounts: keys(v.accounts),
+		Policies:        keys(v.policies),
+		Tiers:           keys(v.tiers),
+		NetworkSets:     keys(v.networkSets),
+		HostEndpoints:   keys(v.hostEndpoints),
 	}
 }
 
@@ -89,6 +92,9 @@ func (v *View) Node(name string) *model.Node { return v.nodes[name] }
 
 // Namespace returns nil if there is none of that name.
 func (v *View) Namespace(name string) *model.Namespace { return v.namespaces[name] }
+
+// ServiceAccount returns nil if there is none of that name.
+func (v *View) ServiceAccount(name model.Name) *model.ServiceAccount { return v.accounts[name] }
 
 // Pod returns nil if there is none of that name.
 func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
@@ -136,7 +142,7 @@ func (v *View) Counts() map[string]int {
 	for key := range v.networkSets {
 		n[string(key.Kind)]++
 	}
-	for kind, number := range map[Kind]int{Tiers: len(v.tiers), HostEndpoints: len(v.hostEndpoints)} {
+	for kind, number := range map[Kind]int{ServiceAccounts: len(v.accounts), Tiers: len(v.tiers), HostEndpoints: len(v.hostEndpoints)} {
 		if number > 0 {
 			n[kind.String()] = number
 		}

@@ -23,6 +23,8 @@ func event(o any) store.Event {
 		return store.Event{Kind: store.Pods, Name: o.Name, Object: o}
 	case *model.Namespace:
 		return store.Event{Kind: store.Namespaces, Name: model.Name{Name: o.Name}, Object: o}
+	case *model.ServiceAccount:
+		return store.Event{Kind: store.ServiceAccounts, Name: o.Name, Object: o}
 	case *model.Tier:
 		return store.Event{Kind: store.Tiers, Name: model.Name{Name: o.Name}, Object: o}
 	case *model.HostEndpoint:

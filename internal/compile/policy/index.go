@@ -114,22 +114,32 @@ type itemSet map[*item]struct{}
 // items finds the items that a selector may select, and those that name a port.
 type items struct {
 	byNamespace map[string]itemSet // "": those in none
+	byAccount   map[model.Name]itemSet
 	byLabel     map[string]map[string]itemSet
 	byPort      map[string]itemSet
-	namespaces  map[string]map[string]map[string]struct{} // names of namespaces by their labels
+	namespaces  labelled[string]     // names of namespaces
+	accounts    labelled[model.Name] // names of service accounts
 }
+
+// labelled holds names by the labels of what they name: by key and value.
+type labelled[N comparable] map[string]map[string]map[N]struct{}
 
 func newItems() items {
 	return items{
 		byNamespace: map[string]itemSet{},
+		byAccount:   map[model.Name]itemSet{},
 		byLabel:     map[string]map[string]itemSet{},
 		byPort:      map[string]itemSet{},
-		namespaces:  map[string]map[string]map[string]struct{}{},
+		namespaces:  labelled[string]{},
+		accounts:    labelled[model.Name]{},
 	}
 }
 
 func (x *items) add(it *item) {
 	insert(x.byNamespace, it.labels.namespace, it)
+	if it.pod != nil {
+		insert(x.byAccount, accountOf(it.pod), it)
+	}
 	for k, v := range it.labels.unshared() {
 		if x.byLabel[k] == nil {
 			x.byLabel[k] = map[string]itemSet{}
@@ -143,6 +153,9 @@ func (x *items) add(it *item) {
 
 func (x *items) remove(it *item) {
 	discard(x.byNamespace, it.labels.namespace, it)
+	if it.pod != nil {
+		discard(x.byAccount, accountOf(it.pod), it)
+	}
 	for k, v := range it.labels.unshared() {
 		if discard(x.byLabel[k], v, it); len(x.byLabel[k]) == 0 {
 			delete(x.byLabel, k)
@@ -153,18 +166,31 @@ func (x *items) remove(it *item) {
 	}
 }
 
-// relabel files a namespace under its labels, no longer under its old ones.
-func (x *items) relabel(namespace string, old, next map[string]string) {
+// relabel files a name under its labels, no longer under its old ones.
+func (x labelled[N]) relabel(name N, old, next map[string]string) {
 	for k, v := range old {
-		if discard(x.namespaces[k], v, namespace); len(x.namespaces[k]) == 0 {
-			delete(x.namespaces, k)
+		if discard(x[k], v, name); len(x[k]) == 0 {
+			delete(x, k)
 		}
 	}
 	for k, v := range next {
-		if x.namespaces[k] == nil {
-			x.namespaces[k] = map[string]map[string]struct{}{}
+		if x[k] == nil {
+			x[k] = map[string]map[N]struct{}{}
 		}
-		insert(x.namespaces[k], v, namespace)
+		insert(x[k], v, name)
+	}
+}
+
+// under yields what is filed, in by, under the names that have the label.
+func (x labelled[N]) under(key string, a model.Anchor, by map[N]itemSet) iter.Seq[itemSet] {
+	return func(yield func(itemSet) bool) {
+		for names := range valued(x[key], a) {
+			for name := range names {
+				if !yield(by[name]) {
+					return
+				}
+			}
+		}
 	}
 }
 
@@ -215,23 +241,16 @@ func (x *items) under(a model.Anchor) iter.Seq[itemSet] {
 	if a.Key == model.OrchestratorLabel || namesNamespace(a.Key) && a.Any {
 		return x.everywhere
 	}
-	return func(yield func(itemSet) bool) {
-		key, ofNamespace := strings.CutPrefix(a.Key, model.NamespaceLabelPrefix)
-		switch {
-		case namesNamespace(a.Key):
-			yield(x.byNamespace[a.Value])
-		case ofNamespace:
-			for names := range valued(x.namespaces[key], a) {
-				for name := range names {
-					if !yield(x.byNamespace[name]) {
-						return
-					}
-				}
-			}
-		default:
-			valued(x.byLabel[key], a)(yield)
-		}
+	if namesNamespace(a.Key) {
+		return func(yield func(itemSet) bool) { yield(x.byNamespace[a.Value]) }
 	}
+	if key, ok := strings.CutPrefix(a.Key, model.NamespaceLabelPrefix); ok {
+		return x.namespaces.under(key, a, x.byNamespace)
+	}
+	if key, ok := strings.CutPrefix(a.Key, model.ServiceAccountLabelPrefix); ok {
+		return x.accounts.under(key, a, x.byAccount)
+	}
+	return valued(x.byLabel[a.Key], a)
 }
 
 // valued yields the sets of the anchor's values.
@@ -265,7 +284,7 @@ func size(sets iter.Seq[itemSet]) int {
 	return n
 }
 
-func insert[S ~map[T]struct{}, T comparable](x map[string]S, key string, t T) {
+func insert[S ~map[T]struct{}, K, T comparable](x map[K]S, key K, t T) {
 	set := x[key]
 	if set == nil {
 		set = S{}
@@ -274,7 +293,7 @@ func insert[S ~map[T]struct{}, T comparable](x map[string]S, key string, t T) {
 	set[t] = struct{}{}
 }
 
-func discard[S ~map[T]struct{}, T comparable](x map[string]S, key string, t T) {
+func discard[S ~map[T]struct{}, K, T comparable](x map[K]S, key K, t T) {
 	set := x[key]
 	delete(set, t)
 	if len(set) == 0 {

@@ -24,7 +24,7 @@ type item struct {
 
 // newPod returns nil for a pod that has no address of its own: it is on its
 // host's network, has finished or has no address yet.
-func newPod(pod *model.Pod, around map[string]string, node string) *item {
+func (c *Compiler) newPod(pod *model.Pod) *item {
 	if pod == nil || pod.HostNetwork || pod.Finished {
 		return nil
 	}
@@ -33,8 +33,12 @@ func newPod(pod *model.Pod, around map[string]string, node string) *item {
 		return nil
 	}
 	return &item{
-		pod: pod, addrs: addrs, local: pod.Node == node,
-		labels: labels{own: pod.Labels, namespace: pod.Name.Namespace, around: around, pod: true, account: pod.ServiceAccount},
+		pod: pod, addrs: addrs, local: pod.Node == c.cfg.Node,
+		labels: labels{
+			own: pod.Labels, pod: true,
+			namespace: pod.Name.Namespace, around: c.around[pod.Name.Namespace],
+			account: pod.ServiceAccount, identity: c.identities[accountOf(pod)],
+		},
 	}
 }
 
@@ -56,7 +60,13 @@ func newHost(host *model.HostEndpoint) *item {
 func (it *item) selectedLike(old *item) bool {
 	return it != nil && old != nil && it.local == old.local && it.labels.account == old.labels.account &&
 		slices.Equal(it.addrs, old.addrs) && slices.Equal(it.pod.Ports, old.pod.Ports) &&
-		maps.Equal(it.labels.own, old.labels.own) && maps.Equal(it.labels.around, old.labels.around)
+		maps.Equal(it.labels.own, old.labels.own) && maps.Equal(it.labels.around, old.labels.around) &&
+		maps.Equal(it.labels.identity, old.labels.identity)
+}
+
+// accountOf names a pod's service account.
+func accountOf(pod *model.Pod) model.Name {
+	return model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}
 }
 
 // portNames yields the names that it gives to ports, with what they stand for.

@@ -14,7 +14,8 @@ type labels struct {
 	namespace string            // "": it is in none
 	around    map[string]string // the labels of the namespace
 	pod       bool
-	account   string // of pods
+	account   string            // of pods
+	identity  map[string]string // the labels of the account
 }
 
 // Label implements model.Labels.
@@ -27,6 +28,10 @@ func (l *labels) Label(key string) (string, bool) {
 			return l.namespace, true
 		}
 		v, ok := l.around[key]
+		return v, ok
+	}
+	if key, ofAccount := strings.CutPrefix(key, model.ServiceAccountLabelPrefix); ofAccount {
+		v, ok := l.identity[key]
 		return v, ok
 	}
 	switch key {
@@ -52,6 +57,11 @@ func (l *labels) all() iter.Seq2[string, string] {
 				return
 			}
 		}
+		for k, v := range l.identity {
+			if !yield(model.ServiceAccountLabelPrefix+k, v) {
+				return
+			}
+		}
 		if l.pod && !yield(model.OrchestratorLabel, "k8s") || l.namespace == "" {
 			return
 		}
@@ -66,7 +76,7 @@ func (l *labels) all() iter.Seq2[string, string] {
 	}
 }
 
-// unshared yields the labels that the object does not share with its whole namespace.
+// unshared yields the labels that are not those of its namespace or of its service account.
 func (l *labels) unshared() iter.Seq2[string, string] {
 	return func(yield func(k, v string) bool) {
 		for k, v := range l.own {
@@ -81,6 +91,6 @@ func (l *labels) unshared() iter.Seq2[string, string] {
 }
 
 func reserved(key string) bool {
-	return strings.HasPrefix(key, model.NamespaceLabelPrefix) ||
+	return strings.HasPrefix(key, model.NamespaceLabelPrefix) || strings.HasPrefix(key, model.ServiceAccountLabelPrefix) ||
 		key == model.NamespaceLabel || key == model.OrchestratorLabel || key == model.ServiceAccountLabel
 }

@@ -39,11 +39,12 @@ type Compiler struct {
 	policy *state.Policy
 	links  links
 
-	around map[string]map[string]string // labels of namespaces
-	pods   map[model.Name]*item
-	sets   map[model.NetworkSetKey]*item
-	hosts  map[string]*item
-	items  items
+	around     map[string]map[string]string     // labels of namespaces
+	identities map[model.Name]map[string]string // labels of service accounts
+	pods       map[model.Name]*item
+	sets       map[model.NetworkSetKey]*item
+	hosts      map[string]*item
+	items      items
 
 	tiers     map[string]model.Tier
 	policies  map[model.PolicyKey]*policy
@@ -107,8 +108,8 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
 	c := &Compiler{
 		cfg: cfg, policy: p, links: newLinks(model.Links{}),
-		around: map[string]map[string]string{},
-		pods:   map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		around: map[string]map[string]string{}, identities: map[model.Name]map[string]string{},
+		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
 		items: newItems(),
 		tiers: map[string]model.Tier{}, policies: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
@@ -150,6 +151,9 @@ func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix)
 	for name := range d.Namespaces {
 		c.setNamespace(name, v.Namespace(name))
 	}
+	for name := range d.ServiceAccounts {
+		c.setAccount(name, v.ServiceAccount(name))
+	}
 	for name := range d.Pods {
 		c.setPod(name, v.Pod(name))
 	}
@@ -182,7 +186,7 @@ func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
 	if maps.Equal(old, next) {
 		return
 	}
-	c.items.relabel(name, old, next)
+	c.items.namespaces.relabel(name, old, next)
 	if c.around[name] = next; len(next) == 0 {
 		delete(c.around, name)
 	}
@@ -195,8 +199,26 @@ func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
 	}
 }
 
+func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
+	var next map[string]string
+	if obj != nil {
+		next = obj.Labels
+	}
+	old := c.identities[name]
+	if maps.Equal(old, next) {
+		return
+	}
+	c.items.accounts.relabel(name, old, next)
+	if c.identities[name] = next; len(next) == 0 {
+		delete(c.identities, name)
+	}
+	for it := range maps.Clone(c.items.byAccount[name]) {
+		c.setPod(it.pod.Name, it.pod)
+	}
+}
+
 func (c *Compiler) setPod(name model.Name, obj *model.Pod) {
-	old, next := c.pods[name], newPod(obj, c.around[name.Namespace], c.cfg.Node)
+	old, next := c.pods[name], c.newPod(obj)
 	if next.selectedLike(old) {
 		if old.pod = obj; old.local {
 			c.readdress(old)

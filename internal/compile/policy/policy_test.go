@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 // show prints what is programmed, one a line. Groups and named ports are
@@ -134,6 +135,11 @@ func pod(n int, node string, kv ...string) *model.Pod {
 	return p
 }
 
+func as(account string, p *model.Pod) *model.Pod {
+	p.ServiceAccount = account
+	return p
+}
+
 func in(namespace string, p *model.Pod) *model.Pod {
 	p.Name.Namespace = namespace
 	return p
@@ -231,6 +237,21 @@ func TestPods(t *testing.T) {
   in else allow
   out default x
     r allow from {10.0.0.2}
+    else deny
+  out else allow`},
+		{"labels of the service account, and none that are forged", []any{web,
+			&model.ServiceAccount{Name: model.Name{Namespace: "shop", Name: "seller"}, Labels: map[string]string{"role": "sales"}},
+			as("seller", pod(2, "there")), as("buyer", pod(3, "there", "pcsa.role", "sales")),
+			in("prod", as("seller", pod(4, "there"))), as("seller", pod(5, "here", "app", "db")),
+			networkPolicy("x", ingress(from(model.Peer{Selector: model.Equal("pcsa.role", "sales")}))),
+			networkPolicy("y", func(p *model.Policy) { p.Subject = model.Has("pcsa.role") }, egress())}, `
+10.0.0.1 shop/p1 dev 0
+  in default x
+    r allow from {10.0.0.2 10.0.0.5}
+    else deny
+  in else allow
+10.0.0.5 shop/p5 dev 0
+  out default y
     else deny
   out else allow`},
 		{"a block with exceptions is a rule of its own", []any{web, networkPolicy("x", ingress(from(app("web"),
@@ -617,4 +638,31 @@ func TestSmallChanges(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	same(t, h.compiler, h.fresh())
+}
+
+// Another label of a service account moves its pods, and nobody else's.
+func TestServiceAccountChanges(t *testing.T) {
+	h := newHistory(config, idSpace)
+	account := func(name, role string) store.Event {
+		return event(&model.ServiceAccount{Name: model.Name{Namespace: "shop", Name: name}, Labels: map[string]string{"role": role}})
+	}
+	h.apply(t, event(pod(1, "here", "app", "web")), account("seller", "sales"), account("buyer", "sales"),
+		event(as("seller", pod(2, "there"))), event(as("seller", pod(3, "there"))), event(as("buyer", pod(4, "there"))),
+		event(networkPolicy("x", ingress(from(model.Peer{Selector: model.Equal("pcsa.role", "sales")})))))
+	for _, step := range []struct {
+		name  string
+		event store.Event
+		want  string
+	}{
+		{"another label", account("seller", "other"), "1 groups with 2"},
+		{"the label is back", account("seller", "sales"), "1 groups with 2"},
+		{"nothing new", account("seller", "sales"), ""},
+		{"the account goes", store.Event{Kind: store.ServiceAccounts, Name: model.Name{Namespace: "shop", Name: "buyer"}}, "1 groups with 1"},
+		{"a pod gets another account", event(as("buyer", pod(2, "there"))), "1 groups with 1"},
+	} {
+		if got := summary(h.apply(t, step.event)); got != step.want {
+			t.Errorf("%s: got %q, want %q", step.name, got, step.want)
+		}
+		same(t, h.compiler, h.fresh())
+	}
 }

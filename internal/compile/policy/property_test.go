@@ -27,7 +27,7 @@ func (w world) namespace() string { return pickOne(w, "shop", "prod") }
 
 func (w world) labels() map[string]string {
 	l := map[string]string{}
-	for _, k := range []string{"app", "tier", "projectcalico.org/namespace", "pcns.team"} {
+	for _, k := range []string{"app", "tier", "projectcalico.org/namespace", "pcns.team", "pcsa.role"} {
 		if w.chance(40) {
 			l[k] = pickOne(w, "a", "b", "shop")
 		}
@@ -60,7 +60,7 @@ func (w world) nets() (list []netip.Prefix) {
 }
 
 func (w world) selector(depth int) model.Selector {
-	key := pickOne(w, "app", "tier", model.NamespaceLabelPrefix+"team", model.ServiceAccountLabel, model.NamespaceLabelPrefix+model.MetadataNameLabel)
+	key := pickOne(w, "app", "tier", model.NamespaceLabelPrefix+"team", model.ServiceAccountLabel, model.ServiceAccountLabelPrefix+"role", model.NamespaceLabelPrefix+model.MetadataNameLabel)
 	switch n := w.IntN(14); {
 	case n < 3:
 		return model.Equal(key, pickOne(w, "a", "b", "shop"))
@@ -210,7 +210,12 @@ func (w world) event() store.Event {
 		e = event(w.networkSet())
 	case n < 86:
 		e = event(w.hostEndpoint())
-	case n < 93:
+	case n < 90:
+		e = event(&model.ServiceAccount{
+			Name:   model.Name{Namespace: w.namespace(), Name: pickOne(w, "a", "b")},
+			Labels: map[string]string{pickOne(w, "role", "team"): pickOne(w, "a", "b", "shop")},
+		})
+	case n < 95:
 		e = event(&model.Namespace{Name: w.namespace(), Labels: map[string]string{pickOne(w, "team", "kubernetes.io/metadata.name"): pickOne(w, "a", "b")}})
 	default:
 		e = event(&model.Tier{Name: pickOne(w, "own", "default", "kube-admin"), Order: float64(w.IntN(3)), DefaultPass: w.chance(50)})
@@ -340,12 +345,13 @@ func TestUndo(t *testing.T) {
 func empty(t *testing.T, c *Compiler) {
 	t.Helper()
 	for what, n := range map[string]int{
-		"namespaces": len(c.around), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "policies": len(c.policies),
+		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
 		"assigned": len(c.assigned), "plans": len(c.plans), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "port names": len(c.portNames), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
-		"by namespace": len(c.items.byNamespace), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
-		"changed": len(c.changed), "unused": len(c.unused), "unbuilt": len(c.unbuilt), "unpublished": len(c.unpublished), "readdressed": len(c.readdressed),
+		"by namespace": len(c.items.byNamespace), "by account": len(c.items.byAccount), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
+		"account labels": len(c.items.accounts),
+		"changed":        len(c.changed), "unused": len(c.unused), "unbuilt": len(c.unbuilt), "unpublished": len(c.unpublished), "readdressed": len(c.readdressed),
 	} {
 		if n != 0 {
 			t.Errorf("%d %s are left", n, what)

@@ -282,6 +282,19 @@ func TestNode(t *testing.T) {
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
 }
 
+func TestServiceAccount(t *testing.T) {
+	in := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "seller", Labels: map[string]string{"role": "x"}}}
+	got, err := kubeobj.ServiceAccount(in)
+	checkError(t, err, nil)
+	want := &model.ServiceAccount{Name: model.Name{Namespace: "shop", Name: "seller"}, Labels: map[string]string{"role": "x"}}
+	if diff := cmp.Diff(want, got, equal); diff != "" {
+		t.Errorf("wrong service account (-want +got):\n%s", diff)
+	}
+	if got, err := kubeobj.ServiceAccount(&corev1.ServiceAccount{}); got != nil || err == nil {
+		t.Errorf("nameless service account: got %+v, %v", got, err)
+	}
+}
+
 func TestNamespace(t *testing.T) {
 	in := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "x"}}}
 	got, err := kubeobj.Namespace(in)

@@ -80,3 +80,10 @@ func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *faults)
 	}
 	return ports
 }
+
+// ServiceAccount translates a v1 ServiceAccount.
+func ServiceAccount(o *corev1.ServiceAccount) (*model.ServiceAccount, error) {
+	var f faults
+	a := &model.ServiceAccount{Name: nameOf(&o.ObjectMeta, &f), Labels: o.Labels}
+	return result(a, &f)
+}

@@ -18,6 +18,7 @@ var kubernetesKinds = map[typeOf]store.Kind{
 	{"v1", "Pod"}:                             store.Pods,
 	{"v1", "Node"}:                            store.Nodes,
 	{"v1", "Namespace"}:                       store.Namespaces,
+	{"v1", "ServiceAccount"}:                  store.ServiceAccounts,
 	{"discovery.k8s.io/v1", "EndpointSlice"}:  store.EndpointSlices,
 	{"networking.k8s.io/v1", "NetworkPolicy"}: store.NetworkPolicies,
 	{"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"}: store.ClusterPolicies,

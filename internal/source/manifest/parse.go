@@ -329,6 +329,12 @@ func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error)
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
+	case store.ServiceAccounts:
+		var o corev1.ServiceAccount
+		if err := p.metadataOnly(&o.ObjectMeta); err != nil {
+			return name, nil, err
+		}
+		return translate(&o.ObjectMeta, true, &o, kubeobj.ServiceAccount)
 	}
 	start := p.pos
 	if err := p.skip(); err != nil {

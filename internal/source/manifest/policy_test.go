@@ -26,6 +26,7 @@ var policyObjects = map[string]string{
 	"Tier security":            `{"apiVersion":"projectcalico.org/v3","kind":"Tier","metadata":{"name":"security"},"spec":{"order":100}}`,
 	"NetworkSet shop/partners": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkSet","metadata":{"name":"partners","namespace":"shop","labels":{"a":"b"}},"spec":{"nets":["192.0.2.0/24"]}}`,
 	"GlobalNetworkSet bad":     `{"apiVersion":"projectcalico.org/v3","kind":"GlobalNetworkSet","metadata":{"name":"bad"},"spec":{"nets":["192.0.2.0/24"]}}`,
+	"ServiceAccount shop/a":    `{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"a","namespace":"shop","labels":{"role":"sales"}},"secrets":[{"name":"x"}]}`,
 	"HostEndpoint n1-eth0":     `{"apiVersion":"projectcalico.org/v3","kind":"HostEndpoint","metadata":{"name":"n1-eth0"},"spec":{"node":"n1","interfaceName":"eth0"}}`,
 }
 
