@@ -51,9 +51,9 @@ func (l *Lab) find(target string) (place, error) {
 }
 
 // Exec replaces this process by a command that runs at a place of the lab: a node,
-// "outside", or a pod. It returns only if that fails.
+// "outside", or a pod. The command sluice is this program, installed or not. It returns only if that fails.
 func (l *Lab) Exec(target string, args []string) error {
-	path, err := exec.LookPath(args[0])
+	path, err := lookPath(args[0])
 	if err != nil {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
@@ -63,6 +63,13 @@ func (l *Lab) Exec(target string, args []string) error {
 		}
 		return nil
 	})
+}
+
+func lookPath(command string) (string, error) {
+	if command == "sluice" {
+		return os.Executable()
+	}
+	return exec.LookPath(command)
 }
 
 // Start starts a command at a place of the lab, as Exec does, beside this process.
