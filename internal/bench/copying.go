@@ -17,12 +17,15 @@ var copying = Experiment{
 	Name:  "policy-copy",
 	Title: "What a block list costs a bulk TCP copy",
 	How: "A client sends on one TCP connection through the node as fast as it is read; both ends and the packets between share one thread and core. " +
-		"The connection's address is in no list. Bare is plain forwarding: no rules, no connection tracking.",
+		"Of five copies in a row, a fifth of a second each, the fastest counts. The connection's address is in no list. Bare is plain forwarding: no rules, no connection tracking.",
 	run:   runCopying,
 	paint: paintCopying,
 }
 
 const copied = "bytes a second"
+
+// copies are made for a sample; the fastest counts, as nothing but others' work makes one slower.
+const copies = 5
 
 func runCopying(ctx context.Context, r *run) error {
 	usual, large := r.blockSizes()
@@ -52,14 +55,18 @@ func (r *run) measureCopy(ctx context.Context, s *stage[block]) error {
 	if err := s.FlushConntrack(); err != nil {
 		return err
 	}
-	rate, err := load.Copy(ctx, load.CopyConfig{
-		Client: s.Client, Backend: s.Backend, CPU: packetCPU, Duration: r.short(time.Second, 200*time.Millisecond),
-		Target: netip.AddrPortFrom(cluster.Cluster{Endpoints: 1}.Endpoint(0, 0).Addr(), cluster.TargetPort),
-	})
-	if err != nil {
-		return err
+	var fastest float64
+	for range copies {
+		rate, err := load.Copy(ctx, load.CopyConfig{
+			Client: s.Client, Backend: s.Backend, CPU: packetCPU, Duration: r.short(200*time.Millisecond, 50*time.Millisecond),
+			Target: netip.AddrPortFrom(cluster.Cluster{Endpoints: 1}.Endpoint(0, 0).Addr(), cluster.TargetPort),
+		})
+		if err != nil {
+			return err
+		}
+		fastest = max(fastest, rate)
 	}
-	r.recordBlock(s.spec, copied, "GB/s", rate/1e9)
+	r.recordBlock(s.spec, copied, "GB/s", fastest/1e9)
 	return nil
 }
 
