@@ -14,7 +14,10 @@ import (
 const maxReasons = 10
 
 // faults collects what is wrong with one object.
-type faults []string
+type faults struct {
+	reasons []string
+	unknown int // how many of them are about fields that there are not
+}
 
 // reject records what is wrong with a field, or with the whole if it is "".
 func (f *faults) reject(field, format string, args ...any) {
@@ -22,15 +25,15 @@ func (f *faults) reject(field, format string, args ...any) {
 	if field != "" {
 		reason = field + ": " + reason
 	}
-	*f = append(*f, reason)
+	f.reasons = append(f.reasons, reason)
 }
 
 // err is all of it, nil if nothing is wrong.
-func (f faults) err() error {
-	if len(f) == 0 {
+func (f *faults) err() error {
+	list := f.reasons
+	if len(list) == 0 {
 		return nil
 	}
-	list := []string(f)
 	if more := len(list) - maxReasons; more > 0 {
 		list = append(list[:maxReasons:maxReasons], fmt.Sprintf("and %d more", more))
 	}
@@ -54,6 +57,7 @@ func strict(data []byte, v any, where string, f *faults) bool {
 			f.reject(field, "is there twice")
 		} else {
 			f.reject(field, "is not supported")
+			f.unknown++
 		}
 	}
 	return true

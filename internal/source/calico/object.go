@@ -39,8 +39,10 @@ func Known(apiVersion, kind string) bool {
 // It returns an Object without error, or an error and an empty Object: the
 // caller keeps the last good version. Of a policy that is at fault it can return
 // both: Object.Policy then has no rules and says why in Refused; it is for
-// callers who know no good version, so that the policy denies. It is missing
-// where the fault leaves open whom the policy applies to, or in which direction.
+// callers who know no good version, so that the policy denies what its
+// selectors select. It is missing where the fault leaves open whom the policy applies to,
+// or in which direction: at fault is one of the selectors or another field of the
+// spec that is known, or a field is unknown and there is no selector.
 func Decode(apiVersion, kind string, json []byte) (Object, error) {
 	if !Known(apiVersion, kind) {
 		return Object{}, fmt.Errorf("decode %s %s: not a kind of Calico's that is supported", apiVersion, kind)

@@ -16,6 +16,7 @@ type policySpec struct {
 	Tier             string            `json:"tier"`
 	Order            *float64          `json:"order"`
 	Selector         string            `json:"selector"`
+	ServiceAccounts  string            `json:"serviceAccountSelector"`
 	Types            []string          `json:"types"`
 	Ingress          []json.RawMessage `json:"ingress"`
 	Egress           []json.RawMessage `json:"egress"`
@@ -36,16 +37,16 @@ func namespacedPolicy(data []byte, f *faults) *model.Policy {
 	m, spec := open[policySpec](data, f)
 	p := policy(model.CalicoPolicy, &m, &spec, f)
 	p.Key.Name.Namespace = m.namespace(f)
-	p.Subject = model.And(model.Equal(model.NamespaceLabel, p.Key.Name.Namespace), selector("spec.selector", spec.Selector, f))
+	p.Subject = model.And(model.Equal(model.NamespaceLabel, p.Key.Name.Namespace), subject(&spec, f))
 	return rules(p, &spec, f)
 }
 
-// globalPolicy translates a GlobalNetworkPolicy, whose namespaceSelector
-// leaves host endpoints out, as they are in no namespace.
+// globalPolicy translates a GlobalNetworkPolicy, whose namespaceSelector and
+// serviceAccountSelector leave host endpoints out, as they have neither.
 func globalPolicy(data []byte, f *faults) *model.Policy {
 	m, spec := open[globalPolicySpec](data, f)
 	p := policy(model.GlobalNetworkPolicy, &m, &spec.policySpec, f)
-	p.Subject = selector("spec.selector", spec.Selector, f)
+	p.Subject = subject(&spec.policySpec, f)
 	if spec.NamespaceSelector != "" {
 		in, err := parseNamespaces(spec.NamespaceSelector, false)
 		if err != nil {
@@ -130,11 +131,35 @@ func selector(field, text string, f *faults) model.Selector {
 	return s
 }
 
+// subject translates what both kinds of policies say of whom they apply to: pods
+// must have the labels and, where that is asked for, such a service account.
+func subject(spec *policySpec, f *faults) model.Selector {
+	terms := accounts("spec.serviceAccountSelector", spec.ServiceAccounts, f)
+	return model.And(append(terms, selector("spec.selector", spec.Selector, f))...)
+}
+
+// accounts translates a selector of service accounts; there is none if it is empty.
+func accounts(field, text string, f *faults) []model.Selector {
+	if text == "" {
+		return nil
+	}
+	s, err := parseAccounts(text)
+	if err != nil {
+		f.reject(field, "%v", err)
+	}
+	return []model.Selector{s}
+}
+
 // rules adds its rules to a policy of which all else is known. It returns nil
 // if that is not so, as a fault there leaves open whom the policy applies to and
-// how: an unknown field may well narrow it down.
+// how.
+//
+// A field that Calico does not have is no such fault. What narrows a policy down in the API
+// (up to Calico 3.30: selector, namespaceSelector, serviceAccountSelector) is all read here, so
+// that the policy is about what its selector says. Unless there is none: the unknown field may
+// be meant as one, and without it the policy would be about everything.
 func rules(p *model.Policy, spec *policySpec, f *faults) *model.Policy {
-	known := len(*f) == 0
+	known := len(f.reasons) == f.unknown && (f.unknown == 0 || spec.Selector != "")
 	for i, data := range spec.Ingress {
 		r := ruleOf(data, fmt.Sprintf("ingress[%d]", i), p.Key.Name.Namespace, f)
 		if p.Ingress {

@@ -123,6 +123,22 @@ func TestPolicies(t *testing.T) {
 			want: model.Policy{Subject: selector("has(projectcalico.org/namespace)"), Ingress: true},
 		},
 		{
+			name: "service accounts", spec: "{selector: role == 'db', serviceAccountSelector: team == 'a' || projectcalico.org/name == 'x'}",
+			want: model.Policy{Subject: selector("role == 'db' && (pcsa.team == 'a' || projectcalico.org/serviceaccount == 'x')"), Ingress: true},
+		},
+		{
+			name: "all service accounts", spec: "serviceAccountSelector: all()",
+			want: model.Policy{Subject: selector("has(projectcalico.org/serviceaccount)"), Ingress: true},
+		},
+		{
+			name: "service accounts that are not", spec: "{serviceAccountSelector: team != 'a', namespaceSelector: has(b)}",
+			want: model.Policy{Subject: selector("has(pcns.b) && pcsa.team != 'a' && has(projectcalico.org/serviceaccount)"), Ingress: true},
+		},
+		{
+			name: "service accounts of the namespace", kind: "NetworkPolicy", spec: "serviceAccountSelector: has(a)",
+			want: model.Policy{Subject: selector("has(pcsa.a) && projectcalico.org/namespace == 'shop'"), Ingress: true},
+		},
+		{
 			name: "not tracked", spec: "{doNotTrack: true, applyOnForward: true, types: [Ingress, Egress]}",
 			want: model.Policy{Subject: selector(""), Ingress: true, Egress: true, DoNotTrack: true, ApplyOnForward: true},
 		},
@@ -246,6 +262,17 @@ func TestRules(t *testing.T) {
 			inShop: &model.PolicyRule{Source: model.RuleEnd{Peers: [][]model.Peer{selects("projectcalico.org/serviceaccount in {'a', 'b'} && " + own)}}},
 		},
 		{
+			name: "service accounts by their labels", rule: "{action: Allow, destination: {serviceAccounts: {selector: team == 'a'}}}",
+			want:   model.PolicyRule{Destination: model.RuleEnd{Peers: [][]model.Peer{selects("pcsa.team == 'a'")}}},
+			inShop: &model.PolicyRule{Destination: model.RuleEnd{Peers: [][]model.Peer{selects("pcsa.team == 'a' && " + own)}}},
+		},
+		{
+			name: "service accounts by all there is", rule: "{action: Allow, source: {serviceAccounts: {names: [b, a], selector: '!has(team)'}, selector: has(y), namespaceSelector: has(x)}}",
+			want: model.PolicyRule{Source: model.RuleEnd{Peers: [][]model.Peer{selects(
+				"projectcalico.org/serviceaccount in {'a', 'b'} && !has(pcsa.team) && has(projectcalico.org/serviceaccount) && has(pcns.x) && has(y)")}}},
+		},
+		{name: "no service accounts", rule: "{action: Allow, source: {serviceAccounts: {}}}"},
+		{
 			name: "service accounts of namespaces", rule: "{action: Allow, source: {serviceAccounts: {names: [a]}, namespaceSelector: has(x), selector: has(y)}}",
 			want: model.PolicyRule{Source: model.RuleEnd{Peers: [][]model.Peer{selects("projectcalico.org/serviceaccount == 'a' && has(pcns.x) && has(y)")}}},
 		},
@@ -282,7 +309,9 @@ func TestRefusedPolicies(t *testing.T) {
 		{"{action: Allow, http: {methods: [GET]}}", []string{"spec.egress[1].http: is not supported"}},
 		{"{action: Allow, destination: {services: {name: x}}}", []string{"spec.egress[1].destination.services: is not supported"}},
 		{"{action: Allow, destination: {domains: [x]}}", []string{"spec.egress[1].destination.domains: is not supported"}},
-		{"{action: Allow, source: {serviceAccounts: {selector: has(a)}}}", []string{"spec.egress[1].source.serviceAccounts.selector: is not supported"}},
+		{"{action: Allow, source: {serviceAccounts: {selector: a = 'b'}}}", []string{"spec.egress[1].source.serviceAccounts.selector: at 3: expected =="}},
+		{"{action: Allow, source: {serviceAccounts: {selector: global()}}}", []string{"source.serviceAccounts.selector: at 1: global() has a meaning in the namespaceSelector of a rule only"}},
+		{"{action: Allow, source: {serviceAccounts: {name: [a]}}}", []string{"spec.egress[1].source.serviceAccounts.name: is not supported"}},
 		{"{Action: Allow}", []string{"spec.egress[1].Action: is not supported"}},
 		{"{action: Allow, ipVersion: 5}", []string{"spec.egress[1].ipVersion: 5 is neither 4 nor 6"}},
 		{"{action: Allow, ipVersion: x}", []string{"spec.egress[1].ipVersion: string found where a whole number belongs"}},
@@ -336,6 +365,42 @@ func TestRefusedPolicies(t *testing.T) {
 	}
 }
 
+// TestUnknownFields holds that a policy with a field that there is not denies what its selector selects.
+func TestUnknownFields(t *testing.T) {
+	for _, c := range []struct {
+		kind, text, field string
+		want              model.Policy
+	}{
+		{
+			"GlobalNetworkPolicy", policyText("{selector: has(a), mode: strict, order: 7, types: [Egress], egress: [{action: Allow}]}"), "spec.mode",
+			model.Policy{Subject: selector("has(a)"), Order: 7, Egress: true},
+		},
+		{
+			"GlobalNetworkPolicy", policyText("{selector: all(), namespaceSelector: has(b), serviceAccountSelector: has(c), Order: 7, ingress: [{action: Pass, x: y}]}"), "spec.Order",
+			model.Policy{Subject: selector("has(pcns.b) && has(pcsa.c)"), Order: math.Inf(1), Ingress: true},
+		},
+		{
+			"NetworkPolicy", policyText("{selector: has(a), applyOnForward: true}"), "spec.applyOnForward",
+			model.Policy{Subject: selector("has(a) && projectcalico.org/namespace == 'shop'"), Order: math.Inf(1), Ingress: true},
+		},
+		{
+			"GlobalNetworkPolicy", policyText("selector: has(a)") + "\nextra: 1", "extra",
+			model.Policy{Subject: selector("has(a)"), Order: math.Inf(1), Ingress: true},
+		},
+	} {
+		got, err := decode(t, userAPI, c.kind, c.text)
+		checkError(t, err, []string{c.field + ": is not supported"})
+		if err == nil || got.Policy == nil {
+			t.Errorf("%s: nothing denies", c.text)
+			continue
+		}
+		c.want.Key, c.want.Tier, c.want.Refused = got.Policy.Key, "default", err.Error()
+		if diff := cmp.Diff(&c.want, got.Policy, equal); diff != "" {
+			t.Errorf("%s: wrong policy (-want +got):\n%s", c.text, diff)
+		}
+	}
+}
+
 // TestUnknownSubjects holds that nothing is denied where it is not known to whom.
 func TestUnknownSubjects(t *testing.T) {
 	for _, c := range []struct {
@@ -345,8 +410,10 @@ func TestUnknownSubjects(t *testing.T) {
 		{"GlobalNetworkPolicy", policyText("selector: a = 'b'"), []string{"spec.selector: at 3: expected =="}},
 		{"GlobalNetworkPolicy", policyText("selector: global()"), []string{"spec.selector: at 1: global() has a meaning"}},
 		{"GlobalNetworkPolicy", policyText("namespaceSelector: global()"), []string{"spec.namespaceSelector: at 1: global() has a meaning"}},
-		{"GlobalNetworkPolicy", policyText("serviceAccountSelector: has(a)"), []string{"spec.serviceAccountSelector: is not supported"}},
-		{"NetworkPolicy", policyText("serviceAccountSelector: has(a)"), []string{"spec.serviceAccountSelector: is not supported"}},
+		{"GlobalNetworkPolicy", policyText("serviceAccountSelector: a = 'b'"), []string{"spec.serviceAccountSelector: at 3: expected =="}},
+		{"NetworkPolicy", policyText("{selector: has(a), serviceAccountSelector: global()}"), []string{"spec.serviceAccountSelector: at 1: global() has a meaning"}},
+		{"GlobalNetworkPolicy", policyText("{selecter: has(a), namespaceSelector: has(b), serviceAccountSelector: has(c)}"), []string{"spec.selecter: is not supported"}},
+		{"GlobalNetworkPolicy", policyText("{selector: has(a), mode: x, types: [ingress]}"), []string{"spec.mode: is not supported", `spec.types[0]: "ingress" is neither`}},
 		{"NetworkPolicy", policyText("namespaceSelector: has(a)"), []string{"spec.namespaceSelector: is not supported"}},
 		{"NetworkPolicy", policyText("applyOnForward: true"), []string{"spec.applyOnForward: is not supported"}},
 		{"GlobalNetworkPolicy", policyText("selecter: has(a)"), []string{"spec.selecter: is not supported"}},

@@ -37,8 +37,11 @@ type end struct {
 	NotPorts          []intstr.IntOrString `json:"notPorts"`
 }
 
+// serviceAccounts selects the pods that run as one of the named accounts, or as one that
+// the selector selects; both must hold where both are given.
 type serviceAccounts struct {
-	Names []string `json:"names"`
+	Names    []string `json:"names"`
+	Selector string   `json:"selector"`
 }
 
 // ruleOf translates a rule of a policy of a namespace, "" for a global one.
@@ -156,8 +159,11 @@ func (e *end) peers(where, namespace string, f *faults) (s model.Selector, ok bo
 	if e.Selector != "" {
 		terms = append(terms, selector(where+".selector", e.Selector, f))
 	}
-	if e.ServiceAccounts != nil && len(e.ServiceAccounts.Names) > 0 {
-		terms = append(terms, model.In(model.ServiceAccountLabel, e.ServiceAccounts.Names...))
+	if e.ServiceAccounts != nil {
+		if names := e.ServiceAccounts.Names; len(names) > 0 {
+			terms = append(terms, model.In(model.ServiceAccountLabel, names...))
+		}
+		terms = append(terms, accounts(where+".serviceAccounts.selector", e.ServiceAccounts.Selector, f)...)
 	}
 	switch {
 	case e.NamespaceSelector != "":

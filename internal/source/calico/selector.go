@@ -37,8 +37,20 @@ func parse(text string, length, nesting int) (model.Selector, error) {
 // labels are those of the namespace. Where global is true, "global()" selects
 // what is in no namespace; it can't be combined with anything.
 func parseNamespaces(text string, global bool) (model.Selector, error) {
-	inNamespace := model.Has(model.NamespaceLabel)
-	p := parser{text: text, nesting: maxNesting, namespaces: true, global: global, all: inNamespace}
+	return parseOwners(text, parser{prefix: model.NamespaceLabelPrefix, owner: model.NamespaceLabel, global: global})
+}
+
+// parseAccounts parses a selector of service accounts into one of the pods that
+// run as them: labels are those of the service account.
+func parseAccounts(text string) (model.Selector, error) {
+	return parseOwners(text, parser{prefix: model.ServiceAccountLabelPrefix, owner: model.ServiceAccountLabel})
+}
+
+// parseOwners parses a selector of namespaces or service accounts into one of
+// what has one. Like all() there, a negation is about those that there are: what has
+// no namespace, or no service account, is never selected.
+func parseOwners(text string, p parser) (model.Selector, error) {
+	p.text, p.nesting, p.all = text, maxNesting, model.Has(p.owner)
 	s, err := p.parse(maxSelector)
 	switch {
 	case err != nil:
@@ -49,9 +61,9 @@ func parseNamespaces(text string, global bool) (model.Selector, error) {
 		return s, nil
 	}
 	if _, ok := s.Anchors(); ok {
-		return s, nil // it asks for a label of a namespace, so that only what is in one can have it
+		return s, nil // it asks for a label that only what has such an owner can have
 	}
-	return model.And(inNamespace, s), nil
+	return model.And(p.all, s), nil
 }
 
 // parser reads a selector from left to right, a function for each level of
@@ -62,9 +74,10 @@ type parser struct {
 	nesting int // parentheses that may still be opened
 	err     error
 
-	all        model.Selector // what all() means
-	namespaces bool           // labels are those of the namespace
-	global     bool           // global() has a meaning
+	all    model.Selector // what all() means
+	prefix string         // labels are those of an owner, that objects have under this prefix
+	owner  string         // the label of objects that names their owner
+	global bool           // global() has a meaning
 
 	terms    int  // read so far, groups not counted
 	negated  bool // something is
@@ -252,18 +265,15 @@ func isLabel(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("_./-", c) >= 0
 }
 
-// nameLabel is a label that Calico gives to namespaces.
+// nameLabel is a label that Calico gives to namespaces and service accounts.
 const nameLabel = "projectcalico.org/name"
 
 // key is the label of an object that a label in the text stands for.
 func (p *parser) key(label string) string {
-	switch {
-	case !p.namespaces:
-		return label
-	case label == nameLabel:
-		return model.NamespaceLabel
+	if p.owner != "" && label == nameLabel {
+		return p.owner
 	}
-	return model.NamespaceLabelPrefix + label
+	return p.prefix + label
 }
 
 // space skips white space, line breaks too: manifests have selectors in blocks.

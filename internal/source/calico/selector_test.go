@@ -139,6 +139,22 @@ func TestParseNamespaces(t *testing.T) {
 	}
 }
 
+func TestParseAccounts(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"all()", "has(projectcalico.org/serviceaccount)"},
+		{"team == 'a'", "pcsa.team == 'a'"},
+		{"projectcalico.org/name in {'x', 'y'}", "projectcalico.org/serviceaccount in {'x', 'y'}"},
+		// What has no service account is selected by no selector of service accounts.
+		{"team != 'a'", "!(pcsa.team == 'a') && has(projectcalico.org/serviceaccount)"},
+		{"!has(team) || all()", "(!(has(pcsa.team)) || has(projectcalico.org/serviceaccount)) && has(projectcalico.org/serviceaccount)"},
+	} {
+		got, err := parseAccounts(c.text)
+		if err != nil || got.String() != c.want {
+			t.Errorf("parseAccounts(%q) = %q, %v; want %q", c.text, got, err, c.want)
+		}
+	}
+}
+
 // FuzzParseSelector holds that parsing never panics, that what is parsed
 // prints in a form that parses to the same, and that both select the same of
 // objects with the labels that the text speaks of.
@@ -151,6 +167,7 @@ func FuzzParseSelector(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		_, _ = parseNamespaces(text, true)
+		_, _ = parseAccounts(text)
 		s, err := ParseSelector(text)
 		if err != nil {
 			if !s.IsZero() {
