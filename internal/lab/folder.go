@@ -30,6 +30,9 @@ func (l *Lab) writeObjects() error {
 	for _, ns := range c.Namespaces {
 		add("namespace", "", ns.Name, ns)
 	}
+	for _, a := range c.Accounts {
+		add("serviceaccount", a.Namespace, a.Name, a)
+	}
 	for _, p := range c.Pods {
 		add("pod", p.Namespace, p.Name, p)
 	}

@@ -23,6 +23,7 @@ import (
 // Objects is what a user's manifests declare, as far as the lab acts on it.
 type Objects struct {
 	Namespaces []*corev1.Namespace
+	Accounts   []*corev1.ServiceAccount // policies select by their labels
 	Workloads  []Workload
 	Services   []*corev1.Service
 	Slices     []*discoveryv1.EndpointSlice
@@ -143,6 +144,8 @@ func (o *Objects) typed(version, kind string, doc []byte) error {
 	switch version + " " + kind {
 	case "v1 Namespace":
 		return decode(doc, &o.Namespaces)
+	case "v1 ServiceAccount":
+		return decode(doc, &o.Accounts)
 	case "v1 Service":
 		return decode(doc, &o.Services)
 	case "discovery.k8s.io/v1 EndpointSlice":
@@ -195,6 +198,10 @@ func (o *Objects) finish() error {
 	o.Services = slices.DeleteFunc(o.Services, func(s *corev1.Service) bool {
 		s.Namespace = orDefault(s.Namespace)
 		return refused("Service", s.Namespace, s.Name)
+	})
+	o.Accounts = slices.DeleteFunc(o.Accounts, func(a *corev1.ServiceAccount) bool {
+		a.Namespace = orDefault(a.Namespace)
+		return refused("ServiceAccount", a.Namespace, a.Name)
 	})
 	o.Slices = slices.DeleteFunc(o.Slices, func(s *discoveryv1.EndpointSlice) bool {
 		s.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}

@@ -53,6 +53,7 @@ type Cluster struct {
 	Nodes      []Node
 	OutsideIPs []netip.Addr
 	Namespaces []*corev1.Namespace
+	Accounts   []*corev1.ServiceAccount // passed on as they are
 	Workloads  []Workload
 	Pods       []*corev1.Pod // placed; in the order of the workloads
 	Services   []*corev1.Service
@@ -76,6 +77,7 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 		Created:    created.UTC().Truncate(time.Second),
 		OutsideIPs: hosts(Underlay, 1),
 		Workloads:  objs.Workloads,
+		Accounts:   objs.Accounts,
 		Given:      objs.Slices,
 		Policies:   objs.Policies,
 		Passed:     objs.Passed,

@@ -33,6 +33,10 @@ apiVersion: projectcalico.org/v3
 kind: Tier
 metadata: {name: security}
 ---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: robot, labels: {role: worker}}
+---
 apiVersion: projectcalico.org/v3
 kind: BGPPeer
 metadata: {name: router}
@@ -89,6 +93,9 @@ func TestPoliciesArePassedOn(t *testing.T) {
 		if i >= len(c.Notes) || !strings.Contains(c.Notes[i], want) {
 			t.Errorf("notes: %q, want one with %q at %d", c.Notes, want, i)
 		}
+	}
+	if len(c.Accounts) != 1 || c.Accounts[0].Namespace != "default" || c.Accounts[0].Labels["role"] != "worker" {
+		t.Errorf("service accounts %+v", c.Accounts)
 	}
 	var names []string
 	for _, ns := range c.Namespaces {
