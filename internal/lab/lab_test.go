@@ -100,6 +100,10 @@ apiVersion: projectcalico.org/v3
 kind: Tier
 metadata: {name: security}
 spec: {order: 5}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: robot, labels: {role: worker}}
 `
 
 // up brings up a lab without agents and takes it down with the test.
@@ -504,6 +508,10 @@ func TestStatus(t *testing.T) {
 	object, err := os.ReadFile(filepath.Join(l.manifests(), "networkpolicy.networking.k8s.io.default.web.json"))
 	if err != nil || !strings.Contains(string(object), `"seen": "by agents"`) {
 		t.Errorf("the agents' folder has policy %q, %v", object, err)
+	}
+	object, err = os.ReadFile(filepath.Join(l.manifests(), "serviceaccount.default.robot.json"))
+	if err != nil || !strings.Contains(string(object), `"role": "worker"`) || !strings.Contains(string(object), `"kind": "ServiceAccount"`) {
+		t.Errorf("the agents' folder has service account %q, %v", object, err)
 	}
 	if _, err := Open("testnone", nil); err == nil {
 		t.Error("opened a lab that is not there")
