@@ -126,7 +126,7 @@ type Host struct {
 // connection tracking.
 type Denied struct {
 	Devices []string // names of interfaces that exist, sorted
-	Lists   []ListRef
+	Lists   []*List  // not those of Policy.Lists: an address may be in several
 }
 
 // Policy is the part of the State that says what may pass.

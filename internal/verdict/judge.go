@@ -115,6 +115,11 @@ func listed(p *state.Policy, ref state.ListRef, a netip.Addr) bool {
 	if a.Is6() {
 		lengths = ref.IPv6
 	}
+	return onList(list, a, lengths)
+}
+
+// onList reports whether a prefix of one of the lengths in the list holds the address.
+func onList(list *state.List, a netip.Addr, lengths []uint8) bool {
 	for _, n := range lengths {
 		want, err := a.Prefix(int(n))
 		if err != nil {

@@ -112,9 +112,9 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 // endpoints' policies that come before connection tracking and before services. f is the flow as its
 // client sent it.
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
-	for _, ref := range p.Denied.Lists {
-		if listed(p, ref, f.Source) {
-			return []Step{{Stage: DenyList, Of: p.Lists[ref.ID].Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + strings.Join(p.Denied.Devices, ", ")}}
+	for _, list := range p.Denied.Lists {
+		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
+			return []Step{{Stage: DenyList, Of: list.Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + strings.Join(p.Denied.Devices, ", ")}}
 		}
 	}
 	h := p.Hosts[in]
@@ -127,6 +127,14 @@ func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	}
 	return host(p, h, PreDNAT, h.PreDNAT, f, steps)
 }
+
+// everyLength are the lengths that a prefix can have.
+var everyLength = func() (all [129]uint8) {
+	for i := range all {
+		all[i] = uint8(i)
+	}
+	return all
+}()
 
 // Depart walks what a packet of the node itself meets before services are translated.
 func Depart(p *state.Policy, f Flow, out int) []Step {

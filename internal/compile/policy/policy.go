@@ -66,7 +66,6 @@ type Compiler struct {
 	portNames map[string][]*namedPorts
 	lists     map[string]*list
 	ranges    map[string]*ranges
-	denied    []*list
 
 	work
 	tables
@@ -164,7 +163,6 @@ func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix)
 		c.setHost(name, v.HostEndpoint(name))
 	}
 	c.declare(v, d)
-	c.deny()
 	c.assign()
 	for e := range c.changed {
 		c.replan(e)

@@ -121,20 +121,6 @@ func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	return d
 }
 
-// deny holds the lists whose addresses are denied on arrival.
-func (c *Compiler) deny() {
-	old := c.denied
-	c.denied = nil
-	for _, name := range c.cfg.DenyLists {
-		if it := c.sets[listKey(name)]; it != nil {
-			c.denied = append(c.denied, c.holdSet(it.set))
-		}
-	}
-	for _, l := range old {
-		c.releaseList(l)
-	}
-}
-
 func listKey(name string) model.NetworkSetKey {
 	return model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: name}}
 }
@@ -142,8 +128,10 @@ func listKey(name string) model.NetworkSetKey {
 // deniedNow returns what is denied on arrival, and where.
 func (c *Compiler) deniedNow() state.Denied {
 	var d state.Denied
-	for _, l := range c.denied {
-		d.Lists = append(d.Lists, l.reference())
+	for _, name := range c.cfg.DenyLists {
+		if it := c.sets[listKey(name)]; it != nil {
+			d.Lists = append(d.Lists, c.deniedList(it.set))
+		}
 	}
 	for _, l := range c.links.Links.Links {
 		if slices.Contains(c.cfg.DenyDevices, l.Name) {
@@ -154,14 +142,28 @@ func (c *Compiler) deniedNow() state.Denied {
 	return d
 }
 
+// deniedList returns the list of the set; the one that is published already, if its content is the same.
+func (c *Compiler) deniedList(set *model.NetworkSet) *state.List {
+	l := &state.List{Name: set.Key.String(), Prefixes: set.Nets}
+	for _, old := range c.policy.Denied.Lists {
+		if old.Name == l.Name && equalPrefixes(old.Prefixes, l.Prefixes) {
+			return old
+		}
+	}
+	return l
+}
+
+// equalPrefixes looks at the elements, of which there may be millions, only if the slices are two.
+func equalPrefixes(a, b []netip.Prefix) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
+
 func equalDenied(a, b state.Denied) bool {
-	return slices.Equal(a.Devices, b.Devices) && slices.EqualFunc(a.Lists, b.Lists, func(a, b state.ListRef) bool {
-		return a.ID == b.ID && slices.Equal(a.IPv4, b.IPv4) && slices.Equal(a.IPv6, b.IPv6)
-	})
+	return slices.Equal(a.Devices, b.Devices) && slices.Equal(a.Lists, b.Lists)
 }
 
 func equalLists(a, b *state.List) bool {
-	return a.Name == b.Name && slices.Equal(a.Prefixes, b.Prefixes)
+	return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes)
 }
 
 func equalPorts(a, b *state.Ports) bool {

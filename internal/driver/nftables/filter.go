@@ -28,6 +28,7 @@ type familyPolicy struct {
 	selves   *set
 	members  *set // of groups and lists
 	named    *set // ports by name
+	denied   *set // addresses that deny lists hold
 }
 
 // fieldDevice is the interface that a packet came in by, fieldOutDevice the one it leaves by.
@@ -87,6 +88,9 @@ func (p *program) addFamilyPolicy(fp *familyProgram) {
 			set{key: []field{fieldSlot, f.saddr}, typeof: true}),
 		named: add("named-ports", "set . address . protocol . port",
 			set{key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, typeof: true}),
+		// Every packet is looked up in this one, so it has no number in its key: the elements are half as large.
+		denied: add("denied", "addresses that deny lists hold; their networks are in "+f.name+"-members, with numbers up to 128",
+			set{key: []field{f.saddr}}),
 	}
 }
 

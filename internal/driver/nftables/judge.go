@@ -358,10 +358,9 @@ func (m matcher) network(addr field, bits uint8) field {
 func groupID(id state.SetID) state.SetID            { return id | 0xff }
 func listID(id state.SetID, bits uint8) state.SetID { return id | state.SetID(bits) }
 
-// lookup goes on if the number and the fields are in the set (or are not). A
-// constant in a key is written as a choice out of one, which nft can type and list.
+// lookup goes on if the number and the fields are in the set (or are not).
 func (r rule) lookup(id state.SetID, s *set, not bool, fields ...field) rule {
-	r = r.add(&expr.Numgen{Register: firstRegister, Type: unix.NFT_NG_INCREMENTAL, Modulus: 1, Offset: uint32(id)})
+	r = r.constant(uint32(id))
 	r.loadAt(firstRegister+1, fields)
 	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.name, SetID: s.id, Invert: not})
 }

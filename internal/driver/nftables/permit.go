@@ -3,6 +3,7 @@ package nftables
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -45,6 +46,10 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 			yield(p.listElement(e, id, c))
 		}
 	}
+	e := new(element)
+	for _, c := range deniedPrefixes(s.Denied) {
+		yield(p.deniedElement(e, c))
+	}
 	for a, w := range s.Workloads {
 		p.workloadElements(a, w, s.Programs, yield)
 	}
@@ -80,6 +85,30 @@ func (p *program) listElement(e *element, id state.SetID, c netip.Prefix) *eleme
 	e.appendUint32(uint32(listID(id, uint8(c.Bits()))))
 	e.append(fp.ip.addr(c.Addr())...)
 	return e
+}
+
+// deniedElement writes into e, too. The number of no list is free for what all deny lists hold.
+func (p *program) deniedElement(e *element, c netip.Prefix) *element {
+	if !c.IsSingleIP() {
+		return p.listElement(e, 0, c)
+	}
+	fp := p.family(c.Addr().Is4())
+	*e = element{set: fp.policy.denied}
+	e.append(fp.ip.addr(c.Addr())...)
+	return e
+}
+
+// deniedPrefixes are those of all deny lists, sorted and unique.
+func deniedPrefixes(d state.Denied) []netip.Prefix {
+	if len(d.Lists) == 1 {
+		return d.Lists[0].Prefixes
+	}
+	var all []netip.Prefix
+	for _, l := range d.Lists {
+		all = append(all, l.Prefixes...)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
 }
 
 func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*element)) {
@@ -200,29 +229,47 @@ func (p *program) hostRulings(device int, h *state.Host, programs programs, yiel
 	raw("raw-out", unix.NF_INET_LOCAL_OUT, fieldOutDevice, h.UntrackedOut)
 }
 
-// deniedRulings yields the chains that drop what comes from the denied addresses, where it arrives.
+// deniedRulings yields the chains that drop what comes from the denied addresses, where it arrives. Every packet pays
+// for them, so that there is no chain in between and no rule for what is in no list.
 func (p *program) deniedRulings(d state.Denied, yield func([]ruling)) {
 	var rules []rule
-	for _, f := range []family{ipv4, ipv6} {
-		m := matcher{p.family(f.bits == ipv4.bits), p.policy.ports}
-		for _, r := range m.addresses([]rule{newRule("").family(f)}, state.End{In: []state.Term{{Lists: d.Lists}}}, f.saddr) {
-			rules = append(rules, r.goTo(dropChain(driver.DenyListed)))
+	lengths := prefixLengths(deniedPrefixes(d))
+	for i, fp := range p.fam {
+		f, pods := fp.ip, fp.policy
+		for bits := f.bits; bits >= 0; bits-- {
+			switch {
+			case !lengths[i][bits]:
+			case bits == f.bits:
+				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, pods.denied).goTo(dropChain(driver.DenyListed)))
+			default:
+				network := matcher{fp, p.policy.ports}.network(f.saddr, uint8(bits))
+				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), pods.members, false, network).goTo(dropChain(driver.DenyListed)))
+			}
 		}
 	}
 	if len(rules) == 0 {
 		return
 	}
-	lists := ruling{chain: chain{comment: "deny lists", rules: rules}}
-	lists.name = "deny-" + digestRules(rules)
 	for _, device := range d.Devices {
-		base := ruling{next: lists.name, chain: chain{
-			name:    "deny-at-" + digestName(device+lists.name),
+		yield([]ruling{{chain: chain{
+			name:    "deny-" + digestName(device) + "-" + digestRules(rules),
 			hook:    &hook{"filter", ingressHook, -500, device},
 			comment: truncate("deny lists at " + device),
-			rules:   []rule{newRule("").jump(lists.name)},
-		}}
-		yield([]ruling{base, lists})
+			rules:   rules,
+		}}})
 	}
+}
+
+// prefixLengths are the lengths that occur, by family.
+func prefixLengths(prefixes []netip.Prefix) (lengths [2][129]bool) {
+	for _, c := range prefixes {
+		if c.Addr().Is4() {
+			lengths[0][c.Bits()] = true
+		} else {
+			lengths[1][c.Bits()] = true
+		}
+	}
+	return lengths
 }
 
 // eachPolicyRuling yields all chains that the policy leads to.

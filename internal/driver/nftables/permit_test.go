@@ -45,7 +45,11 @@ func randomPolicy(r *rand.Rand, devices ...string) *state.Policy {
 			ForwardIn: pick(), ForwardOut: pick(), PreDNAT: pick(), UntrackedIn: pick(), UntrackedOut: pick()}
 	}
 	if r.IntN(2) == 0 {
-		p.state.Denied = state.Denied{Devices: devices, Lists: []state.ListRef{p.list()}}
+		p.state.Denied = state.Denied{Devices: devices}
+		for range 1 + r.IntN(2) {
+			id := p.list().ID
+			p.state.Denied.Lists = append(p.state.Denied.Lists, p.state.Lists[id])
+		}
 	}
 	return p.state
 }

@@ -154,13 +154,21 @@ func (r rule) dnat(f family, s *set, key ...field) rule {
 
 // pick translates to the backend in a random slot out of n.
 func (r rule) pick(f family, n uint32, s *set) rule {
-	kind := uint32(unix.NFT_NG_RANDOM)
 	if n == 1 {
-		kind = unix.NFT_NG_INCREMENTAL // a constant that nft can type and list
+		r = r.constant(0)
+	} else {
+		r = r.add(&expr.Numgen{Register: firstRegister, Type: unix.NFT_NG_RANDOM, Modulus: n})
 	}
-	r = r.add(&expr.Numgen{Register: firstRegister, Type: kind, Modulus: n})
 	r.load(s.key)
 	return r.translate(f, s)
+}
+
+// constant puts a number into the first register. It is written as a hash modulo one: nft can list that in a
+// key, which it can not an immediate value, and it touches no memory that processors share, as a counter modulo one does.
+func (r rule) constant(n uint32) rule {
+	const scratch = firstRegister + 8
+	r.loadAt(scratch, []field{fieldProto})
+	return r.add(&expr.Hash{SourceRegister: scratch, DestRegister: firstRegister, Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
 }
 
 func (r rule) translate(f family, s *set) rule {
