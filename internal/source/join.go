@@ -79,6 +79,7 @@ func (j *joined) Status() Status {
 			all.Skipped[kind] += n
 		}
 		all.Issues = append(all.Issues, st.Issues...)
+		all.Reconnects += st.Reconnects
 		all.Lacking = append(all.Lacking, st.Lacking...)
 	}
 	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")

@@ -39,6 +39,8 @@ type Status struct {
 	Objects map[string]int `json:"objects"` // by kind, those delivered
 	Skipped map[string]int `json:"skipped"` // by kind, those passed over
 	Issues  []model.Issue  `json:"issues"`
+	// Reconnects counts how often a connection that tells of changes had to be made anew.
+	Reconnects uint64 `json:"reconnects,omitempty"`
 	// Lacking says, an item each, what a synced source has not been able to read
 	// ever since it started, so that what became of it is not known. It is
 	// empty, from then on for good, once all has been read. What it tells is

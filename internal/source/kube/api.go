@@ -1,0 +1,225 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// pageSize is how many objects are asked for at once.
+const pageSize = 500
+
+// api asks an API server.
+type api struct {
+	credentials *credentials
+	timing      timing
+}
+
+// errSilent is a server that does not answer, or not to the end.
+var errSilent = errors.New("the API server does not answer in time")
+
+// get reads an answer as a whole.
+func (a *api) get(ctx context.Context, path string, query url.Values, accept string, into *bytes.Buffer) (inBinary bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
+	defer cancel()
+	answer, err := a.send(ctx, path, query, accept)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	into.Reset()
+	if _, err := into.ReadFrom(answer.Body); err != nil {
+		return false, reason(ctx, err)
+	}
+	return isBinary(answer.Header.Get("Content-Type")), nil
+}
+
+// send asks, and returns the answer if the server is content with the question.
+func (a *api) send(ctx context.Context, path string, query url.Values, accept string) (*http.Response, error) {
+	client, base, err := a.credentials.connect()
+	if err != nil {
+		return nil, err
+	}
+	target := *base
+	target.Path = strings.TrimSuffix(base.Path, "/") + path
+	target.RawQuery = query.Encode()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", target.String(), err)
+	}
+	request.Header.Set("Accept", accept)
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, reason(ctx, err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		defer func() { _ = answer.Body.Close() }()
+		return nil, refusal(answer)
+	}
+	return answer, nil
+}
+
+// reason leaves of an error what is the same for all requests, so that one
+// cause is told once.
+func reason(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
+// refusal is what the server says that is not content.
+func refusal(answer *http.Response) error {
+	body, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // a part is as good as any
+	var status metav1.Status
+	err := readStatus(raw{body, isBinary(answer.Header.Get("Content-Type"))}, &status)
+	if err == nil && status.Code != 0 {
+		return apierrors.FromObject(&status)
+	}
+	after, _ := strconv.Atoi(answer.Header.Get("Retry-After")) // 0 if there is none
+	text := strings.TrimSpace(string(body))
+	return apierrors.NewGenericServerResponse(answer.StatusCode, "get", schema.GroupResource{}, "", text, after, true)
+}
+
+// readStatus reads a Status, which in an answer is in its envelope and in an event is not.
+func readStatus(r raw, into *metav1.Status) error {
+	if r.binary && bytes.HasPrefix(r.data, magic) {
+		inner, err := unwrap(r.data)
+		if err != nil {
+			return err
+		}
+		r.data = inner
+	}
+	if !r.binary {
+		return json.Unmarshal(r.data, into)
+	}
+	return into.Unmarshal(r.data)
+}
+
+// list reads all objects of a kind as they are now, calls item with each, and
+// returns the version that a watch goes on from. Where the history that the
+// pages come from is lost on the way, it calls restart and begins anew, with all in one page.
+func (a *api) list(ctx context.Context, at resource, k *kind, restart func(), item func(raw)) (version string, err error) {
+	version, err = a.pages(ctx, at, k, pageSize, item)
+	if isExpired(err) {
+		restart()
+		version, err = a.pages(ctx, at, k, 0, item)
+	}
+	return version, err
+}
+
+func (a *api) pages(ctx context.Context, at resource, k *kind, size int, item func(raw)) (version string, err error) {
+	query := url.Values{}
+	if size > 0 {
+		query.Set("limit", strconv.Itoa(size))
+	}
+	if k.fields != "" {
+		query.Set("fieldSelector", k.fields)
+	}
+	var page bytes.Buffer
+	for {
+		inBinary, err := a.get(ctx, at.path(), query, k.accept(), &page)
+		if err != nil {
+			return "", err
+		}
+		meta, err := readPage(page.Bytes(), inBinary, item)
+		if err != nil {
+			return "", err
+		}
+		if meta.Continue == "" {
+			return meta.ResourceVersion, nil
+		}
+		query.Set("continue", meta.Continue)
+	}
+}
+
+// latest is the version that the API is at, which is at least what a list would
+// have whose answer came before.
+func (a *api) latest(ctx context.Context, at resource, k *kind) (version string, err error) {
+	var page bytes.Buffer
+	inBinary, err := a.get(ctx, at.path(), url.Values{"limit": {"1"}}, k.accept(), &page)
+	if err != nil {
+		return "", err
+	}
+	meta, err := readPage(page.Bytes(), inBinary, func(raw) {})
+	return meta.ResourceVersion, err
+}
+
+// watch calls event with each change after a version until the watch ends, which
+// it does sometime. Begun is called when the server has agreed to it.
+func (a *api) watch(ctx context.Context, at resource, k *kind, version string, begun func(), event func(kind string, o raw) error) error {
+	lasts := a.timing.watch + rand.N(a.timing.watch) // so that not all watches end at once
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	patience := time.AfterFunc(a.timing.answer, func() { cancel(errSilent) })
+	defer patience.Stop()
+	query := url.Values{
+		"watch":               {"1"},
+		"allowWatchBookmarks": {"true"},
+		"resourceVersion":     {version},
+		"timeoutSeconds":      {strconv.Itoa(int(lasts.Seconds()))},
+	}
+	if k.fields != "" {
+		query.Set("fieldSelector", k.fields)
+	}
+	accept := k.accept()
+	if k.binary {
+		accept = mediaProtobuf + ";stream=watch, " + mediaJSON
+	}
+	answer, err := a.send(ctx, at.path(), query, accept)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	patience.Reset(lasts + a.timing.answer)
+	begun()
+	in := newEvents(answer.Body, isBinary(answer.Header.Get("Content-Type")))
+	for {
+		kind, o, err := in.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = event(kind, o)
+		}
+		if err != nil {
+			return reason(ctx, err)
+		}
+	}
+}
+
+func (k *kind) accept() string {
+	if k.binary {
+		return mediaProtobuf + ", " + mediaJSON
+	}
+	return mediaJSON
+}
+
+// isExpired tells that the API has no history left from a version on.
+func isExpired(err error) bool {
+	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
+}
+
+// isOlder tells whether one version of a list is surely older than another. Kubernetes'
+// own versions compare as numbers since 1.35 (KEP-5504); what is no number tells nothing.
+func isOlder(version, than string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, than)
+	return err == nil && order < 0
+}

@@ -1,0 +1,169 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// discovery finds out where the API serves the kinds that it need not have.
+//
+// That a kind is not served any more counts when two looks in a row say so: an
+// API server that is just starting may not know all of its kinds yet.
+type discovery struct {
+	api       *api
+	log       *slog.Logger
+	followers []*follower
+	kick      chan struct{} // asks for a look out of turn
+
+	mu      sync.Mutex // held during a look
+	missing map[*follower]bool
+}
+
+func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
+	return &discovery{api: a, log: log, followers: followers, kick: make(chan struct{}, 1), missing: make(map[*follower]bool)}
+}
+
+// run looks now and again until ctx ends.
+func (d *discovery) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	backoff := d.api.timing.first
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.kick:
+		case <-timer.C:
+		}
+		again, err := d.look(ctx)
+		switch {
+		case err != nil, again:
+			timer.Reset(jitter(backoff))
+			backoff = min(2*backoff, d.api.timing.last)
+		default:
+			backoff = d.api.timing.first
+			timer.Reset(jitter(d.api.timing.discover))
+		}
+	}
+}
+
+// soon asks for a look.
+func (d *discovery) soon() {
+	select {
+	case d.kick <- struct{}{}:
+	default:
+	}
+}
+
+// look tells the followers where the API serves their kinds. Again says that it
+// takes another look soon to know all.
+func (d *discovery) look(ctx context.Context) (again bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	served, unknown, err := d.served(ctx)
+	if err != nil {
+		if apierrors.IsForbidden(err) {
+			for _, f := range d.followers {
+				f.refuse(fmt.Errorf("%w; bind the ClusterRole system:discovery to the agent's user", err))
+			}
+		}
+		return false, err
+	}
+	for _, f := range d.followers {
+		place, known := choose(f.places, served, unknown)
+		if !known {
+			again = true
+			continue
+		}
+		if !d.certain(f, place) {
+			again = true
+			continue
+		}
+		f.moveTo(place)
+	}
+	return again, nil
+}
+
+// certain tells whether a follower can go to a place: not away from the one where
+// it is, unless that is said for the second time, or the other one is preferred.
+func (d *discovery) certain(f *follower, place *resource) bool {
+	f.mu.Lock()
+	at := f.place
+	f.mu.Unlock()
+	if at == nil || place != nil && (*place == *at || *place == f.places[0]) {
+		delete(d.missing, f)
+		return true
+	}
+	seen := d.missing[f]
+	d.missing[f] = !seen
+	return seen
+}
+
+// choose picks the first of some places that is served; nil is none. It is
+// not known while it is not whether a better one is served.
+func choose(places []resource, served map[resource]bool, unknown map[string]bool) (place *resource, known bool) {
+	for i := range places {
+		switch {
+		case served[places[i]]:
+			return &places[i], true
+		case unknown[places[i].apiVersion()]:
+			return nil, false
+		}
+	}
+	return nil, true
+}
+
+// served asks which of the places the API serves. Unknown are the groups and
+// versions that it has, but can't tell of, as those of an extension API server that is away.
+func (d *discovery) served(ctx context.Context) (served map[resource]bool, unknown map[string]bool, err error) {
+	var groups metav1.APIGroupList
+	if err := d.read(ctx, "/apis", &groups); err != nil {
+		return nil, nil, err
+	}
+	versions := make(map[string]bool)
+	for i := range groups.Groups {
+		for _, v := range groups.Groups[i].Versions {
+			versions[v.GroupVersion] = true
+		}
+	}
+	served, unknown = make(map[resource]bool), make(map[string]bool)
+	asked := make(map[string]bool)
+	for _, f := range d.followers {
+		for _, p := range f.places {
+			at := p.apiVersion()
+			if !versions[at] || asked[at] {
+				continue
+			}
+			asked[at] = true
+			var list metav1.APIResourceList
+			switch err := d.read(ctx, "/apis/"+at, &list); {
+			case apierrors.IsNotFound(err):
+			case err != nil:
+				unknown[at] = true
+			}
+			for i := range list.APIResources {
+				served[resource{p.group, p.version, list.APIResources[i].Name}] = true
+			}
+		}
+	}
+	return served, unknown, nil
+}
+
+func (d *discovery) read(ctx context.Context, path string, into any) error {
+	var answer bytes.Buffer
+	if _, err := d.api.get(ctx, path, nil, mediaJSON, &answer); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(answer.Bytes(), into); err != nil {
+		return fmt.Errorf("read what the API serves: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
+)
+
+// phase is how far a follower has come.
+type phase uint8
+
+const (
+	waiting phase = iota // nothing is known yet
+	listed               // all there is was delivered once
+	denied               // it may not be read
+	absent               // the API does not serve it
+)
+
+// follower keeps the sink in step with what the API has of one kind.
+type follower struct {
+	kind
+	api    *api
+	sink   source.Sink
+	log    *slog.Logger
+	notify func() // called when something changes of what the source says of itself
+	lost   func() // called when the API does not know the place any more
+
+	wake chan struct{} // ends a pause
+
+	mu         sync.Mutex
+	place      *resource // where the API serves it; nil: nowhere, or it is not known
+	placed     bool      // place is known
+	version    string    // of the API, up to which all is delivered; "": the list is to be read
+	asks       []chan struct{}
+	interrupt  context.CancelFunc // ends the watch that runs; nil while none does
+	phase      phase
+	ledger     *ledger
+	trouble    trouble
+	short      int // watches in a row that the server ended at once
+	reconnects uint64
+}
+
+func newFollower(k kind, a *api, sink source.Sink, log *slog.Logger) *follower {
+	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", k.kind.String()), wake: make(chan struct{}, 1), ledger: newLedger(k.kind, 0)}
+	if !k.optional {
+		f.place, f.placed = &k.places[0], true
+	}
+	return f
+}
+
+// run follows until ctx ends.
+func (f *follower) run(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	backoff := f.api.timing.first
+	for ctx.Err() == nil {
+		began := time.Now()
+		wait, err := f.attempt(ctx)
+		if time.Since(began) > f.api.timing.steady {
+			backoff = f.api.timing.first
+			f.steady()
+		}
+		if wait == 0 && ctx.Err() == nil && !errors.Is(err, errInterrupted) {
+			wait = jitter(backoff)
+			backoff = min(2*backoff, f.api.timing.last)
+		}
+		if wait < 0 {
+			pause.Stop()
+		} else {
+			pause.Reset(wait)
+		}
+		select {
+		case <-ctx.Done():
+		case <-f.wake:
+		case <-pause.C:
+		}
+	}
+}
+
+// errInterrupted is a watch that ended because there is something else to do.
+var errInterrupted = errors.New("interrupted")
+
+// attempt follows until that fails. Wait is how long to wait after it: 0 for as
+// long as usual, less for until something wakes the follower.
+func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) {
+	f.mu.Lock()
+	place, placed, version, asks := f.place, f.placed, f.version, f.asks
+	f.asks = nil
+	f.mu.Unlock()
+	if place == nil {
+		if placed {
+			f.retire()
+			release(asks)
+		} else {
+			f.keep(asks)
+		}
+		return -1, nil
+	}
+	if version == "" || len(asks) > 0 {
+		if err := f.list(ctx, *place); err != nil {
+			return f.fail(ctx, err, asks), err
+		}
+		release(asks)
+	} else if err := f.checkHistory(ctx, *place, version); err != nil {
+		return f.fail(ctx, err, nil), err
+	}
+	err = f.watch(ctx, *place)
+	if err == nil || errors.Is(err, errInterrupted) {
+		return 0, err
+	}
+	return f.fail(ctx, err, nil), err
+}
+
+// release tells those who wait for a list that it was read, or can't be.
+func release(asks []chan struct{}) {
+	for _, a := range asks {
+		close(a)
+	}
+}
+
+// keep puts asks back that could not be met.
+func (f *follower) keep(asks []chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asks = append(f.asks, asks...)
+}
+
+// errRewound is an API server whose state is older than what it told before, as
+// after its storage was restored. Watches would be silent until it has caught up.
+var errRewound = errors.New("the API has gone back to an older state")
+
+func (f *follower) checkHistory(ctx context.Context, at resource, version string) error {
+	latest, err := f.api.latest(ctx, at, &f.kind)
+	if err == nil && isOlder(latest, version) {
+		return errRewound
+	}
+	return err
+}
+
+// list reads all there is and delivers what is other than before.
+func (f *follower) list(ctx context.Context, at resource) error {
+	before := f.ledger // nobody else writes it
+	next := newLedger(f.kind.kind, len(before.entries))
+	restart := func() { next = newLedger(f.kind.kind, len(before.entries)) }
+	version, err := f.api.list(ctx, at, &f.kind, restart, func(r raw) { next.enter(f.decode(at, r), before) })
+	if err != nil {
+		return err
+	}
+	f.commit(&at, next, version, listed)
+	return nil
+}
+
+// retire takes everything back, as the API does not serve the kind any more.
+func (f *follower) retire() { f.commit(nil, newLedger(f.kind.kind, 0), "", absent) }
+
+// commit delivers what makes the last state the next one, which was read at a place.
+func (f *follower) commit(at *resource, next *ledger, version string, reached phase) {
+	f.mu.Lock()
+	f.apply(next.since(f.ledger))
+	f.logFaults(f.ledger.faults, next.faults)
+	if at != nil && !f.isAt(*at) {
+		version = "" // it is followed elsewhere from now on
+	}
+	f.ledger, f.version, f.phase = next, version, reached
+	f.mend()
+	f.mu.Unlock()
+	f.notify()
+}
+
+func (f *follower) apply(events []store.Event) {
+	if len(events) > 0 {
+		f.sink.Apply(events)
+	}
+}
+
+func (f *follower) isAt(place resource) bool { return f.place != nil && *f.place == place }
+
+// watch delivers each change as it comes.
+func (f *follower) watch(ctx context.Context, at resource) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f.mu.Lock()
+	if len(f.asks) > 0 || !f.isAt(at) {
+		f.mu.Unlock()
+		return errInterrupted
+	}
+	f.interrupt = cancel
+	version := f.version
+	f.mu.Unlock()
+	err := f.api.watch(ctx, at, &f.kind, version, f.begun, func(kind string, r raw) error { return f.event(at, kind, r) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.interrupt = nil
+	f.reconnects++
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	f.short++
+	return err
+}
+
+// begun is called when the server has agreed to a watch.
+func (f *follower) begun() {
+	f.mu.Lock()
+	mended := f.mend()
+	f.mu.Unlock()
+	if mended {
+		f.notify()
+	}
+}
+
+// event takes in one event of a watch.
+func (f *follower) event(at resource, kind string, r raw) error {
+	var o object
+	switch watch.EventType(kind) {
+	case watch.Added, watch.Modified:
+		o = f.decode(at, r)
+	case watch.Deleted, watch.Bookmark:
+		o = broken(r, nil)
+	case watch.Error:
+		var status metav1.Status
+		if err := readStatus(r, &status); err != nil {
+			return fmt.Errorf("read error of watch: %w", err)
+		}
+		return apierrors.FromObject(&status)
+	default:
+		return fmt.Errorf("read event: its type is %.20q", kind)
+	}
+	f.mu.Lock()
+	holed, was := len(f.ledger.faults) > 0, f.ledger.faults[o.name]
+	switch watch.EventType(kind) {
+	case watch.Added, watch.Modified:
+		f.apply(f.ledger.put(o))
+	case watch.Deleted:
+		f.apply(f.ledger.remove(o.name))
+	}
+	if o.version != "" {
+		f.version = o.version
+	}
+	f.logFault(o.name, was, f.ledger.faults[o.name])
+	holed = holed || len(f.ledger.faults) > 0
+	f.mu.Unlock()
+	if holed {
+		f.notify()
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package kube
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice.dev/sluice/internal/source/kubeobj"
+	"sluice.dev/sluice/internal/store"
+)
+
+// resource is where an API serves objects.
+type resource struct {
+	group, version string // group "" is the core
+	plural         string
+}
+
+// path is the resource's place below the API's address.
+func (r resource) path() string {
+	if r.group == "" {
+		return "/api/" + r.version + "/" + r.plural
+	}
+	return "/apis/" + r.group + "/" + r.version + "/" + r.plural
+}
+
+// apiVersion is "v1", "projectcalico.org/v3".
+func (r resource) apiVersion() string {
+	if r.group == "" {
+		return r.version
+	}
+	return r.group + "/" + r.version
+}
+
+// String returns "networkpolicies.networking.k8s.io", as the API's own messages do.
+func (r resource) String() string {
+	if r.group == "" {
+		return r.plural
+	}
+	return r.plural + "." + r.group
+}
+
+// kind is what is to be known of a kind of objects to follow it.
+type kind struct {
+	kind store.Kind
+	// places are where the API may serve it, the first that it does counts. A
+	// kind of one place that is not optional is asked for unseen.
+	places   []resource
+	optional bool
+	binary   bool   // ask for protobuf
+	fields   string // a field selector: which objects to ask for
+	decode   func(resource, raw) object
+}
+
+// policyGroup serves ClusterNetworkPolicy; the groups that Calico's kinds are
+// served under come in the order in which they are preferred.
+const (
+	policyGroup       = "policy.networking.k8s.io"
+	calicoUserGroup   = "projectcalico.org"
+	calicoStoredGroup = "crd.projectcalico.org"
+)
+
+// notFinished leaves out the pods that run no more and have no address.
+const notFinished = "status.phase!=Succeeded,status.phase!=Failed"
+
+// serviceKinds are what services are made of; policyKinds are what policies are.
+func serviceKinds() []kind {
+	return []kind{
+		{kind: store.Services, places: core("services"), binary: true, decode: typed(kubeobj.Service, keepService)},
+		{kind: store.EndpointSlices, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, binary: true,
+			decode: typed(kubeobj.EndpointSlice, keepSlice)},
+		{kind: store.Nodes, places: core("nodes"), binary: true, decode: typed(kubeobj.Node, nil)},
+	}
+}
+
+func policyKinds() []kind {
+	kinds := []kind{
+		{kind: store.Namespaces, places: core("namespaces"), binary: true, decode: typed(kubeobj.Namespace, nil)},
+		{kind: store.Pods, places: core("pods"), binary: true, fields: notFinished, decode: typed(kubeobj.Pod, keepPod)},
+		{kind: store.ServiceAccounts, places: core("serviceaccounts"), binary: true, decode: typed(kubeobj.ServiceAccount, nil)},
+		{kind: store.NetworkPolicies, places: []resource{{"networking.k8s.io", "v1", "networkpolicies"}},
+			decode: strictly(kubeobj.DecodeNetworkPolicy)},
+		{kind: store.ClusterPolicies, places: []resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}}, optional: true,
+			decode: strictly(kubeobj.DecodeClusterNetworkPolicy)},
+	}
+	for _, c := range []struct {
+		kind         store.Kind
+		name, plural string
+	}{
+		{store.Tiers, "Tier", "tiers"},
+		{store.GlobalPolicies, "GlobalNetworkPolicy", "globalnetworkpolicies"},
+		{store.CalicoPolicies, "NetworkPolicy", "networkpolicies"},
+		{store.GlobalNetworkSets, "GlobalNetworkSet", "globalnetworksets"},
+		{store.NetworkSets, "NetworkSet", "networksets"},
+		{store.HostEndpoints, "HostEndpoint", "hostendpoints"},
+	} {
+		kinds = append(kinds, kind{kind: c.kind, optional: true, decode: calicoObject(c.name),
+			places: []resource{{calicoUserGroup, "v3", c.plural}, {calicoStoredGroup, "v1", c.plural}}})
+	}
+	return kinds
+}
+
+func core(plural string) []resource {
+	return []resource{{corev1.GroupName, "v1", plural}}
+}

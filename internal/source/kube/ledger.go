@@ -1,0 +1,170 @@
+package kube
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// ledger keeps what was delivered of one kind, by the API's names, and what is
+// wrong with it. The values in it are the very ones that the store holds.
+type ledger struct {
+	kind    store.Kind
+	entries map[model.Name]entry
+	faults  map[model.Name]string
+	usable  int // entries that have a value
+	copies  int // objects of the last list that were passed over
+}
+
+// entry is one object.
+type entry struct {
+	value any         // as delivered; nil where there never was a good version
+	known *model.Name // as the store knows it, where that is not the API's name
+}
+
+func newLedger(kind store.Kind, room int) *ledger {
+	return &ledger{kind: kind, entries: make(map[model.Name]entry, room), faults: make(map[model.Name]string)}
+}
+
+// errNameless is an object of which not even the name can be read.
+var errNameless = errors.New("it has no name")
+
+// enter puts the newest version of an object in place of what is known of it
+// in before, which can be l itself.
+func (l *ledger) enter(o object, before *ledger) {
+	if o.copy {
+		l.copies++
+		return
+	}
+	if o.name.Name == "" && o.err == nil {
+		o.err = errNameless
+	}
+	if o.err != nil {
+		l.faults[o.name] = o.err.Error()
+	} else {
+		delete(l.faults, o.name)
+	}
+	if o.name.Name == "" {
+		return
+	}
+	old, next := before.entries[o.name], entry{o.value, o.known}
+	switch {
+	case o.value == nil, isRefused(o) && old.value != nil && !isStandIn(old.value):
+		next = old // the last good version stays
+	case sameName(old.known, o.known) && reflect.DeepEqual(old.value, o.value):
+		next = old
+	}
+	l.set(o.name, next)
+}
+
+func (l *ledger) set(name model.Name, e entry) {
+	if l.entries[name].value != nil {
+		l.usable--
+	}
+	if e.value != nil {
+		l.usable++
+	}
+	l.entries[name] = e
+}
+
+// isRefused tells whether an object is a policy at fault that denies.
+func isRefused(o object) bool { return o.err != nil && isStandIn(o.value) }
+
+// isStandIn tells whether a value is a policy that denies in place of one at fault.
+func isStandIn(value any) bool {
+	p, ok := value.(*model.Policy)
+	return ok && p.Refused != ""
+}
+
+func sameName(a, b *model.Name) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// put enters one object and returns the events that follow from it.
+func (l *ledger) put(o object) []store.Event {
+	was := l.entries[o.name]
+	l.enter(o, l)
+	return l.change(nil, o.name, was, l.entries[o.name])
+}
+
+// remove takes one object out and returns the events that follow from it.
+func (l *ledger) remove(name model.Name) []store.Event {
+	was := l.entries[name]
+	l.set(name, entry{})
+	delete(l.entries, name)
+	delete(l.faults, name)
+	return l.change(nil, name, was, entry{})
+}
+
+// change appends the events of one object that was one thing and is another now.
+func (l *ledger) change(events []store.Event, name model.Name, was, is entry) []store.Event {
+	if was.value != nil && (is.value == nil || !sameName(was.known, is.known)) {
+		events = append(events, store.Event{Kind: l.kind, Name: was.name(name)})
+	}
+	if is.value != nil && is.value != was.value {
+		events = append(events, store.Event{Kind: l.kind, Name: is.name(name), Object: is.value})
+	}
+	return events
+}
+
+// name is what the store knows an object by that the API calls api.
+func (e entry) name(api model.Name) model.Name {
+	if e.known != nil {
+		return *e.known
+	}
+	return api
+}
+
+// since returns the events that make l of before.
+func (l *ledger) since(before *ledger) []store.Event {
+	var events []store.Event
+	if len(before.entries) == 0 {
+		events = make([]store.Event, 0, len(l.entries))
+	}
+	renamed := false
+	for name, is := range l.entries {
+		events = l.change(events, name, before.entries[name], is)
+		renamed = renamed || is.known != nil
+	}
+	for name, was := range before.entries {
+		if _, stays := l.entries[name]; !stays {
+			events = l.change(events, name, was, entry{})
+			renamed = renamed || was.known != nil
+		}
+	}
+	if renamed {
+		return single(events)
+	}
+	return events
+}
+
+// single leaves one event of each object: where two of the API's objects are
+// one in the store, what one of them brings outweighs that the other is gone.
+func single(events []store.Event) []store.Event {
+	latest := make(map[model.Name]store.Event, len(events))
+	for _, e := range events {
+		if e.Object != nil || latest[e.Name].Object == nil {
+			latest[e.Name] = e
+		}
+	}
+	if len(latest) == len(events) {
+		return events
+	}
+	events = events[:0]
+	for e := range maps.Values(latest) {
+		events = append(events, e)
+	}
+	return events
+}
+
+// holes are the objects of which there never was a good version, with the reasons.
+func (l *ledger) holes() map[model.Name]string {
+	holes := make(map[model.Name]string)
+	for name, reason := range l.faults {
+		if l.entries[name].value == nil {
+			holes[name] = reason
+		}
+	}
+	return holes
+}

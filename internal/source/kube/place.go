@@ -1,0 +1,73 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// moveTo says where the API serves the kind; nil is nowhere.
+func (f *follower) moveTo(place *resource) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.placed && (place == nil && f.place == nil || place != nil && f.isAt(*place)) {
+		return
+	}
+	f.place, f.placed, f.version = place, true, ""
+	f.poke()
+}
+
+// refuse says that nobody tells where the API serves the kind.
+func (f *follower) refuse(err error) {
+	f.mu.Lock()
+	defer f.notify()
+	defer f.mu.Unlock()
+	if f.placed {
+		return
+	}
+	f.phase = denied
+	f.suffer(trouble{reason: "it is not known whether the API serves it: " + err.Error()})
+	release(f.asks)
+	f.asks = nil
+}
+
+// poke ends what the follower does, if that is waiting.
+func (f *follower) poke() {
+	if f.interrupt != nil {
+		f.interrupt()
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// flush returns once all that the API has of the kind now is delivered. It has
+// the whole list read: a watch does not tell how far it has come until something
+// happens to an object of its kind, or a minute is over.
+func (f *follower) flush(ctx context.Context) error {
+	ask := make(chan struct{})
+	f.mu.Lock()
+	f.asks = append(f.asks, ask)
+	f.poke()
+	f.mu.Unlock()
+	select {
+	case <-ask:
+		return nil
+	case <-ctx.Done():
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	cause := errors.New("it takes longer than there is time")
+	if f.trouble.reason != "" {
+		cause = errors.New(f.trouble.reason)
+	}
+	return fmt.Errorf("read all of %s: %w: %w", f.kind.kind, cause, ctx.Err())
+}
+
+// reached is how far the follower has come.
+func (f *follower) reached() phase {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.phase
+}

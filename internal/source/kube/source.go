@@ -1,0 +1,260 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
+)
+
+// Config says what a source follows, and as whom.
+type Config struct {
+	// Kubeconfig is the path of the file that says which API server to ask and
+	// with what credentials; "" means those that a pod has.
+	Kubeconfig string
+	// Policies asks for what policies are made of, and for the pods that they are
+	// for, too; without it the source follows services, their endpoints and nodes.
+	Policies bool
+	// UserAgent is what the source calls itself, as in "sluice/v1.2.3".
+	UserAgent string
+}
+
+// settle is how long after all has been read the garbage of that is given
+// back; by then, everyone who needs memory for the start has had it.
+const settle = 2 * time.Second
+
+// Source follows one API. Its methods are safe for concurrent use.
+type Source struct {
+	sink      source.Sink
+	log       *slog.Logger
+	api       *api
+	followers []*follower
+	discovery *discovery
+
+	started, ended chan struct{} // closed when Run begins and ends
+
+	mu     sync.Mutex // guards what follows; comes before that of a follower
+	synced bool
+	whole  bool        // all was read once: nothing is lacking any more
+	first  time.Time   // when the first kind had been read
+	timer  *time.Timer // ends the patience, or gives memory back
+	outage string      // the trouble common to all kinds that was logged
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New returns a source that delivers to sink.
+func New(config Config, sink source.Sink, log *slog.Logger) *Source {
+	return newSource(config, usualTiming(), sink, log)
+}
+
+func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Source {
+	s := &Source{
+		sink: sink, log: log,
+		api:     &api{&credentials{path: config.Kubeconfig, agent: config.UserAgent, log: log}, t},
+		started: make(chan struct{}), ended: make(chan struct{}),
+	}
+	kinds := serviceKinds()
+	if config.Policies {
+		kinds = append(kinds, policyKinds()...)
+	}
+	var optional []*follower
+	for _, k := range kinds {
+		f := newFollower(k, s.api, sink, log)
+		f.notify = s.settle
+		s.followers = append(s.followers, f)
+		if k.optional {
+			optional = append(optional, f)
+		}
+	}
+	s.discovery = newDiscovery(s.api, log, optional)
+	for _, f := range optional {
+		f.lost = s.discovery.soon
+	}
+	return s
+}
+
+// Run implements source.Source. It may be called once. It never fails: what
+// can't be read now, credentials among them, may be there later.
+func (s *Source) Run(ctx context.Context) error {
+	close(s.started)
+	defer close(s.ended)
+	var running sync.WaitGroup
+	for _, f := range s.followers {
+		running.Go(func() { f.run(ctx) })
+	}
+	if len(s.discovery.followers) > 0 {
+		running.Go(func() { s.discovery.run(ctx) })
+	}
+	running.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	return nil
+}
+
+// Flush implements source.Source. It has all lists read again, and returns once
+// they have been. What the API does not let us read does not count; Issues tell of it.
+func (s *Source) Flush(ctx context.Context) error {
+	select {
+	case <-s.started:
+	case <-ctx.Done():
+		return fmt.Errorf("read the Kubernetes API: it isn't followed yet: %w", ctx.Err())
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-s.ended:
+			cancel(errors.New("its source has ended"))
+		case <-ctx.Done():
+		}
+	}()
+	if len(s.discovery.followers) > 0 {
+		// If it fails, the followers that wait for its result say so.
+		if _, err := s.discovery.look(ctx); err != nil {
+			s.discovery.soon()
+		}
+	}
+	errs := make([]error, len(s.followers))
+	var flushing sync.WaitGroup
+	for i, f := range s.followers {
+		flushing.Go(func() { errs[i] = f.flush(ctx) })
+	}
+	flushing.Wait()
+	return errors.Join(errs...)
+}
+
+// settle works out how far the source has come. It is called after each change
+// that may matter to that, with no lock held.
+func (s *Source) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tellOutage()
+	s.settleLacking()
+	if s.synced {
+		return
+	}
+	missing, some := 0, false
+	for _, f := range s.followers {
+		switch f.reached() {
+		case waiting:
+			missing++
+		case listed:
+			some = true
+		}
+	}
+	if some && s.first.IsZero() {
+		s.first = time.Now()
+		s.timer = time.AfterFunc(s.api.timing.patience, s.settle)
+	}
+	if missing > 0 && (s.first.IsZero() || time.Since(s.first) < s.api.timing.patience) {
+		return
+	}
+	s.synced = true
+	s.settleLacking()
+	s.sink.SetSynced()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.timer = time.AfterFunc(settle, debug.FreeOSMemory)
+	where, _ := s.api.credentials.where()
+	s.log.Info("read the Kubernetes API", "server", where, "objects", s.objects())
+	if lacking := s.lacking(); len(lacking) > 0 {
+		s.log.Warn("not everything could be read: what the kernel has stays in it until then", "lacking", lacking)
+	}
+}
+
+// settleLacking remembers when all has been read.
+func (s *Source) settleLacking() {
+	if s.synced && !s.whole && len(s.lacking()) == 0 {
+		s.whole = true
+	}
+}
+
+func (s *Source) lacking() []string {
+	if s.whole {
+		return nil
+	}
+	var all []string
+	for _, f := range s.followers {
+		all = append(all, f.lacking()...)
+	}
+	return all
+}
+
+// tellOutage logs when there comes to be a trouble common to all kinds, and its end.
+func (s *Source) tellOutage() {
+	now := s.common()
+	switch {
+	case now != "" && s.outage == "":
+		where, _ := s.api.credentials.where()
+		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "reason", now)
+	case now == "" && s.outage != "":
+		s.log.Info("the Kubernetes API can be read again")
+	}
+	s.outage = now
+}
+
+// common is the trouble common to all kinds, "" if there is none.
+func (s *Source) common() string {
+	for _, f := range s.followers {
+		f.mu.Lock()
+		t := f.trouble
+		f.mu.Unlock()
+		if t.common {
+			return t.reason
+		}
+	}
+	return ""
+}
+
+func (s *Source) objects() map[string]int {
+	counts := make(map[string]int)
+	for _, f := range s.followers {
+		f.mu.Lock()
+		if n := f.ledger.usable; n > 0 {
+			counts[f.kind.kind.String()] = n
+		}
+		f.mu.Unlock()
+	}
+	return counts
+}
+
+// Status implements source.Source.
+func (s *Source) Status() source.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settleLacking()
+	where, fault := s.api.credentials.where()
+	st := source.Status{
+		Name: "kubernetes", Where: where, Synced: s.synced,
+		Objects: s.objects(), Skipped: map[string]int{}, Issues: []model.Issue{}, Lacking: s.lacking(),
+	}
+	if fault != "" {
+		st.Issues = append(st.Issues, model.Issue{Object: "kubeconfig", Reason: fault})
+	}
+	if common := s.common(); common != "" {
+		st.Issues = append(st.Issues, model.Issue{Object: "Kubernetes API", Source: where, Reason: common})
+	}
+	for _, f := range s.followers {
+		st.Issues = append(st.Issues, f.issues()...)
+		f.mu.Lock()
+		st.Reconnects += f.reconnects
+		if n := f.ledger.copies; n > 0 {
+			st.Skipped[f.kind.kind.String()] = n
+		}
+		f.mu.Unlock()
+	}
+	st.Issues = slices.Clip(st.Issues)
+	return st
+}

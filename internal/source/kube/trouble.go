@@ -1,0 +1,181 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// trouble is why a kind can't be followed at present. The zero value is none.
+type trouble struct {
+	reason string
+	// common says that it does not come from the kind: the API server can't be
+	// reached, or knows no one by our credentials. It is told once for all kinds.
+	common bool
+}
+
+// tooShort is how many watches in a row have to end at once to be told of.
+const tooShort = 5
+
+// fail takes in why an attempt failed. Asks are those that it was to meet. It
+// returns the time until the next attempt, 0 for the usual.
+func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) time.Duration {
+	f.mu.Lock()
+	defer f.notify()
+	defer f.mu.Unlock()
+	answered := apierrors.IsForbidden(err) || apierrors.IsNotFound(err) && !f.optional
+	if answered && ctx.Err() == nil {
+		release(asks)
+	} else {
+		f.asks = append(f.asks, asks...)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return 0
+	case isExpired(err), errors.Is(err, errRewound):
+		f.log.Info("reading all anew", "reason", err)
+		f.version = ""
+		return 0
+	case apierrors.IsNotFound(err) && f.optional:
+		f.lost()
+		return 0
+	}
+	f.suffer(f.explain(err))
+	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
+		return jitter(min(time.Duration(seconds)*time.Second, f.api.timing.answer))
+	}
+	if !answered {
+		return 0
+	}
+	if f.phase != listed {
+		f.phase = absent
+		if apierrors.IsForbidden(err) {
+			f.phase = denied
+		}
+	}
+	return jitter(f.api.timing.refused)
+}
+
+// explain says what is wrong and what to do.
+func (f *follower) explain(err error) trouble {
+	place := f.places[0]
+	if f.place != nil {
+		place = *f.place
+	}
+	var status apierrors.APIStatus
+	switch {
+	case !errors.As(err, &status):
+		return trouble{reason: err.Error(), common: true}
+	case apierrors.IsUnauthorized(err):
+		return trouble{reason: "the API server does not accept the credentials: " + err.Error() + "; renew the token or certificate that the kubeconfig file names", common: true}
+	case apierrors.IsForbidden(err):
+		return trouble{reason: fmt.Sprintf("%s; allow it by a rule of the agent's ClusterRole: apiGroups: [%q], resources: [%q], verbs: [list, watch]",
+			status.Status().Message, place.group, place.plural)}
+	case apierrors.IsNotFound(err):
+		return trouble{reason: fmt.Sprintf("the API does not serve %s; it takes a Kubernetes that has %s %s", place, place.apiVersion(), place.plural)}
+	}
+	return trouble{reason: "the API server fails to serve " + place.String() + ": " + err.Error()}
+}
+
+// suffer remembers a trouble, and logs it if it is new. What is common to all
+// kinds is logged by the source.
+func (f *follower) suffer(t trouble) {
+	if t != f.trouble && !t.common {
+		f.log.Warn("a kind of objects can't be read; what was read of it before stays in force", "reason", t.reason)
+	}
+	f.trouble = t
+}
+
+// mend ends all trouble.
+func (f *follower) mend() (mended bool) {
+	if f.trouble == (trouble{}) {
+		return false
+	}
+	if !f.trouble.common {
+		f.log.Info("a kind of objects can be read again")
+	}
+	f.trouble = trouble{}
+	return true
+}
+
+// steady is called when a watch has held.
+func (f *follower) steady() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.short = 0
+}
+
+// logFaults tells what is at fault that was not before, and the other way round.
+func (f *follower) logFaults(was, is map[model.Name]string) {
+	for name, reason := range is {
+		f.logFault(name, was[name], reason)
+	}
+	for name, reason := range was {
+		if _, still := is[name]; !still {
+			f.logFault(name, reason, "")
+		}
+	}
+}
+
+func (f *follower) logFault(name model.Name, was, is string) {
+	switch {
+	case was == is:
+	case is != "":
+		f.log.Warn("object is at fault; its last good state stays", "object", f.called(name), "reason", is)
+	default:
+		f.log.Info("object is no longer at fault", "object", f.called(name))
+	}
+}
+
+// called is what users call an object.
+func (f *follower) called(name model.Name) string { return f.kind.kind.String() + " " + name.String() }
+
+// issues are all that is wrong with the kind and its objects, sorted; what is
+// common to all kinds is left out.
+func (f *follower) issues() []model.Issue {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []model.Issue
+	place := f.places[0]
+	if f.place != nil {
+		place = *f.place
+	}
+	if f.trouble.reason != "" && !f.trouble.common {
+		all = append(all, model.Issue{Object: f.kind.kind.String(), Source: place.apiVersion(), Reason: f.trouble.reason})
+	}
+	if f.short >= tooShort {
+		all = append(all, model.Issue{Object: f.kind.kind.String(), Source: place.apiVersion(),
+			Reason: "the API server, or a proxy on the way to it, ends watches at once, again and again; changes come late"})
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
+		all = append(all, model.Issue{Object: f.called(name), Source: place.apiVersion(), Reason: f.ledger.faults[name]})
+	}
+	return all
+}
+
+// lacking says what was never read of the kind, sorted.
+func (f *follower) lacking() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.phase == listed:
+		var list []string
+		holes := f.ledger.holes()
+		for _, name := range slices.SortedFunc(maps.Keys(holes), model.Name.Compare) {
+			list = append(list, f.called(name)+": "+holes[name])
+		}
+		return list
+	case f.phase == absent && f.optional:
+		return nil
+	case f.trouble.reason == "":
+		return []string{f.kind.kind.String() + ": it has not been read yet"}
+	}
+	return []string{f.kind.kind.String() + ": " + f.trouble.reason}
+}

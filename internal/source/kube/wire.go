@@ -1,0 +1,250 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// What an API server sends, in its two encodings. See "Kubernetes API Concepts"
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/) for both.
+
+const (
+	mediaJSON     = "application/json"
+	mediaProtobuf = "application/vnd.kubernetes.protobuf"
+
+	// maxFrame bounds one event of a watch; etcd holds objects of some 1.5 MiB.
+	maxFrame = 64 << 20
+)
+
+// raw is one object as the server wrote it.
+type raw struct {
+	data   []byte
+	binary bool // protobuf, without its envelope, rather than JSON
+}
+
+// isBinary tells an answer's encoding by its Content-Type.
+func isBinary(contentType string) bool { return strings.HasPrefix(contentType, mediaProtobuf) }
+
+// magic precedes each object in protobuf that travels by itself; a message of
+// type runtime.Unknown follows, which holds it.
+var magic = []byte("k8s\x00")
+
+// unwrap takes an object out of its envelope.
+func unwrap(data []byte) ([]byte, error) {
+	message, ok := bytes.CutPrefix(data, magic)
+	if !ok {
+		return nil, errors.New("it does not begin as Kubernetes' protobuf does")
+	}
+	const rawField = 2
+	var inner []byte
+	err := fields(message, func(number protowire.Number, value []byte) error {
+		if number == rawField {
+			inner = value
+		}
+		return nil
+	})
+	return inner, err
+}
+
+// fields calls f with each field of a message that is itself a message, a
+// string, or bytes.
+func fields(message []byte, f func(protowire.Number, []byte) error) error {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		message = message[n:]
+		if kind != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+				return protowire.ParseError(n)
+			}
+			message = message[n:]
+			continue
+		}
+		value, n := protowire.ConsumeBytes(message)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		if err := f(number, value); err != nil {
+			return err
+		}
+		message = message[n:]
+	}
+	return nil
+}
+
+// readPage calls item with each object of a page of a list, and returns what is
+// said of the list: its version, and how to ask for the next page.
+func readPage(data []byte, inBinary bool, item func(raw)) (metav1.ListMeta, error) {
+	var meta metav1.ListMeta
+	var err error
+	if inBinary {
+		meta, err = readBinaryPage(data, item)
+	} else {
+		meta, err = readTextPage(data, item)
+	}
+	if err == nil && meta.ResourceVersion == "" {
+		err = errors.New("it is no list, as it has no version")
+	}
+	if err != nil {
+		return meta, fmt.Errorf("read answer: %w", err)
+	}
+	return meta, nil
+}
+
+func readBinaryPage(data []byte, item func(raw)) (meta metav1.ListMeta, err error) {
+	list, err := unwrap(data)
+	if err != nil {
+		return meta, err
+	}
+	const metaField, itemsField = 1, 2 // in every list
+	err = fields(list, func(number protowire.Number, value []byte) error {
+		switch number {
+		case metaField:
+			return meta.Unmarshal(value)
+		case itemsField:
+			item(raw{value, true})
+		}
+		return nil
+	})
+	return meta, err
+}
+
+func readTextPage(data []byte, item func(raw)) (metav1.ListMeta, error) {
+	var list struct {
+		Metadata metav1.ListMeta   `json:"metadata"`
+		Items    []json.RawMessage `json:"items"`
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		return list.Metadata, err
+	}
+	for _, text := range list.Items {
+		item(raw{text, false})
+	}
+	return list.Metadata, nil
+}
+
+// events reads a watch, event by event.
+type events interface {
+	// next returns io.EOF when the server has ended the watch in good order.
+	next() (kind string, object raw, err error)
+}
+
+func newEvents(body io.Reader, inBinary bool) events {
+	if inBinary {
+		return &binaryEvents{in: bufio.NewReader(body)}
+	}
+	return textEvents{json.NewDecoder(body)}
+}
+
+type textEvents struct{ in *json.Decoder }
+
+func (e textEvents) next() (string, raw, error) {
+	var event struct {
+		Type   string          `json:"type"`
+		Object json.RawMessage `json:"object"`
+	}
+	err := e.in.Decode(&event)
+	return event.Type, raw{event.Object, false}, err
+}
+
+// binaryEvents are messages of type WatchEvent, each behind its length.
+type binaryEvents struct {
+	in     *bufio.Reader
+	buffer []byte
+}
+
+func (e *binaryEvents) next() (kind string, object raw, err error) {
+	var head [4]byte
+	if _, err := io.ReadFull(e.in, head[:]); err != nil {
+		return "", raw{}, err
+	}
+	size := binary.BigEndian.Uint32(head[:])
+	if size > maxFrame {
+		return "", raw{}, fmt.Errorf("read event: its %d bytes are more than %d", size, maxFrame)
+	}
+	if int(size) > cap(e.buffer) {
+		e.buffer = make([]byte, size)
+	}
+	frame := e.buffer[:size]
+	if _, err := io.ReadFull(e.in, frame); err != nil {
+		return "", raw{}, io.ErrUnexpectedEOF
+	}
+	const typeField, objectField, rawField = 1, 2, 1
+	err = fields(frame, func(number protowire.Number, value []byte) error {
+		switch number {
+		case typeField:
+			kind = string(value)
+		case objectField:
+			return fields(value, func(number protowire.Number, value []byte) error {
+				if number != rawField {
+					return nil
+				}
+				inner, err := unwrap(value)
+				object = raw{inner, true}
+				return err
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return "", raw{}, fmt.Errorf("read event: %w", err)
+	}
+	return kind, object, nil
+}
+
+// decode fills one of Kubernetes' types. A field that the type does not have is passed over.
+func (r raw) decode(into interface{ Unmarshal([]byte) error }) error {
+	if r.binary {
+		return into.Unmarshal(r.data)
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(r.data, into); err != nil {
+		if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && t.Field != "" {
+			return errors.New(t.Field + ": should not be a " + t.Value)
+		}
+		return err
+	}
+	return nil
+}
+
+// identity is how the API tells an object, and its versions, from others.
+type identity struct {
+	name    model.Name
+	version string
+}
+
+// identify looks at nothing but the identity of an object, so that it can be
+// named however odd the rest of it is.
+func (r raw) identify() (identity, error) {
+	var o struct {
+		Metadata struct {
+			Name            string `json:"name"`
+			Namespace       string `json:"namespace"`
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	m := &o.Metadata
+	if r.binary {
+		var p metav1.PartialObjectMetadata
+		if err := p.Unmarshal(r.data); err != nil {
+			return identity{}, err
+		}
+		m.Name, m.Namespace, m.ResourceVersion = p.Name, p.Namespace, p.ResourceVersion
+	} else if err := json.Unmarshal(r.data, &o); err != nil {
+		return identity{}, err
+	}
+	return identity{model.Name{Namespace: m.Namespace, Name: m.Name}, m.ResourceVersion}, nil
+}

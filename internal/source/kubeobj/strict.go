@@ -1,0 +1,113 @@
+package kubeobj
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Policies are decoded strictly: a field that isn't known might have narrowed
+// what they allow, so the object is refused that has one. Metadata and status
+// may hold anything.
+
+// DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy
+// in JSON. One that is at fault, be it for a field that is not known, is returned
+// as NetworkPolicy does it.
+func DecodeNetworkPolicy(text []byte) (*model.Policy, error) {
+	return decodePolicy(text, NetworkPolicy, "podSelector", "policyTypes")
+}
+
+// DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1alpha2
+// ClusterNetworkPolicy.
+func DecodeClusterNetworkPolicy(text []byte) (*model.Policy, error) {
+	namespaceless := func(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
+		o.Namespace = ""
+		return ClusterNetworkPolicy(o)
+	}
+	return decodePolicy(text, namespaceless, "tier", "priority", "subject")
+}
+
+// decodePolicy takes the fields of the spec that say whom a policy applies to.
+func decodePolicy[K any](text []byte, translate func(*K) (*model.Policy, error), head ...string) (*model.Policy, error) {
+	o := new(K)
+	wrong := decodeStrictly(text, o)
+	if wrong == nil {
+		return translate(o)
+	}
+	o = new(K)
+	if decodeStrictly(headOf(text, head), o) != nil {
+		return nil, wrong
+	}
+	p, _ := translate(o)
+	if p != nil {
+		p.Refused, p.IngressRules, p.EgressRules = wrong.Error(), nil, nil
+	}
+	return p, wrong
+}
+
+// headOf makes an object that applies to the same pods in the same directions
+// as the one in text, with no more to it than is needed for that.
+func headOf(text []byte, head []string) []byte {
+	var o struct {
+		Metadata struct {
+			Name      json.RawMessage `json:"name,omitempty"`
+			Namespace json.RawMessage `json:"namespace,omitempty"`
+		} `json:"metadata"`
+		Spec map[string]json.RawMessage `json:"spec"`
+	}
+	// What is of a wrong type here is missing then, and found again there.
+	_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &o)
+	for field, value := range o.Spec {
+		switch {
+		case slices.Contains(head, field):
+		case (field == "ingress" || field == "egress") && hasItems(value):
+			o.Spec[field] = json.RawMessage("[{}]")
+		default:
+			delete(o.Spec, field)
+		}
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		return nil
+	}
+	return text
+}
+
+// hasItems tells whether a value is neither an empty list nor null.
+func hasItems(value json.RawMessage) bool {
+	var list []json.RawMessage
+	return json.Unmarshal(value, &list) != nil || len(list) > 0
+}
+
+// decodeStrictly decodes JSON whose keys must be fields, each but once and in
+// their exact spelling, in spec and at the top.
+func decodeStrictly(text []byte, o any) error {
+	wrong, err := kjson.UnmarshalStrict(text, o)
+	if err != nil {
+		if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && t.Field != "" {
+			return errors.New(t.Field + ": should not be a " + t.Value)
+		}
+		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	var reasons []string
+	for _, w := range wrong {
+		field, reason := w.(kjson.FieldError).FieldPath(), ": there is no such field"
+		switch {
+		case strings.HasPrefix(field, "metadata."), strings.HasPrefix(field, "status"):
+			continue
+		case strings.HasPrefix(w.Error(), "duplicate"):
+			reason = ": is given twice"
+		}
+		reasons = append(reasons, field+reason)
+	}
+	if len(reasons) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(reasons, "; "))
+}
