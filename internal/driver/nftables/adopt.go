@@ -79,6 +79,10 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (drive
 	}
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted = gen, false
+	if want.Policy != nil {
+		sets := d.prog.deniedSetsFor(deniedPrefixes(want.Policy.Denied))
+		d.prog.setDenied(sets[:])
+	}
 	a := &adoption{d: d, want: want, have: have, deep: d.doubt, keeping: keep}
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
 	d.prog.eachRuling(want, func(r []ruling) { a.change.uses.use(r...) })
@@ -196,6 +200,11 @@ func (a *adoption) sameProgram() bool {
 	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.sets) != len(p.sets) {
 		return false
 	}
+	for _, s := range p.sets {
+		if _, there := a.have.sets[s.name]; !there {
+			return false
+		}
+	}
 	for _, c := range p.chains {
 		if !a.have.chains[c.name] || a.have.rules[c.name] != len(c.rules) {
 			return false
@@ -218,7 +227,9 @@ func (a *adoption) sameProgram() bool {
 func (p *program) note() string {
 	var a attrs
 	for _, s := range p.sets {
-		s.write(&a, TableName)
+		if !p.resized(s) { // those have other names with other lists
+			s.write(&a, TableName)
+		}
 	}
 	for _, c := range p.chains {
 		c.write(&a, TableName)
@@ -251,7 +262,7 @@ func (a *adoption) replaceProgram() {
 			kept[s] = true
 			continue
 		}
-		b.deleteSet(name)
+		b.deleteSet(&b.before, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
 		b.deleteChain(&b.before, name)

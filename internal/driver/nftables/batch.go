@@ -136,7 +136,7 @@ func (b *batch) addProgram(p *program, there map[*set]bool, counted map[string]b
 	}
 	for _, s := range p.sets {
 		if !there[s] {
-			b.do(&b.before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.name, func(a *attrs) { s.write(a, b.table) })
+			b.addSet(s)
 		}
 	}
 	// All chains before the first rule, as rules refer to chains.
@@ -179,8 +179,12 @@ func (b *batch) deleteChain(p *part, name string) {
 	})
 }
 
-func (b *batch) deleteSet(name string) {
-	b.do(&b.before, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *attrs) {
+func (b *batch) addSet(s *set) {
+	b.do(&b.before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.name, func(a *attrs) { s.write(a, b.table) })
+}
+
+func (b *batch) deleteSet(p *part, name string) {
+	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *attrs) {
 		a.str(unix.NFTA_SET_TABLE, b.table)
 		a.str(unix.NFTA_SET_NAME, name)
 	})

@@ -209,6 +209,8 @@ type change struct {
 	batch *batch
 	sums  []sum   // of the sets afterwards
 	uses  *roster // afterwards; the driver's own as long as it is the same
+	sets  []*set  // of deny lists, if they are others afterwards
+	gone  []*set  // and what goes for that
 	cuts  []conntrack.Filter
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	unremember bool
@@ -303,9 +305,13 @@ func (c *change) plan(done func()) *plan {
 	if c.uses != c.d.roster {
 		c.batch.changeRoster(c.d.roster, c.uses)
 	}
+	for _, s := range c.gone {
+		c.batch.deleteSet(&c.batch.after, s.name)
+	}
 	c.noteSums()
 	return &plan{d: c.d, batch: c.batch, done: func() {
 		done()
+		c.d.prog.setDenied(c.sets)
 		c.d.sums, c.d.roster = c.sums, c.uses
 		c.d.adopted = true
 		c.d.cleaner.Cut(c.cuts)
@@ -318,8 +324,14 @@ func (c *change) plan(done func()) *plan {
 // noteSums writes down the sums that changed.
 func (c *change) noteSums() {
 	for _, s := range c.d.prog.sets {
-		if before, after := c.d.sums[s.id], c.sums[s.id]; before != after {
-			c.batch.note(c.d.prog, s.id, sumNote(s, before), sumNote(s, after))
+		now := s
+		for _, next := range c.sets {
+			if next.id == s.id {
+				now = next
+			}
+		}
+		if before, after := sumNote(s, c.d.sums[s.id]), sumNote(now, c.sums[s.id]); before != after {
+			c.batch.note(c.d.prog, s.id, before, after)
 		}
 	}
 }

@@ -88,10 +88,8 @@ func (p *program) addFamilyPolicy(fp *familyProgram) {
 			set{key: []field{fieldSlot, f.saddr}, typeof: true}),
 		named: add("named-ports", "set . address . protocol . port",
 			set{key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, typeof: true}),
-		// Every packet is looked up in this one, so it has no number in its key: the elements are half as large.
-		denied: add("denied", "addresses that deny lists hold; their networks are in "+f.name+"-members, with numbers up to 128",
-			set{key: []field{f.saddr}}),
 	}
+	fp.policy.denied = p.addSet(newDeniedSet(f, 0))
 }
 
 // beforeServices judges what comes in by a host endpoint's interface before services are translated. Chains of

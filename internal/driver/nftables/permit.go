@@ -3,16 +3,11 @@ package nftables
 import (
 	"maps"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
-
-// ingressHook is NF_INET_INGRESS (linux/netfilter.h, Linux 5.10).
-const ingressHook = 5
 
 // This file turns the policy of a state into elements and chains, as want.go does it for services.
 
@@ -48,7 +43,7 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 	}
 	e := new(element)
 	for _, c := range deniedPrefixes(s.Denied) {
-		yield(p.deniedElement(e, c))
+		yield(p.deniedElement(p.deniedSets(), e, c))
 	}
 	for a, w := range s.Workloads {
 		p.workloadElements(a, w, s.Programs, yield)
@@ -85,30 +80,6 @@ func (p *program) listElement(e *element, id state.SetID, c netip.Prefix) *eleme
 	e.appendUint32(uint32(listID(id, uint8(c.Bits()))))
 	e.append(fp.ip.addr(c.Addr())...)
 	return e
-}
-
-// deniedElement writes into e, too. The number of no list is free for what all deny lists hold.
-func (p *program) deniedElement(e *element, c netip.Prefix) *element {
-	if !c.IsSingleIP() {
-		return p.listElement(e, 0, c)
-	}
-	fp := p.family(c.Addr().Is4())
-	*e = element{set: fp.policy.denied}
-	e.append(fp.ip.addr(c.Addr())...)
-	return e
-}
-
-// deniedPrefixes are those of all deny lists, sorted and unique.
-func deniedPrefixes(d state.Denied) []netip.Prefix {
-	if len(d.Lists) == 1 {
-		return d.Lists[0].Prefixes
-	}
-	var all []netip.Prefix
-	for _, l := range d.Lists {
-		all = append(all, l.Prefixes...)
-	}
-	slices.SortFunc(all, netip.Prefix.Compare)
-	return slices.Compact(all)
 }
 
 func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*element)) {
@@ -229,49 +200,6 @@ func (p *program) hostRulings(device int, h *state.Host, programs programs, yiel
 	raw("raw-out", unix.NF_INET_LOCAL_OUT, fieldOutDevice, h.UntrackedOut)
 }
 
-// deniedRulings yields the chains that drop what comes from the denied addresses, where it arrives. Every packet pays
-// for them, so that there is no chain in between and no rule for what is in no list.
-func (p *program) deniedRulings(d state.Denied, yield func([]ruling)) {
-	var rules []rule
-	lengths := prefixLengths(deniedPrefixes(d))
-	for i, fp := range p.fam {
-		f, pods := fp.ip, fp.policy
-		for bits := f.bits; bits >= 0; bits-- {
-			switch {
-			case !lengths[i][bits]:
-			case bits == f.bits:
-				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, pods.denied).goTo(dropChain(driver.DenyListed)))
-			default:
-				network := matcher{fp, p.policy.ports}.network(f.saddr, uint8(bits))
-				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), pods.members, false, network).goTo(dropChain(driver.DenyListed)))
-			}
-		}
-	}
-	if len(rules) == 0 {
-		return
-	}
-	for _, device := range d.Devices {
-		yield([]ruling{{chain: chain{
-			name:    "deny-" + digestName(device) + "-" + digestRules(rules),
-			hook:    &hook{"filter", ingressHook, -500, device},
-			comment: truncate("deny lists at " + device),
-			rules:   rules,
-		}}})
-	}
-}
-
-// prefixLengths are the lengths that occur, by family.
-func prefixLengths(prefixes []netip.Prefix) (lengths [2][129]bool) {
-	for _, c := range prefixes {
-		if c.Addr().Is4() {
-			lengths[0][c.Bits()] = true
-		} else {
-			lengths[1][c.Bits()] = true
-		}
-	}
-	return lengths
-}
-
 // eachPolicyRuling yields all chains that the policy leads to.
 func (p *program) eachPolicyRuling(s *state.Policy, yield func([]ruling)) {
 	for a, w := range s.Workloads {
@@ -280,7 +208,7 @@ func (p *program) eachPolicyRuling(s *state.Policy, yield func([]ruling)) {
 	for d, h := range s.Hosts {
 		p.hostRulings(d, h, s.Programs, yield)
 	}
-	p.deniedRulings(s.Denied, yield)
+	p.deniedRulings(s.Denied, p.deniedSets(), yield)
 }
 
 // rulings are the chains of a program, written once as long as the program is in use.

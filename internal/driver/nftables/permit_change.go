@@ -65,14 +65,10 @@ func (c *change) list(id state.SetID, before, after *state.List) {
 	if after != nil {
 		now = after.Prefixes
 	}
-	c.prefixes(old, now, func(e *element, p netip.Prefix) *element { return c.d.prog.listElement(e, id, p) })
-}
-
-func (c *change) prefixes(before, after []netip.Prefix, write func(*element, netip.Prefix) *element) {
 	e := new(element)
-	diffPrefixes(before, after,
-		func(p netip.Prefix) { c.remove(write(e, p)) },
-		func(p netip.Prefix) { c.add(write(e, p)) })
+	diffPrefixes(old, now,
+		func(p netip.Prefix) { c.remove(c.d.prog.listElement(e, id, p)) },
+		func(p netip.Prefix) { c.add(c.d.prog.listElement(e, id, p)) })
 }
 
 // judges plans what leads packets to programs, and the programs' chains.
@@ -111,9 +107,7 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		c.replace(host(p, i, old, before.Programs), host(p, i, h, after))
 	}
 	if d.Denied != nil {
-		c.prefixes(deniedPrefixes(before.Denied), deniedPrefixes(*d.Denied), p.deniedElement)
-		p.deniedRulings(*d.Denied, c.use)
-		p.deniedRulings(before.Denied, c.release)
+		c.deny(before.Denied, *d.Denied)
 	}
 }
 

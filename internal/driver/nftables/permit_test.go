@@ -379,3 +379,53 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 		t.Errorf("%d elements for a range of ports, want 1", ports)
 	}
 }
+
+// A deny list gets a larger set when it outgrows its own, and a smaller one again, at
+// once with all of its addresses, whether the driver lives on or starts.
+func TestDenyListsOutgrowTheirSets(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		ns := testNS(t)
+		devices := addLinks(t, ns)
+		list := func(n int) *state.List {
+			l := &state.List{Name: "test"}
+			for i := range n {
+				l.Prefixes = append(l.Prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), 32))
+			}
+			l.Prefixes = append(l.Prefixes, netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00::1/128"))
+			slices.SortFunc(l.Prefixes, netip.Prefix.Compare)
+			return l
+		}
+		want := state.New()
+		want.Policy = state.NewPolicy()
+		d := openIn(t, ns, o)
+		adopt(t, d, want)
+		for _, n := range []int{10, 1024, 1025, 5000, 5001, 3, 0} {
+			denied := state.Denied{Devices: devices, Lists: []*state.List{list(n)}}
+			want.Policy.Denied = denied
+			update(t, d, state.Delta{Policy: state.PolicyDelta{Denied: &denied}})
+			d.doubt = true
+			if n, text := adopt(t, d, want); n != 0 {
+				t.Fatalf("the kernel differs:\n%s", text)
+			}
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			d = openIn(t, ns, o)
+			if n, text := adopt(t, d, want); n != 0 {
+				t.Fatalf("a driver that starts finds to do:\n%s", text)
+			}
+		}
+		listed(t, ns)
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, o)
+		want.Policy.Denied = state.Denied{Devices: devices, Lists: []*state.List{list(2000)}}
+		adopt(t, d, want)
+		d.doubt = true
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Fatalf("after another list at the start, the kernel differs:\n%s", text)
+		}
+	})
+}
