@@ -68,6 +68,9 @@ func (a *api) send(ctx context.Context, path string, query url.Values, accept st
 	}
 	if answer.StatusCode != http.StatusOK {
 		defer func() { _ = answer.Body.Close() }()
+		if answer.StatusCode == http.StatusUnauthorized {
+			a.credentials.renew()
+		}
 		return nil, refusal(answer)
 	}
 	return answer, nil

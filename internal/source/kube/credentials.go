@@ -18,9 +18,10 @@ import (
 // client-go looks at what the files lead to: it reads a certificate and its key
 // from their files anew for each connection and closes connections whose
 // certificate has changed within five minutes; it reads a token's file each
-// minute, and once the server has refused a token; it runs a credential plugin
-// again when what that gave has expired. It reads the kubeconfig file itself but
-// once, though certificates and tokens can be in it: that is followed here.
+// minute; it runs a credential plugin again when what that gave has expired. It
+// reads the kubeconfig file itself but once, though certificates and tokens can be
+// in it: that is followed here. And once the server has refused them, all
+// credentials are read anew.
 type credentials struct {
 	path  string // of the kubeconfig file; "" for what a pod has
 	agent string // the User-Agent
@@ -30,6 +31,7 @@ type credentials struct {
 	client  *http.Client
 	base    *url.URL
 	stamp   stamp  // of the file that client was made of
+	refused bool   // the server does not take what client says
 	trouble string // why the newest file is not in use
 }
 
@@ -45,7 +47,7 @@ func (c *credentials) connect() (client *http.Client, base *url.URL, err error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, err := c.stampNow()
-	if err == nil && (c.client == nil || now != c.stamp) {
+	if err == nil && (c.client == nil || c.refused || now != c.stamp) {
 		err = c.load(now)
 	}
 	switch {
@@ -58,6 +60,13 @@ func (c *credentials) connect() (client *http.Client, base *url.URL, err error) 
 		c.log.Warn("the kubeconfig file is at fault; what it said before stays in use", "error", err)
 	}
 	return c.client, c.base, nil
+}
+
+// renew has all credentials read anew, as the server does not take them.
+func (c *credentials) renew() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refused = true
 }
 
 func (c *credentials) stampNow() (stamp, error) {
@@ -88,7 +97,7 @@ func (c *credentials) load(now stamp) error {
 	if err != nil {
 		return fmt.Errorf("use credentials of kubeconfig %s: %w", c.path, err)
 	}
-	c.client, c.base, c.stamp = client, base, now
+	c.client, c.base, c.stamp, c.refused = client, base, now, false
 	return nil
 }
 

@@ -1,9 +1,13 @@
 package kube
 
 import (
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -56,6 +60,7 @@ type fakeAPI struct {
 	user     string            // the token that is good, "" for any
 	asked    map[string]int    // requests, by path
 	unnamed  map[string]string // path → raw answer instead of a list
+	secure   bool              // with TLS; set before it lives
 	server   *httptest.Server
 }
 
@@ -64,9 +69,12 @@ type fakeEvent struct {
 	path, kind, object string
 }
 
-func newFakeAPI(t testing.TB) *fakeAPI {
+func newFakeAPI(t testing.TB) *fakeAPI { return newFakeAPIWith(t, false) }
+
+func newFakeAPIWith(t testing.TB, secure bool) *fakeAPI {
 	f := &fakeAPI{
-		t: t, change: make(chan struct{}), version: 100, kinds: map[string]map[string]string{},
+		secure: secure,
+		t:      t, change: make(chan struct{}), version: 100, kinds: map[string]map[string]string{},
 		answers: map[string]int{}, hanging: map[string]bool{}, asked: map[string]int{}, unnamed: map[string]string{},
 	}
 	for _, path := range []string{services, nodes, namespaces, pods, accounts, endpoints, policies} {
@@ -88,7 +96,12 @@ func (f *fakeAPI) live() {
 		_ = f.server.Listener.Close()
 		f.server.Listener = l
 	}
-	f.server.Start()
+	f.server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if f.secure {
+		f.server.StartTLS()
+	} else {
+		f.server.Start()
+	}
 	f.address = f.server.Listener.Addr().String()
 }
 
@@ -164,12 +177,20 @@ func (f *fakeAPI) writeKubeconfig(path, user string) {
 kind: Config
 current-context: c
 contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://%s"}}]
+clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}]
 users: [{name: u, user: {%s}}]
-`, f.address, user)
+`, f.server.URL, f.authority(), user)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+// authority is the certificate of the server, in PEM and base64.
+func (f *fakeAPI) authority() string {
+	if !f.secure {
+		return `""`
+	}
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.server.Certificate().Raw}))
 }
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {

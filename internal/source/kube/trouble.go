@@ -135,7 +135,12 @@ func (f *follower) logFault(name model.Name, was, is string) {
 }
 
 // called is what users call an object.
-func (f *follower) called(name model.Name) string { return f.kind.kind.String() + " " + name.String() }
+func (f *follower) called(name model.Name) string {
+	if name.Name == "" {
+		return f.kind.kind.String() + " without a name"
+	}
+	return f.kind.kind.String() + " " + name.String()
+}
 
 // issues are all that is wrong with the kind and its objects, sorted; what is
 // common to all kinds is left out.

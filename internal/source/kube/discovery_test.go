@@ -1,0 +1,160 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+func clusterPolicy(name string, priority int) string {
+	return fmt.Sprintf(`{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":%q},"spec":{"tier":"Admin","priority":%d,"subject":{"namespaces":{}},"ingress":[{"name":"x","action":"Deny","from":[{"namespaces":{}}]}]}}`, name, priority)
+}
+
+func calicoSet(version, name, net string) string {
+	return fmt.Sprintf(`{"apiVersion":%q,"kind":"GlobalNetworkSet","metadata":{"name":%q},"spec":{"nets":[%q]}}`, version, name, net)
+}
+
+// Kinds that the API need not have come and go with it.
+func TestKindsComeAndGo(t *testing.T) {
+	api := newFakeAPI(t)
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNoIssue()
+	if l := f.source.Status().Lacking; l != nil {
+		t.Errorf("lacking %q", l)
+	}
+	api.put(cluster, clusterPolicy("a", 1))
+	f.waitNames("ClusterNetworkPolicy a")
+	if p := f.sink.object("ClusterNetworkPolicy a").(*model.Policy); p.Refused != "" || p.Order != 1 {
+		t.Errorf("policy %+v", p)
+	}
+	api.set(func() { delete(api.kinds, cluster) })
+	api.server.CloseClientConnections()
+	f.waitNames()
+	api.put(cluster, clusterPolicy("b", 2))
+	f.waitNames("ClusterNetworkPolicy b")
+	f.waitNoIssue()
+	if n := f.sink.count(&f.sink.synced); n != 1 {
+		t.Errorf("synced %d times", n)
+	}
+}
+
+// Calico's kinds are read from one place at a time, the better one of those there are.
+func TestCalicoPlaces(t *testing.T) {
+	const v1, v3 = "crd.projectcalico.org/v1", "projectcalico.org/v3"
+	sets := func(dir string) string { return dir + "globalnetworksets" }
+	api := newFakeAPI(t)
+	api.put(sets(calicoV1), calicoSet(v1, "a", "192.0.2.0/24"))
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames("GlobalNetworkSet a")
+	nets := func() string {
+		s, _ := f.sink.object("GlobalNetworkSet a").(*model.NetworkSet)
+		return fmt.Sprint(s.Nets)
+	}
+	events := f.sink.count(&f.sink.events)
+	api.put(sets(calicoV3), calicoSet(v3, "a", "192.0.2.0/24"))
+	f.wait("the move to v3", func() bool { return api.count("watch "+sets(calicoV3)) > 0 })
+	if n := f.sink.count(&f.sink.events) - events; n > 0 {
+		t.Errorf("the same object came with %d events from the other place", n)
+	}
+	api.put(sets(calicoV1), calicoSet(v1, "a", "198.51.100.0/24"))
+	api.put(sets(calicoV3), calicoSet(v3, "a", "203.0.113.0/24"))
+	f.wait("what v3 says", func() bool { return nets() == "[203.0.113.0/24]" })
+	f.flush()
+	if nets() != "[203.0.113.0/24]" {
+		t.Errorf("nets %s come from the other place", nets())
+	}
+	// An extension API server that is away is no reason to read elsewhere.
+	looks := api.count("/apis")
+	api.set(func() {
+		api.answers["/apis/"+v3] = http.StatusServiceUnavailable
+		api.answers[sets(calicoV3)] = http.StatusServiceUnavailable
+	})
+	api.server.CloseClientConnections()
+	f.waitIssue("GlobalNetworkSet (projectcalico.org/v3)", "fails to serve")
+	f.wait("more looks", func() bool { return api.count("/apis") > looks+3 })
+	if nets() != "[203.0.113.0/24]" {
+		t.Errorf("nets %s come from the other place", nets())
+	}
+	// One that is gone is.
+	api.set(func() { clear(api.answers); delete(api.kinds, sets(calicoV3)) })
+	api.server.CloseClientConnections()
+	f.wait("what v1 says", func() bool { return nets() == "[198.51.100.0/24]" })
+	f.waitNoIssue()
+}
+
+// What Calico's API server shows of Kubernetes' own policies is not theirs.
+func TestShownPolicies(t *testing.T) {
+	const path = calicoV3 + "networkpolicies"
+	calico := func(name string) string {
+		return fmt.Sprintf(`{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":%q,"namespace":"shop"},"spec":{"selector":"all()","types":["Ingress"]}}`, name)
+	}
+	api := newFakeAPI(t)
+	api.put(policies, policy("deny", denyAll))
+	api.put(path, calico("knp.default.deny"))
+	api.put(path, calico("own"))
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames("CalicoNetworkPolicy shop/own", "NetworkPolicy shop/deny")
+	api.put(path, calico("knp.default.deny"))
+	api.remove(path, "shop/knp.default.deny")
+	f.flush()
+	f.waitNames("CalicoNetworkPolicy shop/own", "NetworkPolicy shop/deny")
+	f.waitNoIssue()
+}
+
+// A stored policy is known by the name in its annotation, also when that changes.
+func TestStoredNames(t *testing.T) {
+	const path = calicoV1 + "globalnetworkpolicies"
+	stored := func(name string) string {
+		return fmt.Sprintf(`{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.a","annotations":{"projectcalico.org/metadata":"{\"name\":\"%s\"}"}},"spec":{"selector":"all()","types":["Ingress"]}}`, name)
+	}
+	api := newFakeAPI(t)
+	api.put(path, stored("a"))
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames("GlobalNetworkPolicy a")
+	api.put(path, stored("b"))
+	f.waitNames("GlobalNetworkPolicy b")
+	api.put(path, `{"metadata":{"name":"b"},"spec":{"selector":"all()","types":["Egress"]}}`)
+	f.flush()
+	f.waitNames("GlobalNetworkPolicy b")
+	api.remove(path, "/default.a")
+	api.remove(path, "/b")
+	f.waitNames()
+}
+
+// Where discovery is denied, the kinds that need it don't hold up the others.
+func TestDiscoveryIsDenied(t *testing.T) {
+	api := newFakeAPI(t)
+	names := everything(api)
+	api.answers["/apis"] = http.StatusForbidden
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames(names...)
+	f.waitIssue("ClusterNetworkPolicy", "system:discovery")
+	if l := f.source.Status().Lacking; len(l) != 7 {
+		t.Errorf("lacking %q", l)
+	}
+	api.set(func() { clear(api.answers) })
+	f.wait("nothing to be lacking", func() bool { return f.source.Status().Lacking == nil })
+	f.waitNoIssue()
+}
+
+// Services alone need neither discovery nor what policies are made of.
+func TestWithoutPolicies(t *testing.T) {
+	api := newFakeAPI(t)
+	everything(api)
+	f := followAs(t, api, Config{Kubeconfig: api.kubeconfig("")})
+	f.waitSynced()
+	f.waitNames("EndpointSlice shop/web-1", "Node n1", "Service shop/web")
+	f.flush()
+	for _, path := range []string{pods, namespaces, policies, "/apis"} {
+		if api.count(path) > 0 {
+			t.Errorf("%s was asked for", path)
+		}
+	}
+}
