@@ -60,8 +60,15 @@ type fakeAPI struct {
 	user     string            // the token that is good, "" for any
 	asked    map[string]int    // requests, by path
 	unnamed  map[string]string // path → raw answer instead of a list
+	pages    map[string]page   // nil, or answers to lists that are given again
 	secure   bool              // with TLS; set before it lives
 	server   *httptest.Server
+}
+
+// page is an answer to a list.
+type page struct {
+	mediaType string
+	data      []byte
 }
 
 type fakeEvent struct {
@@ -287,6 +294,11 @@ func (f *fakeAPI) discover(w http.ResponseWriter, path string) {
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if p, ok := f.pages[r.URL.String()]; ok {
+		w.Header().Set("Content-Type", p.mediaType)
+		_, _ = w.Write(p.data)
+		return
+	}
 	query := r.URL.Query()
 	first, _ := strconv.Atoi(query.Get("continue"))
 	if first > 0 && f.expire {
@@ -317,6 +329,9 @@ func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request) {
 			list = field(list, 2, f.marshal(r.URL.Path, all[key]))
 		}
 		w.Header().Set("Content-Type", mediaProtobuf)
+		if f.pages != nil {
+			f.pages[r.URL.String()] = page{mediaProtobuf, envelope(list)}
+		}
 		_, _ = w.Write(envelope(list))
 		return
 	}
