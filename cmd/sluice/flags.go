@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -22,6 +21,7 @@ type nodeFlags struct {
 	node                                         string
 	clusterCIDRs, serviceCIDRs, nodePortPrefixes prefixes
 	masqueradeAll                                bool
+	kubeFlags
 	policyFlags
 }
 
@@ -33,6 +33,7 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
 	fl.Var(&f.nodePortPrefixes, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts (default: the node's first address of each family)")
 	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
+	f.kubeFlags.register(cmd)
 	f.policyFlags.register(cmd)
 	_ = cmd.MarkFlagDirname("manifests")
 }
@@ -62,14 +63,15 @@ func (f *nodeFlags) config() (compile.Config, error) {
 
 // source reads all objects that the flags name, into sink.
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
-	folder := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
-	if len(f.lists) == 0 {
-		return folder(sink)
+	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
+	if f.kubeFlags.named() {
+		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(f.policy, s, log) }
 	}
-	return source.Join(sink, folder, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
+	if len(f.lists) == 0 {
+		return objects(sink)
+	}
+	return source.Join(sink, objects, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
 }
-
-var errNoManifests = usageError{errors.New("say with --manifests which folder holds the objects")}
 
 // prefixes is a flag of CIDRs, given several times or parted by commas.
 type prefixes []netip.Prefix

@@ -28,19 +28,20 @@ func newPlanCommand() *cobra.Command {
 		Short: "Show what would change in the kernel, and change nothing",
 		Long: `Show what would change in the kernel, and change nothing.
 
-With --manifests, the folder is read once and compared with the kernel of this
-network namespace; no agent is needed. Without, the agent is asked what it would do
-now: nothing, unless something keeps it from doing it.`,
+With --manifests, --kubeconfig or --in-cluster, all objects are read once and
+compared with the kernel of this network namespace; no agent is needed. Without, the
+agent is asked what it would do now: nothing, unless something keeps it from doing it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 			var plan agent.Plan
-			var err error
-			if node.manifests == "" {
+			err := node.checkObjects()
+			switch {
+			case err == nil:
+				plan, err = planObjects(ctx, &node, cmd.ErrOrStderr())
+			case errors.Is(err, errNoObjects):
 				plan, err = agent.NewClient(socket).Plan(ctx)
-			} else {
-				plan, err = planFolder(ctx, &node, cmd.ErrOrStderr())
 			}
 			if err != nil {
 				return err
@@ -54,8 +55,8 @@ now: nothing, unless something keeps it from doing it.`,
 	return cmd
 }
 
-// planFolder compares what a folder holds with the kernel. Objects at fault are told on warn.
-func planFolder(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
+// planObjects compares what is declared with the kernel. Objects at fault are told on warn.
+func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
 	config, err := node.config()
 	if err != nil {
 		return agent.Plan{}, err

@@ -31,11 +31,11 @@ type runOptions struct {
 func newRunCommand() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run --manifests DIR",
-		Short: "Run the agent: keep this network namespace's kernel in step with the manifests",
-		Long: `Run the agent: it watches a folder of Kubernetes manifests and keeps the
-kernel of its network namespace in step. It needs CAP_NET_ADMIN. When it ends,
-what it programmed stays and goes on working; 'sluice cleanup' removes it.`,
+		Use:   "run (--manifests DIR | --kubeconfig FILE | --in-cluster)",
+		Short: "Run the agent: keep this network namespace's kernel in step with the manifests, or a Kubernetes API",
+		Long: `Run the agent: it watches a folder of Kubernetes manifests, or a Kubernetes API,
+and keeps the kernel of its network namespace in step. It needs CAP_NET_ADMIN. When
+it ends, what it programmed stays and goes on working; 'sluice cleanup' removes it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
 	}
@@ -56,8 +56,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.manifests == "" {
-		return errNoManifests
+	if err := o.checkObjects(); err != nil {
+		return err
 	}
 	if o.auditInterval <= 0 {
 		return usageError{errors.New("--audit-interval must be longer than 0")}
