@@ -32,6 +32,11 @@ type api struct {
 // errSilent is a server that does not answer, or not to the end.
 var errSilent = errors.New("the API server does not answer in time")
 
+// unreachable is why a question did not get to the server.
+type unreachable struct{ error }
+
+func (u unreachable) Unwrap() error { return u.error }
+
 // get reads an answer as a whole.
 func (a *api) get(ctx context.Context, path string, query url.Values, accept string, into *bytes.Buffer) (inBinary bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
@@ -52,7 +57,7 @@ func (a *api) get(ctx context.Context, path string, query url.Values, accept str
 func (a *api) send(ctx context.Context, path string, query url.Values, accept string) (*http.Response, error) {
 	client, base, err := a.credentials.connect()
 	if err != nil {
-		return nil, err
+		return nil, unreachable{err}
 	}
 	target := *base
 	target.Path = strings.TrimSuffix(base.Path, "/") + path
@@ -64,7 +69,7 @@ func (a *api) send(ctx context.Context, path string, query url.Values, accept st
 	request.Header.Set("Accept", accept)
 	answer, err := client.Do(request)
 	if err != nil {
-		return nil, reason(ctx, err)
+		return nil, unreachable{reason(ctx, err)}
 	}
 	if answer.StatusCode != http.StatusOK {
 		defer func() { _ = answer.Body.Close() }()

@@ -83,6 +83,9 @@ func sameName(a, b *model.Name) bool { return a == b || a != nil && b != nil && 
 
 // put enters one object and returns the events that follow from it.
 func (l *ledger) put(o object) []store.Event {
+	if o.copy {
+		return nil
+	}
 	was := l.entries[o.name]
 	l.enter(o, l)
 	return l.change(nil, o.name, was, l.entries[o.name])

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,7 +46,7 @@ type Source struct {
 	whole  bool        // all was read once: nothing is lacking any more
 	first  time.Time   // when the first kind had been read
 	timer  *time.Timer // ends the patience, or gives memory back
-	outage string      // the trouble common to all kinds that was logged
+	outage bool        // the trouble common to several kinds was logged
 }
 
 var _ source.Source = (*Source)(nil)
@@ -192,30 +193,38 @@ func (s *Source) lacking() []string {
 	return all
 }
 
-// tellOutage logs when there comes to be a trouble common to all kinds, and its end.
+// tellOutage logs when there comes to be a trouble common to several kinds, and its end.
 func (s *Source) tellOutage() {
-	now := s.common()
+	victims, reason := s.common()
 	switch {
-	case now != "" && s.outage == "":
+	case reason != "" && !s.outage:
 		where, _ := s.api.credentials.where()
-		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "reason", now)
-	case now == "" && s.outage != "":
+		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", victims, "reason", reason)
+	case reason == "" && s.outage:
 		s.log.Info("the Kubernetes API can be read again")
 	}
-	s.outage = now
+	s.outage = reason != ""
 }
 
-// common is the trouble common to all kinds, "" if there is none.
-func (s *Source) common() string {
+// common is the trouble that does not come from single kinds, "" if there is
+// none, and what suffers from it.
+func (s *Source) common() (victims, reason string) {
+	var names []string
+	all := true
 	for _, f := range s.followers {
 		f.mu.Lock()
-		t := f.trouble
-		f.mu.Unlock()
-		if t.common {
-			return t.reason
+		switch {
+		case f.trouble.common:
+			names, reason = append(names, f.kind.kind.String()), f.trouble.reason
+		case f.place != nil:
+			all = false
 		}
+		f.mu.Unlock()
 	}
-	return ""
+	if all {
+		return "Kubernetes API", reason
+	}
+	return strings.Join(names, ", "), reason
 }
 
 func (s *Source) objects() map[string]int {
@@ -243,8 +252,8 @@ func (s *Source) Status() source.Status {
 	if fault != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: "kubeconfig", Reason: fault})
 	}
-	if common := s.common(); common != "" {
-		st.Issues = append(st.Issues, model.Issue{Object: "Kubernetes API", Source: where, Reason: common})
+	if victims, reason := s.common(); reason != "" {
+		st.Issues = append(st.Issues, model.Issue{Object: victims, Source: where, Reason: reason})
 	}
 	for _, f := range s.followers {
 		st.Issues = append(st.Issues, f.issues()...)

@@ -16,8 +16,8 @@ import (
 // trouble is why a kind can't be followed at present. The zero value is none.
 type trouble struct {
 	reason string
-	// common says that it does not come from the kind: the API server can't be
-	// reached, or knows no one by our credentials. It is told once for all kinds.
+	// common says that it need not come from the kind: the API server can't be
+	// reached, or knows no one by our credentials. It is told once for all kinds that suffer.
 	common bool
 }
 
@@ -70,9 +70,12 @@ func (f *follower) explain(err error) trouble {
 		place = *f.place
 	}
 	var status apierrors.APIStatus
+	_, unreached := errors.AsType[unreachable](err)
 	switch {
-	case !errors.As(err, &status):
+	case unreached, errors.Is(err, errSilent):
 		return trouble{reason: err.Error(), common: true}
+	case !errors.As(err, &status):
+		return trouble{reason: "read " + place.String() + ": " + err.Error()}
 	case apierrors.IsUnauthorized(err):
 		return trouble{reason: "the API server does not accept the credentials: " + err.Error() + "; renew the token or certificate that the kubeconfig file names", common: true}
 	case apierrors.IsForbidden(err):
@@ -84,7 +87,7 @@ func (f *follower) explain(err error) trouble {
 	return trouble{reason: "the API server fails to serve " + place.String() + ": " + err.Error()}
 }
 
-// suffer remembers a trouble, and logs it if it is new. What is common to all
+// suffer remembers a trouble, and logs it if it is new. What is common to several
 // kinds is logged by the source.
 func (f *follower) suffer(t trouble) {
 	if t != f.trouble && !t.common {
@@ -142,8 +145,8 @@ func (f *follower) called(name model.Name) string {
 	return f.kind.kind.String() + " " + name.String()
 }
 
-// issues are all that is wrong with the kind and its objects, sorted; what is
-// common to all kinds is left out.
+// issues are all that is wrong with the kind and its objects, sorted; what can be
+// common to several kinds is left out.
 func (f *follower) issues() []model.Issue {
 	f.mu.Lock()
 	defer f.mu.Unlock()

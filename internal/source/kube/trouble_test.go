@@ -26,7 +26,7 @@ func TestKindThatCannotBeRead(t *testing.T) {
 			[]string{"NetworkPolicy", "fails to serve networkpolicies.networking.k8s.io"}},
 		{"the answer is no list", func(f *fakeAPI) { f.unnamed[policies] = `{}` }, []string{"it is no list"}},
 		{"the answer is a web page", func(f *fakeAPI) { f.unnamed[policies] = `<html>` }, []string{"read answer"}},
-		{"the API does not answer", func(f *fakeAPI) { f.hanging[policies] = true }, []string{"does not answer in time"}},
+		{"the API does not answer", func(f *fakeAPI) { f.hanging[policies] = true }, []string{"NetworkPolicy (http", "does not answer in time"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			api := newFakeAPI(t)
@@ -174,7 +174,7 @@ func TestWatchHangs(t *testing.T) {
 	api.hanging["watch "+services] = true
 	f := follow(t, api, func(t *timing) { t.answer = 50 * time.Millisecond })
 	f.waitSynced()
-	f.waitIssue("does not answer in time")
+	f.waitIssue("Service (http", "does not answer in time")
 	api.set(func() { clear(api.hanging) })
 	api.put(services, service("web", 81))
 	f.wait("a change", func() bool { return f.port("web") == 81 })
