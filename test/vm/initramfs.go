@@ -18,7 +18,7 @@ import (
 // modules are the kernel modules that the guest loads, with those that they depend on. The guest
 // has no modprobe: what is not listed is not there.
 var modules = []string{
-	"nf_tables", "nfnetlink", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
+	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
 	"xfrm_user", // the netlink library opens this family too

@@ -23,7 +23,7 @@ import (
 )
 
 // packages are tested when none are named.
-var packages = []string{"internal/conntrack", "internal/driver/nftables"}
+var packages = []string{"internal/conntrack", "internal/driver/nftables", "internal/policytest"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.

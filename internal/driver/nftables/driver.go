@@ -151,7 +151,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("program nftables: %w: the agent needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen and nft_ct is known to do)", driver.ErrNotSupported, err)
+		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen, nft_hash and nft_ct is known to do; for policy, with nft_limit, nft_log, nft_objref and nfnetlink_log, too)", driver.ErrNotSupported, err)
 	default:
 		return fmt.Errorf("program nftables: %w", err)
 	}
