@@ -46,10 +46,10 @@ func typed[K, M any, P interface {
 }
 
 // strictly makes a decoder of one that reads policies in JSON.
-func strictly(decode func([]byte) (*model.Policy, error)) func(resource, raw) object {
+func strictly(decode func([]byte, error) (model.Name, *model.Policy, error)) func(resource, raw) object {
 	return func(_ resource, r raw) object {
 		out := broken(r, nil)
-		p, err := decode(r.data)
+		_, p, err := decode(r.data, nil)
 		out.err = err
 		if p != nil {
 			out.value = p

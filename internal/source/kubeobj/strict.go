@@ -1,11 +1,13 @@
 package kubeobj
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
 
+	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
@@ -17,38 +19,47 @@ import (
 // may hold anything.
 
 // DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy
-// in JSON. One that is at fault, be it for a field that is not known, is returned
-// as NetworkPolicy does it.
-func DecodeNetworkPolicy(text []byte) (*model.Policy, error) {
-	return decodePolicy(text, NetworkPolicy, "podSelector", "policyTypes")
+// in JSON; one without a namespace is of "default". It returns its name as far as
+// that can be read. One that is at fault, be it for a field that is not known, is
+// returned as NetworkPolicy does it. That the JSON was made of something that is at
+// fault itself is what also says, or nil.
+func DecodeNetworkPolicy(text []byte, also error) (model.Name, *model.Policy, error) {
+	complete := func(o *networkingv1.NetworkPolicy) model.Name {
+		o.Namespace = cmp.Or(o.Namespace, "default")
+		return model.Name{Namespace: o.Namespace, Name: o.Name}
+	}
+	return decodePolicy(text, also, complete, NetworkPolicy, "podSelector", "policyTypes")
 }
 
 // DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1alpha2
-// ClusterNetworkPolicy.
-func DecodeClusterNetworkPolicy(text []byte) (*model.Policy, error) {
-	namespaceless := func(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
+// ClusterNetworkPolicy, which has no namespace.
+func DecodeClusterNetworkPolicy(text []byte, also error) (model.Name, *model.Policy, error) {
+	complete := func(o *policyv1alpha2.ClusterNetworkPolicy) model.Name {
 		o.Namespace = ""
-		return ClusterNetworkPolicy(o)
+		return model.Name{Name: o.Name}
 	}
-	return decodePolicy(text, namespaceless, "tier", "priority", "subject")
+	return decodePolicy(text, also, complete, ClusterNetworkPolicy, "tier", "priority", "subject")
 }
 
 // decodePolicy takes the fields of the spec that say whom a policy applies to.
-func decodePolicy[K any](text []byte, translate func(*K) (*model.Policy, error), head ...string) (*model.Policy, error) {
+func decodePolicy[K any](text []byte, also error, complete func(*K) model.Name, translate func(*K) (*model.Policy, error), head ...string) (model.Name, *model.Policy, error) {
 	o := new(K)
-	wrong := decodeStrictly(text, o)
+	wrong := errors.Join(also, decodeStrictly(text, o))
 	if wrong == nil {
-		return translate(o)
+		name := complete(o)
+		p, err := translate(o)
+		return name, p, err
 	}
 	o = new(K)
 	if decodeStrictly(headOf(text, head), o) != nil {
-		return nil, wrong
+		return complete(o), nil, wrong
 	}
+	name := complete(o)
 	p, _ := translate(o)
 	if p != nil {
 		p.Refused, p.IngressRules, p.EgressRules = wrong.Error(), nil, nil
 	}
-	return p, wrong
+	return name, p, wrong
 }
 
 // headOf makes an object that applies to the same pods in the same directions

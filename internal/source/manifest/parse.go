@@ -340,12 +340,8 @@ func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error)
 	if err := p.skip(); err != nil {
 		return name, nil, err
 	}
-	text := p.data[start:p.pos]
-	switch kind {
-	case store.NetworkPolicies:
-		return networkPolicies.decode(text, p.twice)
-	case store.ClusterPolicies:
-		return clusterPolicies.decode(text, p.twice)
+	if kind == store.NetworkPolicies || kind == store.ClusterPolicies {
+		return p.policy(kind, p.data[start:p.pos])
 	}
 	return p.calico(kind, start)
 }
