@@ -171,12 +171,27 @@ type Issue struct {
 	Object string `json:"object"`           // "Service shop/web", or a file's name where no object could be read
 	Source string `json:"source,omitempty"` // where it was declared: "web.yaml", "web.yaml:12"
 	Reason string `json:"reason"`           // what is wrong and, where that helps, what to do
+	// InForce says what is in force in the meantime: InForceLast, InForceDeny or InForceNothing. Empty
+	// where that is no matter, or not known.
+	InForce string `json:"inForce,omitempty"`
 }
 
-// String returns "Service shop/web (web.yaml:12): what is wrong".
+// What is in force of an object that is at fault.
+const (
+	InForceLast    = "its last good version"
+	InForceDeny    = "it denies all that it selects" // a policy that was refused
+	InForceNothing = "nothing of it"
+)
+
+// String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it".
 func (i Issue) String() string {
-	if i.Source == "" {
-		return i.Object + ": " + i.Reason
+	text := i.Object
+	if i.Source != "" {
+		text += " (" + i.Source + ")"
 	}
-	return i.Object + " (" + i.Source + "): " + i.Reason
+	text += ": " + i.Reason
+	if i.InForce != "" {
+		text += "; in force: " + i.InForce
+	}
+	return text
 }
