@@ -66,7 +66,7 @@ const (
 type Policy struct {
 	Key   PolicyKey
 	Tier  string  // the name of a Tier
-	Order float64 // within the tier, ascending; +Inf where none is given. Ties go by Key
+	Order float64 // within the tier, ascending; +Inf where none is given. Ties go by Key.Name as it is written, then by kind
 
 	Subject Selector // whom it applies to: pods and, where its labels allow it, host endpoints
 
@@ -79,8 +79,10 @@ type Policy struct {
 	ApplyOnForward, DoNotTrack, PreDNAT bool
 
 	// Refused says why the policy could not be taken as it is written and has
-	// no good version from before: it has no rules then, and denies all in the
-	// directions it applies to. It is never applied in part.
+	// no good version from before: it has no rules then, and is never applied in part.
+	// A NetworkPolicy, whose rules could only have allowed more, isolates what it selects in the
+	// directions it applies to. One of another kind denies all there in front of
+	// all tiers, whatever else applies; so does one of a tier that does not exist.
 	Refused string
 }
 
@@ -181,6 +183,11 @@ type NetworkSet struct {
 	// Nets are masked, sorted (netip.Prefix.Compare) and unique; they may lie within each other. Up to
 	// millions: nobody copies them.
 	Nets []netip.Prefix
+
+	// Refused says why the set could not be taken as it is written and has no
+	// good version from before: it has no Nets then, and nobody knows what
+	// belongs into it.
+	Refused string
 }
 
 // HostEndpoint is an interface of a node that policies select by its labels.

@@ -92,7 +92,7 @@ func equalTiers(a, b *model.Tier) bool { return *a == *b }
 
 // equalNetworkSets looks at the nets last, of which there may be millions.
 func equalNetworkSets(a, b *model.NetworkSet) bool {
-	return a.Key == b.Key && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
+	return a.Key == b.Key && a.Refused == b.Refused && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
 }
 
 func equalHostEndpoints(a, b *model.HostEndpoint) bool {
