@@ -15,29 +15,46 @@ type policy struct {
 	obj    *model.Policy
 	tier   model.Tier
 	lost   bool   // its tier does not exist
+	denies bool   // all that it selects, as it can't be applied as it is meant
 	serial uint64 // tells versions apart
 	parts  [4]*part
 	refs   [4]int // the plans that have the part
 }
 
+// refusedTier is in front of all others. What a policy denies that can't be applied as it is meant must
+// not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it
+// could only have allowed more, so it is enough that it isolates.
+var refusedTier = model.Tier{Name: "refused", Order: math.Inf(-1), DefaultPass: true}
+
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
 const failsafeKind model.PolicyKind = "failsafe"
 
-// comparePolicies orders policies as packets meet them.
+// comparePolicies orders policies as packets meet them. As in Calico, ties within a tier go by
+// "namespace/name" as it is written.
 func comparePolicies(a, b *policy) int {
 	return cmp.Or(
 		cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name),
 		cmp.Compare(a.obj.Order, b.obj.Order),
-		cmp.Compare(a.obj.Key.Kind, b.obj.Key.Kind), a.obj.Key.Name.Compare(b.obj.Key.Name))
+		compareWritten(a.obj.Key.Name, b.obj.Key.Name), cmp.Compare(a.obj.Key.Kind, b.obj.Key.Kind))
 }
 
-// rules are those of a direction. A policy that can't be applied as it is meant denies all.
+// compareWritten orders names by what their String returns, and writes it only where it has to.
+func compareWritten(a, b model.Name) int {
+	if a.Namespace == b.Namespace {
+		return cmp.Compare(a.Name, b.Name)
+	}
+	return cmp.Compare(a.String(), b.String())
+}
+
+// rules are those of a direction.
 func (p *policy) rules(ingress bool) []model.PolicyRule {
 	switch {
-	case p.obj.Refused != "":
-		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
 	case p.lost:
 		return []model.PolicyRule{{Name: "unknown tier", Action: model.Deny}}
+	case p.denies:
+		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
+	case p.obj.Refused != "":
+		return nil // it isolates
 	case ingress:
 		return p.obj.IngressRules
 	}
@@ -85,9 +102,7 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 			c.setTier(name, v.Tier(name))
 		}
 		for key, p := range c.policies {
-			_, named := d.Tiers[p.obj.Tier]
-			_, held := d.Tiers[p.tier.Name] // another one, where the named one does not exist
-			if named || held {
+			if _, moved := d.Tiers[p.obj.Tier]; moved {
 				dirty[key] = struct{}{}
 			}
 		}
@@ -126,12 +141,11 @@ func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
 
 func (c *Compiler) newPolicy(obj *model.Policy) *policy {
 	c.serial++
-	p := &policy{obj: obj, serial: c.serial}
 	tier, known := c.tiers[obj.Tier]
-	if !known {
-		tier, p.lost = c.tiers[model.DefaultTier.Name], true
+	p := &policy{obj: obj, serial: c.serial, tier: tier, lost: !known}
+	if p.denies = p.lost || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
+		p.tier = refusedTier
 	}
-	p.tier = tier
 	return p
 }
 

@@ -327,21 +327,6 @@ func TestPods(t *testing.T) {
   in kube-baseline base
     else pass
   in else allow`},
-		{"a policy that is refused denies all, where it stands", []any{web,
-			networkPolicy("a", ingress(from(app("web")))), networkPolicy("b", ingress(), func(p *model.Policy) { p.Refused = "no good" })}, `
-10.0.0.1 shop/p1 dev 0
-  in default a b
-    r allow from {10.0.0.1}
-    refused deny
-    else deny
-  in else allow`},
-		{"a policy of an unknown tier denies all in the default one", []any{web,
-			networkPolicy("a", ingress(from(app("web"))), func(p *model.Policy) { p.Tier = "lost" })}, `
-10.0.0.1 shop/p1 dev 0
-  in default a
-    unknown tier deny
-    else deny
-  in else allow`},
 		{"network sets that a selector selects", []any{web,
 			networkSet(model.GlobalNetworkSet, "bad", "10.9.0.0/16", "fd00::/8", "10.9.1.0/24"),
 			networkSet(model.AddressList, "good", "10.8.0.0/16"),
