@@ -55,7 +55,11 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 	for _, a := range addrs {
 		wanted[a.Unmap().WithZone("")] = true
 	}
-	seen := map[uint32]bool{} // a flow between two of the addresses is in two dumps
+	type entry struct { // ids alone are too few to tell a large table's entries apart
+		id   uint32
+		orig Tuple
+	}
+	seen := map[entry]bool{} // a flow between two of the addresses is in two dumps
 	var flows []Flow
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,8 +71,8 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 				if err != nil || !ok || addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
 					return err
 				}
-				if decide(f) != f.Cut() && !seen[f.id] {
-					seen[f.id] = true
+				if e := (entry{f.id, f.Orig}); decide(f) != f.Cut() && !seen[e] {
+					seen[e] = true
 					flows = append(flows, f)
 				}
 				return nil

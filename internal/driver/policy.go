@@ -24,6 +24,7 @@ const (
 	UnknownDevice Drop = "unknown-device" // from an interface of which nothing is known yet
 	ByPolicy      Drop = "policy"         // a pod's program
 	ByHost        Drop = "host"           // a host endpoint's program
+	Tunnel        Drop = "tunnel"         // VXLAN and the like from a pod, which could carry anyone's address
 	Cut           Drop = "cut"            // established, and forbidden since
 	DenyListed    Drop = "deny-list"      // at its arrival
 )

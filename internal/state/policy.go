@@ -145,6 +145,8 @@ type Policy struct {
 	// HostDevices are the node's own interfaces. What comes from an interface that is
 	// neither is dropped: nobody knows yet whose it is.
 	HostDevices map[int]struct{}
+	// PodTunnels lets pods send what tunnels carry. It does not change while a driver lives.
+	PodTunnels bool
 	// PodCIDRs are the addresses of this node's pods, masked and sorted: what goes to or comes from
 	// one that is no Workload is dropped, as its policies are not known yet.
 	PodCIDRs []netip.Prefix

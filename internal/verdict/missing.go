@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -63,9 +64,26 @@ func joinPolicies(keys []model.PolicyKey) string {
 
 // what names protocol and port: "TCP 5432", "ICMP 8".
 func (f Flow) what() string {
+	if !ported(f.Protocol) {
+		return f.ProtocolName()
+	}
+	return fmt.Sprintf("%s %d", f.ProtocolName(), f.DestinationPort)
+}
+
+// Ping is an echo request to an address: its protocol, and its type (RFC 792, RFC 4443).
+func Ping(to netip.Addr) (protocol, icmpType uint8) {
+	const echo, echo6 = 8, 128
+	if to.Is6() {
+		return icmpv6, echo6
+	}
+	return icmp, echo
+}
+
+// ProtocolName is the protocol for people, without ports: "TCP", "ICMP 8", "protocol 47".
+func (f Flow) ProtocolName() string {
 	switch {
 	case ported(f.Protocol):
-		return fmt.Sprintf("%v %d", model.Protocol(f.Protocol), f.DestinationPort)
+		return model.Protocol(f.Protocol).String()
 	case f.Protocol == icmp:
 		return fmt.Sprintf("ICMP %d", f.ICMPType)
 	case f.Protocol == icmpv6:

@@ -21,7 +21,8 @@ func (s Step) Reason() string {
 	return string(s.Drop)
 }
 
-// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends".
+// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not judged
+// here: ask on node b".
 func (a Answer) Verdict() string {
 	n := 0
 	for _, p := range a.Paths {
@@ -30,6 +31,8 @@ func (a Answer) Verdict() string {
 		}
 	}
 	switch {
+	case len(a.Elsewhere) > 0:
+		return "not judged here: ask on node " + strings.Join(a.Elsewhere, " and on node ")
 	case a.Allowed:
 		return "allowed"
 	case n == 0:

@@ -40,6 +40,7 @@ const (
 	UnknownDevice Drop = "unknown-device"
 	ByPolicy      Drop = "policy"
 	ByHost        Drop = "host"
+	Tunnel        Drop = "tunnel"
 	DenyListed    Drop = "deny-list"
 )
 
@@ -74,7 +75,7 @@ func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if !on {
 		return steps
 	}
-	if steps, on = received(p, f, steps); !on {
+	if steps, on = received(p, f, out, steps); !on {
 		return steps
 	}
 	if h := p.Hosts[in]; h != nil {
@@ -89,6 +90,9 @@ func Forward(p *state.Policy, f Flow, in, out int) []Step {
 // Input walks what a new connection to the node itself meets; in as for Forward. What comes in by
 // the loopback interface is not to be asked about: it passes.
 func Input(p *state.Policy, f Flow, in int) []Step {
+	if neighbourDiscovery(f) {
+		return nil
+	}
 	steps, on := sent(p, f, in, nil)
 	if !on {
 		return steps
@@ -162,23 +166,19 @@ func sentBy(p *state.Policy, f Flow, in int) int {
 
 // sent judges what the source may send. A packet goes on unless it is not known whose it is.
 func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
-	if neighbourDiscovery(f) {
-		return steps, true
-	}
 	device := sentBy(p, f, in)
 	w := p.Workloads[f.Source]
+	if tunnelled(p, f, device) {
+		return append(steps, Step{Stage: Source, Of: podName(w), Drop: Tunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
+	}
 	if w != nil && w.Device == device && device != 0 {
 		return judge(p, Egress, w.Pod.String(), w.Egress, f, ByPolicy, steps), true
-	}
-	of := ""
-	if w != nil {
-		of = w.Pod.String()
 	}
 	drop := stranger(p, f, device, w != nil && in == 0)
 	if drop == "" {
 		return steps, true
 	}
-	return append(steps, Step{Stage: Source, Of: of, Drop: drop, Text: strangers[drop]}), false
+	return append(steps, Step{Stage: Source, Of: podName(w), Drop: drop, Text: strangers[drop]}), false
 }
 
 var strangers = map[Drop]string{
@@ -214,14 +214,45 @@ func neighbourDiscovery(f Flow) bool {
 }
 
 // received judges what may reach the destination.
-func received(p *state.Policy, f Flow, steps []Step) (_ []Step, on bool) {
+func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool) {
 	if w := p.Workloads[f.Destination]; w != nil {
 		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, ByPolicy, steps), true
 	}
 	if ownPod(p, f.Destination) {
 		return append(steps, Step{Stage: Destination, Drop: UnknownPod, Text: "an address of this node's pods that no known pod has"}), false
 	}
+	if _, own := p.HostDevices[out]; out != 0 && !own {
+		return append(steps, Step{Stage: Destination, Drop: UnknownPod, Text: "it leaves by a pod's interface, or by one of which nothing is known, and no known pod has the address"}), false
+	}
 	return steps, true
+}
+
+// tunnelled reports whether a pod sends what a tunnel carries: VXLAN, Geneve, IPv4 or IPv6 in IP, GRE.
+func tunnelled(p *state.Policy, f Flow, device int) bool {
+	switch {
+	case p.PodTunnels || device == 0:
+		return false
+	case f.Protocol == 17 && (f.DestinationPort == 4789 || f.DestinationPort == 8472 || f.DestinationPort == 6081):
+	case f.Protocol == 4 || f.Protocol == 41 || f.Protocol == 47:
+	default:
+		return false
+	}
+	if _, pod := p.PodDevices[device]; pod {
+		return true
+	}
+	for _, w := range p.Workloads {
+		if w.Device == device {
+			return true
+		}
+	}
+	return false
+}
+
+func podName(w *state.Workload) string {
+	if w == nil {
+		return ""
+	}
+	return w.Pod.String()
 }
 
 func ownPod(p *state.Policy, a netip.Addr) bool {

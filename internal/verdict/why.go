@@ -17,6 +17,8 @@ type Question struct {
 	FromPort, Port     uint16 // TCP, UDP, SCTP; FromPort may be 0
 	ICMPType, ICMPCode uint8
 
+	Here string // the name of the node that is asked, as Node says it
+
 	// What is known of addresses beside the state. Each may be nil.
 	Name  func(netip.Addr) string                 // "pod shop/web", "node n1"; "": not known
 	Node  func(netip.Addr) string                 // the node of the pod that has the address; "": no pod's
@@ -30,7 +32,11 @@ type Answer struct {
 	Protocol string `json:"protocol"` // "TCP 5432", "ICMP 8"
 	// Allowed: nothing forbids it on any of the paths. Where a service has several backends,
 	// some may be allowed and others not.
-	Allowed bool     `json:"allowed"`
+	Allowed bool `json:"allowed"`
+	// Elsewhere are the nodes that judge the connection where this one does not: it is neither allowed
+	// nor denied then, and nothing else is told.
+	Elsewhere []string `json:"elsewhere,omitempty"`
+
 	Steps   []Step   `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
 	Missing []string `json:"missing,omitempty"` // as of Path, for Steps
 	Paths   []Path   `json:"paths,omitempty"`   // one for each backend, or one; none if a step denies
@@ -54,11 +60,11 @@ func Why(s *state.State, q Question) Answer {
 		a.p = state.NewPolicy()
 	}
 	a.in, a.fromNode = a.route(q.From)
-	if s.Policy == nil {
-		a.in = 0 // whose the interface is, nobody asks
-	}
 	f := Flow{Source: q.From, Destination: q.To, Protocol: q.Protocol, SourcePort: q.FromPort, DestinationPort: q.Port, ICMPType: q.ICMPType, ICMPCode: q.ICMPCode}
 	answer := Answer{From: a.label(q.From), To: a.end(q.To, q.Port), Protocol: f.what()}
+	if answer.Elsewhere = a.otherNodes(); answer.Elsewhere != nil {
+		return answer
+	}
 	if a.fromNode {
 		out, _ := a.route(q.To)
 		answer.Steps = Depart(a.p, f, out)
@@ -157,6 +163,7 @@ func (a *asker) path(f Flow) Path {
 	path := Path{To: a.end(f.Destination, f.DestinationPort)}
 	out, toNode := a.route(f.Destination)
 	switch {
+	case a.s.Policy == nil: // who asks is told so once
 	case a.fromNode && toNode:
 		path.Notes = append(path.Notes, "the node reaches itself: no policy judges it")
 	case a.fromNode:
@@ -169,6 +176,7 @@ func (a *asker) path(f Flow) Path {
 	default:
 		path.Steps = Forward(a.p, f, a.device(), out)
 	}
+	byRoute(path.Steps)
 	if a.untracked {
 		path.Steps = slices.DeleteFunc(path.Steps, func(s Step) bool { return strings.HasPrefix(string(s.Stage), "host") })
 	}
@@ -187,8 +195,48 @@ func (a *asker) device() int {
 	return a.in
 }
 
-// elsewhere says what this node does not judge.
+// unknownSender is what is known of a source that the route places behind a pod's interface.
+const unknownSender = "the way to it is a pod's interface, and no pod is known there that has this address: its pod is not known yet, or it is not its own"
+
+// byRoute rewords what became of a source whose interface is not that of a known pod. A packet shows
+// its interface; here only the route tells it.
+func byRoute(steps []Step) {
+	for i := range steps {
+		if steps[i].Drop == Spoofed {
+			steps[i].Text = unknownSender
+		}
+	}
+}
+
+// otherNodes are the nodes of both ends' pods where this node does not judge a connection: what another
+// node's pod sends comes here only to reach what is here, as its own node translates services.
+func (a *asker) otherNodes() (nodes []string) {
+	_, toNode := a.route(a.q.To)
+	if a.fromNode || toNode || a.here(a.q.From) || a.here(a.q.To) {
+		return nil
+	}
+	from, to := a.node(a.q.From), a.node(a.q.To)
+	if from == "" && (a.p.Hosts[a.in] != nil || len(a.p.Denied.Lists) > 0) {
+		return nil // this node's firewall judges what it forwards
+	}
+	for _, n := range []string{from, to} {
+		if n != "" && !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// here reports whether a pod of this node has the address.
+func (a *asker) here(addr netip.Addr) bool {
+	return a.p.Workloads[addr] != nil || a.q.Node != nil && a.q.Here != "" && a.q.Node(addr) == a.q.Here
+}
+
+// elsewhere says what this node does not judge; nothing, where it judges nothing at all.
 func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
+	if a.s.Policy == nil {
+		return nil
+	}
 	translated := f.Destination != a.q.To || f.DestinationPort != a.q.Port
 	from, to := a.node(f.Source), a.node(f.Destination)
 	if from != "" && !a.fromNode {
@@ -201,7 +249,7 @@ func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
 		}
 		notes = append(notes, note)
 	}
-	if !translated && !a.fromNode && !toNode && a.p.Workloads[f.Source] == nil && a.p.Workloads[f.Destination] == nil {
+	if !translated && !a.fromNode && !toNode && !a.here(f.Source) && !a.here(f.Destination) {
 		notes = append(notes, "neither end is on this node: ask on the node of one of them")
 	}
 	return notes
@@ -209,7 +257,7 @@ func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
 
 // node is the other node that has the address's pod.
 func (a *asker) node(addr netip.Addr) string {
-	if a.q.Node == nil || a.p.Workloads[addr] != nil {
+	if a.q.Node == nil || a.here(addr) {
 		return ""
 	}
 	return a.q.Node(addr)

@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/netip"
 	"reflect"
@@ -48,9 +49,17 @@ func ask(from, to string, protocol uint8, port uint16) Question {
 			if prefix("10.1.1.0/24").Contains(a) {
 				return "b"
 			}
+			if prefix("10.1.2.0/24").Contains(a) {
+				return "c"
+			}
 			return ""
 		},
-		Route: func(a netip.Addr) (int, bool) { return eth0, a == addr("192.168.0.1") },
+		Route: func(a netip.Addr) (int, bool) {
+			if a == addr("10.1.0.77") { // of a pod that is not declared yet
+				return vethWeb, false
+			}
+			return eth0, a == addr("192.168.0.1")
+		},
 	}
 }
 
@@ -168,7 +177,8 @@ func TestWhyInShort(t *testing.T) {
 		"a pod that nobody knows":    {ask("10.1.0.5", "10.1.0.66", 6, 80), []string{"denied", "no known pod has"}},
 		"a pod without an interface": {ask("10.1.0.9", "192.0.2.1", 6, 80), []string{"denied", "no pod is known that sends"}},
 		"from a pod of another":      {ask("10.1.1.7", "10.1.0.7", 6, 80), []string{"denied", "judged on node b"}},
-		"no end here":                {ask("10.1.1.7", "10.1.1.8", 6, 80), []string{"neither end is on this node"}},
+		"no end here":                {ask("192.0.2.9", "192.0.2.10", 6, 80), []string{"neither end is on this node"}},
+		"behind a pod's interface":   {ask("10.1.0.77", "10.1.0.7", 6, 80), []string{"denied", "its pod is not known yet, or it is not its own"}},
 		"to itself":                  {ask("10.1.0.7", "10.1.0.7", 17, 80), []string{"allowed", "reaches itself"}},
 		"the node to itself":         {ask("192.168.0.1", "192.168.0.1", 6, 80), []string{"allowed", "the node reaches itself"}},
 		"deny list":                  {ask("198.51.100.7", "192.168.0.1", 6, 22), []string{"denied", "GlobalNetworkSet bad", "at eth0"}},
@@ -182,8 +192,57 @@ func TestWhyInShort(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Without policy, what policy would judge is not spoken of, and pods are told apart by name alone.
+func TestWhyWithoutPolicy(t *testing.T) {
+	s := testState()
 	s.Policy = nil
 	if a := Why(s, Question{From: addr("10.1.0.5"), To: addr("10.96.0.1"), Protocol: 6, Port: 80}); !a.Allowed || len(a.Paths) != 2 {
 		t.Errorf("without policy: %+v", a)
+	}
+	q := ask("10.1.0.5", "10.1.0.7", 6, 80)
+	other := q.Node
+	q.Here, q.Node = "a", func(a netip.Addr) string { return cmp.Or(other(a), "a") }
+	for _, to := range []string{"10.1.0.7", "10.96.0.1", "10.1.1.7", "192.168.0.1"} {
+		q.To = addr(to)
+		if a := Why(s, q); !a.Allowed || strings.Contains(a.String(), "note:") {
+			t.Errorf("without policy: %s", a)
+		}
+	}
+	q.From = addr("10.1.1.7")
+	q.To = addr("10.1.0.7")
+	if a := Why(s, q); !a.Allowed || a.Elsewhere != nil {
+		t.Errorf("from another node's pod to one of this node's: %s", a)
+	}
+}
+
+// What does not concern this node is neither allowed nor denied by it.
+func TestWhyElsewhere(t *testing.T) {
+	s := testState()
+	for _, c := range []struct {
+		from, to string
+		nodes    string
+		verdict  string
+	}{
+		{"10.1.1.7", "10.1.1.8", "b", "not judged here: ask on node b"},
+		{"10.1.1.7", "10.1.2.8", "b c", "not judged here: ask on node b and on node c"},
+		{"10.1.1.7", "203.0.113.7", "b", "not judged here: ask on node b"},
+		{"10.1.1.7", "10.96.0.1", "b", "not judged here: ask on node b"}, // translated there
+		{"10.1.1.7", "10.1.0.7", "", "denied"},
+		{"10.1.1.7", "192.168.0.1", "", "denied"},
+		{"10.1.0.5", "10.1.1.7", "", "allowed"},
+		{"192.168.0.1", "10.1.1.7", "", "allowed"},
+		{"192.0.2.9", "10.1.1.7", "", "allowed"},   // by this node's firewall
+		{"198.51.100.7", "10.1.1.7", "", "denied"}, // by its deny list
+	} {
+		got := Why(s, ask(c.from, c.to, 6, 80))
+		if strings.Join(got.Elsewhere, " ") != c.nodes || got.Verdict() != c.verdict || got.Allowed != (c.verdict == "allowed") {
+			t.Errorf("%s -> %s: %s, on %q; want %s, on %q", c.from, c.to, got.Verdict(), got.Elsewhere, c.verdict, c.nodes)
+		}
+	}
+	s.Policy.Hosts, s.Policy.Denied = nil, state.Denied{}
+	if got := Why(s, ask("203.0.113.7", "10.1.1.7", 6, 80)); strings.Join(got.Elsewhere, " ") != "b" {
+		t.Errorf("from outside to another node's pod: %s", got)
 	}
 }

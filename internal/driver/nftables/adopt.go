@@ -150,8 +150,12 @@ func (a *adoption) done() {
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep
+	// While something is kept, the program knows policies that the state does not.
+	if whole := d.kept > 0 && a.kept == 0; first || changed || whole {
+		d.suspect(suspects{all: a.kept == 0 && d.prog.policy != nil})
+	}
+	d.kept = a.kept
 	if first || changed {
-		d.suspect(suspects{all: d.prog.policy != nil && len(d.state.Policy.Programs) > 0})
 		d.sweep()
 		if a.kept == 0 {
 			d.forget.poke()
@@ -281,6 +285,7 @@ func (a *adoption) settleRoster() {
 		return
 	}
 	b.addRoster(now, func(name string) bool { return a.have.chains[name] }, func(name string) bool { return a.have.counters[name] })
+	b.twice = a.sameProgram() && len(missing(now.chains, a.have.chains)) > 0
 	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
 	if a.kept > 0 && a.d.prog.policy != nil {
 		a.keepChains(gone)
@@ -350,7 +355,7 @@ func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 	if ok && had.sameValue(e) {
 		return
 	}
-	if ok && a.keepsVerdict(e) {
+	if ok && a.keepsVerdict(&had, e) {
 		a.kept++
 		a.change.sums[e.set.id].remove(e)
 		a.change.sums[e.set.id].add(&had)

@@ -22,6 +22,11 @@ type batch struct {
 	before, after, notes part
 	deletions, additions map[*set]*part
 
+	// twice: chains that are new, and what they look up, are there in a transaction of their own before anything
+	// leads to them. A packet keeps the rules that it began with, but finds the elements of the moment; so one that is on its
+	// way would enter a chain that has no rules for it yet, and come out of its end.
+	twice bool
+
 	labels  []string // what each message does; its sequence number is the index here
 	changes int      // operations, for people: elements, chains, sets
 }
@@ -198,12 +203,20 @@ func (b *batch) flushSet(s *set) {
 	})
 }
 
-// buffers are the encoded parts in their order. The last message asks for the acknowledgement.
-func (b *batch) buffers() (bufs [][]byte, ackSeq uint32) {
-	parts := []*part{&b.before}
-	parts = append(parts, sortedParts(b.deletions)...)
-	parts = append(parts, sortedParts(b.additions)...)
-	parts = append(parts, &b.after, &b.notes)
+// transactions are the parts in their order.
+func (b *batch) transactions() [][]*part {
+	early := func(s *set) bool { return b.twice && s.policy && !s.verdict && len(s.key) > 1 }
+	first := append([]*part{&b.before}, sortedParts(b.additions, early)...)
+	second := append(sortedParts(b.deletions, nil), sortedParts(b.additions, func(s *set) bool { return !early(s) })...)
+	second = append(second, &b.after, &b.notes)
+	if b.twice {
+		return [][]*part{first, second}
+	}
+	return [][]*part{append(first, second...)}
+}
+
+// buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
+func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
 	var last *part
 	for _, p := range parts {
 		p.closeList()
@@ -221,11 +234,13 @@ func (b *batch) buffers() (bufs [][]byte, ackSeq uint32) {
 	return bufs, binary.NativeEndian.Uint32(last.b[at+8:])
 }
 
-// sortedParts are the parts of the sets in the program's order.
-func sortedParts(parts map[*set]*part) (sorted []*part) {
+// sortedParts are the parts of the sets in the program's order, of all or of some.
+func sortedParts(parts map[*set]*part, some func(*set) bool) (sorted []*part) {
 	keys := slices.SortedFunc(maps.Keys(parts), func(a, b *set) int { return cmp.Compare(a.id, b.id) })
 	for _, s := range keys {
-		sorted = append(sorted, parts[s])
+		if some == nil || some(s) {
+			sorted = append(sorted, parts[s])
+		}
 	}
 	return sorted
 }
@@ -282,14 +297,30 @@ func (p *part) printElements(out *strings.Builder, verb string, s *set) {
 	})
 }
 
-// send commits the batch and returns the number of transactions that it took:
-// one, or none if it is empty.
-func (b *batch) send(s *socket) (uint32, error) {
-	bufs, ack := b.buffers()
-	if bufs == nil {
-		return 0, nil
+// send commits the batch and returns the number of transactions that it took: two, one, or none if it
+// is empty. Where the first of two fails, as elements are in the way that the second would have removed, nothing has happened,
+// and all of it is tried as one.
+func (b *batch) send(s *socket) (sent uint32, err error) {
+	sent, err = b.sendAll(s)
+	if err != nil && b.twice && sent == 0 {
+		b.twice = false
+		return b.sendAll(s)
 	}
-	return 1, s.commit(bufs, ack, b.labels)
+	return sent, err
+}
+
+func (b *batch) sendAll(s *socket) (sent uint32, err error) {
+	for _, parts := range b.transactions() {
+		bufs, ack := buffers(parts)
+		if bufs == nil {
+			continue
+		}
+		if err := s.commit(bufs, ack, b.labels); err != nil {
+			return sent, err
+		}
+		sent++
+	}
+	return sent, nil
 }
 
 func (c chain) write(a *attrs, table string) {

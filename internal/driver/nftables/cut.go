@@ -51,12 +51,9 @@ func (s *suspects) merge(o suspects) {
 
 func (s *suspects) empty() bool { return !s.all && len(s.addresses) == 0 }
 
-// cutPause is the least time between two passes, and cutShare the most of the time that they
-// take: each may read the whole table.
-const (
-	cutPause = 500 * time.Millisecond
-	cutShare = 4
-)
+// cutPause is the least time between two passes. A pass may read the whole table, so at least half of the time is
+// left to others.
+const cutPause = 200 * time.Millisecond
 
 // suspect has connections looked at, if any are to be cut.
 func (d *Driver) suspect(s suspects) {
@@ -112,7 +109,7 @@ func (d *Driver) cutForbidden() {
 		select {
 		case <-d.life.Done():
 			return
-		case <-time.After(max(cutPause, (cutShare-1)*time.Since(began))):
+		case <-time.After(max(cutPause, time.Since(began))):
 		}
 	}
 }
@@ -122,15 +119,13 @@ func (d *Driver) cutPass(s suspects) {
 	if !s.all {
 		of = slices.Collect(maps.Keys(s.addresses))
 	}
-	routes := map[netip.Addr]way{}
-	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool {
-		for _, a := range []netip.Addr{f.Orig.Src.Addr(), f.Reply.Src.Addr()} {
-			if _, known := routes[a]; !known {
-				routes[a] = d.cut.way(a)
-			}
-		}
-		return d.forbids(f, routes)
-	})
+	ways, err := d.cut.newWays()
+	if err != nil {
+		d.log.Warn("could not look for connections that policies forbid", "error", err)
+		d.cut.suspect(s)
+		return
+	}
+	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, ways) })
 	d.cut.total.Add(uint64(n))
 	switch {
 	case err != nil && d.life.Err() == nil:
@@ -141,46 +136,70 @@ func (d *Driver) cutPass(s suspects) {
 	}
 }
 
-// way is the interface by which an address is reached, or that it is the node's own.
-type way struct {
-	device int
-	own    bool
+// ways tells where addresses are: the node's own, or behind an interface.
+type ways struct {
+	routes  *netlink.Handle
+	own     map[netip.Addr]bool
+	devices map[netip.Addr]int // asked for once in a pass
 }
 
-func (c *cutter) way(a netip.Addr) way {
-	routes, err := c.routes.RouteGet(a.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return way{}
+func (c *cutter) newWays() (*ways, error) {
+	list, err := c.routes.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
-	return way{device: routes[0].LinkIndex, own: routes[0].Type == unix.RTN_LOCAL}
+	w := &ways{c.routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			w.own[addr.Unmap()] = true
+		}
+	}
+	return w, nil
 }
 
-// forbids reports whether policy would not let the connection be opened now.
-func (d *Driver) forbids(f conntrack.Flow, routes map[netip.Addr]way) bool {
+// device is the interface by which an address is reached; 0: none.
+func (w *ways) device(a netip.Addr) int {
+	device, known := w.devices[a]
+	if !known {
+		if routes, err := w.routes.RouteGet(a.AsSlice()); err == nil && len(routes) > 0 {
+			device = routes[0].LinkIndex
+		}
+		w.devices[a] = device
+	}
+	return device
+}
+
+// forbids reports whether policies would not let the connection be opened now. What is not known of a pod or of an
+// interface forbids nothing: that may change without a word, and new connections are dropped for it anyway.
+func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == nil || d.state.Policy == nil {
-		return false
+	if d.state == nil || d.state.Policy == nil || d.kept > 0 {
+		return f.Cut()
 	}
 	p, flow := d.state.Policy, policyFlow(f)
-	from, to := routes[flow.Source], routes[flow.Destination]
-	in := from.device
-	if p.Workloads[flow.Source] != nil {
-		in = 0 // its own interface
+	var in, out int
+	if len(p.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
+		out = w.device(flow.Destination)
+		if p.Workloads[flow.Source] == nil {
+			in = w.device(flow.Source)
+		}
 	}
+	asked := flow
+	asked.Destination, asked.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
 	var steps []policy.Step
-	switch {
-	case from.own && to.own:
+	switch from, to := w.own[flow.Source], w.own[flow.Destination]; {
+	case from && to:
 		return false
-	case from.own:
-		steps = policy.Output(p, flow, to.device)
-	case to.own:
-		steps = policy.Input(p, flow, in)
+	case from:
+		steps = policy.Output(p, flow, out)
+	case to:
+		steps = append(policy.Arrive(p, asked, in), policy.Input(p, flow, in)...)
 	default:
-		steps = policy.Forward(p, flow, in, to.device)
+		steps = append(policy.Arrive(p, asked, in), policy.Forward(p, flow, in, out)...)
 	}
-	_, denied := policy.Denied(steps)
-	return denied
+	denied, is := policy.Denied(steps)
+	return is && (denied.Drop == policy.ByPolicy || denied.Drop == policy.ByHost)
 }
 
 // policyFlow is the connection as policy judges it: from the client's own address to the

@@ -61,6 +61,7 @@ type Driver struct {
 	gen     uint32 // the kernel's generation up to which nobody else interfered
 	doubt   bool   // others may have changed what we programmed: trust no note
 	adopted bool   // state is what the kernel holds
+	kept    int    // elements in the kernel that stay though the state does not name them
 }
 
 var (

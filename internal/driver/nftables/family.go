@@ -79,7 +79,9 @@ var (
 			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, uint32(expr.MetaKeyL4PROTO)) }))
 		},
 	}
-	fieldDport = field{
+	// fieldFamily is there in every packet.
+	fieldFamily = field{name: "nf_proto", magic: 2, size: 1, load: func(reg uint32) expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
+	fieldDport  = field{
 		name: "inet_service", magic: 13, size: 2,
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),

@@ -15,6 +15,7 @@ import (
 // policyProgram are the sets of policy that both families share.
 type policyProgram struct {
 	podDevices, hostDevices *set
+	checked                 *set // interfaces from which only what is routed back may come
 	ports                   *set // ranges of ports
 	before                  *set // host endpoints, by interface
 	input, output           *set
@@ -56,6 +57,7 @@ func (p *program) addPolicySets() {
 	p.policy = &policyProgram{
 		podDevices:  devices("pod-devices", "interfaces that lead to one pod each"),
 		hostDevices: devices("host-devices", "the node's own interfaces"),
+		checked:     devices("checked-devices", "interfaces that lead to pods, bridges too: what comes by them must be routed back by them"),
 		ports: p.addSet(&set{name: "ports", policy: true, typeof: true, interval: true,
 			key: []field{fieldSlot, fieldProto, fieldDport}, comment: "set . protocol . ports"}),
 		before:     hosts("host-before", "interface : its host endpoint's preDNAT policies"),
@@ -129,20 +131,26 @@ func (p *program) addFilterChains() {
 		newRule("").vmap([]field{fieldDevice}, h.forwardIn),
 		newRule("").vmap([]field{fieldOutDevice}, h.forwardOut),
 	})
-	input.rules = concat(begin, strayInput, []rule{newRule("").device(fieldDevice, loopback).accept()}, both("-sent"), []rule{
+	input.rules = concat(begin, strayInput, []rule{
+		newRule("").device(fieldDevice, loopback).accept(),
+		newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).jump("neighbours"),
+	}, both("-sent"), []rule{
 		newRule("by doNotTrack").untracked().accept(),
 		newRule("").vmap([]field{fieldDevice}, h.input),
 	})
 	p.chains = append(p.chains,
 		chain{name: "arrival", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -150, ""},
 			comment: "what a pod sends has the pod's own address",
-			rules:   []rule{newRule("").in([]field{fieldDevice}, h.podDevices).wrongWay().goTo(dropChain(driver.Spoofed))}},
+			rules:   []rule{newRule("").in([]field{fieldDevice}, h.checked).wrongWay().goTo(dropChain(driver.Spoofed))}},
 		forward, input, p.strayChain(),
 		chain{name: "local-out", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, 0, ""}, comment: "what the node itself sends",
 			rules: concat(begin, []rule{
 				newRule("by doNotTrack").untracked().accept(),
 				newRule("").vmap([]field{fieldOutDevice}, h.output),
 			})},
+		chain{name: "tunnels", comment: "what tunnels carry: the node, or another one, would take what is inside for its own",
+			rules: []rule{newRule("").in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel))}},
+		chain{name: "neighbours", comment: "what a host on an IPv6 link needs", rules: neighbourDiscovery()},
 		chain{name: "labels", comment: "never entered: while this rule is there, connections have room for labels",
 			rules: []rule{newRule("").setCut()}},
 	)
@@ -165,22 +173,20 @@ func (p *program) addPodChains(fp *familyProgram) {
 		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
 		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownDevice)),
 	}
-	sent := []rule{
-		newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
-		newRule("").goTo(n("stranger")),
-	}
-	if f.num == unix.NFPROTO_IPV6 {
-		sent = append([]rule{newRule("").family(f).proto(unix.IPPROTO_ICMPV6).jump(n("neighbours"))}, sent...)
-		p.chains = append(p.chains, chain{name: n("neighbours"), comment: "what a host on a link needs", rules: neighbourDiscovery()})
-	}
 	p.chains = append(p.chains,
-		chain{name: n("sent"), comment: "what may the source send", rules: sent},
+		chain{name: n("sent"), comment: "what may the source send", rules: []rule{
+			newRule("").family(f).lookup(0, p.policy.ports, false, fieldProto, fieldDport).jump("tunnels"),
+			newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
+			newRule("").goTo(n("stranger")),
+		}},
 		chain{name: n("stranger"), comment: "not from a pod that is known by this address at this interface", rules: stranger},
 		chain{name: n("received"), comment: "what may reach the destination", rules: []rule{
 			newRule("").family(f).vmap([]field{f.daddr}, pods.to),
 			unknown.in([]field{f.daddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
+			newRule("leaves by a pod's interface, or by one of which nothing is known").
+				notIn([]field{fieldOutDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownPod)),
 		}},
-		chain{name: n("denied"), comment: "but a pod always reaches itself", rules: []rule{
+		chain{name: n("refused"), comment: "but a pod always reaches itself", rules: []rule{
 			newRule("").family(f).in([]field{f.saddr, f.daddr}, pods.selves).accept(),
 			newRule("").goTo(dropChain(driver.ByPolicy)),
 		}},
@@ -189,7 +195,7 @@ func (p *program) addPodChains(fp *familyProgram) {
 
 // neighbourDiscovery passes what a host on an IPv6 link sends: multicast listener discovery (RFC 2710, RFC
 // 3810), router solicitations, neighbour solicitations and advertisements (RFC 4861). They never leave the
-// link. What only routers send is not for pods to say.
+// link, so they are asked for only where packets are for the node itself. What only routers send is not for pods to say.
 func neighbourDiscovery() (rules []rule) {
 	for _, types := range [][2]byte{{130, 133}, {135, 136}, {143, 143}} {
 		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).
@@ -208,7 +214,7 @@ func (p *program) strayChain() chain {
 }
 
 // drops are the reasons that have a chain.
-var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Cut, driver.DenyListed}
+var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Tunnel, driver.Cut, driver.DenyListed}
 
 func dropChain(reason driver.Drop) string { return "drop-" + string(reason) }
 

@@ -1,7 +1,9 @@
 package nftables
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -28,7 +30,7 @@ type bench struct {
 }
 
 func (p *program) podBench(f family) bench {
-	return bench{name: f.name + "-judge", families: []family{f}, denied: f.name + "-denied"}
+	return bench{name: f.name + "-judge", families: []family{f}, denied: f.name + "-refused"}
 }
 
 var (
@@ -169,7 +171,8 @@ func digestRules(rules []rule) string {
 	for _, r := range rules {
 		r.write(&a, TableName, "")
 	}
-	return fmt.Sprintf("%016x", xxhash.Sum64(a.b))
+	sum := sha256.Sum256(a.b) // what is hashed is for tenants to choose
+	return hex.EncodeToString(sum[:16])
 }
 
 func digestName(s string) string { return fmt.Sprintf("%016x", xxhash.Sum64String(s)) }

@@ -88,8 +88,10 @@ func (a *adoption) policyStays(e *element) bool {
 
 // keepsVerdict reports whether a pod or a host endpoint stays with the program that the kernel has for it, as that
 // may know of policies that want lacks: until want has another one for it than at first.
-func (a *adoption) keepsVerdict(e *element) bool {
-	if !a.keeping || !e.set.policy || !e.set.verdict {
+//
+// Nothing of the sort is known where no policy applied, or where the address was another pod's.
+func (a *adoption) keepsVerdict(had, e *element) bool {
+	if !a.keeping || !e.set.policy || !e.set.verdict || had.verdict == returnIt || had.comment != e.comment {
 		return false
 	}
 	was, known := a.named()[setKey{e.set.id, e.elementKey}]

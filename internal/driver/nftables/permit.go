@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -21,6 +22,9 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 	for d := range s.HostDevices {
 		p.deviceElement(p.policy.hostDevices, d, yield)
 	}
+	for d := range checkedDevices(s) {
+		p.deviceElement(p.policy.checked, d, yield)
+	}
 	p.ownPodElements(s.PodCIDRs, yield)
 	for id, members := range s.Groups {
 		for a := range members {
@@ -34,6 +38,9 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 	}
 	for id, ports := range s.PortSets {
 		p.portElements(id, ports, yield)
+	}
+	if !s.PodTunnels {
+		p.portElements(0, &state.Ports{Ranges: tunnels}, yield)
 	}
 	for id, l := range s.Lists {
 		e := new(element)
@@ -51,6 +58,23 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 	for d, h := range s.Hosts {
 		p.hostElements(d, h, s.Programs, yield)
 	}
+}
+
+// tunnels are how packets are carried in others: VXLAN on its port and on Linux's old one, Geneve, IPv4 and IPv6 in IP, GRE.
+var tunnels = []state.PortRange{
+	{Protocol: model.UDP, First: 4789, Last: 4789}, {Protocol: model.UDP, First: 8472, Last: 8472}, {Protocol: model.UDP, First: 6081, Last: 6081},
+	{Protocol: unix.IPPROTO_IPIP, Last: 0xffff}, {Protocol: unix.IPPROTO_IPV6, Last: 0xffff}, {Protocol: unix.IPPROTO_GRE, Last: 0xffff},
+}
+
+// checkedDevices are the interfaces that lead to pods, one or several.
+func checkedDevices(s *state.Policy) map[int]struct{} {
+	all := maps.Clone(s.PodDevices)
+	for _, w := range s.Workloads {
+		if w.Device != 0 {
+			all[w.Device] = struct{}{}
+		}
+	}
+	return all
 }
 
 func (p *program) deviceElement(s *set, device int, yield func(*element)) {

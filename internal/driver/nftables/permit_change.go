@@ -14,6 +14,9 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		func(i int) { p.deviceElement(p.policy.podDevices, i, c.remove) })
 	changeMembers(before.HostDevices, d.HostDevices, func(i int) { p.deviceElement(p.policy.hostDevices, i, c.add) },
 		func(i int) { p.deviceElement(p.policy.hostDevices, i, c.remove) })
+	if len(d.PodDevices)+len(d.Workloads) > 0 {
+		c.checked(before, d)
+	}
 	if d.PodCIDRs != nil {
 		c.replace(func(yield func(*element)) { p.ownPodElements(before.PodCIDRs, yield) },
 			func(yield func(*element)) { p.ownPodElements(*d.PodCIDRs, yield) })
@@ -52,6 +55,24 @@ func changeMembers[K comparable](have map[K]struct{}, want map[K]bool, add, remo
 			add(k)
 		case !in && had:
 			remove(k)
+		}
+	}
+}
+
+// checked plans a change of the interfaces that lead to pods.
+func (c *change) checked(before *state.Policy, d state.PolicyDelta) {
+	p := c.d.prog
+	after := state.Policy{PodDevices: maps.Clone(before.PodDevices), Workloads: maps.Clone(before.Workloads)}
+	after.Apply(state.PolicyDelta{PodDevices: d.PodDevices, Workloads: d.Workloads})
+	have, want := checkedDevices(before), checkedDevices(&after)
+	for i := range want {
+		if _, had := have[i]; !had {
+			p.deviceElement(p.policy.checked, i, c.add)
+		}
+	}
+	for i := range have {
+		if _, stays := want[i]; !stays {
+			p.deviceElement(p.policy.checked, i, c.remove)
 		}
 	}
 }

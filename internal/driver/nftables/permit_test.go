@@ -361,6 +361,7 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 	a := netip.MustParseAddr("10.1.0.1")
 	s.Workloads[a] = &state.Workload{Device: 5, Ingress: "gone", Egress: "gone"}
 	s.Hosts[2] = &state.Host{Input: "gone"}
+	s.PodTunnels = true
 	s.PortSets[0x100] = &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}}
 	p := newProgram(true)
 	verdicts, ports := map[string]int{}, 0
@@ -372,7 +373,7 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 			ports++
 		}
 	})
-	if verdicts["ip-denied"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
+	if verdicts["ip-refused"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
 		t.Errorf("programs that are not there lead to %v", verdicts)
 	}
 	if ports != 1 {

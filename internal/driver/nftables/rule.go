@@ -115,11 +115,6 @@ func (r rule) fromNode(yes bool) rule {
 	return r.local(&expr.Fib{Register: firstRegister, FlagSADDR: true, ResultADDRTYPE: true}, yes)
 }
 
-// notToNode goes on if the destination is not an address of the node.
-func (r rule) notToNode() rule {
-	return r.local(&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultADDRTYPE: true}, false)
-}
-
 func (r rule) local(address *expr.Fib, yes bool) rule {
 	op := expr.CmpOpNeq
 	if yes {
@@ -167,7 +162,7 @@ func (r rule) pick(f family, n uint32, s *set) rule {
 // key, which it can not an immediate value, and it touches no memory that processors share, as a counter modulo one does.
 func (r rule) constant(n uint32) rule {
 	const scratch = firstRegister + 8
-	r.loadAt(scratch, []field{fieldProto})
+	r.loadAt(scratch, []field{fieldFamily})
 	return r.add(&expr.Hash{SourceRegister: scratch, DestRegister: firstRegister, Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
 }
 
