@@ -47,3 +47,16 @@ type Status struct {
 	// in the store before it is told here.
 	Lacking []string `json:"lacking,omitempty"`
 }
+
+// IsRefused tells whether an object stands in for one that is at fault: a policy
+// that denies, or a network set that nobody knows the networks of. It is there
+// as long as no good version is known, and never takes the place of one.
+func IsRefused(object any) bool {
+	switch o := object.(type) {
+	case *model.Policy:
+		return o.Refused != ""
+	case *model.NetworkSet:
+		return o.Refused != ""
+	}
+	return false
+}

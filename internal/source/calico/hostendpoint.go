@@ -7,6 +7,7 @@ import (
 	"regexp"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // allowProfile is the one profile that has a meaning here: what no policy
@@ -24,32 +25,32 @@ type hostEndpointSpec struct {
 // interfaceName is what Linux and Calico allow as the name of an interface.
 var interfaceName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,15}$`)
 
-func hostEndpoint(data []byte, f *faults) *model.HostEndpoint {
+func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	m, spec := open[hostEndpointSpec](data, f)
 	h := &model.HostEndpoint{Name: m.Name, Node: spec.Node, Interface: spec.InterfaceName, Labels: m.Labels}
 	checkName("spec.node", spec.Node, f)
 	switch {
 	case spec.InterfaceName == "" && len(spec.ExpectedIPs) == 0:
-		f.reject("spec.interfaceName", "is missing: give the name of an interface, or one of its addresses in expectedIPs")
+		f.Reject("spec.interfaceName", "is missing: give the name of an interface, or one of its addresses in expectedIPs")
 	case spec.InterfaceName != "" && spec.InterfaceName != "*" && !interfaceName.MatchString(spec.InterfaceName):
-		f.reject("spec.interfaceName", "%q is no name of an interface, nor *", spec.InterfaceName)
+		f.Reject("spec.interfaceName", "%q is no name of an interface, nor *", spec.InterfaceName)
 	}
 	for i, text := range spec.ExpectedIPs {
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.Zone() != "" {
-			f.reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%q is no IP address", text)
+			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%q is no IP address", text)
 			continue
 		}
 		h.Addresses = append(h.Addresses, a.Unmap())
 	}
 	for i, p := range spec.Profiles {
 		if p != allowProfile {
-			f.reject(fmt.Sprintf("spec.profiles[%d]", i), "profile %q is not supported; the only one that is: %s", p, allowProfile)
+			f.Reject(fmt.Sprintf("spec.profiles[%d]", i), "profile %q is not supported; the only one that is: %s", p, allowProfile)
 		}
 		h.DefaultAllow = true
 	}
 	if len(spec.Ports) > 0 {
-		f.reject("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
+		f.Reject("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
 	}
 	return h
 }

@@ -1,11 +1,13 @@
 package calico
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // parseNet reads a CIDR or a single address, masked. An IPv4 address written
@@ -25,12 +27,12 @@ func parseNet(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-func parseNets(in []string, where string, f *faults) []netip.Prefix {
+func parseNets(in []string, where string, f *fault.List) []netip.Prefix {
 	var nets []netip.Prefix
 	for i, text := range in {
 		n, err := parseNet(text)
 		if err != nil {
-			f.reject(fmt.Sprintf("%s[%d]", where, i), "%v", err)
+			f.Reject(fmt.Sprintf("%s[%d]", where, i), "%v", err)
 			continue
 		}
 		nets = append(nets, n)
@@ -38,26 +40,38 @@ func parseNets(in []string, where string, f *faults) []netip.Prefix {
 	return nets
 }
 
+// setSpec has its networks read one by one, so that a fault in one leaves all else known.
 type setSpec struct {
-	Nets []string `json:"nets"`
+	Nets json.RawMessage `json:"nets"`
 }
 
-func globalSet(data []byte, f *faults) *model.NetworkSet {
-	m, spec := open[setSpec](data, f)
-	return networkSet(model.GlobalNetworkSet, model.Name{Name: m.Name}, &m, &spec, f)
+func globalSet(data []byte, f *fault.List) *model.NetworkSet {
+	return networkSet(model.GlobalNetworkSet, data, f)
 }
 
-func namespacedSet(data []byte, f *faults) *model.NetworkSet {
-	m, spec := open[setSpec](data, f)
-	return networkSet(model.NamespacedNetworkSet, model.Name{Namespace: m.namespace(f), Name: m.Name}, &m, &spec, f)
+func namespacedSet(data []byte, f *fault.List) *model.NetworkSet {
+	return networkSet(model.NamespacedNetworkSet, data, f)
 }
 
-func networkSet(kind model.NetworkSetKind, name model.Name, m *metadata, spec *setSpec, f *faults) *model.NetworkSet {
-	nets := parseNets(spec.Nets, "spec.nets", f)
-	slices.SortFunc(nets, netip.Prefix.Compare)
-	return &model.NetworkSet{
-		Key:    model.NetworkSetKey{Kind: kind, Name: name},
-		Labels: m.Labels,
-		Nets:   slices.Compact(nets),
+// networkSet returns nil if the name or the labels can't be read.
+func networkSet(kind model.NetworkSetKind, data []byte, f *fault.List) *model.NetworkSet {
+	m, text := head(data, f)
+	set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: kind, Name: model.Name{Name: m.Name}}, Labels: m.Labels}
+	if kind == model.NamespacedNetworkSet {
+		set.Key.Name.Namespace = m.namespace(f)
 	}
+	known := f.Known()
+	var spec setSpec
+	body(text, &spec, f)
+	var nets []string
+	if len(spec.Nets) > 0 {
+		strict(spec.Nets, &nets, "spec.nets", f)
+	}
+	set.Nets = parseNets(nets, "spec.nets", f)
+	slices.SortFunc(set.Nets, netip.Prefix.Compare)
+	set.Nets = slices.Compact(set.Nets)
+	if !known {
+		return nil
+	}
+	return set
 }

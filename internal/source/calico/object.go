@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // Object is what a resource becomes: exactly one field is set.
@@ -37,18 +38,20 @@ func Known(apiVersion, kind string) bool {
 // "default".
 //
 // It returns an Object without error, or an error and an empty Object: the
-// caller keeps the last good version. Of a policy that is at fault it can return
-// both: Object.Policy then has no rules and says why in Refused; it is for
-// callers who know no good version, so that the policy denies what its
-// selectors select. It is missing where the fault leaves open whom the policy applies to,
-// or in which direction: at fault is one of the selectors or another field of the
-// spec that is known, or a field is unknown and there is no selector.
+// caller keeps the last good version. Of a policy or a network set that is at fault it
+// can return both, for callers who know no good version: a policy that denies
+// what its selectors select, or a set of which only the labels are known, see Refuse.
+//
+// It is missing where the fault leaves open whom the policy applies to, or in which direction
+// (at fault is one of the selectors, the types or another field of the spec that is
+// known, other than the rules, the order and the tier; or a field is unknown and there is no
+// selector), and where the name or the labels of the set can't be read.
 func Decode(apiVersion, kind string, json []byte) (Object, error) {
 	if !Known(apiVersion, kind) {
 		return Object{}, fmt.Errorf("decode %s %s: not a kind of Calico's that is supported", apiVersion, kind)
 	}
 	var o Object
-	var f faults
+	var f fault.List
 	switch kind {
 	case "Tier":
 		o.Tier = tier(json, &f)
@@ -63,17 +66,21 @@ func Decode(apiVersion, kind string, json []byte) (Object, error) {
 	case "HostEndpoint":
 		o.HostEndpoint = hostEndpoint(json, &f)
 	}
-	if err := f.err(); err != nil {
-		return Object{Policy: refused(o.Policy, err)}, err
+	if err := f.Err(); err != nil {
+		return o.Refuse(err), err
 	}
 	return o, nil
 }
 
-// refused is what denies in place of a policy that is at fault.
-func refused(p *model.Policy, why error) *model.Policy {
-	if p == nil {
-		return nil
+// Refuse makes an object what stands in for it where it is at fault: a policy or
+// a network set that holds no more than why it was refused. There is nothing of
+// other kinds.
+func (o Object) Refuse(why error) Object {
+	if p := o.Policy; p != nil {
+		p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
 	}
-	p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
-	return p
+	if s := o.NetworkSet; s != nil {
+		s.Refused, s.Nets = why.Error(), nil
+	}
+	return Object{Policy: o.Policy, NetworkSet: o.NetworkSet}
 }

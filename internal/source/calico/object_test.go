@@ -96,6 +96,23 @@ func TestOtherKinds(t *testing.T) {
 		{
 			name: "set at fault", kind: "GlobalNetworkSet", text: "{metadata: {name: s}, spec: {nets: [10.0.0.0/8, 10.0.0.300, 'fe80::1%eth0'], allowedEgressDomains: [x]}}",
 			errs: []string{`spec.nets[1]: "10.0.0.300" is no address range`, "spec.nets[2]", "spec.allowedEgressDomains: is not supported"},
+			want: calico.Object{NetworkSet: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}},
+		},
+		{
+			name: "set without a list", kind: "NetworkSet", text: "{metadata: {name: s, namespace: shop, labels: {a: b}}, spec: {nets: 10.0.0.0/8}}",
+			errs: []string{"spec.nets: string found where a list belongs"},
+			want: calico.Object{NetworkSet: &model.NetworkSet{
+				Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: model.Name{Namespace: "shop", Name: "s"}}, Labels: map[string]string{"a": "b"},
+			}},
+		},
+		{
+			name: "set without a spec", kind: "GlobalNetworkSet", text: "{metadata: {name: s}, spec: [10.0.0.0/8]}",
+			errs: []string{"spec: array found where an object belongs"},
+			want: calico.Object{NetworkSet: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}},
+		},
+		{
+			name: "set of unknown labels", kind: "GlobalNetworkSet", text: "{metadata: {name: s, labels: {a: 1}}, spec: {nets: [10.0.0.0/8]}}",
+			errs: []string{"metadata.labels"},
 		},
 		{
 			name: "host endpoint", kind: "HostEndpoint",
@@ -129,6 +146,9 @@ func TestOtherKinds(t *testing.T) {
 			}
 			got, err := decode(t, version, c.kind, c.text)
 			checkError(t, err, c.errs)
+			if c.want.NetworkSet != nil && err != nil {
+				c.want.NetworkSet.Refused = err.Error()
+			}
 			if diff := cmp.Diff(c.want, got, equal); diff != "" {
 				t.Errorf("wrong object (-want +got):\n%s", diff)
 			}
@@ -156,16 +176,16 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, kind := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
 			o, err := calico.Decode(storedAPI, kind, []byte(text))
-			p := o.Policy
-			o.Policy = nil
+			p, s := o.Policy, o.NetworkSet
 			if err == nil {
-				if p != nil && p.Refused != "" {
+				if p != nil && p.Refused != "" || s != nil && s.Refused != "" {
 					t.Errorf("%s %q is refused without an error", kind, text)
 				}
 				continue
 			}
-			if o != (calico.Object{}) || p != nil && (p.Refused == "" || p.IngressRules != nil || p.EgressRules != nil || p.Subject.IsZero()) {
-				t.Errorf("%s %q: %+v beside error %v", kind, text, p, err)
+			if o.Tier != nil || o.HostEndpoint != nil || s != nil && (s.Refused == "" || s.Nets != nil || s.Key.Name.Name == "") ||
+				p != nil && (p.Refused == "" || p.IngressRules != nil || p.EgressRules != nil || p.Subject.IsZero()) {
+				t.Errorf("%s %q: %+v beside error %v", kind, text, o, err)
 			}
 		}
 	})

@@ -8,13 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
-// policySpec is what both kinds of policies have. Rules are decoded one by one,
-// so that a fault in one leaves the rest of the policy known.
+// policySpec is what both kinds of policies have. Rules, tier and order are decoded
+// one by one, so that a fault in one leaves the rest of the policy known.
 type policySpec struct {
-	Tier             string            `json:"tier"`
-	Order            *float64          `json:"order"`
+	Tier             json.RawMessage   `json:"tier"`
+	Order            json.RawMessage   `json:"order"`
 	Selector         string            `json:"selector"`
 	ServiceAccounts  string            `json:"serviceAccountSelector"`
 	Types            []string          `json:"types"`
@@ -33,44 +34,76 @@ type globalPolicySpec struct {
 
 // namespacedPolicy translates a NetworkPolicy: its subjects, and what its
 // rules select, are in its own namespace unless a rule says otherwise.
-func namespacedPolicy(data []byte, f *faults) *model.Policy {
+func namespacedPolicy(data []byte, f *fault.List) *model.Policy {
 	m, spec := open[policySpec](data, f)
-	p := policy(model.CalicoPolicy, &m, &spec, f)
-	p.Key.Name.Namespace = m.namespace(f)
+	p := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: m.namespace(f), Name: m.Name}}}
 	p.Subject = model.And(model.Equal(model.NamespaceLabel, p.Key.Name.Namespace), subject(&spec, f))
-	return rules(p, &spec, f)
+	return policy(p, &spec, f)
 }
 
 // globalPolicy translates a GlobalNetworkPolicy, whose namespaceSelector and
 // serviceAccountSelector leave host endpoints out, as they have neither.
-func globalPolicy(data []byte, f *faults) *model.Policy {
+func globalPolicy(data []byte, f *fault.List) *model.Policy {
 	m, spec := open[globalPolicySpec](data, f)
-	p := policy(model.GlobalNetworkPolicy, &m, &spec.policySpec, f)
+	p := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: m.Name}}}
 	p.Subject = subject(&spec.policySpec, f)
 	if spec.NamespaceSelector != "" {
 		in, err := parseNamespaces(spec.NamespaceSelector, false)
 		if err != nil {
-			f.reject("spec.namespaceSelector", "%v", err)
+			f.Reject("spec.namespaceSelector", "%v", err)
 		}
 		p.Subject = model.And(in, p.Subject)
 	}
 	p.ApplyOnForward, p.DoNotTrack, p.PreDNAT = spec.ApplyOnForward, spec.DoNotTrack, spec.PreDNAT
-	checkHooks(p, f)
-	return rules(p, &spec.policySpec, f)
+	return policy(p, &spec.policySpec, f)
 }
 
-// policy is what a policy is before its rules are known.
-func policy(kind model.PolicyKind, m *metadata, spec *policySpec, f *faults) *model.Policy {
-	p := &model.Policy{Tier: model.DefaultTier.Name, Order: orderOf(spec.Order)}
-	if spec.Tier != "" {
-		p.Tier = spec.Tier
-		if why := validation.IsDNS1123Label(spec.Tier); len(why) > 0 {
-			f.reject("spec.tier", "%q is no name of a tier: %s", spec.Tier, strings.Join(why, ", "))
-		}
-	}
-	p.Key = model.PolicyKey{Kind: kind, Name: model.Name{Name: policyName(m.Name, p.Tier)}}
+// policy adds what both kinds have to a policy of which name and subject are
+// known. It returns nil if the faults so far leave open whom it applies to, or in
+// which direction.
+//
+// A field that Calico does not have is no such fault. What narrows a policy down in the API
+// (up to Calico 3.30: selector, namespaceSelector, serviceAccountSelector) is all read here, so
+// that the policy is about what its selector says. Unless there is none: the unknown field may
+// be meant as one, and without it the policy would be about everything.
+func policy(p *model.Policy, spec *policySpec, f *fault.List) *model.Policy {
+	known := !f.Any() || spec.Selector != ""
 	p.Ingress, p.Egress = policyTypes(spec, f)
+	known = known && f.Known()
+	p.Tier, p.Order = policyTier(spec.Tier, f), policyOrder(spec.Order, f)
+	p.Key.Name.Name = policyName(p.Key.Name.Name, p.Tier)
+	checkHooks(p, f)
+	rules(p, spec, f)
+	if !known {
+		return nil
+	}
 	return p
+}
+
+// policyTier is the tier that a policy names, or the default one. One that can't be
+// read counts as the default one, which is always there.
+func policyTier(text json.RawMessage, f *fault.List) string {
+	if len(text) == 0 {
+		return model.DefaultTier.Name
+	}
+	var tier string
+	strict(text, &tier, "spec.tier", f)
+	if tier == "" {
+		return model.DefaultTier.Name
+	}
+	if why := validation.IsDNS1123Label(tier); len(why) > 0 {
+		f.Reject("spec.tier", "%q is no name of a tier: %s", tier, strings.Join(why, ", "))
+		return model.DefaultTier.Name
+	}
+	return tier
+}
+
+func policyOrder(text json.RawMessage, f *fault.List) float64 {
+	var order *float64
+	if len(text) > 0 {
+		strict(text, &order, "spec.order", f)
+	}
+	return orderOf(order)
 }
 
 // policyName drops the prefix that Calico puts before the names of policies in
@@ -84,7 +117,7 @@ func policyName(name, tier string) string {
 
 // policyTypes are the directions of a policy. Without any given they are
 // those that it has rules for, and ingress if there are no rules.
-func policyTypes(spec *policySpec, f *faults) (ingress, egress bool) {
+func policyTypes(spec *policySpec, f *fault.List) (ingress, egress bool) {
 	if len(spec.Types) == 0 {
 		egress = len(spec.Egress) > 0
 		return len(spec.Ingress) > 0 || !egress, egress
@@ -97,9 +130,9 @@ func policyTypes(spec *policySpec, f *faults) (ingress, egress bool) {
 		case t == "Egress" && !egress:
 			egress = true
 		case t == "Ingress", t == "Egress":
-			f.reject(field, "%s is there twice", t)
+			f.Aside(field, "%s is there twice", t)
 		default:
-			f.reject(field, "%q is neither Ingress nor Egress", t)
+			f.Reject(field, "%q is neither Ingress nor Egress", t)
 		}
 	}
 	return ingress, egress
@@ -107,59 +140,52 @@ func policyTypes(spec *policySpec, f *faults) (ingress, egress bool) {
 
 // checkHooks holds policies that come before connection tracking or before
 // address translation to what Calico allows of them.
-func checkHooks(p *model.Policy, f *faults) {
+func checkHooks(p *model.Policy, f *fault.List) {
 	if p.DoNotTrack && p.PreDNAT {
-		f.reject("spec.preDNAT", "can't be true beside doNotTrack")
+		f.Reject("spec.preDNAT", "can't be true beside doNotTrack")
 	}
 	if p.DoNotTrack && !p.ApplyOnForward {
-		f.reject("spec.applyOnForward", "must be true where doNotTrack is")
+		f.Reject("spec.applyOnForward", "must be true where doNotTrack is")
 	}
 	if p.PreDNAT && !p.ApplyOnForward {
-		f.reject("spec.applyOnForward", "must be true where preDNAT is")
+		f.Reject("spec.applyOnForward", "must be true where preDNAT is")
 	}
 	if p.PreDNAT && p.Egress {
-		f.reject("spec.preDNAT", "is about ingress only: there can't be egress rules or the type Egress")
+		f.Reject("spec.preDNAT", "is about ingress only: there can't be egress rules or the type Egress")
 	}
 }
 
 // selector translates the selector of subjects; the empty one is all of them.
-func selector(field, text string, f *faults) model.Selector {
+func selector(field, text string, f *fault.List) model.Selector {
 	s, err := ParseSelector(text)
 	if err != nil {
-		f.reject(field, "%v", err)
+		f.Reject(field, "%v", err)
 	}
 	return s
 }
 
 // subject translates what both kinds of policies say of whom they apply to: pods
 // must have the labels and, where that is asked for, such a service account.
-func subject(spec *policySpec, f *faults) model.Selector {
+func subject(spec *policySpec, f *fault.List) model.Selector {
 	terms := accounts("spec.serviceAccountSelector", spec.ServiceAccounts, f)
 	return model.And(append(terms, selector("spec.selector", spec.Selector, f))...)
 }
 
 // accounts translates a selector of service accounts; there is none if it is empty.
-func accounts(field, text string, f *faults) []model.Selector {
+func accounts(field, text string, f *fault.List) []model.Selector {
 	if text == "" {
 		return nil
 	}
 	s, err := parseAccounts(text)
 	if err != nil {
-		f.reject(field, "%v", err)
+		f.Reject(field, "%v", err)
 	}
 	return []model.Selector{s}
 }
 
-// rules adds its rules to a policy of which all else is known. It returns nil
-// if that is not so, as a fault there leaves open whom the policy applies to and
-// how.
-//
-// A field that Calico does not have is no such fault. What narrows a policy down in the API
-// (up to Calico 3.30: selector, namespaceSelector, serviceAccountSelector) is all read here, so
-// that the policy is about what its selector says. Unless there is none: the unknown field may
-// be meant as one, and without it the policy would be about everything.
-func rules(p *model.Policy, spec *policySpec, f *faults) *model.Policy {
-	known := len(f.reasons) == f.unknown && (f.unknown == 0 || spec.Selector != "")
+// rules adds its rules to a policy of which all else is known. Those of a direction
+// that it does not apply to are read, too.
+func rules(p *model.Policy, spec *policySpec, f *fault.List) {
 	for i, data := range spec.Ingress {
 		r := ruleOf(data, fmt.Sprintf("ingress[%d]", i), p.Key.Name.Namespace, f)
 		if p.Ingress {
@@ -172,8 +198,4 @@ func rules(p *model.Policy, spec *policySpec, f *faults) *model.Policy {
 			p.EgressRules = append(p.EgressRules, r)
 		}
 	}
-	if !known {
-		return nil
-	}
-	return p
 }

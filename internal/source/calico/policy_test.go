@@ -401,6 +401,39 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
+// TestUnknownPlaces holds that a policy denies of which subject and directions are known, and something else is not.
+func TestUnknownPlaces(t *testing.T) {
+	for _, c := range []struct{ spec, fault string }{
+		{`"order":"first"`, "spec.order: string found where a number belongs"},
+		{`"order":1,"order":2`, "spec.order: is there twice"},
+		{`"order":[1]`, "spec.order: array found where a number belongs"},
+		{`"tier":"a.b"`, `spec.tier: "a.b" is no name of a tier`},
+		{`"tier":5`, "spec.tier: number found where a string belongs"},
+		{`"types":["Ingress","Ingress"]`, "spec.types[1]: Ingress is there twice"},
+		{`"preDNAT":true,"doNotTrack":true,"applyOnForward":true`, "spec.preDNAT: can't be true beside doNotTrack"},
+		{`"preDNAT":true`, "spec.applyOnForward: must be true where preDNAT is"},
+		{`"doNotTrack":true`, "spec.applyOnForward: must be true where doNotTrack is"},
+	} {
+		got, err := calico.Decode(userAPI, "GlobalNetworkPolicy", []byte(`{"metadata":{"name":"p"},"spec":{"selector":"has(a)","ingress":[{"action":"Allow"}],`+c.spec+"}}"))
+		checkError(t, err, []string{c.fault})
+		p := got.Policy
+		if err == nil || p == nil {
+			t.Errorf("%s: nothing denies", c.spec)
+			continue
+		}
+		if p.Refused != err.Error() || !p.Ingress || p.Egress || len(p.IngressRules) != 0 || p.Tier != "default" || p.Subject.String() != "has(a)" || p.Key.Name.Name != "p" {
+			t.Errorf("%s: got %+v", c.spec, p)
+		}
+	}
+	for _, spec := range []string{"{preDNAT: true, applyOnForward: true, egress: [{action: Allow}]}", "{preDNAT: true, applyOnForward: true, types: [Egress]}"} {
+		got, err := decode(t, userAPI, "GlobalNetworkPolicy", policyText(spec))
+		checkError(t, err, []string{"spec.preDNAT: is about ingress only"})
+		if got.Policy == nil || !got.Policy.Egress || got.Policy.Refused == "" {
+			t.Errorf("%s: got %+v", spec, got.Policy)
+		}
+	}
+}
+
 // TestUnknownSubjects holds that nothing is denied where it is not known to whom.
 func TestUnknownSubjects(t *testing.T) {
 	for _, c := range []struct {
@@ -418,16 +451,9 @@ func TestUnknownSubjects(t *testing.T) {
 		{"NetworkPolicy", policyText("applyOnForward: true"), []string{"spec.applyOnForward: is not supported"}},
 		{"GlobalNetworkPolicy", policyText("selecter: has(a)"), []string{"spec.selecter: is not supported"}},
 		{"GlobalNetworkPolicy", policyText("selector: [a]"), []string{"spec.selector: array found where a string belongs"}},
-		{"GlobalNetworkPolicy", policyText("order: first"), []string{"spec.order: string found where a number belongs"}},
+		{"GlobalNetworkPolicy", policyText("{order: first, selector: a = 'b'}"), []string{"spec.selector: at 3", "spec.order: string found where a number belongs"}},
 		{"GlobalNetworkPolicy", policyText("doNotTrack: 1"), []string{"spec.doNotTrack: number found where true or false belongs"}},
-		{"GlobalNetworkPolicy", policyText("tier: a.b"), []string{`spec.tier: "a.b" is no name of a tier`}},
 		{"GlobalNetworkPolicy", policyText("types: [ingress]"), []string{`spec.types[0]: "ingress" is neither`}},
-		{"GlobalNetworkPolicy", policyText("types: [Egress, Egress]"), []string{"spec.types[1]: Egress is there twice"}},
-		{"GlobalNetworkPolicy", policyText("{preDNAT: true, doNotTrack: true, applyOnForward: true}"), []string{"spec.preDNAT: can't be true beside doNotTrack"}},
-		{"GlobalNetworkPolicy", policyText("preDNAT: true"), []string{"spec.applyOnForward: must be true where preDNAT is"}},
-		{"GlobalNetworkPolicy", policyText("doNotTrack: true"), []string{"spec.applyOnForward: must be true where doNotTrack is"}},
-		{"GlobalNetworkPolicy", policyText("{preDNAT: true, applyOnForward: true, egress: [{action: Allow}]}"), []string{"spec.preDNAT: is about ingress only"}},
-		{"GlobalNetworkPolicy", policyText("{preDNAT: true, applyOnForward: true, types: [Egress]}"), []string{"spec.preDNAT: is about ingress only"}},
 		{"GlobalNetworkPolicy", "spec: {selector: all()}", []string{"metadata.name: is missing"}},
 		{"GlobalNetworkPolicy", "metadata: {name: A_b}", []string{`metadata.name: "A_b" is no name`}},
 		{"NetworkPolicy", "metadata: {name: a, namespace: a/b}", []string{`metadata.namespace: "a/b" is no name`}},

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // IANA's numbers of the protocols that Calico knows by name.
@@ -22,7 +23,7 @@ const (
 )
 
 // protocol resolves a protocol, by name or number; 0 if none is given.
-func protocol(field string, in *intstr.IntOrString, f *faults) uint8 {
+func protocol(field string, in *intstr.IntOrString, f *fault.List) uint8 {
 	if in == nil {
 		return 0
 	}
@@ -42,7 +43,7 @@ func protocol(field string, in *intstr.IntOrString, f *faults) uint8 {
 	default:
 		n, err := strconv.ParseUint(text, 10, 8)
 		if err != nil || n == 0 {
-			f.reject(field, "%q is none of TCP, UDP, SCTP, ICMP, ICMPv6, UDPLite and 1-255", in.String())
+			f.Reject(field, "%q is none of TCP, UDP, SCTP, ICMP, ICMPv6, UDPLite and 1-255", in.String())
 		}
 		return uint8(n)
 	}
@@ -59,26 +60,26 @@ func icmpFamily(protocol uint8) uint8 {
 	return 0
 }
 
-func icmpOf(field string, in *icmp, protocol uint8, f *faults) *model.ICMP {
+func icmpOf(field string, in *icmp, protocol uint8, f *fault.List) *model.ICMP {
 	if in == nil {
 		return nil
 	}
 	if icmpFamily(protocol) == 0 {
-		f.reject(field, "needs the protocol ICMP or ICMPv6")
+		f.Reject(field, "needs the protocol ICMP or ICMPv6")
 	}
 	if in.Type == nil {
 		if in.Code != nil {
-			f.reject(field+".code", "needs a type")
+			f.Reject(field+".code", "needs a type")
 		}
 		return nil
 	}
 	if *in.Type < 0 || *in.Type > 254 {
-		f.reject(field+".type", "%d is not in 0-254", *in.Type)
+		f.Reject(field+".type", "%d is not in 0-254", *in.Type)
 	}
 	out := &model.ICMP{Type: uint8(*in.Type), Code: -1}
 	if in.Code != nil {
 		if *in.Code < 0 || *in.Code > 255 {
-			f.reject(field+".code", "%d is not in 0-255", *in.Code)
+			f.Reject(field+".code", "%d is not in 0-255", *in.Code)
 		}
 		out.Code = int16(*in.Code)
 	}
@@ -86,20 +87,20 @@ func icmpOf(field string, in *icmp, protocol uint8, f *faults) *model.ICMP {
 }
 
 // ports translates a list of ports, which are those of the rule's protocol.
-func ports(field string, in []intstr.IntOrString, protocol uint8, f *faults) []model.PolicyPort {
+func ports(field string, in []intstr.IntOrString, protocol uint8, f *fault.List) []model.PolicyPort {
 	if len(in) == 0 {
 		return nil
 	}
 	switch protocol {
 	case protoTCP, protoUDP, protoSCTP:
 	default:
-		f.reject(field, "needs the protocol TCP, UDP or SCTP")
+		f.Reject(field, "needs the protocol TCP, UDP or SCTP")
 	}
 	out := make([]model.PolicyPort, len(in))
 	for i := range in {
 		p, err := parsePort(in[i].String())
 		if err != nil {
-			f.reject(fmt.Sprintf("%s[%d]", field, i), "%v", err)
+			f.Reject(fmt.Sprintf("%s[%d]", field, i), "%v", err)
 		}
 		out[i] = p
 	}

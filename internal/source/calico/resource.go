@@ -7,14 +7,16 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
+
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // resource is what all kinds have in common. Nobody looks at the status.
-type resource[Spec any] struct {
+type resource struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
 	Metadata   json.RawMessage `json:"metadata"`
-	Spec       Spec            `json:"spec"`
+	Spec       json.RawMessage `json:"spec"`
 	Status     json.RawMessage `json:"status"`
 }
 
@@ -31,11 +33,18 @@ type metadata struct {
 const metadataAnnotation = "projectcalico.org/metadata"
 
 // open decodes a resource: its spec strictly, its metadata as far as it is of interest.
-func open[Spec any](data []byte, f *faults) (metadata, Spec) {
-	var r resource[Spec]
-	var m metadata
+func open[Spec any](data []byte, f *fault.List) (metadata, Spec) {
+	var spec Spec
+	m, text := head(data, f)
+	body(text, &spec, f)
+	return m, spec
+}
+
+// head decodes all but the spec of a resource.
+func head(data []byte, f *fault.List) (m metadata, spec json.RawMessage) {
+	var r resource
 	if !strict(data, &r, "", f) {
-		return m, r.Spec
+		return m, nil
 	}
 	if len(r.Metadata) > 0 {
 		read(r.Metadata, &m, "metadata", f)
@@ -47,16 +56,23 @@ func open[Spec any](data []byte, f *faults) (metadata, Spec) {
 	return m, r.Spec
 }
 
+// body decodes a spec strictly; it may be missing.
+func body(text json.RawMessage, spec any, f *fault.List) {
+	if len(text) > 0 {
+		strict(text, spec, "spec", f)
+	}
+}
+
 // read decodes what may hold more than v has fields for.
-func read(data []byte, v any, where string, f *faults) {
+func read(data []byte, v any, where string, f *fault.List) {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, v); err != nil {
 		field, reason := readError(err)
-		f.reject(join(where, field), "%s", reason)
+		f.Reject(join(where, field), "%s", reason)
 	}
 }
 
 // restore adds the user's metadata to that of a stored object.
-func restore(m *metadata, stored string, f *faults) {
+func restore(m *metadata, stored string, f *fault.List) {
 	var user metadata
 	read([]byte(stored), &user, "metadata.annotations["+metadataAnnotation+"]", f)
 	if user.Name != "" {
@@ -70,7 +86,7 @@ func restore(m *metadata, stored string, f *faults) {
 }
 
 // namespace is where a namespaced object is.
-func (m *metadata) namespace(f *faults) string {
+func (m *metadata) namespace(f *fault.List) string {
 	if m.Namespace == "" {
 		return "default"
 	}
@@ -80,10 +96,10 @@ func (m *metadata) namespace(f *faults) string {
 
 // checkName holds names to the characters that the API server admits: they go
 // into log lines and comments in the kernel.
-func checkName(field, name string, f *faults) {
+func checkName(field, name string, f *fault.List) {
 	if name == "" {
-		f.reject(field, "is missing")
+		f.Reject(field, "is missing")
 	} else if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
-		f.reject(field, "%q is no name: %s", name, strings.Join(why, ", "))
+		f.Reject(field, "%q is no name: %s", name, strings.Join(why, ", "))
 	}
 }

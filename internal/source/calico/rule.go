@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 type rule struct {
@@ -45,7 +46,7 @@ type serviceAccounts struct {
 }
 
 // ruleOf translates a rule of a policy of a namespace, "" for a global one.
-func ruleOf(data []byte, name, namespace string, f *faults) model.PolicyRule {
+func ruleOf(data []byte, name, namespace string, f *fault.List) model.PolicyRule {
 	where := "spec." + name
 	var in rule
 	if !strict(data, &in, where, f) {
@@ -63,7 +64,7 @@ func ruleOf(data []byte, name, namespace string, f *faults) model.PolicyRule {
 	return out
 }
 
-func action(field, text string, f *faults) model.Action {
+func action(field, text string, f *fault.List) model.Action {
 	switch text {
 	case "Allow":
 		return model.Allow
@@ -74,7 +75,7 @@ func action(field, text string, f *faults) model.Action {
 	case "Log":
 		return model.Log
 	}
-	f.reject(field, "%q is none of Allow, Deny, Log and Pass", text)
+	f.Reject(field, "%q is none of Allow, Deny, Log and Pass", text)
 	return model.Deny
 }
 
@@ -86,12 +87,12 @@ type ruleFamily struct {
 	from   string // the field that says it
 }
 
-func familyOf(where string, in *rule, out *model.PolicyRule, f *faults) *ruleFamily {
+func familyOf(where string, in *rule, out *model.PolicyRule, f *fault.List) *ruleFamily {
 	var r ruleFamily
 	if in.IPVersion != nil {
 		field := where + ".ipVersion"
 		if *in.IPVersion != 4 && *in.IPVersion != 6 {
-			f.reject(field, "%d is neither 4 nor 6", *in.IPVersion)
+			f.Reject(field, "%d is neither 4 nor 6", *in.IPVersion)
 			return &r
 		}
 		r.is(uint8(*in.IPVersion), field, f)
@@ -101,23 +102,23 @@ func familyOf(where string, in *rule, out *model.PolicyRule, f *faults) *ruleFam
 	}
 	// A rule for all but one family's ICMP is not about that family alone.
 	if v := icmpFamily(out.NotProtocol); v != 0 && in.IPVersion != nil && v != r.family {
-		f.reject(where+".notProtocol", "is of IPv%d, but %s says IPv%d", v, r.from, r.family)
+		f.Reject(where+".notProtocol", "is of IPv%d, but %s says IPv%d", v, r.from, r.family)
 	}
 	return &r
 }
 
 // is notes what a field says of the family.
-func (r *ruleFamily) is(family uint8, field string, f *faults) {
+func (r *ruleFamily) is(family uint8, field string, f *fault.List) {
 	switch r.family {
 	case 0:
 		r.family, r.from = family, field
 	case family:
 	default:
-		f.reject(field, "is of IPv%d, but %s says IPv%d", family, r.from, r.family)
+		f.Reject(field, "is of IPv%d, but %s says IPv%d", family, r.from, r.family)
 	}
 }
 
-func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string, f *faults) model.RuleEnd {
+func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string, f *fault.List) model.RuleEnd {
 	var out model.RuleEnd
 	if s, ok := in.peers(where, namespace, f); ok {
 		out.Peers = append(out.Peers, []model.Peer{{Selector: s}})
@@ -136,7 +137,7 @@ func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string
 	return out
 }
 
-func (r *ruleFamily) nets(field string, in []string, f *faults) (p model.Peer, ok bool) {
+func (r *ruleFamily) nets(field string, in []string, f *fault.List) (p model.Peer, ok bool) {
 	p.Nets = parseNets(in, field, f)
 	for _, n := range p.Nets {
 		family := uint8(4)
@@ -154,7 +155,7 @@ func (r *ruleFamily) nets(field string, in []string, f *faults) (p model.Peer, o
 // As soon as one of its selectors is given, notSelector too, an end in a
 // namespaced policy is in the policy's own namespace, unless a namespaceSelector says
 // otherwise.
-func (e *end) peers(where, namespace string, f *faults) (s model.Selector, ok bool) {
+func (e *end) peers(where, namespace string, f *fault.List) (s model.Selector, ok bool) {
 	var terms []model.Selector
 	if e.Selector != "" {
 		terms = append(terms, selector(where+".selector", e.Selector, f))
@@ -169,7 +170,7 @@ func (e *end) peers(where, namespace string, f *faults) (s model.Selector, ok bo
 	case e.NamespaceSelector != "":
 		in, err := parseNamespaces(e.NamespaceSelector, true)
 		if err != nil {
-			f.reject(where+".namespaceSelector", "%v", err)
+			f.Reject(where+".namespaceSelector", "%v", err)
 		}
 		terms = append(terms, in)
 	case namespace != "" && (len(terms) > 0 || e.NotSelector != ""):

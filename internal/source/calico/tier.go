@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 type tierSpec struct {
@@ -14,11 +15,11 @@ type tierSpec struct {
 
 // tier translates a Tier. Those that are always there can be declared, but
 // not changed.
-func tier(data []byte, f *faults) *model.Tier {
+func tier(data []byte, f *fault.List) *model.Tier {
 	m, spec := open[tierSpec](data, f)
 	t := &model.Tier{Name: m.Name, Order: orderOf(spec.Order)}
 	if strings.Contains(m.Name, ".") {
-		f.reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
+		f.Reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
 	}
 	builtin := builtinTier(m.Name)
 	switch spec.DefaultAction {
@@ -28,16 +29,16 @@ func tier(data []byte, f *faults) *model.Tier {
 	case "":
 		t.DefaultPass = builtin != nil && builtin.DefaultPass
 	default:
-		f.reject("spec.defaultAction", "%q is neither Deny nor Pass", spec.DefaultAction)
+		f.Reject("spec.defaultAction", "%q is neither Deny nor Pass", spec.DefaultAction)
 	}
 	if builtin == nil {
 		return t
 	}
 	if t.Order != builtin.Order {
-		f.reject("spec.order", "the order of tier %s is %.0f and can't be another", m.Name, builtin.Order)
+		f.Reject("spec.order", "the order of tier %s is %.0f and can't be another", m.Name, builtin.Order)
 	}
 	if t.DefaultPass != builtin.DefaultPass {
-		f.reject("spec.defaultAction", "that of tier %s can't be changed", m.Name)
+		f.Reject("spec.defaultAction", "that of tier %s can't be changed", m.Name)
 	}
 	return t
 }

@@ -7,6 +7,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 const (
@@ -19,9 +20,9 @@ const (
 // experimental one are refused.
 //
 // One that is at fault is returned as NetworkPolicy does it; there is no policy at
-// all where the fault is in its name, tier, priority or subject.
+// all where the fault is in its name or subject.
 func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
-	var f faults
+	var f fault.List
 	p := &model.Policy{
 		Order:   float64(o.Spec.Priority),
 		Ingress: len(o.Spec.Ingress) > 0,
@@ -30,84 +31,85 @@ func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy
 	p.Key = model.PolicyKey{Kind: model.ClusterPolicy, Name: model.Name{Name: clusterName(&o.ObjectMeta, &f)}}
 	p.Tier = clusterTier(o.Spec.Tier, &f)
 	if o.Spec.Priority < 0 || o.Spec.Priority > maxPriority {
-		f.reject("spec.priority", "%d is not in 0-%d", o.Spec.Priority, maxPriority)
+		f.Aside("spec.priority", "%d is not in 0-%d", o.Spec.Priority, maxPriority)
 	}
-	mark := f.mark()
+	mark := f.Mark()
 	p.Subject = clusterPods(o.Spec.Subject.Namespaces, o.Spec.Subject.Pods, &f)
-	f.under(mark, "spec.subject")
-	known := !f.broken
+	f.Under(mark, "spec.subject")
+	known := f.Known()
 	for i := range o.Spec.Ingress {
-		mark := f.mark()
+		mark := f.Mark()
 		rule := clusterIngress(&o.Spec.Ingress[i], i, &f)
-		f.under(mark, "spec.ingress[%d]", i)
+		f.Under(mark, "spec.ingress[%d]", i)
 		p.IngressRules = append(p.IngressRules, rule)
 	}
 	for i := range o.Spec.Egress {
-		mark := f.mark()
+		mark := f.Mark()
 		rule := clusterEgress(&o.Spec.Egress[i], i, &f)
-		f.under(mark, "spec.egress[%d]", i)
+		f.Under(mark, "spec.egress[%d]", i)
 		p.EgressRules = append(p.EgressRules, rule)
 	}
 	return policyResult(p, known, &f)
 }
 
-func clusterTier(t policyv1alpha2.Tier, f *faults) string {
+// clusterTier is where a policy belongs; one that can't be told denies before all others.
+func clusterTier(t policyv1alpha2.Tier, f *fault.List) string {
 	switch t {
 	case policyv1alpha2.AdminTier:
 		return model.AdminTier.Name
 	case policyv1alpha2.BaselineTier:
 		return model.BaselineTier.Name
 	}
-	f.reject("spec.tier", "%q is neither Admin nor Baseline", string(t))
-	return ""
+	f.Aside("spec.tier", "%q is neither Admin nor Baseline", string(t))
+	return model.AdminTier.Name
 }
 
-func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f *faults) model.PolicyRule {
+func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f *fault.List) model.PolicyRule {
 	rule := clusterRule(in.Name, fmt.Sprintf("ingress[%d]", i), in.Action, f)
 	if len(in.From) == 0 {
-		f.reject("from", "is empty; a rule needs a peer")
+		f.Reject("from", "is empty; a rule needs a peer")
 	}
 	peers := make([]model.Peer, 0, len(in.From))
 	for j := range in.From {
-		mark := f.mark()
+		mark := f.Mark()
 		peers = append(peers, model.Peer{Selector: clusterPods(in.From[j].Namespaces, in.From[j].Pods, f)})
-		f.under(mark, "from[%d]", j)
+		f.Under(mark, "from[%d]", j)
 	}
 	rule.Source.Peers = [][]model.Peer{peers}
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	return rule
 }
 
-func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *faults) model.PolicyRule {
+func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *fault.List) model.PolicyRule {
 	rule := clusterRule(in.Name, fmt.Sprintf("egress[%d]", i), in.Action, f)
 	if len(in.To) == 0 {
-		f.reject("to", "is empty; a rule needs a peer")
+		f.Reject("to", "is empty; a rule needs a peer")
 	}
 	peers := make([]model.Peer, 0, len(in.To))
 	networks := false
 	for j := range in.To {
 		networks = networks || len(in.To[j].Networks) > 0
-		mark := f.mark()
+		mark := f.Mark()
 		peers = append(peers, clusterEgressPeer(&in.To[j], f))
-		f.under(mark, "to[%d]", j)
+		f.Under(mark, "to[%d]", j)
 	}
 	rule.Destination.Peers = [][]model.Peer{peers}
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	for j := range in.Protocols {
 		if networks && in.Protocols[j].DestinationNamedPort != "" {
-			f.reject(fmt.Sprintf("protocols[%d].destinationNamedPort", j), "can't stand in a rule with networks, whose addresses have no named ports")
+			f.Reject(fmt.Sprintf("protocols[%d].destinationNamedPort", j), "can't stand in a rule with networks, whose addresses have no named ports")
 		}
 	}
 	return rule
 }
 
-func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, f *faults) model.PolicyRule {
+func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, f *fault.List) model.PolicyRule {
 	rule := model.PolicyRule{Name: place}
 	if name != "" {
 		rule.Name = name
 	}
 	if len(name) > maxRuleName {
-		f.reject("name", "has %d characters, at most %d are allowed", len(name), maxRuleName)
+		f.Reject("name", "has %d characters, at most %d are allowed", len(name), maxRuleName)
 	}
 	switch action {
 	case policyv1alpha2.ClusterNetworkPolicyRuleActionAccept:
@@ -117,29 +119,29 @@ func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyR
 	case policyv1alpha2.ClusterNetworkPolicyRuleActionPass:
 		rule.Action = model.Pass
 	default:
-		f.reject("action", "%q is none of Accept, Deny and Pass", string(action))
+		f.Reject("action", "%q is none of Accept, Deny and Pass", string(action))
 	}
 	return rule
 }
 
-func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *faults) model.Peer {
+func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
 	switch {
 	case in.Nodes != nil:
-		f.reject("nodes", "is an experimental field and not supported")
+		f.Reject("nodes", "is an experimental field and not supported")
 		return model.Peer{}
 	case len(in.DomainNames) > 0:
-		f.reject("domainNames", "is an experimental field and not supported")
+		f.Reject("domainNames", "is an experimental field and not supported")
 		return model.Peer{}
 	case len(in.Networks) == 0:
 		return model.Peer{Selector: clusterPods(in.Namespaces, in.Pods, f)}
 	case in.Namespaces != nil || in.Pods != nil:
-		f.reject("networks", "can't stand beside namespaces or pods; make it a peer of its own")
+		f.Reject("networks", "can't stand beside namespaces or pods; make it a peer of its own")
 	}
 	var p model.Peer
 	for i, text := range in.Networks {
 		n, err := parsePrefix(string(text))
 		if err != nil {
-			f.reject(fmt.Sprintf("networks[%d]", i), "%v", err)
+			f.Reject(fmt.Sprintf("networks[%d]", i), "%v", err)
 			continue
 		}
 		p.Nets = append(p.Nets, n)
@@ -148,38 +150,38 @@ func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fau
 }
 
 // clusterPods selects the pods of the namespaces, or those that pods selects.
-func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, f *faults) model.Selector {
+func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, f *fault.List) model.Selector {
 	switch {
 	case namespaces != nil && pods != nil:
-		f.reject("pods", "can't stand beside namespaces; give one of them")
+		f.Reject("pods", "can't stand beside namespaces; give one of them")
 	case namespaces != nil:
 		return podsOf(namespaces, nil, "namespaces", "", f)
 	case pods != nil:
 		return podsOf(&pods.NamespaceSelector, &pods.PodSelector, "pods.namespaceSelector", "pods.podSelector", f)
 	default:
-		f.reject("namespaces", "is missing, and so is all that may stand in its place")
+		f.Reject("namespaces", "is missing, and so is all that may stand in its place")
 	}
 	return model.Selector{}
 }
 
 // clusterPorts translates a list of protocols; without any a rule matches
 // every protocol, those without ports too.
-func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *faults) []model.PolicyPort {
+func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	if in != nil && len(in) == 0 {
-		f.reject("protocols", "is empty; leave it out to match every protocol")
+		f.Reject("protocols", "is empty; leave it out to match every protocol")
 	}
 	var ports []model.PolicyPort
 	for i := range in {
-		mark := f.mark()
+		mark := f.Mark()
 		ports = append(ports, clusterProtocol(&in[i], f)...)
-		f.under(mark, "protocols[%d]", i)
+		f.Under(mark, "protocols[%d]", i)
 	}
 	return ports
 }
 
 // clusterProtocol translates a protocol, of which exactly one field is set. A
 // named port is of whatever protocol the pod gives it.
-func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *faults) []model.PolicyPort {
+func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	var ports []model.PolicyPort
 	fields := 0
 	if in.TCP != nil {
@@ -202,19 +204,19 @@ func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *faults)
 		}
 	}
 	if fields != 1 {
-		f.reject("tcp", "exactly one of tcp, udp, sctp and destinationNamedPort must be given, not %d of them", fields)
+		f.Reject("tcp", "exactly one of tcp, udp, sctp and destinationNamedPort must be given, not %d of them", fields)
 	}
 	return ports
 }
 
-func clusterPort(field string, p model.Protocol, in *policyv1alpha2.Port, f *faults) model.PolicyPort {
+func clusterPort(field string, p model.Protocol, in *policyv1alpha2.Port, f *fault.List) model.PolicyPort {
 	out := allPorts(p)
 	field += ".destinationPort"
 	switch {
 	case in == nil:
-		f.reject(field, "is missing")
+		f.Reject(field, "is missing")
 	case in.Number != 0 && in.Range != nil, in.Number == 0 && in.Range == nil:
-		f.reject(field, "needs either number or range")
+		f.Reject(field, "needs either number or range")
 	case in.Range == nil:
 		out.First = port(field+".number", in.Number, f)
 		out.Last = out.First
@@ -222,7 +224,7 @@ func clusterPort(field string, p model.Protocol, in *policyv1alpha2.Port, f *fau
 		out.First = port(field+".range.start", in.Range.Start, f)
 		out.Last = port(field+".range.end", in.Range.End, f)
 		if in.Range.Start >= in.Range.End {
-			f.reject(field+".range", "the start, %d, is not below the end, %d", in.Range.Start, in.Range.End)
+			f.Reject(field+".range", "the start, %d, is not below the end, %d", in.Range.Start, in.Range.End)
 		}
 	}
 	return out

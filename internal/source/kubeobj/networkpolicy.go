@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // networkPolicyOrder is where Kubernetes' policies stand in the default tier,
@@ -22,42 +23,42 @@ const networkPolicyOrder = 1000
 // all where the fault is in its name, its podSelector or its policyTypes, as it
 // is not known then what to deny.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
-	var f faults
+	var f fault.List
 	p := &model.Policy{Tier: model.DefaultTier.Name, Order: networkPolicyOrder}
 	p.Key = model.PolicyKey{Kind: model.NetworkPolicy, Name: nameOf(&o.ObjectMeta, &f)}
 	p.Subject = podsIn(o.Namespace, &o.Spec.PodSelector, "spec.podSelector", &f)
 	p.Ingress, p.Egress = policyTypes(&o.Spec, &f)
-	known := !f.broken
+	known := f.Known()
 	for i := range o.Spec.Ingress {
-		in, mark := &o.Spec.Ingress[i], f.mark()
+		in, mark := &o.Spec.Ingress[i], f.Mark()
 		rule := model.PolicyRule{Name: fmt.Sprintf("ingress[%d]", i)}
 		rule.Source.Peers = policyPeers(o.Namespace, in.From, "from", &f)
 		rule.Destination.Ports = policyPorts(in.Ports, &f)
-		f.under(mark, "spec.ingress[%d]", i)
+		f.Under(mark, "spec.ingress[%d]", i)
 		p.IngressRules = append(p.IngressRules, rule)
 	}
 	for i := range o.Spec.Egress {
-		in, mark := &o.Spec.Egress[i], f.mark()
+		in, mark := &o.Spec.Egress[i], f.Mark()
 		rule := model.PolicyRule{Name: fmt.Sprintf("egress[%d]", i)}
 		rule.Destination.Peers = policyPeers(o.Namespace, in.To, "to", &f)
 		rule.Destination.Ports = policyPorts(in.Ports, &f)
-		f.under(mark, "spec.egress[%d]", i)
+		f.Under(mark, "spec.egress[%d]", i)
 		p.EgressRules = append(p.EgressRules, rule)
 	}
 	return policyResult(p, known, &f)
 }
 
-// policyResult is result for policies. Known says that there is no fault in
+// policyResult is fault.Result for policies. Known says that there is no fault in
 // whom the policy applies to and in which directions. The rules of a direction
 // that it does not apply to are nobody's business.
-func policyResult(p *model.Policy, known bool, f *faults) (*model.Policy, error) {
+func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, error) {
 	if !p.Ingress {
 		p.IngressRules = nil
 	}
 	if !p.Egress {
 		p.EgressRules = nil
 	}
-	good, err := result(p, f)
+	good, err := fault.Result(p, f)
 	if good == nil && known {
 		p.Refused, p.IngressRules, p.EgressRules = err.Error(), nil, nil
 		return p, err
@@ -67,7 +68,7 @@ func policyResult(p *model.Policy, known bool, f *faults) (*model.Policy, error)
 
 // policyTypes are the directions of a policy. Without any given it is about
 // ingress, and about egress if it has a rule for it.
-func policyTypes(s *networkingv1.NetworkPolicySpec, f *faults) (ingress, egress bool) {
+func policyTypes(s *networkingv1.NetworkPolicySpec, f *fault.List) (ingress, egress bool) {
 	if len(s.PolicyTypes) == 0 {
 		return true, len(s.Egress) > 0
 	}
@@ -78,49 +79,49 @@ func policyTypes(s *networkingv1.NetworkPolicySpec, f *faults) (ingress, egress 
 		case networkingv1.PolicyTypeEgress:
 			egress = true
 		default:
-			f.reject(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is neither Ingress nor Egress", string(t))
+			f.Reject(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is neither Ingress nor Egress", string(t))
 		}
 	}
 	return ingress, egress
 }
 
 // policyPeers translates a list of peers; an empty one is any address.
-func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list string, f *faults) [][]model.Peer {
+func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list string, f *fault.List) [][]model.Peer {
 	if len(in) == 0 {
 		return nil
 	}
 	peers := make([]model.Peer, 0, len(in))
 	for i := range in {
-		mark := f.mark()
+		mark := f.Mark()
 		peers = append(peers, policyPeer(namespace, &in[i], f))
-		f.under(mark, "%s[%d]", list, i)
+		f.Under(mark, "%s[%d]", list, i)
 	}
 	return [][]model.Peer{peers}
 }
 
-func policyPeer(namespace string, in *networkingv1.NetworkPolicyPeer, f *faults) model.Peer {
+func policyPeer(namespace string, in *networkingv1.NetworkPolicyPeer, f *fault.List) model.Peer {
 	switch {
 	case in.IPBlock != nil && (in.PodSelector != nil || in.NamespaceSelector != nil):
-		f.reject("ipBlock", "can't stand beside a podSelector or namespaceSelector; make it a peer of its own")
+		f.Reject("ipBlock", "can't stand beside a podSelector or namespaceSelector; make it a peer of its own")
 	case in.IPBlock != nil:
-		mark := f.mark()
+		mark := f.Mark()
 		p := ipBlock(in.IPBlock, f)
-		f.under(mark, "ipBlock")
+		f.Under(mark, "ipBlock")
 		return p
 	case in.NamespaceSelector != nil:
 		return model.Peer{Selector: podsOf(in.NamespaceSelector, in.PodSelector, "namespaceSelector", "podSelector", f)}
 	case in.PodSelector != nil:
 		return model.Peer{Selector: podsIn(namespace, in.PodSelector, "podSelector", f)}
 	default:
-		f.reject("podSelector", "is missing: a peer needs a podSelector, a namespaceSelector or an ipBlock")
+		f.Reject("podSelector", "is missing: a peer needs a podSelector, a namespaceSelector or an ipBlock")
 	}
 	return model.Peer{}
 }
 
-func ipBlock(in *networkingv1.IPBlock, f *faults) model.Peer {
+func ipBlock(in *networkingv1.IPBlock, f *fault.List) model.Peer {
 	block, err := parsePrefix(in.CIDR)
 	if err != nil {
-		f.reject("cidr", "%v", err)
+		f.Reject("cidr", "%v", err)
 		return model.Peer{}
 	}
 	p := model.Peer{Nets: []netip.Prefix{block}}
@@ -129,11 +130,11 @@ func ipBlock(in *networkingv1.IPBlock, f *faults) model.Peer {
 		e, err := parsePrefix(text)
 		switch {
 		case err != nil:
-			f.reject(field, "%v", err)
+			f.Reject(field, "%v", err)
 		case !block.Contains(e.Addr()):
-			f.reject(field, "%s is not inside %s", e, block)
+			f.Reject(field, "%s is not inside %s", e, block)
 		case e.Bits() <= block.Bits():
-			f.reject(field, "%s is not smaller than %s", e, block)
+			f.Reject(field, "%s is not smaller than %s", e, block)
 		default:
 			p.Except = append(p.Except, e)
 		}
@@ -143,22 +144,22 @@ func ipBlock(in *networkingv1.IPBlock, f *faults) model.Peer {
 
 // policyPorts translates a list of ports. An empty one is all ports of the
 // three transports that policies know: no other protocol passes.
-func policyPorts(in []networkingv1.NetworkPolicyPort, f *faults) []model.PolicyPort {
+func policyPorts(in []networkingv1.NetworkPolicyPort, f *fault.List) []model.PolicyPort {
 	if len(in) == 0 {
 		return []model.PolicyPort{allPorts(model.TCP), allPorts(model.UDP), allPorts(model.SCTP)}
 	}
 	ports := make([]model.PolicyPort, 0, len(in))
 	for i := range in {
-		mark := f.mark()
+		mark := f.Mark()
 		ports = append(ports, policyPort(&in[i], f))
-		f.under(mark, "ports[%d]", i)
+		f.Under(mark, "ports[%d]", i)
 	}
 	return ports
 }
 
 func allPorts(p model.Protocol) model.PolicyPort { return model.PolicyPort{Protocol: p, Last: 65535} }
 
-func policyPort(in *networkingv1.NetworkPolicyPort, f *faults) model.PolicyPort {
+func policyPort(in *networkingv1.NetworkPolicyPort, f *fault.List) model.PolicyPort {
 	out := allPorts(model.TCP)
 	if in.Protocol != nil {
 		out.Protocol = protocol("protocol", *in.Protocol, f)
@@ -176,9 +177,9 @@ func policyPort(in *networkingv1.NetworkPolicyPort, f *faults) model.PolicyPort 
 	}
 	switch {
 	case !numbered:
-		f.reject("endPort", "%d needs the number of a first port in port", *in.EndPort)
+		f.Reject("endPort", "%d needs the number of a first port in port", *in.EndPort)
 	case *in.EndPort < in.Port.IntVal:
-		f.reject("endPort", "%d is below the first port, %d", *in.EndPort, in.Port.IntVal)
+		f.Reject("endPort", "%d is below the first port, %d", *in.EndPort, in.Port.IntVal)
 	default:
 		out.Last = port("endPort", *in.EndPort, f)
 	}
@@ -186,9 +187,9 @@ func policyPort(in *networkingv1.NetworkPolicyPort, f *faults) model.PolicyPort 
 }
 
 // portName checks the name of a container's port.
-func portName(field, name string, f *faults) string {
+func portName(field, name string, f *fault.List) string {
 	if why := validation.IsValidPortName(name); len(why) > 0 {
-		f.reject(field, "%q is no name of a port: it %s", name, why[0])
+		f.Reject(field, "%q is no name of a port: it %s", name, why[0])
 	}
 	return name
 }

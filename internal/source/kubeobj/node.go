@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // autoscalerTaint marks a node that the cluster autoscaler is about to delete.
@@ -13,7 +14,7 @@ const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
 // Node translates a v1 Node.
 func Node(o *corev1.Node) (*model.Node, error) {
-	var f faults
+	var f fault.List
 	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for i := range o.Spec.Taints {
 		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
@@ -25,7 +26,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		}
 		a, err := parseAddr(in.Address)
 		if err != nil {
-			f.reject(fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
+			f.Reject(fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
 			continue
 		}
 		n.IPs = append(n.IPs, a)
@@ -37,17 +38,17 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for _, text := range list {
 		p, err := parsePrefix(text)
 		if err != nil {
-			f.reject(field, "%v", err)
+			f.Reject(field, "%v", err)
 			continue
 		}
 		n.PodCIDRs = append(n.PodCIDRs, p)
 	}
-	return result(n, &f)
+	return fault.Result(n, &f)
 }
 
 // Namespace translates a v1 Namespace.
 func Namespace(o *corev1.Namespace) (*model.Namespace, error) {
-	var f faults
+	var f fault.List
 	n := &model.Namespace{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels}
-	return result(n, &f)
+	return fault.Result(n, &f)
 }

@@ -8,13 +8,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // Pod translates a v1 Pod. Its ports are those of its containers and of the
 // init containers that keep running beside them. One that names no service
 // account runs under "default", as the API server would have it.
 func Pod(o *corev1.Pod) (*model.Pod, error) {
-	var f faults
+	var f fault.List
 	p := &model.Pod{
 		Name:        nameOf(&o.ObjectMeta, &f),
 		Labels:      o.Labels,
@@ -32,26 +33,26 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 	}
 	p.IPs = podIPs(o, &f)
 	for i := range o.Spec.Containers {
-		mark := f.mark()
+		mark := f.Mark()
 		p.Ports = containerPorts(p.Ports, &o.Spec.Containers[i], &f)
-		f.under(mark, "spec.containers[%d]", i)
+		f.Under(mark, "spec.containers[%d]", i)
 	}
 	for i := range o.Spec.InitContainers {
 		if c := &o.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			mark := f.mark()
+			mark := f.Mark()
 			p.Ports = containerPorts(p.Ports, c, &f)
-			f.under(mark, "spec.initContainers[%d]", i)
+			f.Under(mark, "spec.initContainers[%d]", i)
 		}
 	}
-	return result(p, &f)
+	return fault.Result(p, &f)
 }
 
-func podIPs(o *corev1.Pod, f *faults) []netip.Addr {
+func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	var ips []netip.Addr
 	for i := range o.Status.PodIPs {
 		a, err := parseAddr(o.Status.PodIPs[i].IP)
 		if err != nil {
-			f.reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
+			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
 			continue
 		}
 		ips = append(ips, a)
@@ -61,29 +62,29 @@ func podIPs(o *corev1.Pod, f *faults) []netip.Addr {
 	}
 	a, err := parseAddr(o.Status.PodIP)
 	if err != nil {
-		f.reject("status.podIP", "%v", err)
+		f.Reject("status.podIP", "%v", err)
 		return nil
 	}
 	return []netip.Addr{a}
 }
 
-func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *faults) []model.ContainerPort {
+func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.List) []model.ContainerPort {
 	for i := range c.Ports {
 		in := &c.Ports[i]
-		mark := f.mark()
+		mark := f.Mark()
 		ports = append(ports, model.ContainerPort{
 			Name:     in.Name,
 			Protocol: protocol("protocol", in.Protocol, f),
 			Port:     port("containerPort", in.ContainerPort, f),
 		})
-		f.under(mark, "ports[%d]", i)
+		f.Under(mark, "ports[%d]", i)
 	}
 	return ports
 }
 
 // ServiceAccount translates a v1 ServiceAccount.
 func ServiceAccount(o *corev1.ServiceAccount) (*model.ServiceAccount, error) {
-	var f faults
+	var f fault.List
 	a := &model.ServiceAccount{Name: nameOf(&o.ObjectMeta, &f), Labels: o.Labels}
-	return result(a, &f)
+	return fault.Result(a, &f)
 }

@@ -340,15 +340,38 @@ func TestRefusedClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
+// TestClusterNetworkPolicyOfUnknownPlace holds that one denies of which only the place among others can't be told.
+func TestClusterNetworkPolicyOfUnknownPlace(t *testing.T) {
+	const rest = "subject: {namespaces: {}}, egress: [{action: Accept, to: [{namespaces: {}}]}]}"
+	for _, c := range []struct {
+		spec string
+		errs []string
+	}{
+		{"{tier: admin, " + rest, []string{`spec.tier: "admin" is neither Admin nor Baseline`}},
+		{"{" + rest, []string{`spec.tier: "" is neither`}},
+		{"{tier: Admin, priority: 1001, " + rest, []string{"spec.priority: 1001 is not in 0-1000"}},
+		{"{tier: Admin, priority: -1, " + rest, []string{"spec.priority: -1"}},
+		{"{tier: x, priority: 2000, " + rest, []string{"spec.tier", "spec.priority"}},
+	} {
+		got, err := clusterPolicy(t, c.spec)
+		checkError(t, err, c.errs)
+		if err == nil || got == nil {
+			t.Errorf("%s: nothing denies", c.spec)
+			continue
+		}
+		if got.Refused != err.Error() || got.Tier != "kube-admin" || got.Ingress || !got.Egress || len(got.EgressRules) != 0 || got.Subject.String() != pods().String() {
+			t.Errorf("%s: got %+v", c.spec, got)
+		}
+	}
+}
+
 // TestClusterNetworkPolicyOfUnknownSubject holds that nothing is denied where it is not known to whom.
 func TestClusterNetworkPolicyOfUnknownSubject(t *testing.T) {
 	for _, c := range []struct {
 		spec string
 		errs []string
 	}{
-		{"{tier: admin, subject: {namespaces: {}}}", []string{`spec.tier: "admin" is neither Admin nor Baseline`}},
-		{"{tier: Admin, priority: 1001, subject: {namespaces: {}}}", []string{"spec.priority: 1001 is not in 0-1000"}},
-		{"{tier: Admin, priority: -1, subject: {namespaces: {}}}", []string{"spec.priority: -1"}},
+		{"{tier: admin, subject: {}}", []string{`spec.tier: "admin" is neither`, "spec.subject.namespaces: is missing"}},
 		{"{tier: Admin, subject: {}}", []string{"spec.subject.namespaces: is missing"}},
 		{"{tier: Admin, subject: {namespaces: {}, pods: {namespaceSelector: {}, podSelector: {}}}}", []string{"spec.subject.pods: can't stand beside namespaces"}},
 		{"{tier: Admin, subject: {namespaces: {matchLabels: {a: '?'}}}}", []string{"spec.subject.namespaces.matchLabels[a]"}},

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // anyPod selects every pod, and nothing that is no pod: network sets and host
@@ -16,14 +17,14 @@ import (
 func anyPod() model.Selector { return model.Equal(model.OrchestratorLabel, "k8s") }
 
 // podsIn selects the pods of one namespace that a selector of pods selects.
-func podsIn(namespace string, pods *metav1.LabelSelector, field string, f *faults) model.Selector {
+func podsIn(namespace string, pods *metav1.LabelSelector, field string, f *fault.List) model.Selector {
 	terms := []model.Selector{anyPod(), model.Equal(model.NamespaceLabel, namespace)}
 	return model.And(append(terms, labelSelector(pods, "", field, f)...)...)
 }
 
 // podsOf selects the pods that pods selects, of the namespaces that namespaces
 // selects; a nil selector selects all.
-func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField string, f *faults) model.Selector {
+func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField string, f *fault.List) model.Selector {
 	terms := []model.Selector{anyPod()}
 	terms = append(terms, labelSelector(namespaces, model.NamespaceLabelPrefix, namespacesField, f)...)
 	return model.And(append(terms, labelSelector(pods, "", podsField, f)...)...)
@@ -31,7 +32,7 @@ func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField s
 
 // labelSelector translates a selector into terms that must all hold, none for
 // an empty or nil one. The prefix goes before every key.
-func labelSelector(s *metav1.LabelSelector, prefix, field string, f *faults) []model.Selector {
+func labelSelector(s *metav1.LabelSelector, prefix, field string, f *fault.List) []model.Selector {
 	if s == nil {
 		return nil
 	}
@@ -50,7 +51,7 @@ func labelSelector(s *metav1.LabelSelector, prefix, field string, f *faults) []m
 
 // requirement translates one item of matchExpressions. What is negated selects
 // objects without the label too.
-func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *faults) model.Selector {
+func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fault.List) model.Selector {
 	checkKey(field+".key", r.Key, f)
 	for i, v := range r.Values {
 		checkLabel(fmt.Sprintf("%s.values[%d]", field, i), v, f)
@@ -59,11 +60,11 @@ func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fa
 	switch r.Operator {
 	case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn:
 		if len(r.Values) == 0 {
-			f.reject(field+".values", "%s needs a value", r.Operator)
+			f.Reject(field+".values", "%s needs a value", r.Operator)
 		}
 	case metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
 		if len(r.Values) != 0 {
-			f.reject(field+".values", "%s takes no values", r.Operator)
+			f.Reject(field+".values", "%s takes no values", r.Operator)
 		}
 	}
 	switch r.Operator {
@@ -76,18 +77,18 @@ func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fa
 	case metav1.LabelSelectorOpDoesNotExist:
 		return model.Not(model.Has(key))
 	}
-	f.reject(field+".operator", "%q is none of In, NotIn, Exists and DoesNotExist", string(r.Operator))
+	f.Reject(field+".operator", "%q is none of In, NotIn, Exists and DoesNotExist", string(r.Operator))
 	return model.Selector{}
 }
 
-func checkKey(field, key string, f *faults) {
+func checkKey(field, key string, f *fault.List) {
 	if why := validation.IsQualifiedName(key); len(why) > 0 {
-		f.reject(field, "%q is no label key: %s", key, why[0])
+		f.Reject(field, "%q is no label key: %s", key, why[0])
 	}
 }
 
-func checkLabel(field, value string, f *faults) {
+func checkLabel(field, value string, f *fault.List) {
 	if why := validation.IsValidLabelValue(value); len(why) > 0 {
-		f.reject(field, "%q is no label value: %s", value, why[0])
+		f.Reject(field, "%q is no label value: %s", value, why[0])
 	}
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 // service, source ranges and ingress addresses of anything but a LoadBalancer)
 // don't get into the result.
 func Service(o *corev1.Service) (*model.Service, error) {
-	var f faults
+	var f fault.List
 	s := &model.Service{
 		Name:            nameOf(&o.ObjectMeta, &f),
 		Created:         o.CreationTimestamp.UTC(),
@@ -39,11 +40,11 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	s.Unproxied = unproxied(o)
 	s.Ports = servicePorts(o, &f)
 	if s.Unproxied == "" {
-		if len(s.ClusterIPs) == 0 && !f.broken {
-			f.reject("spec.clusterIP", `the service has no address; give it a free one of the service range, or "None" to make it headless`)
+		if len(s.ClusterIPs) == 0 && !f.Broken() {
+			f.Reject("spec.clusterIP", `the service has no address; give it a free one of the service range, or "None" to make it headless`)
 		}
-		if len(s.Ports) == 0 && !f.broken {
-			f.reject("spec.ports", "a service needs a port")
+		if len(s.Ports) == 0 && !f.Broken() {
+			f.Reject("spec.ports", "a service needs a port")
 		}
 	}
 	s.ExternalIPs = externalIPs(o, &f)
@@ -51,14 +52,14 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	s.SourceRanges = sourceRanges(o, &f)
 	s.Affinity = affinity(o, &f)
 	trafficPolicies(o, s, &f)
-	return result(s, &f)
+	return fault.Result(s, &f)
 }
 
-func checkServiceType(o *corev1.Service, f *faults) {
+func checkServiceType(o *corev1.Service, f *fault.List) {
 	switch o.Spec.Type {
 	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName:
 	default:
-		f.reject("spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer and ExternalName", string(o.Spec.Type))
+		f.Reject("spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer and ExternalName", string(o.Spec.Type))
 	}
 }
 
@@ -80,7 +81,7 @@ func unproxied(o *corev1.Service) string {
 
 // clusterIPs takes spec.clusterIPs, or spec.clusterIP where the list is
 // missing, as manifests written by hand mostly have it.
-func clusterIPs(o *corev1.Service, f *faults) []netip.Addr {
+func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
@@ -92,7 +93,7 @@ func clusterIPs(o *corev1.Service, f *faults) []netip.Addr {
 	case len(list) == 0:
 		list, field = []string{first}, "spec.clusterIP"
 	case first != "" && first != list[0]:
-		f.reject("spec.clusterIP", "%q differs from the first of spec.clusterIPs, %q", first, list[0])
+		f.Reject("spec.clusterIP", "%q differs from the first of spec.clusterIPs, %q", first, list[0])
 		return nil
 	}
 	if list[0] == corev1.ClusterIPNone {
@@ -106,43 +107,43 @@ func clusterIPs(o *corev1.Service, f *faults) []netip.Addr {
 		}
 		a, err := parseAddr(text)
 		if err != nil {
-			f.reject(where, "%v", err)
+			f.Reject(where, "%v", err)
 			continue
 		}
 		if len(ips) > 0 && (len(ips) == 2 || ips[0].Is4() == a.Is4()) {
-			f.reject(where, "%s: a service has at most one cluster IP of each family", a)
+			f.Reject(where, "%s: a service has at most one cluster IP of each family", a)
 		}
 		ips = append(ips, a)
 	}
 	return ips
 }
 
-func servicePorts(o *corev1.Service, f *faults) []model.ServicePort {
+func servicePorts(o *corev1.Service, f *fault.List) []model.ServicePort {
 	hasNodePorts := o.Spec.Type == corev1.ServiceTypeNodePort || o.Spec.Type == corev1.ServiceTypeLoadBalancer
 	ports := make([]model.ServicePort, 0, len(o.Spec.Ports))
 	for i := range o.Spec.Ports {
 		in := &o.Spec.Ports[i]
-		mark := f.mark()
+		mark := f.Mark()
 		out := servicePort(in, f)
 		if out.NodePort != 0 && !hasNodePorts {
-			f.leave("nodePort", "%d is left out: a service of type %s has no node ports", out.NodePort, cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))
+			f.Leave("nodePort", "%d is left out: a service of type %s has no node ports", out.NodePort, cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))
 			out.NodePort = 0
 		}
 		for j := range ports {
 			if ports[j].Protocol == out.Protocol && ports[j].Port == out.Port {
-				f.reject("port", "%d/%s is there twice", out.Port, out.Protocol)
+				f.Reject("port", "%d/%s is there twice", out.Port, out.Protocol)
 			}
 			if ports[j].Name == out.Name {
-				f.reject("name", "%q: where there are several ports, each needs a name of its own", out.Name)
+				f.Reject("name", "%q: where there are several ports, each needs a name of its own", out.Name)
 			}
 		}
-		f.under(mark, "spec.ports[%d]", i)
+		f.Under(mark, "spec.ports[%d]", i)
 		ports = append(ports, out)
 	}
 	return ports
 }
 
-func servicePort(in *corev1.ServicePort, f *faults) model.ServicePort {
+func servicePort(in *corev1.ServicePort, f *fault.List) model.ServicePort {
 	out := model.ServicePort{
 		Name:     in.Name,
 		Protocol: protocol("protocol", in.Protocol, f),
@@ -157,7 +158,7 @@ func servicePort(in *corev1.ServicePort, f *faults) model.ServicePort {
 	return out
 }
 
-func externalIPs(o *corev1.Service, f *faults) []netip.Addr {
+func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if len(o.Spec.ExternalIPs) == 0 || o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
@@ -166,9 +167,9 @@ func externalIPs(o *corev1.Service, f *faults) []netip.Addr {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
 		a, err := parseAddr(text)
 		if err != nil {
-			f.reject(field, "%v", err)
+			f.Reject(field, "%v", err)
 		} else if why := routable(a); why != "" {
-			f.reject(field, "%s %s", a, why)
+			f.Reject(field, "%s %s", a, why)
 		}
 		ips = append(ips, a)
 	}
@@ -177,7 +178,7 @@ func externalIPs(o *corev1.Service, f *faults) []netip.Addr {
 
 // ingressIPs leaves out ingress points whose traffic the balancer delivers to
 // the nodes itself (ipMode Proxy), and those known by a host name only.
-func ingressIPs(o *corev1.Service, f *faults) []netip.Addr {
+func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
@@ -190,7 +191,7 @@ func ingressIPs(o *corev1.Service, f *faults) []netip.Addr {
 			case corev1.LoadBalancerIPModeProxy:
 				continue
 			default:
-				f.reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy", string(*in.IPMode))
+				f.Reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy", string(*in.IPMode))
 			}
 		}
 		if in.IP == "" {
@@ -198,7 +199,7 @@ func ingressIPs(o *corev1.Service, f *faults) []netip.Addr {
 		}
 		a, err := parseAddr(in.IP)
 		if err != nil {
-			f.reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
+			f.Reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
 			continue
 		}
 		ips = append(ips, a)
@@ -207,7 +208,7 @@ func ingressIPs(o *corev1.Service, f *faults) []netip.Addr {
 }
 
 // sourceRanges takes the field, or else the annotation that came before it.
-func sourceRanges(o *corev1.Service, f *faults) []netip.Prefix {
+func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
@@ -222,7 +223,7 @@ func sourceRanges(o *corev1.Service, f *faults) []netip.Prefix {
 	for _, text := range list {
 		p, err := parsePrefix(text)
 		if err != nil {
-			f.reject(field, "%v", err)
+			f.Reject(field, "%v", err)
 			continue
 		}
 		ranges = append(ranges, p)
@@ -230,13 +231,13 @@ func sourceRanges(o *corev1.Service, f *faults) []netip.Prefix {
 	return ranges
 }
 
-func affinity(o *corev1.Service, f *faults) time.Duration {
+func affinity(o *corev1.Service, f *fault.List) time.Duration {
 	switch o.Spec.SessionAffinity {
 	case "", corev1.ServiceAffinityNone:
 		return 0
 	case corev1.ServiceAffinityClientIP:
 	default:
-		f.reject("spec.sessionAffinity", "%q is neither None nor ClientIP", string(o.Spec.SessionAffinity))
+		f.Reject("spec.sessionAffinity", "%q is neither None nor ClientIP", string(o.Spec.SessionAffinity))
 		return 0
 	}
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
@@ -244,7 +245,7 @@ func affinity(o *corev1.Service, f *faults) time.Duration {
 		seconds = *c.ClientIP.TimeoutSeconds
 	}
 	if seconds < 1 || seconds > maxAffinity {
-		f.reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d", seconds, maxAffinity)
+		f.Reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d", seconds, maxAffinity)
 	}
 	return time.Duration(seconds) * time.Second
 }
@@ -252,7 +253,7 @@ func affinity(o *corev1.Service, f *faults) time.Duration {
 // trafficPolicies fills in what decides which endpoints may be used from
 // where. The external policy counts only for services that can be reached from
 // outside, the health check port only for load balancers with the Local one.
-func trafficPolicies(o *corev1.Service, s *model.Service, f *faults) {
+func trafficPolicies(o *corev1.Service, s *model.Service, f *fault.List) {
 	lb := o.Spec.Type == corev1.ServiceTypeLoadBalancer
 	outside := lb || o.Spec.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
 	if p := o.Spec.InternalTrafficPolicy; p != nil {
@@ -268,18 +269,18 @@ func trafficPolicies(o *corev1.Service, s *model.Service, f *faults) {
 		switch *d {
 		case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
 		default:
-			f.leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", *d)
+			f.Leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", *d)
 		}
 	}
 }
 
-func isLocal(field, policy string, f *faults) bool {
+func isLocal(field, policy string, f *fault.List) bool {
 	switch policy {
 	case "", "Cluster":
 		return false
 	case "Local":
 		return true
 	}
-	f.reject(field, "%q is neither Cluster nor Local", policy)
+	f.Reject(field, "%q is neither Cluster nor Local", policy)
 	return false
 }

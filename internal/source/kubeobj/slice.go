@@ -8,6 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
@@ -19,7 +20,7 @@ import (
 // no service port anything, and a slice without the service-name label belongs
 // to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
-	var f faults
+	var f fault.List
 	s := &model.EndpointSlice{
 		Name:    nameOf(&o.ObjectMeta, &f),
 		Service: o.Labels[discoveryv1.LabelServiceName],
@@ -30,18 +31,18 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	case discoveryv1.AddressTypeIPv6:
 		ipv6 = true
 	case discoveryv1.AddressTypeFQDN:
-		f.reject("addressType", "FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
+		f.Reject("addressType", "FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
 	default:
-		f.reject("addressType", "%q is neither IPv4 nor IPv6", string(o.AddressType))
+		f.Reject("addressType", "%q is neither IPv4 nor IPv6", string(o.AddressType))
 	}
 	s.Ports = endpointPorts(o.Ports, &f)
-	if !f.broken {
+	if !f.Broken() {
 		s.Endpoints = endpoints(o.Endpoints, ipv6, &f)
 	}
-	return result(s, &f)
+	return fault.Result(s, &f)
 }
 
-func endpointPorts(in []discoveryv1.EndpointPort, f *faults) []model.EndpointPort {
+func endpointPorts(in []discoveryv1.EndpointPort, f *fault.List) []model.EndpointPort {
 	if len(in) == 0 {
 		return nil
 	}
@@ -50,7 +51,7 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *faults) []model.EndpointPor
 		if in[i].Port == nil {
 			continue
 		}
-		mark := f.mark()
+		mark := f.Mark()
 		var proto corev1.Protocol
 		if in[i].Protocol != nil {
 			proto = *in[i].Protocol
@@ -59,13 +60,13 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *faults) []model.EndpointPor
 		if in[i].Name != nil {
 			p.Name = *in[i].Name
 		}
-		f.under(mark, "ports[%d]", i)
+		f.Under(mark, "ports[%d]", i)
 		ports = append(ports, p)
 	}
 	return ports
 }
 
-func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *faults) []model.Endpoint {
+func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *fault.List) []model.Endpoint {
 	total := 0
 	for i := range in {
 		total += len(in[i].Addresses)
@@ -86,11 +87,11 @@ func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *faults) []model.Endpoint
 			a, err := parseAddr(text)
 			switch {
 			case err != nil:
-				f.leave(addressField(i, j), "%v; this endpoint is left out", err)
+				f.Leave(addressField(i, j), "%v; this endpoint is left out", err)
 			case a.Is6() != ipv6:
-				f.leave(addressField(i, j), "%s is not of the slice's family; this endpoint is left out", a)
+				f.Leave(addressField(i, j), "%s is not of the slice's family; this endpoint is left out", a)
 			case routable(a) != "":
-				f.leave(addressField(i, j), "%s %s; this endpoint is left out", a, routable(a))
+				f.Leave(addressField(i, j), "%s %s; this endpoint is left out", a, routable(a))
 			default:
 				e.Addr = a
 				out = append(out, e)

@@ -9,30 +9,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // nameOf checks an object's name and namespace. A name goes into log lines,
 // comments in the kernel and host names, so that nothing but the characters
 // that the API server admits may be in it.
-func nameOf(m *metav1.ObjectMeta, f *faults) model.Name {
+func nameOf(m *metav1.ObjectMeta, f *fault.List) model.Name {
 	checkName("metadata.name", m.Name, f)
 	checkName("metadata.namespace", m.Namespace, f)
 	return model.Name{Namespace: m.Namespace, Name: m.Name}
 }
 
 // clusterName is nameOf for objects that belong to no namespace.
-func clusterName(m *metav1.ObjectMeta, f *faults) string {
+func clusterName(m *metav1.ObjectMeta, f *fault.List) string {
 	checkName("metadata.name", m.Name, f)
 	return m.Name
 }
 
-func checkName(field, name string, f *faults) {
+func checkName(field, name string, f *fault.List) {
 	if name == "" {
-		f.reject(field, "is missing")
+		f.Reject(field, "is missing")
 		return
 	}
 	if len(name) > 253 {
-		f.reject(field, "has %d characters, at most 253 are allowed", len(name))
+		f.Reject(field, "has %d characters, at most 253 are allowed", len(name))
 		return
 	}
 	for i := range len(name) {
@@ -40,14 +41,14 @@ func checkName(field, name string, f *faults) {
 		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		inner := (c == '-' || c == '.') && i > 0 && i < len(name)-1
 		if !alnum && !inner {
-			f.reject(field, "%q is no name; only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
+			f.Reject(field, "%q is no name; only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
 			return
 		}
 	}
 }
 
 // protocol resolves a transport; none given means TCP.
-func protocol(field string, p corev1.Protocol, f *faults) model.Protocol {
+func protocol(field string, p corev1.Protocol, f *fault.List) model.Protocol {
 	switch p {
 	case corev1.ProtocolTCP, "":
 		return model.TCP
@@ -56,21 +57,21 @@ func protocol(field string, p corev1.Protocol, f *faults) model.Protocol {
 	case corev1.ProtocolSCTP:
 		return model.SCTP
 	}
-	f.reject(field, "%q is none of TCP, UDP and SCTP", string(p))
+	f.Reject(field, "%q is none of TCP, UDP and SCTP", string(p))
 	return 0
 }
 
 // port checks a port that has to be there.
-func port(field string, p int32, f *faults) uint16 {
+func port(field string, p int32, f *fault.List) uint16 {
 	if p < 1 || p > 65535 {
-		f.reject(field, "%d is not in 1-65535", p)
+		f.Reject(field, "%d is not in 1-65535", p)
 		return 0
 	}
 	return uint16(p)
 }
 
 // optionalPort checks a port for which 0 means none.
-func optionalPort(field string, p int32, f *faults) uint16 {
+func optionalPort(field string, p int32, f *fault.List) uint16 {
 	if p == 0 {
 		return 0
 	}

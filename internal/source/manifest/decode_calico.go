@@ -12,11 +12,8 @@ func (p *parser) calico(kind store.Kind, start int) (model.Name, any, error) {
 	end := p.pos
 	o, err := calico.Decode(calicoVersions[0], calicoKinds[kind], p.data[start:end])
 	if err == nil && p.twice != nil {
-		if err = p.twice; o.Policy != nil {
-			o = calico.Object{Policy: refuse(o.Policy, err)}
-		} else {
-			o = calico.Object{}
-		}
+		err = p.twice
+		o = o.Refuse(err)
 	}
 	switch {
 	case o.Policy != nil:

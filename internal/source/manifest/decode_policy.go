@@ -19,9 +19,3 @@ func (p *parser) policy(kind store.Kind, text []byte) (model.Name, any, error) {
 	}
 	return name, policy, err
 }
-
-// refuse makes a policy deny.
-func refuse(p *model.Policy, why error) *model.Policy {
-	p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
-	return p
-}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/store"
 )
@@ -270,19 +271,11 @@ func (p *parser) object(kind store.Kind) error {
 		o.declared = p.identify(start, kind)
 		p.pos = end
 	}
-	if last := p.prev.find(o.key); last != nil && (value == nil || lesser(value, last.value) || reflect.DeepEqual(value, last.value)) {
+	if last := p.prev.find(o.key); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
 		o.key, o.value = last.key, last.value
 	}
 	p.add(o, start)
 	return nil
-}
-
-// lesser tells whether a version is a policy that was refused, and the last
-// one was not, so that the last one stays.
-func lesser(value, last any) bool {
-	p, ok := value.(*model.Policy)
-	was, _ := last.(*model.Policy)
-	return ok && p.Refused != "" && was != nil && was.Refused == ""
 }
 
 // sum is the checksum of the text from an offset to here.

@@ -175,11 +175,36 @@ func TestRefusedClusterPolicy(t *testing.T) {
 func TestRefusedCalicoObjects(t *testing.T) {
 	text := strings.Replace(policyObjects["CalicoNetworkPolicy shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
 	refusal(t, newParsers()[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
-	for name, field := range map[string]string{"Tier security": "spec", "GlobalNetworkSet bad": "spec", "HostEndpoint n1-eth0": "spec"} {
+	for name, field := range map[string]string{"Tier security": "spec", "HostEndpoint n1-eth0": "spec"} {
 		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
 		c := newParsers()[0].parse("x.json", []byte(text), nil)
 		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object != name {
 			t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
+		}
+	}
+}
+
+// TestRefusedNetworkSets holds that of a set at fault the labels are known, so that rules
+// which refer to it do, until it is good; and that it takes no good one's place.
+func TestRefusedNetworkSets(t *testing.T) {
+	p := newParsers()[0]
+	good := policyObjects["NetworkSet shop/partners"]
+	for _, bad := range []string{
+		strings.Replace(good, "192.0.2.0/24", "192.0.2.0/33", 1),
+		strings.Replace(good, `"spec":{`, `"spec":{"extra":1,`, 1),
+	} {
+		first := p.parse("x.json", []byte(bad), nil)
+		set, _ := first.objects[0].value.(*model.NetworkSet)
+		if set == nil || set.Refused == "" || set.Labels["a"] != "b" || len(set.Nets) != 0 || len(first.issues) != 1 {
+			t.Fatalf("got %+v, issues %v", set, first.issues)
+		}
+		mended := p.parse("x.json", []byte(good), first.objects)
+		if set := mended.objects[0].value.(*model.NetworkSet); set.Refused != "" || len(set.Nets) != 1 || len(mended.issues) != 0 {
+			t.Errorf("mended: %+v, issues %v", set, mended.issues)
+		}
+		again := p.parse("x.json", []byte(bad), mended.objects)
+		if again.objects[0].value != mended.objects[0].value || len(again.issues) != 1 {
+			t.Errorf("broken again: %+v, issues %v", again.objects[0].value, again.issues)
 		}
 	}
 }

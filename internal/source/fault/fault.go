@@ -1,0 +1,82 @@
+// Package fault collects what is wrong with one object that is being
+// translated, in words for those who wrote it.
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// maxReasons bounds how much an error says of one object.
+const maxReasons = 10
+
+// List is what is wrong with one object; the zero List is ready. It is not safe
+// for concurrent use.
+type List struct {
+	reasons []string
+	broken  bool // the object can't be used
+	unknown bool // by a fault that may change what the object is about
+}
+
+// Reject records a fault that makes the whole object unusable. Field is where it
+// is, "" for the object itself.
+func (l *List) Reject(field, format string, args ...any) {
+	l.Aside(field, format, args...)
+	l.unknown = true
+}
+
+// Aside is Reject for a fault that leaves no doubt about what the object is about.
+func (l *List) Aside(field, format string, args ...any) {
+	l.Leave(field, format, args...)
+	l.broken = true
+}
+
+// Leave records a fault that costs no more than the value it is about.
+func (l *List) Leave(field, format string, args ...any) {
+	reason := fmt.Sprintf(format, args...)
+	if field != "" {
+		reason = field + ": " + reason
+	}
+	l.reasons = append(l.reasons, reason)
+}
+
+// Any tells whether there is a fault so far.
+func (l *List) Any() bool { return len(l.reasons) > 0 }
+
+// Broken tells whether the object can't be used.
+func (l *List) Broken() bool { return l.broken }
+
+// Known tells whether there is none so far but for those of Aside and Leave.
+func (l *List) Known() bool { return !l.unknown }
+
+// Mark is where the faults of a part of the object begin; see Under.
+func (l *List) Mark() int { return len(l.reasons) }
+
+// Under puts the place of a part before the fields of all faults since mark.
+func (l *List) Under(mark int, format string, args ...any) {
+	for i := mark; i < len(l.reasons); i++ {
+		l.reasons[i] = fmt.Sprintf(format, args...) + "." + l.reasons[i]
+	}
+}
+
+// Err is all of it, nil if nothing is wrong.
+func (l *List) Err() error {
+	list := l.reasons
+	if len(list) == 0 {
+		return nil
+	}
+	if more := len(list) - maxReasons; more > 0 {
+		list = append(list[:maxReasons:maxReasons], fmt.Sprintf("and %d more", more))
+	}
+	return errors.New(strings.Join(list, "; "))
+}
+
+// Result is the pair that a translation returns: the object unless it can't be
+// used, and what is wrong with it.
+func Result[T any](v *T, l *List) (*T, error) {
+	if l.broken {
+		v = nil
+	}
+	return v, l.Err()
+}
