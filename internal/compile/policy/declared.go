@@ -14,17 +14,13 @@ import (
 type policy struct {
 	obj    *model.Policy
 	tier   model.Tier
-	lost   bool   // its tier does not exist
-	denies bool   // all that it selects, as it can't be applied as it is meant
-	serial uint64 // tells versions apart
-	parts  [4]*part
-	refs   [4]int // the plans that have the part
+	lost   bool                // its tier does not exist
+	denies bool                // all that it selects, as it can't be applied as it is meant
+	doubts []*model.NetworkSet // refused ones among the peers of its rules, by key
+	serial uint64              // tells versions apart
+	parts  [8]*part
+	refs   [8]int // the plans that have the part
 }
-
-// refusedTier is in front of all others. What a policy denies that can't be applied as it is meant must
-// not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it
-// could only have allowed more, so it is enough that it isolates.
-var refusedTier = model.Tier{Name: "refused", Order: math.Inf(-1), DefaultPass: true}
 
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
 const failsafeKind model.PolicyKind = "failsafe"
@@ -61,9 +57,10 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	return p.obj.EgressRules
 }
 
-// partOf numbers the parts of a policy: by direction, and whether it is for pods, where
-// named ports at the pod's own end are those of this node's pods.
-func partOf(s stage) int {
+// partOf numbers the parts of a policy: by direction, whether it is for pods, where
+// named ports at the pod's own end are those of this node's pods, and whether others of its tier
+// allow after it.
+func partOf(s stage, allowed bool) int {
 	n := 0
 	if s.ingress() {
 		n = 1
@@ -71,19 +68,26 @@ func partOf(s stage) int {
 	if s.host() {
 		n += 2
 	}
+	if allowed {
+		n += 4
+	}
 	return n
 }
 
-func (c *Compiler) hold(p *policy, s stage) *part {
-	i := partOf(s)
+func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
+	i := partOf(s, allowed)
 	if p.refs[i]++; p.parts[i] == nil {
-		p.parts[i] = c.part(p.rules(s.ingress()), !s.host() && !s.ingress(), !s.host() && s.ingress())
+		rules := p.rules(s.ingress())
+		if len(p.doubts) > 0 {
+			rules = c.cautious(rules, allowed)
+		}
+		p.parts[i] = c.part(rules, !s.host() && !s.ingress(), !s.host() && s.ingress())
 	}
 	return p.parts[i]
 }
 
-func (c *Compiler) release(p *policy, s stage) {
-	i := partOf(s)
+func (c *Compiler) release(p *policy, s stage, allowed bool) {
+	i := partOf(s, allowed)
 	if p.refs[i]--; p.refs[i] == 0 {
 		c.releasePart(p.parts[i])
 		p.parts[i] = nil
@@ -145,6 +149,8 @@ func (c *Compiler) newPolicy(obj *model.Policy) *policy {
 	p := &policy{obj: obj, serial: c.serial, tier: tier, lost: !known}
 	if p.denies = p.lost || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
+	} else {
+		p.doubts = c.doubtsOf(obj)
 	}
 	return p
 }

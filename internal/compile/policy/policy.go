@@ -45,6 +45,7 @@ type Compiler struct {
 	sets       map[model.NetworkSetKey]*item
 	hosts      map[string]*item
 	items      items
+	refused    map[*item]struct{} // sets that are
 
 	tiers     map[string]model.Tier
 	policies  map[model.PolicyKey]*policy
@@ -109,7 +110,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		cfg: cfg, policy: p, links: newLinks(model.Links{}),
 		around: map[string]map[string]string{}, identities: map[model.Name]map[string]string{},
 		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		items: newItems(),
+		items: newItems(), refused: map[*item]struct{}{},
 		tiers: map[string]model.Tier{}, policies: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
@@ -241,6 +242,7 @@ func (c *Compiler) setNetworkSet(key model.NetworkSetKey, obj *model.NetworkSet)
 		c.refill(obj)
 	}
 	c.swap(old, next)
+	c.setRefused(old, next)
 }
 
 func (c *Compiler) setHost(name string, obj *model.HostEndpoint) {

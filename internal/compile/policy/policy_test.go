@@ -514,7 +514,10 @@ func TestDenyLists(t *testing.T) {
 	if got, want := show(c.Policy()), "denied on [eth0 eth1]: AddressList bad\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	want := []model.Issue{{Object: "AddressList none", Reason: "is to be denied and is not known: name its file with --address-list none=FILE"}}
+	want := []model.Issue{
+		{Object: "AddressList none", Reason: "is to be denied and is not known: name its file with --address-list none=FILE"},
+		{Object: "interface eth7", Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"},
+	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)
 	}

@@ -97,8 +97,8 @@ func (c *Compiler) plan(s stage, list []*policy, fallback model.Action) *plan {
 	p := c.plans[key.String()]
 	if p == nil {
 		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback, users: map[*endpoint]struct{}{}}
-		for _, q := range held {
-			p.parts = append(p.parts, c.hold(q, s))
+		for i, q := range held {
+			p.parts = append(p.parts, c.hold(q, s, allowsAfter(held, i, s)))
 		}
 		c.plans[p.key] = p
 		c.unbuilt[p] = struct{}{}
@@ -131,8 +131,8 @@ func (c *Compiler) sweepPlans() {
 		}
 		delete(c.plans, p.key)
 		delete(c.unbuilt, p)
-		for _, q := range p.policies {
-			c.release(q, p.stage)
+		for i, q := range p.policies {
+			c.release(q, p.stage, allowsAfter(p.policies, i, p.stage))
 		}
 		c.countProgram(p.program, -1)
 	}

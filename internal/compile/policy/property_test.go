@@ -174,6 +174,9 @@ func (w world) networkSet() *model.NetworkSet {
 		Key:    model.NetworkSetKey{Kind: pickOne(w, model.NamespacedNetworkSet, model.GlobalNetworkSet, model.AddressList)},
 		Labels: w.labels(), Nets: w.nets(),
 	}
+	if w.chance(20) {
+		set.Nets, set.Refused = nil, pickOne(w, "no file", "no address")
+	}
 	set.Key.Name.Name = pickOne(w, "bad", "good")
 	if set.Key.Kind == model.NamespacedNetworkSet {
 		set.Key.Name.Namespace = w.namespace()
@@ -345,7 +348,7 @@ func TestUndo(t *testing.T) {
 func empty(t *testing.T, c *Compiler) {
 	t.Helper()
 	for what, n := range map[string]int{
-		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "policies": len(c.policies),
+		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
 		"assigned": len(c.assigned), "plans": len(c.plans), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "port names": len(c.portNames), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),

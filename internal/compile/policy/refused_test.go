@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 func refused(p *model.Policy) { p.Refused = "no good" }
@@ -99,4 +100,106 @@ func TestTies(t *testing.T) {
 
 func keyOf(v View) string {
 	return model.PolicyKey{Kind: model.PolicyKind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}.String()
+}
+
+func refusedSet(name string) *model.NetworkSet {
+	set := networkSet(model.AddressList, name)
+	set.Refused = "line 1: no address"
+	return set
+}
+
+// What is in a set that is refused is not known: a Deny that refers to it denies all that it might, and
+// the others match what they are certain to.
+func TestRefusedSets(t *testing.T) {
+	bad, db := model.Peer{Selector: model.Equal("name", "bad")}, app("db")
+	is := func(action model.Action, peers, not []model.Peer) model.PolicyRule {
+		r := model.PolicyRule{Name: action.String(), Action: action, Source: model.RuleEnd{NotPeers: not}}
+		if peers != nil {
+			r.Source.Peers = [][]model.Peer{peers}
+		}
+		return r
+	}
+	only := func(p ...model.Peer) []model.Peer { return p }
+	all := is(model.Allow, nil, nil)
+	tier := func(rules ...model.PolicyRule) *model.Policy { return networkPolicy("x", ingress(rules...)) }
+	for _, tc := range []struct {
+		name   string
+		policy *model.Policy
+		more   []any
+		want   string // the rules
+	}{
+		{"denied", tier(is(model.Deny, only(bad), nil), all), nil, "deny deny, allow allow"},
+		{"denied with others", tier(is(model.Deny, only(bad, db), nil), all), nil, "deny deny, allow allow"},
+		{"all but those denied", tier(is(model.Deny, nil, only(bad)), all), nil, "deny deny not from {<AddressList bad>[][]}, allow allow"},
+		{"all but those and others denied", tier(is(model.Deny, nil, only(bad, db)), all), nil, "deny deny not from {10.0.0.2 <AddressList bad>[][]}, allow allow"},
+		{"allowed", tier(is(model.Allow, only(bad), nil)), nil, "allow allow from {<AddressList bad>[][]}"},
+		{"allowed with others", tier(is(model.Allow, only(bad, db), nil)), nil, "allow allow from {10.0.0.2 <AddressList bad>[][]}"},
+		{"all but those allowed", tier(is(model.Allow, nil, only(bad))), nil, ""},
+		{"others but those allowed", tier(is(model.Allow, only(db), only(bad))), nil, ""},
+		{"all but those logged", tier(is(model.Log, nil, only(bad))), nil, ""},
+		{"passed on, nothing allowed after", tier(is(model.Pass, only(bad), nil), is(model.Deny, nil, nil)), nil, "pass pass from {<AddressList bad>[][]}, deny deny"},
+		{"passed on, all others allowed", tier(is(model.Pass, only(bad), nil), all), nil, "pass pass from {<AddressList bad>[][]}, pass deny, allow allow"},
+		{"all but those passed on, others allowed", tier(is(model.Pass, nil, only(bad, db)), all), nil, "pass deny not from {10.0.0.2 <AddressList bad>[][]}, allow allow"},
+		{"passed on, all others allowed by another policy", tier(is(model.Pass, only(bad), nil)),
+			[]any{networkPolicy("y", ingress(all))}, "pass pass from {<AddressList bad>[][]}, pass deny, allow allow"},
+		{"another set", tier(is(model.Deny, only(model.Peer{Selector: model.Equal("name", "good")}), nil)), nil, "deny deny from {}"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := compiled(config, testLinks, append(tc.more, pod(1, "here", "app", "web"), pod(2, "there", "app", "db"), refusedSet("bad"), tc.policy)...)
+			if got := rules(c); got != tc.want {
+				t.Errorf("got  %s\nwant %s", got, tc.want)
+			}
+			sound(t, c.Policy())
+		})
+	}
+}
+
+// rules writes those of the only program.
+func rules(c *Compiler) string {
+	var list []string
+	for line := range strings.Lines(show(c.Policy())) {
+		if text, ok := strings.CutPrefix(line, "    "); ok && !strings.HasPrefix(text, "else") {
+			list = append(list, strings.TrimSpace(text))
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// Programs follow a set that is refused, mended and refused again, and one that loses its label or is gone.
+func TestRefusedSetIsMended(t *testing.T) {
+	h := newHistory(config, idSpace)
+	policy := networkPolicy("x", ingress(model.PolicyRule{Name: "r", Action: model.Deny, Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("name", "bad")}}}}}))
+	unlabelled := refusedSet("bad")
+	unlabelled.Labels = nil
+	good := networkSet(model.AddressList, "bad", "10.9.0.0/16")
+	h.apply(t, event(pod(1, "here", "app", "web")), event(policy))
+	none := "r deny from {}"
+	known := "r deny from {<AddressList bad>[16][]}"
+	for i, step := range []struct {
+		event store.Event
+		want  string
+	}{
+		{event(refusedSet("bad")), "r deny"}, {event(good), known}, {event(refusedSet("bad")), "r deny"}, {event(unlabelled), none},
+		{event(refusedSet("bad")), "r deny"}, {store.Event{Kind: store.AddressLists, Name: model.Name{Name: "bad"}}, none},
+	} {
+		h.apply(t, step.event)
+		if got := rules(h.compiler); got != step.want {
+			t.Errorf("step %d: got %q, want %q", i, got, step.want)
+		}
+		issues := h.compiler.Issues()
+		reason := "denies what its rules on AddressList bad could deny, and allows nothing by it, as nobody knows what is in it: line 1: no address"
+		if doubted := step.want == "r deny"; doubted != (len(issues) == 1) || doubted && issues[0] != (model.Issue{Object: "NetworkPolicy shop/x", Reason: reason}) {
+			t.Errorf("step %d: issues %+v", i, issues)
+		}
+		same(t, h.compiler, h.fresh())
+	}
+}
+
+// A deny list of which nothing is known is not advised to be named, as it is.
+func TestRefusedDenyList(t *testing.T) {
+	c := compiled(Config{Node: "here", DenyLists: []string{"bad"}, DenyDevices: []string{"eth0"}}, testLinks, refusedSet("bad"))
+	want := []model.Issue{{Object: "AddressList bad", Reason: "is to be denied, and nothing is, as nobody knows what is in it: line 1: no address"}}
+	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
+		t.Error(diff)
+	}
 }

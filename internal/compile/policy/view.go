@@ -68,6 +68,9 @@ func (c *Compiler) Issues() []model.Issue {
 		if p.lost {
 			add(key.String(), "%s", lostReason(p))
 		}
+		for _, set := range p.doubts {
+			add(key.String(), "%s", doubt(set))
+		}
 	}
 	for a, claims := range c.claims {
 		winner := slices.MinFunc(claims, compareClaims)
@@ -78,8 +81,15 @@ func (c *Compiler) Issues() []model.Issue {
 		}
 	}
 	for _, name := range c.cfg.DenyLists {
-		if c.sets[listKey(name)] == nil {
+		if it := c.sets[listKey(name)]; it == nil {
 			add(listKey(name).String(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
+		} else if it.set.Refused != "" {
+			add(listKey(name).String(), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
+		}
+	}
+	for _, name := range c.cfg.DenyDevices {
+		if c.links.known && !slices.ContainsFunc(c.links.Links.Links, func(l model.Link) bool { return l.Name == name }) {
+			add("interface "+name, "is named by --deny-device and this node has no interface of that name, so no deny list holds there")
 		}
 	}
 	all = append(all, c.hostIssues()...)

@@ -1,0 +1,144 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// refusedTier is in front of all others. What a policy denies that can't be applied as it is meant must
+// not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it
+// could only have allowed more, so it is enough that it isolates.
+var refusedTier = model.Tier{Name: "refused", Order: math.Inf(-1), DefaultPass: true}
+
+// setRefused follows a network set that may be, or have been, refused: the policies whose rules it is in
+// are taken anew.
+func (c *Compiler) setRefused(old, next *item) {
+	var moved []*item
+	if _, was := c.refused[old]; was {
+		delete(c.refused, old)
+		moved = append(moved, old)
+	}
+	if next != nil && next.set.Refused != "" {
+		c.refused[next] = struct{}{}
+		moved = append(moved, next)
+	}
+	if len(moved) == 0 {
+		return
+	}
+	for _, p := range slices.Collect(maps.Values(c.policies)) {
+		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
+			c.setPolicy(p.obj.Key, p.obj)
+		}
+	}
+}
+
+// doubtsOf returns the refused sets that rules of the policy refer to.
+func (c *Compiler) doubtsOf(obj *model.Policy) []*model.NetworkSet {
+	var sets []*model.NetworkSet
+	for it := range c.refused {
+		if refers(obj, it) {
+			sets = append(sets, it.set)
+		}
+	}
+	slices.SortFunc(sets, func(a, b *model.NetworkSet) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	return sets
+}
+
+// refers reports whether a selector of one of the policy's peers selects the item.
+func refers(obj *model.Policy, it *item) bool {
+	return obj.Ingress && slices.ContainsFunc(obj.IngressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) }) ||
+		obj.Egress && slices.ContainsFunc(obj.EgressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) })
+}
+
+func ruleRefers(r *model.PolicyRule, it *item) bool {
+	for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
+		for _, peers := range e.Peers {
+			if holds(peers, it) {
+				return true
+			}
+		}
+		if holds(e.NotPeers, it) {
+			return true
+		}
+	}
+	return false
+}
+
+func holds(peers []model.Peer, it *item) bool {
+	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(&it.labels) })
+}
+
+// cautious returns rules that let nothing pass which the given ones would not, whatever is in the refused
+// sets: a Deny matches all that it might match, the others what they are certain to match. What
+// a Pass might match is denied where the tier allows anything after it, as the next tier might
+// have denied it. Allowed says that other policies of the tier do so.
+func (c *Compiler) cautious(rules []model.PolicyRule, allowed bool) []model.PolicyRule {
+	var reversed []model.PolicyRule
+	for _, r := range slices.Backward(rules) {
+		widest, doubtful := c.widest(r)
+		switch {
+		case !doubtful:
+			reversed = append(reversed, r)
+		case r.Action == model.Deny:
+			reversed = append(reversed, widest)
+		default:
+			if r.Action == model.Pass && allowed {
+				widest.Action = model.Deny
+				reversed = append(reversed, widest)
+			}
+			if !c.doubtful(r.Source.NotPeers) && !c.doubtful(r.Destination.NotPeers) {
+				reversed = append(reversed, r)
+			}
+		}
+		allowed = allowed || r.Action == model.Allow
+	}
+	slices.Reverse(reversed)
+	return reversed
+}
+
+// widest returns the rule for all that it might match, and whether that is more than what it is certain to.
+func (c *Compiler) widest(r model.PolicyRule) (all model.PolicyRule, doubtful bool) {
+	for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
+		certain := slices.DeleteFunc(slices.Clone(e.Peers), c.doubtful)
+		doubtful = doubtful || len(certain) < len(e.Peers) || c.doubtful(e.NotPeers)
+		e.Peers = certain
+	}
+	return r, doubtful
+}
+
+// doubtful reports whether a refused set is among the peers: nobody knows whether they hold an address that
+// is in none of the others.
+func (c *Compiler) doubtful(peers []model.Peer) bool {
+	for it := range c.refused {
+		if holds(peers, it) {
+			return true
+		}
+	}
+	return false
+}
+
+// allowsAfter reports whether a policy of the tier of the i-th has a rule that allows, and comes after it.
+func allowsAfter(list []*policy, i int, s stage) bool {
+	if len(list[i].doubts) == 0 {
+		return false // nobody asks
+	}
+	for _, p := range list[i+1:] {
+		if p.tier != list[i].tier {
+			break
+		}
+		if slices.ContainsFunc(p.rules(s.ingress()), func(r model.PolicyRule) bool { return r.Action == model.Allow }) {
+			return true
+		}
+	}
+	return false
+}
+
+// doubt says what becomes of a policy whose rules refer to a set that is refused.
+func doubt(set *model.NetworkSet) string {
+	return fmt.Sprintf("denies what its rules on %s could deny, and allows nothing by it, as nobody knows what is in it: %s", set.Key, set.Refused)
+}
