@@ -171,7 +171,7 @@ type Issue struct {
 	Object string `json:"object"`           // "Service shop/web", or a file's name where no object could be read
 	Source string `json:"source,omitempty"` // where it was declared: "web.yaml", "web.yaml:12"
 	Reason string `json:"reason"`           // what is wrong and, where that helps, what to do
-	// InForce says what is in force in the meantime: InForceLast, InForceDeny or InForceNothing. Empty
+	// InForce says what is in force in the meantime: one of the texts below. Empty
 	// where that is no matter, or not known.
 	InForce string `json:"inForce,omitempty"`
 }
@@ -179,7 +179,8 @@ type Issue struct {
 // What is in force of an object that is at fault.
 const (
 	InForceLast    = "its last good version"
-	InForceDeny    = "it denies all that it selects" // a policy that was refused
+	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
+	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused
 	InForceNothing = "nothing of it"
 )
 

@@ -4,8 +4,8 @@
 //
 // See Read for what a file looks like. A list counts as a whole or not at all: while
 // its file has broken lines, or can't be read or is gone, its last good version
-// stays, and there is none if it was never good. Removing a file removes no list;
-// emptying it does empty the list. A file counts once its writer has
+// stays. If it was never good, a set is delivered that has no networks and says why in
+// Refused. Removing a file removes no list; emptying it does empty the list. A file counts once its writer has
 // closed it. What changes without an event in the folder of the file (at the far
 // end of a symbolic link, or on a filesystem of the network) is noticed within
 // two seconds, or by Flush.
@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -62,6 +63,7 @@ type list struct {
 	seen  stamp // of the file at the last look
 
 	set   *model.NetworkSet // the last good version; nil if there never was one
+	why   string            // what the set was refused for that stands in for a good version; empty if none does
 	issue *model.Issue      // what is wrong at present; nil if nothing is
 }
 
@@ -150,6 +152,11 @@ func (s *Source) readDue() (writing []string) {
 		}
 	}
 	if !s.synced && (!waiting || time.Since(s.began) > patience) {
+		for _, l := range s.lists {
+			if l.due && l.set == nil {
+				s.refuse(l, errBusy)
+			}
+		}
 		s.mu.Lock()
 		s.synced = true
 		s.mu.Unlock()
@@ -169,34 +176,59 @@ func (s *Source) read(l *list) {
 		l.tried = before
 	}
 	if err != nil {
+		if l.set == nil {
+			s.refuse(l, err)
+		}
 		s.enter(l, l.set, l.fault(err))
 		return
 	}
 	set := l.set
 	if set == nil || !slices.Equal(nets, set.Nets) {
-		name := model.Name{Name: l.Name}
-		set = &model.NetworkSet{
-			Key:    model.NetworkSetKey{Kind: model.AddressList, Name: name},
-			Labels: map[string]string{Label: l.Name},
-			Nets:   nets,
-		}
-		s.sink.Apply([]store.Event{{Kind: store.AddressLists, Name: name, Object: set}})
+		s.warnOfLoss(l, len(nets))
+		set = s.deliver(l, nets, "")
 		s.log.Info("read address list", "list", l.Name, "file", l.Path, "networks", len(nets))
 	}
 	s.enter(l, set, nil)
 }
 
+// refuse delivers what stands in for a list of which no good version is known.
+func (s *Source) refuse(l *list, why error) {
+	if reason := why.Error(); l.why != reason {
+		l.why = reason
+		s.deliver(l, nil, reason)
+	}
+}
+
+func (s *Source) deliver(l *list, nets []netip.Prefix, refused string) *model.NetworkSet {
+	name := model.Name{Name: l.Name}
+	set := &model.NetworkSet{
+		Key:     model.NetworkSetKey{Kind: model.AddressList, Name: name},
+		Labels:  map[string]string{Label: l.Name},
+		Nets:    nets,
+		Refused: refused,
+	}
+	s.sink.Apply([]store.Event{{Kind: store.AddressLists, Name: name, Object: set}})
+	return set
+}
+
+// warnOfLoss says that a list has lost most of what was in it, as it does when
+// its file was cut short by accident: it counts all the same.
+func (s *Source) warnOfLoss(l *list, now int) {
+	if l.set == nil || 2*now >= len(l.set.Nets) {
+		return
+	}
+	s.log.Warn("address list has lost more than half of its networks at once; if that was not meant, put its file right", "list", l.Name, "file", l.Path, "before", len(l.set.Nets), "now", now)
+}
+
 // fault says what is wrong with a list.
 func (l *list) fault(err error) *model.Issue {
-	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path}
+	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path, Reason: err.Error(), InForce: model.InForceLast}
 	if broken, ok := errors.AsType[*BrokenError](err); ok {
 		i.Source += ":" + strconv.Itoa(broken.First)
 	}
-	state := "its last good version stays"
 	if l.set == nil {
-		state = "nothing of it is in force, as no good version is known"
+		i.InForce = model.InForceDoubt
 	}
-	i.Reason = err.Error() + "; " + state
 	return i
 }
 
@@ -208,7 +240,7 @@ func (s *Source) enter(l *list, set *model.NetworkSet, issue *model.Issue) {
 	s.mu.Unlock()
 	switch {
 	case issue != nil && (was == nil || *was != *issue):
-		s.log.Warn("address list is at fault", "list", l.Name, "source", issue.Source, "reason", issue.Reason)
+		s.log.Warn("address list is at fault", "list", l.Name, "source", issue.Source, "reason", issue.Reason, "in force", issue.InForce)
 	case issue == nil && was != nil:
 		s.log.Info("address list is no longer at fault", "list", l.Name)
 	}

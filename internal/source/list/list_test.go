@@ -45,12 +45,15 @@ func (s *sink) SetSynced() {
 	s.synced++
 }
 
-// nets are those of a list, "none" if it was never delivered.
+// nets are those of a list, "none" if it was never delivered, or why it was refused.
 func (s *sink) nets(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lists[name] == nil {
 		return "none"
+	}
+	if why := s.lists[name].Refused; why != "" {
+		return "refused: " + why
 	}
 	return join(s.lists[name].Nets, " ")
 }
@@ -67,13 +70,32 @@ type fixture struct {
 	path   string
 	sink   *sink
 	source *Source
+	log    *record
+}
+
+// record keeps what is logged.
+type record struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (r *record) Write(line []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(line)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
 }
 
 // follow runs a source on a file until the test ends.
 func follow(t *testing.T, path string) *fixture {
 	t.Helper()
-	f := &fixture{t: t, path: path, sink: &sink{}}
-	f.source = New(Files{{Name: "bad", Path: path}}, f.sink, slog.New(slog.DiscardHandler))
+	f := &fixture{t: t, path: path, sink: &sink{}, log: &record{}}
+	f.source = New(Files{{Name: "bad", Path: path}}, f.sink, slog.New(slog.NewTextHandler(f.log, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.source.Run(ctx) }()
@@ -170,11 +192,16 @@ func TestUnchangedContentDeliversNothing(t *testing.T) {
 
 func TestBrokenLines(t *testing.T) {
 	f := follow(t, fileWith(t, "192.0.2.1\nx\n"))
-	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`, "nothing of it is in force")
+	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`, "in force: nothing of it, and rules deny")
 	f.wait("synced", func() bool { return f.source.Status().Synced })
-	if got := f.sink.nets("bad"); got != "none" {
-		t.Errorf("good lines beside broken ones are used: %s", got)
+	if got := f.sink.nets("bad"); !strings.HasPrefix(got, "refused: ") || !strings.Contains(got, `line 2: "x"`) {
+		t.Errorf("got %s, want a set that is refused for line 2", got)
 	}
+	f.sink.mu.Lock()
+	if set := f.sink.lists["bad"]; set.Labels["sluice.dev/list"] != "bad" || len(set.Nets) != 0 {
+		t.Errorf("what stands in for it: %+v", set)
+	}
+	f.sink.mu.Unlock()
 	if l := f.source.Status().Lacking; len(l) != 1 || !strings.Contains(l[0], "line 2") {
 		t.Errorf("lacking %q", l)
 	}
@@ -182,10 +209,26 @@ func TestBrokenLines(t *testing.T) {
 	f.waitNets("192.0.2.1/32")
 	f.waitIssue()
 	f.write("192.0.2.2\ny\nz\n")
-	f.waitIssue(f.path+":2", `line 2: "y"`, `line 3: "z"`, "its last good version stays")
+	f.waitIssue(f.path+":2", `line 2: "y"`, `line 3: "z"`, "in force: its last good version")
 	f.waitNets("192.0.2.1/32")
 	if st := f.source.Status(); len(st.Lacking) != 0 { // its last good version is known
 		t.Errorf("lacking %q", st.Lacking)
+	}
+}
+
+// TestListShrinks warns of a list that loses most of its networks at once.
+func TestListShrinks(t *testing.T) {
+	f := follow(t, fileWith(t, "192.0.2.1\n192.0.2.3\n192.0.2.5\n192.0.2.7\n"))
+	f.waitNets("192.0.2.1/32 192.0.2.3/32 192.0.2.5/32 192.0.2.7/32")
+	f.write("192.0.2.1\n192.0.2.3\n") // half of it is left
+	f.waitNets("192.0.2.1/32 192.0.2.3/32")
+	if log := f.log.String(); strings.Contains(log, "level=WARN") {
+		t.Errorf("logged: %s", log)
+	}
+	f.write("")
+	f.waitNets("")
+	if log := f.log.String(); !strings.Contains(log, "more than half") || !strings.Contains(log, "before=2 now=0") {
+		t.Errorf("logged: %s", log)
 	}
 }
 
@@ -205,6 +248,9 @@ func TestFolderComesLater(t *testing.T) {
 	f := follow(t, path)
 	f.waitIssue("no such file")
 	f.wait("synced and lacking", func() bool { st := f.source.Status(); return st.Synced && len(st.Lacking) == 1 })
+	if got := f.sink.nets("bad"); !strings.Contains(got, "refused: open list") {
+		t.Errorf("got %s, want a set that is refused", got)
+	}
 	must(t, os.Mkdir(filepath.Dir(path), 0o755))
 	f.write("192.0.2.1\n")
 	f.waitNets("192.0.2.1/32")
@@ -244,6 +290,9 @@ func TestBusyAtTheStart(t *testing.T) {
 		st := f.source.Status()
 		return st.Synced && len(st.Lacking) == 1 && strings.Contains(st.Lacking[0], "somebody is writing it")
 	})
+	if got := f.sink.nets("bad"); got != "refused: somebody is writing it" {
+		t.Errorf("got %s, want a set that is refused", got)
+	}
 	_, err = w.WriteString("192.0.2.1\n")
 	must(t, err)
 	must(t, w.Close())
