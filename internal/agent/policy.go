@@ -112,11 +112,14 @@ func (a *Agent) policyStatus() *PolicyStatus {
 		return nil
 	}
 	s.pods(p)
-	s.Programs, s.Sets, s.Lists = len(p.Programs), len(p.Groups), len(p.Lists)
+	s.Programs, s.Sets, s.Lists = len(p.Programs), len(p.Groups), len(p.Lists)+len(p.Denied.Lists)
 	for _, members := range p.Groups {
 		s.Members += len(members)
 	}
 	for _, list := range p.Lists {
+		s.ListEntries += len(list.Prefixes)
+	}
+	for _, list := range p.Denied.Lists {
 		s.ListEntries += len(list.Prefixes)
 	}
 	for _, v := range a.Compiler.Policies() {
