@@ -27,7 +27,9 @@ func newDropsCommand() *cobra.Command {
 		Short: "Show the packets that this node drops, as it drops them, and why",
 		Long: `Show the packets that this node drops, as it drops them: a line each, with the
 reason, the pods at both ends, and the policy and rule that decide. Names and policies are those of
-the moment at which the line is printed.
+the moment at which the line is printed. What services drop is not among them: packets for an address
+of services that no service has, from outside a service's source ranges, for a Local traffic policy
+without an endpoint on this node, and stray segments.
 
 The kernel tells of 200 packets a second of each reason at the most; how many more there were
 is said on the standard error. While nobody looks, nothing is logged.`,
@@ -93,6 +95,10 @@ func printDrop(w io.Writer, format string, d agent.Drop) error {
 	if format == "json" {
 		return json.NewEncoder(w).Encode(d)
 	}
-	_, err := fmt.Fprintf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, d.Protocol, d.Says)
+	protocol := d.Protocol
+	if d.From.Name != "" && d.To.Name != "" && d.From.Address.Is6() {
+		protocol += " (IPv6)" // which names do not tell
+	}
+	_, err := fmt.Fprintf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, protocol, d.Says)
 	return err
 }

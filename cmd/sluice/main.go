@@ -23,6 +23,7 @@ const (
 	exitError = 1
 	exitUsage = 2
 	exitDeny  = 3 // `sluice why`: the connection is denied
+	exitAsk   = 4 // `sluice why`: another node judges the connection
 )
 
 func main() {
@@ -43,8 +44,11 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	if errors.Is(err, errDenied) {
+	switch {
+	case errors.Is(err, errDenied):
 		return exitDeny
+	case errors.Is(err, errElsewhere):
+		return exitAsk
 	}
 	_, _ = fmt.Fprintln(stderr, "sluice:", err)
 	if usage := (usageError{}); started && !errors.As(err, &usage) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -18,15 +19,25 @@ func newPoliciesCommand() *cobra.Command {
 		Short: "List the policies as this node has them, in the order in which packets meet them",
 		Long: `List the policies as this node has them, in the order in which packets meet them.
 PODS and HOSTS are the pods and host endpoints of this node that a policy selects; ALLOWED and DENIED
-the connections that it has decided here. A policy that selects nothing here is not programmed.`,
+the connections that it has decided here. A policy that selects nothing here is not programmed. NOTE
+says what is wrong with a policy, and what is in force of it in the meantime: it denies all that it
+selects, or its last good version is in force, or nothing of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			policies, err := agent.NewClient(socket).Policies(cmd.Context())
+			client := agent.NewClient(socket)
+			policies, err := client.Policies(cmd.Context())
 			if err != nil {
 				return err
+			}
+			s, err := client.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if s.Kept > 0 {
+				_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "warning:", agent.Contradicts(s.Kept, s.Source.Lacking))
 			}
 			return print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
 		},
@@ -49,7 +60,7 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 		return strconv.FormatUint(*n, 10)
 	}
 	for _, p := range policies {
-		order, namespace := "-", "-"
+		tier, order, namespace := cmp.Or(p.Tier, "-"), "-", "-"
 		if p.Order != nil {
 			order = strconv.FormatFloat(*p.Order, 'g', -1, 64)
 		}
@@ -60,7 +71,7 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 		if p.Refused != "" {
 			notes = append([]string{"denies all that it selects: " + p.Refused}, notes...)
 		}
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Tier, order, p.Kind, namespace, p.Name,
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", tier, order, p.Kind, namespace, p.Name,
 			p.Pods, p.HostEndpoints, count(p.Allowed), count(p.Denied), strings.Join(notes, "; "))
 	}
 }

@@ -41,6 +41,12 @@ metadata: {name: db, namespace: shop, labels: {app: db}}
 spec: {nodeName: node-a}
 status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}
 ---
+apiVersion: v1
+kind: Pod
+metadata: {name: far, namespace: shop, labels: {app: far}}
+spec: {nodeName: node-b}
+status: {phase: Running, podIPs: [{ip: 10.2.0.2}]}
+---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: db, namespace: shop}
@@ -72,6 +78,8 @@ func TestWhy(t *testing.T) {
 		{"203.0.113.1", "shop/db:5432", exitDeny, "isolated by NetworkPolicy shop/db"},
 		{"203.0.113.1", "shop/web:80", exitOK, "no policy applies"},
 		{"203.0.113.1", "203.0.113.2:80/udp", exitOK, "allowed"},
+		{"shop/far", "203.0.113.2:80", exitAsk, "not judged here: ask on node node-b"},
+		{"shop/web", "x/a:80/tpc", exitUsage, "no protocol that is known"},
 		{"shop/wep", "shop/db:5432", exitError, "did you mean shop/web"},
 		{"shop/web", "shop/db", exitUsage, "TO:PORT"},
 		{"shop/web", "shop/db:http", exitError, "gives no port a name"},
@@ -80,7 +88,7 @@ func TestWhy(t *testing.T) {
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("why %s %s exits with %d and does not say %q:\n%s%s", c.from, c.to, code, c.says, stdout, stderr)
 		}
-		if code == exitDeny && stderr != "" {
+		if (code == exitDeny || code == exitAsk) && stderr != "" {
 			t.Errorf("why %s %s complains of its answer: %s", c.from, c.to, stderr)
 		}
 	}
@@ -107,8 +115,11 @@ func TestPoliciesTable(t *testing.T) {
 	order, n := 7.5, uint64(12)
 	calico := agent.PolicyReport{Allowed: &n, Denied: &n, Issues: []string{"odd"}}
 	calico.Tier, calico.Kind, calico.Name, calico.Order, calico.Refused = "security", "GlobalNetworkPolicy", "all", &order, "bad selector"
-	policiesTable(&b, []agent.PolicyReport{calico})
-	if !strings.HasSuffix(b.String(), "security\t7.5\tGlobalNetworkPolicy\t-\tall\t0\t0\t12\t12\tdenies all that it selects: bad selector; odd\n") {
+	missing := agent.PolicyReport{Issues: []string{"odd; in force: nothing of it"}}
+	missing.Kind, missing.Name = "GlobalNetworkPolicy", "none"
+	policiesTable(&b, []agent.PolicyReport{calico, missing})
+	if !strings.HasSuffix(b.String(), "security\t7.5\tGlobalNetworkPolicy\t-\tall\t0\t0\t12\t12\tdenies all that it selects: bad selector; odd\n"+
+		"-\t-\tGlobalNetworkPolicy\t-\tnone\t0\t0\t-\t-\todd; in force: nothing of it\n") {
 		t.Error(b.String())
 	}
 	b.Reset()
@@ -222,6 +233,21 @@ func TestPolicyFlags(t *testing.T) {
 	}
 }
 
+// Names do not tell the address family of what was dropped.
+func TestDropsOfIPv6(t *testing.T) {
+	for from, want := range map[agent.Party]string{
+		{Name: "pod shop/web", Address: netip.MustParseAddr("fd00::1"), Port: 4}: "shop/web:4 -> shop/db:5 TCP (IPv6): no",
+		{Address: netip.MustParseAddr("fd00::1"), Port: 4}:                       "[fd00::1]:4 -> shop/db:5 TCP: no",
+		{Name: "pod shop/web", Address: netip.MustParseAddr("10.1.0.1")}:         "shop/web -> shop/db:5 TCP: no",
+	} {
+		var b strings.Builder
+		d := agent.Drop{From: from, To: agent.Party{Name: "pod shop/db", Address: from.Address.Next(), Port: 5}, Protocol: "TCP", Says: "no"}
+		if err := printDrop(&b, "text", d); err != nil || !strings.HasSuffix(b.String(), want+"\n") {
+			t.Errorf("%s, want %s: %v", b.String(), want, err)
+		}
+	}
+}
+
 // A list that is read from a file is counted, and one whose file is broken is at fault.
 func TestAddressListFlag(t *testing.T) {
 	useKernel(t)
@@ -235,6 +261,13 @@ func TestAddressListFlag(t *testing.T) {
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "good 2") || !strings.Contains(stdout, "2 in 1 list of networks") {
 		t.Errorf("status does not count the list:\n%s", stdout)
+	}
+	write(t, dir, "good.txt", "\n")
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "good 0") {
+		t.Errorf("status does not count the empty list:\n%s", stdout)
 	}
 	write(t, dir, "good.txt", "198.51.100.0/24\nnonsense\n")
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "nonsense") {

@@ -57,6 +57,9 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("passed over", "%s", counts(s.Source.Skipped))
 	row("programmed", "%s, %s", agent.Count(s.Frontends, "frontend"), agent.Count(s.Backends, "backend"))
 	policyRows(row, s.Policy)
+	if s.Policy != nil && s.Kept > 0 {
+		row("", "of that, pods whose policies did not change since the start have what an earlier agent programmed: see PROBLEM above")
+	}
 	if a := s.LastApply; a != nil {
 		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), agent.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
 	} else {
@@ -89,7 +92,7 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, agent.Count(p.Local, "pod"), agent.Count(p.Programs, "program"))
 	row("addresses", "%d in %s of pods, %d in %s of networks", p.Members, agent.Count(p.Sets, "set"), p.ListEntries, agent.Count(p.Lists, "list"))
 	if len(p.AddressLists) > 0 {
-		row("address lists", "%s", counts(p.AddressLists))
+		row("address lists", "%s", listing(p.AddressLists))
 	}
 	if len(p.Bridged) > 0 {
 		row("bridged", "%s", p.Bridge())
@@ -99,16 +102,21 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	}
 }
 
-// counts returns "Pod 3, Service 2", or "none".
+// counts returns "Pod 3, Service 2", without what there is none of, or "none".
 func counts(m map[string]int) string {
+	some := maps.Clone(m)
+	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })
+	if len(some) == 0 {
+		return "none"
+	}
+	return listing(some)
+}
+
+// listing returns "bad 0, worse 2".
+func listing(m map[string]int) string {
 	var parts []string
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		if m[k] > 0 {
-			parts = append(parts, fmt.Sprintf("%s %d", k, m[k]))
-		}
-	}
-	if len(parts) == 0 {
-		return "none"
+		parts = append(parts, fmt.Sprintf("%s %d", k, m[k]))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -10,8 +10,11 @@ import (
 	"sluice.dev/sluice/internal/agent"
 )
 
-// errDenied ends `sluice why` where the answer is no, which has been printed already.
-var errDenied = errors.New("denied")
+// What ends `sluice why` where the answer, which has been printed already, is not yes.
+var (
+	errDenied    = errors.New("denied")
+	errElsewhere = errors.New("not judged here")
+)
 
 func newWhyCommand() *cobra.Command {
 	var socket, format string
@@ -30,11 +33,14 @@ service, then a node. A service as FROM stands for the pods that it selects. POR
 name that the pod or service gives it. PROTOCOL is tcp (the default), udp or sctp;
 for icmp write TO/icmp.
 
-The answer is that of this node: what it says of pods on other nodes, it says so. It
-is about new connections, and by the state that is wanted now.
+The answer is that of this node. Where another node judges one of the ends as well, a
+note names it; where this node judges neither, the answer is which nodes to ask. It is
+about new connections, and by the state that is wanted now: a warning says where the
+kernel may differ from that.
 
 The exit status is 0 if the connection is allowed, 3 if it is denied (also if only
-to some backends, or in one address family), and 1 or 2 if there is no answer.`,
+to some backends, or in one address family), 4 if it is not judged here, but on another
+node, and 1 or 2 if there is no answer.`,
 		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
   sluice why 198.51.100.7 node/node-a:30080
   sluice why shop/web-7d4b9 kube-system/coredns-x2v5k:53/udp
@@ -59,8 +65,11 @@ to some backends, or in one address family), and 1 or 2 if there is no answer.`,
 			if err := print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
 				return err
 			}
-			if !e.Allowed {
+			switch {
+			case e.Denied():
 				return errDenied
+			case len(e.Elsewhere) > 0:
+				return errElsewhere
 			}
 			return nil
 		},

@@ -53,7 +53,7 @@ func (p Party) String() string {
 // explain names a packet's ends, and says by the present state why it was dropped.
 func (a *Agent) explain(p Packet) Drop {
 	f := p.Flow
-	d := Drop{Time: p.Time, Reason: p.Reason, Protocol: protocolOf(f),
+	d := Drop{Time: p.Time, Reason: p.Reason, Protocol: f.ProtocolName(),
 		From: Party{a.whose(f.Source), f.Source, f.SourcePort}, To: Party{a.whose(f.Destination), f.Destination, f.DestinationPort}}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
@@ -133,7 +133,7 @@ func (d *Drop) decided(p Packet, steps []verdict.Step) {
 func (d *Drop) circumstance() string {
 	switch d.Reason {
 	case driver.Spoofed:
-		return fmt.Sprintf("the pod behind %s has not this address", cmp.Or(d.Interface, "its interface"))
+		return fmt.Sprintf("no pod is known behind %s that has this address: its pod is not known yet, or it is not its own", cmp.Or(d.Interface, "its interface"))
 	case driver.UnknownPod:
 		return "an address of this node's pods, but of none that is known here with its policies"
 	case driver.UnknownDevice:
@@ -153,16 +153,4 @@ func (a *Agent) whose(addr netip.Addr) string {
 		return "node " + node
 	}
 	return ""
-}
-
-func protocolOf(f verdict.Flow) string {
-	switch f.Protocol {
-	case icmp:
-		return fmt.Sprintf("ICMP %d", f.ICMPType)
-	case icmpv6:
-		return fmt.Sprintf("ICMPv6 %d", f.ICMPType)
-	case uint8(model.TCP), uint8(model.UDP), uint8(model.SCTP):
-		return model.Protocol(f.Protocol).String()
-	}
-	return fmt.Sprintf("protocol %d", f.Protocol)
 }

@@ -34,8 +34,12 @@ func ParseQuestion(from, to string) (Question, error) {
 	rest := to
 	if i := strings.LastIndexByte(to, '/'); i >= 0 {
 		protocol := strings.ToLower(to[i+1:])
-		if _, named := protocols[protocol]; named && (protocol == "icmp" || hasPort(to[:i])) {
+		_, known := protocols[protocol]
+		switch {
+		case known && (protocol == "icmp" || hasPort(to[:i])):
 			q.Protocol, rest = protocol, to[:i]
+		case hasPort(to[:i]):
+			return q, unknownProtocol(to[i+1:])
 		}
 	}
 	if hasPort(rest) {
@@ -55,20 +59,21 @@ func ParseQuestion(from, to string) (Question, error) {
 	return q, nil
 }
 
+func unknownProtocol(name string) error {
+	return fmt.Errorf("%q is no protocol that is known here: %w", name, errTarget)
+}
+
 // hasPort reports whether a text ends in a port: its last colon is not one of an IPv6 address.
 func hasPort(s string) bool {
 	i := strings.LastIndexByte(s, ':')
 	return i > 0 && (s[i-1] == ']' || !strings.Contains(s[:i], ":"))
 }
 
-// The protocols that policies know beside the transports of services.
-const (
-	icmp   = 1
-	icmpv6 = 58
-)
+// ping stands for ICMP or ICMPv6, as the addresses have it.
+const ping = 0
 
 // protocols are the names of protocols that a question may have.
-var protocols = map[string]uint8{"tcp": uint8(model.TCP), "udp": uint8(model.UDP), "sctp": uint8(model.SCTP), "icmp": icmp}
+var protocols = map[string]uint8{"tcp": uint8(model.TCP), "udp": uint8(model.UDP), "sctp": uint8(model.SCTP), "icmp": ping}
 
 // end is what one side of a question stands for.
 type end struct {
@@ -180,7 +185,10 @@ func (e end) family(is4 bool) netip.Addr {
 
 // port finds the number and the protocol of what a question calls a port.
 func (e end) port(q Question) (uint16, uint8, error) {
-	protocol := protocols[cmp.Or(q.Protocol, "tcp")]
+	protocol, known := protocols[cmp.Or(q.Protocol, "tcp")]
+	if !known {
+		return 0, 0, unknownProtocol(q.Protocol)
+	}
 	if q.Protocol == "icmp" {
 		return 0, protocol, nil
 	}
@@ -249,18 +257,20 @@ func nearest(names []string, asked model.Name) []string {
 		name  string
 		score int
 	}
+	// Kubernetes' names have no capitals.
+	namespace, short := strings.ToLower(asked.Namespace), strings.ToLower(asked.Name)
 	var found []scored
 	for _, n := range names {
 		last := n[strings.LastIndexByte(n, '/')+1:]
-		d := distance(last, asked.Name)
-		if strings.HasPrefix(last, asked.Name) {
+		d := distance(last, short)
+		if strings.HasPrefix(last, short) {
 			d = 1 // a pod of the Deployment or StatefulSet
 		}
-		if d > max(2, len(asked.Name)/3) {
+		if d > max(2, len(short)/3) {
 			continue
 		}
 		score := 2 * d
-		if !strings.Contains("/"+n, "/"+asked.Namespace+"/") {
+		if !strings.Contains("/"+n, "/"+namespace+"/") {
 			score++
 		}
 		found = append(found, scored{n, score})

@@ -32,6 +32,7 @@ func TestParseQuestion(t *testing.T) {
 		{"web", ":80", Question{}, "TO:PORT"},
 		{"web", "db:70000", Question{}, "out of range"},
 		{"web", "db:0", Question{}, "out of range"},
+		{"web", "x/a:80/tpc", Question{}, `"tpc" is no protocol that is known here: write it as TO:PORT or TO:PORT/PROTOCOL (tcp, udp, sctp), or TO/icmp`},
 	} {
 		got, err := ParseQuestion(c.from, c.to)
 		if c.err != "" {
@@ -86,6 +87,8 @@ func TestFindEnd(t *testing.T) {
 		{"node/node-a", "node node-a", "192.0.2.1 2001:db8::1", ""},
 		{"shop/late", "", "", "has no address yet"},
 		{"shop/frontend", "", "", "did you mean shop/frontend-7d4b9-x2v5k?"},
+		{"Shop/WEB-1", "", "", "did you mean shop/web-1, svc/shop/web-1"},
+		{"DEFAULT/CLI", "", "", "did you mean default/client?"},
 		{"frontend", "", "", "did you mean shop/frontend-7d4b9-x2v5k?"},
 		{"svc/shop/wbe-1", "", "", "no service shop/wbe-1: did you mean svc/shop/web-1?"},
 		{"node/node-b", "", "", "no node node-b: did you mean node/node-a?"},
@@ -125,7 +128,7 @@ func TestPortOfEnd(t *testing.T) {
 		{"svc/shop/web-1:http", 80, 6, ""},
 		{"svc/shop/web-1:81/udp", 81, 17, ""},
 		{"10.1.0.1:http", 0, 0, "10.1.0.1 gives no port a name"},
-		{"client/icmp", 0, 1, ""},
+		{"client/icmp", 0, ping, ""},
 	} {
 		q, err := ParseQuestion("client", c.to)
 		if err != nil {

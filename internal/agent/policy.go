@@ -19,15 +19,18 @@ type PolicyReport struct {
 	compile.PolicyView
 	// Allowed and Denied are the connections that it has decided, for or against, since it was
 	// first programmed; absent where it is not programmed or nobody counts.
-	Allowed *uint64  `json:"allowed,omitempty"`
-	Denied  *uint64  `json:"denied,omitempty"`
-	Issues  []string `json:"issues,omitempty"`
+	Allowed *uint64 `json:"allowed,omitempty"`
+	Denied  *uint64 `json:"denied,omitempty"`
+	// Issues are what is wrong with it beside what Refused says, each with what is in force in the meantime.
+	// Of one that is not in force at all there is nothing else, but its name.
+	Issues []string `json:"issues,omitempty"`
 }
 
 // errNoPolicy tells why there is nothing to say about policies.
 var errNoPolicy = fmt.Errorf("this agent does not carry out policy: it was started with --policy=false")
 
-// Policies returns all policies in the order in which packets meet them; safe for concurrent use.
+// Policies returns all policies in the order in which packets meet them, then those of which nothing is
+// in force as they are at fault; safe for concurrent use.
 func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	a.compiling.Lock()
 	on := a.Compiler.State().Policy != nil
@@ -40,20 +43,52 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	issues := map[string][]string{}
-	for _, i := range a.issues() {
-		issues[i.Object] = append(issues[i.Object], i.Reason)
-	}
+	faults := policyFaults(a.issues())
 	reports := make([]PolicyReport, 0, len(views))
 	for _, v := range views {
 		key := keyOf(v)
-		r := PolicyReport{PolicyView: v, Issues: issues[key.String()]}
+		r := PolicyReport{PolicyView: v, Issues: notes(faults[key], v.Refused)}
+		delete(faults, key)
 		if c, ok := counters[key]; ok {
 			r.Allowed, r.Denied = &c.Allowed, &c.Denied
 		}
 		reports = append(reports, r)
 	}
+	for _, key := range slices.SortedFunc(maps.Keys(faults), model.PolicyKey.Compare) {
+		v := compile.PolicyView{Kind: string(key.Kind), Namespace: key.Name.Namespace, Name: key.Name.Name}
+		reports = append(reports, PolicyReport{PolicyView: v, Issues: notes(faults[key], "")})
+	}
 	return reports, nil
+}
+
+// policyKinds are the kinds of policies.
+var policyKinds = []model.PolicyKind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy}
+
+// policyFaults are the issues of policies whose names could be read.
+func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
+	faults := map[model.PolicyKey][]model.Issue{}
+	for _, i := range issues {
+		var key model.PolicyKey
+		if key.UnmarshalText([]byte(i.Object)) == nil && slices.Contains(policyKinds, key.Kind) && !strings.Contains(key.Name.String(), " ") {
+			faults[key] = append(faults[key], i)
+		}
+	}
+	return faults
+}
+
+// notes are the issues' reasons with what is in force; what a policy is refused for is said by itself.
+func notes(issues []model.Issue, refused string) (notes []string) {
+	for _, i := range issues {
+		if i.Reason == refused {
+			continue
+		}
+		note := i.Reason
+		if i.InForce != "" {
+			note += "; in force: " + i.InForce
+		}
+		notes = append(notes, note)
+	}
+	return notes
 }
 
 func keyOf(v compile.PolicyView) model.PolicyKey {

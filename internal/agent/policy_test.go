@@ -184,14 +184,19 @@ func TestPolicies(t *testing.T) {
 	b := startPolicy(t)
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}
 	b.driver.counts(driver.PolicyCounter{Policy: key, Allowed: 3, Denied: 4})
-	b.source.fault(model.Issue{Object: key.String(), Source: "db.yaml", Reason: "its port is odd"})
+	b.source.fault(model.Issue{Object: key.String(), Source: "db.yaml", Reason: "its port is odd", InForce: model.InForceLast},
+		model.Issue{Object: "NetworkPolicy shop/new", Reason: "it has no selector", InForce: model.InForceNothing},
+		model.Issue{Object: "NetworkPolicy without a name", Reason: "name it"}, model.Issue{Object: "Service shop/web-1", Reason: "its port is odd"})
 	got, err := b.client.Policies(t.Context())
-	if err != nil || len(got) != 1 {
+	if err != nil || len(got) != 2 {
 		t.Fatalf("policies: %+v, %v", got, err)
 	}
 	p := got[0]
-	if p.Name != "db" || p.Pods != 1 || *p.Allowed != 3 || *p.Denied != 4 || !slices.Equal(p.Issues, []string{"its port is odd"}) {
+	if p.Name != "db" || p.Pods != 1 || *p.Allowed != 3 || *p.Denied != 4 || !slices.Equal(p.Issues, []string{"its port is odd; in force: its last good version"}) {
 		t.Errorf("policy: %+v, allowed %d, denied %d", p, *p.Allowed, *p.Denied)
+	}
+	if p := got[1]; p.Name != "new" || p.Namespace != "shop" || p.Tier != "" || !slices.Equal(p.Issues, []string{"it has no selector; in force: nothing of it"}) {
+		t.Errorf("a policy that is not in force: %+v", p)
 	}
 	s, err := b.client.Status(t.Context())
 	if err != nil || s.Policy == nil {
@@ -219,6 +224,53 @@ func TestPolicies(t *testing.T) {
 		if !strings.Contains(string(text), line+"\n") {
 			t.Errorf("no %s in the metrics", line)
 		}
+	}
+}
+
+// What a policy is refused for is said once.
+func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
+	b := startPolicy(t)
+	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}
+	b.source.deliver(store.Event{Kind: store.NetworkPolicies, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name,
+		Subject: model.Equal(model.NamespaceLabel, "shop"), Ingress: true, Refused: "its port is odd"}})
+	b.source.fault(model.Issue{Object: key.String(), Reason: "its port is odd", InForce: model.InForceDeny})
+	eventually(t, "the policy is refused", func() bool {
+		got, err := b.client.Policies(t.Context())
+		i := slices.IndexFunc(got, func(p PolicyReport) bool { return p.Name == "odd" })
+		return err == nil && i >= 0 && got[i].Refused == "its port is odd" && got[i].Issues == nil
+	})
+}
+
+// What other nodes judge, and what the kernel may do otherwise, is not passed over.
+func TestExplainIsNotSure(t *testing.T) {
+	b := startPolicy(t)
+	for i, node := range []string{"node-b", "node-c"} {
+		pod := &model.Pod{Name: model.Name{Namespace: "far", Name: node}, Node: node, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 2, 0, byte(i + 1)})}}
+		b.source.deliver(store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
+	}
+	e, err := b.client.Explain(t.Context(), Question{From: "far/node-b", To: "far/node-c", Port: "80"})
+	if err != nil || e.Allowed || e.Denied() || !slices.Equal(e.Elsewhere, []string{"node-b", "node-c"}) || len(e.Warnings) > 0 {
+		t.Errorf("between pods of other nodes: %+v, %v", e, err)
+	}
+	if e, err := b.client.Explain(t.Context(), Question{From: "far/node-b", To: "shop/db", Port: "80"}); err != nil || !e.Denied() || e.Elsewhere != nil {
+		t.Errorf("to a pod of this node: %+v, %v", e, err)
+	}
+}
+
+// While the kernel has what an earlier agent left there, it may contradict every answer.
+func TestExplainWarnsOfWhatIsKept(t *testing.T) {
+	b := startPolicy(t, before(t, web(2, "10.1.0.9")), func(c *Config) {
+		c.Source.(*fakeSource).lacks("policy.yaml: it is at fault")
+	})
+	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+	e, err := b.client.Explain(t.Context(), Question{From: "shop/db", To: "shop/web", Port: "80"})
+	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "an earlier agent programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
+		t.Errorf("warnings %q, %v", text, err)
+	}
+	b.source.lacks()
+	eventually(t, "nothing is kept", func() bool { return b.Status().Kept == 0 })
+	if e, err := b.client.Explain(t.Context(), Question{From: "shop/db", To: "shop/web", Port: "80"}); err != nil || len(e.Warnings) > 0 {
+		t.Errorf("warnings once nothing is kept: %q, %v", e.Warnings, err)
 	}
 }
 
@@ -260,7 +312,7 @@ func TestDropsHaveNames(t *testing.T) {
 		{Packet{Reason: driver.Cut, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
 			"shop/db:40000", "shop/web:80", "established, and forbidden since"},
 		{Packet{Reason: driver.Spoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
-			"10.1.0.7:40000", "node node-a:22", "the pod behind veth-web has not this address"},
+			"10.1.0.7:40000", "node node-a:22", "no pod is known behind veth-web that has this address"},
 		{Packet{Reason: driver.UnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
 			"203.0.113.9:40000", "10.1.0.77:80", "none that is known"},
 		{Packet{Reason: driver.UnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},
@@ -271,7 +323,7 @@ func TestDropsHaveNames(t *testing.T) {
 			t.Errorf("%s -> %s: %s\nwant %s -> %s: %s", d.From, d.To, d.Says, c.from, c.to, c.says)
 		}
 	}
-	d := b.explain(Packet{Reason: driver.ByPolicy, Flow: verdict.Flow{Source: netip.MustParseAddr("fd00::1"), Destination: netip.MustParseAddr("fd00::2"), Protocol: icmpv6, ICMPType: 128}, In: 11, Out: 12})
+	d := b.explain(Packet{Reason: driver.ByPolicy, Flow: verdict.Flow{Source: netip.MustParseAddr("fd00::1"), Destination: netip.MustParseAddr("fd00::2"), Protocol: 58, ICMPType: 128}, In: 11, Out: 12})
 	if d.Protocol != "ICMPv6 128" || d.Interface != "veth-web" || d.Step == nil || d.Step.Stage != verdict.Ingress {
 		t.Errorf("%+v", d)
 	}

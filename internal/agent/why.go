@@ -19,9 +19,16 @@ type Explanation struct {
 	// Allowed: each of Answers is. What Obstacles do is not counted.
 	Allowed bool             `json:"allowed"`
 	Answers []verdict.Answer `json:"answers"` // one for each address family, and for each pod behind a service that asks
+	// Elsewhere are the nodes to ask where some of Answers is not judged here: neither allowed nor denied.
+	Elsewhere []string `json:"elsewhere,omitempty"`
 	// Obstacles are other programs' rules that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string             `json:"warnings,omitempty"`
+}
+
+// Denied reports whether one of the answers is that.
+func (e Explanation) Denied() bool {
+	return slices.ContainsFunc(e.Answers, func(a verdict.Answer) bool { return !a.Allowed && len(a.Elsewhere) == 0 })
 }
 
 // Explain answers a question by the state that is wanted now; safe for concurrent use. An
@@ -38,9 +45,7 @@ func (a *Agent) Explain(ctx context.Context, q Question) (Explanation, error) {
 	if !a.answer(&e, questions) {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
-	if failure := a.failing(); failure != "" {
-		e.Warnings = append(e.Warnings, failure)
-	}
+	e.Warnings = append(e.Warnings, a.failing()...)
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
@@ -67,7 +72,10 @@ func (a *Agent) answer(e *Explanation, questions []verdict.Question) (policy boo
 		answer := verdict.Why(s, q)
 		e.Answers = append(e.Answers, answer)
 		e.Allowed = e.Allowed && answer.Allowed
+		e.Elsewhere = append(e.Elsewhere, answer.Elsewhere...)
 	}
+	slices.Sort(e.Elsewhere)
+	e.Elsewhere = slices.Compact(e.Elsewhere)
 	return s.Policy != nil
 }
 
@@ -153,15 +161,11 @@ func elsewhere(pod *model.Pod, node string) int {
 	return 1
 }
 
-// question asks about two addresses. The first packet of a conversation by ICMP is an echo request.
+// question asks about two addresses.
 func (a *Agent) question(from, to netip.Addr, protocol uint8, port uint16) verdict.Question {
-	const echo, echo6 = 8, 128
-	q := verdict.Question{From: from, To: to, Protocol: protocol, Port: port, Name: a.whose, Node: a.podNode, Route: a.Route}
-	if protocol == icmp {
-		q.ICMPType = echo
-		if to.Is6() {
-			q.Protocol, q.ICMPType = icmpv6, echo6
-		}
+	q := verdict.Question{From: from, To: to, Protocol: protocol, Port: port, Here: a.Node, Name: a.whose, Node: a.podNode, Route: a.Route}
+	if protocol == ping {
+		q.Protocol, q.ICMPType = verdict.Ping(to)
 	}
 	return q
 }
@@ -193,14 +197,18 @@ func noFamily(q Question, from, to end) error {
 	return fmt.Errorf("no address family is common to both: %s, %s", has(from, q.From), has(to, q.To))
 }
 
-// failing says that the kernel may hold another state than the wanted one.
-func (a *Agent) failing() string {
+// failing says why the kernel may hold another state than the wanted one, if it may.
+func (a *Agent) failing() (warnings []string) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if f := a.record.failure; f != nil {
-		return "the kernel may hold an older state: " + f.Error
+	r := a.record
+	a.mu.Unlock()
+	if r.failure != nil {
+		warnings = append(warnings, "the kernel may hold an older state: "+r.failure.Error)
 	}
-	return ""
+	if r.kept > 0 {
+		warnings = append(warnings, Contradicts(r.kept, a.Source.Status().Lacking))
+	}
+	return warnings
 }
 
 // obstacles are other programs' rules that may drop what we accept.
