@@ -40,15 +40,19 @@ func features(f *Facts) []Result {
 	if f.FeaturesErr != nil {
 		return cannotTell(name, f.FeaturesErr)
 	}
+	return able(name, f.Features, "use a kernel that has nftables with its nat, fib, numgen, ct and reject modules (Debian's stock kernel does)")
+}
+
+// able fails with each feature that the kernel lacks; do says what to do then.
+func able(name string, features []Feature, do string) []Result {
 	var names []string
 	var results []Result
-	for _, feature := range f.Features {
+	for _, feature := range features {
 		if feature.Err == nil {
 			names = append(names, feature.Name)
 			continue
 		}
-		results = append(results, Result{name, Fail, fmt.Sprintf("%s: %v", feature.Name, feature.Err),
-			"use a kernel that has nftables with its nat, fib, numgen, ct and reject modules (Debian's stock kernel does)"})
+		results = append(results, Result{name, Fail, fmt.Sprintf("%s: %v", feature.Name, feature.Err), do})
 	}
 	if len(results) > 0 {
 		return results

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -21,20 +20,7 @@ func policyFeatures(f *Facts) []Result {
 	case len(f.PolicyFeatures) == 0:
 		return nil
 	}
-	var names []string
-	var results []Result
-	for _, feature := range f.PolicyFeatures {
-		if feature.Err == nil {
-			names = append(names, feature.Name)
-			continue
-		}
-		results = append(results, Result{name, Fail, fmt.Sprintf("%s: %v", feature.Name, feature.Err),
-			"use a kernel that has nftables with its fib, ct, log and inet ingress (Debian's stock kernel does), or leave policy out: sluice run --policy=false"})
-	}
-	if len(results) > 0 {
-		return results
-	}
-	return one(name, OK, "can do: "+strings.Join(names, ", "), "")
+	return able(name, f.PolicyFeatures, "use a kernel that has nftables with its fib, ct, log and inet ingress (Debian's stock kernel does), or leave policy out: sluice run --policy=false")
 }
 
 // bridged says what policy cannot see. Pods behind one bridge reach each other without
