@@ -127,6 +127,25 @@ func TestStoredNames(t *testing.T) {
 	f.waitNames()
 }
 
+// A network set at fault keeps its last good version, or is delivered as refused.
+func TestSetsAtFault(t *testing.T) {
+	const path, v3 = calicoV3 + "globalnetworksets", "projectcalico.org/v3"
+	api := newFakeAPI(t)
+	api.put(path, calicoSet(v3, "good", "192.0.2.0/24"))
+	api.put(path, calicoSet(v3, "never", "nonsense"))
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames("GlobalNetworkSet good", "GlobalNetworkSet never")
+	api.put(path, calicoSet(v3, "good", "nonsense"))
+	f.waitIssue("GlobalNetworkSet good", "nonsense")
+	if s := f.sink.object("GlobalNetworkSet good").(*model.NetworkSet); s.Refused != "" || len(s.Nets) != 1 {
+		t.Errorf("the last good version is gone: %+v", s)
+	}
+	if s := f.sink.object("GlobalNetworkSet never").(*model.NetworkSet); s.Refused == "" {
+		t.Errorf("set %+v is not refused", s)
+	}
+}
+
 // Where discovery is denied, the kinds that need it don't hold up the others.
 func TestDiscoveryIsDenied(t *testing.T) {
 	api := newFakeAPI(t)

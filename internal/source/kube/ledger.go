@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -52,7 +53,7 @@ func (l *ledger) enter(o object, before *ledger) {
 	}
 	old, next := before.entries[o.name], entry{o.value, o.known}
 	switch {
-	case o.value == nil, isRefused(o) && old.value != nil && !isStandIn(old.value):
+	case o.value == nil, isRefused(o) && old.value != nil && !source.IsRefused(old.value):
 		next = old // the last good version stays
 	case sameName(old.known, o.known) && reflect.DeepEqual(old.value, o.value):
 		next = old
@@ -70,14 +71,8 @@ func (l *ledger) set(name model.Name, e entry) {
 	l.entries[name] = e
 }
 
-// isRefused tells whether an object is a policy at fault that denies.
-func isRefused(o object) bool { return o.err != nil && isStandIn(o.value) }
-
-// isStandIn tells whether a value is a policy that denies in place of one at fault.
-func isStandIn(value any) bool {
-	p, ok := value.(*model.Policy)
-	return ok && p.Refused != ""
-}
+// isRefused tells whether an object at fault came with what stands in for it.
+func isRefused(o object) bool { return o.err != nil && source.IsRefused(o.value) }
 
 func sameName(a, b *model.Name) bool { return a == b || a != nil && b != nil && *a == *b }
 
