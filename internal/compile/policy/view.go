@@ -21,7 +21,7 @@ type View struct {
 	// Pods and HostEndpoints of this node that it selects.
 	Pods          int    `json:"pods"`
 	HostEndpoints int    `json:"hostEndpoints"`
-	Refused       string `json:"refused,omitempty"` // why it denies all that it selects
+	Refused       string `json:"refused,omitempty"` // why it denies all that it selects; a NetworkPolicy only isolates it
 }
 
 // Views returns all policies as of the last Update, in the order in which packets meet them.
