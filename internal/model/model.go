@@ -178,6 +178,7 @@ type Issue struct {
 
 // What is in force of an object that is at fault.
 const (
+	InForceRest    = "the rest of it" // what is at fault is left out
 	InForceLast    = "its last good version"
 	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
 	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused

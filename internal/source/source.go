@@ -60,3 +60,21 @@ func IsRefused(object any) bool {
 	}
 	return false
 }
+
+// InForce says, for an Issue, what is in force of an object at fault. Delivered is
+// what was delivered of it, nil for nothing; present tells that this was made of the
+// object as it is now, and not of an earlier version.
+func InForce(delivered any, present bool) string {
+	_, isSet := delivered.(*model.NetworkSet)
+	switch {
+	case delivered == nil:
+		return model.InForceNothing
+	case IsRefused(delivered) && isSet:
+		return model.InForceDoubt
+	case IsRefused(delivered):
+		return model.InForceDeny
+	case present:
+		return model.InForceRest
+	}
+	return model.InForceLast
+}

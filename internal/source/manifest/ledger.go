@@ -25,7 +25,11 @@ func (f *file) allIssues() []model.Issue {
 	if f.err == "" {
 		return f.issues
 	}
-	return append(slices.Clip(f.issues), model.Issue{Object: f.path, Source: f.path, Reason: f.err})
+	force := model.InForceNothing
+	if f.wasRead() {
+		force = model.InForceLast
+	}
+	return append(slices.Clip(f.issues), model.Issue{Object: f.path, Source: f.path, Reason: f.err, InForce: force})
 }
 
 // claim is a file's version of an object.

@@ -398,7 +398,7 @@ func (s *Source) logIssues() {
 	}
 	for _, i := range now {
 		if !was[i] {
-			s.log.Warn("manifest is at fault; its last good state stays", "object", i.Object, "source", i.Source, "reason", i.Reason)
+			s.log.Warn("manifest is at fault", "object", i.Object, "source", i.Source, "reason", i.Reason, "in force", i.InForce)
 		}
 		delete(was, i)
 	}

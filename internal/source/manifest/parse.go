@@ -36,6 +36,7 @@ type object struct {
 	sum   uint64 // of the text that it was read from
 	line  int
 	fault string // what is wrong with the present version; empty if nothing is
+	force string // what is in force then; see model.Issue
 	twin  bool   // another one in the file has its name, and counts
 
 	// declared is the name that the text gives it; set where that can be another
@@ -60,10 +61,11 @@ type parser struct {
 
 	// The file being read.
 	name    string
-	line    int   // that counted is on
-	yaml    bool  // data was made from YAML: all of it counts as being on line
-	counted int   // offset up to which the lines of data were counted
-	twice   error // a key that is given twice in the YAML that data was made from
+	line    int    // that counted is on
+	yaml    bool   // data was made from YAML: all of it counts as being on line
+	counted int    // offset up to which the lines of data were counted
+	text    []byte // that data was made from; nil for JSON
+	twice   error  // a key that is given twice in the YAML that data was made from
 	prev    previous
 	out     content
 	holes   bool // a part of the file that may declare objects can't be read
@@ -78,7 +80,7 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 	p.prev = previous{objects: prev}
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
 	if isJSON(name) {
-		p.line, p.yaml, p.twice = 1, false, nil
+		p.line, p.yaml, p.text, p.twice = 1, false, nil, nil
 		p.stream(data)
 	} else {
 		p.documents(data)
@@ -88,7 +90,7 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 		p.keepUnseen()
 	}
 	out := p.out
-	p.out, p.prev, p.data = content{}, previous{}, nil
+	p.out, p.prev, p.data, p.text = content{}, previous{}, nil, nil
 	return out
 }
 
@@ -117,7 +119,11 @@ func (p *parser) hole(err error) {
 
 func (p *parser) holeAt(line int, reason string) {
 	p.holes = true
-	p.out.issues = append(p.out.issues, model.Issue{Object: p.name, Source: p.source(line), Reason: reason})
+	force := model.InForceNothing
+	if len(p.prev.objects) > 0 {
+		force = model.InForceLast
+	}
+	p.out.issues = append(p.out.issues, model.Issue{Object: p.name, Source: p.source(line), Reason: reason, InForce: force})
 }
 
 // lineAt tells the line of an offset, which must not be before an earlier one's.
@@ -209,7 +215,14 @@ func (p *parser) items(apiVersion, kind string) error {
 		if string(key) != "items" {
 			return p.skip()
 		}
-		return p.scanner.list(func(int) error { return p.value(apiVersion, kind) })
+		lines := itemLines(p.text, p.line)
+		p.text = nil // lists within are on the line of their item
+		return p.scanner.list(func(i int) error {
+			if i < len(lines) {
+				p.line = lines[i]
+			}
+			return p.value(apiVersion, kind)
+		})
 	})
 	p.depth = depth
 	return err
@@ -222,7 +235,8 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 		p.pos = start
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: apiVersion + " " + kind + " " + name.Name, Source: p.source(p.lineAt(start)),
-			Reason: "is not in force, as this version is not read; write it as " + instead,
+			Reason:  "is not in force, as this version is not read; write it as " + instead,
+			InForce: model.InForceNothing,
 		})
 	}
 	if ours[kind] {
@@ -274,6 +288,9 @@ func (p *parser) object(kind store.Kind) error {
 	if last := p.prev.find(o.key); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
 		o.key, o.value = last.key, last.value
 	}
+	if err != nil {
+		o.force = source.InForce(o.value, value != nil && source.IsRefused(value) == source.IsRefused(o.value))
+	}
 	p.add(o, start)
 	return nil
 }
@@ -284,7 +301,7 @@ func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[sta
 func (p *parser) add(o object, start int) {
 	o.line = p.lineAt(start)
 	if o.fault != "" {
-		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault})
+		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault, InForce: o.force})
 	}
 	p.out.objects = append(p.out.objects, o)
 }
@@ -367,7 +384,20 @@ func (p *parser) identify(start int, kind store.Kind) model.Name {
 	depth := p.depth
 	// An error is no matter: the object is known to have a wrong field, and
 	// what was read up to it is all there is to know.
-	_ = p.metadataOnly(&meta)
+	_ = p.scanner.object(func(key []byte) error {
+		if string(key) != "metadata" {
+			return p.skip()
+		}
+		return p.scanner.object(func(key []byte) error {
+			switch string(key) {
+			case "name":
+				return p.str(&meta.Name)
+			case "namespace":
+				return p.decoder.name(&meta.Namespace)
+			}
+			return p.skip()
+		})
+	})
 	p.depth = depth
 	if meta.Name == "" {
 		return model.Name{}
@@ -403,7 +433,7 @@ func (p *parser) keepUnseen() {
 	}
 	for _, o := range p.prev.objects {
 		if !seen[o.key] {
-			o.sum, o.fault = 0, ""
+			o.sum, o.fault, o.force = 0, "", ""
 			p.out.objects = append(p.out.objects, o)
 		}
 	}

@@ -14,7 +14,10 @@ import (
 // documents reads a YAML file.
 func (p *parser) documents(data []byte) {
 	for d := range Documents(data) {
-		p.line, p.yaml, p.twice = d.Line, !d.Given, d.Twice
+		p.line, p.yaml, p.text, p.twice = d.Line, !d.Given, nil, d.Twice
+		if p.yaml {
+			p.text = d.text
+		}
 		if d.Glued {
 			p.out.glued++
 		}
@@ -35,6 +38,8 @@ type Document struct {
 	ErrAt int    // the line that Err is about
 	Twice error  // a key that is given twice, of which the last counts here
 	Glued bool   // its end was glued to its last line; see Documents
+
+	text []byte // it as it is written
 }
 
 // Documents reads a YAML file. Each document stands for itself: what is wrong
@@ -63,7 +68,7 @@ func Documents(data []byte) iter.Seq[Document] {
 }
 
 func parseDocument(line int, text []byte) Document {
-	d := Document{Line: line}
+	d := Document{Line: line, text: text}
 	if text[0] == '{' {
 		s := scanner{data: text}
 		if s.skip() == nil && s.end() {

@@ -1,0 +1,80 @@
+package manifest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// TestLinesOfItems holds that an issue names the line of an item, not that of the list.
+func TestLinesOfItems(t *testing.T) {
+	node := func(indent string, labels string) string {
+		text := "- apiVersion: v1\n  kind: Node\n  metadata:\n    labels: " + labels + "\n    name: n%d\n"
+		return indent + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+indent) + "\n"
+	}
+	const list = "apiVersion: v1\nitems:\n"
+	const end = "kind: List\nmetadata:\n  resourceVersion: \"\"\n"
+	for _, c := range []struct {
+		name, text string
+		lines      []int // of the objects n1, n2
+	}{
+		{"as kubectl writes it", list + fmt.Sprintf(node("", "[]")+node("", "[]"), 1, 2) + end, []int{3, 8}},
+		{"indented", "# first\n---\n" + list + fmt.Sprintf(node("  ", "[]")+"# more\n\n"+node("  ", "[]"), 1, 2) + end, []int{5, 12}},
+		{"lists and text within", list + fmt.Sprintf(node("", "[]")+"  spec:\n    podCIDRs:\n    - 10.0.0.0/24\n    x: |\n      - a\n      items:\n      - b\n"+node("", "[]"), 1, 2) + end, []int{3, 15}},
+		{"a dash alone", list + "-\n  apiVersion: v1\n  kind: Node\n  metadata: {name: n1, labels: []}\n- apiVersion: v1\n  kind: Node\n  metadata: {name: n2, labels: []}\n" + end, []int{3, 7}},
+		{"in one line", "apiVersion: v1\nkind: List\nitems: [\n{apiVersion: v1, kind: Node, metadata: {name: n1, labels: []}}]\n", []int{1}},
+		{"list of lists", list + "- apiVersion: v1\n  kind: List\n  items:\n  - apiVersion: v1\n    kind: Node\n    metadata: {name: n1, labels: []}\n" + fmt.Sprintf(node("", "[]"), 2) + end, []int{3, 9}},
+		{"two documents", list + fmt.Sprintf(node("", "[]"), 1) + end + "---\n" + list + fmt.Sprintf(node("", "[]"), 2) + end, []int{3, 14}},
+	} {
+		got := newParsers()[0].parse("x.yaml", []byte(c.text), nil)
+		var want []string
+		for i, line := range c.lines {
+			want = append(want, fmt.Sprintf("Node n%d x.yaml:%d", i+1, line))
+		}
+		var have []string
+		for _, issue := range got.issues {
+			have = append(have, issue.Object+" "+issue.Source)
+		}
+		if !slices.Equal(have, want) {
+			t.Errorf("%s: issues %v, want those of %q", c.name, got.issues, want)
+		}
+	}
+}
+
+// TestInForce holds that an issue says what is in force in the meantime.
+func TestInForce(t *testing.T) {
+	service := func(port string) string { return strings.Replace(serviceYAML("a", 80), "port: 80", "port: "+port, 1) }
+	refused := policyOf(`{"podSelector":{},"ingress":[{"form":[]}]}`)
+	nobody := policyOf(`{"podSelector":{"x":1}}`)
+	for _, c := range []struct {
+		name, before, now string
+		want              string
+	}{
+		{"never good", "", service("70000"), model.InForceNothing},
+		{"good before", service("80"), service("70000"), model.InForceLast},
+		{"of a wrong type", service("80"), service("x"), model.InForceLast},
+		{"a part left out", "", strings.Replace(serviceYAML("a", 80), "spec:", "spec:\n  trafficDistribution: x", 1), model.InForceRest},
+		{"a refused policy", "", refused, model.InForceDeny},
+		{"a policy that was good", policyOf(`{"podSelector":{}}`), refused, model.InForceLast},
+		{"a policy of nobody", "", nobody, model.InForceNothing},
+		{"a policy of nobody that was refused", refused, nobody, model.InForceDeny},
+		{"a refused set", "", strings.Replace(policyObjects["GlobalNetworkSet bad"], "/24", "/33", 1), model.InForceDoubt},
+		{"a version that is not read", "", strings.Replace(refused, "networking.k8s.io/v1", "networking.k8s.io/v2", 1), model.InForceNothing},
+		{"no object", "", "- x\n", model.InForceNothing},
+		{"no object any more", service("80"), "- x\n", model.InForceLast},
+	} {
+		p := newParsers()[0]
+		before := p.parse("x.yaml", []byte(c.before), nil)
+		got := p.parse("x.yaml", []byte(c.now), before.objects)
+		if len(got.issues) != 1 || got.issues[0].InForce != c.want {
+			t.Errorf("%s: issues %v, want in force: %s", c.name, got.issues, c.want)
+		}
+		again := p.parse("x.yaml", []byte(c.now), got.objects)
+		if len(again.issues) != 1 || len(got.objects) > 0 && again.issues[0].InForce != c.want {
+			t.Errorf("%s, read again: issues %v, want in force: %s", c.name, again.issues, c.want)
+		}
+	}
+}
