@@ -1,0 +1,164 @@
+package policytest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// TestNothingPassesWhileProgramsChange floods a pod that all of its policies close, while each is replaced by
+// another.
+func TestNothingPassesWhileProgramsChange(t *testing.T) {
+	k := openKernel(t, "storm", map[string][2]netip.Addr{"b": names["b"]})
+	k.declare(t, row{})
+	for family := range Families {
+		from, pod := names["outside"][family], names["b"][family]
+		_, arrived, err := k.mesh.Storm(from, netip.AddrPortFrom(pod, 5001), func() error { time.Sleep(10 * time.Millisecond); return nil })
+		if err != nil || arrived == 0 {
+			t.Fatalf("of a storm at an open pod %d arrived: %v", arrived, err)
+		}
+		n, last := 0, state.ProgramID("")
+		next := func() error {
+			n++
+			p := closing(fmt.Sprint("closed-", family, "-", n))
+			w := *k.Policy().Workloads[pod]
+			w.Ingress = p.ID
+			d := state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{p.ID: p}, Workloads: map[netip.Addr]*state.Workload{pod: &w}}
+			if last != "" {
+				d.Programs[last] = nil
+			}
+			last = p.ID
+			plan, err := k.driver.Update(t.Context(), state.Delta{Policy: d})
+			if err != nil {
+				return err
+			}
+			return plan.Apply(t.Context())
+		}
+		if err := next(); err != nil {
+			t.Fatal(err)
+		}
+		sent, arrived, err := k.mesh.Storm(from, netip.AddrPortFrom(pod, 5002), func() error {
+			for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
+				if err := next(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%v: %d packets during %d changes: %d arrived", pod, sent, n, arrived)
+		if arrived > 0 || n < 20 || sent < 1000 {
+			t.Errorf("%v: %d of %d packets arrived during %d changes between programs that all deny", pod, arrived, sent, n)
+		}
+	}
+}
+
+// closing is a program of one policy that allows nothing.
+func closing(name string) *state.Program {
+	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: name}}
+	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []model.PolicyKey{key}}}}
+}
+
+// TestCutBeforeServices shows that what a host endpoint comes to deny before services are translated is cut too.
+func TestCutBeforeServices(t *testing.T) {
+	k := openKernel(t, "cutpre", map[string][2]netip.Addr{"b": names["b"]})
+	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: nodePort, ExternalLocal: true}, "b")}
+	k.declare(t, row{services: services})
+	pairs := map[string]*drivertest.Pair{}
+	for _, proto := range []model.Protocol{tcp, udp} {
+		for family := range Families {
+			via := netip.AddrPortFrom(names["node"][family], 30080)
+			p, err := k.mesh.Pair(t, "outside", proto, netip.AddrPortFrom(names["b"][family], 80), via)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pairs[fmt.Sprint(proto, " ", via)] = p
+		}
+	}
+	deny := hostPolicy("applyOnForward: true, preDNAT: true, types: [Ingress], ingress: [{action: Deny, protocol: TCP, destination: {ports: [30080]}}, {action: Deny, protocol: UDP, destination: {ports: [30080]}}]")
+	k.declare(t, row{services: services, policies: deny})
+	together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
+	k.declare(t, row{services: services})
+	together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
+}
+
+// TestCutKeeping shows that no connection is cut while the kernel may know policies that nobody has read yet, and that all
+// are looked at when the last has been, though the program does not change.
+func TestCutKeeping(t *testing.T) {
+	k := openKernel(t, "cutkeep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, true)
+	k.declare(t, row{})
+	pairs := k.directPairs(t)
+	k.declare(t, row{policies: isolated("b", "in ingress: []")})
+	k.reopen(t)
+
+	whole := *k.Compiler.State()
+	part, policy := whole, *k.Policy()
+	part.Policy = &policy
+	policy.Workloads = maps.Clone(policy.Workloads)
+	delete(policy.Workloads, names["c"][0])
+	plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), &part)
+	k.carryOut(t, plan, err)
+	if kept == 0 {
+		t.Fatal("nothing is kept")
+	}
+	for end := time.Now().Add(soon); time.Now().Before(end); {
+		for name, p := range pairs {
+			if !p.Speak(true, drivertest.Patient) || !p.Speak(false, drivertest.Patient) {
+				t.Fatalf("%s is cut while something is kept", name)
+			}
+		}
+	}
+	plan, err = k.driver.Adopt(t.Context(), &whole)
+	if plan.Len() > 0 {
+		t.Errorf("the program changes:\n%s", plan)
+	}
+	k.carryOut(t, plan, err)
+	together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
+}
+
+// directPairs are connections from a to b, without a service.
+func (k *kernel) directPairs(t *testing.T) map[string]*drivertest.Pair {
+	t.Helper()
+	pairs := map[string]*drivertest.Pair{}
+	for _, proto := range []model.Protocol{tcp, udp} {
+		for family := range Families {
+			server := netip.AddrPortFrom(names["b"][family], 80)
+			p, err := k.mesh.Pair(t, "a", proto, server, server)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pairs[fmt.Sprint(proto, " ", server)] = p
+		}
+	}
+	return pairs
+}
+
+// reopen goes on with another driver, which cuts connections, as after a restart.
+func (k *kernel) reopen(t *testing.T) {
+	t.Helper()
+	if err := k.driver.Close(); err != nil {
+		t.Fatal(err)
+	}
+	err := k.mesh.Node.Do(func() (err error) {
+		k.driver, err = nftables.Open(nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)})
+		return err
+	})
+	if err == nil {
+		err = k.driver.Probe(context.WithoutCancel(t.Context()))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

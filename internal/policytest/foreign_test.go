@@ -1,0 +1,166 @@
+package policytest
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// TestNeighbourDiscoveryOffTheLink shows that what passes on a link, for a pod that may send nothing, does not pass
+// from it to another host.
+func TestNeighbourDiscoveryOffTheLink(t *testing.T) {
+	k := openKernel(t, "ndoff", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+	for _, isolate := range []bool{false, true} {
+		var r row
+		if isolate {
+			r.policies = isolated("a", "out egress: []")
+		}
+		k.declare(t, r)
+		for _, to := range []string{"b", "outside"} {
+			for _, icmpType := range []uint8{130, 131, 132, 133, 135, 136, 143} {
+				k.carries(t, "a", to, verdict.Flow{Source: names["a"][1], Destination: names[to][1], Protocol: 58, ICMPType: icmpType}, !isolate)
+			}
+		}
+	}
+}
+
+// carries sends a datagram and compares what becomes of it with what is expected and with what the walk says.
+func (k *kernel) carries(t *testing.T, from, to string, f verdict.Flow, want bool) verdict.Step {
+	t.Helper()
+	payload := make([]byte, 64)
+	payload[0], payload[1] = f.ICMPType, f.ICMPCode
+	arrived, err := k.mesh.Carry(drivertest.Datagram{From: f.Source, To: f.Destination, Protocol: f.Protocol, Payload: payload})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, _ := k.route(names[from][0])
+	steps := verdict.Input(k.Policy(), f, in)
+	if to != "node" {
+		out, _ := k.route(names[to][0])
+		steps = verdict.Forward(k.Policy(), f, in, out)
+	}
+	step, denied := verdict.Denied(steps)
+	if arrived != want || denied == want {
+		t.Errorf("%s -> %s: %+v arrives: %v, want %v; the walk denies: %v: %+v", from, to, f, arrived, want, denied, step)
+	}
+	return step
+}
+
+// TestTunnels shows that pods do not send what tunnels carry, and do where they may.
+func TestTunnels(t *testing.T) {
+	k := openKernel(t, "tunnel", map[string][2]netip.Addr{"a": names["a"]})
+	log := k.listen(t)
+	for _, may := range []bool{false, true} {
+		k.Policy().PodTunnels = may
+		plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+		k.carryOut(t, plan, err)
+		k.declare(t, row{})
+		for family := range Families {
+			for _, to := range []string{"node", "outside"} {
+				for _, protocol := range []uint8{4, 41, 47} {
+					f := verdict.Flow{Source: names["a"][family], Destination: names[to][family], Protocol: protocol}
+					if step := k.carries(t, "a", to, f, may); !may {
+						isTold(t, log, driver.Tunnel, f, step)
+					}
+				}
+				for _, port := range []uint16{4789, 8472, 6081, 4790} {
+					open := may || port == 4790
+					p := packet{from: "a", proto: udp, to: to, port: port}
+					if open {
+						p.at = to
+					}
+					k.follow(t, p, family)
+					if !open {
+						isTold(t, log, driver.Tunnel, verdict.Flow{Source: names["a"][family], Destination: names[to][family]}, verdict.Step{Drop: verdict.Tunnel})
+					}
+				}
+			}
+		}
+	}
+}
+
+// isTold checks the reason that the kernel and the walk give for a drop.
+func isTold(t *testing.T, log *nflog.Conn, reason driver.Drop, f verdict.Flow, step verdict.Step) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), drivertest.Patient)
+	defer cancel()
+	got, err := log.Next(ctx)
+	if err != nil {
+		t.Fatalf("%+v: nothing is told of the drop: %v", f, err)
+	}
+	if got.Prefix != driver.DropPrefix+string(reason) || got.Header.Source != f.Source || got.Header.Destination != f.Destination || string(step.Drop) != string(reason) {
+		t.Errorf("%+v: told %+v, the walk says %+v, want %s", f, got, step, reason)
+	}
+}
+
+// TestUndeclaredPodElsewhere shows that a pod whose address is in none of the node's prefixes gets nothing, and sends nothing,
+// before it is declared.
+func TestUndeclaredPodElsewhere(t *testing.T) {
+	foreign := pair("203.0.113.77", "2001:db8:113::77")
+	k := openKernel(t, "undecl", map[string][2]netip.Addr{"a": names["a"], "e": foreign})
+	k.declare(t, row{})
+	for family := range Families {
+		for _, from := range []string{"a", "outside"} {
+			for _, proto := range []model.Protocol{tcp, udp, sctp} {
+				for _, end := range [][2]string{{from, "e"}, {"e", from}} {
+					at := func(name string) netip.Addr {
+						if name == "e" {
+							return foreign[family]
+						}
+						return names[name][family]
+					}
+					sent := drivertest.Packet{Host: end[0], From: at(end[0]), To: at(end[1]), Protocol: proto, Port: 80}
+					trail, err := k.mesh.Trace(sent)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if answer := k.why(sent); trail.At != "" || answer.Allowed {
+						t.Errorf("%+v: %+v; why allows it: %v: %+v", sent, trail, answer.Allowed, answer)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestBridge shows that a pod behind a bridge sends from its own address, and from none that is not behind the bridge.
+func TestBridge(t *testing.T) {
+	k := openKernel(t, "bridge", map[string][2]netip.Addr{"a": names["a"]})
+	k.mesh.AddBridge(t, "bridge", "br0", "c", [2]netip.Prefix(PodCIDRs), names["c"])
+	err := k.mesh.Node.Do(func() (err error) {
+		k.links, err = link.Read()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Compiler.SetLinks(k.links)
+	k.declare(t, row{})
+	log := k.listen(t)
+	for family := range Families {
+		for _, to := range []string{"a", "node", "outside"} {
+			for _, as := range []string{"c", "nobody", "a", "outside", "node"} {
+				if as == to {
+					continue
+				}
+				sent := drivertest.Packet{Host: "c", From: names[as][family], To: names[to][family], Protocol: udp, Port: 80}
+				trail, err := k.mesh.Trace(sent)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if arrived := trail.At == to; arrived != (as == "c") {
+					t.Errorf("%+v: %+v", sent, trail)
+				} else if !arrived {
+					isTold(t, log, driver.Spoofed, verdict.Flow{Source: sent.From, Destination: sent.To}, verdict.Step{Drop: verdict.Spoofed})
+				}
+			}
+		}
+	}
+}
