@@ -37,7 +37,7 @@ selects, or its last good version is in force, or nothing of it.`,
 				return err
 			}
 			if s.Kept > 0 {
-				_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "warning:", agent.Contradicts(s.Kept, s.Source.Lacking))
+				_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "warning:", agent.Contradicts(true, s.Kept, s.Source.Lacking))
 			}
 			return print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
 		},

@@ -128,6 +128,37 @@ func TestPoliciesTable(t *testing.T) {
 	}
 }
 
+// A policy at fault says once what is wrong, and what is in force of it in the meantime.
+func TestPoliciesAtFault(t *testing.T) {
+	useKernel(t)
+	policy := func(name, port string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\n" +
+			"spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{ports: [{port: " + port + "}]}]}\n"
+	}
+	dir := folder(t, map[string]string{"good.yaml": policy("good", "80"), "bad.yaml": policy("bad", "99999")})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, dir, socket, here)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "99999") {
+		t.Fatalf("sync exits with %d: %s", code, stderr)
+	}
+	write(t, dir, "good.yaml", policy("good", "77777"))
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "77777") {
+		t.Fatalf("sync exits with %d: %s", code, stderr)
+	}
+	_, stdout, _ := sluice(t, "policies", "--socket", socket)
+	for fault, says := range map[string]string{"99999": "denies all that it selects: ", "77777": "; in force: its last good version"} {
+		if strings.Count(stdout, fault) != 1 || strings.Count(stdout, says) != 1 {
+			t.Errorf("policies do not say once %q and %q:\n%s", fault, says, stdout)
+		}
+	}
+	_, stdout, _ = sluice(t, "status", "--socket", socket)
+	for _, says := range []string{"; in force: it denies all that it selects", "; in force: its last good version", "each says what is in force of its object"} {
+		if strings.Count(stdout, says) != 1 {
+			t.Errorf("status does not say %q once:\n%s", says, stdout)
+		}
+	}
+}
+
 func TestWithoutPolicy(t *testing.T) {
 	socket := shopAgent(t, "--policy=false")
 	for _, command := range []string{"policies", "drops"} {
@@ -311,6 +342,34 @@ func TestKernelDrops(t *testing.T) {
 	groups, err := ns.Run("cat", "/proc/thread-self/net/netfilter/nfnetlink_log")
 	if err != nil || strings.Contains(string(groups), fmt.Sprint(driver.DropGroup)) {
 		t.Errorf("the log is open though nobody looks: %s %v", groups, err)
+	}
+}
+
+// While the kernel keeps a policy that cannot be read, nobody is told without a warning what is wanted.
+func TestKeptPolicyIsWarnedOf(t *testing.T) {
+	ns := nodeNS(t)
+	pods := attachPods(t, ns, 2)
+	at := strings.LastIndex(shop, "---")
+	dir := folder(t, map[string]string{"pods.yaml": shop[:at], "policy.yaml": shop[at:]})
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	stop := startAgent(t, dir, socket, ns.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+		t.Fatal(stderr)
+	}
+	stop()
+	write(t, dir, "policy.yaml", "kind: [")
+	startAgent(t, dir, socket, ns.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError {
+		t.Fatalf("sync exits with %d: %s", code, stderr)
+	}
+	if err := knock(pods[0], "10.1.0.2:5432"); err == nil || strings.Contains(err.Error(), "refused") {
+		t.Errorf("the policy that was kept lets the connection pass: %v", err)
+	}
+	for command, want := range map[string]int{"why shop/web shop/db:5432": exitOK, "policies": exitOK, "status": exitOK} {
+		code, stdout, stderr := sluice(t, append(strings.Fields(command), "--socket", socket)...)
+		if out := stdout + stderr; code != want || !strings.Contains(out, "policies did not change since the start are still judged by what ") || !strings.Contains(out, "policy.yaml: ") {
+			t.Errorf("%s exits with %d and does not warn of what is kept, and why:\n%s", command, code, out)
+		}
 	}
 }
 

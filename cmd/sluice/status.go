@@ -58,7 +58,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("programmed", "%s, %s", agent.Count(s.Frontends, "frontend"), agent.Count(s.Backends, "backend"))
 	policyRows(row, s.Policy)
 	if s.Policy != nil && s.Kept > 0 {
-		row("", "of that, pods whose policies did not change since the start have what an earlier agent programmed: see PROBLEM above")
+		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}
 	if a := s.LastApply; a != nil {
 		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), agent.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)

@@ -87,9 +87,14 @@ func withBackends(want *state.State, had map[state.FrontendKey]bool) *state.Stat
 
 func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
 
-// Contradicts warns those who ask what is wanted that the kernel may do otherwise with what is kept.
-func Contradicts(kept int, lacking []string) string {
-	return "what the kernel does may differ from this, as it still has services that are not declared, and judges pods whose policies did not change since the start by what an earlier agent programmed: " + Keeping(kept, lacking)
+// Contradicts warns those who ask what is wanted that the kernel may do otherwise while it keeps
+// something; policy says whether policy is carried out.
+func Contradicts(policy bool, kept int, lacking []string) string {
+	text := "the kernel may do otherwise, as services of an earlier agent still work"
+	if policy {
+		text += ", and pods whose policies did not change since the start are still judged by what it programmed"
+	}
+	return text + ": " + Keeping(kept, lacking)
 }
 
 // maxLacking bounds what is named of what is lacking; the source's faults name all.

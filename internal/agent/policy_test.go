@@ -264,7 +264,7 @@ func TestExplainWarnsOfWhatIsKept(t *testing.T) {
 	})
 	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
 	e, err := b.client.Explain(t.Context(), Question{From: "shop/db", To: "shop/web", Port: "80"})
-	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "an earlier agent programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
+	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "still judged by what it programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
 		t.Errorf("warnings %q, %v", text, err)
 	}
 	b.source.lacks()

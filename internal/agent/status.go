@@ -119,7 +119,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if n := len(s.Issues); n > 0 {
-		problems = append(problems, Count(n, "fault")+" in objects; the rest works, and what is in force of these is said with each")
+		problems = append(problems, Count(n, "fault")+" in objects; the rest works, and each says what is in force of its object, where that is known")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))

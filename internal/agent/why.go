@@ -42,10 +42,11 @@ func (a *Agent) Explain(ctx context.Context, q Question) (Explanation, error) {
 	if err != nil {
 		return e, err
 	}
-	if !a.answer(&e, questions) {
+	policy := a.answer(&e, questions)
+	if !policy {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
-	e.Warnings = append(e.Warnings, a.failing()...)
+	e.Warnings = append(e.Warnings, a.failing(policy)...)
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
@@ -198,7 +199,7 @@ func noFamily(q Question, from, to end) error {
 }
 
 // failing says why the kernel may hold another state than the wanted one, if it may.
-func (a *Agent) failing() (warnings []string) {
+func (a *Agent) failing(policy bool) (warnings []string) {
 	a.mu.Lock()
 	r := a.record
 	a.mu.Unlock()
@@ -206,7 +207,7 @@ func (a *Agent) failing() (warnings []string) {
 		warnings = append(warnings, "the kernel may hold an older state: "+r.failure.Error)
 	}
 	if r.kept > 0 {
-		warnings = append(warnings, Contradicts(r.kept, a.Source.Status().Lacking))
+		warnings = append(warnings, Contradicts(policy, r.kept, a.Source.Status().Lacking))
 	}
 	return warnings
 }
