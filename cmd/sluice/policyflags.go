@@ -22,7 +22,7 @@ import (
 
 // policyFlags say whether network policy is carried out, and how.
 type policyFlags struct {
-	policy, keepEstablished           bool
+	policy, keepEstablished, tunnels  bool
 	lists                             list.Files
 	denyLists, denyDevices            []string
 	failsafeInbound, failsafeOutbound failsafes
@@ -33,6 +33,7 @@ func (f *policyFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.BoolVar(&f.policy, "policy", true, "carry out network policy; without, nothing is judged, whatever policies there are")
 	fl.BoolVar(&f.keepEstablished, "keep-established", false, "let connections go on that a change of policy has come to forbid")
+	fl.BoolVar(&f.tunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP in IP and GRE, which can carry anyone's address to a node that has such tunnels")
 	fl.Var(&f.lists, "address-list", "a list of addresses to read from a file and watch, that selectors select by the label sluice.dev/list: NAME; may be repeated")
 	fl.StringArrayVar(&f.denyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
 	fl.StringArrayVar(&f.denyDevices, "deny-device", nil, "`interface` where --deny-list holds; may be repeated (default: those of the default routes at the start)")
@@ -57,6 +58,7 @@ func (f *policyFlags) configure(c *compile.Config) error {
 		return usageError{errors.New("--deny-device needs a --deny-list")}
 	}
 	c.Policy, c.DenyLists, c.DenyDevices = true, f.denyLists, f.denyDevices
+	c.PodTunnels = f.tunnels
 	c.FailsafeInbound, c.FailsafeOutbound = f.failsafeInbound, f.failsafeOutbound
 	if len(c.DenyLists) > 0 && len(c.DenyDevices) == 0 {
 		devices, err := defaultDevices()

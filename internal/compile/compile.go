@@ -43,6 +43,8 @@ type Config struct {
 	// FailsafeInbound and FailsafeOutbound are ports of the node, and of others that it
 	// connects to, that no host endpoint closes.
 	FailsafeInbound, FailsafeOutbound []state.PortRange
+	// PodTunnels lets pods send VXLAN and other tunnels.
+	PodTunnels bool
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store.
@@ -88,7 +90,7 @@ func New(cfg Config) *Compiler {
 	if cfg.Policy {
 		c.policy = policy.New(policy.Config{
 			Node: cfg.Node, DenyLists: cfg.DenyLists, DenyDevices: cfg.DenyDevices,
-			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound,
+			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound, PodTunnels: cfg.PodTunnels,
 		})
 		s.Policy = c.policy.Policy()
 	}

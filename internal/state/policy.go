@@ -125,8 +125,14 @@ type Host struct {
 // Denied are addresses whose packets are dropped where they arrive, before
 // connection tracking.
 type Denied struct {
-	Devices []string // names of interfaces that exist, sorted
+	Devices []Device // interfaces that exist, sorted
 	Lists   []*List  // not those of Policy.Lists: an address may be in several
+}
+
+// Device is a network interface.
+type Device struct {
+	Index int
+	Name  string
 }
 
 // Policy is the part of the State that says what may pass.

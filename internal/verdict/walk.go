@@ -118,7 +118,7 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	for _, list := range p.Denied.Lists {
 		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
-			return []Step{{Stage: DenyList, Of: list.Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + strings.Join(p.Denied.Devices, ", ")}}
+			return []Step{{Stage: DenyList, Of: list.Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
 		}
 	}
 	h := p.Hosts[in]
@@ -130,6 +130,15 @@ func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 		return steps
 	}
 	return host(p, h, PreDNAT, h.PreDNAT, f, steps)
+}
+
+// deniedAt names the interfaces of deny lists.
+func deniedAt(p *state.Policy) string {
+	var names []string
+	for _, d := range p.Denied.Devices {
+		names = append(names, d.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // everyLength are the lengths that a prefix can have.

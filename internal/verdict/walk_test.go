@@ -31,7 +31,7 @@ func testNode() *state.Policy {
 	p.PodDevices = map[int]struct{}{vethWeb: {}, vethDB: {}}
 	p.HostDevices = map[int]struct{}{1: {}, eth0: {}, bridge: {}}
 	p.PodCIDRs = []netip.Prefix{prefix("10.1.0.0/24")}
-	p.Denied = state.Denied{Devices: []string{"eth0"}, Lists: []*state.List{p.Lists[badRef.ID]}}
+	p.Denied = state.Denied{Devices: []state.Device{{Index: eth0, Name: "eth0"}}, Lists: []*state.List{p.Lists[badRef.ID]}}
 	allow := func(key model.PolicyKey, tier string, r state.Rule) state.Tier {
 		r.Policy, r.Action = key, model.Allow
 		return state.Tier{Name: tier, Default: model.Deny, Policies: []model.PolicyKey{key}, Rules: []state.Rule{r}}

@@ -30,6 +30,7 @@ type Config struct {
 	// FailsafeInbound and FailsafeOutbound are ports that no host endpoint closes: of the
 	// node itself, and of others that it connects to.
 	FailsafeInbound, FailsafeOutbound []state.PortRange
+	PodTunnels                        bool // pods may send what tunnels carry
 }
 
 // Compiler holds one node's policy and keeps it in step with a store. It is not
@@ -137,6 +138,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	for _, t := range []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier} {
 		c.tiers[t.Name] = t
 	}
+	p.PodTunnels = cfg.PodTunnels
 	c.failsafes = c.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
 	return c
 }

@@ -43,7 +43,11 @@ func show(p *state.Policy) string {
 		showProgram(&b, p, "untracked out", h.UntrackedOut)
 	}
 	if len(p.Denied.Lists) > 0 {
-		fmt.Fprintf(&b, "denied on %v:", p.Denied.Devices)
+		b.WriteString("denied on")
+		for _, d := range p.Denied.Devices {
+			fmt.Fprintf(&b, " %s", d.Name)
+		}
+		b.WriteString(":")
 		for _, l := range p.Denied.Lists {
 			fmt.Fprintf(&b, " %s", l.Name)
 		}
@@ -511,7 +515,7 @@ h eth0
 func TestDenyLists(t *testing.T) {
 	cfg := Config{Node: "here", DenyLists: []string{"bad", "none", "bad"}, DenyDevices: []string{"eth1", "eth0", "eth7"}}
 	c := compiled(cfg, testLinks, networkSet(model.AddressList, "bad", "1.2.3.4/32", "fd00::/8"), networkSet(model.GlobalNetworkSet, "none", "1.2.3.5/32"))
-	if got, want := show(c.Policy()), "denied on [eth0 eth1]: AddressList bad\n"; got != want {
+	if got, want := show(c.Policy()), "denied on eth0 eth1: AddressList bad\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	want := []model.Issue{

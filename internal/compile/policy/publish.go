@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -135,10 +136,10 @@ func (c *Compiler) deniedNow() state.Denied {
 	}
 	for _, l := range c.links.Links.Links {
 		if slices.Contains(c.cfg.DenyDevices, l.Name) {
-			d.Devices = append(d.Devices, l.Name)
+			d.Devices = append(d.Devices, state.Device{Index: l.Index, Name: l.Name})
 		}
 	}
-	slices.Sort(d.Devices)
+	slices.SortFunc(d.Devices, func(a, b state.Device) int { return cmp.Compare(a.Name, b.Name) })
 	return d
 }
 

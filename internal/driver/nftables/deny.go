@@ -130,9 +130,10 @@ func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield func([]rulin
 	}
 	for _, device := range d.Devices {
 		yield([]ruling{{chain: chain{
-			name:    "deny-" + digestName(device) + "-" + digestRules(rules),
-			hook:    &hook{"filter", ingressHook, -500, device},
-			comment: truncate("deny lists at " + device),
+			// An interface that is made anew under its name is another one: the old one took its hook along.
+			name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
+			hook:    &hook{"filter", ingressHook, -500, device.Name},
+			comment: truncate("deny lists at " + device.Name),
 			rules:   rules,
 		}}})
 	}

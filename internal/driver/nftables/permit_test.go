@@ -22,7 +22,7 @@ type policies struct {
 	state *state.Policy
 }
 
-func randomPolicy(r *rand.Rand, devices ...string) *state.Policy {
+func randomPolicy(r *rand.Rand, devices ...state.Device) *state.Policy {
 	p := policies{r, state.NewPolicy()}
 	p.state.PodCIDRs = prefixes("10.1.0.0/24", "fd00:1::/64")
 	p.state.HostDevices[1] = struct{}{}
@@ -203,13 +203,13 @@ func membersDelta[M comparable](before, after map[state.SetID]map[M]struct{}) ma
 }
 
 // addLinks makes two interfaces in the namespace.
-func addLinks(t *testing.T, ns *netns.NS) []string {
+func addLinks(t *testing.T, ns *netns.NS) []state.Device {
 	t.Helper()
 	names := []string{"deny-a", "deny-b"}
 	if out, err := exec.Command("ip", "-n", ns.Name, "link", "add", names[0], "type", "veth", "peer", "name", names[1]).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	return names
+	return []state.Device{{Index: 2, Name: names[0]}, {Index: 3, Name: names[1]}}
 }
 
 // However the kernel came to a state, by changes or at once, it holds the same, and a
