@@ -26,6 +26,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/stamp"
 	"sluice.dev/sluice/internal/source/watch"
 	"sluice.dev/sluice/internal/store"
 )
@@ -58,9 +59,9 @@ type Source struct {
 // list is what is known of one list.
 type list struct {
 	File
-	due   bool  // it is to be read, and stays so while somebody is writing it
-	tried stamp // of the content that was read last, for better or worse
-	seen  stamp // of the file at the last look
+	due   bool        // it is to be read, and stays so while somebody is writing it
+	tried stamp.Stamp // of the content that was read last, for better or worse
+	seen  stamp.Stamp // of the file at the last look
 
 	set   *model.NetworkSet // the last good version; nil if there never was one
 	why   string            // what the set was refused for that stands in for a good version; empty if none does
@@ -131,7 +132,7 @@ func (s *Source) step(w *watch.Watcher, looking bool) (again bool) {
 // was the same at two looks.
 func (l *list) settled() bool {
 	last := l.seen
-	l.seen = stampAt(l.Path)
+	l.seen = stamp.At(l.Path)
 	return l.seen != l.tried && l.seen == last
 }
 
@@ -167,12 +168,12 @@ func (s *Source) readDue() (writing []string) {
 
 // read reads one file and delivers it if it is another list than before.
 func (s *Source) read(l *list) {
-	before := stampAt(l.Path)
+	before := stamp.At(l.Path)
 	nets, of, err := load(l.Path)
 	if errors.Is(err, errBusy) {
 		return
 	}
-	if l.due, l.tried = false, of; of == (stamp{}) {
+	if l.due, l.tried = false, of; of == (stamp.Stamp{}) {
 		l.tried = before
 	}
 	if err != nil {
@@ -268,7 +269,7 @@ func (s *Source) flushOnce() (writing []string) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	for _, l := range s.lists {
-		l.due = l.due || stampAt(l.Path) != l.tried
+		l.due = l.due || stamp.At(l.Path) != l.tried
 	}
 	return s.readDue()
 }

@@ -7,30 +7,12 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/source/stamp"
 )
 
 // maxFile bounds the size of a list's file.
 const maxFile = 512 << 20
-
-// stamp changes when a file's content does, as far as the kernel's clock can tell.
-type stamp struct {
-	dev, ino uint64
-	size     int64
-	ctime    unix.Timespec
-}
-
-func stampOf(st *unix.Stat_t) stamp {
-	return stamp{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, ctime: st.Ctim}
-}
-
-// stampAt returns the stamp of the file at a path; the zero stamp if there is none.
-func stampAt(path string) stamp {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return stamp{}
-	}
-	return stampOf(&st)
-}
 
 // errBusy means that somebody is writing the file.
 var errBusy = errors.New("somebody is writing it")
@@ -40,7 +22,7 @@ var errBusy = errors.New("somebody is writing it")
 // reading is done. So a file is seen before or after a change, never within.
 // Where there are no leases (the file is someone else's and CAP_LEASE is lacking, or
 // the filesystem has none), a file that changes while it is read is busy.
-func load(path string) (nets []netip.Prefix, of stamp, err error) {
+func load(path string) (nets []netip.Prefix, of stamp.Stamp, err error) {
 	// A pipe in the place of the file must not make us wait.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.EAGAIN) { // someone else's lease is in the way
@@ -64,11 +46,11 @@ func load(path string) (nets []netip.Prefix, of stamp, err error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, of, fmt.Errorf("stat list: %w", err)
 	}
-	if of = stampOf(&st); of.size > maxFile {
-		return nil, of, fmt.Errorf("read list: it has %d bytes, at most %d are read; split it", of.size, maxFile)
+	if of = stamp.Of(&st); st.Size > maxFile {
+		return nil, of, fmt.Errorf("read list: it has %d bytes, at most %d are read; split it", st.Size, maxFile)
 	}
 	nets, err = Read(f)
-	if unix.Fstat(int(f.Fd()), &st) == nil && stampOf(&st) != of {
+	if unix.Fstat(int(f.Fd()), &st) == nil && stamp.Of(&st) != of {
 		return nil, of, errBusy
 	}
 	return nets, of, err

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"sluice.dev/sluice/internal/source/stamp"
 )
 
 // What could not be read at the start may well be in the kernel, from an
@@ -77,7 +79,7 @@ func (s *Source) findLacking() []string {
 }
 
 // wasRead tells whether a file's content was ever read.
-func (f *file) wasRead() bool { return f != nil && f.stamp != stamp{} }
+func (f *file) wasRead() bool { return f != nil && f.stamp != stamp.Stamp{} }
 
 // tears tells whether a file's content, read for the first time or torn
 // before, has parts of which no good version is known.

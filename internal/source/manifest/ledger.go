@@ -7,13 +7,14 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/stamp"
 	"sluice.dev/sluice/internal/store"
 )
 
 // file is what is known of one file.
 type file struct {
 	path  string
-	stamp stamp
+	stamp stamp.Stamp
 	content
 	err string // why it can't be read at present
 }

@@ -36,6 +36,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/stamp"
 	"sluice.dev/sluice/internal/source/watch"
 )
 
@@ -309,7 +310,7 @@ func (s *Source) plan(named map[string]bool, all bool) ([]job, map[string]error,
 func (s *Source) differs(f *file) bool {
 	var st unix.Stat_t
 	err := unix.Stat(s.folder.at(f.path), &st)
-	return err != nil || f.err != "" || stampOf(&st) != f.stamp
+	return err != nil || f.err != "" || stamp.Of(&st) != f.stamp
 }
 
 // inFailed tells whether a path lies in a folder that can't be read now.

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/source/stamp"
 )
 
 const (
@@ -19,17 +21,6 @@ const (
 	// keptBuffer is the largest buffer that is kept for the next file.
 	keptBuffer = 1 << 20
 )
-
-// stamp changes when a file's content does, as far as the kernel's clock can tell.
-type stamp struct {
-	dev, ino uint64
-	size     int64
-	ctime    unix.Timespec
-}
-
-func stampOf(st *unix.Stat_t) stamp {
-	return stamp{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, ctime: st.Ctim}
-}
 
 // job is a file to be read.
 type job struct {
@@ -53,7 +44,7 @@ type reading struct {
 	job
 	outcome outcome
 	again   bool // parsed while a writer was still there: to be confirmed
-	stamp   stamp
+	stamp   stamp.Stamp
 	content content
 	err     error
 }
@@ -140,7 +131,7 @@ func (p *parser) read(f *folder, j job) reading {
 		r.outcome, r.err = failed, fmt.Errorf("read file: %w", err)
 		return r
 	}
-	r.stamp = stampOf(&st)
+	r.stamp = stamp.Of(&st)
 	var prev []object
 	if j.known != nil {
 		prev = j.known.objects
