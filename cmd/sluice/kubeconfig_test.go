@@ -16,9 +16,9 @@ import (
 // An agent that reads an API programs what that has.
 func TestKubeconfig(t *testing.T) {
 	lists := map[string]string{
-		"/api/v1/services": `{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":80}]}}`,
+		"/api/v1/services":                         `{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":80}]}}`,
 		"/apis/discovery.k8s.io/v1/endpointslices": `{"metadata":{"name":"web-1","namespace":"shop","labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","ports":[{"port":8080}],"endpoints":[{"addresses":["10.1.0.1"]}]}`,
-		"/api/v1/nodes": `{"metadata":{"name":"node-a"}}`,
+		"/api/v1/nodes":                            `{"metadata":{"name":"node-a"}}`,
 	}
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		item, ok := lists[r.URL.Path]
