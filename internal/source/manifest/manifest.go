@@ -7,7 +7,8 @@
 // counted and passed over. Policies and what belongs to them are decoded strictly: a
 // field that isn't known makes the object refused. Where no good version of a
 // refused policy is known, one that denies is delivered in its place, if it is
-// known whom it applies to.
+// known whom it applies to; and in place of a network set, one of which only the
+// labels are known.
 //
 // What is at fault never takes more with it than itself. An object that can't
 // be understood keeps its last good version, and so does all that a file
