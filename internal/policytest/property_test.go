@@ -23,9 +23,9 @@ const asked = 60 // connections in each random cluster
 func TestRandom(t *testing.T) {
 	for seed := range uint64(*clusters) {
 		o := newDice(seed).cluster()
-		if c, bad := disagreement(t, o, seed); bad {
+		if _, bad := disagreement(t, o, seed); bad {
 			o = shrink(o, func(o *oracle.Objects) bool { _, bad := disagreement(t, o, seed); return bad })
-			c, _ = disagreement(t, o, seed)
+			c, _ := disagreement(t, o, seed)
 			text, _ := yaml.Marshal(o)
 			product := productOf(t, o)
 			t.Fatalf("seed %d: %+v: product %v, oracle %v\n%+v\n%s", seed, c, product.Allowed(c), o.Allowed(c), product.Walk(c), text)

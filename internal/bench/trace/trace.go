@@ -143,7 +143,7 @@ func (c Config) dump(kind netlink.HeaderType, tableAttr uint16, f func(netlink.M
 	if err != nil {
 		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }() // all has been read, or an error is on its way
 	ask := netlink.NewAttributeEncoder()
 	ask.String(tableAttr, c.Table)
 	attrs, err := ask.Encode()
