@@ -285,8 +285,8 @@ func (a *adoption) settleRoster() {
 		return
 	}
 	b.addRoster(now, func(name string) bool { return a.have.chains[name] }, func(name string) bool { return a.have.counters[name] })
-	b.twice = a.sameProgram() && len(missing(now.chains, a.have.chains)) > 0
 	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
+	b.stepwise = a.sameProgram() && len(missing(now.chains, a.have.chains))+len(gone) > 0
 	if a.kept > 0 && a.d.prog.policy != nil {
 		a.keepChains(gone)
 		return

@@ -11,21 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is one transaction, encoded as it is built: what the kernel does with
-// it, it does at once or not at all. It prints itself and can be sent once.
+// batch is a transaction, encoded as it is built: what the kernel does with
+// it, it does at once or not at all. Where chains come or go it is three, each of them safe for traffic. It prints itself and
+// can be sent once.
 //
-// Its parts are carried out in this order: before, deletions, additions, after,
+// Its parts are carried out in this order: notes that are no longer true, before, deletions, additions, after,
 // notes. Elements are gathered by set, many to a message. The rules come before the
 // elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 type batch struct {
 	table                string
-	before, after, notes part
+	before, after        part
+	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*set]*part
 
-	// twice: chains that are new, and what they look up, are there in a transaction of their own before anything
-	// leads to them. A packet keeps the rules that it began with, but finds the elements of the moment; so one that is on its
-	// way would enter a chain that has no rules for it yet, and come out of its end.
-	twice bool
+	// stepwise: chains that are new, and what they look up, are there in a transaction of their own before anything
+	// leads to them, and those that go, with what they look up, in one after nothing does. A packet keeps the rules that it
+	// began with, but finds the elements of the moment; so one that is on its way would enter a chain that has no rules for it
+	// yet, and come out of its end, or look in an old chain for elements that are gone.
+	stepwise bool
 
 	labels  []string // what each message does; its sequence number is the index here
 	changes int      // operations, for people: elements, chains, sets
@@ -39,7 +42,7 @@ type part struct {
 
 func newBatch(table string) *batch {
 	b := &batch{table: table, labels: []string{"commit"}, deletions: map[*set]*part{}, additions: map[*set]*part{}}
-	for _, p := range []*part{&b.before, &b.after, &b.notes} {
+	for _, p := range []*part{&b.before, &b.after, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
 	return b
@@ -77,8 +80,8 @@ func (b *batch) delete(e *element) { b.element(b.partOf(b.deletions, e.set), e, 
 // before, "" if there was none.
 func (b *batch) note(p *program, id uint32, old, text string) {
 	if old != "" {
-		b.element(&b.notes, p.noteElement(id, old), true)
-		b.notes.closeList()
+		b.element(&b.unnoted, p.noteElement(id, old), true)
+		b.unnoted.closeList()
 	}
 	if text != "" {
 		b.element(&b.notes, p.noteElement(id, text), false)
@@ -205,14 +208,15 @@ func (b *batch) flushSet(s *set) {
 
 // transactions are the parts in their order.
 func (b *batch) transactions() [][]*part {
-	early := func(s *set) bool { return b.twice && s.policy && !s.verdict && len(s.key) > 1 }
-	first := append([]*part{&b.before}, sortedParts(b.additions, early)...)
-	second := append(sortedParts(b.deletions, nil), sortedParts(b.additions, func(s *set) bool { return !early(s) })...)
-	second = append(second, &b.after, &b.notes)
-	if b.twice {
-		return [][]*part{first, second}
+	lookedUp := func(s *set) bool { return b.stepwise && s.policy && !s.verdict && len(s.key) > 1 }
+	others := func(s *set) bool { return !lookedUp(s) }
+	first := append([]*part{&b.unnoted, &b.before}, sortedParts(b.additions, lookedUp)...)
+	second := append(sortedParts(b.deletions, others), sortedParts(b.additions, others)...)
+	third := append(sortedParts(b.deletions, lookedUp), &b.after, &b.notes)
+	if b.stepwise {
+		return [][]*part{first, second, third}
 	}
-	return [][]*part{append(first, second...)}
+	return [][]*part{slices.Concat(first, second, third)}
 }
 
 // buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
@@ -297,13 +301,13 @@ func (p *part) printElements(out *strings.Builder, verb string, s *set) {
 	})
 }
 
-// send commits the batch and returns the number of transactions that it took: two, one, or none if it
-// is empty. Where the first of two fails, as elements are in the way that the second would have removed, nothing has happened,
+// send commits the batch and returns the number of transactions that it took: up to three, none if it
+// is empty. Where the first of several fails, as elements are in the way that a later one would have removed, nothing has happened,
 // and all of it is tried as one.
 func (b *batch) send(s *socket) (sent uint32, err error) {
 	sent, err = b.sendAll(s)
-	if err != nil && b.twice && sent == 0 {
-		b.twice = false
+	if err != nil && b.stepwise && sent == 0 {
+		b.stepwise = false
 		return b.sendAll(s)
 	}
 	return sent, err
