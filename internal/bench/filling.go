@@ -170,8 +170,8 @@ func (r *run) judgeFilling(usual int) {
 	if own != nil && theirs != nil {
 		r.goal("kernel memory for "+name, fmt.Sprintf("≤ ipset's (%s MB here), or the reason", chart.Number(theirs.Median)),
 			chart.Number(own.Median)+" MB", own.Median <= theirs.Median)
-		r.note("Sluice's list takes %s bytes an address: an element of an nftables set is an allocation of its own, with a header, a link in a hash chain and a key of list and address. "+
-			"An ipset packs addresses of four bytes a dozen to a bucket. That is the price of sets that all lists and groups share.",
+		r.note("Sluice's list takes %s bytes an address: the kernel gives each element of an nftables set 64 bytes of its own, whatever its key, and a deny list's a place in a table "+
+			"of twice as many places as addresses, or more. An ipset packs addresses of four bytes a dozen to a bucket. No set of nftables is smaller.",
 			chart.Number(own.Median*1e6/float64(usual)))
 	}
 }
