@@ -28,7 +28,7 @@ func DecodeNetworkPolicy(text []byte, also error) (model.Name, *model.Policy, er
 		o.Namespace = cmp.Or(o.Namespace, "default")
 		return model.Name{Namespace: o.Namespace, Name: o.Name}
 	}
-	return decodePolicy(text, also, complete, NetworkPolicy, "podSelector", "policyTypes")
+	return decodePolicy(text, also, complete, NetworkPolicy, []string{"podSelector", "policyTypes"})
 }
 
 // DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1alpha2
@@ -38,11 +38,12 @@ func DecodeClusterNetworkPolicy(text []byte, also error) (model.Name, *model.Pol
 		o.Namespace = ""
 		return model.Name{Name: o.Name}
 	}
-	return decodePolicy(text, also, complete, ClusterNetworkPolicy, "tier", "priority", "subject")
+	return decodePolicy(text, also, complete, ClusterNetworkPolicy, []string{"subject", "tier", "priority"}, []string{"subject"})
 }
 
-// decodePolicy takes the fields of the spec that say whom a policy applies to.
-func decodePolicy[K any](text []byte, also error, complete func(*K) model.Name, translate func(*K) (*model.Policy, error), head ...string) (model.Name, *model.Policy, error) {
+// decodePolicy takes lists of the fields of the spec that say whom a policy applies to: the
+// first list all of whose fields can be read is enough to deny.
+func decodePolicy[K any](text []byte, also error, complete func(*K) model.Name, translate func(*K) (*model.Policy, error), heads ...[]string) (model.Name, *model.Policy, error) {
 	o := new(K)
 	wrong := errors.Join(also, decodeStrictly(text, o))
 	if wrong == nil {
@@ -50,16 +51,19 @@ func decodePolicy[K any](text []byte, also error, complete func(*K) model.Name, 
 		p, err := translate(o)
 		return name, p, err
 	}
-	o = new(K)
-	if decodeStrictly(headOf(text, head), o) != nil {
-		return complete(o), nil, wrong
+	for _, head := range heads {
+		o = new(K)
+		if decodeStrictly(headOf(text, head), o) != nil {
+			continue
+		}
+		name := complete(o)
+		p, _ := translate(o)
+		if p != nil {
+			p.Refused, p.IngressRules, p.EgressRules = wrong.Error(), nil, nil
+		}
+		return name, p, wrong
 	}
-	name := complete(o)
-	p, _ := translate(o)
-	if p != nil {
-		p.Refused, p.IngressRules, p.EgressRules = wrong.Error(), nil, nil
-	}
-	return name, p, wrong
+	return complete(o), nil, wrong
 }
 
 // headOf makes an object that applies to the same pods in the same directions
