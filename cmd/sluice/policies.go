@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/model"
 )
 
 func newPoliciesCommand() *cobra.Command {
@@ -68,7 +69,10 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 			namespace = p.Namespace
 		}
 		notes := p.Issues
-		if p.Refused != "" {
+		switch {
+		case p.Refused != "" && p.Kind == string(model.NetworkPolicy):
+			notes = append([]string{"isolates what it selects, and allows nothing: " + p.Refused}, notes...)
+		case p.Refused != "":
 			notes = append([]string{"denies all that it selects: " + p.Refused}, notes...)
 		}
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", tier, order, p.Kind, namespace, p.Name,

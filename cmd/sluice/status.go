@@ -97,8 +97,11 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	if len(p.Bridged) > 0 {
 		row("bridged", "%s", p.Bridge())
 	}
+	if len(p.Unrouted) > 0 {
+		row("no route", "%s", p.NoRoute())
+	}
 	for i, refused := range p.Refused {
-		row([]string{"refused", ""}[min(i, 1)], "%s: denies all that it selects", refused)
+		row([]string{"refused", ""}[min(i, 1)], "%s: allows nothing to what it selects (see 'sluice policies')", refused)
 	}
 }
 

@@ -128,6 +128,8 @@ type PolicyStatus struct {
 	AddressLists map[string]int `json:"addressLists,omitempty"`
 	// Bridged are the pods behind a bridge, sorted. They are judged by their address alone.
 	Bridged []string `json:"bridged,omitempty"`
+	// Unrouted are the pods to which no route of the main table leads, sorted: nothing that they send passes.
+	Unrouted []string `json:"unrouted,omitempty"`
 	// Refused are the policies that deny all they select, as they can't be taken as they are written.
 	Refused []string `json:"refused,omitempty"`
 }
@@ -167,11 +169,14 @@ func (a *Agent) policyStatus() *PolicyStatus {
 
 func (s *PolicyStatus) pods(p *state.Policy) {
 	selected := map[model.Name]bool{} // of this node's pods
-	bridged := map[string]bool{}
+	bridged, unrouted := map[string]bool{}, map[string]bool{}
 	for _, w := range p.Workloads {
 		selected[w.Pod] = selected[w.Pod] || w.Ingress != "" || w.Egress != ""
 		if w.Bridged {
 			bridged[w.Pod.String()] = true
+		}
+		if w.Device == 0 {
+			unrouted[w.Pod.String()] = true
 		}
 	}
 	s.Local = len(selected)
@@ -180,19 +185,26 @@ func (s *PolicyStatus) pods(p *state.Policy) {
 			s.Selected++
 		}
 	}
-	s.Bridged = slices.Sorted(maps.Keys(bridged))
+	s.Bridged, s.Unrouted = slices.Sorted(maps.Keys(bridged)), slices.Sorted(maps.Keys(unrouted))
 }
 
 // Bridge says in words what is different for pods behind a bridge.
 func (s *PolicyStatus) Bridge() string {
-	named := s.Bridged[:min(len(s.Bridged), maxBridged)]
-	text := fmt.Sprintf("%s behind a bridge: judged by address alone, as nobody can tell which of them sent a packet, and between themselves only if the bridge hands packets to the rules of IP (see 'sluice preflight'): %s",
-		Count(len(s.Bridged), "pod"), strings.Join(named, ", "))
-	if more := len(s.Bridged) - len(named); more > 0 {
+	return Count(len(s.Bridged), "pod") + " behind a bridge: judged by address alone, as nobody can tell which of them sent a packet, " +
+		"and between themselves only if the bridge hands packets to the rules of IP (see 'sluice preflight'): " + some(s.Bridged)
+}
+
+// NoRoute says in words what becomes of pods without a route.
+func (s *PolicyStatus) NoRoute() string {
+	return Count(len(s.Unrouted), "pod") + " to which no route leads in this node's main table: nothing that they send passes until there is one: " + some(s.Unrouted)
+}
+
+// some names the first few.
+func some(names []string) string {
+	const most = 5
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if more := len(names) - most; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
 }
-
-// maxBridged bounds how many pods one line names.
-const maxBridged = 5

@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -460,5 +461,16 @@ func TestDropsStream(t *testing.T) {
 	k.err = errKernel
 	if err := b.client.Drops(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
 		t.Errorf("when the log can't be opened: %v", err)
+	}
+}
+
+func TestPodsWithoutRoute(t *testing.T) {
+	var s PolicyStatus
+	s.pods(&state.Policy{Workloads: map[netip.Addr]*state.Workload{
+		netip.MustParseAddr("10.1.0.1"): {Pod: model.Name{Namespace: "shop", Name: "web"}, Device: 4},
+		netip.MustParseAddr("10.1.0.2"): {Pod: model.Name{Namespace: "shop", Name: "lost"}},
+	}})
+	if !slices.Equal(s.Unrouted, []string{"shop/lost"}) || !strings.HasPrefix(s.NoRoute(), "1 pod to which no route leads") {
+		t.Errorf("%v: %s", s.Unrouted, s.NoRoute())
 	}
 }

@@ -54,6 +54,7 @@ type Compiler struct {
 	moved    bool // the host's addresses changed since the last Update
 	started  bool
 	node     node
+	others   []string // the nodes that there are, where the own one is not among them
 	state    *state.State
 	services map[model.Name]*service
 	// contested holds, for each frontend key that several services claim, what each
@@ -126,6 +127,11 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 
 func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	settings := c.state.Settings
+	if !c.started || len(d.Nodes) > 0 {
+		if c.others = nil; v.Node(c.cfg.Node) == nil {
+			c.others = v.NodeNames()
+		}
+	}
 	if !c.started {
 		d = v.All()
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -22,6 +23,13 @@ func (c *Compiler) Issues() []model.Issue {
 			Reason: "no address of it is known or chosen, so node ports are not served: it needs a Node object with addresses, and --nodeport-addresses, if given, must cover one",
 		})
 	}
+	if len(c.others) > 0 {
+		list = append(list, model.Issue{
+			Object: "Node " + c.cfg.Node,
+			Reason: "there is no Node object of this name, so nothing is taken for this node's: its pods, their policies, its addresses; give --node the name of one of those there are: " +
+				some(c.others),
+		})
+	}
 	for key, rivals := range c.contested {
 		list = append(list, clashes(c.services, key.String(), rivals)...)
 	}
@@ -37,6 +45,16 @@ func (c *Compiler) Issues() []model.Issue {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})
 	return slices.Compact(list)
+}
+
+// some names the first few.
+func some(names []string) string {
+	const most = 5
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if len(names) > most {
+		text += ", …"
+	}
+	return text
 }
 
 // clashes says of each rival but the first that it has not got what it claims.

@@ -3,10 +3,12 @@ package compile_test
 import (
 	"encoding/binary"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
 )
 
 // What is at fault is named and left out; everything beside it works.
@@ -157,4 +159,24 @@ func TestTooManyEndpoints(t *testing.T) {
 		t.Errorf("%d hairpins", got)
 	}
 	checkIssues(t, c, "Service shop/web: port 80 has 65546 endpoints; connections go to the first 65536 only")
+}
+
+// A node that is called other than its object gets nothing, which must not pass for a cluster without it.
+func TestWrongNodeNameIsNamed(t *testing.T) {
+	s := store.New()
+	c := compile.New(compile.Config{Node: "typo"})
+	c.Update(s, s.Take())
+	if issues := c.Issues(); len(issues) != 0 {
+		t.Errorf("without any Node: %v", issues)
+	}
+	s.Apply([]store.Event{{Kind: store.Nodes, Name: model.Name{Name: "n1"}, Object: &model.Node{Name: "n1"}}})
+	c.Update(s, s.Take())
+	if issues := c.Issues(); len(issues) != 1 || issues[0].Object != "Node typo" || !strings.Contains(issues[0].Reason, "n1") {
+		t.Errorf("with another Node: %v", issues)
+	}
+	s.Apply([]store.Event{{Kind: store.Nodes, Name: model.Name{Name: "typo"}, Object: &model.Node{Name: "typo"}}})
+	c.Update(s, s.Take())
+	if issues := c.Issues(); len(issues) != 0 {
+		t.Errorf("with its own Node: %v", issues)
+	}
 }

@@ -181,6 +181,7 @@ const (
 	InForceRest    = "the rest of it" // what is at fault is left out
 	InForceLast    = "its last good version"
 	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
+	InForceIsolate = "it isolates what it selects, and allows nothing"      // a NetworkPolicy that was refused: others go on allowing
 	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused
 	InForceNothing = "nothing of it"
 )

@@ -66,11 +66,14 @@ func IsRefused(object any) bool {
 // object as it is now, and not of an earlier version.
 func InForce(delivered any, present bool) string {
 	_, isSet := delivered.(*model.NetworkSet)
+	policy, isPolicy := delivered.(*model.Policy)
 	switch {
 	case delivered == nil:
 		return model.InForceNothing
 	case IsRefused(delivered) && isSet:
 		return model.InForceDoubt
+	case IsRefused(delivered) && isPolicy && policy.Key.Kind == model.NetworkPolicy:
+		return model.InForceIsolate
 	case IsRefused(delivered):
 		return model.InForceDeny
 	case present:
