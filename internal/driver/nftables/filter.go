@@ -169,7 +169,7 @@ func (p *program) addPodChains(fp *familyProgram) {
 	n := func(s string) string { return f.name + "-" + s }
 	unknown := newRule("of this node's pods, and none that is known").family(f)
 	stranger := []rule{
-		newRule("").in([]field{fieldDevice}, p.policy.podDevices).goTo(dropChain(driver.Spoofed)),
+		newRule("it is routed there, and no pod is known").in([]field{fieldDevice}, p.policy.podDevices).goTo(dropChain(driver.UnknownPod)),
 		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
 		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownDevice)),
 	}
