@@ -29,6 +29,7 @@ type batch struct {
 	// began with, but finds the elements of the moment; so one that is on its way would enter a chain that has no rules for it
 	// yet, and come out of its end, or look in an old chain for elements that are gone.
 	stepwise bool
+	atOnce   bool // never stepwise
 
 	labels  []string // what each message does; its sequence number is the index here
 	changes int      // operations, for people: elements, chains, sets

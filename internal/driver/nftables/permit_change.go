@@ -30,6 +30,8 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 			func(n state.NamedPort) { p.namedElement(id, n, c.remove) })
 	}
 	for id, ports := range d.PortSets {
+		// Ranges that give way to others under their number may overlap them, so both changes have to be one.
+		c.batch.atOnce = c.batch.atOnce || ports != nil && before.PortSets[id] != nil
 		c.replace(elementsOf(id, before.PortSets[id], p.portElements), elementsOf(id, ports, p.portElements))
 	}
 	for id, l := range d.Lists {

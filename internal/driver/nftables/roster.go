@@ -110,7 +110,7 @@ func (b *batch) deleteRoster(chains, counters []string) {
 
 // changeRoster plans what leads from one roster to another.
 func (b *batch) changeRoster(before, after *roster) {
-	b.stepwise = len(missing(after.chains, before.chains))+len(missing(before.chains, after.chains)) > 0
+	b.stepwise = !b.atOnce && len(missing(after.chains, before.chains))+len(missing(before.chains, after.chains)) > 0
 	b.addRoster(after,
 		func(name string) bool { _, ok := before.chains[name]; return ok },
 		func(name string) bool { return before.counters[name] > 0 })
