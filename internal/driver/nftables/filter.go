@@ -6,6 +6,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 )
 
@@ -239,13 +240,11 @@ func newDropChain(reason driver.Drop) chain {
 // loopback is the index of lo in every network namespace.
 const loopback = 1
 
-// cutLabel is the bit among a connection's labels which says that it is forbidden.
-const cutLabel = 127
-
+// cutMask has the bit among a connection's labels which says that it is forbidden.
 func cutMask() []byte {
 	mask := make([]byte, 16)
-	word := cutLabel / 32 * 4
-	binary.NativeEndian.PutUint32(mask[word:], 1<<(cutLabel%32))
+	word := conntrack.CutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(mask[word:], 1<<(conntrack.CutLabel%32))
 	return mask
 }
 
