@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -184,9 +183,9 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			func(yield func(*element)) { d.prog.settingsElements(d.state.Settings, yield) },
 			func(yield func(*element)) { d.prog.settingsElements(*delta.Settings, yield) })
 	}
-	c.addresses(d.state.ClusterIPs, delta.ClusterIPs, d.prog.clusterIPElement)
-	c.addresses(d.state.OtherIPs, delta.OtherIPs, d.prog.otherIPElement)
-	c.addresses(d.state.Hairpins, delta.Hairpins, d.prog.hairpinElement)
+	changeMembers(c, d.state.ClusterIPs, delta.ClusterIPs, d.prog.clusterIPElement)
+	changeMembers(c, d.state.OtherIPs, delta.OtherIPs, d.prog.otherIPElement)
+	changeMembers(c, d.state.Hairpins, delta.Hairpins, d.prog.hairpinElement)
 	for k, f := range delta.Frontends {
 		c.frontend(k, d.state.Frontends[k], f)
 	}
@@ -262,15 +261,16 @@ func (c *change) replace(before, after func(yield func(*element))) {
 	}
 }
 
-func (c *change) addresses(have map[netip.Addr]struct{}, want map[netip.Addr]bool, elements func(netip.Addr, func(*element))) {
-	for a, in := range want {
-		if _, had := have[a]; in == had {
+// changeMembers plans what really changes of a set of values.
+func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*element))) {
+	for k, in := range want {
+		if _, had := have[k]; in == had {
 			continue
 		}
 		if in {
-			elements(a, c.add)
+			elements(k, c.add)
 		} else {
-			elements(a, c.remove)
+			elements(k, c.remove)
 		}
 	}
 }

@@ -10,24 +10,23 @@ import (
 // policy plans a change of policy, at the cost of what is named in it.
 func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 	p := c.d.prog
-	changeMembers(before.PodDevices, d.PodDevices, func(i int) { p.deviceElement(p.policy.podDevices, i, c.add) },
-		func(i int) { p.deviceElement(p.policy.podDevices, i, c.remove) })
-	changeMembers(before.HostDevices, d.HostDevices, func(i int) { p.deviceElement(p.policy.hostDevices, i, c.add) },
-		func(i int) { p.deviceElement(p.policy.hostDevices, i, c.remove) })
+	device := func(s *set) func(int, func(*element)) {
+		return func(i int, yield func(*element)) { p.deviceElement(s, i, yield) }
+	}
+	changeMembers(c, before.PodDevices, d.PodDevices, device(p.policy.podDevices))
+	changeMembers(c, before.HostDevices, d.HostDevices, device(p.policy.hostDevices))
 	if len(d.PodDevices)+len(d.Workloads) > 0 {
-		c.checked(before, d)
+		changeMembers(c, checkedDevices(before), checkedDelta(before, d), device(p.policy.checked))
 	}
 	if d.PodCIDRs != nil {
 		c.replace(func(yield func(*element)) { p.ownPodElements(before.PodCIDRs, yield) },
 			func(yield func(*element)) { p.ownPodElements(*d.PodCIDRs, yield) })
 	}
 	for id, members := range d.Groups {
-		changeMembers(before.Groups[id], members, func(a netip.Addr) { p.memberElement(id, a, c.add) },
-			func(a netip.Addr) { p.memberElement(id, a, c.remove) })
+		changeMembers(c, before.Groups[id], members, func(a netip.Addr, yield func(*element)) { p.memberElement(id, a, yield) })
 	}
 	for id, ports := range d.NamedPorts {
-		changeMembers(before.NamedPorts[id], ports, func(n state.NamedPort) { p.namedElement(id, n, c.add) },
-			func(n state.NamedPort) { p.namedElement(id, n, c.remove) })
+		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*element)) { p.namedElement(id, n, yield) })
 	}
 	for id, ports := range d.PortSets {
 		// Ranges that give way to others under their number may overlap them, so both changes have to be one.
@@ -48,35 +47,18 @@ func elementsOf[K comparable, V any](k K, v *V, elements func(K, *V, func(*eleme
 	return func(yield func(*element)) { elements(k, v, yield) }
 }
 
-// changeMembers calls add and remove for what really changes of a set.
-func changeMembers[K comparable](have map[K]struct{}, want map[K]bool, add, remove func(K)) {
-	for k, in := range want {
-		_, had := have[k]
-		switch {
-		case in && !had:
-			add(k)
-		case !in && had:
-			remove(k)
-		}
-	}
-}
-
-// checked plans a change of the interfaces that lead to pods.
-func (c *change) checked(before *state.Policy, d state.PolicyDelta) {
-	p := c.d.prog
+// checkedDelta is the change of the interfaces that lead to pods.
+func checkedDelta(before *state.Policy, d state.PolicyDelta) map[int]bool {
 	after := state.Policy{PodDevices: maps.Clone(before.PodDevices), Workloads: maps.Clone(before.Workloads)}
 	after.Apply(state.PolicyDelta{PodDevices: d.PodDevices, Workloads: d.Workloads})
-	have, want := checkedDevices(before), checkedDevices(&after)
-	for i := range want {
-		if _, had := have[i]; !had {
-			p.deviceElement(p.policy.checked, i, c.add)
-		}
+	delta := map[int]bool{}
+	for i := range checkedDevices(before) {
+		delta[i] = false
 	}
-	for i := range have {
-		if _, stays := want[i]; !stays {
-			p.deviceElement(p.policy.checked, i, c.remove)
-		}
+	for i := range checkedDevices(&after) {
+		delta[i] = true
 	}
+	return delta
 }
 
 // list sends the difference of two lists alone, however long they are.
@@ -99,14 +81,15 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 	p := c.d.prog
 	after := before.Programs
 	if len(d.Programs) > 0 {
-		after = maps.Clone(before.Programs)
-		for id, prog := range d.Programs {
-			if prog != nil {
-				after[id] = prog
-			} else {
-				delete(after, id)
-			}
-		}
+		changed := state.Policy{Programs: maps.Clone(after)}
+		changed.Apply(state.PolicyDelta{Programs: d.Programs})
+		after = changed.Programs
+	}
+	workload := func(progs programs) func(netip.Addr, *state.Workload, func(*element)) {
+		return func(a netip.Addr, w *state.Workload, yield func(*element)) { p.workloadElements(a, w, progs, yield) }
+	}
+	host := func(progs programs) func(int, *state.Host, func(*element)) {
+		return func(i int, h *state.Host, yield func(*element)) { p.hostElements(i, h, progs, yield) }
 	}
 	// What is used anew counts before what is used no more, so that what stays is never seen to go.
 	for a, w := range d.Workloads {
@@ -117,7 +100,7 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		if old != nil {
 			p.workloadRulings(a, old, before.Programs, c.release)
 		}
-		c.replace(workload(p, a, old, before.Programs), workload(p, a, w, after))
+		c.replace(elementsOf(a, old, workload(before.Programs)), elementsOf(a, w, workload(after)))
 	}
 	for i, h := range d.Hosts {
 		old := before.Hosts[i]
@@ -127,25 +110,11 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		if old != nil {
 			p.hostRulings(i, old, before.Programs, c.release)
 		}
-		c.replace(host(p, i, old, before.Programs), host(p, i, h, after))
+		c.replace(elementsOf(i, old, host(before.Programs)), elementsOf(i, h, host(after)))
 	}
 	if d.Denied != nil {
 		c.deny(before.Denied, *d.Denied)
 	}
-}
-
-func workload(p *program, a netip.Addr, w *state.Workload, progs programs) func(func(*element)) {
-	if w == nil {
-		return nil
-	}
-	return func(yield func(*element)) { p.workloadElements(a, w, progs, yield) }
-}
-
-func host(p *program, device int, h *state.Host, progs programs) func(func(*element)) {
-	if h == nil {
-		return nil
-	}
-	return func(yield func(*element)) { p.hostElements(device, h, progs, yield) }
 }
 
 // clonePolicy copies what Apply changes.
