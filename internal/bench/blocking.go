@@ -121,16 +121,11 @@ var (
 )
 
 func (r *run) measureBlock(ctx context.Context, s *stage[block]) (err error) {
-	g, err := inject.New(s.Node, lane.NodeIn)
+	g, c, end, err := injector(s.Lane)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-	c, err := inject.NewCounter(s.Backend, lane.Uplink, cluster.Endpoints)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	err = errors.Join(g.From(cluster.Unlisted), g.Aim(inject.Target{Base: cluster.Endpoints.Addr(), First: 1, Count: 1, Port: cluster.TargetPort}))
 	if err != nil {
 		return err

@@ -55,17 +55,23 @@ func runConnections(ctx context.Context, r *run) error {
 	return nil
 }
 
+// injector opens what sends packets into a lane's node, and what counts them where they arrive; end closes both.
+func injector(l *lane.Lane) (g *inject.Generator, c *inject.Counter, end func() error, err error) {
+	if g, err = inject.New(l.Node, lane.NodeIn); err != nil {
+		return nil, nil, nil, err
+	}
+	if c, err = inject.NewCounter(l.Backend, lane.Uplink, cluster.Endpoints); err != nil {
+		return nil, nil, nil, errors.Join(err, g.Close())
+	}
+	return g, c, func() error { return errors.Join(c.Close(), g.Close()) }, nil
+}
+
 func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error) {
-	g, err := inject.New(s.Node, lane.NodeIn)
+	g, c, end, err := injector(s.Lane)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-	c, err := inject.NewCounter(s.Backend, lane.Uplink, cluster.Endpoints)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	for _, v := range []struct {
 		name  string
 		first int

@@ -115,16 +115,11 @@ func (r *run) measurePods(ctx context.Context, s *stage[pods]) (err error) {
 	if err := answer(s.Lane, from, netip.AddrPortFrom(to, cluster.TargetPort)); err != nil {
 		return err
 	}
-	g, err := inject.New(s.Node, lane.NodeIn)
+	g, c, end, err := injector(s.Lane)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-	c, err := inject.NewCounter(s.Backend, lane.Uplink, cluster.Endpoints)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	if err := g.Aim(inject.Target{Base: to, Count: 1, Port: cluster.TargetPort}); err != nil {
 		return err
 	}
