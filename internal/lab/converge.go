@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/lab/attach"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -152,12 +153,12 @@ func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, 
 		if ok {
 			return err
 		}
-		if !l.process(node, what).alive() {
-			return fmt.Errorf("%s on %s died; the end of its log:\n%s", what, node, l.logTail(node, what))
+		if !l.process(node, what).Alive() {
+			return fmt.Errorf("%s on %s died; the end of its log:\n%s", what, node, process.Tail(l.path(node), what))
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s on %s: %w: %w; the end of its log:\n%s", what, node, ctx.Err(), err, l.logTail(node, what))
+			return fmt.Errorf("wait for %s on %s: %w: %w; the end of its log:\n%s", what, node, ctx.Err(), err, process.Tail(l.path(node), what))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -57,22 +55,9 @@ func remove(name string) error {
 
 // killRecorded ends processes that no namespace name leads to any more.
 func (l *Lab) killRecorded() error {
-	pids, _ := filepath.Glob(l.path("*", "*.pid")) // the pattern is well-formed
-	for _, f := range pids {
-		p := l.process(filepath.Base(filepath.Dir(f)), strings.TrimSuffix(filepath.Base(f), ".pid"))
-		if !p.alive() {
-			continue
-		}
-		fd, err := unix.PidfdOpen(p.PID, 0)
-		if err != nil {
-			continue // it has just ended
-		}
-		if p.alive() {
-			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		}
-		_ = unix.Close(fd)
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("kill process %d: %w", p.PID, err)
+	for _, p := range l.processes() {
+		if err := p.Signal(syscall.SIGKILL); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/process"
 )
 
 // Dir is where labs keep their folders, one per lab.
@@ -44,7 +45,7 @@ type Lab struct {
 
 	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
 
-	Owner *process `json:",omitempty"` // the process that a transient lab belongs to
+	Owner *process.Process `json:",omitempty"` // the process that a transient lab belongs to
 
 	agent    *Agent
 	progress func(string)
@@ -70,7 +71,8 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	}
 	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, agent: cfg.Agent, progress: cfg.Progress}
 	if cfg.Transient {
-		l.Owner = self()
+		self := process.Self()
+		l.Owner = &self
 	}
 	if err := l.build(ctx, cfg.Executable); err != nil {
 		return nil, errors.Join(fmt.Errorf("bring up lab %s: %w", cfg.Name, err), remove(cfg.Name))

@@ -22,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -326,13 +327,8 @@ func TestUpOverLabs(t *testing.T) {
 	}
 	// A crash: a server killed, a namespace gone, the record of the lab lost.
 	p := l.process("node1", "serve")
-	if err := unix.Kill(p.PID, unix.SIGKILL); err != nil {
+	if err := p.Kill(); err != nil {
 		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(5 * time.Second); p.alive(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the server did not die")
-		}
 	}
 	if err := netns.Delete(l.NodeNS("node2")); err != nil {
 		t.Fatal(err)
@@ -460,7 +456,8 @@ func TestTransientLabDiesWithItsOwner(t *testing.T) {
 	if !l.alive() {
 		t.Error("a lab that is up counts as dead")
 	}
-	l.Owner = self()
+	self := process.Self()
+	l.Owner = &self
 	if !l.alive() {
 		t.Error("its owner lives, yet it counts as dead")
 	}

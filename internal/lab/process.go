@@ -1,129 +1,58 @@
 package lab
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
-// process is a process of the lab, as recorded when it was started. Its start
-// time tells it from a later one with the same number.
-type process struct {
-	PID   int
-	Start uint64 // in clock ticks since boot
-}
-
-// start runs a long-lived command of a node, in the node's namespace and in a session of
-// its own, so that it outlives this process and its terminal. Its output goes to
-// NODE/WHAT.log.
+// start runs a long-lived command of a node, in the node's namespace. Its output goes to NODE/WHAT.log.
 func (l *Lab) start(node, what string, args []string) error {
-	if err := os.MkdirAll(l.path(node), 0o755); err != nil {
-		return fmt.Errorf("start %s on %s: %w", what, node, err)
-	}
-	log, err := os.Create(l.path(node, what+".log"))
-	if err != nil {
-		return fmt.Errorf("start %s on %s: %w", what, node, err)
-	}
-	defer log.Close()
 	ns, err := netns.Open(l.NodeNS(node))
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := ns.Start(cmd); err != nil {
-		return fmt.Errorf("start %s on %s: %w", what, node, err)
+	if err := process.Start(ns, l.path(node), what, args); err != nil {
+		return fmt.Errorf("on %s: %w", node, err)
 	}
-	go func() { _ = cmd.Wait() }() // so that it is no zombie if it ends before we do
-	p := process{PID: cmd.Process.Pid}
-	p.Start, _ = startTime(p.PID) // if it is gone already, await says so
-	data, err := json.Marshal(p)
-	if err != nil {
-		return fmt.Errorf("record %s on %s: %w", what, node, err)
-	}
-	return l.write(l.path(node, what+".pid"), data)
+	return nil
 }
 
-// process reads what start recorded; of one that was never started, nothing is alive.
-func (l *Lab) process(node, what string) process {
-	var p process
-	data, err := os.ReadFile(l.path(node, what+".pid"))
-	if err != nil || json.Unmarshal(data, &p) != nil {
-		return process{}
-	}
-	return p
-}
+// process is what start started.
+func (l *Lab) process(node, what string) process.Process { return process.Find(l.path(node), what) }
 
-// alive says whether the process runs.
-func (p process) alive() bool {
-	if p.PID == 0 {
-		return false
+// processes are all that start started.
+func (l *Lab) processes() (all []process.Process) {
+	dirs, _ := filepath.Glob(l.path("*")) // the pattern is well-formed
+	for _, dir := range dirs {
+		for _, name := range process.Names(dir) {
+			all = append(all, process.Find(dir, name))
+		}
 	}
-	start, ok := startTime(p.PID)
-	return ok && start == p.Start
-}
-
-// self is this process.
-func self() *process {
-	start, _ := startTime(os.Getpid()) // it does run
-	return &process{os.Getpid(), start}
+	return all
 }
 
 // alive says whether all processes of the lab run, and its owner, if it has one.
 func (l *Lab) alive() bool {
-	if l.Owner != nil && !l.Owner.alive() {
+	if l.Owner != nil && !l.Owner.Alive() {
 		return false
 	}
-	pids, _ := filepath.Glob(l.path("*", "*.pid")) // the pattern is well-formed
-	for _, f := range pids {
-		what := strings.TrimSuffix(filepath.Base(f), ".pid")
-		if !l.process(filepath.Base(filepath.Dir(f)), what).alive() {
+	all := l.processes()
+	for _, p := range all {
+		if !p.Alive() {
 			return false
 		}
 	}
-	return len(pids) > 0
-}
-
-// tailLines is enough for the trace of a panic.
-const tailLines = 40
-
-// logTail returns the last lines of a process's log.
-func (l *Lab) logTail(node, what string) string {
-	data, err := os.ReadFile(l.path(node, what+".log"))
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return "  " + strings.Join(lines[max(0, len(lines)-tailLines):], "\n  ")
-}
-
-// startTime reads when a process started; false if there is no such process or it is a zombie.
-func startTime(pid int) (uint64, bool) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, false
-	}
-	_, rest, ok := cutLast(string(data), ") ") // the command's name may hold anything
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-		return 0, false
-	}
-	t, err := strconv.ParseUint(fields[19], 10, 64) // field 22 of the line
-	return t, err == nil
+	return len(all) > 0
 }
 
 // killIn ends all processes whose network namespace is one of those named, whoever started

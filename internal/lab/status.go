@@ -76,7 +76,7 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: l.Warnings}
 	for _, n := range l.Cluster.Nodes {
 		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}
-		if l.process(n.Name, "serve").alive() {
+		if l.process(n.Name, "serve").Alive() {
 			ns.Server = "running"
 		}
 		if ns.Agent != "none" {
@@ -105,7 +105,7 @@ func (l *Lab) agentState(ctx context.Context, node string) string {
 	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
 		return "none"
 	}
-	if !l.process(node, "agent").alive() {
+	if !l.process(node, "agent").Alive() {
 		return "dead"
 	}
 	if l.agent == nil {

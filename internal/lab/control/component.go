@@ -1,0 +1,77 @@
+package control
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// arguments are a component's command line.
+func (p *Plane) arguments(component string) []string {
+	switch component {
+	case Etcd:
+		return p.etcdArguments()
+	case APIServer:
+		return append(p.apiServerArguments(), p.APIServerArgs...)
+	case Controller:
+		return p.controllerArguments()
+	default:
+		return p.schedulerArguments()
+	}
+}
+
+// etcdArguments: a plane is for trying things out, so that a crash of the machine may lose it, and it need not wait for the disk.
+func (p *Plane) etcdArguments() []string {
+	return []string{
+		"--data-dir=" + p.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
+		"--listen-peer-urls=" + etcdPeer, "--initial-advertise-peer-urls=" + etcdPeer, "--initial-cluster=default=" + etcdPeer,
+	}
+}
+
+func (p *Plane) apiServerArguments() []string {
+	args := []string{
+		"--etcd-servers=" + etcdURL,
+		"--advertise-address=" + p.Addr.String(), fmt.Sprintf("--secure-port=%d", Port),
+		"--service-cluster-ip-range=" + join(p.ServiceCIDRs),
+		"--client-ca-file=" + p.path(caCert), "--tls-cert-file=" + p.path(serverCert), "--tls-private-key-file=" + p.path(srvKey),
+		"--service-account-issuer=" + serviceAccountsName,
+		"--service-account-signing-key-file=" + p.path(accountKey), "--service-account-key-file=" + p.path(accountCert),
+		"--allow-privileged",
+		"--shutdown-delay-duration=0s",
+	}
+	if p.RBAC {
+		args = append(args, "--authorization-mode=RBAC")
+	} else {
+		args = append(args, "--authorization-mode=AlwaysAllow")
+	}
+	if !p.Controllers { // nobody makes the service account that it wants for each pod
+		args = append(args, "--disable-admission-plugins=ServiceAccount")
+	}
+	return args
+}
+
+// controllerArguments: the limits of requests are raised, as a lab is to follow at once where a cluster takes its time.
+func (p *Plane) controllerArguments() []string {
+	return []string{
+		"--kubeconfig=" + p.path("system-kube-controller-manager.kubeconfig"),
+		"--service-account-private-key-file=" + p.path(accountKey), "--root-ca-file=" + p.path(caCert),
+		"--cluster-cidr=" + join(p.ClusterCIDRs), "--leader-elect=false", "--use-service-account-credentials",
+		"--bind-address=127.0.0.1", "--kube-api-qps=500", "--kube-api-burst=1000",
+	}
+}
+
+func (p *Plane) schedulerArguments() []string {
+	return []string{
+		"--kubeconfig=" + p.path("system-kube-scheduler.kubeconfig"), "--leader-elect=false",
+		"--bind-address=127.0.0.1", "--kube-api-qps=500", "--kube-api-burst=1000",
+	}
+}
+
+func join(cidrs []netip.Prefix) string {
+	var s []string
+	for _, c := range cidrs {
+		s = append(s, c.String())
+	}
+	return strings.Join(s, ",")
+}

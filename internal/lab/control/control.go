@@ -1,0 +1,271 @@
+// Package control runs a Kubernetes control plane in a network namespace: the real etcd, API server, scheduler and controller
+// manager, as processes that outlive who started them, with certificates of their own.
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/process"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// The components, by which Kill and Restart know them.
+const (
+	Etcd       = "etcd"
+	APIServer  = "kube-apiserver"
+	Controller = "kube-controller-manager"
+	Scheduler  = "kube-scheduler"
+)
+
+// Port is where the API server listens.
+const Port = 6443
+
+// Config says what control plane to start.
+type Config struct {
+	Bin   string     // the folder of the programs, as from Build
+	Dir   string     // for certificates, kubeconfigs, logs and etcd's data; what is there already is used on
+	NetNS *netns.NS  // to run in; it stays the caller's
+	Addr  netip.Addr // the API server's address in it, which nodes are to reach; not a loopback address
+
+	ClusterCIDRs, ServiceCIDRs []netip.Prefix
+
+	Controllers bool // run the scheduler and the controller manager too
+	RBAC        bool // authorize by RBAC; without, everyone may do everything
+
+	APIServerArgs []string // more arguments for the API server
+}
+
+// Plane is a control plane that runs. Its methods are not safe for concurrent use, but for Dial.
+type Plane struct {
+	Config
+}
+
+// ready is how long a component gets to be ready: the programs start in seconds, but machines may be busy.
+const ready = 2 * time.Minute
+
+// Start starts a control plane and returns once it is ready; it may be a dead one's folder. If that fails, nothing of it runs.
+func Start(ctx context.Context, cfg Config) (*Plane, error) {
+	p := &Plane{cfg}
+	if err := p.writeFiles(); err != nil {
+		return nil, fmt.Errorf("start control plane: %w", err)
+	}
+	for _, c := range p.components() {
+		if err := p.Restart(ctx, c); err != nil {
+			return nil, errors.Join(fmt.Errorf("start control plane: %w", err), p.Stop())
+		}
+	}
+	return p, nil
+}
+
+func (p *Plane) components() []string {
+	if p.Controllers {
+		return []string{Etcd, APIServer, Controller, Scheduler}
+	}
+	return []string{Etcd, APIServer}
+}
+
+// Stop kills all components and returns once they are gone. Their folder stays.
+func (p *Plane) Stop() error {
+	var errs []error
+	for _, c := range slices.Backward(p.components()) {
+		errs = append(errs, p.Kill(c))
+	}
+	return errors.Join(errs...)
+}
+
+// Kill kills a component, if it runs, and returns once it is gone.
+func (p *Plane) Kill(component string) error {
+	if err := process.Find(p.Dir, component).Kill(); err != nil {
+		return fmt.Errorf("kill %s: %w", component, err)
+	}
+	return nil
+}
+
+// Restart kills a component, if it runs, starts it, and returns once it is ready.
+func (p *Plane) Restart(ctx context.Context, component string) error {
+	if err := p.Kill(component); err != nil {
+		return err
+	}
+	args := append([]string{filepath.Join(p.Bin, component)}, p.arguments(component)...)
+	if err := process.Start(p.NetNS, p.Dir, component, args); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, ready)
+	defer cancel()
+	for {
+		err := p.healthy(ctx, component)
+		if err == nil {
+			return nil
+		}
+		if !process.Find(p.Dir, component).Alive() {
+			return fmt.Errorf("%s died; the end of its log:\n%s", component, process.Tail(p.Dir, component))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w: %w; the end of its log:\n%s", component, ctx.Err(), err, process.Tail(p.Dir, component))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// URL is the API server's, for who is in the namespace or has a route to it.
+func (p *Plane) URL() string {
+	return "https://" + netip.AddrPortFrom(p.Addr, Port).String()
+}
+
+// Dial connects to an address from within the plane's namespace, wherever the caller is: for rest.Config and http.Transport.
+// It is safe for concurrent use.
+func (p *Plane) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = p.NetNS.Do(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// The first files of a plane, by their names in its folder.
+const (
+	caCert, caKey       = "ca.crt", "ca.key"
+	serverCert, srvKey  = "apiserver.crt", "apiserver.key"
+	accountKey          = "accounts.key" // signs the tokens of service accounts
+	accountCert         = "accounts.crt"
+	etcdURL, etcdPeer   = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+	controllerHealth    = "https://127.0.0.1:10257/healthz"
+	schedulerHealth     = "https://127.0.0.1:10259/healthz"
+	systemMasters       = "system:masters"
+	adminUser           = "admin"
+	controllerUser      = "system:kube-controller-manager"
+	schedulerUser       = "system:kube-scheduler"
+	serviceAccountsName = "https://kubernetes.default.svc"
+)
+
+func (p *Plane) path(name string) string { return filepath.Join(p.Dir, name) }
+
+// writeFiles makes certificates and the components' kubeconfigs.
+func (p *Plane) writeFiles() error {
+	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
+		return err
+	}
+	ca, err := loadAuthority(p.path(caCert), p.path(caKey))
+	if err != nil {
+		return err
+	}
+	names := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"}
+	addrs := []net.IP{p.Addr.AsSlice(), net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	for _, cidr := range p.ServiceCIDRs { // the service "kubernetes" has the first address
+		addrs = append(addrs, cidr.Masked().Addr().Next().AsSlice())
+	}
+	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver"}, names, addrs, p.path(serverCert), p.path(srvKey)); err != nil {
+		return err
+	}
+	if _, err := loadAuthority(p.path(accountCert), p.path(accountKey)); err != nil {
+		return err
+	}
+	if _, err := p.Kubeconfig(adminUser, systemMasters); err != nil {
+		return err
+	}
+	for _, user := range []string{controllerUser, schedulerUser} {
+		if _, err := p.Kubeconfig(user); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Kubeconfig writes a kubeconfig file with a client certificate for a user in some groups, and returns its
+// path. A file of the same user is replaced. The user "admin" in "system:masters" has one from the start: Admin.
+func (p *Plane) Kubeconfig(user string, groups ...string) (string, error) {
+	name := strings.ReplaceAll(user, ":", "-")
+	path := p.path(name + ".kubeconfig")
+	ca, err := loadAuthority(p.path(caCert), p.path(caKey))
+	if err == nil {
+		err = ca.issue(pkix.Name{CommonName: user, Organization: groups}, nil, nil, p.path(name+".crt"), p.path(name+".key"))
+	}
+	if err == nil {
+		err = os.WriteFile(path, fmt.Appendf(nil, kubeconfig, p.path(caCert), p.URL(), p.path(name+".crt"), p.path(name+".key")), 0o600)
+	}
+	if err != nil {
+		return "", fmt.Errorf("write kubeconfig of %s: %w", user, err)
+	}
+	return path, nil
+}
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters:
+- name: lab
+  cluster: {certificate-authority: %q, server: %q}
+users:
+- name: user
+  user: {client-certificate: %q, client-key: %q}
+contexts:
+- name: lab
+  context: {cluster: lab, user: user}
+current-context: lab
+`
+
+// Admin is the path of the administrator's kubeconfig.
+func (p *Plane) Admin() string { return p.path(adminUser + ".kubeconfig") }
+
+// Kubectl runs kubectl as the administrator, in the plane's namespace, and returns what it prints.
+func (p *Plane) Kubectl(args ...string) ([]byte, error) {
+	return p.NetNS.Run(filepath.Join(p.Bin, "kubectl"), append([]string{"--kubeconfig", p.Admin()}, args...)...)
+}
+
+// healthy asks a component for its health; nil says that it is ready for use.
+func (p *Plane) healthy(ctx context.Context, component string) error {
+	url := map[string]string{
+		Etcd: etcdURL + "/health", APIServer: p.URL() + "/readyz", Controller: controllerHealth, Scheduler: schedulerHealth,
+	}[component]
+	client, err := p.client(component == APIServer)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what counts
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// client speaks as the administrator. The other components have certificates that they sign themselves.
+func (p *Plane) client(verify bool) (*http.Client, error) {
+	pem, err := os.ReadFile(p.path(caCert))
+	if err != nil {
+		return nil, err
+	}
+	cert, err := tls.LoadX509KeyPair(p.path(adminUser+".crt"), p.path(adminUser+".key"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DialContext:     p.Dial,
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, InsecureSkipVerify: !verify},
+	}}, nil
+}
