@@ -1,65 +1,86 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"sync"
-	"time"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice.dev/sluice/internal/source/stamp"
 )
 
 // credentials are who we are to which API server, as files say it at present.
 //
-// client-go looks at what the files lead to: it reads a certificate and its key
-// from their files anew for each connection and closes connections whose
-// certificate has changed within five minutes; it reads a token's file each
-// minute; it runs a credential plugin again when what that gave has expired. It
-// reads the kubeconfig file itself but once, though certificates and tokens can be
-// in it: that is followed here. And once the server has refused them, all
-// credentials are read anew.
+// All files that they come from are looked at before each request: the kubeconfig
+// file, and those of certificates, keys and tokens that it names. client-go would look
+// at certificates every five minutes, at tokens every minute, and at the kubeconfig
+// file once. A server tells whose certificate a request came with by the connection, and asks each
+// time whether that has expired: so a new certificate needs a new connection. What runs on the old one,
+// runs on. client-go runs a credential plugin again when what that gave has expired, or was refused.
 type credentials struct {
 	path  string // of the kubeconfig file; "" for what a pod has
+	mount string // the folder of what a pod has
 	agent string // the User-Agent
 	log   *slog.Logger
 
 	mu      sync.Mutex
 	client  *http.Client
 	base    *url.URL
-	stamp   stamp  // of the file that client was made of
-	refused bool   // the server does not take what client says
-	trouble string // why the newest file is not in use
+	files   map[string]stamp.Stamp // those that were last made a client of, or tried to be
+	refused bool                   // the server does not take what client says
+	err     error                  // why the newest files are not in use
 }
 
-// stamp tells versions of a file apart.
-type stamp struct {
-	modified time.Time
-	size     int64
-}
+// podMount is where Kubernetes puts the credentials of a pod.
+const podMount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// connect returns a client for the API server at base, made of the newest file
-// that is good.
+// connect returns a client for the API server at base, made of the newest files
+// that are good.
 func (c *credentials) connect() (client *http.Client, base *url.URL, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now, err := c.stampNow()
-	if err == nil && (c.client == nil || c.refused || now != c.stamp) {
-		err = c.load(now)
+	if c.client == nil || c.refused || c.changed() {
+		c.reload()
 	}
-	switch {
-	case err == nil:
-		c.trouble = ""
-	case c.client == nil:
-		return nil, nil, err
-	case c.trouble != err.Error():
-		c.trouble = err.Error()
-		c.log.Warn("the kubeconfig file is at fault; what it said before stays in use", "error", err)
+	if c.client == nil {
+		return nil, nil, c.err
 	}
 	return c.client, c.base, nil
+}
+
+func (c *credentials) changed() bool {
+	for path, was := range c.files {
+		if stamp.At(path) != was {
+			return true
+		}
+	}
+	return false
+}
+
+// reload makes a client of the files as they are now. Where they are at fault,
+// the last good one stays.
+func (c *credentials) reload() {
+	client, base, err := c.load()
+	if err == nil {
+		if c.client != nil {
+			utilnet.CloseIdleConnectionsFor(c.client.Transport)
+		}
+		c.client, c.base = client, base
+		c.refused = false
+	}
+	if c.client != nil && err != nil && (c.err == nil || c.err.Error() != err.Error()) {
+		c.log.Warn("the credentials for the API are at fault; what they were before stays in use", "error", err)
+	}
+	c.err = err
 }
 
 // renew has all credentials read anew, as the server does not take them.
@@ -69,63 +90,92 @@ func (c *credentials) renew() {
 	c.refused = true
 }
 
-func (c *credentials) stampNow() (stamp, error) {
-	if c.path == "" {
-		return stamp{}, nil
-	}
-	info, err := os.Stat(c.path)
-	if err != nil {
-		return stamp{}, fmt.Errorf("read kubeconfig: %w", err)
-	}
-	return stamp{info.ModTime(), info.Size()}, nil
-}
-
-// load makes a client of the file.
-func (c *credentials) load(now stamp) error {
+// load makes a client. It takes the stamps of files before it reads them, so that what
+// changes meanwhile is seen the next time.
+func (c *credentials) load() (*http.Client, *url.URL, error) {
+	c.files = make(map[string]stamp.Stamp)
 	config, err := c.config()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
+	for _, path := range []string{config.CAFile, config.CertFile, config.KeyFile, config.BearerTokenFile} {
+		c.follow(path)
+	}
+	// As data, they are what tells client-go's connections apart.
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return nil, nil, fmt.Errorf("use credentials %s: %w", c.what(), err)
+	}
+	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
 	config.UserAgent = c.agent
 	// Compression costs the server more than it saves in a cluster's network.
 	config.DisableCompression = true
 	base, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		return fmt.Errorf("read kubeconfig %s: server %q: %w", c.path, config.Host, err)
+		return nil, nil, fmt.Errorf("use credentials %s: server %q: %w", c.what(), config.Host, err)
 	}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return fmt.Errorf("use credentials of kubeconfig %s: %w", c.path, err)
+		return nil, nil, fmt.Errorf("use credentials %s: %w", c.what(), err)
 	}
-	c.client, c.base, c.stamp, c.refused = client, base, now, false
-	return nil
+	return client, base, nil
+}
+
+func (c *credentials) follow(path string) {
+	if path != "" {
+		c.files[path] = stamp.At(path)
+	}
+}
+
+// what names the credentials: "of kubeconfig /etc/sluice/kubeconfig".
+func (c *credentials) what() string {
+	if c.path == "" {
+		return "of this pod"
+	}
+	return "of kubeconfig " + c.path
 }
 
 func (c *credentials) config() (*rest.Config, error) {
-	if c.path != "" {
-		config, err := clientcmd.BuildConfigFromFlags("", c.path)
-		if err != nil {
-			return nil, fmt.Errorf("read kubeconfig %s: %w", c.path, err)
-		}
-		return config, nil
+	if c.path == "" {
+		return c.podConfig()
 	}
-	config, err := rest.InClusterConfig()
+	c.follow(c.path)
+	config, err := clientcmd.BuildConfigFromFlags("", c.path)
 	if err != nil {
-		return nil, fmt.Errorf("read the credentials of a pod: %w; outside of one, name a kubeconfig file with --kubeconfig", err)
+		return nil, fmt.Errorf("read kubeconfig %s: %w", c.path, err)
+	}
+	return config, nil
+}
+
+// podConfig is what Kubernetes gives to the containers of a pod: the API server's address in
+// two variables, and files that it replaces before they expire. See "Accessing the Kubernetes
+// API from a Pod" (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/).
+func (c *credentials) podConfig() (*rest.Config, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("use credentials of this pod: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod; outside of one, name a kubeconfig file with --kubeconfig")
+	}
+	config := &rest.Config{Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(c.mount, "token")}
+	config.CAFile = filepath.Join(c.mount, "ca.crt")
+	if _, err := os.Stat(config.BearerTokenFile); err != nil {
+		c.follow(config.BearerTokenFile)
+		return nil, fmt.Errorf("use credentials of this pod: %w; give the pod a service account whose token is mounted", err)
 	}
 	return config, nil
 }
 
 // where names the API server, as far as it is known; trouble is what is wrong
-// with the newest kubeconfig file, "" if nothing is.
+// with the newest credentials while others are in use, "" if nothing is.
 func (c *credentials) where() (server, trouble string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.base != nil && c.err != nil {
+		trouble = c.err.Error() + "; what was good before stays in use"
+	}
 	switch {
 	case c.base != nil:
-		return c.base.String(), c.trouble
+		return c.base.String(), trouble
 	case c.path != "":
-		return c.path, c.trouble
+		return c.path, ""
 	}
-	return "the API of this pod's cluster", c.trouble
+	return "the API of this pod's cluster", ""
 }

@@ -59,7 +59,7 @@ func New(config Config, sink source.Sink, log *slog.Logger) *Source {
 func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Source {
 	s := &Source{
 		sink: sink, log: log,
-		api:     &api{&credentials{path: config.Kubeconfig, agent: config.UserAgent, log: log}, t},
+		api:     &api{&credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, t},
 		started: make(chan struct{}), ended: make(chan struct{}),
 	}
 	kinds := serviceKinds()
