@@ -21,8 +21,11 @@ type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
 
 	// ClusterCIDRs are the pods' addresses in the whole cluster; empty: the
-	// own node's podCIDRs, once known.
+	// own node's podCIDRs, once known, unless ClusterUnknown is set.
 	ClusterCIDRs []netip.Prefix
+	// ClusterUnknown says that without ClusterCIDRs nothing tells pods' addresses from others: nothing is
+	// masqueraded for where it comes from, as kube-proxy has it.
+	ClusterUnknown bool
 	// ServiceCIDRs are where the cluster's service addresses come from.
 	ServiceCIDRs []netip.Prefix
 	// NodePortAddresses choose the node addresses that serve node ports;
@@ -31,6 +34,10 @@ type Config struct {
 	// HostAddresses are further addresses of the host that
 	// NodePortAddresses may choose, beside those of the Node object.
 	HostAddresses []netip.Addr
+	// NodePortPrimary has the first of each family serve node ports beside those that NodePortAddresses choose.
+	NodePortPrimary bool
+	// PrimaryAddr, if valid, counts as the first of its family.
+	PrimaryAddr netip.Addr
 
 	MasqueradeAll bool
 

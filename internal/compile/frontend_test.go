@@ -222,6 +222,9 @@ func TestNodePortAddresses(t *testing.T) {
 		{"never loopback or link-local", compile.Config{NodePortAddresses: prefixes("0.0.0.0/0", "::/0"), HostAddresses: host},
 			[]string{"192.168.0.1", "192.168.0.2", "198.51.100.7", "fd00:168::1", "fd00:168::2"}},
 		{"none", compile.Config{NodePortAddresses: prefixes("10.99.0.0/16")}, nil},
+		{"the first beside those covered", compile.Config{NodePortAddresses: prefixes("198.51.100.0/24"), NodePortPrimary: true, HostAddresses: host},
+			[]string{"192.168.0.1", "198.51.100.7", "fd00:168::1"}},
+		{"another first", compile.Config{PrimaryAddr: v4.addr("n2")}, []string{"192.168.0.2", "fd00:168::1"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			node := v4.node()
@@ -361,6 +364,8 @@ func TestSettings(t *testing.T) {
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48"), LocalCIDRs: p("10.1.2.0/24", "fd10::/48")}},
 		{"the cluster's unknown", compile.Config{}, node("10.1.2.0/24", "fd10::/64"),
 			state.Settings{ClusterCIDRs: p("10.1.2.0/24", "fd10::/64"), LocalCIDRs: p("10.1.2.0/24", "fd10::/64")}},
+		{"nothing tells pods from others", compile.Config{ClusterUnknown: true}, node("10.1.2.0/24", "fd10::/64"),
+			state.Settings{}},
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -50,14 +50,8 @@ func (n node) within(ranges []netip.Prefix) bool {
 // 127.0.0.1 to another host, and kube-proxy's nftables mode leaves it out too.
 func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
 	var chosen []netip.Addr
-	if len(cfg.NodePortAddresses) == 0 {
-		for _, is4 := range []bool{true, false} {
-			i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == is4 && unusable(a) == "" })
-			if i >= 0 {
-				chosen = append(chosen, node[i])
-			}
-		}
-		return chosen
+	if cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 {
+		chosen = primary(cfg, node)
 	}
 	for _, a := range slices.Concat(node, cfg.HostAddresses) {
 		a = a.Unmap()
@@ -70,6 +64,19 @@ func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
 	return slices.Compact(chosen)
 }
 
+// primary is the node's first address of each family.
+func primary(cfg Config, node []netip.Addr) []netip.Addr {
+	var first []netip.Addr
+	node = append([]netip.Addr{cfg.PrimaryAddr}, node...)
+	for _, is4 := range []bool{true, false} {
+		i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == is4 && unusable(a) == "" })
+		if i >= 0 {
+			first = append(first, node[i])
+		}
+	}
+	return first
+}
+
 // settings follow the configuration, and the node where that says nothing.
 func settings(cfg Config, podCIDRs []netip.Prefix) state.Settings {
 	s := state.Settings{
@@ -77,7 +84,7 @@ func settings(cfg Config, podCIDRs []netip.Prefix) state.Settings {
 		ClusterCIDRs:  masked(cfg.ClusterCIDRs),
 		MasqueradeAll: cfg.MasqueradeAll,
 	}
-	if len(s.ClusterCIDRs) == 0 {
+	if len(s.ClusterCIDRs) == 0 && !cfg.ClusterUnknown {
 		s.ClusterCIDRs = podCIDRs
 	}
 	for _, is4 := range []bool{true, false} {

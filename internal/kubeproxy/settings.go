@@ -1,0 +1,155 @@
+package kubeproxy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Settings are what a configuration comes to for Sluice.
+type Settings struct {
+	Kubeconfig string // path; "": the credentials that a pod has
+	Node       string // name of the Node object; "": the host's
+
+	// ClusterCIDRs are the sources that count as pods. None: the node's own podCIDRs with
+	// NodeCIDRs; the sources that come in by PodInterfaces where there are some; nothing is known otherwise.
+	ClusterCIDRs []netip.Prefix
+	NodeCIDRs    bool
+	// PodInterfaces name interfaces, or how their names begin where they end in "*".
+	PodInterfaces []string
+
+	// NodePortPrimary has the node's own address of each family serve node ports, beside those that
+	// NodePortAddresses hold. PrimaryAddr, if valid, is that address for its family.
+	NodePortAddresses []netip.Prefix
+	NodePortPrimary   bool
+	PrimaryAddr       netip.Addr
+	MasqueradeAll     bool
+
+	HealthzAddress, MetricsAddress string // host:port; "": nowhere
+	MustServe                      bool   // an address that is taken ends the agent
+	Profiling                      bool
+	UnhealthyAfter                 time.Duration // a change that waits longer makes the agent unhealthy
+
+	Conntrack   Conntrack
+	OOMScoreAdj int
+
+	Debug   bool // log what is of interest to developers, too
+	LogJSON bool
+
+	// Notes say what is otherwise than the configuration asks for, in words for people.
+	Notes []string
+}
+
+// debugVerbosity is the verbosity from which on Sluice logs its plans.
+const debugVerbosity = 4
+
+// Settings translates a configuration, filled in first for its mode. The error names all that kube-proxy would
+// refuse and all that cannot be honoured, with what to do about it.
+func (c *Config) Settings() (Settings, error) {
+	c.fillForMode()
+	if err := errors.Join(c.check(), c.refuse()); err != nil {
+		return Settings{}, err
+	}
+	s := Settings{
+		Kubeconfig: c.ClientConnection.Kubeconfig, Node: strings.ToLower(strings.TrimSpace(c.HostnameOverride)),
+		MasqueradeAll:  *c.masqueradeAll(),
+		HealthzAddress: c.HealthzBindAddress, MetricsAddress: c.MetricsBindAddress,
+		MustServe: c.BindAddressHardFail, Profiling: c.EnableProfiling,
+		Conntrack: c.Conntrack, OOMScoreAdj: int(*c.OOMScoreAdj),
+		Debug: c.Logging.Verbosity >= debugVerbosity, LogJSON: c.Logging.Format == "json",
+		Notes: c.notes(),
+	}
+	period, _, _ := c.syncPeriods()
+	s.UnhealthyAfter = 2 * period.Duration
+	if a, err := parseAddr(c.BindAddress); err == nil && !a.IsUnspecified() {
+		s.PrimaryAddr = a
+	}
+	switch c.DetectLocalMode {
+	case LocalClusterCIDR:
+		s.ClusterCIDRs, _ = c.clusterCIDRs() // checked
+	case LocalNodeCIDR:
+		s.NodeCIDRs = true
+	case LocalBridgeInterface:
+		s.PodInterfaces = []string{c.DetectLocal.BridgeInterface}
+	case LocalInterfaceNamePrefix:
+		s.PodInterfaces = []string{c.DetectLocal.InterfaceNamePrefix + "*"}
+	}
+	s.NodePortAddresses, s.NodePortPrimary = c.nodePorts()
+	return s, nil
+}
+
+// nodePorts reads the field: a family that it holds no CIDR of serves node ports on all addresses.
+func (c *Config) nodePorts() (cidrs []netip.Prefix, primary bool) {
+	all4, all6 := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	for _, text := range c.NodePortAddresses {
+		switch text {
+		case Primary:
+			primary = true
+		case Localhost:
+			cidrs = append(cidrs, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		case All:
+			cidrs = append(cidrs, all4, all6)
+		default:
+			cidrs = append(cidrs, netip.MustParsePrefix(text).Masked()) // checked
+		}
+	}
+	for _, all := range []netip.Prefix{all4, all6} {
+		family := func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }
+		if !primary && !slices.ContainsFunc(cidrs, family) {
+			cidrs = append(cidrs, all)
+		}
+	}
+	return cidrs, primary
+}
+
+// bySource are the schedulers of IPVS that choose a backend by the client's address.
+var bySource = []string{"sh", "mh", "dh"}
+
+// refuse names what cannot be honoured, and without which connections would be treated
+// otherwise than somebody relies on.
+func (c *Config) refuse() error {
+	var errs faults
+	if c.Mode == ModeIPVS {
+		errs.unless(!slices.Contains(bySource, c.IPVS.Scheduler), "ipvs.scheduler",
+			"%s: Sluice spreads connections at random and does not choose by address: set sessionAffinity: ClientIP on the services that need it, and take the scheduler out", c.IPVS.Scheduler)
+	}
+	return errors.Join(errs...)
+}
+
+// notes say what is otherwise than asked for, where that is of no harm.
+func (c *Config) notes() []string {
+	var notes []string
+	note := func(is bool, format string, args ...any) {
+		if is {
+			notes = append(notes, fmt.Sprintf(format, args...))
+		}
+	}
+	note(c.Mode != ModeNFTables, "mode %s: services are programmed in nftables all the same", c.Mode)
+	note(c.wantsLoopback(), "node ports are not served on loopback addresses, as in kube-proxy's nftables mode")
+	if c.Mode == ModeIPVS {
+		note(c.IPVS.Scheduler != "" && c.IPVS.Scheduler != "rr", "ipvs.scheduler %s: connections are spread at random", c.IPVS.Scheduler)
+		note(c.IPVS.TCPTimeout.Duration+c.IPVS.TCPFinTimeout.Duration+c.IPVS.UDPTimeout.Duration > 0,
+			"ipvs timeouts have no meaning: connections live as conntrack.* says")
+	}
+	gates := slices.Sorted(maps.Keys(c.FeatureGates))
+	note(len(gates) > 0, "feature gates have no meaning: %s", strings.Join(gates, ", "))
+	note(len(c.Logging.VModule) > 0, "logging.vmodule has no meaning: it names kube-proxy's source files")
+	note(c.Winkernel != Winkernel{} || c.WindowsRunAsService, "settings of Windows have no meaning")
+	note(c.PortRange != "", "portRange has no meaning")
+	return notes
+}
+
+// wantsLoopback reports whether kube-proxy would, or is told to, serve node ports on loopback addresses.
+func (c *Config) wantsLoopback() bool {
+	cidrs, _ := c.nodePorts()
+	for _, p := range cidrs {
+		if p.Addr().IsLoopback() || c.Mode == ModeIPTables && *c.IPTables.LocalhostNodePorts && p.Contains(netip.MustParseAddr("127.0.0.1")) {
+			return true
+		}
+	}
+	return false
+}

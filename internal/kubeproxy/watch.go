@@ -1,0 +1,35 @@
+package kubeproxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// ErrChanged says that the file holds something else now.
+var ErrChanged = errors.New("the configuration file has changed: start again to follow it")
+
+// lookInterval is the time between two looks at the file. A ConfigMap takes a minute to
+// come to a node, so that nobody waits for this.
+const lookInterval = 2 * time.Second
+
+// Watch returns ErrChanged once the file holds something else than text, and nil when ctx ends. It
+// looks at the content, so that it follows a ConfigMap, whose files are replaced under a link. A file
+// that cannot be read is one that is being replaced.
+func Watch(ctx context.Context, path string, text []byte) error {
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-look.C:
+		}
+		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(now, text) {
+			return fmt.Errorf("%s: %w", path, ErrChanged)
+		}
+	}
+}
