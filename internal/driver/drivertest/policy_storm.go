@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,13 +26,14 @@ func (m *Mesh) Storm(from netip.Addr, to netip.AddrPort, f func() error) (sent, 
 	}
 	defer w.close()
 	var over atomic.Bool
-	done := make(chan error, 1)
+	begun, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- source.ns.Do(func() (err error) {
-			sent, err = blow(from, to, &over)
+			sent, err = blow(from, to, begun, &over)
 			return err
 		})
 	}()
+	<-begun
 	err = f()
 	over.Store(true)
 	if err := errors.Join(err, <-done); err != nil {
@@ -41,8 +43,10 @@ func (m *Mesh) Storm(from netip.Addr, to netip.AddrPort, f func() error) (sent, 
 	return sent, arrived, err
 }
 
-// blow sends until it is over.
-func blow(from netip.Addr, to netip.AddrPort, over *atomic.Bool) (sent int, err error) {
+// blow sends until it is over. It closes begun once it has sent something, or can't.
+func blow(from netip.Addr, to netip.AddrPort, begun chan struct{}, over *atomic.Bool) (sent int, err error) {
+	begin := sync.OnceFunc(func() { close(begun) })
+	defer begin()
 	fd, err := openRaw(unix.IPPROTO_UDP, from)
 	if err != nil {
 		return 0, err
@@ -55,6 +59,7 @@ func blow(from netip.Addr, to netip.AddrPort, over *atomic.Bool) (sent int, err 
 		switch {
 		case err == nil:
 			sent++
+			begin()
 		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EAGAIN):
 			return sent, fmt.Errorf("send from %v to %v: %w", src, to, err)
 		}

@@ -27,7 +27,8 @@ type batch struct {
 	// stepwise: chains that are new, and what they look up, are there in a transaction of their own before anything
 	// leads to them, and those that go, with what they look up, in one after nothing does. A packet keeps the rules that it
 	// began with, but finds the elements of the moment; so one that is on its way would enter a chain that has no rules for it
-	// yet, and come out of its end, or look in an old chain for elements that are gone.
+	// yet, and come out of its end, or look in an old chain for elements that are gone. For the same reason the last is sent only when
+	// the packets that were on their way during the one before have arrived.
 	stepwise bool
 	atOnce   bool // never stepwise
 
@@ -314,11 +315,20 @@ func (b *batch) send(s *socket) (sent uint32, err error) {
 	return sent, err
 }
 
+// last is the step that removes what packets were led to before.
+const last = 2
+
+// removes says whether a part of the last step is not only about notes.
+func (b *batch) removes(p *part) bool { return p != &b.notes && len(p.b) > 0 }
+
 func (b *batch) sendAll(s *socket) (sent uint32, err error) {
-	for _, parts := range b.transactions() {
+	for i, parts := range b.transactions() {
 		bufs, ack := buffers(parts)
 		if bufs == nil {
 			continue
+		}
+		if i == last && slices.ContainsFunc(parts, b.removes) {
+			awaitPackets()
 		}
 		if err := s.commit(bufs, ack, b.labels); err != nil {
 			return sent, err

@@ -1,0 +1,21 @@
+package nftables
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// awaitPackets returns once each packet that a rule of ours was looking at has passed: netfilter looks at packets in sections
+// that read-copy-update (RCU) waits for, and a global memory barrier is the system call that does nothing else (membarrier(2)).
+// Kernels with processors that are never interrupted (nohz_full=) do not have it; there a while stands for it.
+func awaitPackets() {
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
+		time.Sleep(graceWithout)
+	}
+}
+
+const membarrierGlobal = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h
+
+// graceWithout is longer than any packet is on its way between two hooks.
+const graceWithout = 20 * time.Millisecond
