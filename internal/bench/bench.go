@@ -58,6 +58,7 @@ func Experiments() []Experiment {
 	return []Experiment{
 		connections, requests, latency, programming, changes, footprint, restart,
 		rules, blocking, copying, filling, labels, starting, costing,
+		kubeStart,
 	}
 }
 
@@ -67,6 +68,7 @@ type run struct {
 	*Result
 	prefix string // of the names of its namespaces
 	lanes  int    // made so far
+	stands stands // shared by all experiments
 }
 
 // progress prints what happens now.
@@ -109,9 +111,10 @@ func Run(ctx context.Context, o Options) error {
 	if err := sweep(); err != nil {
 		return err
 	}
+	shared := stands{}
 	var failed []error
-	for _, e := range chosen {
-		if err := runOne(ctx, o, e); err != nil {
+	for i, e := range chosen {
+		if err := runOne(ctx, o, e, i, shared); err != nil {
 			failed = append(failed, fmt.Errorf("run experiment %s: %w", e.Name, err))
 			fmt.Fprintf(o.Progress, "%s\n", failed[len(failed)-1])
 		}
@@ -119,7 +122,7 @@ func Run(ctx context.Context, o Options) error {
 			break
 		}
 	}
-	return errors.Join(append(failed, writeReport(o.Out))...)
+	return errors.Join(append(failed, shared.Close(), writeReport(o.Out))...)
 }
 
 func choose(o Options) ([]Experiment, error) {
@@ -149,7 +152,8 @@ func choose(o Options) ([]Experiment, error) {
 	return chosen, nil
 }
 
-func runOne(ctx context.Context, o Options, e Experiment) error {
+// runOne runs an experiment; number tells it from the others of this run.
+func runOne(ctx context.Context, o Options, e Experiment, number int, shared stands) error {
 	r := &run{
 		Options: o,
 		Result: &Result{
@@ -157,7 +161,8 @@ func runOne(ctx context.Context, o Options, e Experiment) error {
 			Scale: o.Scale, Rounds: o.Rounds, Machine: thisMachine(),
 			Goals: []Goal{}, Charts: []Picture{}, Skipped: []string{}, Notes: []string{},
 		},
-		prefix: fmt.Sprintf("%s%d", marker, os.Getpid()),
+		prefix: fmt.Sprintf("%s%d-%d", marker, os.Getpid(), number),
+		stands: shared,
 	}
 	r.progress("%s", e.Title)
 	began := time.Now()

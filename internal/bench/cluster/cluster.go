@@ -173,18 +173,7 @@ func (c Cluster) service(i int) object {
 	}
 }
 
-func (c Cluster) slice(i, n int) object {
-	endpoints := make([]object, n)
-	for j := range endpoints {
-		endpoints[j] = object{"addresses": []string{c.Endpoint(i, j).Addr().String()}, "conditions": object{"ready": true}}
-	}
-	return object{
-		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-		"metadata":    meta(ServiceName(i), object{"kubernetes.io/service-name": ServiceName(i).Name}),
-		"addressType": "IPv4", "endpoints": endpoints,
-		"ports": []object{{"name": portName, "protocol": "TCP", "port": TargetPort}},
-	}
-}
+func (c Cluster) slice(i, n int) object { return c.members(i, first(n)) }
 
 // file marshals an object, which cannot fail for those that are made here.
 func file(name string, o any) File {

@@ -69,9 +69,6 @@ func groundFiles() []File {
 			"spec":   object{"podCIDR": PodCIDR.String(), "podCIDRs": []string{PodCIDR.String()}},
 			"status": object{"addresses": []object{{"type": "InternalIP", "address": NodeAddr.String()}}},
 		}),
-		file("namespace.json", object{
-			"apiVersion": "v1", "kind": "Namespace",
-			"metadata": object{"name": namespace, "labels": object{model.MetadataNameLabel: namespace}},
-		}),
+		NamespaceFile(),
 	}
 }

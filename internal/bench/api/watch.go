@@ -1,0 +1,131 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+)
+
+const slices = "/apis/discovery.k8s.io/v1/endpointslices"
+
+// Watch is a bare client of the API: it watches EndpointSlices and does nothing but note when each version came. What
+// it takes to see a change is what nobody who watches can do without.
+type Watch struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu   sync.Mutex
+	news chan struct{} // closed and made anew with each event
+	seen map[string]time.Time
+	err  error // why it ended
+}
+
+// Watch starts a client with a connection of its own, from what is there now. Close it.
+func (s *Server) Watch(ctx context.Context) (*Watch, error) {
+	version, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client, err := s.newClient()
+	if err != nil {
+		return nil, err
+	}
+	under, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	query := url.Values{"watch": {"1"}, "resourceVersion": {version}}
+	req, err := http.NewRequestWithContext(under, http.MethodGet, s.URL()+slices+"?"+query.Encode(), nil)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
+	}
+	resp, err := client.Do(req)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.Join(errors.New(resp.Status), resp.Body.Close())
+	}
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
+	}
+	w := &Watch{cancel: cancel, ended: make(chan struct{}), news: make(chan struct{}), seen: map[string]time.Time{}}
+	go func() {
+		defer close(w.ended)
+		defer client.CloseIdleConnections()
+		defer func() { _ = resp.Body.Close() }()
+		w.read(bufio.NewReaderSize(resp.Body, 1<<16))
+	}()
+	return w, nil
+}
+
+// latest is the version of the list of EndpointSlices.
+func (s *Server) latest(ctx context.Context) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slices+"?limit=1", nil)
+	if err != nil {
+		return "", fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var list identity
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return "", fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	return list.Metadata.ResourceVersion, nil
+}
+
+// read notes what comes, one event a line.
+func (w *Watch) read(in *bufio.Reader) {
+	for {
+		line, err := in.ReadBytes('\n')
+		now := time.Now()
+		var event struct{ Object identity }
+		if err == nil {
+			err = json.Unmarshal(line, &event)
+		}
+		w.mu.Lock()
+		if err == nil {
+			w.seen[event.Object.Metadata.ResourceVersion] = now
+		}
+		w.err = err
+		close(w.news)
+		w.news = make(chan struct{})
+		w.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Seen waits until the version of an object has come, and returns when that was. It can be asked once for each.
+func (w *Watch) Seen(ctx context.Context, version string) (time.Time, error) {
+	for {
+		w.mu.Lock()
+		at, ok := w.seen[version]
+		delete(w.seen, version)
+		news, err := w.news, w.err
+		w.mu.Unlock()
+		switch {
+		case ok:
+			return at, nil
+		case err != nil:
+			return time.Time{}, fmt.Errorf("watch EndpointSlices: %w", err)
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("watch EndpointSlices: version %s has not come: %w", version, ctx.Err())
+		}
+	}
+}
+
+// Close ends the watch.
+func (w *Watch) Close() {
+	w.cancel()
+	<-w.ended
+}

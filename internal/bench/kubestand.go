@@ -1,0 +1,283 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/api"
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/knock"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+// stands are the API servers of a run, by their number of services: a large cluster takes a while to write, so that each
+// is made once, when the first experiment asks for it, and is there until the end of the run.
+type stands map[int]*stand
+
+// Close ends all.
+func (s stands) Close() error {
+	var errs []error
+	for _, st := range s {
+		errs = append(errs, st.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// stand is an API server that holds a cluster, and the programs that carry it out side by side, each on a node of its own.
+type stand struct {
+	*api.Server
+	cluster.Cluster // without what follows
+
+	dir   string
+	seats []*seat.Seat // of the programs that all experiments but that of the start share; nil until one asks
+	next  []int        // the endpoint of each single that comes next
+}
+
+// singles are services that are there beside the cluster's, with one endpoint each, so that a single connection tells whether
+// a change of it is in force. The first is for asking whether a program keeps up; what is measured is done to the others.
+const singles = 10
+
+// kubeSizes are the numbers of services of the comparisons with kube-proxy.
+func (r *run) kubeSizes() []int {
+	if r.full() {
+		return []int{1_000, 10_000}
+	}
+	return []int{100, 1_000}
+}
+
+// stand returns the API server with so many services of ten endpoints each.
+func (r *run) stand(ctx context.Context, services int) (_ *stand, err error) {
+	if st := r.stands[services]; st != nil {
+		return st, nil
+	}
+	bin, err := control.Build(ctx, func(s string) { r.progress("%s", s) })
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", peer.ErrMissing, err)
+	}
+	dir, err := os.MkdirTemp(workDir(), r.prefix+"-*")
+	if err != nil {
+		return nil, fmt.Errorf("make folder for an API server: %w", err)
+	}
+	st := &stand{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir, next: make([]int, singles)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, st.Close())
+		}
+	}()
+	st.Server, err = api.Start(ctx, fmt.Sprintf("%s-api%d", r.prefix, services), bin, filepath.Join(dir, "control"))
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	for _, objects := range []iter.Seq[cluster.File]{st.ground(), st.objects()} {
+		if err := st.Fill(ctx, objects); err != nil {
+			return nil, fmt.Errorf("fill API server: %w", err)
+		}
+	}
+	r.progress("wrote %s to an API server in %s", st.Cluster, time.Since(began).Round(time.Millisecond))
+	r.stands[services] = st
+	return st, nil
+}
+
+// Close ends all programs and removes their files.
+func (st *stand) Close() error {
+	var errs []error
+	for _, s := range st.seats {
+		errs = append(errs, s.Close())
+	}
+	if st.Server != nil {
+		errs = append(errs, st.Server.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(st.dir))...)
+}
+
+// ground are the objects that must be there before the others.
+func (st *stand) ground() iter.Seq[cluster.File] {
+	return func(yield func(cluster.File) bool) {
+		_ = yield(cluster.NamespaceFile()) && yield(cluster.NodeFile())
+	}
+}
+
+func (st *stand) objects() iter.Seq[cluster.File] {
+	return func(yield func(cluster.File) bool) {
+		for i := range st.Services + singles {
+			n := st.Endpoints
+			if i >= st.Services {
+				n = 1
+			}
+			if !yield(st.ServiceFile(i)) || !yield(st.SliceFile(i, n)) {
+				return
+			}
+		}
+	}
+}
+
+// programs are those that are compared.
+func (r *run) programs(st *stand) []seat.Program {
+	return []seat.Program{seat.Sluice(r.Binary), seat.KubeNftables(st.Bin), seat.KubeIptables(st.Bin)}
+}
+
+// newSeat makes a place for a program, in a lane of its own. Close it.
+func (r *run) newSeat(st *stand, p seat.Program) (*seat.Seat, error) {
+	l, err := r.newLane()
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, dir := "", ""
+	if err = st.Join(l); err == nil {
+		kubeconfig, err = st.Kubeconfig(fmt.Sprintf("node-%d", r.lanes))
+	}
+	if err == nil {
+		dir, err = os.MkdirTemp(st.dir, "seat-*")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare node for %s: %w", p.Name, err), l.Close())
+	}
+	return seat.New(p, l, dir, kubeconfig), nil
+}
+
+// started returns the programs of the stand, all of which run and have programmed everything.
+func (r *run) started(ctx context.Context, st *stand) ([]*seat.Seat, error) {
+	if st.seats == nil {
+		for _, p := range r.programs(st) {
+			s, err := r.newSeat(st, p)
+			if err != nil {
+				return nil, err
+			}
+			st.seats = append(st.seats, s)
+			if err := s.Start(); err != nil {
+				return nil, err
+			}
+			at, err := r.programmed(ctx, st, s)
+			if err != nil {
+				return nil, err
+			}
+			r.progress("%s carries out %s after %s", s.Name, st.Cluster, at.Sub(s.Started()).Round(time.Millisecond))
+		}
+	}
+	for _, s := range st.seats {
+		if err := s.Resume(); err != nil {
+			return nil, err
+		}
+	}
+	return st.seats, nil
+}
+
+// longest is how long a program gets for anything.
+const longest = 3 * time.Minute
+
+// sampled is how many services show that all are there.
+const sampled = 50
+
+// programmed waits until connections to services drawn at random, the last one and the singles come to
+// a backend, and returns when the last of them did.
+func (r *run) programmed(ctx context.Context, st *stand, s *seat.Seat) (time.Time, error) {
+	doors := []knock.Door{door(st.Services - 1)}
+	for range sampled {
+		doors = append(doors, door(rand.IntN(st.Services)))
+	}
+	for i := range singles {
+		doors = append(doors, door(st.Services+i))
+	}
+	return follows(ctx, s, doors...)
+}
+
+// door is service i, whoever answers.
+func door(i int) knock.Door {
+	return knock.Door{Service: netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)}
+}
+
+// follows waits until connections come where they are to, and returns since when.
+func follows(ctx context.Context, s *seat.Seat, doors ...knock.Door) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	h, err := knock.New(s.Client, s.Backend, cluster.TargetPort, packetCPU)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer func() { _ = h.Close() }()
+	at, err := h.Until(ctx, doors...)
+	if err != nil {
+		return at, errors.Join(fmt.Errorf("%s: %w", s.Name, err), s.Running())
+	}
+	return at, nil
+}
+
+// moved is the next version of single i, with its one endpoint in the place of another one, and how that is seen.
+func (st *stand) moved(i int) (cluster.File, knock.Door) {
+	st.next[i] = (st.next[i] + 1) % 2
+	n := st.Services + i
+	d := door(n)
+	d.Backend = st.Endpoint(n, st.next[i]).Addr()
+	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
+}
+
+// only stops all programs but one, and returns once that has caught up with what happened while it was stopped itself.
+func (st *stand) only(ctx context.Context, one *seat.Seat) error {
+	for _, s := range st.seats {
+		if s != one {
+			if err := s.Pause(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := one.Resume(); err != nil {
+		return err
+	}
+	return st.caughtUp(ctx, one)
+}
+
+// caughtUp returns once a program has followed a change that comes after all others, and may begin the next round.
+func (st *stand) caughtUp(ctx context.Context, s *seat.Seat) error {
+	slice, d := st.moved(0)
+	if _, err := st.Put(ctx, slice); err != nil {
+		return err
+	}
+	if _, err := follows(ctx, s, d); err != nil {
+		return err
+	}
+	return wait(ctx, atEase)
+}
+
+// atEase is a little more than kube-proxy's least time between two rounds: a change after that is carried out at once.
+const atEase = 1200 * time.Millisecond
+
+// recordSeat files a sample of a program.
+func (r *run) recordSeat(st *stand, s *seat.Seat, variant, metric, unit string, sample float64) {
+	r.add(Measurement{
+		Dataplane: s.Name, Services: st.Services, Endpoints: st.Services * st.Endpoints, Variant: variant, Metric: metric, Unit: unit,
+	}, sample)
+}
+
+// better is the mode of kube-proxy with the smaller median; nil if neither was measured.
+func (r *run) better(services int, variant, metric string) *Measurement {
+	a := r.find(peer.KubeNftables{}.Name(), services, variant, metric)
+	b := r.find(peer.KubeIptables{}.Name(), services, variant, metric)
+	if a == nil || b != nil && b.Median < a.Median {
+		return b
+	}
+	return a
+}
+
+// judgeRatio files a goal for Sluice's share of the better of kube-proxy's modes, and notes the other's.
+func (r *run) judgeRatio(services int, what, variant, metric, goal string, most float64) {
+	own := r.find(peer.Sluice{}.Name(), services, variant, metric)
+	best := r.better(services, variant, metric)
+	if own == nil || best == nil {
+		return
+	}
+	ratio := ratios(own, best)
+	r.goal(fmt.Sprintf("%s, %s services × 10 endpoints, over the better mode of kube-proxy", what, chart.Number(float64(services))), goal,
+		fmt.Sprintf("%s; %s %s here, %s %s %s", ratio, chart.Number(own.Median), own.Unit, best.Dataplane, chart.Number(best.Median), best.Unit),
+		ratio.Median <= most)
+}

@@ -1,0 +1,46 @@
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Own gives a namespace an address that is on none of its links, for Reach.
+func Own(ns *netns.NS, addr netip.Addr) error {
+	return addAddr(ns, "lo", netip.PrefixFrom(addr, addr.BitLen()))
+}
+
+// Reach joins the lane's node with a namespace that has the address far, which several lanes may reach, each under a
+// number of its own, 1 to 4,095. Nothing else changes for the lane but that a service that nobody translates is unreachable, and
+// is said to be so at once.
+func (l *Lane) Reach(ns *netns.NS, number int, far netip.Addr) error {
+	const near = "api0"
+	peer := fmt.Sprintf("node%d", number)
+	if err := netns.Veth(l.Node, near, ns, peer); err != nil {
+		return err
+	}
+	// A link has four addresses of 192.168.0.0/18.
+	at := func(n int) netip.Addr {
+		return netip.AddrFrom4([4]byte{192, 168, byte(number >> 6), byte(number<<2 + n)})
+	}
+	err := errors.Join(addAddr(l.Node, near, netip.PrefixFrom(at(2), 30)), addAddr(ns, peer, netip.PrefixFrom(at(1), 30)))
+	if err != nil {
+		return err
+	}
+	dst, err := netlink.ParseIPNet(cluster.Services.String())
+	if err != nil {
+		return err
+	}
+	if err := l.Node.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}); err != nil {
+		return fmt.Errorf("make services unreachable in %s: %w", l.Node.Name, err)
+	}
+	// The kernel sends such answers to one address once a second, unless it is told that there may be more.
+	return errors.Join(addRoute(l.Node, near, netip.PrefixFrom(far, far.BitLen()), at(1)), l.Node.Sysctl("net/ipv4/icmp_ratelimit", "0"))
+}

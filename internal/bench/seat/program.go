@@ -1,0 +1,87 @@
+package seat
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/inject"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+// Program is what can take the seat.
+type Program struct {
+	Name string
+	// command is what runs it, with its files in dir.
+	command func(dir, kubeconfig string) (*exec.Cmd, error)
+	// synced are parts of lines that it logs, each once, when it has read its sources.
+	synced []string
+}
+
+// Sluice is the agent, as node agents run it where only kube-proxy is to be replaced: without policy.
+func Sluice(binary string) Program {
+	return Program{
+		Name: peer.Sluice{}.Name(),
+		command: func(dir, kubeconfig string) (*exec.Cmd, error) {
+			return exec.Command(binary, "run", "--kubeconfig", kubeconfig, "--node", cluster.Node, "--socket", socketIn(dir),
+				"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String(), "--policy=false"), nil
+		},
+		synced: []string{"read the Kubernetes API"},
+	}
+}
+
+func socketIn(dir string) string { return filepath.Join(dir, "agent.sock") }
+
+// KubeNftables is the real kube-proxy in nftables mode; bin holds the program.
+func KubeNftables(bin string) Program {
+	return kubeProxy(bin, peer.KubeNftables{}.Name(), "nftables", nil)
+}
+
+// KubeIptables is the real kube-proxy in iptables mode, with the iptables that has a kernel part of its own rather than the one
+// that makes nftables' rules, which takes minutes with many services.
+func KubeIptables(bin string) Program {
+	return kubeProxy(bin, peer.KubeIptables{}.Name(), "iptables", func(dir string) (string, error) {
+		const legacy = "xtables-legacy-multi"
+		path, err := exec.LookPath(legacy)
+		if err != nil {
+			return "", fmt.Errorf("%w: %s (apt-get install iptables)", peer.ErrMissing, legacy)
+		}
+		tools := filepath.Join(dir, "iptables")
+		if err := os.MkdirAll(tools, 0o755); err != nil {
+			return "", err
+		}
+		for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
+			if err := os.Symlink(path, filepath.Join(tools, name)); err != nil && !os.IsExist(err) {
+				return "", err
+			}
+		}
+		return tools, nil
+	})
+}
+
+// kubeProxy is kube-proxy as it comes, with its usual period of at least a second between two rounds; only the kernel's
+// settings for connection tracking, which are the whole machine's, are left alone. Tools makes a folder of commands that it is to find first.
+func kubeProxy(bin, name, mode string, tools func(dir string) (string, error)) Program {
+	return Program{
+		Name: name,
+		command: func(dir, kubeconfig string) (*exec.Cmd, error) {
+			cmd := exec.Command(filepath.Join(bin, "kube-proxy"), "--kubeconfig", kubeconfig, "--proxy-mode", mode,
+				"--hostname-override", cluster.Node, "--cluster-cidr", inject.Sources.String(),
+				"--conntrack-max-per-core=0", "--conntrack-min=0")
+			cmd.Env = os.Environ()
+			if tools != nil {
+				folder, err := tools(dir)
+				if err != nil {
+					return nil, fmt.Errorf("prepare %s: %w", name, err)
+				}
+				cmd.Env = append(cmd.Env, "PATH="+folder+":"+os.Getenv("PATH"))
+			}
+			return cmd, nil
+		},
+		synced: []string{
+			`"Caches are synced" controller="service config"`, `"Caches are synced" controller="endpoint slice config"`,
+		},
+	}
+}
