@@ -1,0 +1,428 @@
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// cluster is a real control plane and one node of it, which is the namespace that it runs in.
+type cluster struct {
+	*control.Plane
+	binary string // sluice
+}
+
+const apiServer = "192.0.2.1"
+
+// startCluster starts a control plane whose node is on its way to be one: it has a Node object, a route and no kubelet.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "sluice")
+	if err := buildSluice(t.Context(), binary); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New(fmt.Sprintf("sluice-deploy-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	addr := netip.MustParseAddr(apiServer)
+	lo, err := ns.LinkByName("lo")
+	if err == nil {
+		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
+	}
+	if err == nil {
+		err = ns.Sysctl("net.ipv4.ip_forward", "1")
+	}
+	if err == nil { // a default route, so that the node reaches ClusterIPs
+		err = ns.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Src: addr.AsSlice()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane, err := control.Start(t.Context(), control.Config{
+		Bin: programs(t), Dir: t.TempDir(), NetNS: ns, Addr: addr, Controllers: true, RBAC: true,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &cluster{plane, binary}
+	c.apply(t, fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: node1, labels: {kubernetes.io/os: linux}}, spec: {podCIDR: 10.244.0.0/24, podCIDRs: [10.244.0.0/24]}, status: {addresses: [{type: InternalIP, address: %s}]}}", apiServer))
+	return c
+}
+
+func (c *cluster) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(args...)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+// apply has the API server take objects, and nothing that it does not know.
+func (c *cluster) apply(t *testing.T, text string, args ...string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "objects.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl(t, append([]string{"apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", file}, args...)...)
+}
+
+// account writes the credentials of the agent's service account as the kubelet does for a pod.
+func (c *cluster) account(t *testing.T) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	ca, err := os.ReadFile(filepath.Join(c.Dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := strings.TrimSpace(c.kubectl(t, "create", "token", "sluice", "--namespace", namespace, "--duration", "1h"))
+	for name, content := range map[string][]byte{"ca.crt": ca, "token": []byte(token), "namespace": []byte(namespace)} {
+		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// run starts the agent as a text's DaemonSet has it, in a container on the node.
+func (c *cluster) run(t *testing.T, text string) *agent.Client {
+	t.Helper()
+	d, _ := daemon(t, text)
+	host := t.TempDir() // stands for the host's /run/sluice
+	newBox(t, &d.Spec.Template.Spec, "node1", c.binary, map[string]string{"run": host, "token": c.account(t)}).start(t, c.NetNS)
+	return agent.NewClient(filepath.Join(host, "sluice.sock"))
+}
+
+// await waits until what an agent says of itself is as wanted; wrong says what is not.
+func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		s, err := a.Status(ctx)
+		why := ""
+		if err != nil {
+			why = err.Error()
+		} else {
+			why = wrong(s)
+		}
+		if why == "" {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain: %s", why)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// well is an agent that has read everything, has it in the kernel, and has nothing to complain of.
+func well(s agent.Status) string {
+	switch {
+	case !s.Source.Synced:
+		return "it has not read the API yet"
+	case len(s.Source.Issues) > 0:
+		return fmt.Sprintf("it says %+v", s.Source.Issues)
+	case len(s.Source.Lacking) > 0:
+		return fmt.Sprintf("it lacks %q", s.Source.Lacking)
+	case !s.OK:
+		return fmt.Sprintf("it has problems: %q, issues: %+v", s.Problems, s.Issues)
+	case s.Frontends == 0:
+		return "it serves nothing"
+	}
+	return ""
+}
+
+// TestCluster shows a real API server what users give theirs, and runs the agent as they would have it.
+func TestCluster(t *testing.T) {
+	c := startCluster(t)
+	t.Run("server takes the manifests", c.testManifests)
+	t.Run("install", c.testInstall)
+	t.Run("agent", c.testAgent)
+	t.Run("privileged", c.testPrivileged)
+	t.Run("least", c.testLeast)
+}
+
+// testManifests has the server take what kustomize and the chart make, with its own strict validation and defaults.
+func (c *cluster) testManifests(t *testing.T) {
+	for _, text := range []string{
+		kustomize(t, "kustomize"),
+		render(t, "--set", "kubernetes.host="+apiServer, "--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16}", "--set", "log.format=json"),
+		render(t, "--set", "kubernetes.host=fd00::10", "--set", "privileged=true", "--set", "metricsAddress=", "--set", "healthzAddress=", "--set", "maxUnavailable=10%"),
+		render(t, "--set", "kubeProxy.configMap=kube-proxy", "--set", "podAnnotations.a=b", "--set", "imagePullSecrets[0].name=secret"),
+	} {
+		c.apply(t, text)
+	}
+	// A pod comes of the DaemonSet: it passes all of the server's admission, and tolerates that its node is not ready.
+	c.kubectl(t, "--namespace", namespace, "wait", "--for=create", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
+	c.kubectl(t, "--namespace", namespace, "wait", "--for=condition=PodScheduled", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
+	c.kubectl(t, "delete", "--wait", "-k", "kustomize")
+}
+
+// testInstall does with Helm what users do.
+func (c *cluster) testInstall(t *testing.T) {
+	with := func(args ...string) string {
+		t.Helper()
+		out, err := c.helm(t, append(args, "--kubeconfig", c.Admin(), "--namespace", namespace)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	out := with("install", "sluice", chart, "--set", "kubernetes.host="+apiServer)
+	if !strings.Contains(out, "STATUS: deployed") || !strings.Contains(out, "exec daemonset/sluice -- sluice status") {
+		t.Errorf("helm install says\n%s", out)
+	}
+	with("upgrade", "sluice", chart, "--reuse-values", "--set", "policy=false")
+	if out := c.kubectl(t, "get", "clusterrole", "sluice", "-o", "yaml"); strings.Contains(out, "pods") {
+		t.Errorf("the role without policy is\n%s", out)
+	}
+	with("uninstall", "sluice", "--wait")
+	if out := c.kubectl(t, "get", "--ignore-not-found", "-n", namespace, "clusterrole/sluice", "clusterrolebinding/sluice", "serviceaccount/sluice", "daemonset/sluice"); out != "" {
+		t.Errorf("helm uninstall leaves\n%s", out)
+	}
+}
+
+// testAgent runs the agent in a container such as the chart asks for, with the rights that the chart gives.
+func (c *cluster) testAgent(t *testing.T) {
+	for _, policy := range []string{"true", "false"} {
+		t.Run("policy="+policy, func(t *testing.T) {
+			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "policy="+policy,
+				"--set", "clusterCIDRs={10.244.0.0/16}", "--set", "serviceCIDRs={10.96.0.0/16}")
+			c.apply(t, text)
+			a := c.run(t, text)
+			await(t, a, well)
+			_, container := daemon(t, text)
+			for _, path := range []string{container.StartupProbe.HTTPGet.Path, container.ReadinessProbe.HTTPGet.Path, container.LivenessProbe.HTTPGet.Path} {
+				c.get(t, "http://127.0.0.1:10256"+path)
+			}
+			// The service "kubernetes" works: the API server answers on its ClusterIP.
+			conn, err := c.Dial(t.Context(), "tcp", "10.96.0.1:443")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := conn.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// get is what the kubelet does for a probe of an agent that is ready.
+func (c *cluster) get(t *testing.T, url string) {
+	t.Helper()
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: c.Dial, DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("GET %s: %s, %v", url, resp.Status, err)
+	}
+}
+
+// testPrivileged shows what a container can do about forwarding that is off: say it, or if it is privileged, mend it.
+func (c *cluster) testPrivileged(t *testing.T) {
+	forward := func() string {
+		out, err := c.NetNS.Run("cat", "/proc/sys/net/ipv4/ip_forward")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	for privileged, want := range map[string]string{"false": "0", "true": "1"} {
+		t.Run("privileged="+privileged, func(t *testing.T) {
+			if err := c.NetNS.Sysctl("net.ipv4.ip_forward", "0"); err != nil {
+				t.Fatal(err)
+			}
+			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "privileged="+privileged)
+			c.apply(t, text)
+			await(t, c.run(t, text), well)
+			if got := forward(); got != want {
+				t.Errorf("net.ipv4.ip_forward is %s, want %s", got, want)
+			}
+		})
+	}
+	if err := c.NetNS.Sysctl("net.ipv4.ip_forward", "1"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// right is something that a role allows.
+type right struct{ group, resource, verb string }
+
+func (r right) String() string { return fmt.Sprintf("%s %s in API group %q", r.verb, r.resource, r.group) }
+
+func rights(role *rbacv1.ClusterRole) map[right]bool {
+	all := map[right]bool{}
+	for _, rule := range role.Rules {
+		for _, g := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					all[right{g, resource, verb}] = true
+				}
+			}
+		}
+	}
+	return all
+}
+
+// testLeast takes from the agent what its role allows it, and finds that it misses each right.
+func (c *cluster) testLeast(t *testing.T) {
+	text := render(t, "--set", "kubernetes.host="+apiServer)
+	role := object[rbacv1.ClusterRole](t, text, "ClusterRole sluice")
+	missed := map[right]bool{
+		// Asked for by Calico's own API server, which is none of this cluster's.
+		{"projectcalico.org", "tiers", "get"}:                         true,
+		{"projectcalico.org", "tier.networkpolicies", "list"}:         true,
+		{"projectcalico.org", "tier.networkpolicies", "watch"}:        true,
+		{"projectcalico.org", "tier.globalnetworkpolicies", "list"}:   true,
+		{"projectcalico.org", "tier.globalnetworkpolicies", "watch"}: true,
+	}
+	for _, groups := range [][]string{{"policy.networking.k8s.io", "crd.projectcalico.org"}, {"projectcalico.org"}} {
+		for _, g := range groups { // one of Calico's groups hides the other
+			c.serve(t, g)
+		}
+		c.apply(t, text)
+		a := c.run(t, text)
+		await(t, a, well)
+		for _, verb := range []string{"list", "watch"} {
+			poor := role.DeepCopy()
+			for i := range poor.Rules {
+				poor.Rules[i].Verbs = slices.DeleteFunc(poor.Rules[i].Verbs, func(v string) bool { return v == verb })
+			}
+			poor.Rules = slices.DeleteFunc(poor.Rules, func(r rbacv1.PolicyRule) bool { return len(r.Verbs) == 0 })
+			c.applyRole(t, poor)
+			// All that is served is missed.
+			await(t, a, func(s agent.Status) string {
+				if err := a.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "cannot") {
+					t.Logf("sync: %v", err)
+				}
+				for r := range rights(role) {
+					if r.verb != verb || strings.HasPrefix(r.resource, "tier.") || strings.HasSuffix(r.group, "projectcalico.org") && !slices.Contains(groups, r.group) {
+						continue
+					}
+					if !tells(s, r) {
+						return fmt.Sprintf("without the right to %s, it says %+v", r, s.Source.Issues)
+					}
+					missed[r] = true
+				}
+				return ""
+			})
+			c.applyRole(t, role)
+			await(t, a, func(s agent.Status) string {
+				_ = a.Sync(t.Context()) // status says what is wrong
+				return well(s)
+			})
+		}
+	}
+	for r := range rights(role) {
+		if !missed[r] {
+			t.Errorf("nothing shows that the agent needs the right to %s", r)
+		}
+	}
+}
+
+// tells says whether an agent tells of a right that it lacks, and what to do.
+func tells(s agent.Status, r right) bool {
+	for _, i := range s.Source.Issues {
+		if strings.Contains(i.Reason, fmt.Sprintf("cannot %s resource %q in API group %q", r.verb, r.resource, r.group)) &&
+			strings.Contains(i.Reason, "ClusterRole") {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *cluster) applyRole(t *testing.T, role *rbacv1.ClusterRole) {
+	t.Helper()
+	data, err := yaml.Marshal(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply(t, string(data))
+}
+
+// serve makes the API serve the kinds of a group that a cluster need not have.
+func (c *cluster) serve(t *testing.T, group string) {
+	t.Helper()
+	type kind struct{ name, plural, scope string }
+	version, kinds := "v1", []kind{
+		{"Tier", "tiers", "Cluster"}, {"GlobalNetworkPolicy", "globalnetworkpolicies", "Cluster"}, {"NetworkPolicy", "networkpolicies", "Namespaced"},
+		{"GlobalNetworkSet", "globalnetworksets", "Cluster"}, {"NetworkSet", "networksets", "Namespaced"}, {"HostEndpoint", "hostendpoints", "Cluster"},
+	}
+	switch group {
+	case "projectcalico.org":
+		version = "v3"
+	case "policy.networking.k8s.io":
+		version, kinds = "v1alpha2", []kind{{"ClusterNetworkPolicy", "clusternetworkpolicies", "Cluster"}}
+	}
+	var names []string
+	var text strings.Builder
+	for _, k := range kinds {
+		name := k.plural + "." + group
+		names = append(names, "crd/"+name)
+		fmt.Fprintf(&text, `---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: %s
+  annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/network-policy-api"}
+spec:
+  group: %s
+  scope: %s
+  names: {kind: %s, plural: %s}
+  versions:
+    - name: %s
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`, name, group, k.scope, k.name, k.plural, version)
+	}
+	c.apply(t, text.String())
+	c.kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, names...)...)
+}
+
+// helm runs Helm where the API server can be reached.
+func (c *cluster) helm(t *testing.T, args ...string) (out string, err error) {
+	t.Helper()
+	doErr := c.NetNS.Do(func() error {
+		out, err = helm(t, args...)
+		return nil
+	})
+	if doErr != nil {
+		t.Fatal(doErr)
+	}
+	return out, err
+}

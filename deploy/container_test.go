@@ -1,0 +1,212 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// containerEnv holds a box in JSON where this program is to become what runs in it.
+const containerEnv = "SLUICE_TEST_CONTAINER"
+
+// box is what a container runtime makes of a container that is on the host's network: an image with nothing in it but the
+// program, /proc of its own whose sysctls cannot be written, the volumes, and the capabilities that the pod asks for.
+type box struct {
+	Root         string            // an empty folder
+	Binary       string            // becomes /usr/local/bin/sluice
+	Binds        map[string]string // folders of the host, by where they are seen
+	Capabilities []string
+	Privileged   bool
+	Env, Args    []string
+}
+
+// accountFolder is where a pod finds the credentials of its service account.
+const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// newBox translates a pod as the kubelet does. Volumes are folders of the host, by the volumes' names.
+func newBox(t *testing.T, pod *corev1.PodSpec, node, binary string, volumes map[string]string) *box {
+	t.Helper()
+	c := &pod.Containers[0]
+	b := &box{Root: t.TempDir(), Binary: binary, Binds: map[string]string{}}
+	env := map[string]string{}
+	for _, e := range c.Env {
+		if e.ValueFrom != nil && e.ValueFrom.FieldRef.FieldPath == "spec.nodeName" {
+			e.Value = node
+		}
+		env[e.Name] = e.Value
+		b.Env = append(b.Env, e.Name+"="+e.Value)
+	}
+	for _, a := range c.Args {
+		b.Args = append(b.Args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
+	}
+	for _, m := range c.VolumeMounts {
+		if volumes[m.Name] == "" {
+			t.Fatalf("nothing to mount as volume %s", m.Name)
+		}
+		b.Binds[m.MountPath] = volumes[m.Name]
+	}
+	b.Binds[accountFolder] = volumes["token"]
+	s := c.SecurityContext
+	b.Privileged = s.Privileged != nil && *s.Privileged
+	if !b.Privileged {
+		for _, name := range s.Capabilities.Add {
+			b.Capabilities = append(b.Capabilities, string(name))
+		}
+	}
+	return b
+}
+
+// start runs the box in a network namespace until the test ends, and returns what reads its log.
+func (b *box) start(t *testing.T, ns *netns.NS) (log func() string) {
+	t.Helper()
+	spec, err := json.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{containerEnv + "=" + string(spec)}
+	cmd.Stdout, cmd.Stderr = file, file
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	log = func() string {
+		text, err := os.ReadFile(file.Name())
+		if err != nil {
+			return err.Error()
+		}
+		return string(text)
+	}
+	// The thread that starts it has to live as long as it does: its end would kill the process.
+	started, end, ended := make(chan error), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := ns.Start(cmd); err != nil {
+			started <- err
+			return
+		}
+		started <- nil
+		<-end
+		if err := stop(cmd); err != nil {
+			t.Errorf("%v: %s", err, log())
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		close(end)
+		<-ended
+		if err := file.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log("the container's log:\n" + log())
+		}
+	})
+	return log
+}
+
+// stop ends a process as the kubelet does, within the grace period.
+func stop(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(10 * time.Second):
+		return errors.Join(errors.New("it did not end within 10 s"), cmd.Process.Kill(), <-done)
+	}
+}
+
+// contain makes this process that of a box. It returns only if that fails.
+func contain(spec string) error {
+	runtime.LockOSThread()
+	var b box
+	if err := json.Unmarshal([]byte(spec), &b); err != nil {
+		return err
+	}
+	if err := b.mount(); err != nil {
+		return err
+	}
+	if err := errors.Join(unix.Chroot(b.Root), os.Chdir("/")); err != nil {
+		return err
+	}
+	if !b.Privileged {
+		if err := confine(b.Capabilities); err != nil {
+			return err
+		}
+	}
+	const program = "/usr/local/bin/sluice"
+	return unix.Exec(program, append([]string{program}, b.Args...), b.Env)
+}
+
+func (b *box) mount() error {
+	in := func(path string) string { return filepath.Join(b.Root, path) }
+	steps := []func() error{
+		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
+		func() error { return unix.Mount("tmpfs", b.Root, "tmpfs", 0, "") },
+		func() error { return os.MkdirAll(in("/proc"), 0o755) },
+		func() error { return unix.Mount("proc", in("/proc"), "proc", 0, "") },
+		func() error { return os.MkdirAll(in("/usr/local/bin"), 0o755) },
+		func() error { return os.WriteFile(in("/usr/local/bin/sluice"), nil, 0o755) },
+		func() error { return unix.Mount(b.Binary, in("/usr/local/bin/sluice"), "", unix.MS_BIND, "") },
+	}
+	for at, from := range b.Binds {
+		steps = append(steps,
+			func() error { return os.MkdirAll(in(at), 0o755) },
+			func() error { return unix.Mount(from, in(at), "", unix.MS_BIND, "") })
+	}
+	if !b.Privileged {
+		steps = append(steps,
+			func() error { return unix.Mount(in("/proc/sys"), in("/proc/sys"), "", unix.MS_BIND, "") },
+			func() error { return unix.Mount("", in("/proc/sys"), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") })
+	}
+	steps = append(steps, func() error { return unix.Mount("", b.Root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") })
+	for i, step := range steps {
+		if err := step(); err != nil {
+			return fmt.Errorf("mount, step %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// confine leaves this thread, and what it executes, these capabilities at the most.
+func confine(names []string) error {
+	known := map[string]uintptr{"NET_ADMIN": unix.CAP_NET_ADMIN}
+	var keep []uintptr
+	for _, name := range names {
+		c, ok := known[name]
+		if !ok {
+			return fmt.Errorf("capability %s is not known here", name)
+		}
+		keep = append(keep, c)
+	}
+	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+		if slices.Contains(keep, c) {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+}

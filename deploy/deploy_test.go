@@ -1,0 +1,142 @@
+package deploy_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+var update = flag.Bool("update", false, "write the manifests of kustomize anew from the chart")
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(containerEnv); spec != "" {
+		fmt.Fprintln(os.Stderr, "start container:", contain(spec)) // it returns only if that fails
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	chart     = "helm/sluice"
+	namespace = "kube-system"
+	// placeholder stands in the manifests of kustomize where the user has to name the API server.
+	placeholder = "set-the-api-server.invalid"
+)
+
+// helm runs Helm, which the Go command builds the first time, and returns what it prints.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	program, err := helmProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	return output(cmd)
+}
+
+var helmProgram = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("go", "tool", "-n", "helm")
+	cmd.Dir = filepath.Join("..", "test", "kube", "helm")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOWORK=off")
+	path, err := output(cmd)
+	return strings.TrimSpace(path), err
+})
+
+func output(cmd *exec.Cmd) (string, error) {
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, errs.Bytes())
+	}
+	return out.String(), nil
+}
+
+// programs is the folder of the control plane's programs and kubectl.
+func programs(t *testing.T) string {
+	t.Helper()
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
+// render is what the chart makes of some values, as arguments of Helm.
+func render(t *testing.T, args ...string) string {
+	t.Helper()
+	text, err := helm(t, append([]string{"template", "sluice", chart, "--namespace", namespace}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// kustomize is what kubectl makes of a folder.
+func kustomize(t *testing.T, folder string) string {
+	t.Helper()
+	text, err := output(exec.CommandContext(t.Context(), filepath.Join(programs(t), "kubectl"), "kustomize", folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// objects are those of a text of several, by kind and name.
+func objects(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		var whole map[string]any
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			t.Fatalf("parse %s: %v", document, err)
+		}
+		if err := yaml.Unmarshal([]byte(document), &whole); err != nil {
+			t.Fatal(err)
+		}
+		if whole != nil {
+			all[o.Kind+" "+o.Metadata.Name] = whole
+		}
+	}
+	return all
+}
+
+// object reads one of the objects of a text as a type of Kubernetes'.
+func object[T any](t *testing.T, text, name string) *T {
+	t.Helper()
+	all := objects(t, text)
+	data, err := yaml.Marshal(all[name])
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := new(T)
+	if err := yaml.UnmarshalStrict(data, o); err != nil || all[name] == nil {
+		t.Fatalf("no good %s among %v: %v", name, slices.Sorted(maps.Keys(all)), err)
+	}
+	return o
+}
+
+// buildSluice makes the static binary as `make build` does.
+func buildSluice(ctx context.Context, to string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to, "../cmd/sluice")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	_, err := output(cmd)
+	return err
+}

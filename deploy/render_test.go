@@ -1,0 +1,154 @@
+package deploy_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// daemon is the agent's DaemonSet in a text, and its only container.
+func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
+	t.Helper()
+	d := object[appsv1.DaemonSet](t, text, "DaemonSet sluice")
+	if n := len(d.Spec.Template.Spec.Containers); n != 1 {
+		t.Fatalf("%d containers", n)
+	}
+	return d, &d.Spec.Template.Spec.Containers[0]
+}
+
+// Kustomize's manifests are what the chart makes by itself.
+func TestKustomize(t *testing.T) {
+	const file = "kustomize/base/sluice.yaml"
+	text := render(t, "--set", "kubernetes.host="+placeholder)
+	if *update {
+		if err := os.WriteFile(file, []byte(strings.TrimPrefix(text, "---\n")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := objects(t, text)
+	for _, folder := range []string{"kustomize/base", "kustomize"} {
+		if diff := cmp.Diff(want, objects(t, kustomize(t, folder))); diff != "" {
+			t.Errorf("%s is not what the chart makes (go test ./deploy -run TestKustomize -update):\n%s", folder, diff)
+		}
+	}
+}
+
+// An overlay says in one place where the API server and the image are.
+func TestKustomizeIsSetInOnePlace(t *testing.T) {
+	text, err := os.ReadFile("kustomize/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newName: sluice.dev/sluice", "newName: registry.example/sluice").Replace(string(text))
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(set), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want := objects(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "image.repository=registry.example/sluice"))
+	if diff := cmp.Diff(want, objects(t, kustomize(t, dir))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What users set comes where it belongs.
+func TestValues(t *testing.T) {
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	text := render(t, "--set", "kubernetes.host=fd00::10", "--set", "kubernetes.port=443", "--set", "image.digest="+digest,
+		"--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16,fd01::/48}", "--set", "serviceCIDRs={10.96.0.0/16}",
+		"--set", "nodePortAddresses={192.168.0.0/16}", "--set", "extraArgs={--masquerade-all}", "--set", "log.format=json",
+		"--set", "metricsAddress=", "--set", "healthzAddress=127.0.0.1:9999", "--set", "maxUnavailable=10%", "--set", "podLabels.team=net")
+	d, c := daemon(t, text)
+	if want := "sluice.dev/sluice@" + digest; c.Image != want {
+		t.Errorf("image %s, want %s", c.Image, want)
+	}
+	for _, want := range []string{"--policy=false", "--cluster-cidr=10.244.0.0/16,fd01::/48", "--service-cidr=10.96.0.0/16",
+		"--nodeport-addresses=192.168.0.0/16", "--masquerade-all", "--log-format=json", "--metrics-address=", "--healthz-address=127.0.0.1:9999"} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("no argument %s among %q", want, c.Args)
+		}
+	}
+	if host := (corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "fd00::10"}); !slices.Contains(c.Env, host) {
+		t.Errorf("no %+v in %+v", host, c.Env)
+	}
+	if got := d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(); got != "10%" {
+		t.Errorf("maxUnavailable %s", got)
+	}
+	if p := c.Ports[0]; p.ContainerPort != 9999 || c.LivenessProbe.HTTPGet.Host != "127.0.0.1" {
+		t.Errorf("port %+v, probe %+v", p, c.LivenessProbe)
+	}
+	if d.Spec.Template.Labels["team"] != "net" {
+		t.Errorf("labels %v", d.Spec.Template.Labels)
+	}
+	for _, r := range object[rbacv1.ClusterRole](t, text, "ClusterRole sluice").Rules {
+		if slices.Contains(r.Resources, "pods") || slices.Contains(r.Resources, "networkpolicies") {
+			t.Errorf("without policy, %+v is not needed", r)
+		}
+	}
+	_, c = daemon(t, render(t, "--set", "kubernetes.host=a", "--set", "healthzAddress="))
+	if c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil {
+		t.Error("there are probes where nothing is served")
+	}
+}
+
+// What makes a node's services depend on one pod is held down in it.
+func TestThePodMayDoLittle(t *testing.T) {
+	d, c := daemon(t, render(t, "--set", "kubernetes.host=10.0.0.10"))
+	s := c.SecurityContext
+	if !slices.Equal(s.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}) || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("capabilities %+v", s.Capabilities)
+	}
+	if s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("security context %+v", s)
+	}
+	if len(c.Resources.Limits) > 0 {
+		t.Errorf("limits %v: the kernel charges the table's sets to the pod", c.Resources.Limits)
+	}
+	if p := d.Spec.Template.Spec; !p.HostNetwork || p.HostPID || p.PriorityClassName != "system-node-critical" || p.Tolerations[0].Operator != "Exists" || p.Tolerations[0].Key != "" {
+		t.Errorf("pod %+v", p)
+	}
+	_, c = daemon(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "privileged=true"))
+	if s := c.SecurityContext; !*s.Privileged || s.Capabilities != nil || s.AllowPrivilegeEscalation != nil {
+		t.Errorf("privileged: %+v", s)
+	}
+}
+
+// Values that make no sense are refused, with what to do.
+func TestRefusedValues(t *testing.T) {
+	for _, tt := range []struct{ set, want string }{
+		{"policy=true", "--set kubernetes.host=ADDRESS"},
+		{"kubernetes.host=https://10.0.0.10:6443", "/kubernetes/host"},
+		{"kubernetes.port=0", "/kubernetes/port"},
+		{"policy=perhaps", "/policy"},
+		{"clusterCIDRs={10.0.0.1}", "/clusterCIDRs/0"},
+		{"log.level=loud", "/log/level"},
+		{"image.digest=sha256:12", "/image/digest"},
+		{"metricsAddress=localhost", "/metricsAddress"},
+		{"no.such=value", "'no'"},
+	} {
+		args := []string{"template", "sluice", chart, "--set", tt.set}
+		if tt.want != "--set kubernetes.host=ADDRESS" {
+			args = append(args, "--set-string", "kubernetes.host=10.0.0.10", "--set", tt.set)
+		}
+		out, err := helm(t, args...)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("--set %s: %v, want %q\n%s", tt.set, err, tt.want, out)
+		}
+	}
+}
+
+func TestLint(t *testing.T) {
+	out, err := helm(t, "lint", "--strict", chart, "--set", "kubernetes.host=10.0.0.10")
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
