@@ -1,13 +1,16 @@
 package kube
 
 import (
+	"errors"
 	"strings"
 	"unique"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
 // object is what one object of the API comes to.
@@ -16,7 +19,18 @@ type object struct {
 	known *model.Name // as the store knows it, where that is not the API's name
 	value any         // a model type; nil where nothing of it is of use
 	err   error       // what is wrong with it
-	copy  bool        // it only shows an object of another kind, and is passed over
+	copy  bool        // it only shows an object of another kind, or is of no use here, and is passed over
+}
+
+// errPassedOver is what a translation says of an object that is in order, but of no use here.
+var errPassedOver = errors.New("passed over")
+
+// endpointSlice translates a slice. One of host names is passed over, as in kube-proxy.
+func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
+	if o.AddressType == discoveryv1.AddressTypeFQDN {
+		return nil, errPassedOver
+	}
+	return kubeobj.EndpointSlice(o)
 }
 
 // typed makes a decoder of a translation of one of Kubernetes' types. Keep
@@ -34,6 +48,10 @@ func typed[K, M any, P interface {
 		out := object{identity: identity{model.Name{Namespace: shared(o.GetNamespace()), Name: o.GetName()}, o.GetResourceVersion()}}
 		o.SetNamespace(out.name.Namespace)
 		m, err := translate((*K)(o))
+		if errors.Is(err, errPassedOver) {
+			out.copy = true
+			return out
+		}
 		out.err = err
 		if m != nil {
 			if keep != nil {

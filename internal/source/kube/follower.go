@@ -46,7 +46,8 @@ type follower struct {
 	phase      phase
 	ledger     *ledger
 	trouble    trouble
-	short      int // watches in a row that the server ended at once
+	suffers    time.Time // since when there is trouble; zero: there is none
+	short      int       // watches in a row that the server ended at once
 	reconnects uint64
 }
 
@@ -68,7 +69,6 @@ func (f *follower) run(ctx context.Context) {
 		wait, err := f.attempt(ctx)
 		if time.Since(began) > f.api.timing.steady {
 			backoff = f.api.timing.first
-			f.steady()
 		}
 		if wait == 0 && ctx.Err() == nil && !errors.Is(err, errInterrupted) {
 			wait = jitter(backoff)
@@ -96,6 +96,9 @@ func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) 
 	f.mu.Lock()
 	place, placed, version, asks := f.place, f.placed, f.version, f.asks
 	f.asks = nil
+	if !f.suffers.IsZero() && time.Since(f.suffers) > f.api.timing.outage {
+		version = ""
+	}
 	f.mu.Unlock()
 	if place == nil {
 		if placed {
@@ -197,7 +200,12 @@ func (f *follower) watch(ctx context.Context, at resource) error {
 	f.interrupt = cancel
 	version := f.version
 	f.mu.Unlock()
-	err := f.api.watch(ctx, at, &f.kind, version, f.begun, func(kind string, r raw) error { return f.event(at, kind, r) })
+	var holds *time.Timer // nil until the server has agreed
+	err := f.api.watch(ctx, at, &f.kind, version, func() {
+		holds = time.AfterFunc(f.api.timing.steady, f.steady)
+		f.begun()
+	}, func(kind string, r raw) error { return f.event(at, kind, r) })
+	atOnce := holds != nil && holds.Stop()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.interrupt = nil
@@ -205,7 +213,9 @@ func (f *follower) watch(ctx context.Context, at resource) error {
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	f.short++
+	if atOnce {
+		f.short++
+	}
 	return err
 }
 
@@ -217,6 +227,14 @@ func (f *follower) begun() {
 	if mended {
 		f.notify()
 	}
+}
+
+// steady is called when a watch has held for a while.
+func (f *follower) steady() {
+	f.mu.Lock()
+	f.short = 0
+	f.mu.Unlock()
+	f.notify()
 }
 
 // event takes in one event of a watch.

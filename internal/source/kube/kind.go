@@ -66,7 +66,7 @@ func serviceKinds() []kind {
 	return []kind{
 		{kind: store.Services, places: core("services"), binary: true, decode: typed(kubeobj.Service, keepService)},
 		{kind: store.EndpointSlices, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, binary: true,
-			decode: typed(kubeobj.EndpointSlice, keepSlice)},
+			decode: typed(endpointSlice, keepSlice)},
 		{kind: store.Nodes, places: core("nodes"), binary: true, decode: typed(kubeobj.Node, nil)},
 	}
 }

@@ -15,10 +15,13 @@ import (
 type ledger struct {
 	kind    store.Kind
 	entries map[model.Name]entry
-	faults  map[model.Name]string
+	faults  map[model.Name]fault
 	usable  int // entries that have a value
 	copies  int // objects of the last list that were passed over
 }
+
+// fault is what is wrong with an object, and what is in force of it. The zero value is none.
+type fault struct{ reason, inForce string }
 
 // entry is one object.
 type entry struct {
@@ -27,7 +30,7 @@ type entry struct {
 }
 
 func newLedger(kind store.Kind, room int) *ledger {
-	return &ledger{kind: kind, entries: make(map[model.Name]entry, room), faults: make(map[model.Name]string)}
+	return &ledger{kind: kind, entries: make(map[model.Name]entry, room), faults: make(map[model.Name]fault)}
 }
 
 // errNameless is an object of which not even the name can be read.
@@ -43,20 +46,24 @@ func (l *ledger) enter(o object, before *ledger) {
 	if o.name.Name == "" && o.err == nil {
 		o.err = errNameless
 	}
-	if o.err != nil {
-		l.faults[o.name] = o.err.Error()
-	} else {
+	if o.err == nil {
 		delete(l.faults, o.name)
 	}
 	if o.name.Name == "" {
+		l.faults[o.name] = fault{o.err.Error(), model.InForceNothing}
 		return
 	}
+	present := true // what is delivered is made of this version
 	old, next := before.entries[o.name], entry{o.value, o.known}
 	switch {
 	case o.value == nil, isRefused(o) && old.value != nil && !source.IsRefused(old.value):
 		next = old // the last good version stays
+		present = false
 	case sameName(old.known, o.known) && reflect.DeepEqual(old.value, o.value):
 		next = old
+	}
+	if o.err != nil {
+		l.faults[o.name] = fault{o.err.Error(), source.InForce(next.value, present)}
 	}
 	l.set(o.name, next)
 }
@@ -159,9 +166,9 @@ func single(events []store.Event) []store.Event {
 // holes are the objects of which there never was a good version, with the reasons.
 func (l *ledger) holes() map[model.Name]string {
 	holes := make(map[model.Name]string)
-	for name, reason := range l.faults {
+	for name, fault := range l.faults {
 		if l.entries[name].value == nil {
-			holes[name] = reason
+			holes[name] = fault.reason
 		}
 	}
 	return holes

@@ -258,12 +258,13 @@ type forwarder struct {
 	cluster *realCluster
 	running sync.WaitGroup
 
-	mu     sync.Mutex
-	open   map[net.Conn]bool
-	closed bool
-	made   int // connections, so far
+	mu      sync.Mutex
+	open    map[net.Conn]bool
+	blocked bool
+	made    int // connections, so far
 }
 
+// forward lets a source reach the API server, until the test ends.
 func (c *realCluster) forward(t testing.TB) *forwarder {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -274,10 +275,7 @@ func (c *realCluster) forward(t testing.TB) *forwarder {
 	f.running.Go(f.serve)
 	t.Cleanup(func() {
 		_ = l.Close()
-		f.mu.Lock()
-		f.closed = true
-		f.mu.Unlock()
-		f.cut()
+		f.block(true)
 		f.running.Wait()
 	})
 	return f
@@ -292,22 +290,35 @@ func (f *forwarder) serve() {
 			return
 		}
 		out, err := f.cluster.Dial(context.Background(), "tcp", strings.TrimPrefix(f.cluster.URL(), "https://"))
-		if err != nil {
-			_ = in.(*net.TCPConn).SetLinger(0)
-			_ = in.Close()
+		if err == nil && f.enter(in, out) {
+			f.running.Go(func() { f.copy(in, out) })
+			f.running.Go(func() { f.copy(out, in) })
 			continue
 		}
-		f.mu.Lock()
-		f.open[in], f.open[out] = true, true
-		f.made++
-		closed := f.closed
-		f.mu.Unlock()
-		f.running.Go(func() { f.copy(in, out) })
-		f.running.Go(func() { f.copy(out, in) })
-		if closed {
-			f.cut()
+		for _, conn := range []net.Conn{in, out} {
+			if conn != nil {
+				reset(conn)
+			}
 		}
 	}
+}
+
+// enter takes a connection in, unless the way is blocked.
+func (f *forwarder) enter(in, out net.Conn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.blocked {
+		return false
+	}
+	f.open[in], f.open[out] = true, true
+	f.made++
+	return true
+}
+
+// reset closes a connection as a broken network does.
+func reset(conn net.Conn) {
+	_ = conn.(*net.TCPConn).SetLinger(0)
+	_ = conn.Close()
 }
 
 // copy hands on what comes in until either end has enough.
@@ -320,14 +331,21 @@ func (f *forwarder) copy(to, from net.Conn) {
 	delete(f.open, from)
 }
 
-// cut ends all connections, as a broken network does.
+// cut ends all connections.
 func (f *forwarder) cut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for conn := range f.open {
-		_ = conn.(*net.TCPConn).SetLinger(0)
-		_ = conn.Close()
+		reset(conn)
 	}
+}
+
+// block lets no connection live, or lets them again.
+func (f *forwarder) block(on bool) {
+	f.mu.Lock()
+	f.blocked = on
+	f.mu.Unlock()
+	f.cut()
 }
 
 func (f *forwarder) connections() int {
@@ -345,7 +363,17 @@ func followReal(t *testing.T, kubeconfig string, tune ...func(*timing)) *fixture
 // realTiming is quick, but lets a server breathe.
 func realTiming(t *timing) {
 	*t = timing{answer: 10 * time.Second, watch: time.Minute, first: 5 * time.Millisecond, last: 100 * time.Millisecond, steady: time.Second,
-		refused: 50 * time.Millisecond, discover: 100 * time.Millisecond, patience: time.Minute}
+		refused: 50 * time.Millisecond, discover: 100 * time.Millisecond, outage: time.Hour, patience: time.Minute}
+}
+
+// waitFor waits until something is so.
+func waitFor(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("waited in vain: " + what)
+		}
+	}
 }
 
 // own are the objects that a test has put: those in the namespace shop, and others that are called so.
@@ -380,9 +408,10 @@ func (c *realCluster) shop(t testing.TB) (names []string) {
 	return []string{"EndpointSlice shop/web-1", "Namespace shop", "NetworkPolicy shop/deny", "Node shop-n1", "Pod shop/web-a", "Service shop/web", "ServiceAccount shop/default"}
 }
 
-// events counts what is delivered while something is done.
+// delivered counts what a test's own objects bring while something is done; the API server
+// has others, which it changes by itself.
 func (f *fixture) delivered(do func()) int {
-	before := f.sink.count(&f.sink.events)
+	before := f.sink.count(&f.sink.shop)
 	do()
-	return f.sink.count(&f.sink.events) - before
+	return f.sink.count(&f.sink.shop) - before
 }

@@ -21,6 +21,7 @@ type sink struct {
 	mu      sync.Mutex
 	objects map[string]any // "Service shop/web"
 	events  int
+	shop    int // events of what is called so
 	gone    int
 	synced  int
 }
@@ -36,6 +37,9 @@ func (s *sink) Apply(events []store.Event) {
 		}
 		seen[key] = true
 		s.events++
+		if strings.Contains(key, "shop") {
+			s.shop++
+		}
 		if e.Object == nil {
 			s.gone++
 			delete(s.objects, key)
@@ -62,7 +66,7 @@ type fixture struct {
 
 func quickTiming(t *timing) {
 	*t = timing{answer: 10 * time.Second, watch: time.Minute, first: time.Millisecond, last: 5 * time.Millisecond, steady: time.Second,
-		refused: 5 * time.Millisecond, discover: 5 * time.Millisecond, patience: time.Minute}
+		refused: 5 * time.Millisecond, discover: 5 * time.Millisecond, outage: time.Hour, patience: time.Minute}
 }
 
 func follow(t *testing.T, api *fakeAPI, tune ...func(*timing)) *fixture {

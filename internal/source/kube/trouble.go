@@ -94,6 +94,9 @@ func (f *follower) suffer(t trouble) {
 		f.log.Warn("a kind of objects can't be read; what was read of it before stays in force", "reason", t.reason)
 	}
 	f.trouble = t
+	if f.suffers.IsZero() {
+		f.suffers = time.Now()
+	}
 }
 
 // mend ends all trouble.
@@ -104,34 +107,27 @@ func (f *follower) mend() (mended bool) {
 	if !f.trouble.common {
 		f.log.Info("a kind of objects can be read again")
 	}
-	f.trouble = trouble{}
+	f.trouble, f.suffers = trouble{}, time.Time{}
 	return true
 }
 
-// steady is called when a watch has held.
-func (f *follower) steady() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.short = 0
-}
-
 // logFaults tells what is at fault that was not before, and the other way round.
-func (f *follower) logFaults(was, is map[model.Name]string) {
-	for name, reason := range is {
-		f.logFault(name, was[name], reason)
+func (f *follower) logFaults(was, is map[model.Name]fault) {
+	for name, fault := range is {
+		f.logFault(name, was[name], fault)
 	}
-	for name, reason := range was {
+	for name, gone := range was {
 		if _, still := is[name]; !still {
-			f.logFault(name, reason, "")
+			f.logFault(name, gone, fault{})
 		}
 	}
 }
 
-func (f *follower) logFault(name model.Name, was, is string) {
+func (f *follower) logFault(name model.Name, was, is fault) {
 	switch {
 	case was == is:
-	case is != "":
-		f.log.Warn("object is at fault; its last good state stays", "object", f.called(name), "reason", is)
+	case is != (fault{}):
+		f.log.Warn("object is at fault", "object", f.called(name), "reason", is.reason, "in force", is.inForce)
 	default:
 		f.log.Info("object is no longer at fault", "object", f.called(name))
 	}
@@ -163,7 +159,8 @@ func (f *follower) issues() []model.Issue {
 			Reason: "the API server, or a proxy on the way to it, ends watches at once, again and again; changes come late"})
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
-		all = append(all, model.Issue{Object: f.called(name), Source: place.apiVersion(), Reason: f.ledger.faults[name]})
+		fault := f.ledger.faults[name]
+		all = append(all, model.Issue{Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce})
 	}
 	return all
 }
