@@ -68,7 +68,7 @@ policy through one nftables table whose cost does not grow with the cluster.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
-		newSyncCommand(), newCleanupCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), newVersionCommand())
+		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), newVersionCommand())
 	return root
 }
 

@@ -65,6 +65,15 @@ type Keeper interface {
 	AdoptKeeping(ctx context.Context, want *state.State) (plan Plan, kept int, err error)
 }
 
+// Lister is implemented by drivers that can tell which frontends the kernel holds
+// without knowing any desired state: of an agent that runs, or of one that has ended.
+type Lister interface {
+	// Frontends returns each frontend that the kernel holds, with whether its new
+	// connections are sent to backends (they are refused or dropped otherwise). It is empty
+	// where the driver has programmed nothing.
+	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
+}
+
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {
 	// Len is the number of kernel operations; 0 means that nothing differs.

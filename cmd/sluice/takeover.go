@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/takeover"
+)
+
+// kubeProxy is the only program that a node is taken over from, or given back to.
+const kubeProxy = "kube-proxy"
+
+func newTakeoverCommand() *cobra.Command {
+	var from, to string
+	var o takeover.Options
+	cmd := &cobra.Command{
+		Use:   "takeover (--from kube-proxy | --to kube-proxy)",
+		Short: "Take this node's services over from kube-proxy, or give them back, without a dropped connection",
+		Long: `Take this node's services over from kube-proxy, or give them back, without a
+dropped connection.
+
+--from kube-proxy: start the agent beside kube-proxy first. The command waits until the
+agent has programmed everything, compares what both serve, waits until kube-proxy is
+stopped (and says how), and removes its rules, whichever its mode.
+
+--to kube-proxy: stop the agent and start kube-proxy first; what the agent has programmed
+works on. The command checks that kube-proxy is healthy and serves what the agent has
+served, and removes what the agent has programmed.
+
+Connections go on all the time. Run again after an interruption, it goes on where it
+was. The exit status is 0 only if everything is done.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if (from == kubeProxy) == (to == kubeProxy) || from+to != kubeProxy {
+				return usageError{errors.New("say --from kube-proxy, or --to kube-proxy")}
+			}
+			return runTakeover(cmd, o, from == kubeProxy)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&from, "from", "", "take over from this `program`: kube-proxy")
+	fl.StringVar(&to, "to", "", "give back to this `program`: kube-proxy")
+	fl.StringVar(&o.Node, "node", "", "name of this node's Node object (default: the host's name), for the commands that are suggested")
+	fl.BoolVar(&o.DryRun, "dry-run", false, "only look, and say what would be done")
+	fl.BoolVar(&o.Force, "force", false, "go on though one program serves what the other does not")
+	fl.DurationVar(&o.Wait, "wait", 0, "wait so long for a program to stop or to start, and for the agent to have programmed everything")
+	fl.DurationVar(&o.Drain, "drain-timeout", 10*time.Minute, "wait so long for connections that IPVS carries to end")
+	socketFlag(cmd, &o.Socket)
+	return cmd
+}
+
+func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
+	if o.Node == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("read host name: %w: name the node with --node", err)
+		}
+		o.Node = name
+	}
+	d, err := openDriver(nftables.Options{})
+	if err != nil {
+		return privilege(err)
+	}
+	defer func() { _ = d.Close() }()
+	lister, ok := d.(driver.Lister)
+	if !ok {
+		return errors.New("this driver can't tell what it has programmed")
+	}
+	o.Kernel, o.Out = lister, cmd.OutOrStdout()
+	o.Agent = syncer{agent.NewClient(o.Socket)}
+	o.Minor = func(err error) bool {
+		_, only := errors.AsType[*agent.FaultError](err)
+		return only
+	}
+	if from {
+		return privilege(takeover.From(cmd.Context(), o))
+	}
+	o.Purge = func(ctx context.Context) error {
+		if err := d.Purge(ctx); err != nil {
+			return err
+		}
+		return errors.Join(tellSysctls(cmd, o.Socket), removeSocket(o.Out, o.Socket))
+	}
+	return privilege(takeover.To(cmd.Context(), o))
+}
+
+// syncer asks an agent to be in step, within a time in which a healthy one is.
+type syncer struct{ client *agent.Client }
+
+// Sync implements takeover.Agent.
+func (s syncer) Sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return s.client.Sync(ctx)
+}
+
+// tellSysctls names the kernel parameters that the agent has set. kube-proxy works with these values, and connections may depend on
+// them (forwarding, the size of the connection table), so that they are not put back here.
+func tellSysctls(cmd *cobra.Command, socket string) error {
+	changed, err := sysctl.List(sysctl.RecordPath(socket))
+	for _, c := range changed {
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "note    kernel parameter %s stays %s, as kube-proxy needs it (it was %s): 'sluice cleanup' restores it\n", c.Key, c.Now, c.Was)
+	}
+	return err
+}

@@ -1,0 +1,46 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+var _ driver.Lister = (*Driver)(nil)
+
+// Frontends implements driver.Lister. It reads the table of any release that calls its maps
+// of frontends as this one does.
+func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var found map[state.FrontendKey]bool
+	for try := 0; ; try++ {
+		var err error
+		if found, err = d.listFrontends(ctx); err == nil {
+			return found, nil
+		}
+		if !errors.Is(err, errInterrupted) || try == 10 {
+			return nil, fmt.Errorf("list frontends of table inet %s: %w", TableName, err)
+		}
+	}
+}
+
+func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
+	found := map[state.FrontendKey]bool{}
+	for _, fp := range d.prog.fam {
+		err := readSet(ctx, d.sock, fp.frontends, func(e element) {
+			if key, ok := e.frontend(); ok {
+				found[key] = e.verdict.code == unix.NFT_GOTO && e.verdict.chain != fp.ip.name+"-reject"
+			}
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, err
+		}
+	}
+	return found, nil
+}

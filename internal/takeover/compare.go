@@ -1,0 +1,82 @@
+package takeover
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// missing names what kube-proxy serves and the agent's frontends do not. What is served by both may have other backends
+// for a moment: both follow the cluster by themselves.
+func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
+	ports := nodePorts(ours, host)
+	var lacks []string
+	for _, c := range claims {
+		served, there := ours[c.Key]
+		if c.nodePort() {
+			served, there = ports[c.Key], hasKey(ports, c.Key)
+		}
+		switch {
+		case !there:
+			lacks = append(lacks, fmt.Sprintf("%s is served by kube-proxy and not by sluice", c))
+		case c.Served && !served:
+			lacks = append(lacks, fmt.Sprintf("%s has endpoints in kube-proxy's rules and none in sluice's", c))
+		}
+	}
+	return lacks
+}
+
+// uncovered names what the agent's frontends serve and kube-proxy does not.
+func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.Addr]bool) []string {
+	theirs := map[state.FrontendKey]bool{}
+	for _, c := range claims {
+		theirs[c.Key] = c.Served
+	}
+	var lacks []string
+	for _, k := range slices.SortedFunc(maps.Keys(ours), state.FrontendKey.Compare) {
+		served, there := theirs[k]
+		if !there && host[k.Addr] {
+			any := anyAddress(k)
+			served, there = theirs[any], hasKey(theirs, any)
+		}
+		switch {
+		case !there:
+			lacks = append(lacks, fmt.Sprintf("%s is served by sluice and not by kube-proxy", k))
+		case ours[k] && !served:
+			lacks = append(lacks, fmt.Sprintf("%s has endpoints in sluice's table and none in kube-proxy's rules", k))
+		}
+	}
+	return lacks
+}
+
+// nodePorts are the frontends on the node's own addresses, under the family's unspecified address.
+func nodePorts(ours map[state.FrontendKey]bool, host map[netip.Addr]bool) map[state.FrontendKey]bool {
+	ports := map[state.FrontendKey]bool{}
+	for k, served := range ours {
+		if host[k.Addr] {
+			ports[anyAddress(k)] = ports[anyAddress(k)] || served
+		}
+	}
+	return ports
+}
+
+// anyAddress is the key of the same port on every address of the node.
+func anyAddress(k state.FrontendKey) state.FrontendKey {
+	k.Addr = unspecified(k.Addr.Is4())
+	return k
+}
+
+func unspecified(is4 bool) netip.Addr {
+	if is4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func hasKey(m map[state.FrontendKey]bool, k state.FrontendKey) bool {
+	_, ok := m[k]
+	return ok
+}

@@ -1,0 +1,178 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
+// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+func From(ctx context.Context, o Options) error {
+	parts, err := find(ctx)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	if len(parts) == 0 {
+		return o.nothingFrom()
+	}
+	for _, p := range parts {
+		o.ok("found %s", p)
+	}
+	if err := o.agentReady(ctx); err != nil {
+		return err
+	}
+	if err := o.coversProxy(ctx); err != nil {
+		return err
+	}
+	if o.DryRun {
+		return o.dryFrom(parts)
+	}
+	if err := o.proxyGone(ctx); err != nil {
+		return err
+	}
+	// The agent may have died while others were waited for.
+	if err := o.agentReady(ctx); err != nil {
+		return err
+	}
+	return o.removeProxy(ctx)
+}
+
+// nothingFrom ends where kube-proxy has no rules.
+func (o *Options) nothingFrom() error {
+	agent, _ := peer(o.Socket)
+	running, err := proxies(agent)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	if len(running) > 0 {
+		return o.stop("%s runs on this node and has not programmed anything yet: stop it first\n%s", running[0], stopProxy(running[0], o.Node))
+	}
+	o.ok("nothing of kube-proxy is on this node: nothing to do")
+	return nil
+}
+
+// agentReady waits until the agent has programmed all that is declared.
+func (o *Options) agentReady(ctx context.Context) error {
+	var minor error
+	err := o.wait(ctx, func() (string, error) {
+		err := o.Agent.Sync(ctx)
+		if minor = err; err == nil || o.Minor != nil && o.Minor(err) {
+			return "", ctx.Err()
+		}
+		return fmt.Sprintf("the agent has not programmed all that is declared: %v", err), ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	if minor != nil {
+		o.note("the agent has programmed all but objects that are at fault: %v", minor)
+		return nil
+	}
+	o.ok("the agent has programmed all that is declared")
+	return nil
+}
+
+// coversProxy compares what both serve.
+func (o *Options) coversProxy(ctx context.Context) error {
+	var claims, ours int
+	var lacks []string
+	compare := func() (string, error) {
+		parts, err := find(ctx)
+		if err != nil {
+			return "", err
+		}
+		frontends, err := o.Kernel.Frontends(ctx)
+		if err != nil {
+			return "", err
+		}
+		host, err := hostSet()
+		if err != nil {
+			return "", err
+		}
+		theirs := claimsOf(parts)
+		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
+		for _, p := range parts {
+			lacks = append(lacks, p.alone()...)
+		}
+		return strings.Join(lacks, "\n"), nil
+	}
+	// What changes at this moment may be here already and not yet there.
+	if err := o.settle(ctx, compare); err != nil {
+		return err
+	}
+	if err := o.differ(lacks); err != nil {
+		return err
+	}
+	o.ok("of the %d addresses and ports that kube-proxy serves, %d are served by sluice, too (which has %d)", claims, claims-min(claims, len(lacks)), ours)
+	return nil
+}
+
+// proxyGone waits until no kube-proxy runs on the node: it would put its rules back.
+func (o *Options) proxyGone(ctx context.Context) error {
+	err := o.wait(ctx, func() (string, error) {
+		agent, _ := peer(o.Socket)
+		running, err := proxies(agent)
+		if err != nil || len(running) == 0 {
+			return "", errors.Join(err, ctx.Err())
+		}
+		return fmt.Sprintf("%s runs on this node and would put its rules back: stop it\n%s", running[0], stopProxy(running[0], o.Node)), ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	o.ok("no kube-proxy runs on this node")
+	return nil
+}
+
+func (o *Options) dryFrom(parts []part) error {
+	agent, _ := peer(o.Socket)
+	running, err := proxies(agent)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	for _, p := range running {
+		o.line("would", "wait until %s is stopped:\n%s", p, stopProxy(p, o.Node))
+	}
+	for _, p := range parts {
+		o.line("would", "remove %s", p)
+		for _, n := range p.notes() {
+			o.note("%s", n)
+		}
+	}
+	return nil
+}
+
+// removeProxy removes all that kube-proxy has left.
+func (o *Options) removeProxy(ctx context.Context) error {
+	parts, err := find(ctx)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	for _, p := range parts {
+		for _, n := range p.notes() {
+			o.note("%s", n)
+		}
+		what := p.String()
+		draining, cancel := context.WithTimeout(ctx, o.Drain)
+		err := p.remove(draining, func(format string, args ...any) { o.line("wait", format, args...) })
+		cancel()
+		if errors.Is(err, errUndrained) {
+			return o.stop("%v\nrun this again to wait for them once more (--drain-timeout), or end them", err)
+		}
+		if err != nil {
+			return o.stop("%v", err)
+		}
+		o.ok("removed %s", what)
+	}
+	left, err := find(ctx)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	if len(left) > 0 {
+		return o.stop("there are rules of kube-proxy again: %s: see what runs kube-proxy on this node", left[0])
+	}
+	o.ok("nothing of kube-proxy is left in this network namespace")
+	return nil
+}

@@ -1,0 +1,270 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// proxyDevice carries the addresses of services in IPVS mode, so that their packets come to IPVS as input.
+const proxyDevice = "kube-ipvs0"
+
+// proxySets are the sets of ipset that IPVS mode makes; those of IPv6 begin with "KUBE-6-". The ports of the first are node ports.
+var proxySets = []string{"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-PORT-SCTP-HASH",
+	"KUBE-NODE-PORT-LOCAL-TCP", "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+	"KUBE-LOOP-BACK", "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL",
+	"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+	"KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS"}
+
+// virtual is what kube-proxy has in IPVS mode besides rules of iptables.
+type virtual struct {
+	servers []server
+	others  int // virtual servers that are not kube-proxy's
+	device  netlink.Link
+	sets    []string
+}
+
+// server is a virtual server of kube-proxy's.
+type server struct {
+	*ipvs.Service
+	key   state.FrontendKey
+	conns int // connections that it still carries
+	dests int
+}
+
+func (v *virtual) alone() []string { return nil }
+
+func (v *virtual) claims() []Claim {
+	claims := make([]Claim, 0, len(v.servers))
+	for _, s := range v.servers {
+		claims = append(claims, Claim{Key: s.key, Served: s.dests > 0})
+	}
+	return claims
+}
+
+func (v *virtual) notes() []string {
+	if v.others == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%d virtual servers of IPVS stay: they are not kube-proxy's", v.others)}
+}
+
+func (v *virtual) String() string {
+	what := []string{fmt.Sprintf("%d virtual servers with %d connections", len(v.servers), v.connections())}
+	if v.device != nil {
+		what = append(what, "device "+proxyDevice)
+	}
+	if len(v.sets) > 0 {
+		what = append(what, fmt.Sprintf("%d sets of ipset", len(v.sets)))
+	}
+	return "IPVS: " + strings.Join(what, ", ")
+}
+
+func (v *virtual) connections() int {
+	n := 0
+	for _, s := range v.servers {
+		n += s.conns
+	}
+	return n
+}
+
+func findIPVS(context.Context) ([]part, error) {
+	v := &virtual{}
+	link, err := netlink.LinkByName(proxyDevice)
+	if missing := (netlink.LinkNotFoundError{}); err == nil {
+		v.device = link
+	} else if !errors.As(err, &missing) {
+		return nil, fmt.Errorf("find device %s: %w", proxyDevice, err)
+	}
+	ports, err := v.readSets()
+	if err != nil {
+		return nil, err
+	}
+	if err := v.readServers(ports); err != nil {
+		return nil, err
+	}
+	if v.device == nil && len(v.sets)+len(v.servers) == 0 {
+		return nil, nil
+	}
+	return []part{v}, nil
+}
+
+// readSets finds kube-proxy's sets, and the node ports in them.
+func (v *virtual) readSets() (ports map[uint16]bool, err error) {
+	ports = map[uint16]bool{}
+	if _, err := os.Stat("/sys/module/ip_set"); errors.Is(err, os.ErrNotExist) {
+		return ports, nil // asking would load it
+	}
+	for _, prefix := range []string{"KUBE-", "KUBE-6-"} {
+		for i, name := range proxySets {
+			name = prefix + strings.TrimPrefix(name, "KUBE-")
+			set, err := netlink.IpsetList(name)
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("read ipset %s: %w", name, err)
+			}
+			v.sets = append(v.sets, name)
+			for _, e := range set.Entries {
+				if i < 3 && e.Port != nil {
+					ports[*e.Port] = true
+				}
+			}
+		}
+	}
+	return ports, nil
+}
+
+// readServers finds the virtual servers on the addresses of kube-proxy's device, and those on other addresses of this node with a
+// node port's number.
+func (v *virtual) readServers(ports map[uint16]bool) error {
+	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
+		return nil // asking would load it
+	}
+	host, own, err := addresses()
+	if err != nil {
+		return err
+	}
+	conn, err := ipvs.New("")
+	if err != nil {
+		return fmt.Errorf("open IPVS: %w", err)
+	}
+	defer conn.Close()
+	all, err := conn.GetServices()
+	if err != nil {
+		return fmt.Errorf("list virtual servers: %w", err)
+	}
+	for _, s := range all {
+		addr, _ := netip.AddrFromSlice(s.Address)
+		key := state.FrontendKey{Addr: addr.Unmap(), Protocol: model.Protocol(s.Protocol), Port: s.Port}
+		if s.FWMark != 0 || !own[key.Addr] && !(host[key.Addr] && ports[key.Port]) {
+			v.others++
+			continue
+		}
+		found := server{Service: s, key: key}
+		dests, err := conn.GetDestinations(s)
+		if err != nil {
+			return fmt.Errorf("list destinations of virtual server %s: %w", key, err)
+		}
+		for _, d := range dests {
+			found.conns += d.ActiveConnections + d.InactiveConnections
+		}
+		found.dests = len(dests)
+		v.servers = append(v.servers, found)
+	}
+	return nil
+}
+
+// addresses are those of the node's own devices, and those that kube-proxy's device adds.
+func addresses() (host, own map[netip.Addr]bool, err error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	index := -1
+	if link, err := netlink.LinkByName(proxyDevice); err == nil {
+		index = link.Attrs().Index
+	}
+	host, own = map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, a := range list {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		if a.LinkIndex == index {
+			own[addr.Unmap()] = true
+		} else {
+			host[addr.Unmap()] = true
+		}
+	}
+	return host, own, nil
+}
+
+// drainPoll is the time between two looks at the connections that IPVS carries.
+const drainPoll = time.Second
+
+// errUndrained is what ctx's deadline means while connections are waited for.
+var errUndrained = errors.New("connections go on through IPVS")
+
+// remove implements part. New connections do not come to IPVS any more, since they are translated before; those that IPVS carries
+// would be cut with their virtual server, so each goes when its last has ended.
+func (v *virtual) remove(ctx context.Context, say func(string, ...any)) error {
+	for told := -1; ; {
+		if err := v.removeIdle(); err != nil {
+			return err
+		}
+		if len(v.servers) == 0 {
+			break
+		}
+		if n := v.connections(); n != told {
+			told = n
+			say("IPVS still carries %d connections to %d virtual servers, %s among them", n, len(v.servers), v.servers[0].key)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for connections to end: %w: %d to %d virtual servers", errUndrained, v.connections(), len(v.servers))
+		case <-time.After(drainPoll):
+		}
+		next := &virtual{device: v.device, sets: v.sets}
+		if err := next.readServers(v.nodePorts()); err != nil {
+			return err
+		}
+		v.servers = next.servers
+	}
+	if v.device != nil {
+		if err := netlink.LinkDel(v.device); err != nil {
+			return fmt.Errorf("delete device %s: %w", proxyDevice, err)
+		}
+	}
+	return v.destroySets()
+}
+
+// removeIdle deletes the virtual servers that carry no connection.
+func (v *virtual) removeIdle() error {
+	if len(v.servers) == 0 {
+		return nil
+	}
+	conn, err := ipvs.New("")
+	if err != nil {
+		return fmt.Errorf("open IPVS: %w", err)
+	}
+	defer conn.Close()
+	for _, s := range v.servers {
+		if s.conns > 0 {
+			continue
+		}
+		if err := conn.DelService(s.Service); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete virtual server %s: %w", s.key, err)
+		}
+	}
+	v.servers = slices.DeleteFunc(v.servers, func(s server) bool { return s.conns == 0 })
+	return nil
+}
+
+// nodePorts are the ports of the virtual servers that are left.
+func (v *virtual) nodePorts() map[uint16]bool {
+	ports := map[uint16]bool{}
+	for _, s := range v.servers {
+		ports[s.key.Port] = true
+	}
+	return ports
+}
+
+func (v *virtual) destroySets() error {
+	for _, name := range v.sets {
+		if err := netlink.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("destroy ipset %s: %w", name, err)
+		}
+	}
+	return nil
+}

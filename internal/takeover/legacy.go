@@ -1,0 +1,289 @@
+package takeover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// legacy is what kube-proxy has in the tables of one family of iptables-legacy. Their rules can be had and changed
+// in their old binary form only, so that the programs that know the form have to be there.
+type legacy struct {
+	family  string // "ip" or "ip6"
+	restore string // program
+	tables  []legacyTable
+}
+
+// legacyTable is one table, as iptables-save prints it.
+type legacyTable struct {
+	name    string
+	chains  []string // of kube-proxy, to be removed
+	jumps   []string // rules of others into them, as iptables-save prints them, "-A …"
+	claimed []Claim
+	lonely  []string
+	noted   []string
+}
+
+func (l *legacy) String() string {
+	var what []string
+	for _, t := range l.tables {
+		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains), t.name))
+	}
+	return "iptables-legacy, family " + l.family + ": " + strings.Join(what, ", ")
+}
+
+func (l *legacy) claims() []Claim {
+	return gather(l.tables, func(t legacyTable) []Claim { return t.claimed })
+}
+func (l *legacy) alone() []string {
+	return gather(l.tables, func(t legacyTable) []string { return t.lonely })
+}
+func (l *legacy) notes() []string {
+	return gather(l.tables, func(t legacyTable) []string { return t.noted })
+}
+
+func gather[T any](tables []legacyTable, of func(legacyTable) []T) []T {
+	var all []T
+	for _, t := range tables {
+		all = append(all, of(t)...)
+	}
+	return all
+}
+
+func findLegacy(ctx context.Context) ([]part, error) {
+	var parts []part
+	for _, f := range []struct{ family, names, program string }{
+		{"ip", "ip_tables_names", "iptables"}, {"ip6", "ip6_tables_names", "ip6tables"},
+	} {
+		b, err := os.ReadFile("/proc/thread-self/net/" + f.names)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // not in this kernel
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
+		}
+		names := slices.DeleteFunc(strings.Fields(string(b)), func(t string) bool { return proxyChains[t] == nil })
+		if len(names) == 0 {
+			continue // the program is not called in vain: it would bring tables into use
+		}
+		l, err := readLegacy(ctx, f.family, f.program, names)
+		if err != nil {
+			return nil, err
+		}
+		if len(l.tables) > 0 {
+			parts = append(parts, l)
+		}
+	}
+	return parts, nil
+}
+
+func readLegacy(ctx context.Context, family, program string, tables []string) (*legacy, error) {
+	save, err := legacyProgram(ctx, program, "save")
+	if err != nil {
+		return nil, err
+	}
+	l := &legacy{family: family}
+	if l.restore, err = legacyProgram(ctx, program, "restore"); err != nil {
+		return nil, err
+	}
+	for _, name := range tables {
+		out, err := run(ctx, nil, save, "-t", name)
+		if err != nil {
+			return nil, err
+		}
+		if t := parseTable(family, name, string(out)); len(t.chains)+len(t.jumps) > 0 {
+			l.tables = append(l.tables, t)
+		}
+	}
+	return l, nil
+}
+
+// legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the plain name.
+func legacyProgram(ctx context.Context, program, verb string) (string, error) {
+	if path, err := lookUp(program + "-legacy-" + verb); err == nil {
+		return path, nil
+	}
+	path, err := lookUp(program + "-" + verb)
+	if err == nil {
+		var version []byte
+		if version, err = run(ctx, nil, path, "--version"); err == nil && !bytes.Contains(version, []byte("nf_tables")) {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("tables of iptables-legacy are in use, and there is no %s-legacy-%s on this node to read and change them: install the package iptables, or run "+
+		"this where it is; `kube-proxy --cleanup` in kube-proxy's own image removes its rules, too, once it has stopped", program, verb)
+}
+
+// lookUp finds a program that may be in a folder for administrators.
+func lookUp(name string) (string, error) {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
+		path := filepath.Join(dir, name)
+		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", os.ErrNotExist
+}
+
+func run(ctx context.Context, stdin []byte, path string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w: %s", filepath.Base(path), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return out, nil
+}
+
+// parseTable reads what iptables-save prints of one table.
+func parseTable(family, name, text string) legacyTable {
+	t := legacyTable{name: name}
+	var jumps []jump
+	var lines []string // of jumps
+	builtin := map[string]bool{}
+	dropsForward := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if decl, ok := strings.CutPrefix(line, ":"); ok {
+			fields := strings.Fields(decl)
+			if len(fields) < 2 {
+				continue
+			}
+			builtin[fields[0]] = fields[1] != "-"
+			dropsForward = dropsForward || fields[0] == "FORWARD" && fields[1] == "DROP"
+			if isProxyChain(name, fields[0]) {
+				t.chains = append(t.chains, fields[0])
+			}
+			continue
+		}
+		chain, r, ok := parseRule(line, family == "ip")
+		switch {
+		case !ok:
+		case isProxyChain(name, chain):
+			if claim, ok := r.claim(name, chain); ok && claimsIn(name, chain) {
+				t.claimed = append(t.claimed, claim)
+			}
+		case isProxyChain(name, r.target):
+			jumps = append(jumps, jump{chain, r.target, builtin[chain]})
+			lines = append(lines, line)
+		}
+	}
+	if dropsForward && slices.Contains(t.chains, forwardChain) {
+		t.lonely = append(t.lonely, dropsForwarded("iptables-legacy", family))
+	}
+	stays, notes := kept(jumps)
+	t.noted = notes
+	t.chains = slices.DeleteFunc(t.chains, func(c string) bool { return stays[c] })
+	for i, j := range jumps {
+		if j.builtin && !stays[j.to] {
+			t.jumps = append(t.jumps, lines[i])
+		}
+	}
+	return t
+}
+
+// protocols are the transports as iptables-save writes them.
+var protocols = map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}
+
+// parseRule reads a line "-A CHAIN …" of iptables-save.
+func parseRule(line string, is4 bool) (chain string, r xrule, ok bool) {
+	words := split(line)
+	if len(words) < 2 || words[0] != "-A" {
+		return "", r, false
+	}
+	chain, r.is4 = words[1], is4
+	for i := 2; i+1 < len(words); i++ {
+		value := words[i+1]
+		switch words[i] {
+		case "-d":
+			if p, err := netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
+				r.daddr = p.Addr()
+			} else {
+				r.network = true
+			}
+		case "-p":
+			r.protocol = protocols[value]
+		case "--dport":
+			port, _ := strconv.ParseUint(value, 10, 16)
+			r.dport = uint16(port)
+		case "--comment":
+			r.comment = value
+		case "-j", "-g":
+			r.target = value
+		default:
+			continue
+		}
+		i++
+	}
+	return chain, r, true
+}
+
+// split splits a line of iptables-save into words, of which some are quoted.
+func split(line string) []string {
+	var words []string
+	var word strings.Builder
+	quoted, escaped, begun := false, false, false
+	for _, c := range line {
+		switch {
+		case escaped:
+			word.WriteRune(c)
+			escaped = false
+		case c == '\\' && quoted:
+			escaped = true
+		case c == '"':
+			quoted, begun = !quoted, true
+		case c == ' ' && !quoted:
+			if begun {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			begun = false
+		default:
+			word.WriteRune(c)
+			begun = true
+		}
+	}
+	if begun {
+		words = append(words, word.String())
+	}
+	return words
+}
+
+// remove implements part: each table in one transaction.
+func (l *legacy) remove(ctx context.Context, _ func(string, ...any)) error {
+	for _, t := range l.tables {
+		if _, err := run(ctx, []byte(t.removal()), l.restore, "--noflush", "--wait", "10"); err != nil {
+			return fmt.Errorf("remove kube-proxy's rules from table %s of iptables-legacy: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// removal is the input of iptables-restore that removes kube-proxy's part of the table.
+func (t *legacyTable) removal() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", t.name)
+	for _, c := range t.chains {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", c) // this empties it
+	}
+	for _, j := range t.jumps {
+		fmt.Fprintf(&b, "-D%s\n", strings.TrimPrefix(j, "-A"))
+	}
+	for _, c := range t.chains {
+		fmt.Fprintf(&b, "-X %s\n", c)
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}

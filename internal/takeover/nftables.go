@@ -1,0 +1,311 @@
+package takeover
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"github.com/google/nftables/xt"
+	"github.com/mdlayher/netlink"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// proxyTable is the table of nftables mode, one of family ip and one of ip6.
+const proxyTable = "kube-proxy"
+
+// nft is what kube-proxy has in nf_tables: its own tables (nftables mode), and its chains in
+// the tables of iptables-nft (iptables and IPVS mode).
+type nft struct {
+	tables  []*nftables.Table
+	jumps   []*nftables.Rule // in chains of others, into those of kube-proxy
+	chains  []*nftables.Chain
+	claimed []Claim
+	lonely  []string
+	noted   []string
+}
+
+func (n *nft) claims() []Claim { return n.claimed }
+func (n *nft) alone() []string { return n.lonely }
+func (n *nft) notes() []string { return n.noted }
+
+func (n *nft) String() string {
+	var what []string
+	for _, t := range n.tables {
+		what = append(what, "table "+familyName(t.Family)+" "+t.Name)
+	}
+	counts := map[string]int{}
+	for _, c := range n.chains {
+		counts["table "+familyName(c.Table.Family)+" "+c.Table.Name]++
+	}
+	for _, table := range slices.Sorted(maps.Keys(counts)) {
+		what = append(what, fmt.Sprintf("%d chains of iptables-nft in %s", counts[table], table))
+	}
+	if len(n.chains) == 0 && len(n.jumps) > 0 {
+		what = append(what, fmt.Sprintf("%d rules of iptables-nft", len(n.jumps)))
+	}
+	return "nftables: " + strings.Join(what, ", ")
+}
+
+func familyName(f nftables.TableFamily) string {
+	if f == nftables.TableFamilyIPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// connect opens a socket whose buffers hold a large transaction and its acknowledgements.
+func connect() (*nftables.Conn, error) {
+	const size = 32 << 20
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(size), c.SetWriteBuffer(size))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return conn, nil
+}
+
+func findNftables(context.Context) ([]part, error) {
+	conn, err := connect()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	n := &nft{}
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		if err := n.readFamily(conn, family); err != nil {
+			return nil, fmt.Errorf("read nftables of family %s: %w", familyName(family), err)
+		}
+	}
+	if len(n.tables)+len(n.jumps)+len(n.chains) == 0 {
+		return nil, nil
+	}
+	return []part{n}, nil
+}
+
+func (n *nft) readFamily(conn *nftables.Conn, family nftables.TableFamily) error {
+	tables, err := conn.ListTablesOfFamily(family)
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	chains, err := conn.ListChainsOfTableFamily(family)
+	if err != nil {
+		return fmt.Errorf("list chains: %w", err)
+	}
+	for _, t := range tables {
+		if t.Name == proxyTable {
+			n.tables = append(n.tables, t)
+			if err := n.readMaps(conn, t); err != nil {
+				return err
+			}
+			continue
+		}
+		var own []*nftables.Chain
+		for _, c := range chains {
+			if c.Table.Name == t.Name {
+				c.Table = t
+				own = append(own, c)
+			}
+		}
+		if err := n.readChains(conn, t.Name, own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readMaps reads from nftables mode's table what it serves.
+func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
+	sets, err := conn.GetSets(table)
+	if err != nil {
+		return fmt.Errorf("list sets of table %s: %w", table.Name, err)
+	}
+	for _, s := range sets {
+		var served bool
+		switch s.Name {
+		case "service-ips", "service-nodeports":
+			served = true
+		case "no-endpoint-services", "no-endpoint-nodeports":
+		default:
+			continue
+		}
+		elements, err := conn.GetSetElements(s)
+		if err != nil {
+			return fmt.Errorf("list elements of %s: %w", s.Name, err)
+		}
+		for _, e := range elements {
+			if key, ok := mapKey(e.Key, table.Family == nftables.TableFamilyIPv4); ok {
+				n.claimed = append(n.claimed, Claim{Key: key, Service: e.Comment, Served: served})
+			}
+		}
+	}
+	return nil
+}
+
+// mapKey reads a key "address . protocol . port", or "protocol . port" of a node port; each field fills whole registers of four bytes.
+func mapKey(b []byte, is4 bool) (state.FrontendKey, bool) {
+	addr := unspecified(is4)
+	if size := addr.BitLen() / 8; len(b) == size+8 {
+		addr, _ = netip.AddrFromSlice(b[:size])
+		b = b[size:]
+	}
+	if len(b) != 8 {
+		return state.FrontendKey{}, false
+	}
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[0]), Port: binary.BigEndian.Uint16(b[4:])}, true
+}
+
+// readChains reads a table of iptables-nft, whose chains are given.
+func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.Chain) error {
+	if !slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return isProxyChain(table, c.Name) }) {
+		return nil
+	}
+	var jumps []jump
+	var rules []*nftables.Rule
+	forwards := slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Name == forwardChain })
+	for _, c := range chains {
+		proxys := isProxyChain(table, c.Name)
+		if proxys && !claimsIn(table, c.Name) {
+			continue
+		}
+		found, err := conn.GetRules(c.Table, c)
+		if err != nil {
+			return fmt.Errorf("list rules of chain %s %s: %w", table, c.Name, err)
+		}
+		for _, r := range found {
+			seen := readRule(r)
+			switch {
+			case proxys:
+				if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
+					seen.comment = comment
+				}
+				if claim, ok := seen.claim(table, c.Name); ok {
+					n.claimed = append(n.claimed, claim)
+				}
+			case isProxyChain(table, seen.target):
+				jumps = append(jumps, jump{c.Name, seen.target, c.Hooknum != nil})
+				rules = append(rules, r)
+			}
+		}
+		if forwards && c.Name == "FORWARD" && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
+			n.lonely = append(n.lonely, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
+		}
+	}
+	stays, notes := kept(jumps)
+	n.noted = append(n.noted, notes...)
+	for i, j := range jumps {
+		if j.builtin && !stays[j.to] {
+			n.jumps = append(n.jumps, rules[i])
+		}
+	}
+	for _, c := range chains {
+		if isProxyChain(table, c.Name) && !stays[c.Name] {
+			n.chains = append(n.chains, c)
+		}
+	}
+	return nil
+}
+
+// readRule reads what matters of a rule that iptables-nft has written, in the form of this or of its earlier releases.
+func readRule(r *nftables.Rule) xrule {
+	seen := xrule{is4: r.Table.Family == nftables.TableFamilyIPv4}
+	var loaded expr.Any
+	for _, e := range r.Exprs {
+		switch e := e.(type) {
+		case *expr.Payload, *expr.Meta:
+			loaded = e
+		case *expr.Cmp:
+			if e.Op == expr.CmpOpEq {
+				seen.compare(loaded, e.Data)
+			}
+		case *expr.Match:
+			seen.match(e)
+		case *expr.Verdict:
+			if e.Kind == expr.VerdictJump || e.Kind == expr.VerdictGoto {
+				seen.target = e.Chain
+			}
+		}
+	}
+	return seen
+}
+
+// compare takes in that a loaded field has a value.
+func (x *xrule) compare(loaded expr.Any, value []byte) {
+	switch l := loaded.(type) {
+	case *expr.Meta:
+		if l.Key == expr.MetaKeyL4PROTO && len(value) == 1 {
+			x.protocol = model.Protocol(value[0])
+		}
+	case *expr.Payload:
+		daddr, size := uint32(16), 4 // RFC 791
+		if !x.is4 {
+			daddr, size = 24, 16 // RFC 8200
+		}
+		switch {
+		case l.Base == expr.PayloadBaseNetworkHeader && l.Offset == daddr && len(value) == size:
+			x.daddr, _ = netip.AddrFromSlice(value)
+		case l.Base == expr.PayloadBaseNetworkHeader && x.is4 && l.Offset == 9 && len(value) == 1:
+			x.protocol = model.Protocol(value[0])
+		case l.Base == expr.PayloadBaseTransportHeader && l.Offset == 2 && len(value) == 2:
+			x.dport = binary.BigEndian.Uint16(value)
+		}
+	}
+}
+
+// remove implements part. What leads to the rules goes in one transaction; the rest, which no packet reaches any more, in pieces.
+func (n *nft) remove(ctx context.Context, _ func(string, ...any)) error {
+	conn, err := connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	for _, t := range n.tables {
+		conn.DelTable(t)
+	}
+	for _, r := range n.jumps {
+		if err := conn.DelRule(r); err != nil {
+			return fmt.Errorf("delete rule: %w", err)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("delete kube-proxy's nftables rules: %w", err)
+	}
+	for _, step := range []func(*nftables.Chain){conn.FlushChain, conn.DelChain} {
+		for piece := range slices.Chunk(n.chains, 500) {
+			for _, c := range piece {
+				step(c)
+			}
+			if err := cmp.Or(ctx.Err(), conn.Flush()); err != nil {
+				return fmt.Errorf("delete kube-proxy's chains of iptables-nft: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// match takes in an extension of iptables.
+func (x *xrule) match(m *expr.Match) {
+	switch info := m.Info.(type) {
+	case *xt.Comment:
+		x.comment = string(*info)
+	case *xt.Tcp:
+		x.dport = info.DstPorts[0]
+	case *xt.Udp:
+		x.dport = info.DstPorts[0]
+	case *xt.Unknown:
+		if m.Name == "sctp" && len(*info) >= 2 { // struct xt_sctp_info begins with the destination ports
+			x.dport = binary.NativeEndian.Uint16(*info)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package takeover
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// HealthPort is where kube-proxy serves its health, and the agent in its place.
+const HealthPort = 10256
+
+// process is one that runs in this network namespace.
+type process struct {
+	pid  int
+	name string // of its program
+	unit string // systemd's unit, if one runs it
+	pod  bool   // the kubelet runs it
+}
+
+func (p process) String() string { return fmt.Sprintf("%s (process %d)", p.name, p.pid) }
+
+// proxies returns the processes that are kube-proxy in the calling thread's network namespace: by their program's name, or because they
+// serve kube-proxy's health port (K3s and others have kube-proxy within a program of theirs). The agent, by its process id, is
+// not among them; 0: unknown. Processes of other pid namespaces cannot be seen.
+func proxies(agent int) ([]process, error) {
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("read network namespace: %w", err)
+	}
+	sockets, err := listeners(HealthPort)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var found []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == agent || pid == os.Getpid() {
+			continue
+		}
+		dir := filepath.Join("/proc", e.Name())
+		if ns, err := os.Readlink(dir + "/ns/net"); err != nil || ns != here {
+			continue // elsewhere, or gone meanwhile
+		}
+		name, isProxy := program(dir)
+		if name == "" || !isProxy && (name == "sluice" || !holds(dir, sockets)) {
+			continue
+		}
+		p := process{pid: pid, name: name}
+		p.unit, p.pod = keeper(dir)
+		found = append(found, p)
+	}
+	return found, nil
+}
+
+// program returns the name of a process's program, and whether that is kube-proxy. A zombie has none.
+func program(dir string) (name string, proxy bool) {
+	b, err := os.ReadFile(dir + "/cmdline")
+	if err != nil || len(b) == 0 {
+		return "", false
+	}
+	args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+	name = filepath.Base(args[0])
+	return name, name == "kube-proxy" || name == "hyperkube" && slices.Contains(args[1:], "kube-proxy")
+}
+
+// holds reports whether a process has one of the sockets open.
+func holds(dir string, sockets map[string]bool) bool {
+	if len(sockets) == 0 {
+		return false
+	}
+	fds, err := os.ReadDir(dir + "/fd")
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(fds, func(fd fs.DirEntry) bool {
+		to, err := os.Readlink(dir + "/fd/" + fd.Name())
+		return err == nil && sockets[to]
+	})
+}
+
+// listeners returns the sockets that listen on a TCP port, as /proc/PID/fd shows them.
+func listeners(port uint16) (map[string]bool, error) {
+	sockets := map[string]bool{}
+	for _, name := range []string{"tcp", "tcp6"} {
+		b, err := os.ReadFile("/proc/thread-self/net/" + name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // no IPv6 in this kernel
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list sockets: %w", err)
+		}
+		suffix := fmt.Sprintf(":%04X", port)
+		for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
+			const local, status, inode, listen = 1, 3, 9, "0A"
+			f := strings.Fields(lines.Text())
+			if len(f) > inode && strings.HasSuffix(f[local], suffix) && f[status] == listen {
+				sockets["socket:["+f[inode]+"]"] = true
+			}
+		}
+	}
+	return sockets, nil
+}
+
+// keeper tells from a process's control group who runs it.
+func keeper(dir string) (unit string, pod bool) {
+	b, err := os.ReadFile(dir + "/cgroup")
+	if err != nil {
+		return "", false
+	}
+	if bytes.Contains(b, []byte("kubepods")) {
+		return "", true
+	}
+	for line := range strings.Lines(string(b)) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), ":/")
+		if base := filepath.Base(path); strings.HasSuffix(base, ".service") {
+			return base, false
+		}
+	}
+	return "", false
+}
+
+// proxyLabel is the label of a node whose value keeps a program off it.
+const proxyLabel = "sluice.dev/proxy"
+
+// stopProxy says how to stop a kube-proxy for good.
+func stopProxy(p process, node string) string {
+	switch {
+	case p.pod:
+		return offNode("kube-system", "kube-proxy", node, "sluice")
+	case p.unit != "" && p.name == "kube-proxy":
+		return "systemctl disable --now " + p.unit
+	case p.name == "kube-proxy":
+		return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
+	}
+	return fmt.Sprintf("kube-proxy seems to be part of %s: have it run without (K3s and RKE2: --disable-kube-proxy), and restart it", p.name)
+}
+
+// stopAgent says how to stop the agent for good.
+func stopAgent(p process, node string) string {
+	switch {
+	case p.pod:
+		return offNode("kube-system", "sluice", node, "kube-proxy")
+	case p.unit != "":
+		return "systemctl disable --now " + p.unit
+	case p.pid != 0:
+		return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
+	}
+	return "stop it where it was started, in another pid namespace"
+}
+
+// offNode says how to have a DaemonSet leave one node: the label says which program the node is given to, and
+// the DaemonSet, told once, shuns nodes that are given to the other.
+func offNode(namespace, daemonSet, node, to string) string {
+	return fmt.Sprintf(`kubectl label node %s %s=%s --overwrite
+kubectl -n %s patch daemonset %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"%s","operator":"NotIn","values":["%s"]}]}]}}}}}}}'
+(the second once for the cluster)`, node, proxyLabel, to, namespace, daemonSet, proxyLabel, to)
+}

@@ -1,0 +1,59 @@
+package takeover
+
+import (
+	"net/netip"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// forwardChain holds the rules of iptables and IPVS mode that accept what is forwarded.
+const forwardChain = "KUBE-FORWARD"
+
+// xrule is what matters of a rule of iptables, from wherever it was read.
+type xrule struct {
+	is4      bool
+	daddr    netip.Addr // asked for; invalid: any
+	network  bool       // it asks for a whole network instead
+	protocol model.Protocol
+	dport    uint16 // 0: any
+	target   string // chain or verdict
+	comment  string
+}
+
+// claimsIn reports whether the rules of a chain of kube-proxy say what it serves.
+func claimsIn(table, chain string) bool {
+	switch chain {
+	case "KUBE-SERVICES":
+		return table == "nat" || table == "filter"
+	case "KUBE-NODEPORTS":
+		return table == "nat" // in filter it accepts health checks
+	case "KUBE-EXTERNAL-SERVICES":
+		return table == "filter"
+	}
+	return false
+}
+
+// claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to backends, those of filter refuse
+// what has none.
+func (x xrule) claim(table, chain string) (Claim, bool) {
+	if x.dport == 0 || x.protocol == 0 || x.network {
+		return Claim{}, false
+	}
+	addr := x.daddr
+	if !addr.IsValid() && chain != "KUBE-SERVICES" {
+		addr = unspecified(x.is4)
+	}
+	service, _, _ := strings.Cut(x.comment, " ")
+	return Claim{
+		Key:     state.FrontendKey{Addr: addr, Protocol: x.protocol, Port: x.dport},
+		Service: service, Served: table == "nat" && strings.HasPrefix(x.target, "KUBE-"),
+	}, addr.IsValid()
+}
+
+// dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops by default.
+func dropsForwarded(program, family string) string {
+	return program + "'s chain FORWARD of family " + family + " drops what its rules do not accept, and only kube-proxy's chain " +
+		forwardChain + " is known to accept masqueraded and established connections of services there"
+}

@@ -1,0 +1,87 @@
+// Package takeover moves a node's services from kube-proxy to this project's agent, and back, without a
+// connection noticing: it finds what kube-proxy has programmed in this network namespace (in any of its
+// modes), compares it with what the agent has, finds the process that is to stop, and removes its rules.
+//
+// While both programs' rules are in the kernel they do each other no harm. The first chain of the nat hooks to translate
+// a connection settles it, and of chains of one priority the kernel calls the newest first: each new connection is translated once,
+// by the one or the other, and its later packets by connection tracking alone, whichever rules are left. The
+// rules of kube-proxy that drop and refuse look for addresses of services, which a translated packet no longer has.
+package takeover
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// Claim is an address and port that kube-proxy serves.
+type Claim struct {
+	// Key's address is the unspecified one of its family (0.0.0.0 or ::) where every address of the node is meant: for NodePorts.
+	Key     state.FrontendKey
+	Service string // as kube-proxy's comments name it, "namespace/name:port"; it may be empty
+	Served  bool   // there are endpoints: new connections are not just refused or dropped
+}
+
+// nodePort reports whether the claim is for every address of the node.
+func (c Claim) nodePort() bool { return c.Key.Addr.IsUnspecified() }
+
+func (c Claim) String() string {
+	where := c.Key.String()
+	if c.nodePort() {
+		where = c.Key.Protocol.String() + " node port " + netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
+	}
+	if c.Service == "" {
+		return where
+	}
+	return where + " (" + c.Service + ")"
+}
+
+// part is what kube-proxy has programmed in one place of the kernel. There is none where nothing is.
+type part interface {
+	// String names the place and what is there.
+	String() string
+	// claims are what kube-proxy serves by it, in any order, perhaps repeated.
+	claims() []Claim
+	// alone says what kube-proxy's rules let pass that nobody will let pass once they are gone.
+	alone() []string
+	// notes say what else a user should know before the part is removed, and what of it will stay and why.
+	notes() []string
+	// remove removes it in such an order that no connection notices; it may wait, and tell of that.
+	remove(ctx context.Context, say func(format string, args ...any)) error
+}
+
+// find returns what kube-proxy has programmed in the calling thread's network namespace, in the order in which it is to be
+// removed.
+func find(ctx context.Context) ([]part, error) {
+	var parts []part
+	for _, look := range []func(context.Context) ([]part, error){findLegacy, findNftables, findIPVS} {
+		found, err := look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, found...)
+	}
+	return parts, nil
+}
+
+// claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is served.
+func claimsOf(parts []part) []Claim {
+	byKey := map[state.FrontendKey]Claim{}
+	for _, p := range parts {
+		for _, c := range p.claims() {
+			old := byKey[c.Key]
+			c.Service = cmp.Or(old.Service, c.Service)
+			c.Served = c.Served || old.Served
+			byKey[c.Key] = c
+		}
+	}
+	claims := make([]Claim, 0, len(byKey))
+	for _, c := range byKey {
+		claims = append(claims, c)
+	}
+	slices.SortFunc(claims, func(a, b Claim) int { return a.Key.Compare(b.Key) })
+	return claims
+}

@@ -1,0 +1,175 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns nil once the agent has nothing more in the
+// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+func To(ctx context.Context, o Options) error {
+	ours, err := o.Kernel.Frontends(ctx)
+	if err != nil {
+		return o.stop("%v", err)
+	}
+	if err := o.agentGone(ctx); err != nil {
+		return err
+	}
+	if len(ours) == 0 {
+		return o.purge(ctx, "sluice serves nothing in this network namespace: nothing to do")
+	}
+	if err := o.proxyRuns(ctx); err != nil {
+		return err
+	}
+	if err := o.coversAgent(ctx); err != nil {
+		return err
+	}
+	if o.DryRun {
+		o.line("would", "remove what sluice has programmed")
+		return nil
+	}
+	return o.purge(ctx, "removed what sluice has programmed in this network namespace; its connections go on")
+}
+
+func (o *Options) purge(ctx context.Context, done string) error {
+	if o.DryRun {
+		return nil
+	}
+	if err := o.Purge(ctx); err != nil {
+		return o.stop("%v", err)
+	}
+	o.ok("%s", done)
+	return nil
+}
+
+// agentGone waits until no agent runs: it would put its rules back.
+func (o *Options) agentGone(ctx context.Context) error {
+	hurdle := func() (string, error) {
+		pid, alive := peer(o.Socket)
+		if !alive {
+			return "", ctx.Err()
+		}
+		return fmt.Sprintf("an agent answers on %s and would put its rules back: stop it; what it has programmed goes on\n%s",
+			o.Socket, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
+	}
+	if why, _ := hurdle(); o.DryRun && why != "" {
+		o.line("would", "wait: %s", why)
+		return nil
+	}
+	if err := o.wait(ctx, hurdle); err != nil {
+		return err
+	}
+	o.ok("no agent runs on this node")
+	return nil
+}
+
+func agentProcess(pid int) process {
+	p := process{pid: pid, name: "sluice"}
+	if pid != 0 {
+		p.unit, p.pod = keeper(fmt.Sprintf("/proc/%d", pid))
+	}
+	return p
+}
+
+// proxyRuns waits until a healthy kube-proxy runs on the node.
+func (o *Options) proxyRuns(ctx context.Context) error {
+	var found process
+	err := o.wait(ctx, func() (string, error) {
+		agent, _ := peer(o.Socket)
+		running, err := proxies(agent)
+		if err != nil {
+			return "", err
+		}
+		if len(running) == 0 {
+			return fmt.Sprintf("no kube-proxy runs on this node: start it\nwhere a DaemonSet runs it: kubectl label node %s %s=kube-proxy --overwrite", o.Node, proxyLabel), ctx.Err()
+		}
+		found = running[0]
+		if agent != 0 && o.DryRun {
+			return "", nil // the health port may be the agent's
+		}
+		if err := healthy(ctx); err != nil {
+			return fmt.Sprintf("%s runs, but is not healthy: %v", found, err), ctx.Err()
+		}
+		return "", nil
+	})
+	if err != nil {
+		return err
+	}
+	o.ok("%s runs on this node and is healthy", found)
+	return nil
+}
+
+// healthy asks the health port.
+func healthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://localhost:%d/healthz", HealthPort), nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("its health port answers %s", resp.Status)
+	}
+	return errors.Join(err, resp.Body.Close())
+}
+
+// coversAgent compares what both serve.
+func (o *Options) coversAgent(ctx context.Context) error {
+	var lacks []string
+	var ours int
+	err := o.settle(ctx, func() (string, error) {
+		parts, err := find(ctx)
+		if err != nil {
+			return "", err
+		}
+		frontends, err := o.Kernel.Frontends(ctx)
+		if err != nil {
+			return "", err
+		}
+		host, err := hostSet()
+		if err != nil {
+			return "", err
+		}
+		ours, lacks = len(frontends), uncovered(frontends, claimsOf(parts), host)
+		return strings.Join(lacks, "\n"), nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := o.differ(lacks); err != nil {
+		return err
+	}
+	o.ok("all %d addresses and ports that sluice serves are served by kube-proxy, too", ours)
+	return nil
+}
+
+// settle asks a few times whether differences go by themselves, as those do that come of a change which one program has seen
+// and the other has not. It fails only if they cannot be told.
+func (o *Options) settle(ctx context.Context, differences func() (string, error)) error {
+	for end := time.Now().Add(max(o.Wait, settleFor)); ; {
+		what, err := differences()
+		if err != nil {
+			return o.stop("%v", err)
+		}
+		if what == "" || o.Force || !time.Now().Before(end) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return o.stop("%v", ctx.Err())
+		case <-time.After(poll):
+		}
+	}
+}
+
+// settleFor is how long two programs that work may take to have the same.
+const settleFor = 3 * time.Second
