@@ -36,7 +36,7 @@ root.
   sluice lab down`,
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabKubectlCommand(), newLabRelayCommand())
 	return cmd
 }
 
@@ -49,6 +49,10 @@ type labOptions struct {
 	nodes   int
 	noAgent bool
 
+	withKubernetes bool
+	kubernetesBin  string
+	kubeProxy      string
+
 	transient bool // the lab is not to outlive this process
 }
 
@@ -56,6 +60,10 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	labNameFlag(cmd, &o.name, name)
 	cmd.Flags().IntVar(&o.nodes, "nodes", 3, "how many nodes")
 	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "leave the nodes without agents, to run something else there")
+	fl := cmd.Flags()
+	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and pods as its API says; its programs are built once, which takes minutes")
+	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` of etcd, kube-apiserver, … and kubectl, instead of building them")
+	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes, in place of the agent: nftables or iptables")
 }
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
@@ -90,10 +98,19 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
-	if !o.noAgent {
+	if !o.noAgent && o.kubeProxy == "" {
 		cfg.Agent = labAgent(exe)
 	}
-	return lab.Up(ctx, cfg)
+	if !o.withKubernetes {
+		return lab.Up(ctx, cfg)
+	}
+	k, done, err := o.kubernetes(ctx, w, paths)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Kubernetes = k
+	l, err := lab.Up(ctx, cfg)
+	return l, errors.Join(err, done())
 }
 
 var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make and enter: run this as root")
@@ -113,7 +130,12 @@ func newLabUpCommand() *cobra.Command {
 		Short: "Start a lab that runs the manifests, or a built-in example",
 		Long: `Start a lab that runs the manifests (YAML or JSON), or a built-in example shop.
 It returns once all pods answer and all agents have programmed their node. A dead
-lab of the same name is cleaned away first.`,
+lab of the same name is cleaned away first.
+
+With --kubernetes the lab has a real control plane: etcd, API server, scheduler and
+controller manager, and a kubelet of its own on each node that runs pods as network
+namespaces. What kubectl apply, scale, rollout restart, delete and drain do then
+moves real traffic.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
 			if err != nil {
@@ -124,6 +146,9 @@ lab of the same name is cleaned away first.`,
 			}
 			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, agent.Count(len(l.Cluster.Nodes), "node"),
 				agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
+			if l.Kubernetes != nil {
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "its API: sluice lab kubectl --name %s …, or any client with KUBECONFIG=%s\n", l.Name, l.HostKubeconfig())
+			}
 			return nil
 		},
 	}

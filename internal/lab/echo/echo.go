@@ -18,10 +18,11 @@ type Answer struct {
 	Client    netip.AddrPort `json:"client"`   // as the pod sees it
 }
 
-// Pod is a pod to serve.
+// Pod is a pod to serve, or one container of it.
 type Pod struct {
 	Namespace string
 	Name      string
+	Container string // tells apart what is served of one pod; empty if it is all of it
 	Node      string
 	NetNS     string       // the named network namespace to listen in
 	Addrs     []netip.Addr // to listen on for UDP, whose answers must come from the address that was asked

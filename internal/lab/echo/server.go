@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"sluice.dev/sluice/internal/netns"
 )
@@ -22,12 +23,14 @@ import (
 // Server listens for a set of pods. The zero value serves none. It is safe for concurrent use.
 type Server struct {
 	mu   sync.Mutex
-	pods map[string]*listener // by "namespace/name"
+	pods map[string]*listener // by Pod.key
 }
 
 // listener is one pod that is served.
 type listener struct {
 	pod Pod
+
+	draining atomic.Bool
 
 	mu     sync.Mutex
 	closed bool
@@ -40,12 +43,9 @@ type listener struct {
 func (s *Server) Set(pods []Pod) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pods == nil {
-		s.pods = map[string]*listener{}
-	}
 	want := map[string]Pod{}
 	for _, p := range pods {
-		want[p.Namespace+"/"+p.Name] = p
+		want[p.key()] = p
 	}
 	for k, l := range s.pods {
 		if w, ok := want[k]; !ok || !same(w, l.pod) {
@@ -55,18 +55,62 @@ func (s *Server) Set(pods []Pod) error {
 	}
 	var errs []error
 	for k, p := range want {
-		if s.pods[k] != nil {
-			continue
+		if s.pods[k] == nil {
+			errs = append(errs, s.add(p).start())
 		}
-		l := &listener{pod: p, open: map[io.Closer]bool{}}
-		s.pods[k] = l
-		errs = append(errs, l.start())
 	}
 	return errors.Join(errs...)
 }
 
+// Put serves a pod anew, in place of what was served under its name, whose connections end.
+// It costs what the pod costs, however many are served. The error joins one for each port
+// that cannot be opened; the rest is served.
+func (s *Server) Put(p Pod) error {
+	s.mu.Lock()
+	old := s.pods[p.key()]
+	l := s.add(p)
+	s.mu.Unlock()
+	if old != nil {
+		old.close()
+	}
+	return l.start()
+}
+
+// Drain has a pod's answers end their HTTP connections, so that clients that keep some find
+// another pod before this one is removed. It goes on serving.
+func (s *Server) Drain(p Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.pods[p.key()]; l != nil {
+		l.draining.Store(true)
+	}
+}
+
+// Remove stops serving a pod and ends its connections. Removing what is not served does nothing.
+func (s *Server) Remove(p Pod) {
+	s.mu.Lock()
+	l := s.pods[p.key()]
+	delete(s.pods, p.key())
+	s.mu.Unlock()
+	if l != nil {
+		l.close()
+	}
+}
+
 // Close stops serving.
 func (s *Server) Close() error { return s.Set(nil) }
+
+// add takes note of a pod that is to be started.
+func (s *Server) add(p Pod) *listener {
+	if s.pods == nil {
+		s.pods = map[string]*listener{}
+	}
+	l := &listener{pod: p, open: map[io.Closer]bool{}}
+	s.pods[p.key()] = l
+	return l
+}
+
+func (p Pod) key() string { return p.Namespace + "/" + p.Name + "/" + p.Container }
 
 func same(a, b Pod) bool {
 	return a.Node == b.Node && a.NetNS == b.NetNS && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Ports, b.Ports)
@@ -81,12 +125,17 @@ func (l *listener) close() {
 	}
 }
 
-// add takes note of a socket to close with the pod; false if the pod is closed already.
+// add takes note of a socket to close with the pod. If the pod is closed already it
+// closes the socket and reports false.
 func (l *listener) add(c io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		_ = c.Close() // as in close
+		return false
+	}
 	l.open[c] = true
-	return !l.closed
+	return true
 }
 
 func (l *listener) remove(c io.Closer) {
@@ -125,8 +174,9 @@ func (l *listener) listen(p Port) error {
 		if err != nil {
 			return err
 		}
-		l.add(ln)
-		go l.serveTCP(ln, answer)
+		if l.add(ln) {
+			go l.serveTCP(ln, answer)
+		}
 	case "UDP":
 		loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
 		for _, a := range slices.Concat(l.pod.Addrs, loopback) {
@@ -134,8 +184,9 @@ func (l *listener) listen(p Port) error {
 			if err != nil {
 				return err
 			}
-			l.add(pc)
-			go serveUDP(pc.(*net.UDPConn), answer)
+			if l.add(pc) {
+				go serveUDP(pc.(*net.UDPConn), answer)
+			}
 		}
 	}
 	return nil
@@ -158,14 +209,14 @@ func (l *listener) serveTCP(ln net.Listener, a Answer) {
 			}
 			a := a
 			a.Client = unmap(conn.RemoteAddr().(*net.TCPAddr).AddrPort())
-			_ = converse(conn, a) // the client left
+			_ = l.converse(conn, a) // the client left
 		}()
 	}
 }
 
 // converse answers a connection's requests until the client is done: HTTP ones as HTTP,
 // any other line of text with a line.
-func converse(conn net.Conn, a Answer) error {
+func (l *listener) converse(conn net.Conn, a Answer) error {
 	text := line(a)
 	r := bufio.NewReader(conn)
 	for {
@@ -184,6 +235,7 @@ func converse(conn net.Conn, a Answer) error {
 		if err != nil {
 			return err
 		}
+		last = last || l.draining.Load()
 		if err := respond(conn, fields[0], text, last); err != nil || last {
 			return err
 		}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/kubelet"
+	"sluice.dev/sluice/internal/source/kube"
+)
+
+func newLabKubeletCommand() *cobra.Command {
+	var (
+		cfg              kubelet.Config
+		name, kubeconfig string
+		ips, podCIDRs    []string
+	)
+	cmd := &cobra.Command{
+		Use:    "kubelet",
+		Short:  "Run the pods that an API server binds to one node",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			l := &lab.Lab{Name: name}
+			cfg.NodeNS, cfg.NSPrefix = l.NodeNS(cfg.Node), l.NodeNS("")
+			if cfg.IPs, err = parseAll(ips, netip.ParseAddr); err != nil {
+				return usageError{fmt.Errorf("--node-ip: %w", err)}
+			}
+			if cfg.PodCIDRs, err = parseAll(podCIDRs, netip.ParsePrefix); err != nil {
+				return usageError{fmt.Errorf("--pod-cidr: %w", err)}
+			}
+			if cfg.API, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+				return fmt.Errorf("read %s: %w", kubeconfig, err)
+			}
+			cfg.API.UserAgent = "sluice-lab-kubelet/" + versionString()
+			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			kube.TakeLogs(cfg.Log)
+			return kubelet.Run(cmd.Context(), cfg)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&name, "lab", "", "name of the lab")
+	fl.StringVar(&cfg.Node, "node", "", "name of the node")
+	fl.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which API server to talk to")
+	fl.StringSliceVar(&ips, "node-ip", nil, "the node's addresses, one of each family")
+	fl.StringSliceVar(&podCIDRs, "pod-cidr", nil, "the node's pod CIDRs, one of each family; those of its Node object if not given")
+	fl.StringVar(&cfg.Zone, "zone", "", "the node's zone")
+	for _, required := range []string{"lab", "node", "kubeconfig", "node-ip"} {
+		_ = cmd.MarkFlagRequired(required)
+	}
+	return cmd
+}
+
+func parseAll[T any](words []string, parse func(string) (T, error)) ([]T, error) {
+	var all []T
+	for _, w := range words {
+		v, err := parse(w)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, v)
+	}
+	return all, nil
+}

@@ -1,0 +1,133 @@
+package kubelet
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/lab/echo"
+)
+
+// container is what there is of a pod's container: a server, and what its probes say.
+type container struct {
+	spec     corev1.Container
+	sidecar  bool // an init container that goes on running
+	id       string
+	begun    metav1.Time // in the future: it waits for its next try
+	restarts int32
+	served   echo.Pod
+	trouble  string // why it does not serve
+	started  bool   // the startup probe is content
+	ready    bool   // the readiness probe is
+	exit     *corev1.ContainerStateTerminated
+	last     *corev1.ContainerStateTerminated // how it ended before its last restart
+}
+
+// newContainers makes the containers of a pod that run on. What the pod's status says of an earlier
+// life of this process holds, and is overruled by the probes only.
+func newContainers(pod *corev1.Pod, now metav1.Time) []*container {
+	var cs []*container
+	for _, spec := range pod.Spec.InitContainers {
+		if sidecar(&spec) {
+			cs = append(cs, newContainer(pod, spec, pod.Status.InitContainerStatuses, now))
+			cs[len(cs)-1].sidecar = true
+		}
+	}
+	for _, spec := range pod.Spec.Containers {
+		cs = append(cs, newContainer(pod, spec, pod.Status.ContainerStatuses, now))
+	}
+	return cs
+}
+
+func sidecar(spec *corev1.Container) bool {
+	return spec.RestartPolicy != nil && *spec.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.ContainerStatus, now metav1.Time) *container {
+	c := &container{spec: spec, begun: now}
+	for _, s := range known {
+		if s.Name != spec.Name || s.State.Running == nil {
+			continue
+		}
+		c.begun, c.restarts, c.last = s.State.Running.StartedAt, s.RestartCount, s.LastTerminationState.Terminated
+		c.started = s.Started != nil && *s.Started
+		c.ready = s.Ready
+	}
+	c.id = containerID(pod, spec.Name, c.restarts)
+	c.started = c.started || spec.StartupProbe == nil
+	c.ready = c.ready || spec.ReadinessProbe == nil
+	return c
+}
+
+// containerID makes up an ID that is the same for the same life of a container.
+func containerID(pod *corev1.Pod, name string, restarts int32) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", pod.UID, name, restarts))
+	return "sluice://" + hex.EncodeToString(sum[:])
+}
+
+// restart begins the container's next life after the wait.
+func (c *container) restart(pod *corev1.Pod, code int, reason string, now metav1.Time, wait time.Duration) {
+	c.last = c.ended(code, reason, now)
+	c.restarts++
+	c.id = containerID(pod, c.spec.Name, c.restarts)
+	c.begun = metav1.NewTime(now.Add(wait))
+	c.started, c.ready = c.spec.StartupProbe == nil, c.spec.ReadinessProbe == nil
+}
+
+func (c *container) ended(code int, reason string, now metav1.Time) *corev1.ContainerStateTerminated {
+	return &corev1.ContainerStateTerminated{
+		ExitCode: int32(code), Reason: reason, StartedAt: c.begun, FinishedAt: now, ContainerID: c.id,
+	}
+}
+
+// backOff is how long a container waits whose command failed so many times: twice as long each time.
+func backOff(restarts int32) time.Duration { return time.Second << min(restarts, 8) }
+
+// runs says whether the container has a server at this time.
+func (c *container) runs(now metav1.Time) bool {
+	return c.exit == nil && c.trouble == "" && !c.begun.After(now.Time)
+}
+
+// listens lists the ports of a container's server: those that it declares, those that
+// its probes ask, since a container need not declare what it listens on, and the extra ones.
+func listens(spec *corev1.Container, extra []echo.Port) []echo.Port {
+	ports := slices.Clone(extra)
+	for _, p := range spec.Ports {
+		if protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP); protocol != corev1.ProtocolSCTP {
+			ports = append(ports, echo.Port{Protocol: string(protocol), Port: uint16(p.ContainerPort)})
+		}
+	}
+	for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.LivenessProbe, spec.ReadinessProbe} {
+		if n := probed(spec, probe); n > 0 {
+			ports = append(ports, echo.Port{Protocol: "TCP", Port: uint16(n)})
+		}
+	}
+	slices.SortFunc(ports, func(a, b echo.Port) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return slices.Compact(ports)
+}
+
+// probed is the port of the pod's own address that a probe asks; 0 if it asks none.
+func probed(spec *corev1.Container, probe *corev1.Probe) int32 {
+	if probe == nil {
+		return 0
+	}
+	switch h := probe.ProbeHandler; {
+	case h.HTTPGet != nil && h.HTTPGet.Host == "":
+		n, _ := portNumber(spec, h.HTTPGet.Port) // a name that nothing has fails the probe
+		return n
+	case h.TCPSocket != nil && h.TCPSocket.Host == "":
+		n, _ := portNumber(spec, h.TCPSocket.Port)
+		return n
+	case h.GRPC != nil:
+		return h.GRPC.Port
+	}
+	return 0
+}

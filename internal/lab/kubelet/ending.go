@@ -1,0 +1,155 @@
+package kubelet
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// moment is how long a command of a pod that completes takes at least.
+const moment = time.Second
+
+// completes says whether a pod's containers run their commands to an end: those of a Job do, and those
+// of other pods that are not to be restarted, unless they declare ports, as servers do.
+func completes(pod *corev1.Pod) bool {
+	if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
+		return false
+	}
+	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "Job" {
+		return true
+	}
+	for _, c := range pod.Spec.Containers {
+		if len(c.Ports) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// complete ends the containers whose commands have come to their end, and the pod with the last of them.
+func (r *runner) complete(ctx context.Context, now time.Time) time.Duration {
+	if !completes(r.pod) {
+		return never
+	}
+	wait, phase := never, corev1.PodSucceeded
+	for _, c := range r.life.containers {
+		if c.sidecar {
+			continue
+		}
+		if c.exit == nil {
+			cmd := readCommand(append(c.spec.Command, c.spec.Args...))
+			if left := c.begun.Add(max(cmd.takes, moment)).Sub(now); left > 0 {
+				wait = min(wait, left)
+				continue
+			}
+			if cmd.code != 0 && r.pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
+				r.restart(ctx, c, cmd.code, "Error", backOff(c.restarts))
+				wait = min(wait, c.begun.Sub(now))
+				continue
+			}
+			r.exit(c, cmd.code, now)
+		}
+		if c.exit.ExitCode != 0 {
+			phase = corev1.PodFailed
+		}
+	}
+	if wait == never {
+		r.finish(phase, now)
+	}
+	return wait
+}
+
+// exit ends a container for good.
+func (r *runner) exit(c *container, code int, now time.Time) {
+	reason := "Completed"
+	if code != 0 {
+		reason = "Error"
+	}
+	r.stopProbes(c)
+	r.k.server.Remove(c.served)
+	c.exit = c.ended(code, reason, metav1.NewTime(now.Truncate(time.Second)))
+}
+
+// finish ends what still runs, and the pod.
+func (r *runner) finish(phase corev1.PodPhase, now time.Time) {
+	for _, c := range r.life.containers {
+		if c.exit == nil {
+			r.exit(c, 0, now)
+		}
+	}
+	r.tearDown()
+	r.life.phase = phase
+}
+
+// stop brings a deleted pod to its end, in the steps that the API documents: preStop hooks, the signal to
+// stop, and what time the servers take then, all within the grace period.
+func (r *runner) stop(now time.Time) time.Duration {
+	term, end := ending(r.pod, r.told)
+	if !r.draining && !now.Before(term) {
+		r.draining = true
+		for _, c := range r.life.containers {
+			r.k.server.Drain(c.served)
+		}
+	}
+	if now.Before(end) {
+		if !r.draining {
+			return term.Sub(now)
+		}
+		return end.Sub(now)
+	}
+	phase := corev1.PodSucceeded
+	for _, c := range r.life.containers {
+		if c.exit != nil && c.exit.ExitCode != 0 {
+			phase = corev1.PodFailed
+		}
+	}
+	r.finish(phase, now)
+	return never
+}
+
+// overrun is what a pod is granted whose preStop hooks take all of its grace period.
+const overrun = 2 * time.Second
+
+// ending says when a pod's servers are told to stop, and when they do, if the node heard at the
+// time told that the pod is deleted.
+func ending(pod *corev1.Pod, told time.Time) (term, end time.Time) {
+	grace := time.Duration(0)
+	if pod.DeletionGracePeriodSeconds != nil {
+		grace = time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
+	}
+	deadline := told.Add(grace)
+	if t := pod.DeletionTimestamp; t != nil && t.Add(time.Second).Before(deadline) { // it was cut to a second; told was late
+		deadline = t.Add(time.Second)
+	}
+	term = told
+	if hooks := preStop(pod); hooks > 0 {
+		term = told.Add(hooks)
+		if !term.Before(deadline) {
+			term, deadline = deadline, deadline.Add(overrun)
+		}
+	}
+	end = term.Add(drain(pod))
+	if end.After(deadline) {
+		end = deadline
+	}
+	return term, end
+}
+
+// preStop is how long the pod's preStop hooks take, which run at the same time.
+func preStop(pod *corev1.Pod) time.Duration {
+	longest := time.Duration(0)
+	for _, c := range pod.Spec.Containers {
+		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
+			continue
+		}
+		switch h := c.Lifecycle.PreStop; {
+		case h.Sleep != nil:
+			longest = max(longest, time.Duration(h.Sleep.Seconds)*time.Second)
+		case h.Exec != nil:
+			longest = max(longest, readCommand(h.Exec.Command).takes)
+		}
+	}
+	return longest
+}

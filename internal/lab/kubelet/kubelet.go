@@ -1,0 +1,216 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Config says which node to run, and where.
+type Config struct {
+	Node     string
+	NodeNS   string         // the node's network namespace
+	NSPrefix string         // begins the names of its pods' namespaces, which go on NAME.NAMESPACE
+	IPs      []netip.Addr   // of the node, the preferred family first
+	PodCIDRs []netip.Prefix // one of each family; none: those of the Node's spec, once it has some
+	Zone     string         // may be empty
+	API      *rest.Config
+	Log      *slog.Logger
+}
+
+// kubelet runs the pods of a node. It is the store that the reflector of pods fills.
+type kubelet struct {
+	Config
+	api      *client
+	node     *netns.NS
+	server   echo.Server
+	pools    *pools
+	building chan struct{} // how many pods get their network at once
+	events   chan *corev1.Event
+
+	ctx     context.Context // of all runners
+	wg      sync.WaitGroup
+	mu      sync.Mutex
+	runners map[types.NamespacedName]*runner // of the pod that the API has under that name
+	swept   bool
+}
+
+// Run registers the node and runs its pods until ctx ends. The pods' namespaces stay then, for the
+// next run to go on with; their servers are away meanwhile. An API that is away is waited for, also at the start.
+func Run(ctx context.Context, cfg Config) error {
+	api, err := newClient(cfg.API)
+	if err != nil {
+		return err
+	}
+	node, err := netns.Open(cfg.NodeNS)
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	k := &kubelet{
+		Config: cfg, api: api, node: node, ctx: ctx,
+		building: make(chan struct{}, 4), events: make(chan *corev1.Event, 256),
+		runners: map[types.NamespacedName]*runner{},
+	}
+	cidrs, err := k.register(ctx)
+	if err != nil {
+		return err
+	}
+	k.pools = newPools(cidrs)
+	var background sync.WaitGroup
+	background.Go(func() { k.heartbeat(ctx) })
+	background.Go(func() { k.sendEvents(ctx) })
+	k.follow(ctx)
+	background.Wait()
+	k.wg.Wait()
+	return k.server.Close()
+}
+
+// follow tells the runners of all changes to the node's pods until ctx ends.
+func (k *kubelet) follow(ctx context.Context) {
+	lw := k.api.pods("").follow(fields.OneTermEqualSelector("spec.nodeName", k.Node).String(), // in all namespaces
+		func() runtime.Object { return &corev1.PodList{} })
+	// The default waits for up to a minute after an outage.
+	patience := &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Second}
+	cache.NewReflectorWithOptions(lw, &corev1.Pod{}, k, cache.ReflectorOptions{Backoff: patience}).RunWithContext(ctx)
+}
+
+// Add is told of a pod that is new on this node.
+func (k *kubelet) Add(obj any) error { return k.Update(obj) }
+
+// Update is told of a pod in its newest version.
+func (k *kubelet) Update(obj any) error {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("follow pods: got a %T", obj)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.see(pod)
+	return nil
+}
+
+// Delete is told of a pod that the API has no more.
+func (k *kubelet) Delete(obj any) error {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("follow pods: got a %T", obj)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.runners[nameOf(pod)]; r != nil && r.uid == pod.UID {
+		r.vanish()
+		delete(k.runners, nameOf(pod))
+	}
+	return nil
+}
+
+// Replace is told of all pods: at the start, and when the API's history was lost.
+func (k *kubelet) Replace(list []any, _ string) error {
+	var pods []*corev1.Pod
+	names := map[string]bool{}
+	uids := map[types.UID]bool{}
+	for _, obj := range list {
+		pod, ok := obj.(*corev1.Pod)
+		if !ok {
+			return fmt.Errorf("follow pods: got a %T", obj)
+		}
+		pods = append(pods, pod)
+		names[nameOf(pod).String()], uids[pod.UID] = !finished(pod), true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, r := range k.runners {
+		if !uids[r.uid] {
+			r.vanish()
+			delete(k.runners, name)
+		}
+	}
+	if !k.swept { // before anything new is made
+		if err := k.sweep(names); err != nil {
+			k.Log.Error("remove pods that went while nobody watched", "err", err)
+		}
+		k.swept = true
+		k.reclaim(pods)
+	}
+	for _, pod := range pods {
+		k.see(pod)
+	}
+	return nil
+}
+
+// Resync has nothing to do: the runners keep what they were told.
+func (k *kubelet) Resync() error { return nil }
+
+// reclaim takes note of the addresses that running pods have from an earlier life, before any is given to another.
+func (k *kubelet) reclaim(pods []*corev1.Pod) {
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
+		return begun(a).Compare(begun(b))
+	})
+	for _, p := range pods {
+		if !p.Spec.HostNetwork && !finished(p) {
+			k.pools.claim(p.UID, addresses(p))
+		}
+	}
+}
+
+// see gives a pod to its runner. A pod that takes the name of another waits for the other's end.
+func (k *kubelet) see(pod *corev1.Pod) {
+	name := nameOf(pod)
+	old := k.runners[name]
+	if old != nil && old.uid == pod.UID {
+		old.update(pod)
+		return
+	}
+	r := newRunner(k, pod)
+	if old != nil {
+		old.vanish()
+		r.before = old.done
+	}
+	k.runners[name] = r
+	k.wg.Go(func() { r.run(k.ctx) })
+}
+
+func nameOf(pod *corev1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// begun is when the pod was started; the zero time if it was not.
+func begun(pod *corev1.Pod) time.Time {
+	if pod.Status.StartTime == nil {
+		return time.Time{}
+	}
+	return pod.Status.StartTime.Time
+}
+
+// finished says whether the pod will never run again.
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// addresses lists the addresses that the API knows of a pod.
+func addresses(pod *corev1.Pod) []netip.Addr {
+	var addrs []netip.Addr
+	for _, ip := range pod.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}

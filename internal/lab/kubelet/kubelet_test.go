@@ -1,0 +1,213 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// world is a control plane and a node.
+type world struct {
+	*testing.T
+	plane *control.Plane
+	node  *netns.NS
+	cfg   Config
+	stop  func() // the kubelet
+}
+
+// newWorld starts a control plane and a node, without its kubelet.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix := fmt.Sprintf("kubelet-%d-", os.Getpid())
+	w := &world{T: t, stop: func() {}}
+	cp := w.namespace(prefix + "control")
+	w.node = w.namespace(prefix + "node")
+	addr := netip.MustParseAddr("192.0.2.1")
+	w.address(cp, addr)
+	ips := []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
+	w.address(w.node, ips...)
+	w.plane, err = control.Start(t.Context(), control.Config{
+		Bin: bin, Dir: t.TempDir(), NetNS: cp, Addr: addr, Controllers: true, RBAC: true,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	api, err := clientcmd.BuildConfigFromFlags("", w.plane.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	api.Dial = w.plane.Dial
+	w.cfg = Config{
+		Node: "node1", NodeNS: w.node.Name, NSPrefix: prefix, Zone: "zone-a", API: api,
+		IPs:      ips,
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
+		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	t.Cleanup(w.removePods)
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+func (w *world) namespace(name string) *netns.NS {
+	w.Helper()
+	ns, err := netns.New(name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			w.Error(err)
+		}
+	})
+	return ns
+}
+
+// address gives a namespace addresses of its own.
+func (w *world) address(ns *netns.NS, addrs ...netip.Addr) {
+	w.Helper()
+	lo, err := ns.LinkByName("lo")
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, a := range addrs {
+		if err := ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// removePods removes what pods a kubelet left, as it should where it is stopped.
+func (w *world) removePods() {
+	left, err := filepath.Glob(filepath.Join(netns.Dir, w.cfg.NSPrefix+"*.*"))
+	if err != nil {
+		w.Error(err)
+	}
+	for _, path := range left {
+		if err := netns.Delete(filepath.Base(path)); err != nil {
+			w.Error(err)
+		}
+	}
+}
+
+// start runs the kubelet until stop is called.
+func (w *world) start() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Context()))
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, w.cfg) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && ctx.Err() == nil {
+			w.Errorf("kubelet: %v", err)
+		}
+	})
+}
+
+// kubectl runs kubectl and returns what it prints.
+func (w *world) kubectl(args ...string) string {
+	w.Helper()
+	out, err := w.plane.Kubectl(args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// apply applies a manifest.
+func (w *world) apply(manifest string) {
+	w.Helper()
+	file := filepath.Join(w.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	w.kubectl("apply", "-f", file)
+}
+
+// ask asks a pod from the node and returns the name of who answers.
+func (w *world) ask(protocol, addr string, port uint16) (string, error) {
+	var a echo.Answer
+	err := w.node.Do(func() (err error) {
+		a, err = echo.Ask(protocol, netip.AddrPortFrom(netip.MustParseAddr(addr), port), time.Second)
+		return err
+	})
+	return a.Pod, err
+}
+
+// eventually waits until a condition holds.
+func (w *world) eventually(what string, ok func() bool) {
+	w.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.Fatalf("waited in vain: %s\n%s", what, w.kubectl("get", "pods,nodes", "-A", "-o", "wide"))
+		}
+	}
+}
+
+const web = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+      - name: web
+        image: web:1
+        ports: [{containerPort: 80}, {containerPort: 53, protocol: UDP}]
+        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+`
+
+// TestDeployment takes a real Deployment through its life.
+func TestDeployment(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.apply(web)
+	w.kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+	for _, line := range strings.Split(w.kubectl("get", "pods", "-l", "app=web", "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.status.podIPs[0].ip} {.status.podIPs[1].ip}{"\n"}{end}`), "\n") {
+		var name, ip4, ip6 string
+		if _, err := fmt.Sscan(line, &name, &ip4, &ip6); err != nil {
+			t.Fatal(err)
+		}
+		for _, ip := range []string{ip4, ip6} {
+			if got, err := w.ask("TCP", ip, 80); got != name {
+				t.Errorf("%s at %s: answered by %q: %v", name, ip, got, err)
+			}
+			if got, err := w.ask("UDP", ip, 53); got != name {
+				t.Errorf("%s at %s: answered by %q: %v", name, ip, got, err)
+			}
+		}
+	}
+	t.Log(w.kubectl("get", "nodes,pods,leases", "-A", "-o", "wide"))
+}

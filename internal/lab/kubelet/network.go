@@ -1,0 +1,191 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab/attach"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// sandbox is a pod's network: a namespace of its own.
+type sandbox struct {
+	name      string // of the namespace
+	inode     uint64 // which tells it from a later one of that name, that another node may have made
+	hostIface string // the node's end of the pair
+}
+
+// podNS is the name of a pod's network namespace. Pods' names and namespaces are unique in a
+// cluster, and no node's name has a dot.
+func (k *kubelet) podNS(namespace, name string) string { return k.NSPrefix + name + "." + namespace }
+
+// newSandbox gives a pod a namespace with these addresses, or finds the one that it has already.
+func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, error) {
+	s := &sandbox{name: k.podNS(pod.Namespace, pod.Name), hostIface: attach.HostInterface(pod.Namespace, pod.Name)}
+	if !k.attached(s.hostIface) {
+		awaitRoom(s.name)
+	}
+	k.building <- struct{}{} // the kernel makes namespaces one after the other anyway
+	defer func() { <-k.building }()
+	if s.has(addrs) && k.attached(s.hostIface) {
+		s.inode, _ = inode(filepath.Join(netns.Dir, s.name))
+		return s, nil
+	}
+	if err := k.makeRoom(s); err != nil {
+		return nil, err
+	}
+	ns, err := netns.New(s.name)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	s.inode, _ = inode(ns.Path())
+	// Duplicate address detection would hold back the first packets for a second or two.
+	err = ns.Sysctl("net/ipv6/conf/default/accept_dad", "0")
+	if err == nil {
+		err = attach.Pod(k.node, s.hostIface, ns, addrs)
+	}
+	if err != nil {
+		return nil, errors.Join(err, netns.Delete(s.name))
+	}
+	return s, nil
+}
+
+// has says whether the namespace is there and its interface has these addresses.
+func (s *sandbox) has(addrs []netip.Addr) bool {
+	ns, err := netns.Open(s.name)
+	if err != nil {
+		return false
+	}
+	defer ns.Close()
+	link, err := ns.LinkByName(attach.Interface)
+	if err != nil {
+		return false
+	}
+	list, err := ns.AddrList(link, unix.AF_UNSPEC)
+	if err != nil {
+		return false
+	}
+	var have []netip.Addr
+	for _, l := range list {
+		a, _ := netip.AddrFromSlice(l.IP)
+		have = append(have, a.Unmap())
+	}
+	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !slices.Contains(have, a) })
+}
+
+func (k *kubelet) attached(iface string) bool {
+	_, err := k.node.LinkByName(iface)
+	return err == nil
+}
+
+// awaitRoom gives another node time to remove its pod of that name.
+func awaitRoom(ns string) {
+	for deadline := time.Now().Add(3 * time.Second); exists(ns) && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// makeRoom removes what is left of an earlier pod of that name.
+func (k *kubelet) makeRoom(s *sandbox) error {
+	if err := attach.Detach(k.node, s.hostIface); err != nil {
+		return err
+	}
+	if !exists(s.name) {
+		return nil
+	}
+	if err := killIn(s.name); err != nil {
+		return err
+	}
+	return netns.Delete(s.name)
+}
+
+func exists(ns string) bool {
+	_, err := os.Stat(filepath.Join(netns.Dir, ns))
+	return err == nil
+}
+
+// remove ends the sandbox with everything that runs in it. Removing what is gone succeeds.
+// The name goes first: an interface is found again by sweep if this is cut short.
+func (s *sandbox) remove(node *netns.NS) error {
+	if i, err := inode(filepath.Join(netns.Dir, s.name)); err == nil && i == s.inode {
+		if err := errors.Join(killIn(s.name), netns.Delete(s.name)); err != nil {
+			return err
+		}
+	}
+	return attach.Detach(node, s.hostIface)
+}
+
+// killIn ends all processes in a network namespace, such as shells of `sluice lab exec`.
+func killIn(ns string) error {
+	target, err := inode(filepath.Join(netns.Dir, ns))
+	if err != nil {
+		return nil // it is gone
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return fmt.Errorf("list processes: %w", err)
+	}
+	for _, file := range procs {
+		if i, err := inode(file); err != nil || i != target {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(file, "/proc/%d/", &pid); err != nil || pid == os.Getpid() {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has just ended
+		}
+		if i, err := inode(file); err == nil && i == target { // now that the number cannot go to another process
+			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			if err != nil && !errors.Is(err, unix.ESRCH) {
+				return errors.Join(fmt.Errorf("kill process %d in %s: %w", pid, ns, err), unix.Close(fd))
+			}
+		}
+		_ = unix.Close(fd)
+	}
+	return nil
+}
+
+// inode identifies a namespace while it lives.
+func inode(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("look at %s: %w", path, err)
+	}
+	return st.Ino, nil
+}
+
+// sweep removes the interfaces and namespaces of this node's pods that are not among those named, "namespace/name".
+func (k *kubelet) sweep(keep map[string]bool) error {
+	entries, err := os.ReadDir(netns.Dir)
+	if err != nil {
+		return fmt.Errorf("list network namespaces: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		rest, ours := strings.CutPrefix(e.Name(), k.NSPrefix)
+		dot := strings.LastIndexByte(rest, '.') // a namespace has none
+		if !ours || dot < 0 || keep[rest[dot+1:]+"/"+rest[:dot]] {
+			continue
+		}
+		s := &sandbox{name: e.Name(), hostIface: attach.HostInterface(rest[dot+1:], rest[:dot])}
+		if !k.attached(s.hostIface) {
+			continue // another node's
+		}
+		s.inode, err = inode(filepath.Join(netns.Dir, s.name))
+		errs = append(errs, err, s.remove(k.node))
+	}
+	return errors.Join(errs...)
+}

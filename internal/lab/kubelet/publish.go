@@ -1,0 +1,106 @@
+package kubelet
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// publisher brings a pod's status to the API, the newest only, for as long as that takes, so
+// that its runner never waits for the API.
+type publisher struct {
+	k    *kubelet
+	name types.NamespacedName
+	uid  types.UID
+	wake chan struct{}
+
+	mu     sync.Mutex
+	status *corev1.PodStatus // to be written; nil: nothing
+	remove bool              // the pod, after that
+}
+
+func newPublisher(k *kubelet, pod *corev1.Pod) *publisher {
+	return &publisher{k: k, name: nameOf(pod), uid: pod.UID, wake: make(chan struct{}, 1)}
+}
+
+// set has a status written, and then the pod removed from the API if remove says so.
+func (p *publisher) set(status *corev1.PodStatus, remove bool) {
+	p.mu.Lock()
+	p.status, p.remove = status, remove
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run publishes until ctx ends.
+func (p *publisher) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		}
+		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+			err := p.send(ctx)
+			if err == nil || ctx.Err() != nil {
+				break
+			}
+			p.k.Log.Warn("write the status of a pod: trying again", "pod", p.name, "err", err)
+			if pause(ctx, wait) != nil {
+				return
+			}
+		}
+	}
+}
+
+// send writes what is to be written now; nil if that is done, or no longer possible.
+func (p *publisher) send(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	p.mu.Lock()
+	status, remove := p.status, p.remove
+	p.mu.Unlock()
+	if status != nil {
+		if err := p.write(ctx, status); err != nil {
+			return err
+		}
+	}
+	if remove {
+		now := int64(0)
+		err := p.k.api.pods(p.name.Namespace).delete(ctx, p.name.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.uid},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.status == status {
+		p.status = nil
+	}
+	return nil
+}
+
+func (p *publisher) write(ctx context.Context, status *corev1.PodStatus) error {
+	patch, err := statusPatch(p.uid, status)
+	if err != nil {
+		return err
+	}
+	_, err = p.k.api.pods(p.name.Namespace).patch(ctx, p.name.Name, types.StrategicMergePatchType, patch, "status")
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil // it is another pod by now, or none
+	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
+		p.k.Log.Error("write the status of a pod: the API does not take it", "pod", p.name, "err", err)
+		return nil
+	}
+	return err
+}

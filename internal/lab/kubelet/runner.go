@@ -1,0 +1,272 @@
+package kubelet
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice.dev/sluice/internal/lab/echo"
+)
+
+// stage is how far a pod has come.
+type stage int
+
+const (
+	waiting stage = iota // to be started
+	running
+	stopping // deleted, and still serving
+	ended    // nothing runs any more; the API may still have it
+)
+
+// runner looks after one pod, from when the node hears of it until the API has it no more.
+// All but the channels belongs to its goroutine.
+type runner struct {
+	k       *kubelet
+	uid     types.UID
+	updates chan *corev1.Pod // the newest version, if it was not seen yet
+	gone    chan struct{}    // closed when the API has the pod no more
+	vanish  func()           // closes it
+	before  <-chan struct{}  // closed when the pod is gone that had the name before; nil: none had
+	done    chan struct{}    // closed when nothing of this one is left
+
+	pod       *corev1.Pod
+	stage     stage
+	life      life
+	sandbox   *sandbox
+	told      time.Time // when it heard that the pod is deleted
+	draining  bool
+	verdicts  chan verdict
+	probes    map[*container]context.CancelFunc
+	publisher *publisher
+	published *corev1.PodStatus
+}
+
+func newRunner(k *kubelet, pod *corev1.Pod) *runner {
+	r := &runner{
+		k: k, uid: pod.UID, pod: pod,
+		updates: make(chan *corev1.Pod, 1), gone: make(chan struct{}), done: make(chan struct{}),
+		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{},
+		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: metav1.NewTime(time.Now().Truncate(time.Second))},
+		publisher: newPublisher(k, pod),
+	}
+	r.vanish = sync.OnceFunc(func() { close(r.gone) })
+	if pod.Status.StartTime != nil {
+		r.life.start = *pod.Status.StartTime
+	}
+	return r
+}
+
+// update tells the runner of a newer version. It never waits. Only one goroutine may call it at a time.
+func (r *runner) update(pod *corev1.Pod) {
+	select {
+	case <-r.updates: // which it has not seen, and need not
+	default:
+	}
+	r.updates <- pod
+}
+
+// run looks after the pod. It returns when nothing of it is left, or when ctx ends, and then
+// leaves the pod's network for the next life of this process.
+func (r *runner) run(ctx context.Context) {
+	defer close(r.done)
+	if r.before != nil {
+		select {
+		case <-r.before:
+		case <-ctx.Done():
+			return
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	defer cancel()
+	publishing.Go(func() { r.publisher.run(ctx) })
+	for {
+		wake := time.NewTimer(r.step(ctx, time.Now()))
+		r.publish()
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.gone:
+			r.tearDown()
+			return
+		case pod := <-r.updates:
+			r.accept(ctx, pod)
+		case v := <-r.verdicts:
+			r.judge(ctx, v)
+		case <-wake.C:
+		}
+		wake.Stop()
+	}
+}
+
+// never is when to look again where nothing is expected but news.
+const never = time.Hour
+
+// step brings the pod as far as it can come now, and says when to look again.
+func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
+	if r.stage == waiting {
+		if err := r.start(ctx, now); err != nil {
+			r.life.problem = err.Error()
+			r.k.Log.Error("start a pod: trying again", "pod", nameOf(r.pod), "err", err)
+			return time.Second
+		}
+	}
+	if r.stage == running && r.pod.DeletionTimestamp != nil {
+		r.stage, r.told = stopping, now
+		r.k.event(r.pod, corev1.EventTypeNormal, "Killing", "Stopping the pod")
+	}
+	switch r.stage {
+	case running:
+		return min(r.complete(ctx, now), r.listenAgain())
+	case stopping:
+		return r.stop(now)
+	}
+	return never
+}
+
+// start gives the pod its network and servers, or takes it up as an earlier life of this process left it.
+func (r *runner) start(ctx context.Context, now time.Time) error {
+	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
+		r.stage = ended
+		return nil
+	}
+	if err := r.connect(); err != nil {
+		return err
+	}
+	extra, err := extraPorts(r.pod)
+	if err != nil {
+		r.k.event(r.pod, corev1.EventTypeWarning, "BadAnnotation", "%v", err)
+	}
+	r.life.containers = newContainers(r.pod, metav1.NewTime(now.Truncate(time.Second)))
+	r.life.phase, r.life.problem, r.stage = corev1.PodRunning, "", running
+	for _, c := range r.life.containers {
+		c.served = echo.Pod{
+			Namespace: r.pod.Namespace, Name: r.pod.Name, Container: c.spec.Name, Node: r.k.Node,
+			NetNS: r.k.NodeNS, Addrs: r.life.addrs, Ports: listens(&c.spec, extra),
+		}
+		if r.sandbox != nil {
+			c.served.NetNS = r.sandbox.name
+		}
+		extra = nil // the first container's
+		r.serve(c)
+		r.startProbes(ctx, c)
+	}
+	return nil
+}
+
+// connect gives the pod its addresses, and unless it has the node's, a network.
+func (r *runner) connect() error {
+	if r.pod.Spec.HostNetwork {
+		r.life.addrs = r.k.IPs
+		return nil
+	}
+	addrs := r.life.addrs // of a try before
+	if len(addrs) == 0 {
+		addrs = addresses(r.pod)
+	}
+	if !r.k.pools.claim(r.uid, addrs) {
+		var err error
+		if addrs, err = r.k.pools.take(r.uid); err != nil {
+			return err
+		}
+	}
+	s, err := r.k.newSandbox(r.pod, addrs)
+	if err != nil {
+		r.k.pools.release(r.uid)
+		return err
+	}
+	r.sandbox, r.life.addrs = s, addrs
+	return nil
+}
+
+func (r *runner) serve(c *container) {
+	c.trouble = ""
+	if err := r.k.server.Put(c.served); err != nil {
+		c.trouble = err.Error()
+		r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "container %s: %v", c.spec.Name, err)
+	}
+}
+
+// listenAgain tries once more to open what could not be opened.
+func (r *runner) listenAgain() time.Duration {
+	wait := never
+	for _, c := range r.life.containers {
+		if c.trouble != "" && c.exit == nil {
+			r.serve(c)
+		}
+		if c.trouble != "" {
+			wait = time.Second
+		}
+	}
+	return wait
+}
+
+// accept takes note of a newer version of the pod.
+func (r *runner) accept(ctx context.Context, pod *corev1.Pod) {
+	r.pod = pod
+	if r.published != nil && !covers(&pod.Status, r.published) {
+		r.published = nil // someone else wrote it over, or it is on its way
+	}
+	if r.stage != running {
+		return
+	}
+	for _, c := range r.life.containers {
+		specs := pod.Spec.Containers
+		if c.sidecar {
+			specs = pod.Spec.InitContainers
+		}
+		i := slices.IndexFunc(specs, func(s corev1.Container) bool { return s.Name == c.spec.Name })
+		if i >= 0 && specs[i].Image != c.spec.Image {
+			r.k.event(pod, corev1.EventTypeNormal, "Killing", "Container %s definition changed, will be restarted", c.spec.Name)
+			c.spec.Image = specs[i].Image
+			r.restart(ctx, c, 0, "Completed", 0)
+		}
+	}
+}
+
+// restart ends a container's server and begins its next life.
+func (r *runner) restart(ctx context.Context, c *container, code int, reason string, wait time.Duration) {
+	r.stopProbes(c)
+	c.restart(r.pod, code, reason, metav1.NewTime(time.Now().Truncate(time.Second)), wait)
+	r.serve(c)
+	r.startProbes(ctx, c)
+}
+
+// tearDown ends all that runs of the pod, and gives its addresses back.
+func (r *runner) tearDown() {
+	for _, c := range r.life.containers {
+		r.stopProbes(c)
+		r.k.server.Remove(c.served)
+	}
+	if r.sandbox != nil {
+		if err := r.sandbox.remove(r.k.node); err != nil {
+			r.k.Log.Error("remove the network of a pod", "pod", nameOf(r.pod), "err", err)
+		}
+		r.sandbox = nil
+		r.k.pools.release(r.uid)
+	}
+	r.stage = ended
+}
+
+// publish has the status written if the API does not have it yet.
+func (r *runner) publish() {
+	if r.stage == ended && r.life.containers == nil { // it was never started, or ended in an earlier life
+		if r.pod.DeletionTimestamp != nil {
+			r.publisher.set(nil, true)
+		}
+		return
+	}
+	remove := r.stage == ended && r.pod.DeletionTimestamp != nil
+	s := r.life.status(r.pod, metav1.NewTime(time.Now().Truncate(time.Second)))
+	if r.published != nil && covers(r.published, &s) && !remove {
+		return
+	}
+	r.published = &s
+	r.publisher.set(&s, remove)
+}
