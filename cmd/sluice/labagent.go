@@ -19,10 +19,14 @@ func labAgent(exe string) *lab.Agent {
 	return &lab.Agent{
 		Socket: agent.DefaultSocket,
 		Command: func(c lab.AgentConfig) []string {
-			return []string{
-				exe, "run", "--manifests", c.Manifests, "--node", c.Node, "--socket", c.Socket,
-				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
+			source := []string{"--manifests", c.Manifests}
+			if c.Kubeconfig != "" {
+				source = []string{"--kubeconfig", c.Kubeconfig}
 			}
+			return append([]string{
+				exe, "run", "--node", c.Node, "--socket", c.Socket,
+				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
+			}, source...)
 		},
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
 			err := agent.NewClient(socket).Sync(ctx)

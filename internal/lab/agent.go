@@ -29,7 +29,8 @@ type Agent struct {
 // AgentConfig is what an agent has to know.
 type AgentConfig struct {
 	Node         string
-	Manifests    string // the folder of objects
+	Manifests    string // the folder of objects, or "" if Kubeconfig is what to follow
+	Kubeconfig   string // of the cluster's API
 	Socket       string // path of its API's Unix socket
 	ClusterCIDRs []netip.Prefix
 	ServiceCIDRs []netip.Prefix
@@ -41,10 +42,13 @@ const syncTimeout = time.Minute
 func (l *Lab) socket(node string) string { return l.path(node, "agent.sock") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
-	return l.start(n.Name, "agent", l.agent.Command(AgentConfig{
-		Node: n.Name, Manifests: l.manifests(), Socket: l.socket(n.Name),
-		ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs,
-	}))
+	c := AgentConfig{Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs}
+	if l.Kubernetes == nil {
+		c.Manifests = l.manifests()
+	} else {
+		c.Kubeconfig = l.path(plan.Control, "sluice.kubeconfig")
+	}
+	return l.start(n.Name, "agent", l.agent.Command(c))
 }
 
 // Sync returns once every agent has programmed all that the lab's folder holds, and knows its pods. What the agents find fault

@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -28,7 +30,7 @@ func (l *Lab) find(target string) (place, error) {
 	if l.Cluster.Node(target) != nil {
 		return place{target, l.NodeNS(target), metav1.NamespaceDefault}, nil
 	}
-	if target == plan.Outside {
+	if target == plan.Outside || target == plan.Control && l.Kubernetes != nil {
 		return place{"", l.NodeNS(target), metav1.NamespaceDefault}, nil
 	}
 	namespace, name, qualified := strings.Cut(target, "/")
@@ -77,9 +79,28 @@ func (l *Lab) Start(target string, cmd *exec.Cmd) error {
 	return l.at(target, cmd.Start)
 }
 
+// look makes names those of the cluster as it is now, in a lab that has an API.
+func (l *Lab) look() error {
+	if l.Kubernetes == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	if err := l.refresh(ctx); err != nil {
+		return err
+	}
+	return l.writeHosts()
+}
+
+// lookTimeout is how long the API gets to tell what there is.
+const lookTimeout = 20 * time.Second
+
 // at runs f on a thread in the target's network namespace, with a mount namespace of its
 // own in which the lab's names resolve and, on a node, its agent is where it is looked for.
 func (l *Lab) at(target string, f func() error) error {
+	if err := l.look(); err != nil {
+		return err
+	}
 	p, err := l.find(target)
 	if err != nil {
 		return err

@@ -19,6 +19,8 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
 )
@@ -31,6 +33,8 @@ type Config struct {
 	Name    string // lower-case letters and digits, at most 20
 	Nodes   int
 	Objects *plan.Objects
+	// Kubernetes, if set, has the lab run a real control plane. The objects are left to whoever speaks to its API.
+	Kubernetes *Kubernetes
 	// Executable is the sluice binary, for the pods' servers (`sluice lab serve`).
 	Executable string
 	Agent      *Agent       // nil: no agents, the nodes are left to something else
@@ -45,10 +49,13 @@ type Lab struct {
 
 	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
 
+	Kubernetes *Kubernetes `json:",omitempty"`
+
 	Owner *process.Process `json:",omitempty"` // the process that a transient lab belongs to
 
-	agent    *Agent
-	progress func(string)
+	agent      *Agent
+	progress   func(string)
+	namespaces []*corev1.Namespace // that the lab's first objects live in
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
@@ -69,7 +76,13 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, agent: cfg.Agent, progress: cfg.Progress}
+	namespaces := c.Namespaces
+	if cfg.Kubernetes != nil {
+		if c, err = plan.New(cfg.Nodes, &plan.Objects{}, time.Now()); err != nil {
+			return nil, err
+		}
+	}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if cfg.Transient {
 		self := process.Self()
 		l.Owner = &self
@@ -90,7 +103,7 @@ func replace(name string) error {
 }
 
 func (l *Lab) build(ctx context.Context, exe string) error {
-	l.say("building the network: %d nodes, %d pods", len(l.Cluster.Nodes), len(l.Cluster.Pods))
+	l.say("building the network: %d nodes", len(l.Cluster.Nodes))
 	for _, dir := range []string{l.manifests(), l.path("hosts")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("create lab folder: %w", err)
@@ -98,6 +111,9 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 	}
 	if err := l.buildNetwork(ctx); err != nil {
 		return err
+	}
+	if l.Kubernetes != nil {
+		return l.buildKubernetes(ctx, exe)
 	}
 	for i := range l.Cluster.Nodes {
 		if err := l.startServer(&l.Cluster.Nodes[i], exe); err != nil {
@@ -127,6 +143,9 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 // a graceful end, Mark them terminating first. The agents follow on their own; Sync waits
 // for them.
 func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) error {
+	if l.Kubernetes != nil {
+		return fmt.Errorf("change lab %s: what runs in it is its control plane's to say", l.Name)
+	}
 	if err := change(l.Cluster); err != nil {
 		return err
 	}

@@ -61,15 +61,26 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 		return err
 	}
 	defer outside.Close()
+	reach := []*host{outside} // who has routes to the pods
+	if l.Kubernetes != nil {
+		control, err := join(plan.Control, plan.ControlIPs)
+		if err != nil {
+			return err
+		}
+		defer control.Close()
+		reach = append(reach, control)
+	}
 	for _, n := range l.Cluster.Nodes {
 		h, err := join(n.Name, n.IPs)
 		if err != nil {
 			return err
 		}
 		err = l.setUpNode(h, n)
-		for i, cidr := range n.PodCIDRs {
-			if err == nil {
-				err = route(outside.NS, cidr, n.IPs[i])
+		for _, from := range reach {
+			for i, cidr := range n.PodCIDRs {
+				if err == nil {
+					err = route(from.NS, cidr, n.IPs[i])
+				}
 			}
 		}
 		if err := firstError(err, h.Close()); err != nil {

@@ -19,6 +19,9 @@ import (
 // sent to each service port besides, for the table of who may reach what.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
+	if err := l.refresh(ctx); err != nil {
+		return nil, err
+	}
 	tries, silent := probe.Tries(l.Cluster, l.sources())
 	var pairs []probe.Try
 	if len(l.Cluster.Policies) > 0 {

@@ -15,13 +15,13 @@ import (
 )
 
 // start runs a long-lived command of a node, in the node's namespace. Its output goes to NODE/WHAT.log.
-func (l *Lab) start(node, what string, args []string) error {
+func (l *Lab) start(node, what string, args []string, files ...*os.File) error {
 	ns, err := netns.Open(l.NodeNS(node))
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	if err := process.Start(ns, l.path(node), what, args); err != nil {
+	if err := process.Start(ns, l.path(node), what, args, files...); err != nil {
 		return fmt.Errorf("on %s: %w", node, err)
 	}
 	return nil

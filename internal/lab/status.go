@@ -37,7 +37,7 @@ type NodeStatus struct {
 	IPs    []netip.Addr `json:"ips"`
 	Pods   int          `json:"pods"`
 	Server string       `json:"server"` // "running" or "dead"
-	Agent  string       `json:"agent"`  // "in sync", "dead", "none", or what is wrong
+	Agent  string       `json:"agent"`  // "in sync", "dead", "none", "kube-proxy", or what is wrong
 	Socket string       `json:"socket,omitempty"`
 }
 
@@ -74,12 +74,15 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: l.Warnings}
+	if err := l.refresh(ctx); err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
+	}
 	for _, n := range l.Cluster.Nodes {
 		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}
-		if l.process(n.Name, "serve").Alive() {
+		if l.process(n.Name, "serve").Alive() || l.process(n.Name, "kubelet").Alive() {
 			ns.Server = "running"
 		}
-		if ns.Agent != "none" {
+		if ns.Agent != "none" && ns.Agent != kubeProxy {
 			ns.Socket = l.socket(n.Name)
 		}
 		for _, p := range l.Cluster.Pods {
@@ -103,6 +106,9 @@ func (l *Lab) Status(ctx context.Context) *Status {
 
 func (l *Lab) agentState(ctx context.Context, node string) string {
 	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
+		if l.process(node, kubeProxy).Alive() {
+			return "kube-proxy"
+		}
 		return "none"
 	}
 	if !l.process(node, "agent").Alive() {

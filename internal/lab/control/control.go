@@ -7,9 +7,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -70,6 +72,9 @@ func Start(ctx context.Context, cfg Config) (*Plane, error) {
 	}
 	return p, nil
 }
+
+// Open is for a plane that Start has started, by whomever.
+func Open(cfg Config) *Plane { return &Plane{cfg} }
 
 func (p *Plane) components() []string {
 	if p.Controllers {
@@ -226,6 +231,24 @@ func (p *Plane) Kubectl(args ...string) ([]byte, error) {
 	return p.NetNS.Run(filepath.Join(p.Bin, "kubectl"), append([]string{"--kubeconfig", p.Admin()}, args...)...)
 }
 
+// Get reads an object or a list of the API, as JSON, with the administrator's rights. What the API does not have is an error that
+// wraps fs.ErrNotExist.
+func (p *Plane) Get(ctx context.Context, path string, into any) error {
+	client, err := p.client(true)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	body, err := get(ctx, client, p.URL()+path)
+	if err != nil {
+		return fmt.Errorf("read the API: %w", err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read the API: %s: %w", path, err)
+	}
+	return nil
+}
+
 // healthy asks a component for its health; nil says that it is ready for use.
 func (p *Plane) healthy(ctx context.Context, component string) error {
 	url := map[string]string{
@@ -236,20 +259,28 @@ func (p *Plane) healthy(ctx context.Context, component string) error {
 		return err
 	}
 	defer client.CloseIdleConnections()
+	_, err = get(ctx, client, url)
+	return err
+}
+
+func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what counts
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
+	body, err := io.ReadAll(resp.Body)
+	switch {
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, fmt.Errorf("%s: %w", url, fs.ErrNotExist)
+	case resp.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("%s: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
 	}
-	return nil
+	return body, err
 }
 
 // client speaks as the administrator. The other components have certificates that they sign themselves.
@@ -264,7 +295,7 @@ func (p *Plane) client(verify bool) (*http.Client, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
-	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DialContext:     p.Dial,
 		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, InsecureSkipVerify: !verify},
 	}}, nil

@@ -32,6 +32,12 @@ var (
 // Outside is the name of the client host that is on the underlay but not in the cluster.
 const Outside = "outside"
 
+// Control is the name of the host that runs the control plane of a lab that has one.
+const Control = "control"
+
+// ControlIPs are the addresses of the host Control.
+var ControlIPs = hosts(Underlay, 2)
+
 // Node is a node of the lab.
 type Node struct {
 	Name     string

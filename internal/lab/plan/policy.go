@@ -63,6 +63,33 @@ func policyScope(apiVersion, kind string) scope {
 	return notPolicy
 }
 
+// PolicyKinds are the resources of the policy APIs as an API server names them, each with the kind of its objects.
+var PolicyKinds = map[string]string{
+	"networking.k8s.io/v1/networkpolicies":                     "NetworkPolicy",
+	"policy.networking.k8s.io/v1alpha2/clusternetworkpolicies": "ClusterNetworkPolicy",
+	"projectcalico.org/v3/tiers":                               "Tier",
+	"projectcalico.org/v3/networkpolicies":                     "NetworkPolicy",
+	"projectcalico.org/v3/globalnetworkpolicies":               "GlobalNetworkPolicy",
+	"projectcalico.org/v3/networksets":                         "NetworkSet",
+	"projectcalico.org/v3/globalnetworksets":                   "GlobalNetworkSet",
+	"projectcalico.org/v3/hostendpoints":                       "HostEndpoint",
+	"crd.projectcalico.org/v1/tiers":                           "Tier",
+	"crd.projectcalico.org/v1/networkpolicies":                 "NetworkPolicy",
+	"crd.projectcalico.org/v1/globalnetworkpolicies":           "GlobalNetworkPolicy",
+	"crd.projectcalico.org/v1/networksets":                     "NetworkSet",
+	"crd.projectcalico.org/v1/globalnetworksets":               "GlobalNetworkSet",
+	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
+}
+
+// NewPolicy reads an object of a policy API. The error says that it means nothing.
+func NewPolicy(apiVersion, kind, namespace, name string, object json.RawMessage) (Policy, error) {
+	var o Objects
+	if err := o.policy(Policy{APIVersion: apiVersion, Kind: kind, Namespace: namespace, Name: name, Object: object}); err != nil {
+		return Policy{}, err
+	}
+	return o.Policies[0], nil
+}
+
 // policy adds an object of a policy API.
 func (o *Objects) policy(p Policy) error {
 	if policyScope(p.APIVersion, p.Kind) == namespaced {

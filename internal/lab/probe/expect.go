@@ -35,8 +35,8 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 			for _, f := range frontends(c, svc, sp) {
 				j := judge{c, rules, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
 				for _, src := range sources {
-					if src.Kind == FromOutside && f.Kind == ClusterIP {
-						continue // a ClusterIP is not routed outside of the cluster
+					if src.Kind == FromOutside && (f.Kind == ClusterIP || f.Node == "") {
+						continue // not routed outside of the cluster
 					}
 					tries = append(tries, Try{src, f, j.expect(src)})
 				}

@@ -27,8 +27,9 @@ type Process struct {
 }
 
 // Start runs a command in a namespace and in a session of its own, so that it outlives this process and its terminal. Its output
-// is added to the log. A second Start under the same name is for one that has ended: the record is of the latest.
-func Start(ns *netns.NS, dir, name string, args []string) error {
+// is added to the log. A second Start under the same name is for one that has ended: the record is of the latest. The command
+// finds the files as its descriptors from 3 on; they stay the caller's.
+func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
@@ -40,6 +41,7 @@ func Start(ns *netns.NS, dir, name string, args []string) error {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := ns.Start(cmd); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)

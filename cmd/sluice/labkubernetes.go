@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/examples"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+// kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at first. done removes what it made for that.
+func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string) (k *lab.Kubernetes, done func() error, err error) {
+	bin := o.kubernetesBin
+	if bin == "" {
+		if bin, err = control.Build(ctx, func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }); err != nil {
+			return nil, nil, err
+		}
+	}
+	done = func() error { return nil }
+	if len(paths) == 0 {
+		dir, err := os.MkdirTemp("", "sluice-shop-")
+		if err != nil {
+			return nil, nil, fmt.Errorf("write example: %w", err)
+		}
+		done = func() error { return os.RemoveAll(dir) }
+		if err := os.CopyFS(dir, examples.Shop()); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("write example: %w", err), done())
+		}
+		paths = []string{dir}
+	}
+	return &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}, done, nil
+}
+
+func newLabKubectlCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "kubectl [ARG]...",
+		Short: "Run kubectl on a lab that has a control plane",
+		Long: `Run kubectl as the administrator of a lab that was started with --kubernetes. Any
+other client works as well: its kubeconfig is what 'sluice lab up' names.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := openLab(name)
+			if err != nil {
+				return err
+			}
+			return l.Plane(func(p *control.Plane) error {
+				path := filepath.Join(p.Bin, "kubectl")
+				args := append([]string{"kubectl", "--kubeconfig", l.HostKubeconfig()}, args...)
+				return fmt.Errorf("run %s: %w", path, unix.Exec(path, args, os.Environ()))
+			})
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // what follows is kubectl's own
+	labNameFlag(cmd, &name, defaultLab)
+	return cmd
+}
+
+func newLabRelayCommand() *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use:    "relay",
+		Short:  "Hand the connections of an open socket, descriptor 3, on to an address",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return lab.Relay(cmd.Context(), os.NewFile(3, "socket"), to)
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "", "address to connect to")
+	_ = cmd.MarkFlagRequired("to")
+	return cmd
+}

@@ -1,0 +1,271 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Kubernetes has a lab run a real control plane, on the host plan.Control, and what its API says: a kubelet on each node runs
+// the pods that the scheduler binds to it.
+type Kubernetes struct {
+	Bin   string // the folder of the programs, as from control.Build
+	Proxy string `json:",omitempty"` // kube-proxy's mode, if it and not the agent is to carry services: "nftables" or "iptables"
+
+	Manifests []string `json:"-"` // files and folders that the API is handed once the nodes are ready, after the namespaces of Config.Objects
+
+	HostAddr netip.AddrPort // where the API is reached from the machine's own network; set by Up
+}
+
+// The users that the lab makes kubeconfigs for.
+const (
+	agentUser   = "sluice"
+	kubeletUser = "system:node:lab"
+	proxyUser   = "system:kube-proxy" // its rights are the API server's own doing
+	masters     = "system:masters"
+)
+
+// buildKubernetes starts the control plane, and on each node a kubelet and what carries services.
+func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
+	l.say("starting the control plane")
+	if err := l.startPlane(ctx); err != nil {
+		return err
+	}
+	l.say("starting %d kubelets", len(l.Cluster.Nodes))
+	for i := range l.Cluster.Nodes {
+		if err := l.startKubelet(&l.Cluster.Nodes[i], exe); err != nil {
+			return err
+		}
+	}
+	if err := l.startRelay(exe); err != nil {
+		return err
+	}
+	for i := range l.Cluster.Nodes {
+		if err := l.StartProxy(l.Cluster.Nodes[i].Name); err != nil {
+			return err
+		}
+	}
+	if err := l.applyAll(ctx); err != nil {
+		return err
+	}
+	return l.Settle(ctx)
+}
+
+// applyAll hands the API what the lab is to begin with.
+func (l *Lab) applyAll(ctx context.Context) error {
+	if len(l.Kubernetes.Manifests) == 0 {
+		return nil
+	}
+	if err := l.Settle(ctx); err != nil {
+		return err
+	}
+	l.say("applying %s", strings.Join(l.Kubernetes.Manifests, ", "))
+	files := map[string]any{}
+	for _, ns := range l.namespaces {
+		files[ns.Name+".json"] = ns
+	}
+	dir := l.path("namespaces")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("create folder: %w", err)
+	}
+	if err := l.writeFolder(dir, files); err != nil {
+		return err
+	}
+	return l.Apply(append([]string{dir}, l.Kubernetes.Manifests...)...)
+}
+
+func (l *Lab) planeConfig(ns *netns.NS) control.Config {
+	return control.Config{
+		Bin: l.Kubernetes.Bin, Dir: l.path(plan.Control), NetNS: ns, Addr: plan.ControlIPs[0],
+		ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Controllers: true, RBAC: true,
+	}
+}
+
+func (l *Lab) startPlane(ctx context.Context) error {
+	ns, err := netns.Open(l.NodeNS(plan.Control))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	p, err := control.Start(ctx, l.planeConfig(ns))
+	if err != nil {
+		return err
+	}
+	for user, groups := range map[string][]string{agentUser: {masters}, kubeletUser: {masters}, proxyUser: nil} {
+		if _, err := p.Kubeconfig(user, groups...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Plane calls f with the lab's control plane. It is an error if there is none.
+func (l *Lab) Plane(f func(*control.Plane) error) error {
+	if l.Kubernetes == nil {
+		return fmt.Errorf("lab %s has no control plane; 'sluice lab up --kubernetes' starts one that has", l.Name)
+	}
+	ns, err := netns.Open(l.NodeNS(plan.Control))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return f(control.Open(l.planeConfig(ns)))
+}
+
+func (l *Lab) userConfig(user string) string {
+	return l.path(plan.Control, strings.ReplaceAll(user, ":", "-")+".kubeconfig")
+}
+
+// own is the beginning of a command line of this program's own part.
+func own(exe, part string) []string { return []string{exe, "lab", part} }
+
+func (l *Lab) startKubelet(n *plan.Node, exe string) error {
+	return l.start(n.Name, "kubelet", append(own(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
+		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", commas(n.IPs), "--pod-cidr", commas(n.PodCIDRs), "--zone", n.Zone))
+}
+
+// startBalancer starts what gives LoadBalancer services their addresses, on the outside host, whose routes it sets.
+func (l *Lab) startBalancer(exe string) error {
+	return l.start(plan.Outside, "balancer", append(own(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
+}
+
+// startRelay makes the API reachable from the machine's own network, at its loopback address: the relay listens there by
+// a socket that it is given, and lives in the lab.
+func (l *Lab) startRelay(exe string) error {
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)))
+	if err != nil {
+		return fmt.Errorf("listen for kubectl: %w", err)
+	}
+	defer listener.Close()
+	f, err := listener.File()
+	if err != nil {
+		return fmt.Errorf("listen for kubectl: %w", err)
+	}
+	defer f.Close()
+	l.Kubernetes.HostAddr = listener.Addr().(*net.TCPAddr).AddrPort()
+	inside := netip.AddrPortFrom(plan.ControlIPs[0], control.Port)
+	if err := l.start(plan.Control, "relay", append(own(exe, "relay"), "--to", inside.String()), f); err != nil {
+		return err
+	}
+	admin, err := os.ReadFile(l.userConfig("admin"))
+	if err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	text := strings.ReplaceAll(string(admin), "https://"+inside.String(), "https://"+l.Kubernetes.HostAddr.String())
+	if err := os.WriteFile(l.HostKubeconfig(), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// HostKubeconfig is the path of the administrator's kubeconfig for the machine's own network.
+func (l *Lab) HostKubeconfig() string { return l.path("kubeconfig") }
+
+// StartProxy starts what carries services on a node: the agent, or kube-proxy, or nothing in a lab without either.
+func (l *Lab) StartProxy(node string) error {
+	n := l.Cluster.Node(node)
+	if l.Kubernetes == nil || l.Kubernetes.Proxy == "" {
+		if l.agent == nil {
+			return nil
+		}
+		return l.startAgent(n)
+	}
+	return l.start(n.Name, kubeProxy, []string{
+		filepath.Join(l.Kubernetes.Bin, kubeProxy), "--kubeconfig", l.userConfig(proxyUser), "--hostname-override", n.Name,
+		"--proxy-mode", l.Kubernetes.Proxy, "--cluster-cidr", commas(plan.ClusterCIDRs),
+		"--iptables-min-sync-period=0s", "--nftables-min-sync-period=0s",
+		"--conntrack-max-per-core=0", "--conntrack-min=0", // a namespace cannot set them
+	})
+}
+
+const kubeProxy = "kube-proxy"
+
+// KillProxy kills what carries services on a node, as a crash would. StartProxy starts it again.
+func (l *Lab) KillProxy(node string) error {
+	return errors.Join(l.process(node, "agent").Kill(), l.process(node, kubeProxy).Kill())
+}
+
+// settleTimeout is how long pods get to be ready.
+const settleTimeout = time.Minute
+
+// Settle returns once all nodes and pods are ready and all agents have programmed what the API holds. Pods that do not get ready in a
+// minute become warnings.
+func (l *Lab) Settle(ctx context.Context) error {
+	deadline := time.Now().Add(settleTimeout)
+	for {
+		if err := l.refresh(ctx); err != nil {
+			return err
+		}
+		waiting, err := l.waiting(ctx)
+		if err != nil {
+			return err
+		}
+		if len(waiting) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			l.warn("not ready: %s", strings.Join(waiting, ", "))
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s are ready: %w", strings.Join(waiting, ", "), ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if l.Kubernetes.Proxy != "" {
+		return l.save()
+	}
+	if err := l.Sync(ctx); err != nil {
+		return err
+	}
+	return l.save()
+}
+
+// Apply hands manifests, files or folders, to the API as `kubectl apply` does. What it refuses becomes warnings.
+func (l *Lab) Apply(paths ...string) error {
+	return l.Plane(func(p *control.Plane) error {
+		for _, path := range paths {
+			abs, err := filepath.Abs(path)
+			if err != nil {
+				return fmt.Errorf("apply %s: %w", path, err)
+			}
+			if out, err := p.Kubectl("apply", "--server-side", "-f", abs); err != nil {
+				l.warn("kubectl apply -f %s: %s", path, lastLines(string(out), err))
+			}
+		}
+		return nil
+	})
+}
+
+// lastLines are what kubectl complains of.
+func lastLines(out string, err error) string {
+	var bad []string
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasSuffix(line, " serverside-applied") {
+			bad = append(bad, line)
+		}
+	}
+	if len(bad) == 0 {
+		return err.Error()
+	}
+	return strings.Join(bad, "; ")
+}
+
+func commas[T fmt.Stringer](values []T) string {
+	var s []string
+	for _, v := range values {
+		s = append(s, v.String())
+	}
+	return strings.Join(s, ",")
+}
