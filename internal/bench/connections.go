@@ -66,8 +66,26 @@ func injector(l *lane.Lane) (g *inject.Generator, c *inject.Counter, end func() 
 	return g, c, func() error { return errors.Join(c.Close(), g.Close()) }, nil
 }
 
-func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error) {
-	g, c, end, err := injector(s.Lane)
+func (r *run) measureConnections(ctx context.Context, s *stage[spec]) error {
+	return r.flowCosts(ctx, flowCase{
+		name: s.spec.String(), lane: s.Lane, services: s.spec.cluster.Services,
+		target: func(first, count int) inject.Target { return s.spec.dataplane.Target(s.spec.cluster, first, count) },
+		record: func(variant string, micros float64) { r.record(s.spec, variant, perFlow, "µs", micros) },
+	})
+}
+
+// flowCase is a node whose services are measured.
+type flowCase struct {
+	name     string
+	lane     *lane.Lane
+	services int
+	target   func(first, count int) inject.Target // where flows to some of the services go
+	record   func(variant string, micros float64)
+}
+
+// flowCosts measures what a new flow costs, to the last service and to all in turns.
+func (r *run) flowCosts(ctx context.Context, f flowCase) (err error) {
+	g, c, end, err := injector(f.lane)
 	if err != nil {
 		return err
 	}
@@ -76,19 +94,19 @@ func (r *run) measureConnections(ctx context.Context, s *stage[spec]) (err error
 		name  string
 		first int
 		count int
-	}{{lastHit, s.spec.cluster.Services - 1, 1}, {evenHit, 0, s.spec.cluster.Services}} {
-		if err := g.Aim(s.spec.dataplane.Target(s.spec.cluster, v.first, v.count)); err != nil {
+	}{{lastHit, f.services - 1, 1}, {evenHit, 0, f.services}} {
+		if err := g.Aim(f.target(v.first, v.count)); err != nil {
 			return err
 		}
-		ns, err := flowPace.cost(ctx, s.Lane, g, c)
+		ns, err := flowPace.cost(ctx, f.lane, g, c)
 		if errors.Is(err, errLost) {
-			r.note("%s, %s: a sample does not count, as %s.", s.spec, v.name, err)
+			r.note("%s, %s: a sample does not count, as %s.", f.name, v.name, err)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)
 		}
-		r.record(s.spec, v.name, perFlow, "µs", ns/1000)
+		f.record(v.name, ns/1000)
 	}
 	return nil
 }

@@ -40,7 +40,10 @@ type stand struct {
 
 	dir   string
 	seats []*seat.Seat // of the programs that all experiments but that of the start share; nil until one asks
-	next  []int        // the endpoint of each single that comes next
+	child []int        // by seat: the most memory that a child of it had until all was programmed, in bytes
+	next  []int        // the endpoint of each single that is in force
+
+	churned int // changes that churn has made
 }
 
 // singles are services that are there beside the cluster's, with one endpoint each, so that a single connection tells whether
@@ -158,7 +161,12 @@ func (r *run) started(ctx context.Context, st *stand) ([]*seat.Seat, error) {
 			if err := s.Start(); err != nil {
 				return nil, err
 			}
+			watched, cancel := context.WithCancel(ctx)
+			child := make(chan int, 1)
+			go func() { child <- s.HeaviestChild(watched) }()
 			at, err := r.programmed(ctx, st, s)
+			cancel()
+			st.child = append(st.child, <-child)
 			if err != nil {
 				return nil, err
 			}
@@ -218,7 +226,7 @@ func (st *stand) moved(i int) (cluster.File, knock.Door) {
 	st.next[i] = (st.next[i] + 1) % 2
 	n := st.Services + i
 	d := door(n)
-	d.Backend = st.Endpoint(n, st.next[i]).Addr()
+	d.Backends = netip.PrefixFrom(st.Endpoint(n, st.next[i]).Addr(), 32)
 	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
 }
 
@@ -235,6 +243,33 @@ func (st *stand) only(ctx context.Context, one *seat.Seat) error {
 		return err
 	}
 	return st.caughtUp(ctx, one)
+}
+
+// inTurns has each program of the cluster of each size do something, once a round, while the others are stopped.
+func (r *run) inTurns(ctx context.Context, sizes []int, do func(*stand, *seat.Seat) error) error {
+	for _, n := range sizes {
+		st, err := r.stand(ctx, n)
+		if err != nil {
+			return err
+		}
+		seats, err := r.started(ctx, st)
+		if err != nil {
+			return err
+		}
+		for round := range r.Options.Rounds {
+			for _, s := range seats {
+				r.progress("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
+				err := st.only(ctx, s)
+				if err == nil {
+					err = do(st, s)
+				}
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", s.Name, st.Cluster, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // caughtUp returns once a program has followed a change that comes after all others, and may begin the next round.

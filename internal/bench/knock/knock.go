@@ -20,10 +20,15 @@ const (
 	patience = 10 * time.Millisecond  // with one knock
 )
 
-// Door is where to knock, and who is to answer: a backend, or anyone if that is the zero address. Both are IPv4.
+// Door is where to knock, and which backends are to answer; any if that is the zero prefix. Both are IPv4.
 type Door struct {
-	Service netip.AddrPort
-	Backend netip.Addr
+	Service  netip.AddrPort
+	Backends netip.Prefix
+}
+
+// opened tells whether the right one answers; who is not valid if nobody does.
+func (d Door) opened(who netip.Addr) bool {
+	return who.IsValid() && (!d.Backends.IsValid() || d.Backends.Contains(who))
 }
 
 // Hand knocks at services from one namespace. Another one has all their endpoints' addresses. It is not safe for concurrent use.
@@ -76,11 +81,11 @@ func (h *Hand) Until(ctx context.Context, doors ...Door) (time.Time, error) {
 				if err != nil {
 					return fmt.Errorf("connect to %s: %w", d.Service, err)
 				}
-				if who.IsValid() && (who == d.Backend || !d.Backend.IsValid()) {
+				if d.opened(who) {
 					break
 				}
 				if ctx.Err() != nil {
-					return fmt.Errorf("%s does not come to be answered by %s, but by %s: %w", d.Service, d.Backend, who, ctx.Err())
+					return fmt.Errorf("%s is not answered as it should be (by %s), but by %s: %w", d.Service, d.Backends, who, ctx.Err())
 				}
 				time.Sleep(pause)
 				since = time.Now()

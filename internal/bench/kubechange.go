@@ -1,0 +1,117 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/api"
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/knock"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/seat"
+)
+
+var kubeChange = Experiment{
+	Name:  "kube-proxy-change",
+	Title: "One endpoint's change beside kube-proxy, from the API to packets",
+	How: "An EndpointSlice in a real API server gets another address in the place of its one endpoint, while nothing else happens; connections through the service, a new one every fifth of a millisecond, tell since when they go there. " +
+		"A client that does nothing but watch EndpointSlices notes when it sees the same change: what it takes until then is the API server's, and subtracted. " +
+		"The programs are measured in turns, and the others are stopped meanwhile. kube-proxy runs with its usual least time of a second between two rounds (minSyncPeriod), which is over when the change is made.",
+	run:   runKubeChange,
+	paint: paintKubeChange,
+}
+
+const (
+	lessWatch = "less a bare watch"
+	inAll     = "from the API write"
+)
+
+func runKubeChange(ctx context.Context, r *run) error {
+	r.Options.Rounds = min(r.Options.Rounds, 3)
+	r.Result.Rounds = r.Options.Rounds
+	sizes := r.kubeSizes()
+	if err := r.inTurns(ctx, sizes, func(st *stand, s *seat.Seat) error { return r.changesOf(ctx, st, s) }); err != nil {
+		return err
+	}
+	for _, n := range sizes {
+		for _, g := range []struct {
+			metric string
+			most   float64
+		}{{half, 5}, {ninetyNine, 20}} {
+			m := r.find(peer.Sluice{}.Name(), n, lessWatch, g.metric)
+			other := r.better(n, lessWatch, g.metric)
+			if m == nil || other == nil {
+				continue
+			}
+			r.goal(fmt.Sprintf("one endpoint's change, API write to packets, %s, %s, %s services × 10 endpoints", lessWatch, g.metric, chart.Number(float64(n))),
+				fmt.Sprintf("≤ %g ms", g.most), fmt.Sprintf("%s ms; %s %s ms", spread(m.Samples), other.Dataplane, chart.Number(other.Median)), m.Median <= g.most)
+		}
+	}
+	return nil
+}
+
+// changesOf makes changes for some seconds, each when the program is at ease.
+func (r *run) changesOf(ctx context.Context, st *stand, s *seat.Seat) error {
+	w, err := st.Watch(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	ease := atEase
+	if s.Name == (peer.Sluice{}).Name() {
+		ease = 100 * time.Millisecond // it is never not
+	}
+	var less, all []time.Duration
+	for began := time.Now(); time.Since(began) < r.short(10*time.Second, 4*time.Second) || len(all) < 3; {
+		slice, d := st.moved(1 + len(all)%(singles-1))
+		wrote, seen, followed, err := st.change(ctx, s, w, slice, d)
+		if err != nil {
+			return err
+		}
+		less, all = append(less, max(followed.Sub(seen), 0)), append(all, followed.Sub(wrote))
+		if err := wait(ctx, ease); err != nil {
+			return err
+		}
+	}
+	for variant, took := range map[string][]time.Duration{lessWatch: less, inAll: all} {
+		slices.Sort(took)
+		r.recordSeat(st, s, variant, half, "ms", millis(took[len(took)/2]))
+		r.recordSeat(st, s, variant, ninetyNine, "ms", millis(took[len(took)*99/100]))
+	}
+	r.recordSeat(st, s, "", "changes measured", "", float64(len(all)))
+	return nil
+}
+
+// change writes a slice and returns when that began, when a bare client saw it, and when packets followed.
+func (st *stand) change(ctx context.Context, s *seat.Seat, w *api.Watch, slice cluster.File, d knock.Door) (wrote, seen, followed time.Time, err error) {
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		followed, err = follows(ctx, s, d)
+		done <- err
+	}()
+	if err := wait(ctx, 3*time.Millisecond); err != nil { // until the first knock
+		return wrote, seen, followed, errors.Join(err, <-done)
+	}
+	wrote = time.Now()
+	version, err := st.Put(ctx, slice)
+	if err == nil {
+		seen, err = w.Seen(ctx, version)
+	}
+	return wrote, seen, followed, errors.Join(err, <-done)
+}
+
+func paintKubeChange(r *Result) []painting {
+	var ps []painting
+	for _, p := range []struct{ name, metric, title string }{{"p50", half, "median"}, {"p99", ninetyNine, "99th percentile"}} {
+		ps = append(ps, draw(r, p.name, chart.Chart{
+			Kind: chart.Bars, LogY: true, Title: "From a change in the API to packets following, " + p.title,
+			Subtitle: "one endpoint at a time, less what a bare watch takes; lower is better", XLabel: "services", YLabel: "ms (logarithmic)",
+		}, byServices, p.metric, lessWatch))
+	}
+	return ps
+}
