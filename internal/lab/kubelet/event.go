@@ -35,7 +35,7 @@ func (k *kubelet) sendEvents(ctx context.Context) {
 			return
 		case e := <-k.events:
 			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-			_, err := k.api.events(e.Namespace).create(ctx, e)
+			_, err := k.api.Events(e.Namespace).Create(ctx, e)
 			cancel()
 			if err != nil {
 				k.Log.Debug("send event", "pod", e.Namespace+"/"+e.InvolvedObject.Name, "err", err)

@@ -11,13 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/kubeapi"
+	"sluice.dev/sluice/internal/lab/pool"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -36,11 +35,11 @@ type Config struct {
 // kubelet runs the pods of a node. It is the store that the reflector of pods fills.
 type kubelet struct {
 	Config
-	api      *client
+	api      *kubeapi.Client
 	node     *netns.NS
 	server   echo.Server
-	pools    *pools
-	building chan struct{} // how many pods get their network at once
+	pools    []*pool.Pool[types.UID] // of the pods' addresses, one for each family
+	building chan struct{}           // how many pods get their network at once
 	events   chan *corev1.Event
 
 	ctx     context.Context // of all runners
@@ -53,7 +52,7 @@ type kubelet struct {
 // Run registers the node and runs its pods until ctx ends. The pods' namespaces stay then, for the
 // next run to go on with; their servers are away meanwhile. An API that is away is waited for, also at the start.
 func Run(ctx context.Context, cfg Config) error {
-	api, err := newClient(cfg.API)
+	api, err := kubeapi.New(cfg.API)
 	if err != nil {
 		return err
 	}
@@ -71,23 +70,16 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	k.pools = newPools(cidrs)
+	for _, c := range cidrs {
+		k.pools = append(k.pools, pool.New[types.UID](c))
+	}
 	var background sync.WaitGroup
 	background.Go(func() { k.heartbeat(ctx) })
 	background.Go(func() { k.sendEvents(ctx) })
-	k.follow(ctx)
+	k.api.Pods("").Follow(ctx, fields.OneTermEqualSelector("spec.nodeName", k.Node).String(), k)
 	background.Wait()
 	k.wg.Wait()
 	return k.server.Close()
-}
-
-// follow tells the runners of all changes to the node's pods until ctx ends.
-func (k *kubelet) follow(ctx context.Context) {
-	lw := k.api.pods("").follow(fields.OneTermEqualSelector("spec.nodeName", k.Node).String(), // in all namespaces
-		func() runtime.Object { return &corev1.PodList{} })
-	// The default waits for up to a minute after an outage.
-	patience := &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 2 * time.Second}
-	cache.NewReflectorWithOptions(lw, &corev1.Pod{}, k, cache.ReflectorOptions{Backoff: patience}).RunWithContext(ctx)
 }
 
 // Add is told of a pod that is new on this node.
@@ -165,7 +157,7 @@ func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	})
 	for _, p := range pods {
 		if !p.Spec.HostNetwork && !finished(p) {
-			k.pools.claim(p.UID, addresses(p))
+			k.claim(p.UID, addresses(p))
 		}
 	}
 }
@@ -202,15 +194,4 @@ func begun(pod *corev1.Pod) time.Time {
 // finished says whether the pod will never run again.
 func finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// addresses lists the addresses that the API knows of a pod.
-func addresses(pod *corev1.Pod) []netip.Addr {
-	var addrs []netip.Addr
-	for _, ip := range pod.Status.PodIPs {
-		if a, err := netip.ParseAddr(ip.IP); err == nil {
-			addrs = append(addrs, a)
-		}
-	}
-	return addrs
 }

@@ -91,10 +91,10 @@ func pause(ctx context.Context, d time.Duration) error {
 func (k *kubelet) refresh(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
-	nodes := k.api.nodes()
-	node, err := nodes.get(ctx, k.Node)
+	nodes := k.api.Nodes()
+	node, err := nodes.Get(ctx, k.Node)
 	if apierrors.IsNotFound(err) {
-		node, err = nodes.create(ctx, k.newNode())
+		node, err = nodes.Create(ctx, k.newNode())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read node %s: %w", k.Node, err)
@@ -126,7 +126,7 @@ func (k *kubelet) patchNode(ctx context.Context, patch map[string]any, subresour
 	if err != nil {
 		return nil, fmt.Errorf("write patch of node %s: %w", k.Node, err)
 	}
-	node, err := k.api.nodes().patch(ctx, k.Node, types.MergePatchType, data, subresource...)
+	node, err := k.api.Nodes().Patch(ctx, k.Node, types.MergePatchType, data, subresource...)
 	if err != nil {
 		return nil, fmt.Errorf("patch node %s: %w", k.Node, err)
 	}
@@ -211,8 +211,8 @@ func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
 func (k *kubelet) renew(ctx context.Context, node *corev1.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
-	leases := k.api.leases()
-	lease, err := leases.get(ctx, k.Node)
+	leases := k.api.Leases(corev1.NamespaceNodeLease)
+	lease, err := leases.Get(ctx, k.Node)
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
 		return fmt.Errorf("read the lease of node %s: %w", k.Node, err)
@@ -225,9 +225,9 @@ func (k *kubelet) renew(ctx context.Context, node *corev1.Node) error {
 	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = &k.Node, &last
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	if missing {
-		_, err = leases.create(ctx, lease)
+		_, err = leases.Create(ctx, lease)
 	} else {
-		_, err = leases.update(ctx, k.Node, lease)
+		_, err = leases.Update(ctx, k.Node, lease)
 	}
 	if err != nil {
 		return fmt.Errorf("renew the lease of node %s: %w", k.Node, err)

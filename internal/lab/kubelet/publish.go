@@ -74,7 +74,7 @@ func (p *publisher) send(ctx context.Context) error {
 	}
 	if remove {
 		now := int64(0)
-		err := p.k.api.pods(p.name.Namespace).delete(ctx, p.name.Name, metav1.DeleteOptions{
+		err := p.k.api.Pods(p.name.Namespace).Delete(ctx, p.name.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.uid},
 		})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -94,7 +94,7 @@ func (p *publisher) write(ctx context.Context, status *corev1.PodStatus) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.k.api.pods(p.name.Namespace).patch(ctx, p.name.Name, types.StrategicMergePatchType, patch, "status")
+	_, err = p.k.api.Pods(p.name.Namespace).Patch(ctx, p.name.Name, types.StrategicMergePatchType, patch, "status")
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		return nil // it is another pod by now, or none

@@ -166,19 +166,16 @@ func (r *runner) connect() error {
 		r.life.addrs = r.k.IPs
 		return nil
 	}
-	addrs := r.life.addrs // of a try before
-	if len(addrs) == 0 {
-		addrs = addresses(r.pod)
-	}
-	if !r.k.pools.claim(r.uid, addrs) {
+	addrs := addresses(r.pod)
+	if !r.k.claim(r.uid, addrs) {
 		var err error
-		if addrs, err = r.k.pools.take(r.uid); err != nil {
+		if addrs, err = r.k.take(r.uid); err != nil {
 			return err
 		}
 	}
 	s, err := r.k.newSandbox(r.pod, addrs)
 	if err != nil {
-		r.k.pools.release(r.uid)
+		r.k.release(r.uid)
 		return err
 	}
 	r.sandbox, r.life.addrs = s, addrs
@@ -249,7 +246,7 @@ func (r *runner) tearDown() {
 			r.k.Log.Error("remove the network of a pod", "pod", nameOf(r.pod), "err", err)
 		}
 		r.sandbox = nil
-		r.k.pools.release(r.uid)
+		r.k.release(r.uid)
 	}
 	r.stage = ended
 }
