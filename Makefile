@@ -58,6 +58,7 @@ endif
 .PHONY: test
 test: ## Run all tests that one machine can run, kernel tests in network namespaces included
 	@hack/need "the tests" $(TEST_TOOLS)
+	go run ./cmd/sluice lab build
 	go test -count=1 -timeout 20m ./...
 
 .PHONY: test-vm

@@ -39,6 +39,25 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 	return &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}, done, nil
 }
 
+func newLabBuildCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "build",
+		Short: "Build the programs that 'lab up --kubernetes' runs, once",
+		Long: `Build what 'lab up --kubernetes' runs: etcd, the parts of Kubernetes, kubectl, at
+the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
+minutes, once: they are kept in the user's cache folder, whose path it prints.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			bin, err := control.Build(cmd.Context(), func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) })
+			if err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintln(cmd.OutOrStdout(), bin)
+			return nil
+		},
+	}
+}
+
 func newLabKubectlCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{

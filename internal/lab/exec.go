@@ -39,7 +39,7 @@ func (l *Lab) find(target string) (place, error) {
 	}
 	for _, matches := range []func(*corev1.Pod) bool{
 		func(p *corev1.Pod) bool { return p.Name == name },
-		func(p *corev1.Pod) bool { return len(p.OwnerReferences) > 0 && p.OwnerReferences[0].Name == name },
+		func(p *corev1.Pod) bool { return plan.WorkloadOf(p) == p.Namespace+"/"+name },
 	} {
 		i := slices.IndexFunc(l.Cluster.Pods, func(p *corev1.Pod) bool {
 			return (!qualified || p.Namespace == namespace) && matches(p)

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,10 @@ import (
 	"strings"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/deploy"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
@@ -101,12 +106,39 @@ func (l *Lab) startPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for user, groups := range map[string][]string{agentUser: {masters}, kubeletUser: {masters}, proxyUser: nil} {
+	for user, groups := range map[string][]string{agentUser: nil, kubeletUser: {masters}, proxyUser: nil} {
 		if _, err := p.Kubeconfig(user, groups...); err != nil {
 			return err
 		}
 	}
-	return nil
+	return l.authorize(p)
+}
+
+// authorize gives the agents the rights that they have where they are installed, and no other.
+func (l *Lab) authorize(p *control.Plane) error {
+	for doc := range bytes.SplitSeq(deploy.Manifests, []byte("\n---\n")) {
+		var role rbacv1.ClusterRole
+		if err := yaml.Unmarshal(doc, &role); err != nil {
+			return fmt.Errorf("read the agent's role: %w", err)
+		}
+		if role.Kind != "ClusterRole" {
+			continue
+		}
+		path := l.path(plan.Control, "role.yaml")
+		if err := l.write(path, doc); err != nil {
+			return err
+		}
+		for _, args := range [][]string{
+			{"create", "-f", path},
+			{"create", "clusterrolebinding", "sluice-lab", "--clusterrole=" + role.Name, "--user=" + agentUser},
+		} {
+			if out, err := p.Kubectl(args...); err != nil {
+				return fmt.Errorf("authorize agents: %w: %s", err, out)
+			}
+		}
+		return nil
+	}
+	return errors.New("authorize agents: there is no ClusterRole among what installs them")
 }
 
 // Plane calls f with the lab's control plane. It is an error if there is none.

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
@@ -20,12 +22,17 @@ func Addrs(p *corev1.Pod) []netip.Addr {
 	return as
 }
 
-// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its own.
+// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its own. A Deployment's pod belongs to
+// one of its ReplicaSets in a cluster, and here to the Deployment.
 func WorkloadOf(p *corev1.Pod) string {
-	if len(p.OwnerReferences) > 0 {
-		return key(p.Namespace, p.OwnerReferences[0].Name)
+	if len(p.OwnerReferences) == 0 {
+		return key(p.Namespace, p.Name)
 	}
-	return key(p.Namespace, p.Name)
+	name := p.OwnerReferences[0].Name
+	if hash := p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; hash != "" {
+		name = strings.TrimSuffix(name, "-"+hash)
+	}
+	return key(p.Namespace, name)
 }
 
 // Ready says whether a pod has the condition Ready.
