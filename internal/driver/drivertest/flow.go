@@ -56,20 +56,14 @@ func (r *run) judgeFlow(s send, res result) error {
 }
 
 // inject sends a segment far outside the window from the flow's backend to the client as the
-// backend knows it. It acknowledges just what the client has sent: were it to reach the
-// client untranslated, the client's reset would have the right number to end the
-// backend's connection.
+// backend knows it.
 func (r *run) inject(flow *conn) error {
 	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
 	}
-	next, expected, err := sequence(raw)
-	if err != nil {
-		return err
-	}
 	a := flow.answer
 	return r.owner[a.server.Addr()].ns.Do(func() error {
-		return injectTCP(a.server, a.client, expected+1<<29, next)
+		return InjectStray(raw, a.server, a.client)
 	})
 }

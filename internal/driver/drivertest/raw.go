@@ -296,6 +296,18 @@ func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 	return nil
 }
 
+// InjectStray sends a segment far outside the window of a TCP connection, through the network of the
+// calling thread, as the connection's server would: client is the client's socket, from any network, from the server's own
+// address, and to the client's as the server knows it. It acknowledges just what the client has sent: were it to
+// reach the client untranslated, the client's reset would have the right number to end the server's connection.
+func InjectStray(client syscall.RawConn, from, to netip.AddrPort) error {
+	next, expected, err := sequence(client)
+	if err != nil {
+		return err
+	}
+	return injectTCP(from, to, expected+1<<29, next)
+}
+
 // sequence returns the numbers of the next bytes that a TCP socket sends and expects.
 func sequence(c syscall.RawConn) (next, expected uint32, err error) {
 	const repairOff, receiveQueue, sendQueue = -1, 1, 2 // linux/tcp.h; off without a window probe

@@ -1,0 +1,75 @@
+package kubetest
+
+import (
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// lifeCases: services that come, go, and come again.
+func lifeCases() []*Case {
+	wider := &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubetest"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.203.0.0/24", "fd00:203::/112"}},
+	}
+	return []*Case{
+		{
+			Name:  "up-and-down",
+			Shows: "services that come and go leave others as they are",
+			Tests: []string{
+				"Services should be able to up and down services",
+				"Services should delete a collection of services (their addresses)",
+			},
+			Steps: []Step{
+				create(service("one", to("one")), service("two", to("two")), pod("a", 1, labelled("one")), pod("b", 2, labelled("one")),
+					pod("c", 2, labelled("two")), pod("d", 3, labelled("two"))),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				ask("node1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				ask("client1", tcp, clusterIP("two", 80), answeredBy("c", "d")),
+				removeService("one"),
+				ask("client1", tcp, clusterIP("one", 80).before(), unanswered()),
+				ask("node1", tcp, clusterIP("one", 80).before(), unanswered()),
+				ask("client1", tcp, clusterIP("two", 80), answeredBy("c", "d")),
+				create(service("three", to("three")), pod("e", 3, labelled("three"))),
+				ask("client1", tcp, clusterIP("two", 80), answeredBy("c", "d")),
+				ask("client1", tcp, clusterIP("three", 80), answeredBy("e")),
+				ask("node1", tcp, clusterIP("three", 80), answeredBy("e")),
+			},
+		},
+		{
+			Name:  "recreated",
+			Shows: "a service that is deleted and made again works, with the same address and with another service's",
+			Tests: []string{
+				"Services should work after the service has been recreated",
+			},
+			Steps: []Step{
+				create(service("web"), pod("a", 1), pod("b", 2, labelled("other"))),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("node2", tcp, clusterIP("web", 80), answeredBy("a")),
+				recreate("web"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("node2", tcp, clusterIP("web", 80), answeredBy("a")),
+				removeService("web"),
+				ask("client1", tcp, clusterIP("web", 80).before(), unanswered()),
+				inherit(clusterIP("web", 80), service("heir", to("other"))),
+				ask("client1", tcp, clusterIP("heir", 80), answeredBy("b")),
+				ask("client1", tcp, clusterIP("web", 80).before(), answeredBy("b")),
+			},
+		},
+		{
+			Name:  "another-service-cidr",
+			Shows: "services get addresses of a CIDR that is added later, and they work",
+			Tests: []string{
+				"Service CIDRs should create Services and serve on different Service CIDRs",
+			},
+			Steps: []Step{
+				create(wider),
+				create(pod("a", 1), pod("b", 2)),
+				create(service("web", nodePortType, at("10.203.0.10", "fd00:203::10"))),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("node3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a", "b")),
+				removeService("web"),
+			},
+		},
+	}
+}

@@ -1,0 +1,49 @@
+package kubetest
+
+// restartCases: what happens while the proxy or the API server is away.
+func restartCases() []*Case {
+	return []*Case{
+		{
+			Name:  "proxy-restarts",
+			Shows: "services work on when the proxy is killed and started again, and follow changes afterwards",
+			Tests: []string{
+				"Services should work after restarting kube-proxy",
+			},
+			Alone: true,
+			Steps: []Step{
+				create(service("one", nodePortType, to("one")), pod("a", 1, labelled("one")), pod("b", 2, labelled("one"))),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				ask("client1", tcp, clusterIP("one", 80), sticky()).flow("one"),
+				restartProxy("node1"),
+				ask("client1", tcp, clusterIP("one", 80), sticky()).flow("one"),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				ask(outside, tcp, nodePort("one", 80, "node1"), answeredBy("a", "b")),
+				create(service("two", to("two")), pod("c", 3, labelled("two"))),
+				ask("client1", tcp, clusterIP("two", 80), answeredBy("c")),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				removePods("a"),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("b")),
+			},
+		},
+		{
+			Name:  "api-restarts",
+			Shows: "services work on while the API server is away, and follow changes when it is back",
+			Tests: []string{
+				"Services should work after restarting apiserver",
+			},
+			Alone: true,
+			Steps: []Step{
+				create(service("one", nodePortType, to("one")), pod("a", 1, labelled("one")), pod("b", 2, labelled("one"))),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				ask("client1", tcp, clusterIP("one", 80), sticky()).flow("one"),
+				restartAPI(),
+				ask("client1", tcp, clusterIP("one", 80), sticky()).flow("one"),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("a", "b")),
+				create(service("two", to("two")), pod("c", 3, labelled("two"))),
+				ask("client1", tcp, clusterIP("two", 80), answeredBy("c")),
+				removePods("a"),
+				ask("client1", tcp, clusterIP("one", 80), answeredBy("b")),
+			},
+		},
+	}
+}

@@ -1,0 +1,126 @@
+package kubetest
+
+// terminatingCases: pods that serve on while they end.
+func terminatingCases() []*Case {
+	return []*Case{
+		{
+			Name:  "terminating-internal-cluster",
+			Shows: "while there are no ready pods, those that serve until they end get new connections; ready ones take over",
+			Tests: []string{
+				"Services should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster",
+			},
+			Steps: []Step{
+				create(service("web"), pod("a", 1, lingering)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				terminate("a"),
+				settled(),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("a")),
+				create(pod("b", 2)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+				removePods("b"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				removePods("a"),
+				ask("client1", tcp, clusterIP("web", 80), refused()),
+			},
+		},
+		{
+			Name:  "terminating-internal-local",
+			Shows: "the same on the node alone with internalTrafficPolicy Local",
+			Tests: []string{
+				"Services should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local",
+			},
+			Steps: []Step{
+				create(service("web", localInternally), pod("a", 1, lingering)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				terminate("a"),
+				settled(),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client2", tcp, clusterIP("web", 80), silent()),
+				create(pod("b", 2)),
+				settled(),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+			},
+		},
+		{
+			Name:  "terminating-external-cluster",
+			Shows: "the same through node ports",
+			Tests: []string{
+				"Services should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
+			},
+			Steps: []Step{
+				create(service("web", nodePortType), pod("a", 1, lingering)),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				terminate("a"),
+				settled(),
+				ask("client1", tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				ask("client2", tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				ask(outside, tcp, nodePort("web", 80, "node3"), answeredBy("a")),
+			},
+		},
+		{
+			Name:  "terminating-external-local",
+			Shows: "the same on the node alone with externalTrafficPolicy Local",
+			Tests: []string{
+				"Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
+			},
+			Steps: []Step{
+				create(service("web", nodePortType, localExternally), pod("a", 1, lingering)),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				terminate("a"),
+				settled(),
+				ask("client1", tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a").seeing(own)),
+				ask(outside, tcp, nodePort("web", 80, "node2"), silent()),
+				create(pod("b", 2)),
+				settled(),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a").seeing(own)),
+				ask(outside, tcp, nodePort("web", 80, "node2"), answeredBy("b").seeing(own)),
+			},
+		},
+		{
+			Name:  "terminating-health-check",
+			Shows: "the health check port fails when the node's only pods end, while they still serve",
+			Tests: []string{
+				"Services should fail health check node port if there are only terminating endpoints",
+			},
+			Steps: []Step{
+				create(service("web", loadBalancerType, localExternally), pod("a", 1, lingering)),
+				ask("client1", tcp, healthCheck("web", "node1"), says(200)),
+				ask(outside, tcp, healthCheck("web", "node1"), says(200)),
+				terminate("a"),
+				ask("client1", tcp, healthCheck("web", "node1"), says(503)),
+				ask(outside, tcp, healthCheck("web", "node1"), says(503)),
+				ask("client1", tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a")),
+			},
+		},
+		{
+			Name:  "terminating-unready",
+			Shows: "a pod that ends and is not ready gets nothing, unless addresses are published that are not ready",
+			Tests: []string{
+				"Services should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
+				"Services should not be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is false",
+			},
+			Steps: []Step{
+				create(service("strict", nodePortType), service("lax", nodePortType, publishingNotReady), pod("a", 1, lingering, gated)),
+				ready("a", true),
+				ask("client2", tcp, clusterIP("strict", 80), answeredBy("a")),
+				ask("client2", tcp, clusterIP("lax", 80), answeredBy("a")),
+				ask("client2", tcp, nodePort("strict", 80, "node1"), answeredBy("a")),
+				ask("client2", tcp, nodePort("strict", 80, "node2"), answeredBy("a")),
+				terminate("a"),
+				ready("a", false),
+				settled(),
+				ask("client2", tcp, clusterIP("strict", 80), refused()),
+				ask("client2", tcp, nodePort("strict", 80, "node1"), refused()),
+				ask("client2", tcp, nodePort("strict", 80, "node2"), refused()),
+				ask("client2", tcp, clusterIP("lax", 80), answeredBy("a")),
+				ask("client2", tcp, nodePort("lax", 80, "node1"), answeredBy("a")),
+				ask("client2", tcp, nodePort("lax", 80, "node2"), answeredBy("a")),
+			},
+		},
+	}
+}

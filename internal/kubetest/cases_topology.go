@@ -1,0 +1,103 @@
+package kubetest
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// forZone hints that an endpoint is for clients of a zone, forNode for those of a node.
+func forZone(zone string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+	}
+}
+
+func forNode(node, zone string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) {
+		e.Hints = &discoveryv1.EndpointHints{
+			ForZones: []discoveryv1.ForZone{{Name: zone}}, ForNodes: []discoveryv1.ForNode{{Name: node}},
+		}
+	}
+}
+
+// topologyCases: endpoints nearby. node1 and node2 are in zone a, node3 is in zone b.
+func topologyCases() []*Case {
+	zones := func(name, preference string, tests ...string) *Case {
+		return &Case{
+			Name: name, Shows: "with trafficDistribution " + preference + " clients reach the pods of their zone, all of them; those of a zone without pods reach all",
+			Tests: tests,
+			Steps: []Step{
+				create(service("web", distributed(preference)), pod("a", 1), pod("b", 2), pod("c", 3)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("c")),
+				ask("node3", tcp, clusterIP("web", 80), answeredBy("c")),
+				removePods("c"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				removePods("a"),
+				create(pod("d", 3)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("d")),
+			},
+		}
+	}
+	eighty := port(tcp, 80)
+	return []*Case{
+		zones("prefer-close", corev1.ServiceTrafficDistributionPreferClose,
+			"Traffic Distribution should route traffic to an endpoint in the same zone when using PreferClose",
+			"Traffic Distribution should route traffic correctly between pods on multiple nodes when using PreferClose"),
+		zones("prefer-same-zone", corev1.ServiceTrafficDistributionPreferSameZone,
+			"Traffic Distribution should route traffic to an endpoint in the same zone when using PreferSameZone",
+			"Traffic Distribution should route traffic correctly between pods on multiple nodes when using PreferSameZone"),
+		{
+			Name:  "prefer-same-node",
+			Shows: "with trafficDistribution PreferSameNode clients reach the pods of their node, else of their zone, else all",
+			Tests: []string{
+				"Traffic Distribution should route traffic to an endpoint on the same node or fall back to same zone when using PreferSameNode",
+				"Traffic Distribution should route traffic to an endpoint on the same node when using PreferSameNode and fall back when the endpoint becomes unavailable",
+			},
+			Steps: []Step{
+				create(service("web", distributed(corev1.ServiceTrafficDistributionPreferSameNode)), pod("a", 1), pod("b", 2)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				create(pod("c", 3)),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("c")),
+				removePods("a"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+				create(pod("d", 1)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("d")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
+			},
+		},
+		{
+			Name:  "topology-hints",
+			Shows: "hints of slices are followed if all ready endpoints have them and one matches, and are left aside else",
+			Tests: []string{
+				"Topology Hints should distribute endpoints evenly (what the proxy does with the hints)",
+			},
+			Steps: []Step{
+				create(service("web", to("")), pod("a", 1), pod("b", 2), pod("c", 3)),
+				lead("only", "web", eighty, nil, endpoint{"a", forZone("b")}, endpoint{"b", forZone("a")}, endpoint{"c", forZone("a")}),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b", "c")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a")),
+				lead("only", "web", eighty, nil, endpoint{"a", forZone("b")}, endpoint{"b", forZone("a")}, endpoint{"c", nil}),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b", "c")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b", "c")),
+				lead("only", "web", eighty, nil, endpoint{"a", forZone("z")}, endpoint{"b", forZone("a")}, endpoint{"c", forZone("a")}),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b", "c")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b", "c")),
+				lead("only", "web", eighty, nil, endpoint{"a", forNode("node2", "a")}, endpoint{"b", forNode("node1", "a")}, endpoint{"c", forNode("node3", "b")}),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("b")),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("c")),
+				lead("only", "web", eighty, nil, endpoint{"a", forNode("node2", "a")}, endpoint{"b", forZone("a")}, endpoint{"c", forNode("node3", "b")}),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("c")),
+			},
+		},
+	}
+}

@@ -1,0 +1,109 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/plan"
+)
+
+// labCluster is a lab with a real control plane.
+type labCluster struct {
+	*lab.Lab
+	config *rest.Config
+}
+
+var _ Cluster = (*labCluster)(nil)
+
+func (c *labCluster) Config() *rest.Config       { return c.config }
+func (c *labCluster) HostNS(host string) string  { return c.NodeNS(host) }
+func (c *labCluster) PodNS(p *corev1.Pod) string { return c.Lab.PodNS(p) }
+
+func (c *labCluster) RestartProxy(_ context.Context, node string) error {
+	return errors.Join(c.KillProxy(node), c.StartProxy(node))
+}
+
+func (c *labCluster) RestartAPI(ctx context.Context) error {
+	return c.Plane(func(p *control.Plane) error { return p.Restart(ctx, control.APIServer) })
+}
+
+// program builds the sluice binary for a test's lab.
+func program(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "sluice")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
+		t.Fatalf("build sluice: %v\n%s", err, out)
+	}
+	return path
+}
+
+// start brings up a lab with a dataplane, which ends with the test.
+func start(t *testing.T, exe string, d Dataplane) Cluster {
+	t.Helper()
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &lab.Kubernetes{Bin: bin}
+	cfg := lab.Config{
+		Name: fmt.Sprintf("kubetest%d", os.Getpid()), Nodes: len(nodes), Objects: &plan.Objects{}, Kubernetes: k,
+		Executable: exe, Transient: true,
+	}
+	switch d {
+	case Sluice:
+		cfg.Agent = sluiceAgent(exe)
+	case NFTables:
+		k.Proxy = "nftables"
+	case IPTables:
+		k.Proxy = "iptables"
+	}
+	l, err := lab.Up(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lab.Down(l.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	config, err := clientcmd.BuildConfigFromFlags("", l.HostKubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &labCluster{l, config}
+}
+
+// sluiceAgent runs Sluice as users do, policy and all.
+func sluiceAgent(exe string) *lab.Agent {
+	return &lab.Agent{
+		Command: func(c lab.AgentConfig) []string {
+			return []string{
+				exe, "run", "--node", c.Node, "--socket", c.Socket, "--kubeconfig", c.Kubeconfig,
+				"--cluster-cidr", join(c.ClusterCIDRs), "--service-cidr", join(c.ServiceCIDRs),
+			}
+		},
+		Sync: func(ctx context.Context, socket string) ([]string, error) { return nil, agent.NewClient(socket).Sync(ctx) },
+	}
+}
+
+func join(list []netip.Prefix) string {
+	var s []string
+	for _, p := range list {
+		s = append(s, p.String())
+	}
+	return strings.Join(s, ",")
+}

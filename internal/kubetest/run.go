@@ -1,0 +1,100 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Result is what came of a case.
+type Result struct {
+	Case *Case
+	Err  error // nil: everything was as expected
+	Took time.Duration
+}
+
+// Run puts cases to a cluster whose nodes have a dataplane, up to width of them at the same time, those
+// that have to be alone last, and tells done of each, one after the other. The error says that the
+// cluster could not be used at all.
+func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, done func(Result)) (err error) {
+	w, err := newWorld(ctx, c)
+	if err != nil {
+		return fmt.Errorf("prepare cluster: %w", err)
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	slots := make(chan struct{}, width)
+	for i, k := range cases {
+		if k.Alone {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			r := w.runCase(ctx, d, k, i+1)
+			<-slots
+			mu.Lock()
+			defer mu.Unlock()
+			done(r)
+		})
+	}
+	wg.Wait()
+	for i, k := range cases {
+		if k.Alone {
+			done(w.runCase(ctx, d, k, i+1))
+		}
+	}
+	return nil
+}
+
+func (w *world) runCase(ctx context.Context, d Dataplane, c *Case, number int) Result {
+	start := time.Now()
+	e := &Env{
+		cluster: w, dataplane: d, namespace: c.Name, number: number,
+		found: map[string][]netip.AddrPort{}, places: map[types.UID]*place{}, flows: map[string]*flow{},
+	}
+	err := w.begin(ctx, e)
+	if err == nil {
+		err = e.steps(ctx, c.Steps)
+	}
+	return Result{Case: c, Err: errors.Join(err, e.close(), w.end(ctx, e)), Took: time.Since(start)}
+}
+
+func (e *Env) steps(ctx context.Context, steps []Step) error {
+	for i, s := range steps {
+		if err := s.run(ctx, e); err != nil {
+			return fmt.Errorf("step %d of %d: %s: %w", i+1, len(steps), s, err)
+		}
+	}
+	return nil
+}
+
+func (w *world) begin(ctx context.Context, e *Env) error {
+	ns := &corev1.Namespace{}
+	ns.Name = e.namespace
+	return w.create(ctx, ns)
+}
+
+// end removes what the case made. It does not wait for pods to end.
+func (w *world) end(ctx context.Context, e *Env) error {
+	var pods corev1.PodList
+	var services corev1.ServiceList
+	err := errors.Join(
+		w.list(ctx, e.in(&corev1.Pod{}), "", &pods),
+		w.list(ctx, e.in(&corev1.Service{}), "", &services))
+	for i := range services.Items {
+		err = errors.Join(err, w.remove(ctx, &services.Items[i], -1))
+	}
+	for i := range pods.Items {
+		err = errors.Join(err, w.remove(ctx, &pods.Items[i], 0))
+	}
+	ns := &corev1.Namespace{}
+	ns.Name = e.namespace
+	return errors.Join(err, w.remove(ctx, ns, -1))
+}

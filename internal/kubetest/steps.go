@@ -1,0 +1,424 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// create makes objects, and waits for the pods among them to run.
+func create(objects ...object) Step {
+	var names []string
+	for _, o := range objects {
+		names = append(names, name(o))
+	}
+	return action{"create " + strings.Join(names, ", "), func(ctx context.Context, e *Env) error {
+		var pods []*corev1.Pod
+		for _, o := range objects {
+			o = o.DeepCopyObject().(object)
+			if _, clusterWide := o.(*networkingv1.ServiceCIDR); !clusterWide {
+				o.SetNamespace(e.namespace)
+			}
+			if err := e.cluster.create(ctx, o); err != nil {
+				return err
+			}
+			if p, ok := o.(*corev1.Pod); ok {
+				pods = append(pods, p)
+			}
+		}
+		for _, p := range pods {
+			if err := e.cluster.runs(ctx, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// update changes a service.
+func update(service string, how string, options ...serviceOption) Step {
+	return action{fmt.Sprintf("service %s %s", service, how), func(ctx context.Context, e *Env) error {
+		s := &corev1.Service{}
+		s.Name, s.Namespace = service, e.namespace
+		return change(ctx, e.cluster.api, s, "", func(s *corev1.Service) {
+			for _, o := range options {
+				o(s)
+			}
+		})
+	}}
+}
+
+// recreate deletes a service and makes it anew with the same addresses and ports.
+func recreate(service string) Step {
+	return action{"recreate service " + service, func(ctx context.Context, e *Env) error {
+		old, err := e.service(ctx, service)
+		if err != nil {
+			return err
+		}
+		if err := e.cluster.remove(ctx, old, -1); err != nil {
+			return err
+		}
+		s := &corev1.Service{Spec: old.Spec}
+		s.Name, s.Namespace = old.Name, old.Namespace
+		return e.cluster.create(ctx, s)
+	}}
+}
+
+// inherit makes a service with the cluster addresses and node ports that another had when it was last asked for.
+func inherit(from Target, s *corev1.Service) Step {
+	return action{fmt.Sprintf("create services %s on what was %s", s.Name, from), func(ctx context.Context, e *Env) error {
+		s := s.DeepCopy()
+		s.Namespace = e.namespace
+		was, err := from.before().resolve(ctx, e, tcp)
+		if err != nil {
+			return err
+		}
+		if s.Spec.Type == corev1.ServiceTypeNodePort {
+			s.Spec.Ports[0].NodePort = int32(was[0].Port())
+			return e.cluster.create(ctx, s)
+		}
+		for _, a := range was {
+			s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, a.Addr().String())
+		}
+		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+		return e.cluster.create(ctx, s)
+	}}
+}
+
+func removeService(service string) Step {
+	return action{"delete service " + service, func(ctx context.Context, e *Env) error {
+		s := &corev1.Service{}
+		s.Name, s.Namespace = service, e.namespace
+		return e.cluster.remove(ctx, s, -1)
+	}}
+}
+
+// removePods deletes pods at once.
+func removePods(names ...string) Step {
+	return action{"delete pods " + strings.Join(names, ", "), func(ctx context.Context, e *Env) error {
+		for _, n := range names {
+			p := &corev1.Pod{}
+			p.Name, p.Namespace = n, e.namespace
+			if err := e.cluster.remove(ctx, p, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// terminate deletes a pod that lingers, and waits until the API says that it ends.
+func terminate(pod string) Step {
+	return action{"delete pod " + pod + ", which lingers", func(ctx context.Context, e *Env) error {
+		p := &corev1.Pod{}
+		p.Name, p.Namespace = pod, e.namespace
+		if err := e.cluster.remove(ctx, p, -1); err != nil {
+			return err
+		}
+		return e.cluster.get(ctx, p)
+	}}
+}
+
+// ready opens or closes the gate of a pod, and waits until the pod is ready, or not.
+func ready(pod string, open bool) Step {
+	status := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}[open]
+	return action{fmt.Sprintf("pod %s: ready %s", pod, status), func(ctx context.Context, e *Env) error {
+		p := &corev1.Pod{}
+		p.Name, p.Namespace = pod, e.namespace
+		err := change(ctx, e.cluster.api, p, "status", func(p *corev1.Pod) {
+			for i, c := range p.Status.Conditions {
+				if c.Type == gate {
+					p.Status.Conditions[i].Status = status
+					return
+				}
+			}
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: gate, Status: status})
+		})
+		if err != nil {
+			return err
+		}
+		return until(ctx, func() error {
+			if err := e.cluster.get(ctx, p); err != nil {
+				return final{err}
+			}
+			if isReady(p) != open {
+				return fmt.Errorf("pod %s: its readiness does not follow its gate", pod)
+			}
+			return nil
+		})
+	}}
+}
+
+// lead writes an EndpointSlice of each family that leads a service's port to pods, or changes it.
+func lead(slice, service string, p corev1.ServicePort, labels map[string]string, endpoints ...endpoint) Step {
+	return action{fmt.Sprintf("endpointslice %s leads %s:%d to %d pods %v", slice, service, p.Port, len(endpoints), labels), func(ctx context.Context, e *Env) error {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			s, err := e.slice(ctx, slice, service, family, p, endpoints, labels)
+			if err != nil {
+				return err
+			}
+			old := &discoveryv1.EndpointSlice{ObjectMeta: s.ObjectMeta}
+			if e.cluster.get(ctx, old) != nil {
+				err = e.cluster.create(ctx, s)
+			} else {
+				err = change(ctx, e.cluster.api, old, "", func(old *discoveryv1.EndpointSlice) {
+					old.Labels, old.Endpoints, old.Ports = s.Labels, s.Endpoints, s.Ports
+				})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+func removeSlice(name string) Step {
+	return action{"delete endpointslice " + name, func(ctx context.Context, e *Env) error {
+		for _, suffix := range []string{"-4", "-6"} {
+			s := &discoveryv1.EndpointSlice{}
+			s.Name, s.Namespace = name+suffix, e.namespace
+			if err := e.cluster.remove(ctx, s, -1); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// mirror writes Endpoints for a service, which the cluster makes slices of. Without pods they are deleted.
+func mirror(service string, port int32, pods ...string) Step {
+	return action{fmt.Sprintf("endpoints of service %s: %v on %d", service, pods, port), func(ctx context.Context, e *Env) error {
+		ep := &corev1.Endpoints{} //nolint:staticcheck // what is still mirrored into slices
+		ep.Name, ep.Namespace = service, e.namespace
+		if len(pods) == 0 {
+			return e.cluster.remove(ctx, ep, -1)
+		}
+		subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "tcp-80", Port: port, Protocol: tcp}}} //nolint:staticcheck // as above
+		for _, n := range pods {
+			p, err := e.pod(ctx, n)
+			if err != nil {
+				return err
+			}
+			for _, ip := range p.Status.PodIPs {
+				subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: ip.IP}) //nolint:staticcheck // as above
+			}
+		}
+		if e.cluster.get(ctx, ep) != nil {
+			ep.Subsets = []corev1.EndpointSubset{subset} //nolint:staticcheck // as above
+			return e.cluster.create(ctx, ep)
+		}
+		return change(ctx, e.cluster.api, ep, "", func(ep *corev1.Endpoints) { //nolint:staticcheck // as above
+			ep.Subsets = []corev1.EndpointSubset{subset} //nolint:staticcheck // as above
+		})
+	}}
+}
+
+// announce gives a service's load balancer addresses of the case's own, to which the host outside goes by way of a node.
+func announce(service, node string) Step {
+	return action{fmt.Sprintf("load balancer of service %s on %s", service, node), func(ctx context.Context, e *Env) error {
+		ips := []string{fmt.Sprintf("192.0.2.%d", e.number), fmt.Sprintf("2001:db8:192::%x", e.number)}
+		s := &corev1.Service{}
+		s.Name, s.Namespace = service, e.namespace
+		err := change(ctx, e.cluster.api, s, "status", func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = nil
+			for _, ip := range ips {
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+			}
+		})
+		return errors.Join(err, e.route(node, ips...))
+	}}
+}
+
+// route has the host outside go to addresses by way of a node.
+func route(node string, ips ...string) Step {
+	return action{fmt.Sprintf("route %s by %s", strings.Join(ips, ", "), node), func(_ context.Context, e *Env) error {
+		return e.route(node, ips...)
+	}}
+}
+
+func (e *Env) route(node string, ips ...string) error {
+	for _, ip := range ips {
+		addr, err := netip.ParseAddr(ip)
+		if err != nil {
+			return err
+		}
+		r := &netlink.Route{Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}}
+		for _, a := range e.cluster.addresses(node) {
+			if is4(a) == addr.Is4() {
+				r.Gw = net.ParseIP(a)
+			}
+		}
+		host := e.cluster.hosts[outside]
+		if err := host.RouteReplace(r); err != nil {
+			return fmt.Errorf("route %s by %s: %w", ip, node, err)
+		}
+		e.undo = append(e.undo, func() error {
+			_ = host.RouteDel(r) // it was replaced
+			return nil
+		})
+	}
+	return nil
+}
+
+// restartProxy restarts what balances services on a node.
+func restartProxy(node string) Step {
+	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
+}
+
+func restartAPI() Step {
+	return action{"restart the API server", func(ctx context.Context, e *Env) error { return e.cluster.RestartAPI(ctx) }}
+}
+
+// fail has a pod be at its end without having been deleted, as eviction leaves it. The pod has no kubelet.
+func fail(name string) Step {
+	return action{"evict pod " + name, func(ctx context.Context, e *Env) error {
+		p := pod(name, 0)
+		p.Namespace, p.Spec.NodeSelector, p.Spec.NodeName = e.namespace, nil, "evicted"
+		if err := e.cluster.create(ctx, p); err != nil {
+			return err
+		}
+		return change(ctx, e.cluster.api, p, "status", func(p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted"
+			p.Status.PodIP, p.Status.PodIPs = "10.255.255.1", []corev1.PodIP{{IP: "10.255.255.1"}}
+		})
+	}}
+}
+
+// fencePort is the first port of the fence's pod.
+const fencePort = 1001
+
+// settled waits until what was changed so far is in force everywhere: the controllers have written it into slices, and a change
+// made after that, to a slice and to a service, is seen on each node.
+func settled() Step {
+	return action{"all is in force", func(ctx context.Context, e *Env) error {
+		if err := e.controllersDone(ctx); err != nil {
+			return err
+		}
+		e.fence++
+		service, target := int32(1000+e.fence), int32(fencePort+e.fence%2)
+		p := corev1.ServicePort{Name: "fence", Protocol: tcp, Port: service, TargetPort: intstr.FromInt32(target)}
+		if err := lead("fence", "fence", p, nil, endpoint{pod: "client1"}).run(ctx, e); err != nil {
+			return err
+		}
+		if e.fence == 1 {
+			if err := create(serviceOf("fence", p)).run(ctx, e); err != nil {
+				return err
+			}
+		} else if err := update("fence", "moves", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{p} }).run(ctx, e); err != nil {
+			return err
+		}
+		for _, n := range nodes {
+			if err := ask(n, tcp, clusterIP("fence", service), answeredBy("client1").on(uint16(target))).run(ctx, e); err != nil {
+				return fmt.Errorf("%s: %w", n, err)
+			}
+		}
+		return nil
+	}}
+}
+
+func serviceOf(name string, p corev1.ServicePort) *corev1.Service {
+	return service(name, to(""), ports(p))
+}
+
+// controllersDone waits until the slices of services with selectors say of each pod what the pod says.
+func (e *Env) controllersDone(ctx context.Context) error {
+	return until(ctx, func() error {
+		var services corev1.ServiceList
+		var pods corev1.PodList
+		var slices discoveryv1.EndpointSliceList
+		err := errors.Join(
+			e.cluster.list(ctx, e.in(&corev1.Service{}), "", &services),
+			e.cluster.list(ctx, e.in(&corev1.Pod{}), "", &pods),
+			e.cluster.list(ctx, e.in(&discoveryv1.EndpointSlice{}), "", &slices))
+		if err != nil {
+			return final{err}
+		}
+		for _, s := range services.Items {
+			if s.Spec.Selector != nil && s.Spec.Type != corev1.ServiceTypeExternalName {
+				if err := agree(&s, pods.Items, slices.Items); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// in gives an object the case's namespace.
+func (e *Env) in(o object) object {
+	o.SetNamespace(e.namespace)
+	return o
+}
+
+// condition is what a slice says of an address.
+type condition struct {
+	address                     string
+	ready, serving, terminating bool
+}
+
+// agree compares the slices of a service with its pods.
+func agree(s *corev1.Service, pods []corev1.Pod, slices []discoveryv1.EndpointSlice) error {
+	want, got := map[condition]bool{}, map[condition]bool{}
+	for _, p := range pods {
+		if p.Labels["app"] != s.Spec.Selector["app"] || p.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		ending := p.DeletionTimestamp != nil
+		for _, ip := range p.Status.PodIPs {
+			want[condition{ip.IP, s.Spec.PublishNotReadyAddresses || isReady(&p) && !ending, isReady(&p), ending}] = true
+		}
+	}
+	for _, slice := range slices {
+		if slice.Labels[discoveryv1.LabelServiceName] != s.Name {
+			continue
+		}
+		for _, ep := range slice.Endpoints {
+			c := ep.Conditions
+			got[condition{ep.Addresses[0], *c.Ready, *c.Serving, *c.Terminating}] = true
+		}
+	}
+	for c := range want {
+		if !got[c] {
+			return fmt.Errorf("service %s: its slices do not have %+v, but %v", s.Name, c, got)
+		}
+	}
+	if len(got) > len(want) {
+		return fmt.Errorf("service %s: its slices have %v, its pods are %v", s.Name, got, want)
+	}
+	return nil
+}
+
+// restrict leaves a service's load balancer to a pod, as itself and as its node.
+func restrict(service, pod string) Step {
+	return action{fmt.Sprintf("service %s admits %s", service, pod), func(ctx context.Context, e *Env) error {
+		p, err := e.pod(ctx, pod)
+		if err != nil {
+			return err
+		}
+		var ranges []string
+		for _, ip := range p.Status.PodIPs {
+			ranges = append(ranges, oneAddress(ip.IP))
+		}
+		for _, ip := range p.Status.HostIPs {
+			ranges = append(ranges, oneAddress(ip.IP))
+		}
+		return update(service, "is restricted", fromRanges(ranges...)).run(ctx, e)
+	}}
+}
+
+func oneAddress(ip string) string {
+	if is4(ip) {
+		return ip + "/32"
+	}
+	return ip + "/128"
+}

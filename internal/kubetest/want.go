@@ -1,0 +1,231 @@
+package kubetest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/echo"
+)
+
+// outcome is what becomes of a request.
+type outcome string
+
+const (
+	isAnswered   outcome = "answered"
+	isRefused    outcome = "refused"    // by a reset or an ICMP error
+	isSilent     outcome = "silent"     // nothing comes back
+	isUnanswered outcome = "unanswered" // either of the two
+	isBroken     outcome = "broken"     // a connection that was established is reset
+	isStatus     outcome = "status"     // an HTTP server says so, whoever it is
+)
+
+// Want is what is expected of requests.
+type Want struct {
+	outcome  outcome
+	pods     []string // these answer, and all of them
+	same     bool     // one pod answers all requests, whichever it is
+	several  bool     // more than one pod answers
+	together bool     // same and several hold for all addresses of the target taken together
+	seen     string   // own or node: whose address the pod sees
+	port     uint16   // of the pod that answers
+	status   int
+	pause    time.Duration // between requests
+}
+
+// answeredBy expects that these pods answer, all of them and no other.
+func answeredBy(pods ...string) Want { return Want{outcome: isAnswered, pods: pods} }
+
+// sticky expects that one pod answers all requests.
+func sticky() Want { return Want{outcome: isAnswered, same: true} }
+
+// spread expects that more than one pod answers.
+func spread() Want { return Want{outcome: isAnswered, several: true} }
+
+// refused expects a reset or an ICMP error.
+func refused() Want { return Want{outcome: isRefused} }
+
+// silent expects that nothing comes back.
+func silent() Want { return Want{outcome: isSilent} }
+
+// unanswered expects either of the two.
+func unanswered() Want { return Want{outcome: isUnanswered} }
+
+// broken expects that a flow's connection has been reset.
+func broken() Want { return Want{outcome: isBroken} }
+
+// says expects a status of an HTTP server.
+func says(status int) Want { return Want{outcome: isStatus, status: status} }
+
+// The ways that a pod can see a client.
+const (
+	own  = "own"    // as what it is
+	node = "a node" // as one of the nodes that it is not
+)
+
+// seeing expects whose address the pod sees.
+func (w Want) seeing(whose string) Want { w.seen = whose; return w }
+
+// on expects at which of its ports the pod answers.
+func (w Want) on(port uint16) Want { w.port = port; return w }
+
+// every has the requests wait for one another.
+func (w Want) every(pause time.Duration) Want { w.pause = pause; return w }
+
+// overAll has sticky and spread count all addresses of the target together.
+func (w Want) overAll() Want { w.together = true; return w }
+
+func (w Want) String() string {
+	text := string(w.outcome)
+	switch {
+	case w.pods != nil:
+		text += " by " + strings.Join(w.pods, ", ")
+	case w.same:
+		text += " by one pod"
+	case w.several:
+		text += " by several pods"
+	case w.outcome == isStatus:
+		text += fmt.Sprintf(" %d", w.status)
+	}
+	if w.port != 0 {
+		text += fmt.Sprintf(" on port %d", w.port)
+	}
+	if w.seen != "" {
+		text += fmt.Sprintf(", seen with %s's address", map[string]string{own: "the client", node: node}[w.seen])
+	}
+	return text
+}
+
+// patient is how long a request that is to be answered may take; hasty, one that is to be silent.
+const (
+	patient = 2 * time.Second
+	hasty   = 400 * time.Millisecond
+)
+
+// timeout is how long requests wait for what is expected.
+func (w Want) timeout() time.Duration {
+	if w.outcome == isSilent || w.outcome == isUnanswered {
+		return hasty
+	}
+	return patient
+}
+
+// result is what came of one request.
+type result struct {
+	from   []netip.Addr // the client's own addresses
+	answer echo.Answer
+	status int
+	err    error
+}
+
+// fits tells what of a result is not as expected of each.
+func (w Want) fits(r result, nodes []netip.Addr) error {
+	switch w.outcome {
+	case isRefused:
+		if !errors.Is(r.err, echo.ErrRefused) {
+			return fmt.Errorf("not refused: %s", r)
+		}
+	case isSilent:
+		if !errors.Is(r.err, echo.ErrSilent) {
+			return fmt.Errorf("not silent: %s", r)
+		}
+	case isUnanswered:
+		if !errors.Is(r.err, echo.ErrRefused) && !errors.Is(r.err, echo.ErrSilent) {
+			return fmt.Errorf("answered: %s", r)
+		}
+	case isBroken:
+		if r.err == nil {
+			return fmt.Errorf("not broken: %s", r)
+		}
+	case isStatus:
+		if r.err != nil || r.status != w.status {
+			return fmt.Errorf("not %d: %s", w.status, r)
+		}
+	case isAnswered:
+		if r.err != nil {
+			return fmt.Errorf("not answered: %w", r.err)
+		}
+		return w.fitsAnswer(r, nodes)
+	}
+	return nil
+}
+
+func (w Want) fitsAnswer(r result, nodes []netip.Addr) error {
+	if w.pods != nil && !slices.Contains(w.pods, r.answer.Pod) {
+		return fmt.Errorf("answered by %s", r.answer.Pod)
+	}
+	if w.port != 0 && r.answer.Port != w.port {
+		return fmt.Errorf("answered on port %d", r.answer.Port)
+	}
+	isOwn := slices.Contains(r.from, r.answer.Client.Addr())
+	isNode := slices.Contains(nodes, r.answer.Client.Addr())
+	if w.seen == own && !isOwn || w.seen == node && (isOwn || !isNode) {
+		return fmt.Errorf("%s sees the client as %s", r.answer.Pod, r.answer.Client.Addr())
+	}
+	return nil
+}
+
+func (r result) String() string {
+	switch {
+	case r.err != nil:
+		return r.err.Error()
+	case r.status != 0:
+		return fmt.Sprintf("status %d", r.status)
+	}
+	return fmt.Sprintf("%s answers on port %d", r.answer.Pod, r.answer.Port)
+}
+
+// How many requests make a verdict.
+const (
+	atLeast = 10  // answered ones, whatever they say
+	inARow  = 15  // of one pod, to say that a client sticks to it
+	atMost  = 100 // to see all pods: of three, one is missed in one of 10^17 rounds
+	turned  = 2   // that are turned away
+)
+
+// enough says whether the results, each as expected, are all that is needed; an error, that they never will be.
+func (w Want) enough(results []result) (bool, error) {
+	seen := map[string]bool{}
+	for _, r := range results {
+		seen[r.answer.Pod] = true
+	}
+	switch {
+	case w.outcome != isAnswered:
+		return len(results) >= turned, nil
+	case w.same && len(seen) > 1:
+		return false, fmt.Errorf("answered by %d pods, after %d requests", len(seen), len(results))
+	case w.same:
+		return len(results) >= inARow, nil
+	case w.several && len(seen) > 1:
+		return true, nil
+	case w.pods != nil && len(seen) == len(w.pods) && len(results) >= atLeast:
+		return true, nil
+	case len(results) >= atMost:
+		return false, fmt.Errorf("answered by %s alone, after %d requests", keys(seen), len(results))
+	}
+	return false, nil
+}
+
+func keys(m map[string]bool) string {
+	var list []string
+	for k := range m {
+		list = append(list, k)
+	}
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+// excludes tells whether no results can be as both expect.
+func (w Want) excludes(other Want) bool {
+	switch {
+	case w.outcome != other.outcome:
+		return w.outcome != isUnanswered && other.outcome != isUnanswered || w.outcome == isAnswered || other.outcome == isAnswered
+	case w.same && other.several || w.several && other.same:
+		return w.together == other.together
+	}
+	return w.pods != nil && other.pods != nil && !slices.Equal(w.pods, other.pods) || w.status != other.status ||
+		w.seen != other.seen && w.seen != "" && other.seen != "" || w.port != other.port && w.port != 0 && other.port != 0
+}
