@@ -32,7 +32,11 @@ type api struct {
 // errSilent is a server that does not answer, or not to the end.
 var errSilent = errors.New("the API server does not answer in time")
 
-// unreachable is why a question did not get to the server.
+// errCut is a watch whose connection broke, or that something on the way ended in the
+// middle of an event.
+var errCut = errors.New("the connection of a watch broke")
+
+// unreachable is why a question did not get to the server, or its answer back.
 type unreachable struct{ error }
 
 func (u unreachable) Unwrap() error { return u.error }
@@ -48,7 +52,7 @@ func (a *api) get(ctx context.Context, path string, query url.Values, accept str
 	defer func() { _ = answer.Body.Close() }()
 	into.Reset()
 	if _, err := into.ReadFrom(answer.Body); err != nil {
-		return false, reason(ctx, err)
+		return false, unreachable{reason(ctx, err)}
 	}
 	return isBinary(answer.Header.Get("Content-Type")), nil
 }
@@ -158,6 +162,14 @@ func (a *api) pages(ctx context.Context, at resource, k *kind, size int, item fu
 	}
 }
 
+// ready tells whether the API server calls itself ready. One that is just starting does
+// not, nor does one that does not let us ask.
+func (a *api) ready(ctx context.Context) bool {
+	var answer bytes.Buffer
+	_, err := a.get(ctx, "/readyz", nil, "*/*", &answer)
+	return err == nil
+}
+
 // latest is the version that the API is at, which is at least what a list would
 // have whose answer came before.
 func (a *api) latest(ctx context.Context, at resource, k *kind) (version string, err error) {
@@ -171,7 +183,7 @@ func (a *api) latest(ctx context.Context, at resource, k *kind) (version string,
 }
 
 // watch calls event with each change after a version until the watch ends, which
-// it does sometime. Begun is called when the server has agreed to it.
+// it does sometime; the error is errCut if its connection broke. Begun is called when the server has agreed to it.
 func (a *api) watch(ctx context.Context, at resource, k *kind, version string, begun func(), event func(kind string, o raw) error) error {
 	lasts := a.timing.watch + rand.N(a.timing.watch) // so that not all watches end at once
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -198,19 +210,36 @@ func (a *api) watch(ctx context.Context, at resource, k *kind, version string, b
 	defer func() { _ = answer.Body.Close() }()
 	patience.Reset(lasts + a.timing.answer)
 	begun()
-	in := newEvents(answer.Body, isBinary(answer.Header.Get("Content-Type")))
+	body := &wire{Reader: answer.Body}
+	in := newEvents(body, isBinary(answer.Header.Get("Content-Type")))
 	for {
 		kind, o, err := in.next()
-		if err == io.EOF {
+		switch {
+		case err == io.EOF:
 			return nil
-		}
-		if err == nil {
+		case err == nil:
 			err = event(kind, o)
+		case ctx.Err() == nil && (body.broken || errors.Is(err, io.ErrUnexpectedEOF)):
+			return errCut
 		}
 		if err != nil {
 			return reason(ctx, err)
 		}
 	}
+}
+
+// wire remembers that what it reads from failed, rather than ended.
+type wire struct {
+	io.Reader
+	broken bool
+}
+
+func (w *wire) Read(p []byte) (int, error) {
+	n, err := w.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		w.broken = true
+	}
+	return n, err
 }
 
 func (k *kind) accept() string {

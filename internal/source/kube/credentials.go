@@ -117,7 +117,9 @@ func (c *credentials) load() (*http.Client, *url.URL, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("use credentials %s: %w", c.what(), err)
 	}
-	return client, base, nil
+	// Where an API server's answer leads elsewhere, our credentials do not go.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &http.Client{Transport: client.Transport, CheckRedirect: stay}, base, nil
 }
 
 func (c *credentials) follow(path string) {

@@ -15,8 +15,8 @@ import (
 
 // discovery finds out where the API serves the kinds that it need not have.
 //
-// That a kind is not served any more counts when two looks in a row say so: an
-// API server that is just starting may not know all of its kinds yet.
+// That a kind is not served is not believed of an API server that is just starting, as it
+// may not know all of its kinds yet; and that it is not served any more counts when two looks in a row say so.
 type discovery struct {
 	api       *api
 	log       *slog.Logger
@@ -25,6 +25,7 @@ type discovery struct {
 
 	mu      sync.Mutex // held during a look
 	missing map[*follower]bool
+	doubted time.Time // since when absences are not believed; zero: they are
 }
 
 func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
@@ -70,26 +71,39 @@ func (d *discovery) look(ctx context.Context) (again bool, err error) {
 	defer d.mu.Unlock()
 	served, unknown, err := d.served(ctx)
 	if err != nil {
-		if apierrors.IsForbidden(err) {
+		switch {
+		case !apierrors.IsForbidden(err):
+			d.doubted = time.Time{}
+		case d.believes(ctx):
 			for _, f := range d.followers {
 				f.refuse(fmt.Errorf("%w; bind the ClusterRole system:discovery to the agent's user", err))
 			}
 		}
 		return false, err
 	}
+	asked := false
+	believed := sync.OnceValue(func() bool { asked = true; return d.believes(ctx) })
 	for _, f := range d.followers {
 		place, known := choose(f.places, served, unknown)
-		if !known {
-			again = true
-			continue
-		}
-		if !d.certain(f, place) {
+		if !known || place == nil && !f.isNowhere() && !believed() || !d.certain(f, place) {
 			again = true
 			continue
 		}
 		f.moveTo(place)
 	}
+	if !asked {
+		d.doubted = time.Time{}
+	}
 	return again, nil
+}
+
+// believes tells whether the API server is one to be believed when it says that it does not serve a
+// kind, or does not tell.
+func (d *discovery) believes(ctx context.Context) bool {
+	if d.doubted.IsZero() {
+		d.doubted = time.Now()
+	}
+	return d.api.ready(ctx) || time.Since(d.doubted) > d.api.timing.doubt
 }
 
 // certain tells whether a follower can go to a place: not away from the one where

@@ -223,6 +223,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusUnauthorized, "Unauthorized")
 	case code != 0:
 		fail(w, code, fmt.Sprintf("%s is answered with %d", path, code))
+	case path == "/readyz":
+		_, _ = w.Write([]byte("ok"))
 	case path == "/apis" || strings.HasPrefix(path, "/apis/") && strings.Count(path, "/") == 3:
 		f.discover(w, path)
 	case !served:

@@ -47,6 +47,7 @@ type follower struct {
 	ledger     *ledger
 	trouble    trouble
 	suffers    time.Time // since when there is trouble; zero: there is none
+	doubted    time.Time // since when refusals are not believed; zero: there are none
 	short      int       // watches in a row that the server ended at once
 	reconnects uint64
 }
@@ -118,8 +119,8 @@ func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) 
 		return f.fail(ctx, err, nil), err
 	}
 	err = f.watch(ctx, *place)
-	if err == nil || errors.Is(err, errInterrupted) {
-		return 0, err
+	if err == nil || errors.Is(err, errInterrupted) || errors.Is(err, errCut) {
+		return 0, err // if the API can't be reached, the next attempt says so
 	}
 	return f.fail(ctx, err, nil), err
 }

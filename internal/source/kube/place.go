@@ -17,6 +17,13 @@ func (f *follower) moveTo(place *resource) {
 	f.poke()
 }
 
+// isNowhere tells whether it is known that the API does not serve the kind.
+func (f *follower) isNowhere() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.placed && f.place == nil
+}
+
 // refuse says that nobody tells where the API serves the kind.
 func (f *follower) refuse(err error) {
 	f.mu.Lock()

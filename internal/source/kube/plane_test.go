@@ -363,7 +363,7 @@ func followReal(t *testing.T, kubeconfig string, tune ...func(*timing)) *fixture
 // realTiming is quick, but lets a server breathe.
 func realTiming(t *timing) {
 	*t = timing{answer: 10 * time.Second, watch: time.Minute, first: 5 * time.Millisecond, last: 100 * time.Millisecond, steady: time.Second,
-		refused: 50 * time.Millisecond, discover: 100 * time.Millisecond, outage: time.Hour, patience: time.Minute}
+		refused: 50 * time.Millisecond, discover: 100 * time.Millisecond, doubt: 5 * time.Second, outage: time.Hour, patience: time.Minute}
 }
 
 // waitFor waits until something is so.

@@ -151,3 +151,38 @@ func TestRealNewCluster(t *testing.T) {
 	f.waitOwn("Namespace shop", "Service shop/new")
 	f.waitNoIssue()
 }
+
+// An API server that is just starting refuses what it will allow, and lacks what it will
+// have: who asks it early takes neither for its word.
+func TestRealEarly(t *testing.T) {
+	c := ownAPI(t, "early")
+	c.define(t, clusterPolicies(t), cluster)
+	c.put(t, cluster, clusterPolicy("shop-a", 1))
+	names := append(c.shop(t), "ClusterNetworkPolicy shop-a")
+	way := c.forward(t)
+	config := c.user(t, way.url(), "early", allResources...)
+	old := followReal(t, config)
+	old.waitSynced()
+	old.waitOwn(names...)
+	for range 3 {
+		c.kill(t, control.APIServer)
+		old.waitIssue("Kubernetes API")
+		early := followReal(t, config)
+		early.waitIssue("Kubernetes API")
+		events := old.delivered(func() {
+			c.restart(t, control.APIServer)
+			early.waitSynced()
+			if l := early.source.Status().Lacking; l != nil {
+				t.Errorf("synced while it lacks %q", l)
+			}
+			early.waitOwn(names...)
+			early.waitNoIssue()
+			old.waitNoIssue()
+			old.flush()
+		})
+		if events != 0 {
+			t.Errorf("nothing changed, and came with %d events", events)
+		}
+		early.end()
+	}
+}

@@ -46,7 +46,9 @@ type Source struct {
 	whole  bool        // all was read once: nothing is lacking any more
 	first  time.Time   // when the first kind had been read
 	timer  *time.Timer // ends the patience, or gives memory back
-	outage bool        // the trouble common to several kinds was logged
+	ailing time.Time   // since when there is trouble common to several kinds; zero: there is none
+	teller *time.Timer // has that logged, if it lasts
+	outage bool        // it was
 }
 
 var _ source.Source = (*Source)(nil)
@@ -97,8 +99,10 @@ func (s *Source) Run(ctx context.Context) error {
 	running.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.timer != nil {
-		s.timer.Stop()
+	for _, t := range []*time.Timer{s.timer, s.teller} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	return nil
 }
@@ -193,17 +197,24 @@ func (s *Source) lacking() []string {
 	return all
 }
 
-// tellOutage logs when there comes to be a trouble common to several kinds, and its end.
+// tellOutage logs a trouble common to several kinds once it has lasted for a while, and its end.
 func (s *Source) tellOutage() {
 	victims, reason := s.common()
 	switch {
-	case reason != "" && !s.outage:
+	case reason != "" && s.ailing.IsZero():
+		s.ailing = time.Now()
+		s.teller = time.AfterFunc(s.api.timing.last, s.settle)
+	case reason != "" && !s.outage && time.Since(s.ailing) >= s.api.timing.last:
+		s.outage = true
 		where, _ := s.api.credentials.where()
 		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", victims, "reason", reason)
-	case reason == "" && s.outage:
-		s.log.Info("the Kubernetes API can be read again")
+	case reason == "" && !s.ailing.IsZero():
+		s.teller.Stop()
+		if s.outage {
+			s.log.Info("the Kubernetes API can be read again", "after", time.Since(s.ailing).Round(time.Millisecond))
+		}
+		s.ailing, s.outage = time.Time{}, false
 	}
-	s.outage = reason != ""
 }
 
 // common is the trouble that does not come from single kinds, "" if there is

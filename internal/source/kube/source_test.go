@@ -66,7 +66,7 @@ type fixture struct {
 
 func quickTiming(t *timing) {
 	*t = timing{answer: 10 * time.Second, watch: time.Minute, first: time.Millisecond, last: 5 * time.Millisecond, steady: time.Second,
-		refused: 5 * time.Millisecond, discover: 5 * time.Millisecond, outage: time.Hour, patience: time.Minute}
+		refused: 5 * time.Millisecond, discover: 5 * time.Millisecond, doubt: 5 * time.Millisecond, outage: time.Hour, patience: time.Minute}
 }
 
 func follow(t *testing.T, api *fakeAPI, tune ...func(*timing)) *fixture {

@@ -19,6 +19,10 @@ type timing struct {
 	refused time.Duration
 	// discover is the time between two looks at what the API serves.
 	discover time.Duration
+	// doubt is how long an API server that does not call itself ready is not believed when it
+	// says that something may not be read or is not served: one that is just starting
+	// knows neither all of its rules nor all of its kinds.
+	doubt time.Duration
 	// outage is how long a kind can't be followed before it is read anew as a whole, as the API may
 	// be another one by then: one restored from a backup, whose versions have caught up with ours.
 	outage time.Duration
@@ -31,7 +35,7 @@ func usualTiming() timing {
 	return timing{
 		answer: 30 * time.Second, watch: 5 * time.Minute,
 		first: 50 * time.Millisecond, last: time.Second, steady: 5 * time.Second,
-		refused: 10 * time.Second, discover: 10 * time.Second, outage: 10 * time.Second, patience: 15 * time.Second,
+		refused: 10 * time.Second, discover: 10 * time.Second, doubt: 5 * time.Second, outage: 10 * time.Second, patience: 15 * time.Second,
 	}
 }
 

@@ -27,9 +27,14 @@ const tooShort = 5
 // fail takes in why an attempt failed. Asks are those that it was to meet. It
 // returns the time until the next attempt, 0 for the usual.
 func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) time.Duration {
+	ready := apierrors.IsForbidden(err) && f.api.ready(ctx)
 	f.mu.Lock()
 	defer f.notify()
 	defer f.mu.Unlock()
+	if apierrors.IsForbidden(err) && f.doubts(ready) {
+		f.asks = append(f.asks, asks...)
+		return 0
+	}
 	answered := apierrors.IsForbidden(err) || apierrors.IsNotFound(err) && !f.optional
 	if answered && ctx.Err() == nil {
 		release(asks)
@@ -61,6 +66,14 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 		}
 	}
 	return jitter(f.api.timing.refused)
+}
+
+// doubts tells whether a refusal may be that of an API server which is just starting.
+func (f *follower) doubts(ready bool) bool {
+	if f.doubted.IsZero() {
+		f.doubted = time.Now()
+	}
+	return !ready && time.Since(f.doubted) < f.api.timing.doubt
 }
 
 // explain says what is wrong and what to do.
@@ -101,6 +114,7 @@ func (f *follower) suffer(t trouble) {
 
 // mend ends all trouble.
 func (f *follower) mend() (mended bool) {
+	f.doubted = time.Time{}
 	if f.trouble == (trouble{}) {
 		return false
 	}
