@@ -84,7 +84,7 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log func() string) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{containerEnv + "=" + string(spec)}
 	cmd.Stdout, cmd.Stderr = file, file
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
 	log = func() string {
 		text, err := os.ReadFile(file.Name())
 		if err != nil {
@@ -92,28 +92,13 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log func() string) {
 		}
 		return string(text)
 	}
-	// The thread that starts it has to live as long as it does: its end would kill the process.
-	started, end, ended := make(chan error), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		if err := ns.Start(cmd); err != nil {
-			started <- err
-			return
-		}
-		started <- nil
-		<-end
-		if err := stop(cmd); err != nil {
-			t.Errorf("%v: %s", err, log())
-		}
-	}()
-	if err := <-started; err != nil {
+	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		close(end)
-		<-ended
+		if err := stop(cmd); err != nil {
+			t.Error(err)
+		}
 		if err := file.Close(); err != nil {
 			t.Error(err)
 		}
@@ -178,7 +163,9 @@ func (b *box) mount() error {
 	if !b.Privileged {
 		steps = append(steps,
 			func() error { return unix.Mount(in("/proc/sys"), in("/proc/sys"), "", unix.MS_BIND, "") },
-			func() error { return unix.Mount("", in("/proc/sys"), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") })
+			func() error {
+				return unix.Mount("", in("/proc/sys"), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+			})
 	}
 	steps = append(steps, func() error { return unix.Mount("", b.Root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") })
 	for i, step := range steps {
