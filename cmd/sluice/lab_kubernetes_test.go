@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// webApp is an application with a client that has a place on the first node.
+const webApp = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: web}}
+  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 2}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers: [{name: web, image: web, ports: [{name: http, containerPort: 8080}], readinessProbe: {httpGet: {port: http}, periodSeconds: 1}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, ipFamilyPolicy: RequireDualStack, selector: {app: web}, ports: [{port: 80, targetPort: http, nodePort: 30080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  nodeName: node1
+  containers: [{name: client, image: client}]
+`
+
+// TestLabKubernetes has real clients of a real control plane change an application under load: no request fails, whatever
+// kubectl does, while the API server is away, and while an agent is.
+func TestLabKubernetes(t *testing.T) {
+	needRoot(t)
+	const name = "testkube"
+	file := filepath.Join(t.TempDir(), "web.yaml")
+	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(netns.Dir, "sluice-lab-"+name+"-*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+	var progress bytes.Buffer
+	o := labOptions{name: name, nodes: 3, withKubernetes: true}
+	l, err := o.up(t.Context(), &progress, []string{file})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	if len(l.Warnings) > 0 {
+		t.Errorf("warnings: %q", l.Warnings)
+	}
+	stop := load(t, l)
+	kubectl := func(args ...string) {
+		t.Helper()
+		err := l.Plane(func(p *control.Plane) error {
+			if out, err := p.Kubectl(args...); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rolled := func() { t.Helper(); kubectl("rollout", "status", "deployment/web", "--timeout=60s") }
+
+	kubectl("scale", "deployment/web", "--replicas=8")
+	rolled()
+	kubectl("rollout", "restart", "deployment/web")
+	rolled()
+	kubectl("drain", "node3", "--ignore-daemonsets", "--force", "--timeout=60s")
+	rolled()
+	kubectl("uncordon", "node3")
+	if err := l.Plane(func(p *control.Plane) error { return p.Restart(t.Context(), control.APIServer) }); err != nil {
+		t.Fatal(err)
+	}
+	kubectl("delete", "pod", "-l", "app=web", "--wait=false", "--field-selector=spec.nodeName=node2")
+	rolled()
+	if err := l.KillProxy("node1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.StartProxy("node1"); err != nil {
+		t.Fatal(err)
+	}
+	kubectl("scale", "deployment/web", "--replicas=2")
+	rolled()
+	stop()
+
+	rep, err := l.Probe(t.Context(), 2, []string{"web"})
+	if err != nil || rep.Failed > 0 || rep.Requests == 0 {
+		t.Errorf("probe: %v: %+v", err, rep)
+	}
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "status", "--name", name}, &out, &out); code != exitOK || strings.Count(out.String(), "in sync") != 3 {
+		t.Errorf("status: exit status %d:\n%s", code, out.String())
+	}
+}
+
+// load sends requests, one after the other, from a pod, a node and the outside host, until the function that it returns is called; that
+// tells the test of those that failed.
+func load(t *testing.T, l *lab.Lab) (stop func()) {
+	t.Helper()
+	service := l.Cluster.Services[1] // the first is the API server's
+	cluster, node := plan.ClusterIPs(service), l.Cluster.Nodes[1].IPs
+	var over atomic.Bool
+	var clients sync.WaitGroup
+	var sent atomic.Int64
+	for _, c := range []struct {
+		from string
+		to   netip.AddrPort
+	}{
+		{l.NodeNS("client.default"), netip.AddrPortFrom(cluster[0], 80)},
+		{l.NodeNS("client.default"), netip.AddrPortFrom(cluster[1], 80)},
+		{l.NodeNS("node1"), netip.AddrPortFrom(cluster[0], 80)},
+		{l.NodeNS(plan.Outside), netip.AddrPortFrom(node[0], 30080)},
+		{l.NodeNS(plan.Outside), netip.AddrPortFrom(node[1], 30080)},
+	} {
+		ns, err := netns.Open(c.from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients.Go(func() {
+			defer ns.Close()
+			for pause := time.NewTicker(2 * time.Millisecond); !over.Load(); <-pause.C {
+				err := ns.Do(func() error { _, err := echo.Ask("TCP", c.to, 5*time.Second); return err })
+				if sent.Add(1); err != nil {
+					t.Errorf("%s to %v: %v", ns.Name, c.to, err)
+				}
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() {
+		over.Store(true)
+		clients.Wait()
+		t.Logf("%d requests", sent.Load())
+	})
+	t.Cleanup(stop)
+	return stop
+}
