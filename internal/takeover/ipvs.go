@@ -28,6 +28,10 @@ var proxySets = []string{"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-
 	"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
 	"KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS"}
 
+// maxSetName is how long the name of a set can be (IPSET_MAXNAMELEN in linux/netfilter/ipset/ip_set.h, with its zero); kube-proxy
+// cuts longer ones off.
+const maxSetName = 31
+
 // virtual is what kube-proxy has in IPVS mode besides rules of iptables.
 type virtual struct {
 	servers []server
@@ -110,6 +114,7 @@ func (v *virtual) readSets() (ports map[uint16]bool, err error) {
 	for _, prefix := range []string{"KUBE-", "KUBE-6-"} {
 		for i, name := range proxySets {
 			name = prefix + strings.TrimPrefix(name, "KUBE-")
+			name = name[:min(len(name), maxSetName)]
 			set, err := netlink.IpsetList(name)
 			if errors.Is(err, unix.ENOENT) {
 				continue

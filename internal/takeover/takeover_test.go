@@ -1,0 +1,168 @@
+package takeover_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// foreign are rules of others, some with names like kube-proxy's.
+const foreign = `
+table ip kube-proxy-other {
+	chain c {
+		type filter hook input priority 5;
+		counter accept
+	}
+}
+table inet firewall {
+	chain f {
+		type filter hook forward priority -5; policy accept;
+		ip saddr 192.0.2.7 drop
+	}
+}
+`
+
+// TestTakeover moves a node from the real kube-proxy to the agent and back, under traffic, in each of its modes but IPVS.
+func TestTakeover(t *testing.T) {
+	for _, m := range []struct{ name, mode, backend string }{
+		{"nftables", "nftables", ""}, {"iptables-nft", "iptables", "nft"}, {"iptables-legacy", "iptables", "legacy"},
+	} {
+		t.Run(m.name, func(t *testing.T) { thereAndBack(t, m.mode, m.backend) })
+	}
+}
+
+func thereAndBack(t *testing.T, mode, backend string) {
+	c := newCluster(t)
+	for name, ns := range c.backends {
+		serve(t, name, ns)
+	}
+	c.addForeign(backend)
+	before := c.rules(backend)
+	proxy := c.startProxy(mode, backend)
+	c.served()
+	tr := startTraffic(c)
+
+	agent := c.startAgent()
+	out, err := c.takeover("--from", "kube-proxy")
+	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
+		t.Errorf("took over from a kube-proxy that runs, or did not say how to stop it: %v\n%s", err, out)
+	}
+	out, err = c.takeover("--from", "kube-proxy", "--dry-run")
+	if err != nil {
+		t.Errorf("dry run: %v\n%s", err, out)
+	}
+	t.Logf("dry run:\n%s", out)
+	proxy.stop()
+	out, err = c.takeover("--from", "kube-proxy", "--wait", "10s")
+	t.Logf("takeover --from kube-proxy:\n%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after := withoutSluice(c.rules(backend)); after != before {
+		t.Errorf("rules of others before:\n%s\nand after:\n%s", before, after)
+	}
+	if out, err = c.takeover("--from", "kube-proxy"); err != nil || !strings.Contains(out, "nothing to do") {
+		t.Errorf("a second time: %v\n%s", err, out)
+	}
+
+	proxy = c.startProxy(mode, backend)
+	if out, err = c.takeover("--to", "kube-proxy"); err == nil || !strings.Contains(out, "an agent answers") {
+		t.Errorf("gave back while the agent runs: %v\n%s", err, out)
+	}
+	agent.stop()
+	out, err = c.takeover("--to", "kube-proxy", "--wait", "30s")
+	t.Logf("takeover --to kube-proxy:\n%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(c.rules(backend), "inet sluice") {
+		t.Error("our table is still there")
+	}
+	if out, err = c.takeover("--to", "kube-proxy"); err != nil || !strings.Contains(out, "nothing to do") {
+		t.Errorf("a second time: %v\n%s", err, out)
+	}
+	tr.check()
+	proxy.stop()
+}
+
+// served waits until kube-proxy has programmed the services.
+func (c *cluster) served() {
+	c.t.Helper()
+	for _, w := range c.ways() {
+		eventually(c.t, w.what, func() string {
+			conn, err := dial(w.from, w.network, w.to)
+			if err == nil {
+				_, _, err = ask(conn)
+				_ = conn.Close()
+			}
+			if err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	}
+}
+
+// addForeign adds rules of others, the kubelet's among them.
+func (c *cluster) addForeign(backend string) {
+	c.t.Helper()
+	c.onNode("sh", "-c", "nft -f - <<'E'\n"+foreign+"E")
+	if backend == "" {
+		backend = "nft"
+	}
+	for _, family := range []string{"", "6"} {
+		restore := "/usr/sbin/ip" + family + "tables-" + backend + "-restore"
+		c.onNode("sh", "-c", restore+" --noflush <<'E'\n"+foreignTables+"E")
+	}
+}
+
+const foreignTables = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-MARK-DROP - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
+-A PREROUTING -m comment --comment "a rule, of \"somebody\" else" -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name" -m multiport --dports 12345 -j RETURN
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-ROUTER-FORWARD - [0:0]
+:KUBE-POD-FW-ABCDEFGHIJKLMNOP - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A FORWARD -m comment --comment "of kube-router" -j KUBE-ROUTER-FORWARD
+-A KUBE-ROUTER-FORWARD -j KUBE-POD-FW-ABCDEFGHIJKLMNOP
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
+COMMIT
+`
+
+// rules are all of the node's, without their counters.
+func (c *cluster) rules(backend string) string {
+	c.t.Helper()
+	text := c.onNode("nft", "--stateless", "list", "ruleset")
+	if backend == "legacy" {
+		for _, program := range []string{"iptables-legacy-save", "ip6tables-legacy-save"} {
+			for line := range strings.Lines(c.onNode("/usr/sbin/" + program)) {
+				if !strings.HasPrefix(line, "#") {
+					head, _, _ := strings.Cut(line, " [")
+					text += strings.TrimSpace(head) + "\n"
+				}
+			}
+		}
+	}
+	return text
+}
+
+// withoutSluice leaves out the agent's table.
+func withoutSluice(rules string) string {
+	head, rest, ok := strings.Cut(rules, "table inet sluice {")
+	if !ok {
+		return rules
+	}
+	_, tail, _ := strings.Cut(rest, "\n}\n")
+	return head + tail
+}

@@ -1,0 +1,227 @@
+package takeover_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// serve answers each line and each datagram with the backend's name, and the client's address as it is seen.
+func serve(t *testing.T, name string, ns *netns.NS) {
+	t.Helper()
+	var tcp net.Listener
+	var udp net.PacketConn
+	err := ns.Do(func() (err error) {
+		if tcp, err = net.Listen("tcp4", ":8080"); err != nil {
+			return err
+		}
+		udp, err = net.ListenPacket("udp4", ":8053")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = tcp.Close(), udp.Close() })
+	go func() {
+		for {
+			conn, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = conn.Close() }()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					_, _ = fmt.Fprintln(conn, name, conn.RemoteAddr())
+				}
+			}()
+		}
+	}()
+	go func() {
+		for buf := make([]byte, 100); ; {
+			_, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(fmt.Appendln(nil, name, from), from)
+		}
+	}()
+}
+
+// answerLimit is less than TCP's first retransmission takes: no lost packet goes unseen.
+const answerLimit = 900 * time.Millisecond
+
+// dial connects from a namespace.
+func dial(ns *netns.NS, network, to string) (conn net.Conn, err error) {
+	err = ns.Do(func() error {
+		conn, err = (&net.Dialer{Timeout: answerLimit}).Dial(network, to)
+		return err
+	})
+	return conn, err
+}
+
+// ask sends a line and returns the name of who answers, with the client's address as seen there.
+func ask(conn net.Conn) (name, client string, err error) {
+	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+		return "", "", err
+	}
+	if _, err := conn.Write([]byte("who\n")); err != nil {
+		return "", "", err
+	}
+	buf := make([]byte, 100)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return "", "", err
+	}
+	name, client, _ = strings.Cut(strings.TrimSpace(string(buf[:n])), " ")
+	return name, client, nil
+}
+
+// traffic runs until it is stopped, and counts.
+type traffic struct {
+	t       *testing.T
+	quit    chan struct{}
+	wg      sync.WaitGroup
+	asked   atomic.Int64
+	mu      sync.Mutex
+	count   map[string]int // requests by what is done
+	failed  []string
+	stopped sync.Once
+}
+
+// way is how a service is asked for.
+type way struct {
+	what, network, to string
+	from              *netns.NS
+}
+
+func (c *cluster) ways() []way {
+	return []way{
+		{"pod to cluster IP", "tcp4", "10.96.1.1:80", c.pod},
+		{"node to cluster IP", "tcp4", "10.96.1.1:80", c.node},
+		{"outside to node port", "tcp4", nodeAddr.String() + ":30080", c.outside},
+		{"outside to external IP", "tcp4", "203.0.113.10:80", c.outside},
+		{"outside to load balancer", "tcp4", "203.0.113.20:80", c.outside},
+		{"pod to load balancer", "tcp4", "203.0.113.20:80", c.pod},
+		{"backend to its own cluster IP", "tcp4", "10.96.1.1:80", c.backends["one"]},
+		{"pod to cluster IP, UDP", "udp4", "10.96.1.1:53", c.pod},
+		{"outside to node port, UDP", "udp4", nodeAddr.String() + ":30053", c.outside},
+	}
+}
+
+// startTraffic holds a connection each way and makes new ones all the time.
+func startTraffic(c *cluster) *traffic {
+	tr := &traffic{t: c.t, quit: make(chan struct{}), count: map[string]int{}}
+	c.t.Cleanup(func() { tr.stop() })
+	for _, w := range c.ways() {
+		tr.hold(w)
+		tr.renew(w)
+	}
+	tr.refused(way{"pod to a service without endpoints", "tcp4", "10.96.1.4:80", c.pod})
+	tr.refused(way{"outside to a node port without endpoints", "tcp4", nodeAddr.String() + ":30084", c.outside})
+	return tr
+}
+
+func (tr *traffic) stop() {
+	tr.stopped.Do(func() { close(tr.quit) })
+	tr.wg.Wait()
+}
+
+func (tr *traffic) fail(format string, args ...any) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.failed = append(tr.failed, time.Now().Format("05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// every calls f again and again, with a pause.
+func (tr *traffic) every(what string, pause time.Duration, f func()) {
+	tr.wg.Go(func() {
+		for n := 0; ; n++ {
+			f()
+			select {
+			case <-tr.quit:
+				tr.mu.Lock()
+				tr.count[what] += n + 1
+				tr.mu.Unlock()
+				return
+			case <-time.After(pause):
+			}
+		}
+	})
+}
+
+// hold keeps one connection, which has to stay where it is.
+func (tr *traffic) hold(w way) {
+	tr.t.Helper()
+	conn, err := dial(w.from, w.network, w.to)
+	if err != nil {
+		tr.t.Fatalf("%s: %v", w.what, err)
+	}
+	tr.t.Cleanup(func() { _ = conn.Close() })
+	first, as, err := ask(conn)
+	if err != nil {
+		tr.t.Fatalf("%s: %v", w.what, err)
+	}
+	tr.every("held: "+w.what, 20*time.Millisecond, func() {
+		name, client, err := ask(conn)
+		if err != nil || name != first || client != as {
+			tr.fail("held, %s: was %s as %s, now %s as %s: %v", w.what, first, as, name, client, err)
+		}
+	})
+}
+
+// renew makes new connections.
+func (tr *traffic) renew(w way) {
+	tr.every("new: "+w.what, 5*time.Millisecond, func() {
+		begun := time.Now()
+		conn, err := dial(w.from, w.network, w.to)
+		if err == nil {
+			_, _, err = ask(conn)
+			_ = conn.Close()
+		}
+		if err != nil {
+			tr.fail("new, %s: %v after %s", w.what, err, time.Since(begun))
+		}
+	})
+}
+
+// refused makes connections that are to be refused at once.
+func (tr *traffic) refused(w way) {
+	tr.every("refused: "+w.what, 20*time.Millisecond, func() {
+		conn, err := dial(w.from, w.network, w.to)
+		if err == nil {
+			_ = conn.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			tr.fail("refused, %s: %v", w.what, err)
+		}
+	})
+}
+
+// check stops the traffic and fails the test for each request that did not do as it should.
+func (tr *traffic) check() {
+	tr.t.Helper()
+	tr.stop()
+	total := 0
+	for what, n := range tr.count {
+		total += n
+		if n < 20 {
+			tr.t.Errorf("%s: only %d requests", what, n)
+		}
+	}
+	tr.t.Logf("%d requests, %d failed", total, len(tr.failed))
+	for i, f := range tr.failed {
+		if i == 20 {
+			break
+		}
+		tr.t.Error(f)
+	}
+}
