@@ -98,9 +98,9 @@ func write(t testing.TB, path, text string) {
 
 // authority signs client certificates.
 type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
+	cert   *x509.Certificate
+	signer any // its private key
+	pool   *x509.CertPool
 }
 
 func newAuthority(t *testing.T) *authority {
@@ -125,16 +125,20 @@ func newAuthority(t *testing.T) *authority {
 
 // issue writes a certificate and its key to files named cert and key.
 func (a *authority) issue(t *testing.T, dir string, until time.Time) {
-	template := &x509.Certificate{SerialNumber: big.NewInt(until.UnixNano()), Subject: pkix.Name{CommonName: "sluice"},
-		NotAfter: until, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &a.key.PublicKey, a.key)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := x509.MarshalPKCS8PrivateKey(a.key)
+	template := &x509.Certificate{SerialNumber: big.NewInt(until.UnixNano()), Subject: pkix.Name{CommonName: "sluice"},
+		NotAfter: until, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "cert"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-	write(t, filepath.Join(dir, "key"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})))
+	write(t, filepath.Join(dir, "key"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
 }

@@ -79,8 +79,15 @@ func followAs(t *testing.T, api *fakeAPI, config Config, tune ...func(*timing)) 
 	for _, change := range tune {
 		change(&times)
 	}
-	f := &fixture{t: t, api: api, sink: &sink{t: t, objects: map[string]any{}}}
-	f.source = newSource(config, times, f.sink, slog.New(slog.DiscardHandler))
+	f := newFixture(t, func(s *sink) *Source { return newSource(config, times, s, slog.New(slog.DiscardHandler)) })
+	f.api = api
+	return f
+}
+
+// newFixture runs a source until it is ended, or the test.
+func newFixture(t *testing.T, open func(*sink) *Source) *fixture {
+	f := &fixture{t: t, sink: &sink{t: t, objects: map[string]any{}}}
+	f.source = open(f.sink)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.source.Run(ctx) }()
@@ -97,7 +104,18 @@ func followAs(t *testing.T, api *fakeAPI, config Config, tune ...func(*timing)) 
 // wait waits until something is so.
 func (f *fixture) wait(what string, so func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(time.Millisecond) {
+	f.waitUntil(time.Now().Add(10*time.Second), time.Millisecond, what, so)
+}
+
+// waitLong waits for what takes the server its time.
+func (f *fixture) waitLong(what string, so func() bool) {
+	f.t.Helper()
+	f.waitUntil(time.Now().Add(time.Minute), 200*time.Millisecond, what, so)
+}
+
+func (f *fixture) waitUntil(deadline time.Time, every time.Duration, what string, so func() bool) {
+	f.t.Helper()
+	for ; !so(); time.Sleep(every) {
 		if time.Now().After(deadline) {
 			f.t.Fatalf("waited in vain: %s; there are %v; status %+v", what, f.names(), f.source.Status())
 		}
@@ -152,15 +170,18 @@ func (f *fixture) flush() {
 // waitIssue waits for an issue that has all these words.
 func (f *fixture) waitIssue(words ...string) {
 	f.t.Helper()
-	f.wait("issue "+strings.Join(words, " … "), func() bool {
-		return slices.ContainsFunc(f.source.Status().Issues, func(i model.Issue) bool {
-			for _, w := range words {
-				if !strings.Contains(i.String(), w) {
-					return false
-				}
+	f.wait("issue "+strings.Join(words, " … "), func() bool { return f.hasIssue(words...) })
+}
+
+// hasIssue tells whether there is an issue that has all these words.
+func (f *fixture) hasIssue(words ...string) bool {
+	return slices.ContainsFunc(f.source.Status().Issues, func(i model.Issue) bool {
+		for _, w := range words {
+			if !strings.Contains(i.String(), w) {
+				return false
 			}
-			return true
-		})
+		}
+		return true
 	})
 }
 
