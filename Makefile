@@ -21,6 +21,10 @@ BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
 VM    ?=
 
+# The image that `make image` builds, and for what.
+IMAGE     ?= sluice.dev/sluice:$(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' deploy/helm/sluice/Chart.yaml)
+PLATFORMS ?= linux/$(shell go env GOARCH)
+
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := nftables iproute2 iptables ipset nftlb
@@ -85,6 +89,14 @@ generate: ## Make the generated files again (the BPF objects, with Debian 12's c
 licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice
 	@mkdir -p bin
 	hack/licenses > bin/LICENSES
+
+.PHONY: image
+image: licenses ## Build the container image (IMAGE=name:tag PLATFORMS=linux/amd64,linux/arm64)
+	hack/image '$(IMAGE)' '$(PLATFORMS)' '$(LDFLAGS)'
+
+.PHONY: chart
+chart: ## Pack the Helm chart into bin
+	go -C test/kube/helm tool helm package $(CURDIR)/deploy/helm/sluice --destination $(CURDIR)/bin
 
 .PHONY: clean
 clean: ## Remove what was built
