@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,6 +27,8 @@ type discovery struct {
 	mu      sync.Mutex // held during a look
 	missing map[*follower]bool
 	doubted time.Time // since when absences are not believed; zero: they are
+
+	trouble atomic.Pointer[string] // why the last look failed; nil: it did not
 }
 
 func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
@@ -70,6 +73,7 @@ func (d *discovery) look(ctx context.Context) (again bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	served, unknown, err := d.served(ctx)
+	d.tell(ctx, err)
 	if err != nil {
 		switch {
 		case !apierrors.IsForbidden(err):
@@ -95,6 +99,22 @@ func (d *discovery) look(ctx context.Context) (again bool, err error) {
 		d.doubted = time.Time{}
 	}
 	return again, nil
+}
+
+// tell remembers what is to be said of a look.
+func (d *discovery) tell(ctx context.Context, err error) {
+	if err == nil {
+		d.trouble.Store(nil)
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	reason := err.Error()
+	if apierrors.IsUnauthorized(err) {
+		reason = unauthorized(err)
+	}
+	d.trouble.Store(&reason)
 }
 
 // believes tells whether the API server is one to be believed when it says that it does not serve a

@@ -56,7 +56,7 @@ func TestRealCertificateExpires(t *testing.T) {
 		c.put(t, services, fmt.Sprintf(webOn, 81))
 		return f.port("web") == 81 // the watch runs on
 	})
-	f.waitIssue("ClusterNetworkPolicy", "does not accept the credentials")
+	f.waitIssue("API discovery", "does not accept the credentials")
 	f.waitOwn(names...)
 	connections := way.connections()
 	ca.issue(t, dir, time.Now().Add(time.Hour))

@@ -265,6 +265,8 @@ func (s *Source) Status() source.Status {
 	}
 	if victims, reason := s.common(); reason != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: victims, Source: where, Reason: reason})
+	} else if t := s.discovery.trouble.Load(); t != nil {
+		st.Issues = append(st.Issues, model.Issue{Object: "API discovery", Source: where, Reason: "kinds that come or go are not noticed: " + *t})
 	}
 	for _, f := range s.followers {
 		st.Issues = append(st.Issues, f.issues()...)

@@ -90,7 +90,7 @@ func (f *follower) explain(err error) trouble {
 	case !errors.As(err, &status):
 		return trouble{reason: "read " + place.String() + ": " + err.Error()}
 	case apierrors.IsUnauthorized(err):
-		return trouble{reason: "the API server does not accept the credentials: " + err.Error() + "; renew the token or certificate that the kubeconfig file names", common: true}
+		return trouble{reason: unauthorized(err), common: true}
 	case apierrors.IsForbidden(err):
 		return trouble{reason: fmt.Sprintf("%s; allow it by a rule of the agent's ClusterRole: apiGroups: [%q], resources: [%q], verbs: [list, watch]",
 			status.Status().Message, place.group, place.plural)}
@@ -98,6 +98,10 @@ func (f *follower) explain(err error) trouble {
 		return trouble{reason: fmt.Sprintf("the API does not serve %s; it takes a Kubernetes that has %s %s", place, place.apiVersion(), place.plural)}
 	}
 	return trouble{reason: "the API server fails to serve " + place.String() + ": " + err.Error()}
+}
+
+func unauthorized(err error) string {
+	return "the API server does not accept the credentials: " + err.Error() + "; renew the token or certificate that the kubeconfig file names"
 }
 
 // suffer remembers a trouble, and logs it if it is new. What is common to several
