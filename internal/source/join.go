@@ -80,6 +80,7 @@ func (j *joined) Status() Status {
 		}
 		all.Issues = append(all.Issues, st.Issues...)
 		all.Reconnects += st.Reconnects
+		all.Kinds = append(all.Kinds, st.Kinds...)
 		all.Lacking = append(all.Lacking, st.Lacking...)
 	}
 	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")

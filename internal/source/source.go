@@ -41,11 +41,24 @@ type Status struct {
 	Issues  []model.Issue  `json:"issues"`
 	// Reconnects counts how often a connection that tells of changes had to be made anew.
 	Reconnects uint64 `json:"reconnects,omitempty"`
+	// Kinds says how each kind is followed, where that is done kind by kind.
+	Kinds []Following `json:"kinds,omitempty"`
 	// Lacking says, an item each, what a synced source has not been able to read
 	// ever since it started, so that what became of it is not known. It is
 	// empty, from then on for good, once all has been read. What it tells is
 	// in the store before it is told here.
 	Lacking []string `json:"lacking,omitempty"`
+}
+
+// Following says how the objects of one kind are followed.
+type Following struct {
+	Kind        string  `json:"kind"`
+	Synced      bool    `json:"synced"`                // all there was has been delivered once; or it is known that there are none
+	Behind      float64 `json:"behind,omitempty"`      // seconds since when changes may not come; 0: they do
+	Faults      int     `json:"faults,omitempty"`      // objects at fault
+	Reconnects  uint64  `json:"reconnects,omitempty"`  // how often what tells of changes had to be made anew
+	Lists       uint64  `json:"lists,omitempty"`       // how often all was read
+	ListSeconds float64 `json:"listSeconds,omitempty"` // how long that took the last time
 }
 
 // IsRefused tells whether an object stands in for one that is at fault: a policy

@@ -50,6 +50,8 @@ type follower struct {
 	doubted    time.Time // since when refusals are not believed; zero: there are none
 	short      int       // watches in a row that the server ended at once
 	reconnects uint64
+	lists      uint64
+	listTook   time.Duration // the last time
 }
 
 func newFollower(k kind, a *api, sink source.Sink, log *slog.Logger) *follower {
@@ -153,6 +155,7 @@ func (f *follower) checkHistory(ctx context.Context, at resource, version string
 
 // list reads all there is and delivers what is other than before.
 func (f *follower) list(ctx context.Context, at resource) error {
+	began := time.Now()
 	before := f.ledger // nobody else writes it
 	next := newLedger(f.kind.kind, len(before.entries))
 	restart := func() { next = newLedger(f.kind.kind, len(before.entries)) }
@@ -161,6 +164,10 @@ func (f *follower) list(ctx context.Context, at resource) error {
 		return err
 	}
 	f.commit(&at, next, version, listed)
+	f.mu.Lock()
+	f.lists++
+	f.listTook = time.Since(began)
+	f.mu.Unlock()
 	return nil
 }
 

@@ -270,8 +270,10 @@ func (s *Source) Status() source.Status {
 	}
 	for _, f := range s.followers {
 		st.Issues = append(st.Issues, f.issues()...)
+		following := f.following()
+		st.Reconnects += following.Reconnects
+		st.Kinds = append(st.Kinds, following)
 		f.mu.Lock()
-		st.Reconnects += f.reconnects
 		if n := f.ledger.copies; n > 0 {
 			st.Skipped[f.kind.kind.String()] = n
 		}

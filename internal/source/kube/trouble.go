@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 )
 
 // trouble is why a kind can't be followed at present. The zero value is none.
@@ -181,6 +182,20 @@ func (f *follower) issues() []model.Issue {
 		all = append(all, model.Issue{Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce})
 	}
 	return all
+}
+
+// following says how the kind is followed.
+func (f *follower) following() source.Following {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := source.Following{
+		Kind: f.kind.kind.String(), Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
+		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
+	}
+	if !f.suffers.IsZero() {
+		s.Behind = time.Since(f.suffers).Seconds()
+	}
+	return s
 }
 
 // lacking says what was never read of the kind, sorted.

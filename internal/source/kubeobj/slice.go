@@ -3,6 +3,7 @@ package kubeobj
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,6 +25,9 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	s := &model.EndpointSlice{
 		Name:    nameOf(&o.ObjectMeta, &f),
 		Service: o.Labels[discoveryv1.LabelServiceName],
+	}
+	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.Triggered = at // what cannot be read is as good as not there
 	}
 	var ipv6 bool
 	switch o.AddressType {
