@@ -19,10 +19,12 @@ type container struct {
 	spec     corev1.Container
 	sidecar  bool // an init container that goes on running
 	id       string
-	begun    metav1.Time // in the future: it waits for its next try
+	begun    time.Time // in the future: it waits for its next try
 	restarts int32
+	failures int // how often in a row it failed soon
 	served   echo.Pod
-	trouble  string // why it does not serve
+	open     bool   // the server listens
+	trouble  string // why it cannot
 	started  bool   // the startup probe is content
 	ready    bool   // the readiness probe is
 	exit     *corev1.ContainerStateTerminated
@@ -31,7 +33,7 @@ type container struct {
 
 // newContainers makes the containers of a pod that run on. What the pod's status says of an earlier
 // life of this process holds, and is overruled by the probes only.
-func newContainers(pod *corev1.Pod, now metav1.Time) []*container {
+func newContainers(pod *corev1.Pod, now time.Time) []*container {
 	var cs []*container
 	for _, spec := range pod.Spec.InitContainers {
 		if sidecar(&spec) {
@@ -49,13 +51,13 @@ func sidecar(spec *corev1.Container) bool {
 	return spec.RestartPolicy != nil && *spec.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.ContainerStatus, now metav1.Time) *container {
+func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.ContainerStatus, now time.Time) *container {
 	c := &container{spec: spec, begun: now}
 	for _, s := range known {
 		if s.Name != spec.Name || s.State.Running == nil {
 			continue
 		}
-		c.begun, c.restarts, c.last = s.State.Running.StartedAt, s.RestartCount, s.LastTerminationState.Terminated
+		c.begun, c.restarts, c.last = s.State.Running.StartedAt.Time, s.RestartCount, s.LastTerminationState.Terminated
 		c.started = s.Started != nil && *s.Started
 		c.ready = s.Ready
 	}
@@ -72,26 +74,41 @@ func containerID(pod *corev1.Pod, name string, restarts int32) string {
 }
 
 // restart begins the container's next life after the wait.
-func (c *container) restart(pod *corev1.Pod, code int, reason string, now metav1.Time, wait time.Duration) {
-	c.last = c.ended(code, reason, now)
+func (c *container) restart(pod *corev1.Pod, code int, now time.Time, wait time.Duration) {
+	c.last = c.ended(code, now)
 	c.restarts++
 	c.id = containerID(pod, c.spec.Name, c.restarts)
-	c.begun = metav1.NewTime(now.Add(wait))
+	c.begun, c.open, c.trouble = now.Add(wait), false, ""
 	c.started, c.ready = c.spec.StartupProbe == nil, c.spec.ReadinessProbe == nil
 }
 
-func (c *container) ended(code int, reason string, now metav1.Time) *corev1.ContainerStateTerminated {
+func (c *container) ended(code int, now time.Time) *corev1.ContainerStateTerminated {
+	reason := "Completed"
+	if code != 0 {
+		reason = "Error"
+	}
 	return &corev1.ContainerStateTerminated{
-		ExitCode: int32(code), Reason: reason, StartedAt: c.begun, FinishedAt: now, ContainerID: c.id,
+		ExitCode: int32(code), Reason: reason, StartedAt: stamp(c.begun), FinishedAt: stamp(now), ContainerID: c.id,
 	}
 }
 
-// backOff is how long a container waits whose command failed so many times: twice as long each time.
-func backOff(restarts int32) time.Duration { return time.Second << min(restarts, 8) }
+// stamp is a time as the API has it, which is to the second.
+func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
-// runs says whether the container has a server at this time.
-func (c *container) runs(now metav1.Time) bool {
-	return c.exit == nil && c.trouble == "" && !c.begun.After(now.Time)
+// lasting is how long a container has to run for its failures before to be forgotten.
+const lasting = 10 * time.Minute
+
+// backOff counts a failure, and says how long the container waits for its next try: not
+// at all after the first, then a second, and twice as long each time, up to some minutes. (Kubelets begin with ten seconds.)
+func (c *container) backOff(now time.Time) time.Duration {
+	if now.Sub(c.begun) > lasting {
+		c.failures = 0
+	}
+	c.failures++
+	if c.failures == 1 {
+		return 0
+	}
+	return time.Second << min(c.failures-2, 8)
 }
 
 // listens lists the ports of a container's server: those that it declares, those that

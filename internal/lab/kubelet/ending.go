@@ -1,7 +1,7 @@
 package kubelet
 
 import (
-	"context"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,47 +29,47 @@ func completes(pod *corev1.Pod) bool {
 }
 
 // complete ends the containers whose commands have come to their end, and the pod with the last of them.
-func (r *runner) complete(ctx context.Context, now time.Time) time.Duration {
-	if !completes(r.pod) {
-		return never
-	}
-	wait, phase := never, corev1.PodSucceeded
+func (r *runner) complete(now time.Time) time.Duration {
+	wait, left, phase := never, 0, corev1.PodSucceeded
 	for _, c := range r.life.containers {
 		if c.sidecar {
 			continue
 		}
-		if c.exit == nil {
-			cmd := readCommand(append(c.spec.Command, c.spec.Args...))
-			if left := c.begun.Add(max(cmd.takes, moment)).Sub(now); left > 0 {
-				wait = min(wait, left)
-				continue
-			}
-			if cmd.code != 0 && r.pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
-				r.restart(ctx, c, cmd.code, "Error", backOff(c.restarts))
-				wait = min(wait, c.begun.Sub(now))
-				continue
-			}
-			r.exit(c, cmd.code, now)
+		if c.exit == nil && c.open && completes(r.pod) {
+			wait = min(wait, r.runCommand(c, now))
 		}
-		if c.exit.ExitCode != 0 {
+		switch {
+		case c.exit == nil:
+			left++
+		case c.exit.ExitCode != 0:
 			phase = corev1.PodFailed
 		}
 	}
-	if wait == never {
+	if left == 0 {
 		r.finish(phase, now)
 	}
 	return wait
 }
 
+// runCommand ends a container whose command has come to its end, or says when it will.
+func (r *runner) runCommand(c *container, now time.Time) time.Duration {
+	cmd := readCommand(slices.Concat(c.spec.Command, c.spec.Args))
+	if left := c.begun.Add(max(cmd.takes, moment)).Sub(now); left > 0 {
+		return left
+	}
+	if cmd.code != 0 && r.pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
+		r.restart(c, cmd.code, c.backOff(now))
+		return 0
+	}
+	r.exit(c, cmd.code, now)
+	return never
+}
+
 // exit ends a container for good.
 func (r *runner) exit(c *container, code int, now time.Time) {
-	reason := "Completed"
-	if code != 0 {
-		reason = "Error"
-	}
 	r.stopProbes(c)
 	r.k.server.Remove(c.served)
-	c.exit = c.ended(code, reason, metav1.NewTime(now.Truncate(time.Second)))
+	c.open, c.exit = false, c.ended(code, now)
 }
 
 // finish ends what still runs, and the pod.

@@ -98,7 +98,7 @@ func (r *runner) judge(ctx context.Context, v verdict) {
 		c.ready = v.ok
 	case r.stage != running: // what is to stop is not restarted
 	case !v.ok:
-		r.fail(ctx, c, v.probe)
+		r.fail(c, v.probe)
 	case v.probe == startup && !c.started:
 		c.started = true
 		r.startProbes(ctx, c)
@@ -109,11 +109,11 @@ func (r *runner) judge(ctx context.Context, v verdict) {
 const killed = 137
 
 // fail ends a container whose probe gave it up. It is restarted unless the pod says never.
-func (r *runner) fail(ctx context.Context, c *container, probe string) {
+func (r *runner) fail(c *container, probe string) {
 	if r.pod.Spec.RestartPolicy == corev1.RestartPolicyNever && !c.sidecar {
 		r.exit(c, killed, time.Now())
 		return
 	}
 	r.k.event(r.pod, corev1.EventTypeNormal, "Killing", "Container %s failed %s probe, will be restarted", c.spec.Name, probe)
-	r.restart(ctx, c, killed, "Error", 0)
+	r.restart(c, killed, c.backOff(time.Now()))
 }

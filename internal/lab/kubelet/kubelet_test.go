@@ -18,16 +18,28 @@ import (
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/kubeapi"
 	"sluice.dev/sluice/internal/netns"
 )
 
-// world is a control plane and a node.
+// world is a control plane and a node. Subtests share it, each with a copy for its own T.
 type world struct {
 	*testing.T
 	plane *control.Plane
 	node  *netns.NS
 	cfg   Config
+	api   *kubeapi.Client
 	stop  func() // the kubelet
+}
+
+// run runs a subtest.
+func (w *world) run(name string, f func(w *world)) {
+	w.Run(name, func(t *testing.T) {
+		sub := *w
+		sub.T = t
+		f(&sub)
+		w.stop = sub.stop
+	})
 }
 
 // newWorld starts a control plane and a node, without its kubelet.
@@ -71,6 +83,9 @@ func newWorld(t *testing.T) *world {
 		IPs:      ips,
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	if w.api, err = kubeapi.New(api); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(w.removePods)
 	t.Cleanup(func() { w.stop() })
@@ -169,45 +184,4 @@ func (w *world) eventually(what string, ok func() bool) {
 			w.Fatalf("waited in vain: %s\n%s", what, w.kubectl("get", "pods,nodes", "-A", "-o", "wide"))
 		}
 	}
-}
-
-const web = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      containers:
-      - name: web
-        image: web:1
-        ports: [{containerPort: 80}, {containerPort: 53, protocol: UDP}]
-        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
-`
-
-// TestDeployment takes a real Deployment through its life.
-func TestDeployment(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.apply(web)
-	w.kubectl("rollout", "status", "deployment/web", "--timeout=20s")
-	for _, line := range strings.Split(w.kubectl("get", "pods", "-l", "app=web", "-o",
-		`jsonpath={range .items[*]}{.metadata.name} {.status.podIPs[0].ip} {.status.podIPs[1].ip}{"\n"}{end}`), "\n") {
-		var name, ip4, ip6 string
-		if _, err := fmt.Sscan(line, &name, &ip4, &ip6); err != nil {
-			t.Fatal(err)
-		}
-		for _, ip := range []string{ip4, ip6} {
-			if got, err := w.ask("TCP", ip, 80); got != name {
-				t.Errorf("%s at %s: answered by %q: %v", name, ip, got, err)
-			}
-			if got, err := w.ask("UDP", ip, 53); got != name {
-				t.Errorf("%s at %s: answered by %q: %v", name, ip, got, err)
-			}
-		}
-	}
-	t.Log(w.kubectl("get", "nodes,pods,leases", "-A", "-o", "wide"))
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice.dev/sluice/internal/lab/echo"
@@ -51,7 +50,7 @@ func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 		k: k, uid: pod.UID, pod: pod,
 		updates: make(chan *corev1.Pod, 1), gone: make(chan struct{}), done: make(chan struct{}),
 		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{},
-		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: metav1.NewTime(time.Now().Truncate(time.Second))},
+		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: stamp(time.Now())},
 		publisher: newPublisher(k, pod),
 	}
 	r.vanish = sync.OnceFunc(func() { close(r.gone) })
@@ -96,7 +95,7 @@ func (r *runner) run(ctx context.Context) {
 			r.tearDown()
 			return
 		case pod := <-r.updates:
-			r.accept(ctx, pod)
+			r.accept(pod)
 		case v := <-r.verdicts:
 			r.judge(ctx, v)
 		case <-wake.C:
@@ -111,7 +110,7 @@ const never = time.Hour
 // step brings the pod as far as it can come now, and says when to look again.
 func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	if r.stage == waiting {
-		if err := r.start(ctx, now); err != nil {
+		if err := r.start(now); err != nil {
 			r.life.problem = err.Error()
 			r.k.Log.Error("start a pod: trying again", "pod", nameOf(r.pod), "err", err)
 			return time.Second
@@ -123,7 +122,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	}
 	switch r.stage {
 	case running:
-		return min(r.complete(ctx, now), r.listenAgain())
+		return min(r.open(ctx, now), r.complete(now))
 	case stopping:
 		return r.stop(now)
 	}
@@ -131,7 +130,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 }
 
 // start gives the pod its network and servers, or takes it up as an earlier life of this process left it.
-func (r *runner) start(ctx context.Context, now time.Time) error {
+func (r *runner) start(now time.Time) error {
 	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
 		r.stage = ended
 		return nil
@@ -143,19 +142,21 @@ func (r *runner) start(ctx context.Context, now time.Time) error {
 	if err != nil {
 		r.k.event(r.pod, corev1.EventTypeWarning, "BadAnnotation", "%v", err)
 	}
-	r.life.containers = newContainers(r.pod, metav1.NewTime(now.Truncate(time.Second)))
+	r.life.containers = newContainers(r.pod, now)
 	r.life.phase, r.life.problem, r.stage = corev1.PodRunning, "", running
 	for _, c := range r.life.containers {
 		c.served = echo.Pod{
 			Namespace: r.pod.Namespace, Name: r.pod.Name, Container: c.spec.Name, Node: r.k.Node,
-			NetNS: r.k.NodeNS, Addrs: r.life.addrs, Ports: listens(&c.spec, extra),
+			NetNS: r.k.NodeNS, Addrs: r.life.addrs,
 		}
 		if r.sandbox != nil {
 			c.served.NetNS = r.sandbox.name
 		}
-		extra = nil // the first container's
-		r.serve(c)
-		r.startProbes(ctx, c)
+		if c.spec.Name == r.pod.Spec.Containers[0].Name {
+			c.served.Ports = listens(&c.spec, extra)
+		} else {
+			c.served.Ports = listens(&c.spec, nil)
+		}
 	}
 	return nil
 }
@@ -182,30 +183,32 @@ func (r *runner) connect() error {
 	return nil
 }
 
-func (r *runner) serve(c *container) {
-	c.trouble = ""
-	if err := r.k.server.Put(c.served); err != nil {
-		c.trouble = err.Error()
-		r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "container %s: %v", c.spec.Name, err)
-	}
-}
-
-// listenAgain tries once more to open what could not be opened.
-func (r *runner) listenAgain() time.Duration {
+// open starts the servers that are due, with their probes. What cannot be opened is tried again.
+func (r *runner) open(ctx context.Context, now time.Time) time.Duration {
 	wait := never
 	for _, c := range r.life.containers {
-		if c.trouble != "" && c.exit == nil {
-			r.serve(c)
+		if c.open || c.exit != nil {
+			continue
 		}
-		if c.trouble != "" {
-			wait = time.Second
+		if left := c.begun.Sub(now); left > 0 {
+			wait = min(wait, left)
+			continue
 		}
+		if err := r.k.server.Put(c.served); err != nil {
+			if c.trouble == "" {
+				r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "container %s: %v", c.spec.Name, err)
+			}
+			c.trouble, wait = err.Error(), min(wait, time.Second)
+			continue
+		}
+		c.open, c.trouble = true, ""
+		r.startProbes(ctx, c)
 	}
 	return wait
 }
 
 // accept takes note of a newer version of the pod.
-func (r *runner) accept(ctx context.Context, pod *corev1.Pod) {
+func (r *runner) accept(pod *corev1.Pod) {
 	r.pod = pod
 	if r.published != nil && !covers(&pod.Status, r.published) {
 		r.published = nil // someone else wrote it over, or it is on its way
@@ -222,17 +225,16 @@ func (r *runner) accept(ctx context.Context, pod *corev1.Pod) {
 		if i >= 0 && specs[i].Image != c.spec.Image {
 			r.k.event(pod, corev1.EventTypeNormal, "Killing", "Container %s definition changed, will be restarted", c.spec.Name)
 			c.spec.Image = specs[i].Image
-			r.restart(ctx, c, 0, "Completed", 0)
+			r.restart(c, 0, 0)
 		}
 	}
 }
 
-// restart ends a container's server and begins its next life.
-func (r *runner) restart(ctx context.Context, c *container, code int, reason string, wait time.Duration) {
+// restart ends a container's server; its next life begins after the wait.
+func (r *runner) restart(c *container, code int, wait time.Duration) {
 	r.stopProbes(c)
-	c.restart(r.pod, code, reason, metav1.NewTime(time.Now().Truncate(time.Second)), wait)
-	r.serve(c)
-	r.startProbes(ctx, c)
+	r.k.server.Remove(c.served)
+	c.restart(r.pod, code, time.Now(), wait)
 }
 
 // tearDown ends all that runs of the pod, and gives its addresses back.
@@ -260,7 +262,7 @@ func (r *runner) publish() {
 		return
 	}
 	remove := r.stage == ended && r.pod.DeletionTimestamp != nil
-	s := r.life.status(r.pod, metav1.NewTime(time.Now().Truncate(time.Second)))
+	s := r.life.status(r.pod, stamp(time.Now()))
 	if r.published != nil && covers(r.published, &s) && !remove {
 		return
 	}

@@ -41,7 +41,7 @@ func (l *life) status(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 	}
 	var unready []string
 	for _, c := range l.containers {
-		cs := l.containerStatus(pod, c, now)
+		cs := l.containerStatus(pod, c)
 		if !cs.Ready {
 			unready = append(unready, c.spec.Name)
 		}
@@ -49,14 +49,13 @@ func (l *life) status(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 			s.ContainerStatuses = append(s.ContainerStatuses, cs)
 		}
 	}
-	s.InitContainerStatuses = l.initStatuses(pod, now)
+	s.InitContainerStatuses = l.initStatuses(pod)
 	s.Conditions = l.conditions(pod, unready, now)
 	return s
 }
 
-func (l *life) containerStatus(pod *corev1.Pod, c *container, now metav1.Time) corev1.ContainerStatus {
-	runs := c.runs(now)
-	started := runs && c.started
+func (l *life) containerStatus(pod *corev1.Pod, c *container) corev1.ContainerStatus {
+	started := c.open && c.started
 	cs := corev1.ContainerStatus{
 		Name: c.spec.Name, Image: c.spec.Image, ImageID: "sluice://" + c.spec.Image, ContainerID: c.id,
 		RestartCount: c.restarts, Started: &started, Ready: started && c.ready && !held(pod),
@@ -69,16 +68,16 @@ func (l *life) containerStatus(pod *corev1.Pod, c *container, now metav1.Time) c
 		cs.State.Terminated = c.exit
 	case c.trouble != "":
 		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CannotListen", Message: c.trouble}
-	case !runs:
-		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "its command failed and is tried again"}
+	case !c.open:
+		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "it failed and waits for its next try"}
 	default:
-		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: c.begun}
+		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(c.begun)}
 	}
 	return cs
 }
 
 // initStatuses has the init containers: sidecars as they are, the others as completed when the pod was started.
-func (l *life) initStatuses(pod *corev1.Pod, now metav1.Time) []corev1.ContainerStatus {
+func (l *life) initStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
 	if len(l.containers) == 0 {
 		return nil
 	}
@@ -97,7 +96,7 @@ func (l *life) initStatuses(pod *corev1.Pod, now metav1.Time) []corev1.Container
 	}
 	for _, c := range l.containers {
 		if c.sidecar {
-			all = append(all, l.containerStatus(pod, c, now))
+			all = append(all, l.containerStatus(pod, c))
 		}
 	}
 	return all

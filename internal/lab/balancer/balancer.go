@@ -1,0 +1,272 @@
+// Package balancer is what a lab has in place of a cloud's load balancer: it gives Services of
+// type LoadBalancer addresses, writes them into the Services' status, and says to
+// which nodes traffic for them has to be routed.
+package balancer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"sluice.dev/sluice/internal/lab/kubeapi"
+	"sluice.dev/sluice/internal/lab/pool"
+)
+
+// Route has traffic for an address go to one of the nodes, which are sorted by name; to none, if there
+// are none. It is called from one goroutine, and again later if it fails.
+type Route func(addr netip.Addr, nodes []string) error
+
+// balancer keeps what it needs to know of the cluster.
+type balancer struct {
+	api   *kubeapi.Client
+	pools []*pool.Pool[types.NamespacedName]
+	route Route
+	log   *slog.Logger
+
+	wake     chan struct{}
+	mu       sync.Mutex // guards what the feeds write
+	services map[types.NamespacedName]*corev1.Service
+	slices   map[types.NamespacedName]slice
+	nodes    map[string]bool // those that take part
+	synced   int             // how many kinds have been read
+	dirty    map[types.NamespacedName]bool
+
+	routes map[netip.Addr][]string // as they were last set
+	owned  map[types.NamespacedName][]netip.Addr
+}
+
+// slice is what there is to know of an EndpointSlice.
+type slice struct {
+	service types.NamespacedName
+	nodes   []string // that have a ready endpoint of it
+}
+
+// Run gives addresses of the prefixes (one of each family) to all Services of type LoadBalancer that name no
+// loadBalancerClass, until ctx ends. What an earlier life gave stays given. spec.loadBalancerIP gets
+// its wish if it is of a prefix and free; a Service that cannot have an address waits for one.
+//
+// Traffic goes to all nodes that are ready, and for externalTrafficPolicy Local to those
+// that have a ready endpoint of the Service, as Kubernetes' documentation of source IPs says.
+func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
+	api, err := kubeapi.New(config)
+	if err != nil {
+		return err
+	}
+	b := &balancer{
+		api: api, route: route, log: log, wake: make(chan struct{}, 1),
+		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
+		dirty: map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
+	}
+	for _, p := range prefixes {
+		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
+	}
+	var feeds sync.WaitGroup
+	feeds.Go(func() { api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.seeService, forget: b.forgetService}) })
+	feeds.Go(func() {
+		api.EndpointSlices("").Follow(ctx, "", &feed[*discoveryv1.EndpointSlice]{b: b, see: b.seeSlice, forget: b.forgetSlice})
+	})
+	feeds.Go(func() { api.Nodes().Follow(ctx, "", &feed[*corev1.Node]{b: b, see: b.seeNode, forget: b.forgetNode}) })
+	b.work(ctx)
+	feeds.Wait()
+	return nil
+}
+
+// kinds is how many kinds of objects are followed.
+const kinds = 3
+
+// work brings what is dirty in line until ctx ends. What fails is tried again in a second.
+func (b *balancer) work(ctx context.Context) {
+	for {
+		retry := time.After(time.Hour)
+		b.mu.Lock()
+		dirty := b.dirty
+		if b.synced < kinds {
+			dirty = nil
+		} else {
+			b.dirty = map[types.NamespacedName]bool{}
+		}
+		b.mu.Unlock()
+		for name := range dirty {
+			if err := b.settle(ctx, name); err != nil && ctx.Err() == nil {
+				b.log.Warn("balance a service: trying again", "service", name, "err", err)
+				b.mu.Lock()
+				b.dirty[name] = true
+				b.mu.Unlock()
+				retry = time.After(time.Second)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+		case <-retry:
+		}
+	}
+}
+
+// settle gives a Service what it should have: addresses, a status that says so, routes.
+func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error {
+	b.mu.Lock()
+	svc := b.services[name]
+	nodes := b.nodesOf(name, svc)
+	b.mu.Unlock()
+	addrs, err := b.assign(name, svc)
+	for _, a := range b.owned[name] {
+		if !slices.Contains(addrs, a) {
+			if err := b.setRoute(a, nil); err != nil {
+				return err
+			}
+		}
+	}
+	b.owned[name] = addrs
+	if len(addrs) == 0 {
+		delete(b.owned, name)
+	}
+	for _, a := range addrs { // before anyone hears of the address
+		if err := b.setRoute(a, nodes); err != nil {
+			return err
+		}
+	}
+	if svc != nil {
+		if err := b.writeStatus(ctx, svc, addrs); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// setRoute has traffic for an address go to nodes, if it does not yet.
+func (b *balancer) setRoute(a netip.Addr, nodes []string) error {
+	if slices.Equal(b.routes[a], nodes) {
+		return nil
+	}
+	if err := b.route(a, nodes); err != nil {
+		return fmt.Errorf("route %s: %w", a, err)
+	}
+	if b.routes[a] = nodes; len(nodes) == 0 {
+		delete(b.routes, a)
+	}
+	return nil
+}
+
+// nodesOf lists the nodes that take a Service's traffic. mu is held.
+func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []string {
+	var nodes []string
+	if svc == nil {
+		return nil
+	}
+	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		for n := range b.nodes {
+			nodes = append(nodes, n)
+		}
+	} else {
+		for _, s := range b.slices {
+			if s.service == name {
+				nodes = append(nodes, s.nodes...)
+			}
+		}
+		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !b.nodes[n] })
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// ours says whether a Service is one that this balancer is for.
+func ours(svc *corev1.Service) bool {
+	return svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil &&
+		svc.DeletionTimestamp == nil
+}
+
+// assign returns the addresses that a Service has from now on: one of each of its families. Its
+// error says which it cannot have; the others count.
+func (b *balancer) assign(name types.NamespacedName, svc *corev1.Service) (addrs []netip.Addr, err error) {
+	if !ours(svc) {
+		for _, p := range b.pools {
+			p.Release(name)
+		}
+		return nil, nil
+	}
+	for _, p := range b.pools {
+		if !slices.Contains(svc.Spec.IPFamilies, familyOf(p.Prefix())) {
+			p.Release(name)
+			continue
+		}
+		if wish, parseErr := netip.ParseAddr(svc.Spec.LoadBalancerIP); parseErr == nil && p.Prefix().Contains(wish) {
+			if !p.Claim(name, wish) {
+				p.Release(name)
+				err = fmt.Errorf("loadBalancerIP %s is in use or no host's", wish)
+				continue
+			}
+		}
+		a, takeErr := p.Take(name)
+		if takeErr != nil {
+			err = takeErr
+			continue
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs, err
+}
+
+func familyOf(p netip.Prefix) corev1.IPFamily {
+	if p.Addr().Is4() {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
+}
+
+// writeStatus writes a Service's addresses into its status, if it does not have them. A
+// status with addresses of others is left to them unless the Service is ours.
+func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs []netip.Addr) error {
+	var had, want []string
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		had = append(had, in.IP)
+	}
+	for _, a := range addrs {
+		want = append(want, a.String())
+	}
+	if slices.Equal(had, want) || !ours(svc) && !b.gave(svc) {
+		return nil
+	}
+	ingress := []corev1.LoadBalancerIngress{}
+	for _, a := range want {
+		ingress = append(ingress, corev1.LoadBalancerIngress{IP: a})
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": svc.UID, "resourceVersion": svc.ResourceVersion},
+		"status":   map[string]any{"loadBalancer": map[string]any{"ingress": ingress}},
+	})
+	if err != nil {
+		return fmt.Errorf("write status: %w", err)
+	}
+	_, err = b.api.Services(svc.Namespace).Patch(ctx, svc.Name, types.MergePatchType, patch, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // a newer version is on its way to us
+	}
+	if err != nil {
+		return fmt.Errorf("write status: %w", err)
+	}
+	return nil
+}
+
+// gave says whether a Service's status has an address of ours.
+func (b *balancer) gave(svc *corev1.Service) bool {
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		a, err := netip.ParseAddr(in.IP)
+		if err == nil && slices.ContainsFunc(b.pools, func(p *pool.Pool[types.NamespacedName]) bool { return p.Prefix().Contains(a) }) {
+			return svc.Spec.LoadBalancerClass == nil
+		}
+	}
+	return false
+}
