@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
@@ -20,7 +21,7 @@ func From(ctx context.Context, o Options) error {
 	for _, p := range parts {
 		o.ok("found %s", p)
 	}
-	if err := o.agentReady(ctx); err != nil {
+	if err := o.agentReady(ctx, 0); err != nil {
 		return err
 	}
 	if err := o.coversProxy(ctx); err != nil {
@@ -32,8 +33,8 @@ func From(ctx context.Context, o Options) error {
 	if err := o.proxyGone(ctx); err != nil {
 		return err
 	}
-	// The agent may have died while others were waited for.
-	if err := o.agentReady(ctx); err != nil {
+	// The agent may have died while others were waited for; and ports that kube-proxy had are free now.
+	if err := o.agentReady(ctx, settleFor); err != nil {
 		return err
 	}
 	return o.removeProxy(ctx)
@@ -53,15 +54,20 @@ func (o *Options) nothingFrom() error {
 	return nil
 }
 
-// agentReady waits until the agent has programmed all that is declared.
-func (o *Options) agentReady(ctx context.Context) error {
+// agentReady waits until the agent has programmed all that is declared. Objects at fault don't stop it, but for patience it waits that they
+// are no longer.
+func (o *Options) agentReady(ctx context.Context, patience time.Duration) error {
 	var minor error
+	begun := time.Now()
 	err := o.wait(ctx, func() (string, error) {
-		err := o.Agent.Sync(ctx)
-		if minor = err; err == nil || o.Minor != nil && o.Minor(err) {
+		minor = o.Agent.Sync(ctx)
+		for ; o.Minor(minor) && time.Since(begun) < patience && ctx.Err() == nil; minor = o.Agent.Sync(ctx) {
+			time.Sleep(poll)
+		}
+		if minor == nil || o.Minor(minor) {
 			return "", ctx.Err()
 		}
-		return fmt.Sprintf("the agent has not programmed all that is declared: %v", err), ctx.Err()
+		return fmt.Sprintf("the agent has not programmed all that is declared: %v", minor), ctx.Err()
 	})
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ type Agent interface {
 type Options struct {
 	Socket string // where the agent is reached
 	Agent  Agent
-	// Minor reports whether an error of Sync leaves everything else programmed.
+	// Minor reports whether an error of Sync is about some objects, and all others are programmed; false for nil.
 	Minor func(error) bool
 	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's network namespace.
 	Kernel driver.Lister

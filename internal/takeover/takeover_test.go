@@ -3,6 +3,8 @@ package takeover_test
 import (
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // foreign are rules of others, some with names like kube-proxy's.
@@ -58,7 +60,7 @@ func thereAndBack(t *testing.T, mode, backend string) {
 		t.Fatal(err)
 	}
 	if after := withoutSluice(c.rules(backend)); after != before {
-		t.Errorf("rules of others before:\n%s\nand after:\n%s", before, after)
+		t.Errorf("rules of others, before and after:\n%s", cmp.Diff(strings.Split(before, "\n"), strings.Split(after, "\n")))
 	}
 	if out, err = c.takeover("--from", "kube-proxy"); err != nil || !strings.Contains(out, "nothing to do") {
 		t.Errorf("a second time: %v\n%s", err, out)
@@ -111,15 +113,30 @@ func (c *cluster) addForeign(backend string) {
 	}
 	for _, family := range []string{"", "6"} {
 		restore := "/usr/sbin/ip" + family + "tables-" + backend + "-restore"
-		c.onNode("sh", "-c", restore+" --noflush <<'E'\n"+foreignTables+"E")
+		c.onNode("sh", "-c", restore+" --noflush <<'E'\n"+foreignTables+kubeletRule[family]+"COMMIT\nE")
 	}
 }
 
+// kubeletRule is the kubelet's in KUBE-FIREWALL. kube-proxy in iptables mode makes that of IPv4, too, and leaves it.
+var kubeletRule = map[string]string{
+	"":  `-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP` + "\n",
+	"6": "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n",
+}
+
 const foreignTables = `*mangle
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
 COMMIT
 *nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
 :KUBE-MARK-DROP - [0:0]
 :CNI-HOSTPORT-DNAT - [0:0]
@@ -128,6 +145,9 @@ COMMIT
 -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name" -m multiport --dports 12345 -j RETURN
 COMMIT
 *filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
 :KUBE-FIREWALL - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
 :KUBE-ROUTER-FORWARD - [0:0]
@@ -136,8 +156,6 @@ COMMIT
 -A OUTPUT -j KUBE-FIREWALL
 -A FORWARD -m comment --comment "of kube-router" -j KUBE-ROUTER-FORWARD
 -A KUBE-ROUTER-FORWARD -j KUBE-POD-FW-ABCDEFGHIJKLMNOP
--A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
-COMMIT
 `
 
 // rules are all of the node's, without their counters.
