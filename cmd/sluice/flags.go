@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/source/manifest"
@@ -17,10 +18,13 @@ import (
 
 // nodeFlags say what is to be programmed: the objects, and the node they are compiled for.
 type nodeFlags struct {
-	manifests                                    string
-	node                                         string
-	clusterCIDRs, serviceCIDRs, nodePortPrefixes prefixes
-	masqueradeAll                                bool
+	manifests                  string
+	node                       string
+	clusterCIDRs, serviceCIDRs prefixes
+	clusterUnknown             bool // see compile.Config
+	nodePorts                  nodePorts
+	primaryAddr                netip.Addr // see compile.Config
+	masqueradeAll              bool
 	kubeFlags
 	policyFlags
 }
@@ -31,7 +35,7 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.node, "node", "", "name of this node's Node object (default: the host's name)")
 	fl.Var(&f.clusterCIDRs, "cluster-cidr", "the pods' addresses in the whole cluster, one or two CIDRs; what comes from elsewhere is masqueraded")
 	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
-	fl.Var(&f.nodePortPrefixes, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts (default: the node's first address of each family)")
+	fl.Var(&f.nodePorts, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts; 'all' for all, 'primary' for the node's first of each family, which is the default")
 	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
 	f.kubeFlags.register(cmd)
 	f.policyFlags.register(cmd)
@@ -41,8 +45,9 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 // config is the compiler's configuration of these flags.
 func (f *nodeFlags) config() (compile.Config, error) {
 	c := compile.Config{
-		Node: f.node, ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs,
-		NodePortAddresses: f.nodePortPrefixes, MasqueradeAll: f.masqueradeAll,
+		Node: f.node, ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs, ClusterUnknown: f.clusterUnknown,
+		NodePortAddresses: f.nodePorts.cidrs, NodePortPrimary: f.nodePorts.primary, PrimaryAddr: f.primaryAddr,
+		MasqueradeAll: f.masqueradeAll,
 	}
 	if c.Node == "" {
 		name, err := os.Hostname()
@@ -102,6 +107,47 @@ func (p *prefixes) Set(list string) error {
 
 // Type implements pflag.Value.
 func (p *prefixes) Type() string { return "CIDRs" }
+
+// nodePorts is a flag of the node addresses that serve NodePorts: CIDRs, or the words that kube-proxy has for
+// some. Without any, it is the node's first address of each family.
+type nodePorts struct {
+	cidrs   prefixes
+	primary bool
+}
+
+// String implements pflag.Value.
+func (n *nodePorts) String() string {
+	text := n.cidrs.String()
+	switch {
+	case !n.primary:
+		return text
+	case text == "":
+		return kubeproxy.Primary
+	}
+	return kubeproxy.Primary + "," + text
+}
+
+// Set implements pflag.Value.
+func (n *nodePorts) Set(list string) error {
+	for s := range splitList(list) {
+		switch s {
+		case kubeproxy.Primary:
+			n.primary = true
+			continue
+		case kubeproxy.All:
+			s = "0.0.0.0/0,::/0"
+		case kubeproxy.Localhost:
+			s = "127.0.0.0/8,::1/128"
+		}
+		if err := n.cidrs.Set(s); err != nil {
+			return fmt.Errorf("%w, nor one of the words %s, %s and %s", err, kubeproxy.Primary, kubeproxy.All, kubeproxy.Localhost)
+		}
+	}
+	return nil
+}
+
+// Type implements pflag.Value.
+func (n *nodePorts) Type() string { return "CIDRs" }
 
 // socketFlag adds --socket.
 func socketFlag(cmd *cobra.Command, socket *string) {

@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/store"
@@ -19,6 +20,7 @@ import (
 
 type runOptions struct {
 	nodeFlags
+	kubeProxy      kubeproxy.Flags
 	socket         string
 	metricsAddress string
 	healthzAddress string
@@ -31,30 +33,44 @@ type runOptions struct {
 func newRunCommand() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run (--manifests DIR | --kubeconfig FILE | --in-cluster)",
+		Use:   "run (--manifests DIR | --kubeconfig FILE | --in-cluster | --config FILE)",
 		Short: "Run the agent: keep this network namespace's kernel in step with the manifests, or a Kubernetes API",
 		Long: `Run the agent: it watches a folder of Kubernetes manifests, or a Kubernetes API,
 and keeps the kernel of its network namespace in step. It needs CAP_NET_ADMIN. When
-it ends, what it programmed stays and goes on working; 'sluice cleanup' removes it.`,
+it ends, what it programmed stays and goes on working; 'sluice cleanup' removes it.
+
+With --config, or any other flag that only kube-proxy has, it takes kube-proxy's
+place: its defaults hold, its addresses are served and its kernel parameters set.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
 	}
 	o.register(cmd)
+	o.kubeProxy.Register(cmd.Flags())
 	socketFlag(cmd, &o.socket)
 	fl := cmd.Flags()
 	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "serve Prometheus metrics here; '' for nowhere")
 	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "serve /healthz, /livez and /readyz here; '' for nowhere")
 	fl.DurationVar(&o.auditInterval, "audit-interval", time.Minute, "compare everything with the kernel this often")
-	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off")
+	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off, and set what --config says of connection tracking")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }
 
 func run(cmd *cobra.Command, o runOptions) error {
+	proxy, err := o.takeSeat(cmd)
+	if err != nil {
+		return err
+	}
 	log, err := newLogger(cmd.ErrOrStderr(), o.logFormat, o.logLevel)
 	if err != nil {
 		return err
+	}
+	if proxy != nil {
+		if done, err := proxy.once(&o, log); done {
+			return err
+		}
+		proxy.tell(log)
 	}
 	if err := o.checkObjects(); err != nil {
 		return err
@@ -81,7 +97,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 			if o.setSysctls {
 				setSysctls(log, o)
 			}
+			if proxy != nil {
+				proxy.tune(log, &o)
+			}
 		},
+	}
+	if proxy != nil {
+		proxy.agent(&c)
 	}
 	if len(config.NodePortAddresses) > 0 {
 		if c.HostAddresses, err = followAddresses(cmd.Context(), log); err != nil {
@@ -100,6 +122,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 		}
 		c.Drops = readDrops(log)
 	}
+	if proxy != nil {
+		return privilege(proxy.run(cmd.Context(), agent.New(c)))
+	}
 	return privilege(agent.New(c).Run(cmd.Context()))
 }
 
@@ -110,7 +135,12 @@ func setSysctls(log *slog.Logger, o runOptions) {
 	if err != nil {
 		log.Warn("a kernel parameter is not as it should be", "error", err)
 	}
-	changes, err := sysctl.Set(sysctl.RecordPath(o.socket), want)
+	applySysctls(log, sysctl.RecordPath(o.socket), want)
+}
+
+// applySysctls sets parameters; failures are only told.
+func applySysctls(log *slog.Logger, record string, want map[string]string) {
+	changes, err := sysctl.Set(record, want)
 	for _, c := range changes {
 		log.Info("kernel parameter set; 'sluice cleanup' restores it", "parameter", c.Key, "value", c.Now, "was", c.Was)
 	}

@@ -69,6 +69,9 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), agent.Count(f.Attempts, "attempt"), f.Error)
 	}
 	row("healed", "%s", agent.Count(s.Heals, "time"))
+	for i, address := range slices.Sorted(maps.Keys(s.Unserved)) {
+		row([]string{"not served", ""}[min(i, 1)], "%s: trying until it can be: %s", address, s.Unserved[address])
+	}
 	if c := s.Conntrack; c != nil && c.Max > 0 {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
 	}

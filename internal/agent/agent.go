@@ -8,11 +8,10 @@
 package agent
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -42,6 +41,17 @@ type Config struct {
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server
+
+	// MustServe has Run fail where one of these addresses is taken; otherwise the agent works without
+	// and serves there once it is free.
+	MustServe bool
+	// Pages, if set, answers what is asked for at MetricsAddress beside the agent's own.
+	Pages http.Handler
+
+	// UnhealthyAfter is how long a change may wait for the kernel before the agent counts as unhealthy; 0: a minute.
+	UnhealthyAfter time.Duration
+	// NodeNeeded has /healthz fail while there is no Node object, as with kube-proxy.
+	NodeNeeded bool
 
 	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
@@ -93,9 +103,12 @@ type Agent struct {
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
 	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), drops: dropLog{open: c.Drops}}
-	a.health = &health{limit: unhealthyAfter, now: time.Now, eligible: func() bool {
+	a.health = &health{limit: cmp.Or(c.UnhealthyAfter, unhealthyAfter), now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
-		return node == nil || !node.Leaving
+		if node == nil {
+			return !c.NodeNeeded
+		}
+		return !node.Leaving
 	}}
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
 	a.metrics = newMetrics(a)
@@ -103,7 +116,7 @@ func New(c Config) *Agent {
 }
 
 // Run works until ctx ends, then returns nil and leaves the kernel as it is. An
-// error means that the agent cannot work: an address is taken, the kernel or the
+// error means that the agent cannot work: the socket or (MustServe) an address is taken, the kernel or the
 // privileges do not suffice, or the source can never be read.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.Driver.Probe(ctx); err != nil {
@@ -119,7 +132,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range servers {
-		group.Go(func() error { serve(a.Log, s.what, s.Server, s.listener); return nil })
+		group.Go(func() error { a.serve(ctx, s); return nil })
 	}
 	group.Go(func() error {
 		<-ctx.Done()
@@ -139,44 +152,4 @@ func (a *Agent) Run(ctx context.Context) error {
 	err = group.Wait()
 	a.Log.Info("agent stopped; what it programmed stays in the kernel", "node", a.Node)
 	return err
-}
-
-// server is an HTTP server with what it listens on.
-type server struct {
-	*http.Server
-	what     string
-	listener net.Listener
-}
-
-// listen opens all that the agent serves on, or nothing.
-func (a *Agent) listen() ([]server, error) {
-	var servers []server
-	fail := func(err error) ([]server, error) {
-		for _, s := range servers {
-			err = errors.Join(err, s.listener.Close())
-		}
-		return nil, err
-	}
-	l, err := Listen(a.Socket)
-	if err != nil {
-		return fail(err)
-	}
-	servers = append(servers, server{newServer(a.handler()), "socket", l})
-	for _, s := range []struct {
-		flag, address string
-		handler       http.Handler
-	}{
-		{"--metrics-address", a.MetricsAddress, a.metrics.handler()},
-		{"--healthz-address", a.HealthzAddress, a.health.handler(a.metrics.healthz, a.metrics.livez)},
-	} {
-		if s.address == "" {
-			continue
-		}
-		l, err := net.Listen("tcp", s.address)
-		if err != nil {
-			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or switch it off with %s=''", s.address, err, s.flag, s.flag))
-		}
-		servers = append(servers, server{newServer(s.handler), s.flag, l})
-	}
-	return servers, nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -420,13 +421,55 @@ func TestAddressInUse(t *testing.T) {
 	st := store.New()
 	c := Config{
 		Store: st, Source: &fakeSource{store: st}, Driver: newFakeDriver(), Compiler: compile.New(compile.Config{}),
-		Socket: filepath.Join(t.TempDir(), "s.sock"), HealthzAddress: taken.Addr().String(), AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
+		Socket: filepath.Join(t.TempDir(), "s.sock"), HealthzAddress: taken.Addr().String(), MustServe: true, AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
 	}
 	if err := New(c).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--healthz-address") {
 		t.Errorf("Run with a taken address: %v", err)
 	}
 	if Alive(c.Socket) {
 		t.Error("the socket still answers")
+	}
+}
+
+func TestAddressThatBecomesFree(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	address := taken.Addr().String()
+	b := start(t, func(c *Config) { c.MetricsAddress = address })
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	eventually(t, "the agent works without the address and says so", func() bool {
+		s := b.Status()
+		return s.OK && strings.Contains(s.Unserved[address], "in use") && strings.Contains(b.log.String(), "address cannot be served on")
+	})
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the address is served once it is free", func() bool {
+		answer, err := http.Get("http://" + address + "/proxyMode")
+		if err != nil {
+			return false
+		}
+		_ = answer.Body.Close()
+		return answer.StatusCode == http.StatusOK && len(b.Status().Unserved) == 0
+	})
+	http.DefaultClient.CloseIdleConnections()
+	if n := strings.Count(b.log.String(), "address cannot be served on"); n != 1 {
+		t.Errorf("it is said %d times that the address is taken", n)
+	}
+}
+
+func TestAddressThatIsWrong(t *testing.T) {
+	st := store.New()
+	c := Config{
+		Store: st, Source: &fakeSource{store: st}, Driver: newFakeDriver(), Compiler: compile.New(compile.Config{}),
+		Socket: filepath.Join(t.TempDir(), "s.sock"), MetricsAddress: "127.0.0.1:http-or-so", AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
+	}
+	if err := New(c).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--metrics-address") {
+		t.Errorf("Run with an address that never can be had: %v", err)
 	}
 }
 

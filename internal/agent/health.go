@@ -56,24 +56,46 @@ func (h *health) ready() bool {
 	return !h.updated.IsZero()
 }
 
+// healthBody is what kube-proxy 1.37 answers.
+type healthBody struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"` // of the programming alone, whatever befalls the node
+	Status       map[string]familyHealth `json:"status,omitempty"`
+}
+
+// familyHealth is what is said of an address family. Both always fare alike here.
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+func (h *health) body(eligible *bool) healthBody {
+	ok, updated := h.healthy()
+	b := healthBody{LastUpdated: updated, CurrentTime: h.now(), NodeEligible: eligible, Healthy: ok}
+	if !updated.IsZero() {
+		b.Status = map[string]familyHealth{}
+		for _, family := range families {
+			b.Status[family] = familyHealth{updated, ok}
+		}
+	}
+	return b
+}
+
 // handler serves kube-proxy's /healthz and /livez, and /readyz. It counts the
 // answers of the first two by code.
 func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, count *prometheus.CounterVec, eligible *bool) {
-		ok, updated := h.healthy()
-		now, code := h.now(), http.StatusServiceUnavailable
-		if ok && (eligible == nil || *eligible) {
+		body, code := h.body(eligible), http.StatusServiceUnavailable
+		if body.Healthy && (eligible == nil || *eligible) {
 			// As kube-proxy has it: a healthy proxy is up to date now, also
 			// when nothing changed for long.
-			updated, code = now, http.StatusOK
+			body.LastUpdated, code = body.CurrentTime, http.StatusOK
 		}
 		count.WithLabelValues(fmt.Sprint(code)).Inc()
-		writeJSON(w, code, struct {
-			LastUpdated  time.Time `json:"lastUpdated"`
-			CurrentTime  time.Time `json:"currentTime"`
-			NodeEligible *bool     `json:"nodeEligible,omitempty"`
-		}{updated, now, eligible})
+		writeJSON(w, code, body)
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		eligible := h.eligible()

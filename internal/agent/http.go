@@ -1,12 +1,113 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
+	"time"
 )
+
+// openInterval is the time between two attempts to open an address that is taken.
+const openInterval = 500 * time.Millisecond
+
+// server is an HTTP server with what it listens on; the listener is nil while its address is taken.
+type server struct {
+	*http.Server
+	what, address string
+	listener      net.Listener
+}
+
+// listen opens all that the agent serves on, or nothing. An address that is taken, as by the kube-proxy that
+// is about to be replaced, is left for serve to open later, unless it must be had now.
+func (a *Agent) listen() ([]server, error) {
+	var servers []server
+	fail := func(err error) ([]server, error) {
+		for _, s := range servers {
+			if s.listener != nil {
+				err = errors.Join(err, s.listener.Close())
+			}
+		}
+		return nil, err
+	}
+	l, err := Listen(a.Socket)
+	if err != nil {
+		return fail(err)
+	}
+	servers = append(servers, server{newServer(a.handler()), "socket", a.Socket, l})
+	for _, s := range []server{
+		{newServer(a.metrics.handler(a.Pages)), "--metrics-address", a.MetricsAddress, nil},
+		{newServer(a.health.handler(a.metrics.healthz, a.metrics.livez)), "--healthz-address", a.HealthzAddress, nil},
+	} {
+		if s.address == "" {
+			continue
+		}
+		s.listener, err = net.Listen("tcp", s.address)
+		if err != nil && (a.MustServe || !taken(err)) {
+			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or switch it off with %s=''", s.address, err, s.what, s.what))
+		}
+		servers = append(servers, s)
+	}
+	return servers, nil
+}
+
+// taken reports whether an address cannot be had now, but may be later: somebody else has it, or the host does not.
+func taken(err error) bool {
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
+}
+
+// serve answers requests until the server is closed, from when its address can be had.
+func (a *Agent) serve(ctx context.Context, s server) {
+	if s.listener == nil {
+		if s.listener = a.open(ctx, s.what, s.address); s.listener == nil {
+			return
+		}
+	}
+	serve(a.Log, s.what, s.Server, s.listener)
+}
+
+// open waits for an address and opens it; it returns nil if ctx ends before. Meanwhile, the agent's status says so.
+func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
+	again := time.NewTicker(openInterval)
+	defer again.Stop()
+	last := ""
+	for {
+		l, err := net.Listen("tcp", address)
+		switch {
+		case err == nil:
+			a.unserved(address, nil)
+			a.Log.Info("address is free and served now", "address", address, "flag", what)
+			return l
+		case err.Error() != last:
+			a.unserved(address, err)
+			a.Log.Warn("address cannot be served on; trying until it can", "address", address, "flag", what, "error", err)
+			last = err.Error()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again.C:
+		}
+	}
+}
+
+// unserved records that an address cannot be served on, or (nil) that it can.
+func (a *Agent) unserved(address string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.record.unserved, address)
+	if err == nil {
+		return
+	}
+	if a.record.unserved == nil {
+		a.record.unserved = map[string]string{}
+	}
+	a.record.unserved[address] = err.Error()
+}
 
 // serve answers requests on l until the server is closed.
 func serve(log *slog.Logger, what string, s *http.Server, l net.Listener) {

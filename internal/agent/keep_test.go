@@ -49,7 +49,7 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	if s := b.Status(); s.OK || s.Kept != 2 || s.Heals != 0 {
 		t.Errorf("status while something is lacking: %+v", s)
 	}
-	if text := scrape(t, b.metrics.handler(), "/metrics"); !strings.Contains(text, "\nsluice_frontends_kept 2\n") {
+	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "\nsluice_frontends_kept 2\n") {
 		t.Error("the metric does not count what is kept")
 	}
 	if plan, err := b.client.Plan(t.Context()); err != nil || plan.Operations != 0 {
@@ -90,7 +90,7 @@ func TestLastEndpointGoesWhileKeeping(t *testing.T) {
 	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.holds(t, web1, web2)
-	if text := scrape(t, b.metrics.handler(), "/metrics"); !strings.Contains(text, "\nkubeproxy_sync_proxy_rules_nftables_sync_failures_total 0\n") {
+	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "\nkubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv4\"} 0\n") {
 		t.Error("changes while something is kept count as failures")
 	}
 	if strings.Contains(b.log.String(), "failed") {

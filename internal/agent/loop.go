@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 const (
@@ -46,8 +47,9 @@ type loop struct {
 	had     map[state.FrontendKey]bool // while lacking: what has had an endpoint since the start
 	keeping bool                       // what was adopted last kept something: a change needs an adoption, too
 
-	since   time.Time // when the oldest change came that is not in the kernel yet; zero: all are
-	waiting []waiter  // answered after the next attempt
+	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
+	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
+	waiting []waiter        // answered after the next attempt
 	known   map[model.Issue]bool
 }
 
@@ -209,6 +211,7 @@ func (l *loop) compile() state.Delta {
 	if l.since.IsZero() {
 		l.since = dirty.Since
 	}
+	l.caused = append(l.caused, dirty.Triggers...)
 	delta := l.Compiler.Update(l.Store, dirty)
 	if l.lacking {
 		l.note(delta)
@@ -225,6 +228,7 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 	}
 	if !l.stale && !l.keeping {
 		done, err := l.apply(ctx, pathUpdate, func() (driver.Plan, error) { return l.Driver.Update(ctx, delta) })
+		done.families = touched(delta)
 		if err == nil || ctx.Err() != nil {
 			return done, err
 		}
@@ -232,7 +236,7 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 			why = tampering
 		} else {
 			l.Log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", services(delta), "policy", delta.Policy.Len())
-			l.metrics.failures.Inc()
+			l.metrics.failed(done.families)
 		}
 		l.stale = true
 	}
@@ -241,6 +245,7 @@ func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Appl
 		p, kept, err = l.adopt(ctx)
 		return p, err
 	})
+	done.families = bothFamilies
 	if err != nil {
 		return done, err
 	}
@@ -290,8 +295,8 @@ func (l *loop) succeeded(done Applied) {
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	l.metrics.applied(done, l.since)
-	l.since = time.Time{}
+	l.metrics.applied(done, l.since, l.caused)
+	l.since, l.caused = time.Time{}, nil
 	l.health.applied()
 	l.mu.Lock()
 	if done.Operations > 0 || first {
@@ -312,7 +317,7 @@ func (l *loop) succeeded(done Applied) {
 // failed records the error and arranges for the next attempt.
 func (l *loop) failed(err error, delta state.Delta) {
 	l.stale = true
-	l.metrics.failures.Inc()
+	l.metrics.failed(bothFamilies)
 	l.delay = min(max(2*l.delay, firstDelay), lastDelay)
 	if errors.Is(err, driver.ErrBusy) {
 		l.delay = hurriedDelay // the owner may be on its way out

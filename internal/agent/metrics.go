@@ -15,21 +15,23 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// metrics are kube-proxy's, by their names, where we have the same thing to say, and
-// our own under sluice_. kube-proxy's label ip_family is left out: one transaction
-// programs both families, and a sum over the label gives the same either way.
+// metrics are kube-proxy's, by their names and labels, where we have the same thing to say, and
+// our own under sluice_. One transaction programs both address families, so what it took counts for
+// each family whose services it was about.
 type metrics struct {
 	registry *prometheus.Registry
+	started  time.Time
 
-	sync, full, partial    prometheus.Histogram
-	programming, change    prometheus.Histogram
+	sync, full, partial    *prometheus.HistogramVec
+	programming            *prometheus.HistogramVec
+	change                 prometheus.Histogram
 	apply                  *prometheus.HistogramVec
-	lastSync, lastQueued   prometheus.Gauge
+	lastSync, lastQueued   *prometheus.GaugeVec
 	endpointsTotal         prometheus.Counter
 	servicesTotal          prometheus.Counter
 	endpointsPending       prometheus.Gauge
 	servicesPending        prometheus.Gauge
-	failures               prometheus.Counter
+	failures               *prometheus.CounterVec
 	healthz, livez         *prometheus.CounterVec
 	heals, operationsTotal prometheus.Counter
 }
@@ -37,20 +39,22 @@ type metrics struct {
 func newMetrics(a *Agent) *metrics {
 	m := &metrics{
 		registry:    prometheus.NewRegistry(),
-		sync:        kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change.", prometheus.ExponentialBuckets(0.001, 2, 15)),
-		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", prometheus.ExponentialBuckets(0.001, 2, 15)),
-		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed.", prometheus.ExponentialBuckets(0.001, 2, 15)),
-		programming: kubeHistogram("network_programming_duration_seconds", "Time from a change's arrival in the store to the kernel's acknowledgement.", programmingBuckets()),
-		lastSync:    kubeGauge("sync_proxy_rules_last_timestamp_seconds", "When the kernel last had all that was wanted, as Unix time."),
-		lastQueued:  kubeGauge("sync_proxy_rules_last_queued_timestamp_seconds", "When the last change that was taken up had come, as Unix time."),
+		started:     a.started,
+		sync:        kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change of services.", syncBuckets()),
+		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", syncBuckets()),
+		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed of services.", syncBuckets()),
+		programming: kubeHistogram("network_programming_duration_seconds", "Time from when a pod or service changed, as its EndpointSlice says, to the kernel's acknowledgement.", programmingBuckets()),
+		lastSync:    byFamily("sync_proxy_rules_last_timestamp_seconds", "When the kernel last had all that was wanted, as Unix time."),
+		lastQueued:  byFamily("sync_proxy_rules_last_queued_timestamp_seconds", "When the last change that was taken up had come, as Unix time."),
 
 		endpointsTotal:   kubeCounter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints seen."),
 		servicesTotal:    kubeCounter("sync_proxy_rules_service_changes_total", "Changes of services seen."),
 		endpointsPending: kubeGauge("sync_proxy_rules_endpoint_changes_pending", "Changes of endpoints that wait for the kernel."),
 		servicesPending:  kubeGauge("sync_proxy_rules_service_changes_pending", "Changes of services that wait for the kernel."),
-		failures:         kubeCounter("sync_proxy_rules_nftables_sync_failures_total", "Attempts to program the kernel that failed."),
-		healthz:          byCode("proxy_healthz_total", "Answers of /healthz by HTTP status."),
-		livez:            byCode("proxy_livez_total", "Answers of /livez by HTTP status."),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+			Help: "Attempts to program the kernel that failed."}, familyLabel),
+		healthz: byCode("proxy_healthz_total", "Answers of /healthz by HTTP status."),
+		livez:   byCode("proxy_livez_total", "Answers of /livez by HTTP status."),
 
 		change: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sluice_change_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
@@ -63,16 +67,29 @@ func newMetrics(a *Agent) *metrics {
 		heals:           prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_heals_total", Help: "Times that someone else's change of our tables was undone."}),
 		operationsTotal: prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_operations_total", Help: "Kernel operations applied."}),
 	}
+	for _, family := range families { // that are there from the start
+		for _, h := range []*prometheus.HistogramVec{m.sync, m.full, m.partial, m.programming} {
+			h.WithLabelValues(family)
+		}
+		m.lastSync.WithLabelValues(family)
+		m.lastQueued.WithLabelValues(family)
+		m.failures.WithLabelValues(family)
+	}
 	m.registry.MustRegister(m.sync, m.full, m.partial, m.programming, m.lastSync, m.lastQueued,
 		m.endpointsTotal, m.servicesTotal, m.endpointsPending, m.servicesPending, m.failures, m.healthz, m.livez,
 		m.change, m.apply, m.heals, m.operationsTotal,
-		collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		collector{a}, sourceCollector{a.Source}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// handler serves /metrics, and /proxyMode as kube-proxy does.
-func (m *metrics) handler() http.Handler {
+// handler serves /metrics, and /proxyMode and /healthz as kube-proxy does beside it; what else is asked for
+// is for more to answer, unless that is nil.
+func (m *metrics) handler(more http.Handler) http.Handler {
 	mux := http.NewServeMux()
+	if more != nil {
+		mux.Handle("/", more)
+	}
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "ok") })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -85,7 +102,9 @@ func (m *metrics) handler() http.Handler {
 // took counts what is about to be programmed.
 func (m *metrics) took(d store.Dirty) {
 	if !d.Since.IsZero() {
-		m.lastQueued.Set(unixSeconds(d.Since))
+		for _, family := range families {
+			m.lastQueued.WithLabelValues(family).Set(unixSeconds(d.Since))
+		}
 	}
 	m.servicesTotal.Add(float64(d.ServiceChanges))
 	m.endpointsTotal.Add(float64(d.EndpointChanges))
@@ -94,33 +113,61 @@ func (m *metrics) took(d store.Dirty) {
 }
 
 // applied counts that all which was taken is in the kernel; since is when the oldest
-// of it was queued, or zero if nothing was.
-func (m *metrics) applied(done Applied, since time.Time) {
+// of it was queued, or zero if nothing was, and caused is when what its EndpointSlices tell of happened.
+func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger) {
 	m.servicesPending.Set(0)
 	m.endpointsPending.Set(0)
-	m.lastSync.Set(unixSeconds(done.Time))
+	for _, family := range families {
+		m.lastSync.WithLabelValues(family).Set(unixSeconds(done.Time))
+	}
+	m.programmed(done.Time, caused)
 	if done.Path == "" {
 		return // nothing on this node depends on what changed
 	}
 	m.operationsTotal.Add(float64(done.Operations))
-	m.sync.Observe(done.Seconds)
 	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)
+	path := m.partial
 	if done.Path == pathAdopt {
-		m.full.Observe(done.Seconds)
-	} else {
-		m.partial.Observe(done.Seconds)
+		path = m.full
+	}
+	for i, family := range families {
+		if done.families[i] {
+			m.sync.WithLabelValues(family).Observe(done.Seconds)
+			path.WithLabelValues(family).Observe(done.Seconds)
+		}
 	}
 	if !since.IsZero() {
-		waited := done.Time.Sub(since).Seconds()
-		m.programming.Observe(waited)
-		m.change.Observe(waited)
+		m.change.Observe(done.Time.Sub(since).Seconds())
+	}
+}
+
+// programmed counts how long the kernel took to follow what happened. As with kube-proxy, what happened before
+// the agent's start is not its business.
+func (m *metrics) programmed(now time.Time, caused []store.Trigger) {
+	for _, c := range caused {
+		if c.At.After(m.started) {
+			m.programming.WithLabelValues(families[familyOf(c.Is4)]).Observe(now.Sub(c.At).Seconds())
+		}
+	}
+}
+
+// failed counts an attempt to program services of these families.
+func (m *metrics) failed(which [2]bool) {
+	for i, family := range families {
+		if which[i] {
+			m.failures.WithLabelValues(family).Inc()
+		}
 	}
 }
 
 func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-func kubeHistogram(name, help string, buckets []float64) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets})
+func kubeHistogram(name, help string, buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets}, familyLabel)
+}
+
+func byFamily(name, help string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help}, familyLabel)
 }
 
 func kubeGauge(name, help string) prometheus.Gauge {
@@ -134,6 +181,9 @@ func kubeCounter(name, help string) prometheus.Counter {
 func byCode(name, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help}, []string{"code"})
 }
+
+// syncBuckets are kube-proxy's: from a millisecond, doubling.
+func syncBuckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 15) }
 
 // programmingBuckets are kube-proxy's: quarter and whole seconds, then wider.
 func programmingBuckets() []float64 {
@@ -166,7 +216,7 @@ var (
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
 	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy"}, nil)
+		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy", "ip_family"}, nil)
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -206,8 +256,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	kept := c.record.kept
 	c.mu.Unlock()
 	gauge(descKept, float64(kept))
-	gauge(descNoLocal, float64(t.noLocalForInternal), "internal")
-	gauge(descNoLocal, float64(t.noLocalForExternal), "external")
+	for i, family := range families {
+		gauge(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
+		gauge(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)
+	}
 	issues := c.issues()
 	gauge(descIssues, float64(len(issues)))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {

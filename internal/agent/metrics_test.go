@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -20,23 +21,23 @@ func TestMetrics(t *testing.T) {
 	get(t, b.Agent.health.handler(b.metrics.healthz, b.metrics.livez), "/healthz")
 	get(t, b.Agent.health.handler(b.metrics.healthz, b.metrics.livez), "/livez")
 
-	text := scrape(t, b.metrics.handler(), "/metrics")
+	text := scrape(t, b.metrics.handler(nil), "/metrics")
 	for _, line := range []string{
-		"kubeproxy_sync_proxy_rules_duration_seconds_count 1",
-		"kubeproxy_sync_full_proxy_rules_duration_seconds_count 1",
-		"kubeproxy_sync_partial_proxy_rules_duration_seconds_count 0",
-		"kubeproxy_network_programming_duration_seconds_count 1",
-		`kubeproxy_network_programming_duration_seconds_bucket{le="300"} 1`,
-		`kubeproxy_sync_proxy_rules_duration_seconds_bucket{le="16.384"} 1`,
-		"kubeproxy_sync_proxy_rules_last_timestamp_seconds ",
-		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds ",
+		`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`,
+		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`,
+		`kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv4"} 0`,
+		`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 0`,
+		`kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv4",le="300"} 0`,
+		`kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="16.384"} 1`,
+		`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `,
+		`kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} `,
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total 1",
 		"kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
 		"kubeproxy_sync_proxy_rules_service_changes_total 1",
 		"kubeproxy_sync_proxy_rules_service_changes_pending 0",
-		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total 0",
-		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="internal"} 0`,
-		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"} 0`,
+		`kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 0`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="external"} 0`,
 		`kubeproxy_proxy_healthz_total{code="200"} 1`,
 		`kubeproxy_proxy_livez_total{code="200"} 1`,
 		"sluice_frontends 1",
@@ -59,8 +60,37 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no line that starts with %q", line)
 		}
 	}
-	if mode := scrape(t, b.metrics.handler(), "/proxyMode"); mode != "nftables" {
+	if mode := scrape(t, b.metrics.handler(nil), "/proxyMode"); mode != "nftables" {
 		t.Errorf("/proxyMode answers %q", mode)
+	}
+}
+
+// Endpoints that changed after the agent's start say when, and it is counted how long the kernel took from then.
+func TestNetworkProgramming(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	eventually(t, "the first apply is done", func() bool { return b.health.ready() })
+	long := web(1, "10.1.0.1")
+	long[1].Object.(*model.EndpointSlice).Triggered = b.started.Add(-time.Hour)
+	b.source.deliver(long...)
+	b.holds(t, "TCP 10.0.0.1:80 -> [10.1.0.1:8080]")
+	now := web(1, "10.1.0.1", "10.1.0.2")
+	now[1].Object.(*model.EndpointSlice).Triggered = time.Now()
+	b.source.deliver(now...)
+	b.holds(t, "TCP 10.0.0.1:80 -> [10.1.0.1:8080 10.1.0.2:8080]")
+	eventually(t, "the change is counted", func() bool {
+		return strings.Contains(scrape(t, b.metrics.handler(nil), "/metrics"), "\nkubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
+	})
+	text := scrape(t, b.metrics.handler(nil), "/metrics")
+	for _, line := range []string{
+		`kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv4",le="5"} 1`,
+		`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv6"} 0`,
+		`kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv4"} 2`,
+		`kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv6"} 0`,
+	} {
+		if !strings.Contains(text, "\n"+line) {
+			t.Errorf("no line that starts with %q", line)
+		}
 	}
 }
 
@@ -71,7 +101,7 @@ func TestIssueSeriesAreBounded(t *testing.T) {
 		issues = append(issues, model.Issue{Object: fmt.Sprintf("Service shop/bad-%d", n), Reason: "bad"})
 	}
 	b.source.fault(issues...)
-	text := scrape(t, b.metrics.handler(), "/metrics")
+	text := scrape(t, b.metrics.handler(nil), "/metrics")
 	if n := strings.Count(text, "\nsluice_issue{"); n != maxIssueSeries {
 		t.Errorf("%d series, want %d", n, maxIssueSeries)
 	}

@@ -211,7 +211,7 @@ func TestPolicies(t *testing.T) {
 		t.Error(text)
 	}
 	w := httptest.NewRecorder()
-	b.metrics.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	b.metrics.handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	text, err := io.ReadAll(w.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestCountersFail(t *testing.T) {
 		t.Errorf("policies: %v", err)
 	}
 	w := httptest.NewRecorder()
-	b.metrics.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	b.metrics.handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if !strings.Contains(w.Body.String(), "sluice_policies 1\n") {
 		t.Error("no metrics of policy")
 	}

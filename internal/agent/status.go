@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -35,7 +36,10 @@ type Status struct {
 	Heals     int           `json:"heals"`               // changes by others that were undone
 	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
 	Issues    []model.Issue `json:"issues"`              // objects at fault
-	Conntrack *Conntrack    `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
+	// Unserved are the addresses that could not be served on so far, as others have them, and what the
+	// system said. That is no problem of services: it is so until kube-proxy has left.
+	Unserved  map[string]string `json:"unserved,omitempty"`
+	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
 
 	// The following take longer to find out, and are there only for those who ask by the API.
 	Policy    *PolicyStatus        `json:"policy,omitempty"`    // absent where policy is not carried out
@@ -54,6 +58,8 @@ type Applied struct {
 	Path       string    `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
 	Operations int       `json:"operations"`
 	Seconds    float64   `json:"seconds"` // to plan and apply
+
+	families [2]bool // whose services the plan was about; see families
 }
 
 // Failure describes attempts to program the kernel that go on failing.
@@ -69,6 +75,8 @@ type record struct {
 	failure *Failure
 	heals   int
 	kept    int // what is only kept in the kernel
+
+	unserved map[string]string // addresses that cannot be served on, and why
 }
 
 // fullStatus is Status with what takes longer to find out.
@@ -86,12 +94,14 @@ func (a *Agent) fullStatus(ctx context.Context) Status {
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	r := a.record
+	unserved := maps.Clone(r.unserved)
 	a.mu.Unlock()
 	totals := a.totals()
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Source: a.Source.Status(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Issues: a.issues(),
+		Unserved: unserved,
 	}
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
@@ -148,7 +158,7 @@ func (a *Agent) found() []model.Issue {
 // totals are counts over the desired state, made on demand.
 type totals struct {
 	frontends, backends                    int
-	noLocalForInternal, noLocalForExternal int // service ports whose Local policy finds no endpoint here though there are some elsewhere
+	noLocalForInternal, noLocalForExternal [2]int // by family: service ports whose Local policy finds no endpoint here though there are some elsewhere
 }
 
 func (a *Agent) totals() totals {
@@ -156,21 +166,24 @@ func (a *Agent) totals() totals {
 		service model.Name
 		name    string
 	}
-	internal, external := map[port]bool{}, map[port]bool{}
+	internal, external := [2]map[port]bool{{}, {}}, [2]map[port]bool{{}, {}}
 	var t totals
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	for _, f := range a.Compiler.State().Frontends {
+	for key, f := range a.Compiler.State().Frontends {
+		family := familyOf(key.Addr.Is4())
 		t.frontends++
 		t.backends += len(f.Backends)
 		switch {
 		case f.LocalOnly && len(f.Local) == 0 && len(f.Backends) > 0:
-			external[port{f.Service, f.Port}] = true
+			external[family][port{f.Service, f.Port}] = true
 		case !f.External() && len(f.Backends) == 0 && !f.Reject:
-			internal[port{f.Service, f.Port}] = true
+			internal[family][port{f.Service, f.Port}] = true
 		}
 	}
-	t.noLocalForInternal, t.noLocalForExternal = len(internal), len(external)
+	for family := range families {
+		t.noLocalForInternal[family], t.noLocalForExternal[family] = len(internal[family]), len(external[family])
+	}
 	return t
 }
 

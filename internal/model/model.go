@@ -99,6 +99,11 @@ type EndpointSlice struct {
 	Service   string // the label kubernetes.io/service-name; same namespace
 	Ports     []EndpointPort
 	Endpoints []Endpoint
+
+	// Triggered is when the change of a pod or service happened that this version tells of, by the clock of who wrote
+	// it (the annotation endpoints.kubernetes.io/last-change-trigger-time); zero: not known. It is for
+	// metrics alone, and makes no difference between two versions.
+	Triggered time.Time
 }
 
 // EndpointPort is one port that all endpoints of a slice serve.

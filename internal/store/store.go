@@ -79,6 +79,14 @@ type Dirty struct {
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
 	ServiceChanges, EndpointChanges int
 	Since                           time.Time
+	// Triggers are when what changed EndpointSlices tell of happened, where they say it.
+	Triggers []Trigger
+}
+
+// Trigger is when something happened that endpoints of one address family tell of.
+type Trigger struct {
+	Is4 bool
+	At  time.Time
 }
 
 // Len is the number of named keys.
@@ -180,11 +188,26 @@ func (s *Store) applySlice(name model.Name, next *model.EndpointSlice) {
 		return
 	}
 	s.dirty.EndpointChanges++
+	s.triggered(old, next)
 	if old != nil && (next == nil || next.Service != old.Service) {
 		s.relist(name, old.Service, nil)
 	}
 	if next != nil {
 		s.relist(name, next.Service, next)
+	}
+}
+
+// triggered notes when the change happened that next tells of. A slice that is gone says nothing
+// of when it went, and one that never had an endpoint is of no known family.
+func (s *Store) triggered(old, next *model.EndpointSlice) {
+	if next == nil || next.Triggered.IsZero() {
+		return
+	}
+	for _, slice := range []*model.EndpointSlice{next, old} {
+		if slice != nil && len(slice.Endpoints) > 0 {
+			s.dirty.Triggers = append(s.dirty.Triggers, Trigger{Is4: slice.Endpoints[0].Addr.Is4(), At: next.Triggered})
+			return
+		}
 	}
 }
 

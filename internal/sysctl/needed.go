@@ -15,6 +15,10 @@ const (
 	Forward6 = "net.ipv6.conf.all.forwarding"
 )
 
+// TrackedBuckets is the size of the hash table of connections. The kernel has it set from the
+// machine's first network namespace alone.
+const TrackedBuckets = "net.netfilter.nf_conntrack_buckets"
+
 // Needed returns the parameters that a node needs for the families it uses,
 // judged by the calling thread's network namespace, for use with Set.
 //

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/kubeproxy"
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+// seat is kube-proxy's place on a node, with the configuration that it is taken with.
+type seat struct {
+	kubeproxy.Settings
+	loaded kubeproxy.Loaded
+	file   string // path; "" without one
+}
+
+// takeSeat reads kube-proxy's configuration, and has the options say the same where our own flags don't say
+// otherwise. It returns nil where the command line has nothing of kube-proxy's.
+func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
+	if !o.kubeProxy.Given() {
+		return nil, nil
+	}
+	loaded, err := o.kubeProxy.Load()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	settings, err := loaded.Config.Settings()
+	if err != nil {
+		what := "flags of kube-proxy"
+		if o.kubeProxy.File != "" {
+			what = "--config " + o.kubeProxy.File
+		}
+		return nil, usageError{fmt.Errorf("%s: %w", what, err)}
+	}
+	s := &seat{settings, loaded, o.kubeProxy.File}
+	if o.node != "" && s.Node != "" && o.node != s.Node {
+		return nil, usageError{fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node)}
+	}
+	return s, o.follow(s, func(flag string) bool { return cmd.Flags().Changed(flag) })
+}
+
+// follow takes over what kube-proxy's configuration says.
+func (o *runOptions) follow(s *seat, given func(flag string) bool) (err error) {
+	if o.manifests == "" && !o.inCluster {
+		o.kubeconfig, o.inCluster = s.Kubeconfig, s.Kubeconfig == ""
+	}
+	if o.node == "" {
+		if o.node = s.Node; o.node == "" {
+			if o.node, err = os.Hostname(); err != nil {
+				return fmt.Errorf("read host name: %w: name the node with --hostname-override", err)
+			}
+			o.node = strings.ToLower(strings.TrimSpace(o.node))
+		}
+	}
+	o.clusterCIDRs, o.clusterUnknown = s.ClusterCIDRs, !s.NodeCIDRs
+	o.nodePorts, o.primaryAddr = nodePorts{s.NodePortAddresses, s.NodePortPrimary}, s.PrimaryAddr
+	o.masqueradeAll = s.MasqueradeAll
+	if !given("policy") {
+		o.policy = false // kube-proxy has none, and may not read what it needs
+	}
+	if !given("metrics-address") {
+		o.metricsAddress = s.MetricsAddress
+	}
+	if !given("healthz-address") {
+		o.healthzAddress = s.HealthzAddress
+	}
+	if !given("log-level") && s.Debug {
+		o.logLevel = slog.LevelDebug
+	}
+	if !given("log-format") && s.LogJSON {
+		o.logFormat = "json"
+	}
+	return nil
+}
+
+// agent sets what kube-proxy's configuration says of the agent.
+func (s *seat) agent(c *agent.Config) {
+	c.MustServe, c.UnhealthyAfter, c.NodeNeeded = s.MustServe, s.UnhealthyAfter, true
+	c.Pages = kubeproxy.Pages(s.loaded.Config, s.Profiling)
+}
+
+// tell logs what is otherwise than the configuration asks for.
+func (s *seat) tell(log *slog.Logger) {
+	log.Info("taking kube-proxy's place", "config", s.file, "mode", s.loaded.Config.Mode, "detectLocalMode", s.loaded.Config.DetectLocalMode)
+	for _, note := range append(s.loaded.Notes, s.Notes...) {
+		log.Warn("configuration of kube-proxy", "note", note)
+	}
+}
+
+// tune sets the parameters of connection tracking that kube-proxy would, and how soon the kernel
+// ends this process for want of memory. Failures are only told: a container may not set the machine's parameters.
+func (s *seat) tune(log *slog.Logger, o *runOptions) {
+	if o.setSysctls {
+		cpus, err := kubeproxy.CPUs()
+		if err != nil {
+			log.Warn("the limit of tracked connections stays as it is", "error", err)
+		}
+		buckets := 0
+		if text, err := sysctl.Read(sysctl.TrackedBuckets); err == nil {
+			buckets, _ = strconv.Atoi(text)
+		}
+		applySysctls(log, sysctl.RecordPath(o.socket), s.Conntrack.Sysctls(cpus, buckets))
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(s.OOMScoreAdj)), 0); err != nil {
+		log.Info("oomScoreAdj is not set", "value", s.OOMScoreAdj, "error", err)
+	}
+}
+
+// once does what --write-config-to or --init-only ask for, and reports whether that is all there is to do.
+func (s *seat) once(o *runOptions, log *slog.Logger) (done bool, err error) {
+	switch {
+	case o.kubeProxy.WriteTo != "":
+		return true, s.writeConfig(o.kubeProxy.WriteTo)
+	case o.kubeProxy.InitOnly:
+		if o.setSysctls {
+			setSysctls(log, *o)
+		}
+		s.tune(log, o)
+		return true, nil
+	}
+	return false, nil
+}
+
+// writeConfig writes the configuration that results, for --write-config-to.
+func (s *seat) writeConfig(path string) error {
+	text, err := s.loaded.Config.Encode()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, text, 0o666); err != nil {
+		return fmt.Errorf("write --write-config-to: %w", err)
+	}
+	return nil
+}
+
+// run has the agent work until ctx ends, or until the configuration's file changes: that is an error, as with kube-proxy,
+// which leaves it to whoever started it to start it anew.
+func (s *seat) run(ctx context.Context, a *agent.Agent) error {
+	if s.file == "" {
+		return a.Run(ctx)
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() { stop(kubeproxy.Watch(ctx, s.file, s.loaded.Text)) }()
+	err := a.Run(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, kubeproxy.ErrChanged) {
+		return errors.Join(err, cause)
+	}
+	return err
+}

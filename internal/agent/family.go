@@ -1,0 +1,43 @@
+package agent
+
+import "sluice.dev/sluice/internal/state"
+
+// families are the address families as kube-proxy names them.
+var families = [2]string{"IPv4", "IPv6"}
+
+// familyLabel is kube-proxy's label of metrics that it has for each family.
+var familyLabel = []string{"ip_family"}
+
+// bothFamilies is what a comparison of everything is about.
+var bothFamilies = [2]bool{true, true}
+
+// familyOf is the index in families.
+func familyOf(is4 bool) int {
+	if is4 {
+		return 0
+	}
+	return 1
+}
+
+// touched tells the families whose services a change is about: none, if it is one of policy alone.
+func touched(d state.Delta) (which [2]bool) {
+	if d.Settings != nil {
+		return bothFamilies
+	}
+	for key := range d.Frontends {
+		which[familyOf(key.Addr.Is4())] = true
+		if which == bothFamilies {
+			return which
+		}
+	}
+	for addr := range d.ClusterIPs {
+		which[familyOf(addr.Is4())] = true
+	}
+	for addr := range d.OtherIPs {
+		which[familyOf(addr.Is4())] = true
+	}
+	for addr := range d.Hairpins {
+		which[familyOf(addr.Is4())] = true
+	}
+	return which
+}
