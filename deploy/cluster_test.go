@@ -181,6 +181,7 @@ func TestCluster(t *testing.T) {
 	t.Run("install", c.testInstall)
 	t.Run("agent", c.testAgent)
 	t.Run("privileged", c.testPrivileged)
+	t.Run("unit", c.testUnit)
 	t.Run("least", c.testLeast)
 }
 

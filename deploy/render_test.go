@@ -25,10 +25,9 @@ func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
 
 // Kustomize's manifests are what the chart makes by itself.
 func TestKustomize(t *testing.T) {
-	const file = "kustomize/base/sluice.yaml"
 	text := render(t, "--set", "kubernetes.host="+placeholder)
 	if *update {
-		if err := os.WriteFile(file, []byte(strings.TrimPrefix(text, "---\n")), 0o644); err != nil {
+		if err := os.WriteFile("kustomize/base/sluice.yaml", []byte(strings.TrimPrefix(text, "---\n")), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

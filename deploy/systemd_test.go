@@ -1,0 +1,78 @@
+package deploy_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+const unit = "systemd/sluice.service"
+
+// setting is what the unit, or its file of variables, gives a name.
+func setting(t *testing.T, file, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^` + name + `="?([^"\n]*)`).FindSubmatch(text)
+	if m == nil {
+		t.Fatalf("no %s= in %s", name, file)
+	}
+	return string(m[1])
+}
+
+// Systemd knows all that the unit says.
+func TestUnit(t *testing.T) {
+	text, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(t.TempDir(), "sluice") // any program will do, as it is not run
+	if err := os.WriteFile(binary, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "sluice.service")
+	if err := os.WriteFile(file, []byte(strings.Replace(string(text), "ExecStart=/usr/local/sbin/sluice", "ExecStart="+binary, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", file).CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	if limit := regexp.MustCompile(`(?m)^Memory(Max|High|Limit|SwapMax)=.*`).FindString(string(text)); limit != "" {
+		t.Errorf("%s: the kernel charges the table's sets to the agent", limit)
+	}
+}
+
+// testUnit runs the agent with the arguments that the unit's file of variables begins with and the unit's capabilities, as
+// who may read what the manifests of kustomize allow.
+func (c *cluster) testUnit(t *testing.T) {
+	c.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", "kustomize/base/sluice.yaml", "-l", "app.kubernetes.io/component=access")
+	etc, run := t.TempDir(), t.TempDir()
+	kubeconfig := filepath.Join(etc, "sluice.conf")
+	token := strings.TrimSpace(c.kubectl(t, "create", "token", "sluice", "--namespace", namespace))
+	for _, args := range [][]string{
+		{"set-cluster", "main", "--server", c.URL(), "--certificate-authority", filepath.Join(c.Dir, "ca.crt"), "--embed-certs"},
+		{"set-credentials", "sluice", "--token", token},
+		{"set-context", "main", "--cluster", "main", "--user", "sluice"},
+		{"use-context", "main"},
+	} {
+		if out, err := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubectl"), append([]string{"config", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("kubectl config %v: %v: %s", args, err, out)
+		}
+	}
+	b := &box{
+		Root: t.TempDir(), Binary: c.binary,
+		Binds:        map[string]string{"/etc/kubernetes": etc, "/run/" + setting(t, unit, "RuntimeDirectory"): run},
+		Capabilities: []string{strings.TrimPrefix(setting(t, unit, "CapabilityBoundingSet"), "CAP_")},
+		Args:         append([]string{"run", "--node=node1"}, strings.Fields(setting(t, "systemd/sluice.env", "SLUICE_ARGS"))...),
+	}
+	b.start(t, c.NetNS)
+	await(t, agent.NewClient(filepath.Join(run, "sluice.sock")), well)
+}
