@@ -1,10 +1,13 @@
 package echo
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -99,6 +102,98 @@ func TestSetServesWhatItCan(t *testing.T) {
 	}
 	if got, err := ask(t, ns, "TCP", 81); got != "b" {
 		t.Errorf("port 81: %q %v", got, err)
+	}
+}
+
+func TestPutAndRemove(t *testing.T) {
+	ns := namespace(t)
+	var s Server
+	t.Cleanup(func() { _ = s.Close() })
+	one, two := pod(ns, "a", Port{"TCP", 80}), pod(ns, "a", Port{"TCP", 81})
+	one.Container, two.Container = "one", "two"
+	expect := func(when string, want ...string) {
+		t.Helper()
+		for i, w := range want {
+			if got, err := ask(t, ns, "TCP", uint16(80+i)); got != w {
+				t.Errorf("%s: port %d is answered by %q (%v), want %q", when, 80+i, got, err, w)
+			}
+		}
+	}
+	for _, p := range []Pod{one, two} {
+		if err := s.Put(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("two containers", "a", "a")
+	if err := s.Put(pod(ns, "b", Port{"TCP", 81})); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a port that is taken: %v", err)
+	}
+	s.Remove(two)
+	s.Remove(two)
+	expect("one is removed", "a", "")
+	if err := s.Put(pod(ns, "b", Port{"TCP", 81})); err != nil {
+		t.Error(err)
+	}
+	if err := s.Put(one); err != nil {
+		t.Errorf("the same once more: %v", err)
+	}
+	expect("at last", "a", "b")
+}
+
+// A pod that drains answers, and then ends HTTP connections; lines of text go on.
+func TestDrain(t *testing.T) {
+	ns := namespace(t)
+	var s Server
+	t.Cleanup(func() { _ = s.Close() })
+	p := pod(ns, "a", Port{"TCP", 80})
+	if err := s.Put(p); err != nil {
+		t.Fatal(err)
+	}
+	dial := func() (conn net.Conn) {
+		t.Helper()
+		err := ns.Do(func() (err error) {
+			conn, err = net.Dial("tcp", "127.0.0.1:80")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	get := func(conn net.Conn) (closes bool) {
+		t.Helper()
+		if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		return resp.Close
+	}
+	kept, text := dial(), dial()
+	if get(kept) {
+		t.Error("the connection is not kept")
+	}
+	s.Drain(p)
+	if !get(kept) || !get(dial()) {
+		t.Error("the connection is kept while the pod drains")
+	}
+	buf := make([]byte, 1024)
+	for range 2 {
+		if _, err := fmt.Fprintln(text, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := text.Read(buf); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -65,8 +65,9 @@ func readWords(words []string) command {
 	case name == "exit" && len(words) == 1:
 		return command{known: true}
 	case name == "exit" && len(words) == 2:
-		code, err := strconv.ParseUint(words[1], 10, 8)
-		return command{code: int(code), known: err == nil}
+		if code, err := strconv.ParseUint(words[1], 10, 8); err == nil {
+			return command{code: int(code), known: true}
+		}
 	case name == "sleep" && len(words) == 2:
 		takes, ok := readSleep(words[1])
 		return command{takes: takes, known: ok}
