@@ -80,3 +80,26 @@ func hasKey(m map[state.FrontendKey]bool, k state.FrontendKey) bool {
 	_, ok := m[k]
 	return ok
 }
+
+// elsewhere are the node's addresses to which others connect, but which have no node port of ours although there are some; kube-proxy
+// serves node ports there, too, unless it was told not to.
+func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []netip.Addr {
+	families := map[bool]bool{} // with node ports
+	for _, c := range claims {
+		if c.nodePort() {
+			families[c.Key.Addr.Is4()] = true
+		}
+	}
+	has := map[netip.Addr]bool{}
+	for k := range ours {
+		has[k.Addr] = true
+	}
+	var addrs []netip.Addr
+	for a := range host {
+		if families[a.Is4()] && !has[a] && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			addrs = append(addrs, a)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -84,6 +85,7 @@ func (o *Options) agentReady(ctx context.Context, patience time.Duration) error 
 func (o *Options) coversProxy(ctx context.Context) error {
 	var claims, ours int
 	var lacks []string
+	var unserved []netip.Addr
 	compare := func() (string, error) {
 		parts, err := find(ctx)
 		if err != nil {
@@ -99,6 +101,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		}
 		theirs := claimsOf(parts)
 		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
+		unserved = elsewhere(theirs, frontends, host)
 		for _, p := range parts {
 			lacks = append(lacks, p.alone()...)
 		}
@@ -111,7 +114,12 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	if err := o.differ(lacks); err != nil {
 		return err
 	}
-	o.ok("of the %d addresses and ports that kube-proxy serves, %d are served by sluice, too (which has %d)", claims, claims-min(claims, len(lacks)), ours)
+	if len(lacks) == 0 {
+		o.ok("sluice serves all %d addresses and ports that kube-proxy does (it has %d)", claims, ours)
+	}
+	if len(unserved) > 0 {
+		o.note("sluice has no node ports on %s, where kube-proxy may have them: if they are used there, run the agent with --nodeport-addresses", unserved)
+	}
 	return nil
 }
 

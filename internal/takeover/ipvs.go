@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
@@ -35,8 +33,9 @@ const maxSetName = 31
 // virtual is what kube-proxy has in IPVS mode besides rules of iptables.
 type virtual struct {
 	servers []server
-	others  int // virtual servers that are not kube-proxy's
-	device  netlink.Link
+	others  int                 // virtual servers that are not kube-proxy's
+	device  netlink.Link        // nil: it is gone
+	own     map[netip.Addr]bool // the device's addresses, also those that routes stand in for
 	sets    []string
 }
 
@@ -53,7 +52,11 @@ func (v *virtual) alone() []string { return nil }
 func (v *virtual) claims() []Claim {
 	claims := make([]Claim, 0, len(v.servers))
 	for _, s := range v.servers {
-		claims = append(claims, Claim{Key: s.key, Served: s.dests > 0})
+		key := s.key
+		if !v.own[key.Addr] {
+			key = anyAddress(key)
+		}
+		claims = append(claims, Claim{Key: key, Served: s.dests > 0})
 	}
 	return claims
 }
@@ -69,6 +72,9 @@ func (v *virtual) String() string {
 	what := []string{fmt.Sprintf("%d virtual servers with %d connections", len(v.servers), v.connections())}
 	if v.device != nil {
 		what = append(what, "device "+proxyDevice)
+	}
+	if len(v.own) > 0 {
+		what = append(what, fmt.Sprintf("%d local addresses", len(v.own)))
 	}
 	if len(v.sets) > 0 {
 		what = append(what, fmt.Sprintf("%d sets of ipset", len(v.sets)))
@@ -99,7 +105,7 @@ func findIPVS(context.Context) ([]part, error) {
 	if err := v.readServers(ports); err != nil {
 		return nil, err
 	}
-	if v.device == nil && len(v.sets)+len(v.servers) == 0 {
+	if v.device == nil && len(v.own)+len(v.sets)+len(v.servers) == 0 {
 		return nil, nil
 	}
 	return []part{v}, nil
@@ -136,12 +142,13 @@ func (v *virtual) readSets() (ports map[uint16]bool, err error) {
 // readServers finds the virtual servers on the addresses of kube-proxy's device, and those on other addresses of this node with a
 // node port's number.
 func (v *virtual) readServers(ports map[uint16]bool) error {
-	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
-		return nil // asking would load it
-	}
 	host, own, err := addresses()
 	if err != nil {
 		return err
+	}
+	v.own = own
+	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
+		return nil // asking would load it
 	}
 	conn, err := ipvs.New("")
 	if err != nil {
@@ -173,99 +180,17 @@ func (v *virtual) readServers(ports map[uint16]bool) error {
 	return nil
 }
 
-// addresses are those of the node's own devices, and those that kube-proxy's device adds.
-func addresses() (host, own map[netip.Addr]bool, err error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list addresses: %w", err)
-	}
-	index := -1
-	if link, err := netlink.LinkByName(proxyDevice); err == nil {
-		index = link.Attrs().Index
-	}
-	host, own = map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for _, a := range list {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		if a.LinkIndex == index {
-			own[addr.Unmap()] = true
-		} else {
-			host[addr.Unmap()] = true
-		}
-	}
-	return host, own, nil
-}
-
-// drainPoll is the time between two looks at the connections that IPVS carries.
-const drainPoll = time.Second
-
-// errUndrained is what ctx's deadline means while connections are waited for.
-var errUndrained = errors.New("connections go on through IPVS")
-
-// remove implements part. New connections do not come to IPVS any more, since they are translated before; those that IPVS carries
-// would be cut with their virtual server, so each goes when its last has ended.
+// remove implements part.
 func (v *virtual) remove(ctx context.Context, say func(string, ...any)) error {
-	for told := -1; ; {
-		if err := v.removeIdle(); err != nil {
-			return err
-		}
-		if len(v.servers) == 0 {
-			break
-		}
-		if n := v.connections(); n != told {
-			told = n
-			say("IPVS still carries %d connections to %d virtual servers, %s among them", n, len(v.servers), v.servers[0].key)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for connections to end: %w: %d to %d virtual servers", errUndrained, v.connections(), len(v.servers))
-		case <-time.After(drainPoll):
-		}
-		next := &virtual{device: v.device, sets: v.sets}
-		if err := next.readServers(v.nodePorts()); err != nil {
-			return err
-		}
-		v.servers = next.servers
+	if err := v.replaceDevice(); err != nil {
+		return err
 	}
-	if v.device != nil {
-		if err := netlink.LinkDel(v.device); err != nil {
-			return fmt.Errorf("delete device %s: %w", proxyDevice, err)
-		}
+	if err := v.drainServers(ctx, say); err != nil {
+		return err
 	}
-	return v.destroySets()
-}
-
-// removeIdle deletes the virtual servers that carry no connection.
-func (v *virtual) removeIdle() error {
-	if len(v.servers) == 0 {
-		return nil
+	if err := v.drainAddresses(ctx, say); err != nil {
+		return err
 	}
-	conn, err := ipvs.New("")
-	if err != nil {
-		return fmt.Errorf("open IPVS: %w", err)
-	}
-	defer conn.Close()
-	for _, s := range v.servers {
-		if s.conns > 0 {
-			continue
-		}
-		if err := conn.DelService(s.Service); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("delete virtual server %s: %w", s.key, err)
-		}
-	}
-	v.servers = slices.DeleteFunc(v.servers, func(s server) bool { return s.conns == 0 })
-	return nil
-}
-
-// nodePorts are the ports of the virtual servers that are left.
-func (v *virtual) nodePorts() map[uint16]bool {
-	ports := map[uint16]bool{}
-	for _, s := range v.servers {
-		ports[s.key.Port] = true
-	}
-	return ports
-}
-
-func (v *virtual) destroySets() error {
 	for _, name := range v.sets {
 		if err := netlink.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("destroy ipset %s: %w", name, err)

@@ -23,6 +23,7 @@ var modules = []string{
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
 	"xfrm_user", // the netlink library opens this family too
 	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "8021q",
+	"ip_vs", "ip_vs_rr", "ip_set", "ip_set_hash_ipport",
 }
 
 // plan is what the guest is to do; it finds it in its root directory.

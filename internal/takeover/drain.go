@@ -1,0 +1,215 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+)
+
+// IPVS mode gives the node every service's address. What comes to IPVS does so because the address is local; and what
+// the node itself connects to a service has that address as its source, too. So before the device goes, routes take its addresses over: they are local
+// still, but new connections have the node's own address as their source. Once nothing needs them any more, the routes go.
+
+// routeProtocol marks these routes as ours (rtm_protocol; not one of those that routing daemons use).
+const routeProtocol = 115
+
+// addresses are those of the node's own devices, and those that kube-proxy's device adds or our routes stand in for.
+func addresses() (host, own map[netip.Addr]bool, err error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	index := -1
+	if link, err := netlink.LinkByName(proxyDevice); err == nil {
+		index = link.Attrs().Index
+	}
+	host, own = map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, a := range list {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		switch {
+		case a.LinkIndex != index:
+			host[addr.Unmap()] = true
+		case !addr.Unmap().IsLinkLocalUnicast():
+			own[addr.Unmap()] = true
+		}
+	}
+	routes, err := standIns()
+	for _, r := range routes {
+		addr, _ := netip.AddrFromSlice(r.Dst.IP)
+		own[addr.Unmap()] = true
+	}
+	return host, own, err
+}
+
+// standIns are the routes that take the place of addresses.
+func standIns() ([]netlink.Route, error) {
+	ours := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol}
+	var all []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteListFiltered(family, ours, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return nil, fmt.Errorf("list local routes: %w", err)
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
+}
+
+// replaceDevice has routes stand in for the device's addresses, and deletes it.
+func (v *virtual) replaceDevice() error {
+	if v.device == nil {
+		return nil
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback device: %w", err)
+	}
+	for addr := range v.own {
+		route := &netlink.Route{
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol, Scope: unix.RT_SCOPE_HOST,
+			Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Src: sourceFor(addr.Is4()),
+			Priority: 1, // beside the address's own route, which has 0
+		}
+		if err := netlink.RouteReplace(route); err != nil {
+			return fmt.Errorf("add local route of %s: %w", addr, err)
+		}
+	}
+	if err := netlink.LinkDel(v.device); err != nil {
+		return fmt.Errorf("delete device %s: %w", proxyDevice, err)
+	}
+	v.device = nil
+	return nil
+}
+
+// sourceFor is the address from which the node reaches others; nil if it reaches nobody.
+func sourceFor(is4 bool) net.IP {
+	to := net.ParseIP("2001:db8::1") // reserved for documentation, RFC 3849
+	if is4 {
+		to = net.IPv4(192, 0, 2, 1) // RFC 5737
+	}
+	routes, err := netlink.RouteGet(to)
+	if err != nil || len(routes) == 0 {
+		return nil
+	}
+	return routes[0].Src
+}
+
+// drainPoll is the time between two looks at the connections that go on.
+const drainPoll = time.Second
+
+// errUndrained is wrapped when connections went on for too long.
+var errUndrained = errors.New("connections go on that need what kube-proxy has programmed")
+
+// drainServers deletes each virtual server once it carries no connection. New connections don't come to IPVS any more, since
+// they are translated before; those that it carries would be cut with their virtual server.
+func (v *virtual) drainServers(ctx context.Context, say func(string, ...any)) error {
+	for told := -1; ; {
+		if err := v.removeIdle(); err != nil || len(v.servers) == 0 {
+			return err
+		}
+		if n := v.connections(); n != told {
+			told = n
+			say("IPVS still carries %d connections to %d virtual servers, %s among them", n, len(v.servers), v.servers[0].key)
+		}
+		if !pause(ctx) {
+			return fmt.Errorf("%w: %d of IPVS to %d virtual servers", errUndrained, v.connections(), len(v.servers))
+		}
+		next := &virtual{}
+		if err := next.readServers(v.nodePorts()); err != nil {
+			return err
+		}
+		v.servers = next.servers
+	}
+}
+
+// removeIdle deletes the virtual servers that carry no connection.
+func (v *virtual) removeIdle() error {
+	if len(v.servers) == 0 {
+		return nil
+	}
+	conn, err := ipvs.New("")
+	if err != nil {
+		return fmt.Errorf("open IPVS: %w", err)
+	}
+	defer conn.Close()
+	for _, s := range v.servers {
+		if s.conns > 0 {
+			continue
+		}
+		if err := conn.DelService(s.Service); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete virtual server %s: %w", s.key, err)
+		}
+	}
+	v.servers = slices.DeleteFunc(v.servers, func(s server) bool { return s.conns == 0 })
+	return nil
+}
+
+// nodePorts are the ports of the virtual servers that are left.
+func (v *virtual) nodePorts() map[uint16]bool {
+	ports := map[uint16]bool{}
+	for _, s := range v.servers {
+		ports[s.key.Port] = true
+	}
+	return ports
+}
+
+// drainAddresses removes the routes that stand in for addresses, once no connection has one of these as its source.
+func (v *virtual) drainAddresses(ctx context.Context, say func(string, ...any)) error {
+	routes, err := standIns()
+	if err != nil || len(routes) == 0 {
+		return err
+	}
+	ct, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ct.Close() }()
+	for told := -1; ; {
+		n := 0
+		_, err := ct.Sweep(ctx, func(f conntrack.Flow) bool {
+			if v.own[f.Orig.Src.Addr().Unmap()] {
+				n++
+			}
+			return false // nothing is deleted
+		})
+		if err != nil {
+			return fmt.Errorf("list connections: %w", err)
+		}
+		if n == 0 {
+			break
+		}
+		if n != told {
+			told = n
+			say("%d connections of the node itself have a service's address as their own", n)
+		}
+		if !pause(ctx) {
+			return fmt.Errorf("%w: %d of the node itself, whose own address is a service's; end them by restarting what runs on the host's network", errUndrained, n)
+		}
+	}
+	for _, r := range routes {
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete local route of %s: %w", r.Dst, err)
+		}
+	}
+	return nil
+}
+
+// pause waits for the time of the next look; false: there is none.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(drainPoll):
+		return true
+	}
+}
