@@ -21,8 +21,9 @@ func newPreflightCommand() *cobra.Command {
 		Use:   "preflight",
 		Short: "Check whether this node can carry services and policy, and say what to do where it can't",
 		Long: `Check whether this node can carry services and policy: kernel, privileges, routes,
-forwarding, connection tracking, bridges, and other programs' rules that would
-drop our traffic. Exits with 1 if a check fails; warnings do not count.`,
+forwarding, connection tracking, bridges, other programs' rules that would drop our
+traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
+ports, and memory limits. Exits with 1 if a check fails; warnings do not count.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(format); err != nil {

@@ -3,6 +3,8 @@ package preflight
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -97,10 +99,34 @@ func TestChecks(t *testing.T) {
 			f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{{Name: "FORWARD", Hook: "forward"}}}
 		}, "iptables-legacy", OK, "in use (IPv4 filter)", ""},
 		{"legacy tables that drop", func(f *Facts) { f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{forward}} }, "iptables-legacy", Warn, "iptables-legacy chain ip filter FORWARD (forward) drops", "pod network"},
-		{"kube-proxy in iptables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Fail, "chain KUBE-SERVICES", "kube-proxy --cleanup"},
-		{"kube-proxy in legacy tables", func(f *Facts) { f.Legacy.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Fail, "chain KUBE-SERVICES", "kube-proxy --cleanup"},
-		{"kube-proxy in nftables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}} }, "other proxies", Fail, "table kube-proxy", "kube-proxy --cleanup"},
-		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Fail, "3 IPVS services", "kube-proxy --cleanup"},
+		{"kube-proxy in iptables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
+		{"kube-proxy in legacy tables", func(f *Facts) { f.Legacy.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
+		{"kube-proxy in nftables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}} }, "other proxies", Warn, "table kube-proxy", "sluice takeover --from kube-proxy"},
+		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Warn, "3 IPVS services", "sluice takeover --from kube-proxy"},
+		{"kube-proxy without rules", func(f *Facts) { f.Processes = []string{"kube-proxy"} }, "other proxies", Warn, "kube-proxy runs", "sluice takeover --from kube-proxy"},
+		{"two backends of iptables", func(f *Facts) {
+			f.Legacy.Tables = []string{"IPv4 nat"}
+			f.Chains = []Chain{{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input"}}
+		}, "iptables backends", Warn, "iptables-legacy (IPv4 nat) and iptables-nft (ip filter)", "update-alternatives"},
+		{"Calico", func(f *Facts) {
+			f.PolicyAsked, f.Devices = true, []string{"eth0", "cali0123"}
+			f.Chains = []Chain{{Family: "ip", Table: "filter", Name: "cali-FORWARD"}}
+		}, "pod network", Warn, "Calico (interface cali0123, chain ip filter cali-FORWARD): it carries out policy as well", "--policy=false"},
+		{"Calico's nftables", func(f *Facts) {
+			f.PolicyAsked, f.Chains = true, []Chain{{Family: "ip", Table: "calico", Name: "filter-FORWARD", Hook: "forward"}}
+		}, "pod network", Warn, "Calico (chain ip calico filter-FORWARD)", "--policy=false"},
+		{"Calico, policy left to it", func(f *Facts) { f.Processes = []string{"calico-node"} }, "pod network", OK, "Calico (process calico-node): it carries out policy", ""},
+		{"Calico with eBPF", func(f *Facts) { f.Devices = []string{"bpfin.cali"} }, "pod network", Warn, "before nftables", "bpfEnabled: false"},
+		{"Cilium", func(f *Facts) { f.PolicyAsked, f.Devices = true, []string{"cilium_host"} }, "pod network", Warn, "Cilium (interface cilium_host)", "kubeProxyReplacement=false"},
+		{"Cilium, policy left to it", func(f *Facts) { f.Processes = []string{"cilium-agent"} }, "pod network", Warn, "Cilium (process cilium-agent)", "kubeProxyReplacement=false"},
+		{"kube-router", func(f *Facts) {
+			f.PolicyAsked, f.Legacy.Chains = true, []Chain{{Family: "ip", Table: "filter", Name: "KUBE-ROUTER-INPUT"}}
+		}, "pod network", Warn, "kube-router (chain ip filter KUBE-ROUTER-INPUT)", "--run-firewall=false"},
+		{"kube-router, policy left to it", func(f *Facts) { f.Devices = []string{"kube-bridge"} }, "pod network", Warn, "kube-router", "--run-service-proxy=false"},
+		{"taken ports", func(f *Facts) { f.Taken = []string{"127.0.0.1:10249"} }, "ports", Warn, "listens on 127.0.0.1:10249", "--metrics-address"},
+		{"memory limit", func(f *Facts) { f.Memory = Memory{Limit: 128 << 20, Where: "memory.max"} }, "memory", Warn, "128 MiB at the most (memory.max)", "no memory limit"},
+		{"generous memory limit", func(f *Facts) { f.Memory = Memory{Limit: 4 << 30, Where: "memory.max"} }, "memory", OK, "4096 MiB", ""},
+		{"unknown memory limit", func(f *Facts) { f.Memory.Err = denied }, "memory", Warn, "cannot tell", "root"},
 		{"another agent", func(f *Facts) { f.Alive = true }, "agent", Warn, "answers on /run/sluice/sluice.sock", "sluice status"},
 		{"a dead agent's table", func(f *Facts) { f.OwnTable = true }, "agent", OK, "the next adopts it", ""},
 		{"sysctls of ours", func(f *Facts) { f.Changed = []sysctl.Change{{Key: sysctl.Forward4, Was: "0", Now: "1"}} }, "sysctls", OK, "net.ipv4.ip_forward = 1 (was 0)", ""},
@@ -122,6 +148,35 @@ func TestChecks(t *testing.T) {
 			}
 			t.Errorf("no %s result of %s that says %q and advises %q in %+v", tt.status, tt.check, tt.seen, tt.do, results)
 		})
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	root := t.TempDir()
+	write := func(file, text string) {
+		t.Helper()
+		file = filepath.Join(root, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("kubepods/memory.max", "1073741824\n")
+	write("kubepods/pod1/memory.max", "134217728\n")
+	write("kubepods/pod1/sluice/memory.max", "max\n")
+	write("memory/docker/memory.limit_in_bytes", "9223372036854771712\n")
+	write("memory/docker/box/memory.limit_in_bytes", "268435456\n")
+	for cgroups, want := range map[string]uint64{
+		"0::/kubepods/pod1/sluice\n": 128 << 20,
+		"0::/kubepods\n":             1 << 30,
+		"0::/\n":                     0,
+		"0::/../gone\n":              0,
+		"7:memory:/docker/box\n1:name=systemd:/\n": 256 << 20,
+		"7:memory:/docker\n":                       0,
+		"":                                         0,
+	} {
+		if m := memoryLimit(root, cgroups); m.Limit != want || m.Err != nil {
+			t.Errorf("limit of %q is %+v, want %d", cgroups, m, want)
+		}
 	}
 }
 

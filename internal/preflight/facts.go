@@ -16,6 +16,7 @@ type Facts struct {
 	Persist     bool      // an owned table outlives its owner (Linux 6.9)
 	FeaturesErr error
 
+	PolicyAsked    bool      // the agent is to carry out policy, too
 	PolicyFeatures []Feature // those that policy needs; none: policy is not asked for
 	PolicyErr      error
 	Bridges        []string // that have veths; only read where policy is asked for
@@ -37,7 +38,11 @@ type Facts struct {
 	ChainsErr error
 
 	Legacy    Legacy
-	IPVS      int // virtual services
+	IPVS      int      // virtual services
+	Processes []string // programs known to do part of our work that run here
+	Devices   []string // interfaces
+	Taken     []string // addresses that the agent serves on and others have
+	Memory    Memory
 	Socket    string
 	Alive     bool            // someone answers on Socket
 	Changed   []sysctl.Change // noted in the record beside Socket

@@ -127,10 +127,26 @@ func (o owner) advice(c Chain) string {
 	return fmt.Sprintf("see that the rules of chain %s %s %s accept service traffic", c.Family, c.Table, c.Name)
 }
 
+// mixed finds rules of both of iptables' backends.
+func mixed(f *Facts) []Result {
+	i := slices.IndexFunc(f.Chains, func(c Chain) bool {
+		return (c.Family == "ip" || c.Family == "ip6") && slices.Contains([]string{"filter", "nat", "mangle", "raw"}, c.Table) && c.Name == strings.ToUpper(c.Hook)
+	})
+	if i < 0 || len(f.Legacy.Tables) == 0 {
+		return nil
+	}
+	return one("iptables backends", Warn, fmt.Sprintf("both are in use: iptables-legacy (%s) and iptables-nft (%s %s); packets pass both, and `iptables` shows the rules of one alone",
+		list(f.Legacy.Tables), f.Chains[i].Family, f.Chains[i].Table),
+		"have all programs use one (update-alternatives --config iptables), and look at the other's with iptables-legacy-save or iptables-nft-save")
+}
+
 // otherProxies finds another program that translates service addresses.
 func otherProxies(f *Facts) []Result {
 	const name = "other proxies"
 	var seen []string
+	if slices.Contains(f.Processes, kubeProxyProcess) {
+		seen = append(seen, "kube-proxy runs")
+	}
 	all := append(slices.Clone(f.Chains), f.Legacy.Chains...)
 	if slices.ContainsFunc(all, func(c Chain) bool { return c.Name == "KUBE-SERVICES" }) {
 		seen = append(seen, "kube-proxy's iptables rules (chain KUBE-SERVICES)")
@@ -144,6 +160,6 @@ func otherProxies(f *Facts) []Result {
 	if len(seen) == 0 {
 		return one(name, OK, "none", "")
 	}
-	return one(name, Fail, strings.Join(seen, ", ")+": whichever comes first translates a connection",
-		"stop kube-proxy on this node and remove what it left: kube-proxy --cleanup")
+	return one(name, Warn, strings.Join(seen, ", ")+": until that goes, each new connection is translated by the one or the other",
+		"start the agent beside it, then have it take over without a dropped connection: sluice takeover --from kube-proxy")
 }

@@ -33,7 +33,8 @@ type Options struct {
 
 // Gather reads the facts of the calling thread's network namespace. What cannot
 // be read is noted in the facts. Nothing is changed but for an nftables table that
-// is made and removed in one transaction, so that no packet ever meets it.
+// is made and removed in one transaction, so that no packet ever meets it, and for a
+// moment in which the addresses that the agent would serve on are in use.
 func Gather(ctx context.Context, o Options) *Facts {
 	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
@@ -42,7 +43,7 @@ func Gather(ctx context.Context, o Options) *Facts {
 	if f.FeaturesErr == nil {
 		f.Owner, f.Persist = owners()
 	}
-	if o.Policy {
+	if f.PolicyAsked = o.Policy; o.Policy {
 		var err error
 		f.PolicyFeatures, f.PolicyErr = probe(policyTrials)
 		f.Bridges, f.BridgeCalls, err = bridges()
@@ -57,6 +58,11 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Chains, f.OwnTable, f.ChainsErr = chains()
 	f.Legacy = readLegacy(ctx)
 	f.IPVS = virtualServices()
+	f.Processes, f.Devices = running(watched), devices()
+	if !f.Alive {
+		f.Taken = taken(ctx, addresses)
+	}
+	f.Memory = ownMemory()
 	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))
 	return f
 }

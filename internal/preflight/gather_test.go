@@ -356,7 +356,7 @@ func TestKubeProxyIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := node(t)
 			run(t, ns, rules[0], rules[1], rules[2:]...)
-			expect(t, gather(t, ns, preflight.Options{}), "other proxies", preflight.Fail, "kube-proxy")
+			expect(t, gather(t, ns, preflight.Options{}), "other proxies", preflight.Warn, "kube-proxy", "takeover")
 		})
 	}
 }
@@ -390,4 +390,54 @@ func TestLivingAgentAndItsSysctls(t *testing.T) {
 		t.Error(err)
 	}
 	expect(t, gather(t, ns, preflight.Options{Socket: socket}), "agent", preflight.OK, "none answers")
+}
+
+// What others have on the node is found by their processes, interfaces and ports.
+func TestOthersAreFound(t *testing.T) {
+	ns := node(t)
+	program := filepath.Join(t.TempDir(), "kube-proxy") // the kernel knows a process by its file
+	sleep, err := exec.LookPath("sleep")
+	if err == nil {
+		var b []byte
+		if b, err = os.ReadFile(sleep); err == nil {
+			err = os.WriteFile(program, b, 0o755)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "60") // ends with the test
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() })
+	if err := ns.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "kube-bridge"}}); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := ns.LinkByName("lo")
+	if err == nil {
+		err = ns.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var health net.Listener
+	err = ns.Do(func() (err error) { health, err = net.Listen("tcp", ":10256"); return err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = health.Close() })
+	results := gather(t, ns, preflight.Options{Policy: true})
+	expect(t, results, "other proxies", preflight.Warn, "kube-proxy runs")
+	expect(t, results, "pod network", preflight.Warn, "kube-router (interface kube-bridge)")
+	expect(t, results, "ports", preflight.Warn, "listens on 127.0.0.1:10256:")
+	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "ports", preflight.OK, "127.0.0.1:10249 and 127.0.0.1:10256 are free")
+	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "other proxies", preflight.OK)
+}
+
+func TestTwoBackendsOfIptables(t *testing.T) {
+	ns := node(t)
+	run(t, ns, dockerRules, "iptables-nft-restore")
+	run(t, ns, "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n", "iptables-legacy-restore")
+	expect(t, gather(t, ns, preflight.Options{}), "iptables backends", preflight.Warn, "iptables-legacy (IPv4 nat)", "iptables-nft (ip filter)")
 }

@@ -35,8 +35,8 @@ func Check(f *Facts) []Result {
 	for _, check := range []func(*Facts) []Result{
 		kernel, privileges, features, policyFeatures, program, ownership,
 		routes, forwarding, reversePath, conntrack, liberal,
-		dropping, legacy, otherProxies, bridged,
-		agent, ownSysctls,
+		dropping, legacy, mixed, otherProxies, podNetworks, bridged,
+		agent, ports, memory, ownSysctls,
 	} {
 		all = append(all, check(f)...)
 	}

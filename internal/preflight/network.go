@@ -1,0 +1,122 @@
+package preflight
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+)
+
+// network is a program that connects pods and may carry out policy or services beside that.
+type network struct {
+	name    string
+	process string   // as the kernel knows it, 15 letters at the most
+	devices []string // how the names of its interfaces begin
+	chains  []string // how the names of its chains begin
+	tables  []string // of nftables
+}
+
+const kubeProxyProcess = "kube-proxy"
+
+var (
+	calico    = network{name: "Calico", process: "calico-node", devices: []string{"cali", "vxlan.calico"}, chains: []string{"cali-"}, tables: []string{"calico"}}
+	calicoBPF = network{name: "Calico with eBPF", devices: []string{"bpfin.cali", "bpfout.cali"}}
+	cilium    = network{name: "Cilium", process: "cilium-agent", devices: []string{"cilium_"}, chains: []string{"CILIUM_"}}
+	router    = network{name: "kube-router", process: "kube-router", devices: []string{"kube-bridge"}, chains: []string{"KUBE-ROUTER-"}}
+	watched   = []string{kubeProxyProcess, calico.process, cilium.process, router.process}
+)
+
+// seen says by what a network is known to be here; "" if nothing tells of it.
+func (n network) seen(f *Facts) string {
+	var signs []string
+	if n.process != "" && slices.Contains(f.Processes, n.process) {
+		signs = append(signs, "process "+n.process)
+	}
+	for _, device := range f.Devices {
+		if begins(device, n.devices) {
+			signs = append(signs, "interface "+device)
+			break
+		}
+	}
+	for _, c := range slices.Concat(f.Chains, f.Legacy.Chains) {
+		if begins(c.Name, n.chains) || slices.Contains(n.tables, c.Table) {
+			signs = append(signs, fmt.Sprintf("chain %s %s %s", c.Family, c.Table, c.Name))
+			break
+		}
+	}
+	if signs == nil {
+		return ""
+	}
+	return n.name + " (" + strings.Join(signs, ", ") + ")"
+}
+
+func begins(name string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
+// podNetworks finds the programs that connect this node's pods and do part of our work, too.
+func podNetworks(f *Facts) []Result {
+	const name = "pod network"
+	var results []Result
+	add := func(n network, s Status, what, do string) {
+		if seen := n.seen(f); seen != "" {
+			results = append(results, Result{name, s, seen + what, do})
+		}
+	}
+	add(calicoBPF, Warn, ": its programs translate connections to services before nftables sees them",
+		"leave services to it, or turn its eBPF dataplane off (bpfEnabled: false in FelixConfiguration)")
+	if f.PolicyAsked {
+		add(calico, Warn, ": it carries out policy as well, and a packet has to be allowed by both", "leave policy to it: sluice run --policy=false")
+		add(cilium, Warn, ": its programs see packets of pods before nftables does, if nftables does at all, and it carries out policy as well",
+			"leave policy to it: sluice run --policy=false; services work where it does not replace kube-proxy (kubeProxyReplacement=false)")
+		add(router, Warn, ": it may carry out services and policy as well",
+			"run kube-router with --run-service-proxy=false --run-firewall=false, or leave policy to it: sluice run --policy=false")
+	} else {
+		add(calico, OK, ": it carries out policy", "")
+		add(cilium, Warn, ": its programs see packets of pods before nftables does, if nftables does at all",
+			"services work where Cilium does not replace kube-proxy (kubeProxyReplacement=false)")
+		add(router, Warn, ": it may carry out services as well", "run kube-router with --run-service-proxy=false")
+	}
+	if len(results) == 0 {
+		return one(name, OK, "none that carries out services or policy", "")
+	}
+	return results
+}
+
+// running returns which of some programs have a process in the calling thread's network namespace, as far as processes
+// of this pid namespace go.
+func running(programs []string) []string {
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil
+	}
+	names, _ := filepath.Glob("/proc/[0-9]*/comm") // fails for a bad pattern only
+	var found []string
+	for _, path := range names {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		program := strings.TrimSpace(string(b))
+		if ns, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/net")); err == nil && ns == here && slices.Contains(programs, program) {
+			found = append(found, program)
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// devices names the interfaces; none can be read without netlink, which other checks tell of.
+func devices() (names []string) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	return names
+}
