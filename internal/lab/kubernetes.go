@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -212,13 +213,28 @@ func (l *Lab) StartProxy(node string) error {
 		}
 		return l.startAgent(n)
 	}
-	return l.start(n.Name, kubeProxy, []string{
-		filepath.Join(l.Kubernetes.Bin, kubeProxy), "--kubeconfig", l.userConfig(proxyUser), "--hostname-override", n.Name,
-		"--proxy-mode", l.Kubernetes.Proxy, "--cluster-cidr", commas(plan.ClusterCIDRs),
-		"--iptables-min-sync-period=0s", "--nftables-min-sync-period=0s",
-		"--conntrack-max-per-core=0", "--conntrack-min=0", // a namespace cannot set them
-	})
+	config := l.path(n.Name, kubeProxy+".yaml")
+	text := fmt.Sprintf(proxyConfig, l.Kubernetes.Proxy, n.Name, l.userConfig(proxyUser), commas(plan.ClusterCIDRs))
+	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
+		return fmt.Errorf("configure kube-proxy: %w", err)
+	}
+	if err := l.write(config, []byte(text)); err != nil {
+		return err
+	}
+	return l.start(n.Name, kubeProxy, []string{filepath.Join(l.Kubernetes.Bin, kubeProxy), "--config", config})
 }
+
+// proxyConfig has kube-proxy follow changes at once, where by default it waits for a second, and leave alone what a namespace cannot set.
+const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: %s
+hostnameOverride: %s
+clientConnection: {kubeconfig: %q}
+clusterCIDR: %s
+conntrack: {maxPerCore: 0, min: 0}
+iptables: {minSyncPeriod: 10ms}
+nftables: {minSyncPeriod: 10ms}
+`
 
 const kubeProxy = "kube-proxy"
 
@@ -255,14 +271,46 @@ func (l *Lab) Settle(ctx context.Context) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+	settled := l.Sync
 	if l.Kubernetes.Proxy != "" {
-		return l.save()
+		settled = l.awaitProxies
 	}
-	if err := l.Sync(ctx); err != nil {
+	if err := settled(ctx); err != nil {
 		return err
 	}
 	return l.save()
 }
+
+// awaitProxies waits until each kube-proxy says that it has programmed its node. Whether that is all that the API holds now it does not say.
+func (l *Lab) awaitProxies(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	for _, n := range l.Cluster.Nodes {
+		ns, err := netns.Open(l.NodeNS(n.Name))
+		if err != nil {
+			return err
+		}
+		client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+				err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
+				return conn, err
+			}}}
+		err = l.await(ctx, n.Name, kubeProxy, func() (bool, error) {
+			resp, err := client.Get(proxyHealth)
+			if err != nil {
+				return false, err
+			}
+			return resp.StatusCode == http.StatusOK, resp.Body.Close()
+		})
+		if err := firstError(err, ns.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// proxyHealth answers with the status 200 once kube-proxy has programmed its node.
+const proxyHealth = "http://127.0.0.1:10256/healthz"
 
 // Apply hands manifests, files or folders, to the API as `kubectl apply` does. What it refuses becomes warnings.
 func (l *Lab) Apply(paths ...string) error {

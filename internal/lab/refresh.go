@@ -41,8 +41,10 @@ func (l *Lab) refresh(ctx context.Context) error {
 		c.Pods = slices.DeleteFunc(c.Pods, func(p *corev1.Pod) bool { // those that have done their work
 			return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 		})
-		if c.Policies, err = readPolicies(ctx, p); err != nil {
-			return err
+		if l.Kubernetes.Proxy == "" { // kube-proxy has no part in policies
+			if c.Policies, err = readPolicies(ctx, p); err != nil {
+				return err
+			}
 		}
 		c.Routes, err = l.outsideRoutes()
 		return err

@@ -106,8 +106,11 @@ func (l *Lab) Status(ctx context.Context) *Status {
 
 func (l *Lab) agentState(ctx context.Context, node string) string {
 	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
-		if l.process(node, kubeProxy).Alive() {
-			return "kube-proxy"
+		switch p := l.process(node, kubeProxy); {
+		case p.Alive():
+			return kubeProxy
+		case p.PID != 0:
+			return "dead"
 		}
 		return "none"
 	}
