@@ -41,6 +41,11 @@ func TestEndpointSlice(t *testing.T) {
 			want: func(s *model.EndpointSlice) { s.Service = "" },
 		},
 		{
+			name: "headless", // the label counts, whatever its value
+			in:   func(s *discoveryv1.EndpointSlice) { s.Labels[corev1.IsHeadlessService] = "" },
+			want: func(s *model.EndpointSlice) { s.Service = "" },
+		},
+		{
 			name: "ports",
 			in: func(s *discoveryv1.EndpointSlice) {
 				s.Ports = []discoveryv1.EndpointPort{

@@ -26,6 +26,9 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 		Name:    nameOf(&o.ObjectMeta, &f),
 		Service: o.Labels[discoveryv1.LabelServiceName],
 	}
+	if _, headless := o.Labels[labelHeadless]; headless {
+		s.Service = ""
+	}
 	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Triggered = at // what cannot be read is as good as not there
 	}
