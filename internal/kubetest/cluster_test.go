@@ -96,7 +96,9 @@ func sluiceAgent(exe string) *lab.Agent {
 				"--cluster-cidr", join(c.ClusterCIDRs), "--service-cidr", join(c.ServiceCIDRs),
 			}
 		},
-		Sync: func(ctx context.Context, socket string) ([]string, error) { return nil, agent.NewClient(socket).Sync(ctx) },
+		Sync: func(ctx context.Context, socket string) ([]string, error) {
+			return nil, agent.NewClient(socket).Sync(ctx)
+		},
 	}
 }
 

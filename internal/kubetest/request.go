@@ -186,9 +186,10 @@ func (f *flow) talk(protocol corev1.Protocol, size int, timeout time.Duration) (
 	return io.ReadAll(answer.Body)
 }
 
-// reason says in echo's words why a request got no answer; nil stays nil.
+// reason says in echo's words why a request got no answer; nil stays nil. What the client's own host rejects as it
+// leaves is not permitted.
 func reason(err error) error {
-	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES} {
+	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", echo.ErrRefused, err)
 		}

@@ -22,15 +22,15 @@ type world struct {
 	hosts     map[string]*place   // the nodes, and outside
 }
 
-// newWorld waits for a cluster's nodes, puts node1 and node2 into zone a and node3 into zone b, and starts the clients.
+// newWorld waits for a cluster's nodes and starts the clients.
 func newWorld(ctx context.Context, c Cluster) (*world, error) {
 	a, err := newAPI(c.Config())
 	if err != nil {
 		return nil, err
 	}
 	w := &world{Cluster: c, api: a, ips: map[string][]string{}, hosts: map[string]*place{}}
-	for i, name := range nodes {
-		if err := w.addNode(ctx, name, []string{"a", "a", "b"}[i]); err != nil {
+	for _, name := range nodes {
+		if err := w.addNode(ctx, name); err != nil {
 			return nil, errors.Join(err, w.close())
 		}
 	}
@@ -53,7 +53,7 @@ func (w *world) close() error {
 
 func (w *world) addresses(node string) []string { return w.ips[node] }
 
-func (w *world) addNode(ctx context.Context, name, zone string) error {
+func (w *world) addNode(ctx context.Context, name string) error {
 	n := &corev1.Node{}
 	n.Name = name
 	err := until(ctx, func() error {
@@ -68,9 +68,6 @@ func (w *world) addNode(ctx context.Context, name, zone string) error {
 		return fmt.Errorf("node %s is not ready", name)
 	})
 	if err != nil {
-		return err
-	}
-	if err := change(ctx, w.api, n, "", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = zone }); err != nil {
 		return err
 	}
 	for _, a := range n.Status.Addresses {
