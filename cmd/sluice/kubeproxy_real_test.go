@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// proxySeat is a node with a real API server, for kube-proxy or us to serve.
+type proxySeat struct {
+	*control.Plane
+	bin, config string
+	client      *http.Client
+}
+
+const seatObjects = `
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+spec: {podCIDRs: [10.244.0.0/24], podCIDR: 10.244.0.0/24}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, clusterIP: 10.96.0.80, ports: [{port: 80, targetPort: 8080, nodePort: 30080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP, name: ""}]
+endpoints: [{addresses: [10.244.0.7], nodeName: node-a}]
+`
+
+// newProxySeat starts an API server that authorizes as a cluster does, and writes kubeadm's configuration with what may differ.
+func newProxySeat(t *testing.T, change ...string) *proxySeat {
+	t.Helper()
+	needRoot(t)
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New(fmt.Sprintf("seat-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	addr := netip.MustParseAddr("192.0.2.1")
+	lo, err := ns.LinkByName("lo")
+	if err == nil {
+		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &proxySeat{bin: bin}
+	s.Plane, err = control.Start(t.Context(), control.Config{Bin: bin, Dir: t.TempDir(), NetNS: ns, Addr: addr, RBAC: true,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.client = &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
+	s.kubectl(t, "apply", "-f", s.file(t, "objects.yaml", seatObjects))
+	s.kubectl(t, "patch", "node", "node-a", "--subresource=status", "--type=merge", "-p", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
+	kubeconfig, err := s.Kubeconfig("system:kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../internal/kubeproxy/testdata/kubeadm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	change = append(change, "/var/lib/kube-proxy/kubeconfig.conf", kubeconfig)
+	s.config = s.file(t, "config.conf", strings.NewReplacer(change...).Replace(string(text)))
+	return s
+}
+
+func (s *proxySeat) file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(s.Dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (s *proxySeat) kubectl(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := s.Kubectl(args...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// get asks on the node; code is 0 where nobody answers.
+func (s *proxySeat) get(url string) (code int, body string) {
+	answer, err := s.client.Get("http://" + url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(text)
+}
+
+// program is a process on the node, with what it has said.
+type program struct {
+	cmd   *exec.Cmd
+	ended chan error
+
+	mu   sync.Mutex
+	said bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (p *program) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.Write(b)
+}
+
+func (p *program) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.String()
+}
+
+// start runs a program on the node until the test ends.
+func (s *proxySeat) start(t *testing.T, args ...string) *program {
+	t.Helper()
+	p := &program{cmd: exec.Command(args[0], args[1:]...), ended: make(chan error, 1)}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if err := s.NetNS.Start(p.cmd); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.ended <- p.cmd.Wait() }()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("%s:\n%s", filepath.Base(args[0]), p.log())
+		}
+	})
+	return p
+}
+
+// kill ends the program, if it runs.
+func (p *program) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	p.ended <- <-p.ended
+}
+
+func (s *proxySeat) sluice(t *testing.T, flags ...string) (p *program, socket string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(t.TempDir(), "s.sock")
+	return s.start(t, append([]string{self, "run", "--socket", socket}, flags...)...), socket
+}
+
+// kubeadm's DaemonSet with our program in it: the same file, the same flags, the same rights.
+func TestSeatWithKubeadmsConfig(t *testing.T) {
+	s := newProxySeat(t)
+	p, socket := s.sluice(t, "--config="+s.config, "--hostname-override=Node-A")
+	eventually(t, "the node's services are programmed", func() bool {
+		status, err := agent.NewClient(socket).Status(t.Context())
+		return err == nil && status.OK && status.LastApply != nil && status.Node == "node-a"
+	})
+	table := nft(t, s.NetNS, "list table inet sluice")
+	for _, want := range []string{"10.96.0.80", "192.0.2.1 . tcp . 30080", "10.244.0.7"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("nothing of %s in the table", want)
+		}
+	}
+	for url, want := range map[string]string{
+		"192.0.2.1:10256/healthz":   `"nodeEligible":true,"healthy":true,"status":{"IPv4":{"lastUpdated":"`,
+		"127.0.0.1:10256/livez":     `"healthy":true`,
+		"127.0.0.1:10249/healthz":   "ok",
+		"127.0.0.1:10249/metrics":   "\nkubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n",
+		"127.0.0.1:10249/configz":   `{"kubeproxy.config.k8s.io":{"kind":"KubeProxyConfiguration","apiVersion":"kubeproxy.config.k8s.io/v1alpha1"`,
+		"127.0.0.1:10249/proxyMode": "nftables",
+	} {
+		if code, body := s.get(url); code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s answers %d %s", url, code, body)
+		}
+	}
+	if out, err := s.NetNS.Run("cat", "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"); err != nil || strings.TrimSpace(string(out)) != "3600" {
+		t.Errorf("the time-out of CLOSE_WAIT is %s, %v", out, err)
+	}
+
+	s.kubectl(t, "taint", "node", "node-a", "ToBeDeletedByClusterAutoscaler=1:NoSchedule")
+	eventually(t, "load balancers are told to leave the node", func() bool {
+		code, body := s.get("127.0.0.1:10256/healthz")
+		return code == http.StatusServiceUnavailable && strings.Contains(body, `"nodeEligible":false,"healthy":true`)
+	})
+	if code, body := s.get("127.0.0.1:10256/livez"); code != http.StatusOK || strings.Contains(body, "nodeEligible") {
+		t.Errorf("/livez answers %d %s", code, body)
+	}
+
+	s.file(t, "config.conf", "another\n")
+	var exit *exec.ExitError
+	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != exitError || !strings.Contains(p.log(), "the configuration file has changed") {
+		t.Errorf("a changed file ends the agent with %v", err)
+	} else {
+		p.ended <- err
+	}
+	if !strings.Contains(nft(t, s.NetNS, "list table inet sluice"), "10.96.0.80") {
+		t.Error("the services went with the agent")
+	}
+}
+
+// absentMetrics are those of kube-proxy that mean nothing here.
+var absentMetrics = []string{
+	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+	"kubeproxy_conntrack_reconciler_sync_duration_seconds", "kubeproxy_conntrack_reconciler_deleted_entries_total",
+}
+
+// The real kube-proxy sits on its addresses when we start. Once it has gone, the same questions get the same answers.
+func TestSeatBesideKubeProxy(t *testing.T) {
+	s := newProxySeat(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
+	real := s.start(t, filepath.Join(s.bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")
+	synced := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="
+	eventually(t, "kube-proxy has programmed its rules", func() bool {
+		_, text := s.get("127.0.0.1:10249/metrics")
+		code, _ := s.get("127.0.0.1:10256/livez")
+		return strings.Contains(text, synced) && code == http.StatusOK
+	})
+	s.get("127.0.0.1:10256/healthz")
+	theirs := s.answers(t)
+
+	_, socket := s.sluice(t, "--config="+s.config, "--hostname-override=node-a")
+	status := func() agent.Status {
+		status, err := agent.NewClient(socket).Status(t.Context())
+		if err != nil {
+			return agent.Status{}
+		}
+		return status
+	}
+	eventually(t, "we work without the addresses", func() bool { now := status(); return now.OK && len(now.Unserved) == 2 })
+	real.kill()
+	eventually(t, "we have the addresses", func() bool {
+		now := status()
+		code, _ := s.get("127.0.0.1:10256/healthz")
+		return now.OK && len(now.Unserved) == 0 && code == http.StatusOK
+	})
+	s.get("127.0.0.1:10256/livez")
+	ours := s.answers(t)
+
+	if theirs.health != ours.health {
+		t.Errorf("/healthz of kube-proxy has %s, ours %s", theirs.health, ours.health)
+	}
+	if theirs.mode != ours.mode {
+		t.Errorf("/proxyMode of kube-proxy is %s, ours %s", theirs.mode, ours.mode)
+	}
+	if theirs.configz != ours.configz {
+		t.Errorf("/configz of kube-proxy is\n%s, ours\n%s", theirs.configz, ours.configz)
+	}
+	for _, name := range slices.Sorted(maps.Keys(theirs.metrics)) {
+		got, want := ours.metrics[name], theirs.metrics[name]
+		if absent := slices.Contains(absentMetrics, name); absent != (got == "") || !absent && got != want {
+			t.Errorf("%s of kube-proxy is %q, ours %q", name, want, got)
+		}
+	}
+}
+
+// answers is what others see of a kube-proxy.
+type answers struct {
+	health, mode, configz string
+	metrics               map[string]string // by name: type and labels
+}
+
+func (s *proxySeat) answers(t *testing.T) (a answers) {
+	t.Helper()
+	_, body := s.get("127.0.0.1:10256/healthz")
+	a.health = regexp.MustCompile(`"20[0-9T:.Z-]+"`).ReplaceAllString(strings.TrimSpace(body), "TIME")
+	_, a.mode = s.get("127.0.0.1:10249/proxyMode")
+	_, body = s.get("127.0.0.1:10249/configz")
+	a.configz = canonical(t, body)
+	_, body = s.get("127.0.0.1:10249/metrics")
+	a.metrics = shapes(body)
+	return a
+}
+
+// canonical sorts an object's fields.
+func canonical(t *testing.T, text string) string {
+	t.Helper()
+	var value any
+	if err := json.Unmarshal([]byte(text), &value); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	sorted, err := json.MarshalIndent(value, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(sorted)
+}
+
+var (
+	metricType  = regexp.MustCompile(`^# TYPE (kubeproxy_\S+) (\S+)`)
+	metricValue = regexp.MustCompile(`^(kubeproxy_[a-z0-9_]+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? `)
+	metricLabel = regexp.MustCompile(`([a-z_]+)="[^"]*"`)
+)
+
+// shapes reads the types and labels of kube-proxy's metrics.
+func shapes(text string) map[string]string {
+	found, seen := map[string]string{}, map[string]bool{}
+	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
+		if m := metricType.FindStringSubmatch(lines.Text()); m != nil {
+			found[m[1]] = m[2]
+		}
+		m := metricValue.FindStringSubmatch(lines.Text())
+		if m == nil || seen[m[1]] || found[m[1]] == "" {
+			continue
+		}
+		seen[m[1]] = true
+		for _, label := range metricLabel.FindAllStringSubmatch(m[2], -1) {
+			if label[1] != "le" {
+				found[m[1]] += " " + label[1]
+			}
+		}
+	}
+	return found
+}
