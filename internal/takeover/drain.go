@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -74,10 +73,14 @@ func (v *virtual) replaceDevice() error {
 	if err != nil {
 		return fmt.Errorf("find loopback device: %w", err)
 	}
+	host, _, err := addresses()
+	if err != nil {
+		return err
+	}
 	for addr := range v.own {
 		route := &netlink.Route{
 			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol, Scope: unix.RT_SCOPE_HOST,
-			Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Src: sourceFor(addr.Is4()),
+			Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Src: sourceFor(addr.Is4(), host),
 			Priority: 1, // beside the address's own route, which has 0
 		}
 		if err := netlink.RouteReplace(route); err != nil {
@@ -91,17 +94,21 @@ func (v *virtual) replaceDevice() error {
 	return nil
 }
 
-// sourceFor is the address from which the node reaches others; nil if it reaches nobody.
-func sourceFor(is4 bool) net.IP {
+// sourceFor is the address from which the node reaches others: that of its default route, or else any of its own.
+func sourceFor(is4 bool, host map[netip.Addr]bool) net.IP {
 	to := net.ParseIP("2001:db8::1") // reserved for documentation, RFC 3849
 	if is4 {
 		to = net.IPv4(192, 0, 2, 1) // RFC 5737
 	}
-	routes, err := netlink.RouteGet(to)
-	if err != nil || len(routes) == 0 {
-		return nil
+	if routes, err := netlink.RouteGet(to); err == nil && len(routes) > 0 {
+		return routes[0].Src
 	}
-	return routes[0].Src
+	for addr := range host {
+		if addr.Is4() == is4 && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
+			return addr.AsSlice()
+		}
+	}
+	return nil
 }
 
 // drainPoll is the time between two looks at the connections that go on.
@@ -137,9 +144,9 @@ func (v *virtual) removeIdle() error {
 	if len(v.servers) == 0 {
 		return nil
 	}
-	conn, err := ipvs.New("")
+	conn, err := openIPVS()
 	if err != nil {
-		return fmt.Errorf("open IPVS: %w", err)
+		return err
 	}
 	defer conn.Close()
 	for _, s := range v.servers {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
 
 	"github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -150,9 +152,9 @@ func (v *virtual) readServers(ports map[uint16]bool) error {
 	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
 		return nil // asking would load it
 	}
-	conn, err := ipvs.New("")
+	conn, err := openIPVS()
 	if err != nil {
-		return fmt.Errorf("open IPVS: %w", err)
+		return err
 	}
 	defer conn.Close()
 	all, err := conn.GetServices()
@@ -178,6 +180,16 @@ func (v *virtual) readServers(ports map[uint16]bool) error {
 		v.servers = append(v.servers, found)
 	}
 	return nil
+}
+
+// openIPVS connects to the IPVS of the calling thread's network namespace; to call it where the kernel has none loads it.
+func openIPVS() (*ipvs.Handle, error) {
+	logrus.SetOutput(io.Discard) // the library logs that it can't load what is there already; nobody else uses this logger
+	conn, err := ipvs.New("")
+	if err != nil {
+		return nil, fmt.Errorf("open IPVS: %w", err)
+	}
+	return conn, nil
 }
 
 // remove implements part.

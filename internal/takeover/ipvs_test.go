@@ -75,6 +75,18 @@ var (
 	foreign = netip.MustParseAddr("192.0.2.99") // a virtual server of somebody else's
 )
 
+// iptablesOfIPVS is what matters of the rules that kube-proxy makes with iptables beside: what the node connects is masqueraded.
+const iptablesOfIPVS = `
+table ip nat {
+	chain KUBE-MARK-MASQ { meta mark set meta mark or 0x4000; }
+	chain KUBE-SERVICES { ip saddr != 172.31.1.0/24 ip daddr 10.96.0.10 tcp dport 80 jump KUBE-MARK-MASQ; }
+	chain KUBE-POSTROUTING { meta mark and 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade; }
+	chain PREROUTING { type nat hook prerouting priority -100; jump KUBE-SERVICES; }
+	chain OUTPUT { type nat hook output priority -100; jump KUBE-SERVICES; }
+	chain POSTROUTING { type nat hook postrouting priority 100; jump KUBE-POSTROUTING; }
+}
+`
+
 // ipvsNode is a node with a client and a backend behind it.
 type ipvsNode struct {
 	t                     *testing.T
@@ -100,6 +112,9 @@ func newIPVSNode(t *testing.T) *ipvsNode {
 		w.must(w.node.Sysctl(key, value))
 	}
 	w.listen()
+	if out, err := w.node.Run("nft", iptablesOfIPVS); err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
 	w.must(w.node.Do(w.asProxy))
 	w.must(w.node.Do(func() (err error) {
 		w.driver, err = nftables.Open(nftables.Options{Shared: true})
