@@ -129,7 +129,8 @@ func (c *cluster) run(t *testing.T, text string) *agent.Client {
 	t.Helper()
 	d, _ := daemon(t, text)
 	host := t.TempDir() // stands for the host's /run/sluice
-	newBox(t, &d.Spec.Template.Spec, "node1", c.binary, map[string]string{"run": host, "token": c.account(t)}).start(t, c.NetNS)
+	volumes := map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)}
+	newBox(t, &d.Spec.Template.Spec, "node1", c.binary, volumes).start(t, c.NetNS)
 	return agent.NewClient(filepath.Join(host, "sluice.sock"))
 }
 
@@ -180,6 +181,7 @@ func TestCluster(t *testing.T) {
 	t.Run("server takes the manifests", c.testManifests)
 	t.Run("install", c.testInstall)
 	t.Run("agent", c.testAgent)
+	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("privileged", c.testPrivileged)
 	t.Run("unit", c.testUnit)
 	t.Run("least", c.testLeast)
@@ -248,6 +250,48 @@ func (c *cluster) testAgent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// proxyConfig writes what is in the ConfigMap that kubeadm makes for kube-proxy.
+func (c *cluster) proxyConfig(t *testing.T) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	for name, content := range map[string]string{
+		"config.conf": `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 0.0.0.0
+clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}
+healthzBindAddress: ""
+metricsBindAddress: 127.0.0.1:9249
+mode: ""
+nodePortAddresses: null
+`,
+		"kubeconfig.conf": `
+apiVersion: v1
+kind: Config
+clusters: [{name: default, cluster: {certificate-authority: ` + accountFolder + `/ca.crt, server: ` + c.URL() + `}}]
+users: [{name: default, user: {tokenFile: ` + accountFolder + `/token}}]
+contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
+current-context: default
+`} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// testKubeProxyConfig keeps the configuration of the kube-proxy before.
+func (c *cluster) testKubeProxyConfig(t *testing.T) {
+	text := render(t, "--set", "kubeProxy.configMap=kube-proxy")
+	c.apply(t, text)
+	await(t, c.run(t, text), well)
+	c.get(t, "http://127.0.0.1:10256/healthz")
+	c.get(t, "http://127.0.0.1:9249/metrics")
 }
 
 // get is what the kubelet does for a probe of an agent that is ready.

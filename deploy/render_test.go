@@ -133,6 +133,8 @@ func TestRefusedValues(t *testing.T) {
 		{"image.digest=sha256:12", "/image/digest"},
 		{"metricsAddress=localhost", "/metricsAddress"},
 		{"no.such=value", "'no'"},
+		{"nodePortAddresses={some}", "/nodePortAddresses"},
+		{"kubeProxy.configMap=kube-proxy,clusterCIDRs={10.0.0.0/8}", "leave them out"},
 	} {
 		args := []string{"template", "sluice", chart}
 		if tt.set != "" {
