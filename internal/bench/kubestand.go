@@ -41,14 +41,18 @@ type stand struct {
 	dir   string
 	seats []*seat.Seat // of the programs that all experiments but that of the start share; nil until one asks
 	child []int        // by seat: the most memory that a child of it had until all was programmed, in bytes
-	next  []int        // the endpoint of each single that is in force
 
-	churned int // changes that churn has made
+	next    [singles]int // the endpoint of each single that is in force
+	churned int          // changes that churn has made
+	rolled  bool         // the busy service has its second endpoints
 }
 
 // singles are services that are there beside the cluster's, with one endpoint each, so that a single connection tells whether
 // a change of it is in force. The first is for asking whether a program keeps up; what is measured is done to the others.
 const singles = 10
+
+// busy is the service that is rolled over: the one after all others, with as many endpoints as they have.
+func (st *stand) busy() int { return st.Services + singles }
 
 // kubeSizes are the numbers of services of the comparisons with kube-proxy.
 func (r *run) kubeSizes() []int {
@@ -59,19 +63,28 @@ func (r *run) kubeSizes() []int {
 }
 
 // stand returns the API server with so many services of ten endpoints each.
-func (r *run) stand(ctx context.Context, services int) (_ *stand, err error) {
+func (r *run) stand(ctx context.Context, services int) (*stand, error) {
 	if st := r.stands[services]; st != nil {
 		return st, nil
 	}
+	st, err := r.newStand(ctx, services)
+	if err == nil {
+		r.stands[services] = st
+	}
+	return st, err
+}
+
+// newStand makes one. Close it.
+func (r *run) newStand(ctx context.Context, services int) (_ *stand, err error) {
 	bin, err := control.Build(ctx, func(s string) { r.progress("%s", s) })
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", peer.ErrMissing, err)
+		return nil, err
 	}
 	dir, err := os.MkdirTemp(workDir(), r.prefix+"-*")
 	if err != nil {
 		return nil, fmt.Errorf("make folder for an API server: %w", err)
 	}
-	st := &stand{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir, next: make([]int, singles)}
+	st := &stand{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, st.Close())
@@ -88,7 +101,6 @@ func (r *run) stand(ctx context.Context, services int) (_ *stand, err error) {
 		}
 	}
 	r.progress("wrote %s to an API server in %s", st.Cluster, time.Since(began).Round(time.Millisecond))
-	r.stands[services] = st
 	return st, nil
 }
 
@@ -113,9 +125,9 @@ func (st *stand) ground() iter.Seq[cluster.File] {
 
 func (st *stand) objects() iter.Seq[cluster.File] {
 	return func(yield func(cluster.File) bool) {
-		for i := range st.Services + singles {
+		for i := range st.busy() + 1 {
 			n := st.Endpoints
-			if i >= st.Services {
+			if i >= st.Services && i < st.busy() {
 				n = 1
 			}
 			if !yield(st.ServiceFile(i)) || !yield(st.SliceFile(i, n)) {
@@ -272,16 +284,21 @@ func (r *run) inTurns(ctx context.Context, sizes []int, do func(*stand, *seat.Se
 	return nil
 }
 
-// caughtUp returns once a program has followed a change that comes after all others, and may begin the next round.
+// caughtUp returns once a program has followed a change that comes after all others, and may begin its next round at once.
 func (st *stand) caughtUp(ctx context.Context, s *seat.Seat) error {
-	slice, d := st.moved(0)
-	if _, err := st.Put(ctx, slice); err != nil {
-		return err
+	for range 2 { // the first may be in a round that others of before follow
+		slice, d := st.moved(0)
+		if _, err := st.Put(ctx, slice); err != nil {
+			return err
+		}
+		if _, err := follows(ctx, s, d); err != nil {
+			return err
+		}
+		if err := wait(ctx, atEase); err != nil {
+			return err
+		}
 	}
-	if _, err := follows(ctx, s, d); err != nil {
-		return err
-	}
-	return wait(ctx, atEase)
+	return nil
 }
 
 // atEase is a little more than kube-proxy's least time between two rounds: a change after that is carried out at once.

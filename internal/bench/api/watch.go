@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"sync"
@@ -17,8 +18,9 @@ const slices = "/apis/discovery.k8s.io/v1/endpointslices"
 // Watch is a bare client of the API: it watches EndpointSlices and does nothing but note when each version came. What
 // it takes to see a change is what nobody who watches can do without.
 type Watch struct {
-	cancel context.CancelFunc
-	ended  chan struct{}
+	cancel  context.CancelFunc
+	ended   chan struct{}
+	version string // up to which it has come
 
 	mu   sync.Mutex
 	news chan struct{} // closed and made anew with each event
@@ -37,10 +39,33 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 		return nil, err
 	}
 	under, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	query := url.Values{"watch": {"1"}, "resourceVersion": {version}}
-	req, err := http.NewRequestWithContext(under, http.MethodGet, s.URL()+slices+"?"+query.Encode(), nil)
+	events, err := s.events(under, client, version)
 	if err != nil {
 		cancel()
+		return nil, err
+	}
+	w := &Watch{cancel: cancel, ended: make(chan struct{}), news: make(chan struct{}), seen: map[string]time.Time{}, version: version}
+	go func() {
+		defer close(w.ended)
+		defer client.CloseIdleConnections()
+		for err == nil {
+			w.read(events)
+			// The server ends a watch that does not keep up with a burst, as any other client's: it goes on from where it was.
+			events, err = s.events(under, client, w.version)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.err = err
+		close(w.news)
+	}()
+	return w, nil
+}
+
+// events asks for what happens after a version.
+func (s *Server) events(ctx context.Context, client *http.Client, version string) (io.ReadCloser, error) {
+	query := url.Values{"watch": {"1"}, "resourceVersion": {version}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slices+"?"+query.Encode(), nil)
+	if err != nil {
 		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
 	}
 	resp, err := client.Do(req)
@@ -48,17 +73,9 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 		err = errors.Join(errors.New(resp.Status), resp.Body.Close())
 	}
 	if err != nil {
-		cancel()
 		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
 	}
-	w := &Watch{cancel: cancel, ended: make(chan struct{}), news: make(chan struct{}), seen: map[string]time.Time{}}
-	go func() {
-		defer close(w.ended)
-		defer client.CloseIdleConnections()
-		defer func() { _ = resp.Body.Close() }()
-		w.read(bufio.NewReaderSize(resp.Body, 1<<16))
-	}()
-	return w, nil
+	return resp.Body, nil
 }
 
 // latest is the version of the list of EndpointSlices.
@@ -79,26 +96,25 @@ func (s *Server) latest(ctx context.Context) (string, error) {
 	return list.Metadata.ResourceVersion, nil
 }
 
-// read notes what comes, one event a line.
-func (w *Watch) read(in *bufio.Reader) {
-	for {
+// read notes what comes, one event a line, until the watch ends.
+func (w *Watch) read(events io.ReadCloser) {
+	defer func() { _ = events.Close() }()
+	for in := bufio.NewReaderSize(events, 1<<16); ; {
 		line, err := in.ReadBytes('\n')
 		now := time.Now()
 		var event struct{ Object identity }
 		if err == nil {
 			err = json.Unmarshal(line, &event)
 		}
-		w.mu.Lock()
-		if err == nil {
-			w.seen[event.Object.Metadata.ResourceVersion] = now
+		if err != nil || event.Object.Metadata.ResourceVersion == "" { // an error has none: the next answer tells it again
+			return
 		}
-		w.err = err
+		w.version = event.Object.Metadata.ResourceVersion
+		w.mu.Lock()
+		w.seen[w.version] = now
 		close(w.news)
 		w.news = make(chan struct{})
 		w.mu.Unlock()
-		if err != nil {
-			return
-		}
 	}
 }
 

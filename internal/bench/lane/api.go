@@ -44,3 +44,22 @@ func (l *Lane) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	// The kernel sends such answers to one address once a second, unless it is told that there may be more.
 	return errors.Join(addRoute(l.Node, near, netip.PrefixFrom(far, far.BitLen()), at(1)), l.Node.Sysctl("net/ipv4/icmp_ratelimit", "0"))
 }
+
+// End makes an address of the backend's namespace unreachable, as that of a pod which has ended, or gives it back.
+func (l *Lane) End(backend netip.Addr, gone bool) error {
+	dst, err := netlink.ParseIPNet(netip.PrefixFrom(backend, backend.BitLen()).String())
+	if err != nil {
+		return err
+	}
+	// In the table of local addresses, as otherwise all of the backends' network would come first.
+	r := &netlink.Route{Dst: dst, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_UNREACHABLE}
+	if gone {
+		err = l.Backend.RouteReplace(r)
+	} else if err = l.Backend.RouteDel(r); errors.Is(err, unix.ESRCH) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("end or begin %s in %s: %w", backend, l.Backend.Name, err)
+	}
+	return nil
+}
