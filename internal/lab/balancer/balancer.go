@@ -72,7 +72,9 @@ func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, rout
 		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
 	}
 	var feeds sync.WaitGroup
-	feeds.Go(func() { api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.seeService, forget: b.forgetService}) })
+	feeds.Go(func() {
+		api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.seeService, forget: b.forgetService})
+	})
 	feeds.Go(func() {
 		api.EndpointSlices("").Follow(ctx, "", &feed[*discoveryv1.EndpointSlice]{b: b, see: b.seeSlice, forget: b.forgetSlice})
 	})

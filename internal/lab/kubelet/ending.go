@@ -89,8 +89,8 @@ func (r *runner) stop(now time.Time) time.Duration {
 	term, end := ending(r.pod, r.told)
 	if !r.draining && !now.Before(term) {
 		r.draining = true
-		for _, c := range r.life.containers {
-			r.k.server.Drain(c.served)
+		for _, s := range r.serves() {
+			r.k.server.Drain(s)
 		}
 	}
 	if now.Before(end) {

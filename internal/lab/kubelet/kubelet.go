@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -42,11 +43,12 @@ type kubelet struct {
 	building chan struct{}           // how many pods get their network at once
 	events   chan *corev1.Event
 
-	ctx     context.Context // of all runners
-	wg      sync.WaitGroup
-	mu      sync.Mutex
-	runners map[types.NamespacedName]*runner // of the pod that the API has under that name
-	swept   bool
+	ctx      context.Context // of all runners
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	runners  map[types.NamespacedName]*runner // of the pod that the API has under that name
+	services *services
+	swept    bool
 }
 
 // Run registers the node and runs its pods until ctx ends. The pods' namespaces stay then, for the
@@ -66,6 +68,7 @@ func Run(ctx context.Context, cfg Config) error {
 		building: make(chan struct{}, 4), events: make(chan *corev1.Event, 256),
 		runners: map[types.NamespacedName]*runner{},
 	}
+	k.services = &services{k: k, read: make(chan struct{})}
 	cidrs, err := k.register(ctx)
 	if err != nil {
 		return err
@@ -76,6 +79,11 @@ func Run(ctx context.Context, cfg Config) error {
 	var background sync.WaitGroup
 	background.Go(func() { k.heartbeat(ctx) })
 	background.Go(func() { k.sendEvents(ctx) })
+	background.Go(func() { k.api.Services("").Follow(ctx, "", k.services) })
+	select {
+	case <-k.services.read: // so that pods listen on all their ports before they are ready
+	case <-ctx.Done():
+	}
 	k.api.Pods("").Follow(ctx, fields.OneTermEqualSelector("spec.nodeName", k.Node).String(), k)
 	background.Wait()
 	k.wg.Wait()
@@ -167,10 +175,15 @@ func (k *kubelet) see(pod *corev1.Pod) {
 	name := nameOf(pod)
 	old := k.runners[name]
 	if old != nil && old.uid == pod.UID {
+		if !maps.Equal(old.labels, pod.Labels) {
+			old.labels = pod.Labels
+			old.offer(k.services.of(name, pod.Labels))
+		}
 		old.update(pod)
 		return
 	}
 	r := newRunner(k, pod)
+	r.offer(k.services.of(name, pod.Labels))
 	if old != nil {
 		old.vanish()
 		r.before = old.done

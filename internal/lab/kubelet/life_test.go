@@ -146,6 +146,7 @@ func TestKubelet(t *testing.T) {
 	w.run("readiness", testReadiness)
 	w.run("probes", testProbes)
 	w.run("containers", testContainers)
+	w.run("services", testServices)
 	w.run("completion", testCompletion)
 	w.run("termination", testTermination)
 	w.run("host network", testHostNetwork)
@@ -304,6 +305,37 @@ func testContainers(w *world) {
 	})
 	w.remove("several", metav1.DeleteOptions{})
 	w.isGone("several")
+}
+
+// A pod listens where Services send to, be they made before it or after, and goes on when they are gone.
+func testServices(w *world) {
+	service := func(name string, port int32) {
+		_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+			Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "served"}, Ports: []corev1.ServicePort{
+				{Name: "extra", Port: port, TargetPort: intstr.FromInt32(port)}, {Name: "known", Port: 80},
+			}},
+		})
+		if err != nil {
+			w.Fatal(err)
+		}
+	}
+	service("before", 8001)
+	w.pod("served", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "served"} }, graceful(0))
+	p := w.ready("served")
+	answers := func(port uint16) bool {
+		got, err := w.ask("TCP", p.Status.PodIP, port)
+		return err == nil && got == p.Name
+	}
+	w.eventually("it listens for a service that was there before", func() bool { return answers(8001) })
+	service("after", 8002)
+	w.eventually("it listens for a service that came later", func() bool { return answers(8002) })
+	w.kubectl("delete", "service", "before", "after")
+	if !answers(8001) || !answers(8002) || !answers(80) {
+		w.Error("it does not listen any more")
+	}
+	w.remove("served", metav1.DeleteOptions{})
+	w.isGone("served")
 }
 
 func testCompletion(w *world) {

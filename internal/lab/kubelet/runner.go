@@ -23,15 +23,17 @@ const (
 )
 
 // runner looks after one pod, from when the node hears of it until the API has it no more.
-// All but the channels belongs to its goroutine.
+// All but the channels and the labels belongs to its goroutine.
 type runner struct {
 	k       *kubelet
 	uid     types.UID
-	updates chan *corev1.Pod // the newest version, if it was not seen yet
-	gone    chan struct{}    // closed when the API has the pod no more
-	vanish  func()           // closes it
-	before  <-chan struct{}  // closed when the pod is gone that had the name before; nil: none had
-	done    chan struct{}    // closed when nothing of this one is left
+	updates chan *corev1.Pod  // the newest version, if it was not seen yet
+	offers  chan []echo.Port  // that Services send to, if it was not told yet
+	labels  map[string]string // of the newest version; guarded by the kubelet's mu
+	gone    chan struct{}     // closed when the API has the pod no more
+	vanish  func()            // closes it
+	before  <-chan struct{}   // closed when the pod is gone that had the name before; nil: none had
+	done    chan struct{}     // closed when nothing of this one is left
 
 	pod       *corev1.Pod
 	stage     stage
@@ -43,11 +45,14 @@ type runner struct {
 	probes    map[*container]context.CancelFunc
 	publisher *publisher
 	published *corev1.PodStatus
+
+	asked      []echo.Port // what Services send to, if that was not looked at yet
+	undeclared []echo.Pod  // what is served besides the containers
 }
 
 func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 	r := &runner{
-		k: k, uid: pod.UID, pod: pod,
+		k: k, uid: pod.UID, pod: pod, labels: pod.Labels, offers: make(chan []echo.Port, 1),
 		updates: make(chan *corev1.Pod, 1), gone: make(chan struct{}), done: make(chan struct{}),
 		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{},
 		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: stamp(time.Now())},
@@ -85,6 +90,10 @@ func (r *runner) run(ctx context.Context) {
 	defer publishing.Wait()
 	defer cancel()
 	publishing.Go(func() { r.publisher.run(ctx) })
+	select {
+	case r.asked = <-r.offers: // before it is ready
+	default:
+	}
 	for {
 		wake := time.NewTimer(r.step(ctx, time.Now()))
 		r.publish()
@@ -96,6 +105,8 @@ func (r *runner) run(ctx context.Context) {
 			return
 		case pod := <-r.updates:
 			r.accept(pod)
+		case ports := <-r.offers:
+			r.asked = append(r.asked, ports...)
 		case v := <-r.verdicts:
 			r.judge(ctx, v)
 		case <-wake.C:
@@ -122,7 +133,9 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	}
 	switch r.stage {
 	case running:
-		return min(r.open(ctx, now), r.complete(now))
+		wait := r.open(ctx, now)
+		r.listen()
+		return min(wait, r.complete(now))
 	case stopping:
 		return r.stop(now)
 	}
@@ -147,10 +160,7 @@ func (r *runner) start(now time.Time) error {
 	for _, c := range r.life.containers {
 		c.served = echo.Pod{
 			Namespace: r.pod.Namespace, Name: r.pod.Name, Container: c.spec.Name, Node: r.k.Node,
-			NetNS: r.k.NodeNS, Addrs: r.life.addrs,
-		}
-		if r.sandbox != nil {
-			c.served.NetNS = r.sandbox.name
+			NetNS: r.netns(), Addrs: r.life.addrs,
 		}
 		if c.spec.Name == r.pod.Spec.Containers[0].Name {
 			c.served.Ports = listens(&c.spec, extra)
@@ -237,11 +247,30 @@ func (r *runner) restart(c *container, code int, wait time.Duration) {
 	c.restart(r.pod, code, time.Now(), wait)
 }
 
+// netns names the network namespace that the pod is in.
+func (r *runner) netns() string {
+	if r.sandbox == nil {
+		return r.k.NodeNS
+	}
+	return r.sandbox.name
+}
+
+// serves lists all that is served of the pod.
+func (r *runner) serves() []echo.Pod {
+	all := slices.Clone(r.undeclared)
+	for _, c := range r.life.containers {
+		all = append(all, c.served)
+	}
+	return all
+}
+
 // tearDown ends all that runs of the pod, and gives its addresses back.
 func (r *runner) tearDown() {
 	for _, c := range r.life.containers {
 		r.stopProbes(c)
-		r.k.server.Remove(c.served)
+	}
+	for _, s := range r.serves() {
+		r.k.server.Remove(s)
 	}
 	if r.sandbox != nil {
 		if err := r.sandbox.remove(r.k.node); err != nil {

@@ -1,0 +1,154 @@
+package kubelet
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice.dev/sluice/internal/lab/echo"
+)
+
+// targets are the ports that a Service sends to by number. A container need not declare what it
+// listens on, so a pod is taken to listen there.
+type targets struct {
+	selector map[string]string
+	ports    []echo.Port
+}
+
+// services is the store that the reflector of Services fills. Of a Service it keeps its targets.
+type services struct {
+	k    *kubelet
+	read chan struct{} // closed when all have been read once
+	once bool
+	all  map[string]map[string]targets // by namespace and name
+}
+
+// Add is told of a Service that is new.
+func (s *services) Add(obj any) error { return s.Update(obj) }
+
+// Update is told of a Service in its newest version.
+func (s *services) Update(obj any) error {
+	svc, ok := obj.(*corev1.Service)
+	if !ok {
+		return fmt.Errorf("follow services: got a %T", obj)
+	}
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	s.see(svc)
+	return nil
+}
+
+// Delete is told of a Service that the API has no more. Servers go on listening, as a container would.
+func (s *services) Delete(obj any) error {
+	svc, ok := obj.(*corev1.Service)
+	if !ok {
+		return fmt.Errorf("follow services: got a %T", obj)
+	}
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	delete(s.all[svc.Namespace], svc.Name)
+	return nil
+}
+
+// Replace is told of all Services.
+func (s *services) Replace(list []any, _ string) error {
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	s.all = map[string]map[string]targets{}
+	for _, obj := range list {
+		svc, ok := obj.(*corev1.Service)
+		if !ok {
+			return fmt.Errorf("follow services: got a %T", obj)
+		}
+		s.see(svc)
+	}
+	if !s.once {
+		s.once = true
+		close(s.read)
+	}
+	return nil
+}
+
+// Resync has nothing to do.
+func (s *services) Resync() error { return nil }
+
+// see takes note of a Service and tells the pods that it selects. The kubelet's mu is held.
+func (s *services) see(svc *corev1.Service) {
+	t := targetsOf(svc)
+	if len(t.ports) == 0 {
+		delete(s.all[svc.Namespace], svc.Name)
+		return
+	}
+	if s.all[svc.Namespace] == nil {
+		s.all[svc.Namespace] = map[string]targets{}
+	}
+	s.all[svc.Namespace][svc.Name] = t
+	for name, r := range s.k.runners {
+		if name.Namespace == svc.Namespace && t.selects(r.labels) {
+			r.offer(t.ports)
+		}
+	}
+}
+
+// of lists the ports that Services send to by number on a pod. The kubelet's mu is held.
+func (s *services) of(name types.NamespacedName, labels map[string]string) []echo.Port {
+	var ports []echo.Port
+	for _, t := range s.all[name.Namespace] {
+		if t.selects(labels) {
+			ports = append(ports, t.ports...)
+		}
+	}
+	return ports
+}
+
+func targetsOf(svc *corev1.Service) targets {
+	t := targets{selector: svc.Spec.Selector}
+	if len(t.selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
+		return t
+	}
+	for _, p := range svc.Spec.Ports {
+		if p.TargetPort.StrVal == "" && p.TargetPort.IntVal > 0 && p.Protocol != corev1.ProtocolSCTP {
+			t.ports = append(t.ports, echo.Port{Protocol: string(p.Protocol), Port: uint16(p.TargetPort.IntVal)})
+		}
+	}
+	return t
+}
+
+func (t *targets) selects(labels map[string]string) bool {
+	for k, v := range t.selector {
+		if had, ok := labels[k]; !ok || had != v {
+			return false
+		}
+	}
+	return true
+}
+
+// offer tells the runner of ports to listen on. Like update, it never waits, and only one goroutine may call it at a time.
+func (r *runner) offer(ports []echo.Port) {
+	select {
+	case before := <-r.offers:
+		ports = append(before, ports...)
+	default:
+	}
+	r.offers <- ports
+}
+
+// listen opens the ports that Services send to and no container declares.
+func (r *runner) listen() {
+	for _, p := range r.asked {
+		if slices.ContainsFunc(r.serves(), func(s echo.Pod) bool { return slices.Contains(s.Ports, p) }) {
+			continue
+		}
+		s := echo.Pod{
+			Namespace: r.pod.Namespace, Name: r.pod.Name, Container: fmt.Sprintf("%s %d", p.Protocol, p.Port), Node: r.k.Node,
+			NetNS: r.netns(), Addrs: r.life.addrs, Ports: []echo.Port{p},
+		}
+		if err := r.k.server.Put(s); err != nil {
+			r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "port %d that a Service sends to: %v", p.Port, err)
+		}
+		r.undeclared = append(r.undeclared, s)
+	}
+	r.asked = nil
+}
