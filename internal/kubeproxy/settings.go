@@ -16,11 +16,9 @@ type Settings struct {
 	Node       string // name of the Node object; "": the host's
 
 	// ClusterCIDRs are the sources that count as pods. None: the node's own podCIDRs with
-	// NodeCIDRs; the sources that come in by PodInterfaces where there are some; nothing is known otherwise.
+	// NodeCIDRs; nothing is known otherwise.
 	ClusterCIDRs []netip.Prefix
 	NodeCIDRs    bool
-	// PodInterfaces name interfaces, or how their names begin where they end in "*".
-	PodInterfaces []string
 
 	// NodePortPrimary has the node's own address of each family serve node ports, beside those that
 	// NodePortAddresses hold. PrimaryAddr, if valid, is that address for its family.
@@ -73,10 +71,6 @@ func (c *Config) Settings() (Settings, error) {
 		s.ClusterCIDRs, _ = c.clusterCIDRs() // checked
 	case LocalNodeCIDR:
 		s.NodeCIDRs = true
-	case LocalBridgeInterface:
-		s.PodInterfaces = []string{c.DetectLocal.BridgeInterface}
-	case LocalInterfaceNamePrefix:
-		s.PodInterfaces = []string{c.DetectLocal.InterfaceNamePrefix + "*"}
 	}
 	s.NodePortAddresses, s.NodePortPrimary = c.nodePorts()
 	return s, nil
@@ -113,6 +107,8 @@ var bySource = []string{"sh", "mh", "dh"}
 // otherwise than somebody relies on.
 func (c *Config) refuse() error {
 	var errs faults
+	byInterface := c.DetectLocalMode == LocalBridgeInterface || c.DetectLocalMode == LocalInterfaceNamePrefix
+	errs.unless(!byInterface, "detectLocalMode", "%s: Sluice tells pods by their addresses: say %s, or %s with clusterCIDR", c.DetectLocalMode, LocalNodeCIDR, LocalClusterCIDR)
 	if c.Mode == ModeIPVS {
 		errs.unless(!slices.Contains(bySource, c.IPVS.Scheduler), "ipvs.scheduler",
 			"%s: Sluice spreads connections at random and does not choose by address: set sessionAffinity: ClientIP on the services that need it, and take the scheduler out", c.IPVS.Scheduler)
