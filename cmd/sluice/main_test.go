@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -62,7 +63,9 @@ func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openDriver
 	openDriver = func(nftables.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
-	t.Cleanup(func() { openDriver = real })
+	claim := claimNamespace
+	claimNamespace = func(context.Context, *slog.Logger) (*agent.Claim, error) { return nil, nil }
+	t.Cleanup(func() { openDriver, claimNamespace = real, claim })
 	return k
 }
 

@@ -82,6 +82,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
+	claim, err := claimNamespace(cmd.Context(), log)
+	if err != nil {
+		if cmd.Context().Err() != nil {
+			return nil // told to end while it waited
+		}
+		return err
+	}
+	defer claim.Release()
 	d, err := openDriver(o.options(log))
 	if err != nil {
 		return privilege(err)
@@ -90,7 +98,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	objects := store.New()
 	c := agent.Config{
 		Node: config.Node, Version: versionString(),
-		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d,
+		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d, Claim: claim,
 		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
 		AuditInterval: o.auditInterval, Obstacles: preflight.Obstacles, Log: log,
 		Prepare: func() {

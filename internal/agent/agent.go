@@ -75,6 +75,9 @@ type Config struct {
 	// Obstacles, if set, reads other programs' rules that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
+	// Claim, if set, is the right to be the only agent here; the caller releases it after Run.
+	Claim *Claim
+
 	// Prepare, if set, is called once the socket is held, so by one agent at a
 	// time, and before anything is programmed.
 	Prepare func()
@@ -112,6 +115,7 @@ func New(c Config) *Agent {
 	}}
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
 	a.metrics = newMetrics(a)
+	a.metrics.registry.MustRegister(rivalsGauge(a.Claim))
 	return a
 }
 
