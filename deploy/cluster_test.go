@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
@@ -128,10 +129,35 @@ func (c *cluster) account(t *testing.T) (folder string) {
 func (c *cluster) run(t *testing.T, text string) *agent.Client {
 	t.Helper()
 	d, _ := daemon(t, text)
-	host := t.TempDir() // stands for the host's /run/sluice
-	volumes := map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)}
-	newBox(t, &d.Spec.Template.Spec, "node1", c.binary, volumes).start(t, c.NetNS)
+	host := t.TempDir()
+	c.box(t, &d.Spec.Template.Spec, host).start(t, c.NetNS)
 	return agent.NewClient(filepath.Join(host, "sluice.sock"))
+}
+
+// box is a container for a pod on the node; host stands for the host's /run/sluice.
+func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
+	t.Helper()
+	return newBox(t, pod, "node1", c.binary, map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)})
+}
+
+// testCapabilities shows that the container's one capability is enough for each command that is of use in it, and is needed.
+func (c *cluster) testCapabilities(t *testing.T) {
+	text := render(t, "--set", "kubernetes.host="+apiServer)
+	c.apply(t, text)
+	d, _ := daemon(t, text)
+	host := t.TempDir()
+	b := c.box(t, &d.Spec.Template.Spec, host)
+	agentArgs := b.Args
+	for _, args := range [][]string{{"preflight"}, {"plan", "--in-cluster", "--node=node1"}, {"takeover", "--from", "kube-proxy"}, {"cleanup"}} {
+		b.Root, b.Args = t.TempDir(), args
+		if out, err := b.run(t, c.NetNS); err != nil {
+			t.Errorf("sluice %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	b.Root, b.Args, b.Capabilities = t.TempDir(), agentArgs, nil
+	if out, err := b.run(t, c.NetNS); err == nil || !strings.Contains(out, "CAP_NET_ADMIN") {
+		t.Errorf("without capabilities: %v\n%s", err, out)
+	}
 }
 
 // await waits until what an agent says of itself is as wanted; wrong says what is not.
@@ -183,6 +209,7 @@ func TestCluster(t *testing.T) {
 	t.Run("agent", c.testAgent)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("privileged", c.testPrivileged)
+	t.Run("capabilities", c.testCapabilities)
 	t.Run("unit", c.testUnit)
 	t.Run("least", c.testLeast)
 }

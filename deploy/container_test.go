@@ -70,28 +70,28 @@ func newBox(t *testing.T, pod *corev1.PodSpec, node, binary string, volumes map[
 	return b
 }
 
-// start runs the box in a network namespace until the test ends, and returns what reads its log.
-func (b *box) start(t *testing.T, ns *netns.NS) (log func() string) {
+// command is what becomes the box's process when it is started.
+func (b *box) command(t *testing.T) *exec.Cmd {
 	t.Helper()
 	spec, err := json.Marshal(b)
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{containerEnv + "=" + string(spec)}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
+	return cmd
+}
+
+// start runs the box in a network namespace until the test ends.
+func (b *box) start(t *testing.T, ns *netns.NS) {
+	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{containerEnv + "=" + string(spec)}
+	cmd := b.command(t)
 	cmd.Stdout, cmd.Stderr = file, file
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
-	log = func() string {
-		text, err := os.ReadFile(file.Name())
-		if err != nil {
-			return err.Error()
-		}
-		return string(text)
-	}
 	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
@@ -103,10 +103,25 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log func() string) {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Log("the container's log:\n" + log())
+			text, err := os.ReadFile(file.Name())
+			t.Logf("the container's log: %v\n%s", err, text)
 		}
 	})
-	return log
+}
+
+// run runs the box in a network namespace to its end.
+func (b *box) run(t *testing.T, ns *netns.NS) (out string, err error) {
+	t.Helper()
+	doErr := ns.Do(func() error {
+		var all []byte
+		all, err = b.command(t).CombinedOutput()
+		out = string(all)
+		return nil
+	})
+	if doErr != nil {
+		t.Fatal(doErr)
+	}
+	return out, err
 }
 
 // stop ends a process as the kubelet does, within the grace period.
