@@ -60,9 +60,18 @@ func (c *Config) fill() {
 	}
 }
 
-// fillForMode does the rest, once the mode is known.
+// fillForMode does the rest, once the mode is known. As in what kube-proxy shows of itself, nothing is left of
+// what counts in other modes alone.
 func (c *Config) fillForMode() {
 	fill(&c.Mode, ModeIPTables)
+	period, least, _ := c.syncPeriods()
+	masqueradeAll, syncPeriod, minSyncPeriod := *c.masqueradeAll(), *period, *least
+	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = false, false
+	for _, d := range []*metav1.Duration{&c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod, &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod,
+		&c.NFTables.SyncPeriod, &c.NFTables.MinSyncPeriod} {
+		*d = metav1.Duration{}
+	}
+	*c.masqueradeAll(), *period, *least = masqueradeAll, syncPeriod, minSyncPeriod
 	fill(&c.DetectLocalMode, LocalClusterCIDR)
 	if c.Mode == ModeNFTables && len(c.NodePortAddresses) == 0 {
 		c.NodePortAddresses = []string{Primary}
