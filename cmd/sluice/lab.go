@@ -36,7 +36,7 @@ root.
   sluice lab down`,
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRelayCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRelayCommand(), newLabBalancerCommand())
 	return cmd
 }
 

@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"sluice.dev/sluice/examples"
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/balancer"
 	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/source/kube"
 )
 
 // kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at first. done removes what it made for that.
@@ -79,6 +84,37 @@ other client works as well: its kubeconfig is what 'sluice lab up' names.`,
 	}
 	cmd.Flags().SetInterspersed(false) // what follows is kubectl's own
 	labNameFlag(cmd, &name, defaultLab)
+	return cmd
+}
+
+func newLabBalancerCommand() *cobra.Command {
+	var name, kubeconfig string
+	cmd := &cobra.Command{
+		Use:    "balancer",
+		Short:  "Give services of type LoadBalancer addresses, and the outside host routes to them",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := lab.Open(name, nil)
+			if err != nil {
+				return err
+			}
+			api, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+			if err != nil {
+				return fmt.Errorf("read %s: %w", kubeconfig, err)
+			}
+			api.UserAgent = "sluice-lab-balancer/" + versionString()
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			kube.TakeLogs(log)
+			return balancer.Run(cmd.Context(), api, plan.BalancerCIDRs, l.RouteOutside, log)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&name, "lab", "", "name of the lab")
+	fl.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which API server to talk to")
+	for _, required := range []string{"lab", "kubeconfig"} {
+		_ = cmd.MarkFlagRequired(required)
+	}
 	return cmd
 }
 

@@ -53,6 +53,12 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 			return err
 		}
 	}
+	if err := l.save(); err != nil { // the balancer opens the lab
+		return err
+	}
+	if err := l.startBalancer(exe); err != nil {
+		return err
+	}
 	if err := l.startRelay(exe); err != nil {
 		return err
 	}
@@ -251,6 +257,9 @@ const settleTimeout = time.Minute
 func (l *Lab) Settle(ctx context.Context) error {
 	deadline := time.Now().Add(settleTimeout)
 	for {
+		if err := l.died(); err != nil {
+			return err
+		}
 		if err := l.refresh(ctx); err != nil {
 			return err
 		}

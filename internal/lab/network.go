@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -206,6 +207,32 @@ func (l *Lab) routeOutside() error {
 		if err := route(outside, netip.PrefixFrom(r.Addr, r.Addr.BitLen()), n.IPs[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// RouteOutside has the outside host send traffic for an address to the first of some nodes, or to no one if there are none.
+func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
+	outside, err := netns.Open(l.NodeNS(plan.Outside))
+	if err != nil {
+		return err
+	}
+	defer outside.Close()
+	to := netip.PrefixFrom(addr, addr.BitLen())
+	for _, name := range nodes {
+		n := l.Cluster.Node(name)
+		if n == nil {
+			continue
+		}
+		for _, ip := range n.IPs {
+			if ip.Is4() == addr.Is4() {
+				return route(outside, to, ip)
+			}
+		}
+	}
+	err = outside.RouteDel(&netlink.Route{Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(to.Bits(), addr.BitLen())}})
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("remove route to %s from %s: %w", to, plan.Outside, err)
 	}
 	return nil
 }

@@ -30,12 +30,18 @@ func (l *Lab) start(node, what string, args []string, files ...*os.File) error {
 // process is what start started.
 func (l *Lab) process(node, what string) process.Process { return process.Find(l.path(node), what) }
 
-// processes are all that start started.
-func (l *Lab) processes() (all []process.Process) {
+// started is a process that start has started, by the names of its host and its own.
+type started struct {
+	node, what string
+	process.Process
+}
+
+// processes are all that start has started.
+func (l *Lab) processes() (all []started) {
 	dirs, _ := filepath.Glob(l.path("*")) // the pattern is well-formed
 	for _, dir := range dirs {
-		for _, name := range process.Names(dir) {
-			all = append(all, process.Find(dir, name))
+		for _, what := range process.Names(dir) {
+			all = append(all, started{filepath.Base(dir), what, process.Find(dir, what)})
 		}
 	}
 	return all
@@ -46,13 +52,17 @@ func (l *Lab) alive() bool {
 	if l.Owner != nil && !l.Owner.Alive() {
 		return false
 	}
-	all := l.processes()
-	for _, p := range all {
+	return len(l.processes()) > 0 && l.died() == nil
+}
+
+// died returns an error for a process that has ended, with the end of its log.
+func (l *Lab) died() error {
+	for _, p := range l.processes() {
 		if !p.Alive() {
-			return false
+			return fmt.Errorf("%s on %s died; the end of its log:\n%s", p.what, p.node, process.Tail(l.path(p.node), p.what))
 		}
 	}
-	return len(all) > 0
+	return nil
 }
 
 // killIn ends all processes whose network namespace is one of those named, whoever started

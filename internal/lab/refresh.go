@@ -120,10 +120,17 @@ func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	return routes, nil
 }
 
-// waiting names the nodes and pods that are to be ready and are not.
+// waiting names the nodes, workloads, pods and services that are not yet what they are to be.
 func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	var nodes []*corev1.Node
-	err = l.Plane(func(p *control.Plane) error { return list(ctx, p, "/api/v1/nodes", &nodes) })
+	var workloads []string
+	err = l.Plane(func(p *control.Plane) (err error) {
+		if err := list(ctx, p, "/api/v1/nodes", &nodes); err != nil {
+			return err
+		}
+		workloads, err = waitingWorkloads(ctx, p)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("look at lab %s: %w", l.Name, err)
 	}
@@ -132,12 +139,63 @@ func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 			names = append(names, "node "+n.Name)
 		}
 	}
+	names = append(names, workloads...)
 	for _, p := range l.Cluster.Pods {
 		if p.DeletionTimestamp == nil && !plan.Ready(p) {
 			names = append(names, "pod "+qualified(p.Namespace, p.Name))
 		}
 	}
+	for _, svc := range l.Cluster.Services {
+		if !l.complete(svc) {
+			names = append(names, "service "+qualified(svc.Namespace, svc.Name))
+		}
+	}
 	return names, nil
+}
+
+// waitingWorkloads names those whose pods are not all there and ready.
+func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, err error) {
+	for _, kind := range []string{"deployments", "statefulsets", "daemonsets", "replicasets"} {
+		var workloads []*struct {
+			metav1.ObjectMeta `json:"metadata"`
+			Spec              struct{ Replicas int }
+			Status            struct {
+				ObservedGeneration                                 int64
+				ReadyReplicas, DesiredNumberScheduled, NumberReady int
+			}
+		}
+		if err := list(ctx, p, "/apis/apps/v1/"+kind, &workloads); err != nil {
+			return nil, err
+		}
+		for _, w := range workloads {
+			s := w.Status
+			if s.ObservedGeneration < w.Generation || s.ReadyReplicas < w.Spec.Replicas || s.NumberReady < s.DesiredNumberScheduled {
+				names = append(names, kind[:len(kind)-1]+" "+qualified(w.Namespace, w.Name))
+			}
+		}
+	}
+	return names, nil
+}
+
+// complete says whether the controllers have done their part for a Service: its ready pods are endpoints, and it has the addresses of its type.
+func (l *Lab) complete(svc *corev1.Service) bool {
+	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil && len(svc.Status.LoadBalancer.Ingress) < len(svc.Spec.IPFamilies) {
+		return false
+	}
+	endpoints := map[string]bool{}
+	for _, slice := range l.Cluster.SlicesOf(svc) {
+		for _, e := range slice.Endpoints {
+			if e.TargetRef != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				endpoints[e.TargetRef.Name] = true
+			}
+		}
+	}
+	for _, p := range l.Cluster.Pods {
+		if plan.Selects(svc, p) && p.DeletionTimestamp == nil && plan.Ready(p) && !endpoints[p.Name] {
+			return false
+		}
+	}
+	return true
 }
 
 func nodeReady(n *corev1.Node) bool {

@@ -62,7 +62,7 @@ func (c *Cluster) Ports(p *corev1.Pod) []Port {
 		}
 	}
 	for _, svc := range c.Services {
-		if !selects(svc, p) {
+		if !Selects(svc, p) {
 			continue
 		}
 		for _, sp := range svc.Spec.Ports {
@@ -103,8 +103,8 @@ func targetPort(sp corev1.ServicePort, p *corev1.Pod) int32 {
 	return sp.TargetPort.IntVal
 }
 
-// selects says whether a Service takes its endpoints from this pod.
-func selects(svc *corev1.Service, p *corev1.Pod) bool {
+// Selects says whether a Service takes its endpoints from this pod.
+func Selects(svc *corev1.Service, p *corev1.Pod) bool {
 	return len(svc.Spec.Selector) > 0 && svc.Spec.Type != corev1.ServiceTypeExternalName &&
 		svc.Namespace == p.Namespace && labels.SelectorFromSet(svc.Spec.Selector).Matches(labels.Set(p.Labels))
 }

@@ -22,7 +22,7 @@ func (c *Cluster) slices(svc *corev1.Service) []*discoveryv1.EndpointSlice {
 		n := 0
 		for _, p := range c.Pods {
 			i := slices.IndexFunc(Addrs(p), func(a netip.Addr) bool { return familyOf(a) == f })
-			if i < 0 || !selects(svc, p) {
+			if i < 0 || !Selects(svc, p) {
 				continue
 			}
 			ports := endpointPorts(svc, p)
