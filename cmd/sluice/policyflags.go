@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/takeover"
 )
 
 // policyFlags say whether network policy is carried out, and how.
@@ -75,7 +76,7 @@ func (f *policyFlags) configure(c *compile.Config) error {
 
 // options are the driver's.
 func (f *policyFlags) options(log *slog.Logger) nftables.Options {
-	return nftables.Options{Log: log, Policy: f.policy, KeepEstablished: f.keepEstablished}
+	return nftables.Options{Log: log, Policy: f.policy, KeepEstablished: f.keepEstablished, Remembered: takeover.Remembered}
 }
 
 // defaultDevices names the interfaces of the default routes in the calling thread's network namespace, sorted.

@@ -224,3 +224,13 @@ func applySet[K comparable](set map[K]struct{}, d map[K]bool) {
 		}
 	}
 }
+
+// Remembered is where another program has sent a client of a service with session affinity.
+type Remembered struct {
+	Service  model.Name // zero: any that has the backend
+	Port     string     // the service port's name; it counts if Service does
+	Protocol model.Protocol
+	Client   netip.Addr
+	Backend  netip.AddrPort
+	Left     time.Duration // until it would be forgotten; 0: unknown, the service's whole time-out then
+}

@@ -220,6 +220,8 @@ func parseRule(line string, is4 bool) (chain string, r xrule, ok bool) {
 			r.dport = uint16(port)
 		case "--comment":
 			r.comment = value
+		case "--to-destination":
+			r.dnat, _ = netip.ParseAddrPort(value)
 		case "-j", "-g":
 			r.target = value
 		default:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -125,29 +126,44 @@ func (n *nft) readFamily(conn *nftables.Conn, family nftables.TableFamily) error
 	return nil
 }
 
-// readMaps reads from nftables mode's table what it serves.
+// readMaps reads from nftables mode's table what it serves. Where kube-proxy was told on which addresses, or takes the node's first,
+// a set holds those for node ports.
 func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 	sets, err := conn.GetSets(table)
 	if err != nil {
 		return fmt.Errorf("list sets of table %s: %w", table.Name, err)
 	}
+	var claims []Claim
+	var at []netip.Addr // where node ports are served
+	chosen := false
 	for _, s := range sets {
-		var served bool
-		switch s.Name {
-		case "service-ips", "service-nodeports":
-			served = true
-		case "no-endpoint-services", "no-endpoint-nodeports":
-		default:
+		served := s.Name == "service-ips" || s.Name == "service-nodeports"
+		refused := s.Name == "no-endpoint-services" || s.Name == "no-endpoint-nodeports"
+		addresses := s.Name == "nodeport-ips"
+		if !served && !refused && !addresses {
 			continue
 		}
 		elements, err := conn.GetSetElements(s)
 		if err != nil {
 			return fmt.Errorf("list elements of %s: %w", s.Name, err)
 		}
+		chosen = chosen || addresses
 		for _, e := range elements {
-			if key, ok := mapKey(e.Key, table.Family == nftables.TableFamilyIPv4); ok {
-				n.claimed = append(n.claimed, Claim{Key: key, Service: e.Comment, Served: served})
+			if addr, ok := netip.AddrFromSlice(e.Key); ok && addresses {
+				at = append(at, addr)
+			} else if key, ok := mapKey(e.Key, table.Family == nftables.TableFamilyIPv4); ok {
+				claims = append(claims, Claim{Key: key, Service: e.Comment, Served: served})
 			}
+		}
+	}
+	for _, c := range claims {
+		if !c.nodePort() || !chosen {
+			n.claimed = append(n.claimed, c)
+			continue
+		}
+		for _, addr := range at {
+			c.Key.Addr = addr
+			n.claimed = append(n.claimed, c)
 		}
 	}
 	return nil
@@ -187,9 +203,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			seen := readRule(r)
 			switch {
 			case proxys:
-				if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
-					seen.comment = comment
-				}
+				seen.readComment(r)
 				if claim, ok := seen.claim(table, c.Name); ok {
 					n.claimed = append(n.claimed, claim)
 				}
@@ -231,6 +245,8 @@ func readRule(r *nftables.Rule) xrule {
 			}
 		case *expr.Match:
 			seen.match(e)
+		case *expr.Target:
+			seen.translate(e)
 		case *expr.Verdict:
 			if e.Kind == expr.VerdictJump || e.Kind == expr.VerdictGoto {
 				seen.target = e.Chain
@@ -307,5 +323,34 @@ func (x *xrule) match(m *expr.Match) {
 		if m.Name == "sctp" && len(*info) >= 2 { // struct xt_sctp_info begins with the destination ports
 			x.dport = binary.NativeEndian.Uint16(*info)
 		}
+	}
+}
+
+// translate takes in a target of iptables that may be DNAT.
+func (x *xrule) translate(t *expr.Target) {
+	if t.Name != "DNAT" {
+		return
+	}
+	to := func(ip net.IP, port uint16) {
+		if addr, ok := netip.AddrFromSlice(ip); ok {
+			x.dnat = netip.AddrPortFrom(addr.Unmap(), port)
+		}
+	}
+	switch info := t.Info.(type) {
+	case *xt.NatRange:
+		to(info.MinIP, info.MinPort)
+	case *xt.NatRange2:
+		to(info.MinIP, info.MinPort)
+	case *xt.NatIPv4MultiRangeCompat:
+		for _, r := range *info {
+			to(r.MinIP, r.MinPort)
+		}
+	}
+}
+
+// readComment reads the comment of a rule of kube-proxy's; iptables-nft keeps it with the rule, or as a match.
+func (x *xrule) readComment(r *nftables.Rule) {
+	if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
+		x.comment = comment
 	}
 }

@@ -17,8 +17,9 @@ type xrule struct {
 	daddr    netip.Addr // asked for; invalid: any
 	network  bool       // it asks for a whole network instead
 	protocol model.Protocol
-	dport    uint16 // 0: any
-	target   string // chain or verdict
+	dport    uint16         // 0: any
+	target   string         // chain or verdict
+	dnat     netip.AddrPort // where it sends connections; invalid: nowhere
 	comment  string
 }
 

@@ -41,9 +41,12 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	before := c.rules(backend)
 	proxy := c.startProxy(mode, backend)
 	c.served()
+	sticky := c.stickyClients()
+	at := sticky.where()
 	tr := startTraffic(c)
 
 	agent := c.startAgent()
+	sticky.check(at)
 	out, err := c.takeover("--from", "kube-proxy")
 	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
 		t.Errorf("took over from a kube-proxy that runs, or did not say how to stop it: %v\n%s", err, out)
@@ -59,6 +62,7 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sticky.check(at)
 	if after := withoutSluice(c.rules(backend)); after != before {
 		t.Errorf("rules of others, before and after:\n%s", cmp.Diff(strings.Split(before, "\n"), strings.Split(after, "\n")))
 	}

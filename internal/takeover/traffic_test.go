@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -223,5 +224,52 @@ func (tr *traffic) check() {
 			break
 		}
 		tr.t.Error(f)
+	}
+}
+
+// sticky are clients of the service with session affinity, each with an address of its own.
+type sticky struct {
+	*cluster
+	clients []net.IP
+}
+
+// stickyClients are as many as it takes that they will not be at the same backends again by chance.
+func (c *cluster) stickyClients() sticky {
+	c.t.Helper()
+	s := sticky{cluster: c}
+	addr := podAddrs["client"]
+	for range 16 {
+		addr = addr.Next()
+		c.address(c.pod, "eth0", addr)
+		s.clients = append(s.clients, addr.AsSlice())
+	}
+	return s
+}
+
+// where returns the backend of each client.
+func (s sticky) where() []string {
+	s.t.Helper()
+	var names []string
+	for _, ip := range s.clients {
+		var conn net.Conn
+		err := s.pod.Do(func() (err error) {
+			d := net.Dialer{Timeout: answerLimit, LocalAddr: &net.TCPAddr{IP: ip}}
+			conn, err = d.Dial("tcp4", "10.96.1.3:80")
+			return err
+		})
+		s.must(err)
+		name, _, err := ask(conn)
+		_ = conn.Close()
+		s.must(err)
+		names = append(names, name)
+	}
+	return names
+}
+
+// check sees that all are where they were.
+func (s sticky) check(at []string) {
+	s.t.Helper()
+	if now := s.where(); !slices.Equal(now, at) {
+		s.t.Errorf("clients with session affinity were at %v and are at %v", at, now)
 	}
 }

@@ -302,6 +302,7 @@ func (a *adoption) fill(ctx context.Context) error {
 	d, c := a.d, a.change
 	if a.have == nil {
 		d.prog.eachElement(a.want, c.add)
+		a.rememberOthers(ctx)
 		return nil
 	}
 	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })

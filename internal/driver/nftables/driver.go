@@ -33,6 +33,10 @@ type Options struct {
 	Policy bool
 	// KeepEstablished lets connections go on that policy has come to forbid.
 	KeepEstablished bool
+	// Remembered, if set, is asked where another program has sent clients of services with session affinity, by an adoption that
+	// finds no table: the new one begins with that, so that those clients stay where they are. It is called
+	// from the goroutine that adopts. What it returns beside an error counts, and what it says of backends that are none is left out.
+	Remembered func(context.Context) ([]state.Remembered, error)
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -48,6 +52,7 @@ type Driver struct {
 	end        context.CancelFunc
 	forget     forgetter
 	reader     reader
+	remembered func(context.Context) ([]state.Remembered, error)
 	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
@@ -96,7 +101,7 @@ func Open(o Options) (*Driver, error) {
 		prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
 		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
 		forget: forgetter{reader: forget, wake: make(chan struct{}, 1)},
-		reader: reader{sock: read},
+		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)

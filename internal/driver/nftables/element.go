@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
@@ -22,7 +23,11 @@ type element struct {
 	data    [20]byte // of a map to values
 	verdict verdict  // of a map to verdicts
 	comment string   // not in sets of many elements
+	life    *life    // nil: it stays
 }
+
+// life is how long an element lives after it was last used, and how long it has still.
+type life struct{ whole, left time.Duration }
 
 // elementKey identifies an element within its set.
 type elementKey struct {
@@ -152,6 +157,10 @@ func (e *element) writeValue(a *attrs) {
 		var u userdata
 		u.str(udataComment, e.comment)
 		a.bytes(unix.NFTA_SET_ELEM_USERDATA, u.b)
+	}
+	if e.life != nil {
+		a.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.life.whole.Milliseconds())))
+		a.bytes(unix.NFTA_SET_ELEM_EXPIRATION, binary.BigEndian.AppendUint64(nil, uint64(e.life.left.Milliseconds())))
 	}
 }
 

@@ -1,0 +1,64 @@
+package nftables
+
+import (
+	"context"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// rememberOthers has a table that is new begin with what another program remembers of clients, so that
+// those stay where they are. It is part of the transaction that creates the table: no connection finds it without.
+func (a *adoption) rememberOthers(ctx context.Context) {
+	if a.d.remembered == nil {
+		return
+	}
+	list, err := a.d.remembered(ctx)
+	if err != nil {
+		a.d.log.Warn("clients with session affinity may be balanced anew: what another program remembers of them cannot be read", "error", err)
+	}
+	byBackend := a.affineFrontends()
+	seen := map[elementKey]bool{} // the kernel refuses a key that comes twice with other data
+	for _, r := range list {
+		for _, k := range byBackend[protocolBackend{r.Protocol, r.Backend}] {
+			f := a.want.Frontends[k]
+			if r.Service != (model.Name{}) && (r.Service != f.Service || r.Port != f.Port) || r.Client.Is4() != k.Addr.Is4() {
+				continue
+			}
+			fp := a.d.prog.family(k.Addr.Is4())
+			e := element{set: fp.affinity}
+			e.append(fp.ip.addr(r.Client)...)
+			e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+			e.setData(fp.ip, r.Backend)
+			if seen[e.elementKey] || !fp.remembersRight(a.want, &e) {
+				continue
+			}
+			seen[e.elementKey] = true
+			e.life = &life{affinity(f), affinity(f)}
+			if r.Left > 0 {
+				e.life.left = min(r.Left, e.life.whole)
+			}
+			a.change.batch.add(&e)
+		}
+	}
+}
+
+type protocolBackend struct {
+	protocol model.Protocol
+	backend  netip.AddrPort
+}
+
+// affineFrontends are the frontends with session affinity, by their backends.
+func (a *adoption) affineFrontends() map[protocolBackend][]state.FrontendKey {
+	by := map[protocolBackend][]state.FrontendKey{}
+	for k, f := range a.want.Frontends {
+		if affinity(f) == 0 {
+			continue
+		}
+		for _, b := range f.Backends {
+			by[protocolBackend{k.Protocol, b}] = append(by[protocolBackend{k.Protocol, b}], k)
+		}
+	}
+	return by
+}
