@@ -1,15 +1,18 @@
 package deploy_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -160,6 +163,67 @@ func (c *cluster) testCapabilities(t *testing.T) {
 	}
 }
 
+// testTakeOver goes the way of docs/install.md from a real kube-proxy, with what is in the container.
+func (c *cluster) testTakeOver(t *testing.T) {
+	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "clusterCIDRs={10.244.0.0/16}")
+	c.apply(t, text)
+	d, _ := daemon(t, text)
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			stopProxy := c.startProxy(t, mode)
+			host := t.TempDir()
+			b := c.box(t, &d.Spec.Template.Spec, host)
+			b.start(t, c.NetNS)
+			await(t, agent.NewClient(filepath.Join(host, "sluice.sock")), well)
+			stopProxy()
+			b.Root, b.Args = t.TempDir(), []string{"takeover", "--from", "kube-proxy", "--node=node1"}
+			if out, err := b.run(t, c.NetNS); err != nil {
+				t.Errorf("sluice takeover: %v\n%s", err, out)
+			}
+			if rules, err := c.NetNS.Run("nft", "list", "ruleset"); err != nil || ofProxy(rules) {
+				t.Errorf("%v, what is left:\n%s", err, rules)
+			}
+			c.get(t, "http://127.0.0.1:10256/readyz") // the port is the agent's now
+		})
+	}
+}
+
+// ofProxy tells whether rules serve the service "kubernetes" as kube-proxy's do.
+func ofProxy(rules []byte) bool {
+	return bytes.Contains(rules, []byte("chain KUBE-SVC-")) || bytes.Contains(rules, []byte("default/kubernetes/tcp/https"))
+}
+
+// startProxy starts the real kube-proxy, and returns what ends it, once it has programmed something.
+func (c *cluster) startProxy(t *testing.T, mode string) (stop func()) {
+	t.Helper()
+	kubeconfig, err := c.Kubeconfig("system:kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(c.Bin, "kube-proxy"), "--kubeconfig", kubeconfig, "--proxy-mode", mode, "--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core=0")
+	if err := c.NetNS.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()         // it was killed
+	})
+	t.Cleanup(stop)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		rules, err := c.NetNS.Run("nft", "list", "ruleset")
+		if err == nil && ofProxy(rules) {
+			return stop
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("kube-proxy does nothing: %v\n%s", err, rules)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
 // await waits until what an agent says of itself is as wanted; wrong says what is not.
 func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
 	t.Helper()
@@ -210,6 +274,7 @@ func TestCluster(t *testing.T) {
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("privileged", c.testPrivileged)
 	t.Run("capabilities", c.testCapabilities)
+	t.Run("take over", c.testTakeOver)
 	t.Run("unit", c.testUnit)
 	t.Run("least", c.testLeast)
 }
@@ -321,16 +386,22 @@ func (c *cluster) testKubeProxyConfig(t *testing.T) {
 	c.get(t, "http://127.0.0.1:9249/metrics")
 }
 
-// get is what the kubelet does for a probe of an agent that is ready.
+// get is what the kubelet does for a probe of an agent that is ready, or soon is.
 func (c *cluster) get(t *testing.T, url string) {
 	t.Helper()
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: c.Dial, DisableKeepAlives: true}}
-	resp, err := client.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
-		t.Errorf("GET %s: %s, %v", url, resp.Status, err)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		status := ""
+		resp, err := client.Get(url)
+		if err == nil {
+			status, err = resp.Status, resp.Body.Close()
+		}
+		if err == nil && resp.StatusCode == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("GET %s: %s, %v", url, status, err)
+		}
 	}
 }
 
