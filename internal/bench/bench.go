@@ -58,7 +58,7 @@ func Experiments() []Experiment {
 	return []Experiment{
 		connections, requests, latency, programming, changes, footprint, restart,
 		rules, blocking, copying, filling, labels, starting, costing,
-		kubeStart, kubeMemory, kubeChange, kubeBurst, kubeCPU, kubeConnections, kubeRollout,
+		kubeStart, kubeMemory, kubeChange, kubeBurst, kubeCPU, kubeConnections, kubeRollout, soak,
 	}
 }
 

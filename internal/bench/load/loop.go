@@ -203,7 +203,7 @@ func (l *loop) onTimer(ctx context.Context) {
 			l.start(l.begun.Add(time.Duration(l.made) * time.Second / time.Duration(l.Rate)))
 		}
 	}
-	if l.Rate == 0 || l.made%10 == 0 {
+	if l.Rate == 0 || l.made%10 == 0 || l.over(ctx) {
 		l.expire(ctx)
 	}
 }

@@ -1,0 +1,249 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/seat"
+)
+
+var soak = Experiment{
+	Name:  "soak",
+	Title: "Ten minutes of churn and faults",
+	How: "An agent follows a real API server with 1,000 services of ten endpoints, 50 of which change each second: endpoints come, go and end, up to twenty and down to none, slices and services are deleted and made anew. " +
+		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that nobody can go on from where he was, the agent is killed, and it is stopped for seconds so that all events come late. " +
+		"500 requests a second, a connection each, go to services that nothing happens to. In the end, the agent is asked what it would change; another one programs an empty node from the same API; and the tables of both nodes are compared.",
+	run:   runSoak,
+	paint: paintSoak,
+}
+
+const (
+	soakServices = 1_000
+	untouched    = 10 // of them, the last
+
+	changesMade  = "changes made"
+	planned      = "operations that the agent would still do"
+	differences  = "differences from a fresh agent's table"
+	firstQuarter = "resident memory, first quarter"
+	lastQuarter  = "resident memory, last quarter"
+	mostResident = "resident memory, most"
+	faultsMade   = "faults made"
+)
+
+// soakSeed makes the faults and the changes come the same way each time.
+const soakSeed = 20
+
+func runSoak(ctx context.Context, r *run) error {
+	r.Options.Rounds, r.Result.Rounds = 1, 1
+	return r.soakFor(ctx, soakServices, r.short(10*time.Minute, 30*time.Second))
+}
+
+// soakFor keeps an agent under churn and faults for a time, and judges it.
+func (r *run) soakFor(ctx context.Context, services int, lasting time.Duration) (err error) {
+	st, err := r.newStand(ctx, services)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	s, err := r.newSeat(st, seat.Sluice(r.Binary))
+	if err != nil {
+		return err
+	}
+	st.seats = append(st.seats, s)
+	if err := s.Start(); err != nil {
+		return err
+	}
+	if _, err := r.programmed(ctx, st, s); err != nil {
+		return err
+	}
+	t := &trial{run: r, stand: st, seat: s, length: lasting}
+	if err := t.endure(ctx); err != nil {
+		return err
+	}
+	if err := t.verify(ctx); err != nil {
+		return err
+	}
+	t.judge()
+	return nil
+}
+
+// trial is an agent under churn and faults.
+type trial struct {
+	*run
+	stand  *stand
+	seat   *seat.Seat
+	length time.Duration
+
+	mu sync.Mutex // of the seat, which is killed and started
+
+	// What came of it; each is written by one goroutine, and read once all have ended.
+	weighings      []weighing
+	changes        int
+	faults         int
+	failed, served int
+	reasons        map[string]int // of the failed
+}
+
+// weighing is how much memory the agent had.
+type weighing struct {
+	at    time.Duration // since the trial began
+	bytes int
+}
+
+// endure has everything happen at once until the time is over.
+func (t *trial) endure(ctx context.Context) error {
+	under, cancel := context.WithTimeout(ctx, t.length)
+	defer cancel()
+	began := time.Now()
+	parts := []func(context.Context) error{
+		t.churn, t.breakThings, t.requests, func(ctx context.Context) error { return t.weigh(ctx, began) },
+	}
+	ends := make(chan error, len(parts))
+	for _, part := range parts {
+		go func() {
+			err := part(under)
+			if under.Err() != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+				err = nil
+			}
+			if err != nil {
+				cancel() // the others need not go on
+			}
+			ends <- err
+		}()
+	}
+	var errs []error
+	for range parts {
+		errs = append(errs, <-ends)
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// churn makes fifty changes a second, or as many as the API server takes.
+func (t *trial) churn(ctx context.Context) error {
+	draw := rand.New(rand.NewPCG(soakSeed, 1))
+	tick := time.NewTicker(time.Second / perSecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		// What does not get through does not count, as the API server may be away: what it has is what is wanted.
+		if t.stand.disturb(ctx, draw) == nil {
+			t.changes++
+		}
+	}
+}
+
+// disturb makes one change that is drawn. Some services, the first, come and go.
+func (st *stand) disturb(ctx context.Context, draw *rand.Rand) error {
+	const volatile = 50
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	n := draw.IntN(100)
+	i := draw.IntN(st.Services - untouched)
+	if n < 20 {
+		i = draw.IntN(volatile)
+	}
+	slice := st.MembersFile(i, members(draw)...)
+	switch {
+	case n < 4:
+		return st.Delete(ctx, st.ServiceFile(i))
+	case n < 10:
+		return st.Create(ctx, st.ServiceFile(i))
+	case n < 14:
+		return st.Delete(ctx, slice)
+	case n < 20:
+		return st.Create(ctx, slice)
+	}
+	_, err := st.Put(ctx, slice)
+	return err
+}
+
+// members draws endpoints, some of which are about to end.
+func members(draw *rand.Rand) []cluster.Member {
+	all := make([]cluster.Member, draw.IntN(21))
+	for j, index := range draw.Perm(24)[:len(all)] {
+		all[j] = cluster.Member{Index: index, Terminating: draw.IntN(5) == 0}
+	}
+	return all
+}
+
+// requests go to services that nothing happens to, each in its turn.
+func (t *trial) requests(ctx context.Context) error {
+	t.reasons = map[string]int{}
+	for i := 0; ctx.Err() == nil; i++ {
+		target := netip.AddrPortFrom(cluster.ServiceAddr(t.stand.Services-1-i%untouched), cluster.ServicePort)
+		res, err := t.load(ctx, t.seat.Lane, load.Config{Target: target, Rate: 500, Duration: 5 * time.Second})
+		if err != nil {
+			return err
+		}
+		t.failed, t.served = t.failed+res.Failed, t.served+res.Requests
+		for why, n := range res.Reasons {
+			t.reasons[why] += n
+		}
+	}
+	return nil
+}
+
+// weigh notes the agent's memory, and fails if it has ended by itself.
+func (t *trial) weigh(ctx context.Context, began time.Time) error {
+	for wait(ctx, t.length/120) == nil {
+		t.mu.Lock()
+		n, err := t.seat.Resident()
+		if err = errors.Join(t.seat.Running(), err); err == nil {
+			t.weighings = append(t.weighings, weighing{time.Since(began), n})
+		}
+		t.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *trial) judge() {
+	for metric, n := range map[string]int{changesMade: t.changes, faultsMade: t.faults, failed: t.failed, answered: t.served} {
+		t.recordSeat(t.stand, t.seat, "", metric, "", float64(n))
+	}
+	if t.failed > 0 {
+		t.note("Requests failed %v.", t.reasons)
+	}
+	for _, g := range []struct{ metric, what string }{
+		{failed, "failed requests to services that nothing happened to"}, {planned, planned}, {differences, differences},
+	} {
+		if m := t.find(t.seat.Name, t.stand.Services, "", g.metric); m != nil {
+			t.goal(fmt.Sprintf("%s of churn and faults: %s", t.length, g.what), "none", chart.Number(m.Max), m.Max == 0)
+		}
+	}
+	quarter := func(from, to time.Duration) float64 {
+		var all []float64
+		for _, s := range t.weighings {
+			if s.at >= from && s.at < to {
+				all = append(all, float64(s.bytes)/1e6)
+			}
+		}
+		return spread(all).Median
+	}
+	most := 0
+	for _, s := range t.weighings {
+		most = max(most, s.bytes)
+	}
+	early, late := quarter(0, t.length/4), quarter(t.length*3/4, 2*t.length)
+	t.recordSeat(t.stand, t.seat, "", firstQuarter, "MB", early)
+	t.recordSeat(t.stand, t.seat, "", lastQuarter, "MB", late)
+	t.recordSeat(t.stand, t.seat, "", mostResident, "MB", float64(most)/1e6)
+	t.goal(fmt.Sprintf("%s of churn and faults: the agent's memory, last quarter over first (medians)", t.length), "flat (≤ 1.1)",
+		fmt.Sprintf("%s; %s MB at the end, %s MB at most", chart.Number(late/early), chart.Number(late), chart.Number(float64(most)/1e6)), late <= 1.1*early)
+}
+
+func paintSoak(*Result) []painting { return nil }

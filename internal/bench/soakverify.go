@@ -1,0 +1,139 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// verify looks at what has become of it all once the agent has had the time to catch up.
+func (t *trial) verify(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := inStep(ctx, t.seat); err != nil {
+		return err
+	}
+	plan, err := t.seat.Ask().Plan(ctx)
+	if err != nil {
+		return err
+	}
+	t.recordSeat(t.stand, t.seat, "", planned, "", float64(plan.Operations))
+	if plan.Operations > 0 {
+		t.note("What the agent would still do: %.2000s", plan.Text)
+	}
+	other, err := t.newSeat(t.stand, seat.Sluice(t.Binary))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, other.Close()) }()
+	if err := other.Start(); err != nil {
+		return err
+	}
+	if err := inStep(ctx, other); err != nil {
+		return err
+	}
+	got, err := programOf(t.seat.Node)
+	if err != nil {
+		return err
+	}
+	want, err := programOf(other.Node)
+	if err != nil {
+		return err
+	}
+	lost, extra := difference(got, want)
+	t.recordSeat(t.stand, t.seat, "", differences, "", float64(len(lost)+len(extra)))
+	t.progress("the table has %d parts; a fresh agent's has %d; %d are not in both", len(got), len(want), len(lost)+len(extra))
+	for _, part := range append(lost[:min(len(lost), 3)], extra[:min(len(extra), 3)]...) {
+		t.note("Not in both tables: %.500s", part)
+	}
+	return nil
+}
+
+// inStep waits until an agent has programmed all that the API has. One that has just been started, or that has just lost its API, needs
+// a moment before it can be asked.
+func inStep(ctx context.Context, s *seat.Seat) error {
+	for {
+		err := s.Ask().Sync(ctx)
+		if err == nil {
+			return nil
+		}
+		if wait(ctx, 100*time.Millisecond) != nil {
+			return errors.Join(err, s.Running())
+		}
+	}
+}
+
+// programOf lists the parts of a node's table, each as a text that is the same for whoever made it, sorted: a chain with its
+// rules, a set, and each element of one.
+func programOf(ns *netns.NS) ([]string, error) {
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.Command("nft", "--json", "list", "table", "inet", "sluice").Output()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list table in %s: %w", ns.Name, err)
+	}
+	var listing struct {
+		Nftables []map[string]map[string]any `json:"nftables"`
+	}
+	if err := json.Unmarshal(out, &listing); err != nil {
+		return nil, fmt.Errorf("read table: %w", err)
+	}
+	var parts []string
+	place := map[string]int{} // of the next rule, by chain
+	for _, item := range listing.Nftables {
+		for kind, of := range item {
+			name := fmt.Sprint(of["name"])
+			delete(of, "handle")
+			switch kind {
+			case "metainfo", "table", "counter":
+				continue
+			case "rule":
+				chain := fmt.Sprint(of["chain"])
+				name = fmt.Sprintf("%s %d", chain, place[chain])
+				place[chain]++
+			case "set", "map":
+				elements, _ := of["elem"].([]any) // none in an empty one
+				delete(of, "elem")
+				for _, e := range elements {
+					parts = append(parts, text("element", name, e))
+				}
+			}
+			parts = append(parts, text(kind, name, of))
+		}
+	}
+	slices.Sort(parts)
+	return parts, nil
+}
+
+// text renders what came as JSON as JSON again, with the keys in order.
+func text(kind, name string, value any) string {
+	b, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // it was JSON before
+	}
+	return fmt.Sprintf("%s %s %s", kind, name, b)
+}
+
+// difference is what is in one of two sorted lists only.
+func difference(a, b []string) (onlyA, onlyB []string) {
+	for len(a) > 0 && len(b) > 0 {
+		switch {
+		case a[0] == b[0]:
+			a, b = a[1:], b[1:]
+		case a[0] < b[0]:
+			onlyA, a = append(onlyA, a[0]), a[1:]
+		default:
+			onlyB, b = append(onlyB, b[0]), b[1:]
+		}
+	}
+	return append(onlyA, a...), append(onlyB, b...)
+}
