@@ -56,7 +56,7 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 	v := verdict{c: c, lives: c.restarts, probe: name}
 	delay, period, _ := rhythm(probe)
 	first := time.Until(c.begun.Add(delay))
-	go func() {
+	r.k.wg.Go(func() {
 		if pause(ctx, first) != nil {
 			return
 		}
@@ -84,7 +84,7 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 				return
 			}
 		}
-	}()
+	})
 }
 
 // judge does what a verdict asks for.

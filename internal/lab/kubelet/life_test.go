@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"sluice.dev/sluice/internal/lab/attach"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -205,6 +206,11 @@ func testReadiness(w *world) {
 			w.Error("it does not answer any more")
 		}
 	}
+	lost := []byte(`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`) // as controllers say where a node is lost
+	if _, err := w.api.Pods("default").Patch(w.Context(), "steered", types.StrategicMergePatchType, lost, "status"); err != nil {
+		w.Fatal(err)
+	}
+	w.ready("steered")
 	if after := w.get("steered"); after.Status.ContainerStatuses[0].RestartCount != 0 || after.Status.PodIP != before.Status.PodIP {
 		w.Errorf("it became another: %+v", after.Status)
 	}
@@ -470,6 +476,8 @@ func testRestart(w *world) {
 	}, graceful(0))
 	w.pod("goes", graceful(0))
 	w.pod("is-deleted", graceful(30))
+	w.pod("lost", graceful(0))
+	lost := w.ready("lost")
 	before := w.ready("stays")
 	w.ready("goes")
 	w.ready("is-deleted")
@@ -479,8 +487,14 @@ func testRestart(w *world) {
 	}
 	w.remove("goes", metav1.DeleteOptions{})
 	w.remove("is-deleted", metav1.DeleteOptions{})
+	if err := attach.Detach(w.node, attach.HostInterface("default", "lost")); err != nil {
+		w.Fatal(err)
+	}
+	begin := time.Now()
 	w.start()
 	w.eventually("it is served again", func() bool { return w.answers(before) })
+	w.Logf("served again %s after the start", time.Since(begin).Round(time.Millisecond))
+	w.eventually("what lost its network has it again", func() bool { return w.answers(lost) })
 	w.isGone("goes")
 	w.isGone("is-deleted")
 	after := w.get("stays")
@@ -491,10 +505,10 @@ func testRestart(w *world) {
 	if p := w.ready("new"); p.Status.PodIP == after.Status.PodIP {
 		w.Errorf("two pods have the address %s", p.Status.PodIP)
 	}
-	w.remove("stays", metav1.DeleteOptions{})
-	w.remove("new", metav1.DeleteOptions{})
-	w.isGone("stays")
-	w.isGone("new")
+	for _, name := range []string{"stays", "lost", "new"} {
+		w.remove(name, metav1.DeleteOptions{})
+		w.isGone(name)
+	}
 }
 
 func mustJSON(v any) string {
@@ -532,10 +546,11 @@ func TestManyPods(t *testing.T) {
 	const n = 200
 	w := newWorld(t)
 	w.start()
+	begin := time.Now()
 	for i := range n {
 		w.pod(fmt.Sprintf("many-%d", i), graceful(0))
 	}
-	begin := time.Now()
+	created := time.Since(begin).Round(time.Millisecond)
 	addrs := map[netip.Addr]bool{}
 	for i := range n {
 		p := w.ready(fmt.Sprintf("many-%d", i))
@@ -546,7 +561,7 @@ func TestManyPods(t *testing.T) {
 	if len(addrs) != 2*n {
 		t.Errorf("%d addresses for %d pods", len(addrs), n)
 	}
-	t.Logf("%d pods ready %s after the last was created", n, time.Since(begin).Round(time.Millisecond))
+	t.Logf("%d pods created in %s, all ready after %s", n, created, time.Since(begin).Round(time.Millisecond))
 	w.kubectl("delete", "pods", "--all", "--wait=false")
 	w.eventually("all are gone", func() bool {
 		left, err := filepath.Glob(filepath.Join(netns.Dir, w.cfg.NSPrefix+"*.*"))

@@ -33,7 +33,7 @@ func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
 				return cidrs, nil
 			}
 		}
-		if text := err.Error(); text != said { // once
+		if text := err.Error(); text != said && !apierrors.IsConflict(err) { // once; others write to a new node too
 			k.Log.Warn("register the node: trying again", "err", err)
 			said = text
 		}
@@ -66,9 +66,11 @@ func (k *kubelet) heartbeat(ctx context.Context) {
 			err = k.renew(ctx, node)
 		}
 		wait := beat
-		if err != nil && ctx.Err() == nil {
-			k.Log.Warn("tell the API that the node is alive", "err", err)
+		if err != nil {
 			wait = time.Second
+		}
+		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
+			k.Log.Warn("tell the API that the node is alive: trying again", "err", err)
 		}
 		if pause(ctx, wait) != nil {
 			return
