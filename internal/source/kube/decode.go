@@ -19,6 +19,7 @@ type object struct {
 	known *model.Name // as the store knows it, where that is not the API's name
 	value any         // a model type; nil where nothing of it is of use
 	err   error       // what is wrong with it
+	sum   uint64      // of its text
 	copy  bool        // it only shows an object of another kind, or is of no use here, and is passed over
 }
 

@@ -2,9 +2,11 @@ package kube
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -76,5 +78,39 @@ func TestFlushInVain(t *testing.T) {
 	f.end()
 	if err := f.source.Flush(t.Context()); err == nil {
 		t.Error("flush after the end")
+	}
+}
+
+// What a list has as it was is not decoded again, and what was at fault is.
+func TestFlushDecodesWhatIsNew(t *testing.T) {
+	for _, binary := range []bool{false, true} {
+		api := newFakeAPI(t)
+		api.binary = binary
+		everything(api)
+		api.put(services, service("bad", 70000))
+		var times timing
+		quickTiming(&times)
+		var decoded atomic.Int32
+		f := newFixture(t, func(s *sink) *Source {
+			source := newSource(Config{Kubeconfig: api.kubeconfig(""), Policies: true}, times, s, slog.New(slog.DiscardHandler))
+			for _, x := range source.followers {
+				decode := x.decode
+				x.decode = func(at resource, r raw) object { decoded.Add(1); return decode(at, r) }
+			}
+			return source
+		})
+		f.waitSynced()
+		decoded.Store(0)
+		f.flush()
+		if n := decoded.Load(); n != 1 {
+			t.Errorf("protobuf=%v: %d objects were decoded that had not changed, and not just the one at fault", binary, n)
+		}
+		f.waitIssue("Service shop/bad", "70000")
+		api.set(func() { api.answers["watch "+services] = http.StatusInternalServerError })
+		api.put(services, service("web", 81))
+		f.flush()
+		if f.port("web") != 81 {
+			t.Errorf("protobuf=%v: a change was passed over", binary)
+		}
 	}
 }

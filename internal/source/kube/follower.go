@@ -159,7 +159,17 @@ func (f *follower) list(ctx context.Context, at resource) error {
 	before := f.ledger // nobody else writes it
 	next := newLedger(f.kind.kind, len(before.entries))
 	restart := func() { next = newLedger(f.kind.kind, len(before.entries)) }
-	version, err := f.api.list(ctx, at, &f.kind, restart, func(r raw) { next.enter(f.decode(at, r), before) })
+	version, err := f.api.list(ctx, at, &f.kind, restart, func(r raw) {
+		sum := r.sum(at)
+		if len(before.entries) > 0 {
+			if id, err := r.identify(); err == nil && next.repeat(id.name, sum, before) {
+				return
+			}
+		}
+		o := f.decode(at, r)
+		o.sum = sum
+		next.enter(o, before)
+	})
 	if err != nil {
 		return err
 	}
@@ -251,6 +261,7 @@ func (f *follower) event(at resource, kind string, r raw) error {
 	switch watch.EventType(kind) {
 	case watch.Added, watch.Modified:
 		o = f.decode(at, r)
+		o.sum = r.sum(at)
 	case watch.Deleted, watch.Bookmark:
 		o = broken(r, nil)
 	case watch.Error:

@@ -27,6 +27,7 @@ type fault struct{ reason, inForce string }
 type entry struct {
 	value any         // as delivered; nil where there never was a good version
 	known *model.Name // as the store knows it, where that is not the API's name
+	sum   uint64      // of the text that value is all of; 0: there is none
 }
 
 func newLedger(kind store.Kind, room int) *ledger {
@@ -54,18 +55,29 @@ func (l *ledger) enter(o object, before *ledger) {
 		return
 	}
 	present := true // what is delivered is made of this version
-	old, next := before.entries[o.name], entry{o.value, o.known}
+	old, next := before.entries[o.name], entry{o.value, o.known, o.sum}
 	switch {
 	case o.value == nil, isRefused(o) && old.value != nil && !source.IsRefused(old.value):
 		next = old // the last good version stays
 		present = false
 	case sameName(old.known, o.known) && reflect.DeepEqual(old.value, o.value):
-		next = old
+		next.value, next.known = old.value, old.known
 	}
 	if o.err != nil {
+		next.sum = 0
 		l.faults[o.name] = fault{o.err.Error(), source.InForce(next.value, present)}
 	}
 	l.set(o.name, next)
+}
+
+// repeat takes an object over from before, if its text is the same and nothing was wrong with it.
+func (l *ledger) repeat(name model.Name, sum uint64, before *ledger) bool {
+	e, ok := before.entries[name]
+	if !ok || e.sum != sum || sum == 0 {
+		return false
+	}
+	l.set(name, e)
+	return true
 }
 
 func (l *ledger) set(name model.Name, e entry) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"strings"
 
@@ -226,6 +227,18 @@ type identity struct {
 	version string
 }
 
+// sum tells versions of an object apart, and what is served at one place from what is at another.
+func (r raw) sum(at resource) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	_, _ = h.WriteString(at.group) // never fails, nor does Write
+	_, _ = h.WriteString(at.version)
+	_, _ = h.Write(r.data)
+	return h.Sum64()
+}
+
+var seed = maphash.MakeSeed()
+
 // identify looks at nothing but the identity of an object, so that it can be
 // named however odd the rest of it is.
 func (r raw) identify() (identity, error) {
@@ -238,13 +251,35 @@ func (r raw) identify() (identity, error) {
 	}
 	m := &o.Metadata
 	if r.binary {
-		var p metav1.PartialObjectMetadata
-		if err := p.Unmarshal(r.data); err != nil {
-			return identity{}, err
-		}
-		m.Name, m.Namespace, m.ResourceVersion = p.Name, p.Namespace, p.ResourceVersion
-	} else if err := json.Unmarshal(r.data, &o); err != nil {
+		return r.identifyBinary()
+	}
+	if err := json.Unmarshal(r.data, &o); err != nil {
 		return identity{}, err
 	}
 	return identity{model.Name{Namespace: m.Namespace, Name: m.Name}, m.ResourceVersion}, nil
+}
+
+// identifyBinary finds what it needs in metadata.
+func (r raw) identifyBinary() (id identity, err error) {
+	const metaField, nameField, namespaceField, versionField = 1, 1, 3, 6 // of every object, and of its ObjectMeta
+	err = fields(r.data, func(number protowire.Number, value []byte) error {
+		if number != metaField {
+			return nil
+		}
+		return fields(value, func(number protowire.Number, value []byte) error {
+			switch number {
+			case nameField:
+				id.name.Name = string(value)
+			case namespaceField:
+				id.name.Namespace = shared(string(value))
+			case versionField:
+				id.version = string(value)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return identity{}, err
+	}
+	return id, nil
 }
