@@ -143,6 +143,8 @@ var rules = []rule{
 		"kubeobj translates objects, wherever they come from"},
 	{"internal/policytest/oracle", []string{"internal/store", "internal/compile", "internal/state", "internal/verdict", "internal/driver", "internal/agent"},
 		"the oracle is written from the API's documentation alone: what it shared with the program would be wrong in both"},
+	{"internal/kubeproxy", slices.Concat(kernel, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+		"kubeproxy says what its configuration comes to; who carries that out is for the command to choose"},
 	{"internal/agent", kubernetes,
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
 	{"internal", []string{"cmd"},
