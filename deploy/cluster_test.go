@@ -143,6 +143,25 @@ func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 	return newBox(t, pod, "node1", c.binary, map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)})
 }
 
+// testUnset applies kustomize's manifests as they are: the agent lives, is not ready, and names what has to be set.
+func (c *cluster) testUnset(t *testing.T) {
+	text := kustomize(t, "kustomize")
+	c.apply(t, text)
+	a := c.run(t, text)
+	await(t, a, func(s agent.Status) string {
+		for _, i := range s.Source.Issues {
+			if strings.Contains(i.Source+i.Reason, placeholder) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("it says %+v", s.Source)
+	})
+	c.get(t, "http://127.0.0.1:10256/livez")
+	if status, err := c.ask("http://127.0.0.1:10256/readyz"); err != nil || status != http.StatusServiceUnavailable {
+		t.Errorf("/readyz answers %d, %v", status, err)
+	}
+}
+
 // testCapabilities shows that the container's one capability is enough for each command that is of use in it, and is needed.
 func (c *cluster) testCapabilities(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer)
@@ -272,6 +291,7 @@ func TestCluster(t *testing.T) {
 	t.Run("install", c.testInstall)
 	t.Run("agent", c.testAgent)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
+	t.Run("unset", c.testUnset)
 	t.Run("privileged", c.testPrivileged)
 	t.Run("capabilities", c.testCapabilities)
 	t.Run("take over", c.testTakeOver)
@@ -386,23 +406,27 @@ func (c *cluster) testKubeProxyConfig(t *testing.T) {
 	c.get(t, "http://127.0.0.1:9249/metrics")
 }
 
-// get is what the kubelet does for a probe of an agent that is ready, or soon is.
+// get is what the kubelet does for a probe of an agent that is well, or soon is.
 func (c *cluster) get(t *testing.T, url string) {
 	t.Helper()
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: c.Dial, DisableKeepAlives: true}}
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		status := ""
-		resp, err := client.Get(url)
-		if err == nil {
-			status, err = resp.Status, resp.Body.Close()
-		}
-		if err == nil && resp.StatusCode == http.StatusOK {
+		status, err := c.ask(url)
+		if err == nil && status == http.StatusOK {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("GET %s: %s, %v", url, status, err)
+			t.Fatalf("GET %s: %d, %v", url, status, err)
 		}
 	}
+}
+
+func (c *cluster) ask(url string) (status int, err error) {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: c.Dial, DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
 }
 
 // testPrivileged shows what a container can do about forwarding that is off: say it, or if it is privileged, mend it.
