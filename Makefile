@@ -96,7 +96,7 @@ image: licenses ## Build the container image (IMAGE=name:tag PLATFORMS=linux/amd
 
 .PHONY: chart
 chart: ## Pack the Helm chart into bin
-	go -C test/kube/helm tool helm package $(CURDIR)/deploy/helm/sluice --destination $(CURDIR)/bin
+	CGO_ENABLED=0 GOFLAGS=-trimpath go -C test/kube/helm tool helm package $(CURDIR)/deploy/helm/sluice --destination $(CURDIR)/bin
 
 .PHONY: clean
 clean: ## Remove what was built
