@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -221,6 +222,17 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 		t.Errorf("the time-out of CLOSE_WAIT is %s, %v", out, err)
 	}
 
+	now := time.Now().Format(time.RFC3339Nano)
+	s.kubectl(t, "patch", "endpointslice", "web-1", "--type=merge", "-p",
+		`{"metadata":{"annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"`+now+`"}},"endpoints":[{"addresses":["10.244.0.8"],"nodeName":"node-a"}]}`)
+	eventually(t, "the change is programmed and counted", func() bool {
+		_, body := s.get("127.0.0.1:10249/metrics")
+		return strings.Contains(body, "\nkubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
+	})
+	if !strings.Contains(nft(t, s.NetNS, "list table inet sluice"), "10.244.0.8") {
+		t.Error("the change is counted, but not programmed")
+	}
+
 	s.kubectl(t, "taint", "node", "node-a", "ToBeDeletedByClusterAutoscaler=1:NoSchedule")
 	eventually(t, "load balancers are told to leave the node", func() bool {
 		code, body := s.get("127.0.0.1:10256/healthz")
@@ -239,6 +251,13 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 	}
 	if !strings.Contains(nft(t, s.NetNS, "list table inet sluice"), "10.96.0.80") {
 		t.Error("the services went with the agent")
+	}
+	var out bytes.Buffer
+	if err := s.NetNS.Do(func() error { execute(t.Context(), []string{"cleanup", "--socket", socket}, &out, &out); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if want := "net.netfilter.nf_conntrack_tcp_timeout_close_wait = 60 (was 3600)"; !strings.Contains(out.String(), want) {
+		t.Errorf("cleanup does not say %q: %s", want, out.String())
 	}
 }
 

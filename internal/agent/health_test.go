@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -59,6 +61,39 @@ func TestHealthTransitions(t *testing.T) {
 		if code, _ := get(t, handler, "/readyz"); code != step.ready {
 			t.Errorf("%s: /readyz answers %d", step.name, code)
 		}
+	}
+}
+
+// In kube-proxy's place, a node without its object is no place for load balancers to send to.
+func TestMissingNode(t *testing.T) {
+	for _, needed := range []bool{false, true} {
+		b := start(t, func(c *Config) { c.NodeNeeded = needed })
+		handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+		if code, body := get(t, handler, "/healthz"); (code == http.StatusOK) == needed || body["nodeEligible"] == needed || body["healthy"] != true {
+			t.Errorf("needed %v: /healthz answers %d %v", needed, code, body)
+		}
+		b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a"}})
+		if code, _ := get(t, handler, "/healthz"); code != http.StatusOK {
+			t.Errorf("needed %v: /healthz of a node that is there answers %d", needed, code)
+		}
+	}
+}
+
+// kube-proxy says of each family when it was last up to date, once it has been.
+func TestFamilyHealth(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	h := &health{limit: 10 * time.Second, now: func() time.Time { return now }, eligible: func() bool { return true }}
+	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
+	if _, body := get(t, handler, "/livez"); body["healthy"] != true || body["status"] != nil {
+		t.Errorf("at the start: %v", body)
+	}
+	h.applied()
+	h.queued(now)
+	now = now.Add(10 * time.Second)
+	code, body := get(t, handler, "/livez")
+	want := map[string]any{"lastUpdated": "2026-01-02T03:04:05Z", "healthy": false}
+	if diff := cmp.Diff(map[string]any{"IPv4": want, "IPv6": want}, body["status"]); code != http.StatusServiceUnavailable || diff != "" {
+		t.Errorf("a change waits too long: %d (-want +got):\n%s", code, diff)
 	}
 }
 

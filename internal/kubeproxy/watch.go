@@ -20,7 +20,11 @@ const lookInterval = 2 * time.Second
 // looks at the content, so that it follows a ConfigMap, whose files are replaced under a link. A file
 // that cannot be read is one that is being replaced.
 func Watch(ctx context.Context, path string, text []byte) error {
-	look := time.NewTicker(lookInterval)
+	return watch(ctx, path, text, lookInterval, os.ReadFile)
+}
+
+func watch(ctx context.Context, path string, text []byte, every time.Duration, read func(string) ([]byte, error)) error {
+	look := time.NewTicker(every)
 	defer look.Stop()
 	for {
 		select {
@@ -28,7 +32,7 @@ func Watch(ctx context.Context, path string, text []byte) error {
 			return nil
 		case <-look.C:
 		}
-		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(now, text) {
+		if now, err := read(path); err == nil && !bytes.Equal(now, text) {
 			return fmt.Errorf("%s: %w", path, ErrChanged)
 		}
 	}

@@ -1,0 +1,72 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A ConfigMap's file is a link to one in a folder that is replaced as a whole.
+func TestWatch(t *testing.T) {
+	dir := t.TempDir()
+	write := func(folder, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(folder string) {
+		t.Helper()
+		next := filepath.Join(dir, "next")
+		if err := os.Symlink(folder, next); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, filepath.Join(dir, "data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one", "a")
+	write("two", "a")
+	write("three", "b")
+	link("one")
+	path := filepath.Join(dir, "data", "config.conf")
+	ended := make(chan error, 1)
+	looked := make(chan struct{})
+	look := func(p string) ([]byte, error) {
+		looked <- struct{}{}
+		return os.ReadFile(p)
+	}
+	go func() { ended <- watch(t.Context(), path, []byte("a"), 1, look) }()
+	<-looked
+	link("two") // another file that holds the same
+	<-looked
+	<-looked
+	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
+	<-looked
+	<-looked
+	link("three")
+	for {
+		select {
+		case <-looked:
+			continue
+		case err := <-ended:
+			if !errors.Is(err, ErrChanged) {
+				t.Error(err)
+			}
+		}
+		break
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Watch(ctx, path, []byte("b")); err != nil {
+		t.Errorf("at the end: %v", err)
+	}
+}
