@@ -34,6 +34,11 @@ type jump struct {
 	builtin  bool // packets enter from by themselves: kube-proxy adds rules to such chains alone
 }
 
+// accepts reports whether forwarded packets come to the rules of kube-proxy that accept some.
+func accepts(jumps []jump) bool {
+	return slices.ContainsFunc(jumps, func(j jump) bool { return j.to == forwardChain })
+}
+
 // kept returns which of kube-proxy's chains of a table have to stay since rules of somebody else lead to them (some set-ups of
 // the CNI plugin "portmap" use KUBE-MARK-MASQ, which works together with KUBE-POSTROUTING), and a note on each.
 func kept(jumps []jump) (chains map[string]bool, notes []string) {

@@ -169,9 +169,7 @@ func (o *Options) removeProxy(ctx context.Context) error {
 			o.note("%s", n)
 		}
 		what := p.String()
-		draining, cancel := context.WithTimeout(ctx, o.Drain)
-		err := p.remove(draining, func(format string, args ...any) { o.line("wait", format, args...) })
-		cancel()
+		err := p.remove(ctx, drain{o.Drain, func(format string, args ...any) { o.line("wait", format, args...) }})
 		if errors.Is(err, errUndrained) {
 			return o.stop("%v\nrun this again to wait for them once more (--drain-timeout), or end them", err)
 		}

@@ -193,14 +193,16 @@ func openIPVS() (*ipvs.Handle, error) {
 }
 
 // remove implements part.
-func (v *virtual) remove(ctx context.Context, say func(string, ...any)) error {
+func (v *virtual) remove(ctx context.Context, d drain) error {
+	ctx, cancel := context.WithTimeout(ctx, d.limit)
+	defer cancel()
 	if err := v.replaceDevice(); err != nil {
 		return err
 	}
-	if err := v.drainServers(ctx, say); err != nil {
+	if err := v.drainServers(ctx, d.say); err != nil {
 		return err
 	}
-	if err := v.drainAddresses(ctx, say); err != nil {
+	if err := v.drainAddresses(ctx, d.say); err != nil {
 		return err
 	}
 	for _, name := range v.sets {

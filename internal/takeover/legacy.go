@@ -180,7 +180,7 @@ func parseTable(family, name, text string) legacyTable {
 			lines = append(lines, line)
 		}
 	}
-	if dropsForward && slices.Contains(t.chains, forwardChain) {
+	if dropsForward && accepts(jumps) {
 		t.lonely = append(t.lonely, dropsForwarded("iptables-legacy", family))
 	}
 	stays, notes := kept(jumps)
@@ -264,7 +264,7 @@ func split(line string) []string {
 }
 
 // remove implements part: each table in one transaction.
-func (l *legacy) remove(ctx context.Context, _ func(string, ...any)) error {
+func (l *legacy) remove(ctx context.Context, _ drain) error {
 	for _, t := range l.tables {
 		if _, err := run(ctx, []byte(t.removal()), l.restore, "--noflush", "--wait", "10"); err != nil {
 			return fmt.Errorf("remove kube-proxy's rules from table %s of iptables-legacy: %w", t.name, err)

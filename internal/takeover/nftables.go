@@ -1,7 +1,6 @@
 package takeover
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -189,7 +188,6 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	}
 	var jumps []jump
 	var rules []*nftables.Rule
-	forwards := slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Name == forwardChain })
 	for _, c := range chains {
 		proxys := isProxyChain(table, c.Name)
 		if proxys && !claimsIn(table, c.Name) {
@@ -212,7 +210,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 				rules = append(rules, r)
 			}
 		}
-		if forwards && c.Name == "FORWARD" && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
+		if c.Name == "FORWARD" && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop && accepts(jumps) {
 			n.lonely = append(n.lonely, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
 		}
 	}
@@ -280,7 +278,7 @@ func (x *xrule) compare(loaded expr.Any, value []byte) {
 }
 
 // remove implements part. What leads to the rules goes in one transaction; the rest, which no packet reaches any more, in pieces.
-func (n *nft) remove(ctx context.Context, _ func(string, ...any)) error {
+func (n *nft) remove(ctx context.Context, _ drain) error {
 	conn, err := connect()
 	if err != nil {
 		return err
@@ -302,8 +300,11 @@ func (n *nft) remove(ctx context.Context, _ func(string, ...any)) error {
 			for _, c := range piece {
 				step(c)
 			}
-			if err := cmp.Or(ctx.Err(), conn.Flush()); err != nil {
+			if err := conn.Flush(); err != nil {
 				return fmt.Errorf("delete kube-proxy's chains of iptables-nft: %w", err)
+			}
+			if err := ctx.Err(); err != nil {
+				return err
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/state"
 )
@@ -49,8 +50,14 @@ type part interface {
 	alone() []string
 	// notes say what else a user should know before the part is removed, and what of it will stay and why.
 	notes() []string
-	// remove removes it in such an order that no connection notices; it may wait, and tell of that.
-	remove(ctx context.Context, say func(format string, args ...any)) error
+	// remove removes it in such an order that no connection notices.
+	remove(ctx context.Context, d drain) error
+}
+
+// drain says how long connections are waited for, and whom to tell of it.
+type drain struct {
+	limit time.Duration
+	say   func(format string, args ...any)
 }
 
 // find returns what kube-proxy has programmed in the calling thread's network namespace, in the order in which it is to be

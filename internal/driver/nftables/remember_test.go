@@ -1,0 +1,88 @@
+package nftables
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// A new table begins with what another program remembers of clients, as far as it is right; one that is there does not ask.
+func TestRememberOthers(t *testing.T) {
+	ns := testNS(t)
+	one, two := netip.MustParseAddrPort("10.244.1.2:8080"), netip.MustParseAddrPort("10.244.2.2:8080")
+	service := model.Name{Namespace: "a", Name: "web"}
+	client := netip.MustParseAddr("192.0.2.7")
+	s := state.New()
+	backends := []netip.AddrPort{one, two}
+	for port, sticky := range map[uint16]time.Duration{80: 3 * time.Hour, 81: 0} {
+		s.Frontends[state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: port}] = &state.Frontend{
+			Service: service, Port: "http", Backends: backends, Alive: backends, Serving: backends, Affinity: sticky}
+	}
+	asked := 0
+	d := openIn(t, ns, Options{Remembered: func(context.Context) ([]state.Remembered, error) {
+		asked++
+		right := state.Remembered{Service: service, Port: "http", Protocol: model.TCP, Client: client, Backend: two, Left: time.Hour}
+		gone, other, unknown, twice := right, right, right, right
+		gone.Client, gone.Backend = client.Next(), netip.MustParseAddrPort("10.244.3.2:8080")
+		other.Client, other.Service.Name = client.Next(), "other"
+		unknown.Client, unknown.Service, unknown.Left = client.Prev(), model.Name{}, 0
+		twice.Backend = one
+		return []state.Remembered{right, gone, other, unknown, twice}, nil
+	}})
+	for range 2 {
+		plan, err := d.Adopt(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times, want once", asked)
+	}
+	out, err := ns.Run("nft", "list", "map", "inet", TableName, "ip-affinity")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	text := strings.Join(strings.Fields(string(out)), " ")
+	for _, want := range []string{"192.0.2.7 . 10.96.0.1 . tcp . 80 timeout 3h expires 59m", "192.0.2.6 . 10.96.0.1 . tcp . 80 timeout 3h expires 2h59m"} {
+		if !strings.Contains(text, want) || !strings.Contains(text, ": 10.244.2.2 . 8080") {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(text, "192.0.2.8") || strings.Contains(text, ". 81") || strings.Contains(text, ": 10.244.1.2") {
+		t.Errorf("what is not right is remembered:\n%s", out)
+	}
+}
+
+// Frontends are listed by a driver that has adopted nothing.
+func TestFrontendsOfAnother(t *testing.T) {
+	ns := testNS(t)
+	d := openIn(t, ns, Options{Shared: true})
+	if found, err := d.Frontends(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("without a table: %v, %v", found, err)
+	}
+	to := []netip.AddrPort{netip.MustParseAddrPort("[fd00::2]:8080")}
+	served := state.FrontendKey{Addr: netip.MustParseAddr("fd00::1"), Protocol: model.UDP, Port: 53}
+	refused := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
+	s := state.New()
+	s.Frontends[served] = &state.Frontend{Backends: to, Alive: to, Serving: to}
+	s.Frontends[refused] = &state.Frontend{Reject: true}
+	plan, err := d.Adopt(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found, err := openIn(t, ns, Options{Shared: true}).Frontends(t.Context())
+	if err != nil || len(found) != 2 || !found[served] || found[refused] {
+		t.Errorf("%v, %v", found, err)
+	}
+}

@@ -1,0 +1,168 @@
+package takeover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// frontends stand for what the agent has in the kernel.
+type frontends map[state.FrontendKey]bool
+
+// Frontends implements driver.Lister.
+func (f frontends) Frontends(context.Context) (map[state.FrontendKey]bool, error) { return f, nil }
+
+var namespaces atomic.Int64
+
+// takeFrom loads rules into a namespace of its own, and returns a function that runs From there, and one that lists what nft shows.
+func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), ruleset func() string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ns, err := netns.New(fmt.Sprintf("sluice-takeover-%d-%d", os.Getpid(), namespaces.Add(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	run := func(args ...string) string {
+		out, err := ns.Run("nft", args...)
+		if err != nil {
+			t.Fatalf("nft: %v\n%s", err, out)
+		}
+		return string(out)
+	}
+	run(rules)
+	from = func(o Options) (string, error) {
+		var out bytes.Buffer
+		o.Out, o.Socket, o.Node = &out, t.TempDir()+"/none", "node"
+		o.Minor = func(error) bool { return false }
+		if o.Agent == nil {
+			o.Agent = inStep{}
+		}
+		if o.Kernel == nil {
+			o.Kernel = frontends{}
+		}
+		err := ns.Do(func() error { return From(t.Context(), o) })
+		return out.String(), err
+	}
+	return from, func() string { return run("list", "ruleset") }
+}
+
+// twoServices is a table of nftables mode in small.
+const twoServices = `
+table ip kube-proxy {
+	chain service-A { accept; }
+	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; comment "services";
+		elements = { 10.96.0.1 . tcp . 443 comment "default/kubernetes:https" : goto service-A }; }
+	map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict;
+		elements = { 10.96.0.2 . udp . 53 comment "a/empty:dns" : drop }; }
+	chain nat-prerouting { type nat hook prerouting priority -100; ip daddr . meta l4proto . th dport vmap @service-ips; }
+}
+`
+
+func TestDifferencesStop(t *testing.T) {
+	from, ruleset := takeFrom(t, twoServices)
+	before := ruleset()
+	ours := frontends{{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.UDP, Port: 53}: false}
+	out, err := from(Options{Kernel: ours})
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "TCP 10.96.0.1:443 (default/kubernetes:https) is served by kube-proxy and not by sluice") || strings.Contains(out, "a/empty") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if ruleset() != before {
+		t.Errorf("something was changed:\n%s", ruleset())
+	}
+	out, err = from(Options{Kernel: ours, Force: true})
+	if err != nil || strings.Contains(ruleset(), "kube-proxy") {
+		t.Errorf("by force: %v\n%s", err, out)
+	}
+}
+
+// notInStep is an agent that does not get it done.
+type notInStep struct{}
+
+func (notInStep) Sync(context.Context) error { return errors.New("the API is away") }
+
+func TestAgentNotInStepStops(t *testing.T) {
+	from, ruleset := takeFrom(t, twoServices)
+	before := ruleset()
+	out, err := from(Options{Agent: notInStep{}, Force: true, Wait: poll})
+	if !errors.Is(err, ErrStopped) || !strings.Contains(err.Error(), "the API is away") || ruleset() != before {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// What iptables-nft has, in pieces as an interrupted take-over leaves it; and a chain that somebody else uses.
+func TestLeftoversGo(t *testing.T) {
+	const others = `table ip nat {
+	chain KUBE-MARK-MASQ {
+		meta mark set meta mark | 0x00004000
+	}
+
+	chain KUBE-POSTROUTING {
+		meta mark & 0x00004000 == 0x00000000 return
+		masquerade
+	}
+
+	chain CNI-HOSTPORT-SETMARK {
+		jump KUBE-MARK-MASQ
+	}
+
+	chain POSTROUTING {
+		type nat hook postrouting priority srcnat; policy accept;
+		jump KUBE-POSTROUTING
+	}
+}
+`
+	from, ruleset := takeFrom(t, others+"\n")
+	want := ruleset()
+	from, ruleset = takeFrom(t, others+`
+table ip nat { chain KUBE-SVC-A { jump KUBE-MARK-MASQ; }
+	chain KUBE-SERVICES { ip daddr 10.96.0.1 tcp dport 443 jump KUBE-SVC-A; }
+}
+table ip6 filter { chain KUBE-FORWARD { accept; }
+	chain FORWARD { type filter hook forward priority 0; policy drop; jump KUBE-FORWARD; }
+}
+table ip6 kube-proxy {
+	chain services { accept; }
+}
+`)
+	out, err := from(Options{})
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "chain FORWARD of family ip6 drops") || !strings.Contains(out, "TCP 10.96.0.1:443 is served by kube-proxy") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	out, err = from(Options{Force: true})
+	if err != nil || !strings.Contains(out, "chain KUBE-MARK-MASQ stays: chain CNI-HOSTPORT-SETMARK") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	got, _, _ := strings.Cut(ruleset(), "table ip6 filter")
+	if got != want || strings.Contains(ruleset(), "KUBE-FORWARD") || strings.Contains(ruleset(), "kube-proxy") {
+		t.Errorf("left:\n%s\nwant:\n%s", ruleset(), want)
+	}
+	if out, err = from(Options{}); err != nil || !strings.Contains(out, "nothing to do") {
+		t.Errorf("a second time: %v\n%s", err, out)
+	}
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	from, ruleset := takeFrom(t, twoServices)
+	before := ruleset()
+	out, err := from(Options{DryRun: true, Force: true})
+	if err != nil || !strings.Contains(out, "would   remove nftables: table ip kube-proxy") || ruleset() != before {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
