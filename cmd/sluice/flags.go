@@ -129,6 +129,9 @@ func (n *nodePorts) String() string {
 
 // Set implements pflag.Value.
 func (n *nodePorts) Set(list string) error {
+	if list == "" {
+		return nil // as kube-proxy takes it
+	}
 	for s := range splitList(list) {
 		switch s {
 		case kubeproxy.Primary:
