@@ -1,0 +1,155 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+// role lets our user read what the agent follows without policy, but for one resource.
+func role(without string) string {
+	var rules []string
+	for _, r := range []struct{ group, resource string }{{"", "services"}, {"", "nodes"}, {"discovery.k8s.io", "endpointslices"}} {
+		if r.resource != without {
+			rules = append(rules, fmt.Sprintf("{apiGroups: [%q], resources: [%q], verbs: [list, watch]}", r.group, r.resource))
+		}
+	}
+	return fmt.Sprintf(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: sluice}
+rules: [%s]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: sluice}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sluice}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: sluice}]
+`, strings.Join(rules, ", "))
+}
+
+const oddObjects = `
+apiVersion: v1
+kind: Node
+metadata: {name: bare}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: twin}
+spec: {clusterIP: 10.96.0.90, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: twin-1, labels: {kubernetes.io/service-name: twin}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.0.9]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: twin-2, labels: {kubernetes.io/service-name: twin}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.0.9]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: lonely, labels: {kubernetes.io/service-name: nobody}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.0.10]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: names, labels: {kubernetes.io/service-name: twin}}
+addressType: FQDN
+endpoints: [{addresses: [example.org]}]
+`
+
+// An agent on a real API server programs what is odd without harm, and nothing while the server is away, has
+// forgotten us, or is back.
+func TestAgentOnRealAPI(t *testing.T) {
+	s := newProxySeat(t)
+	s.kubectl(t, "apply", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
+	kubeconfig, err := s.Kubeconfig("sluice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, socket := s.sluice(t, "--kubeconfig="+kubeconfig, "--node=node-a", "--policy=false", "--set-sysctls=false")
+	client := agent.NewClient(socket)
+	status := func() agent.Status {
+		status, err := client.Status(t.Context())
+		if err != nil {
+			return agent.Status{}
+		}
+		return status
+	}
+	says := func(words ...string) bool {
+		text := fmt.Sprint(status().Issues)
+		for _, w := range words {
+			if !strings.Contains(text, w) {
+				return false
+			}
+		}
+		return true
+	}
+	eventually(t, "all is programmed", func() bool { return status().OK })
+	if st := status(); st.Frontends != 4 || st.Backends != 4 || st.Source.Skipped["EndpointSlice"] != 1 {
+		t.Errorf("the API server's service, web with its node port, and twin, with one backend each, make %d frontends with %d backends; passed over: %v",
+			st.Frontends, st.Backends, st.Source.Skipped)
+	}
+	value := func(series string) (v string) {
+		_, body := s.get("127.0.0.1:10249/metrics")
+		if m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(series) + ` (.*)$`).FindStringSubmatch(body); m != nil {
+			v = m[1]
+		}
+		return v
+	}
+	operations := value("sluice_operations_total")
+	unchanged := func(when string) {
+		t.Helper()
+		if now := value("sluice_operations_total"); now != operations {
+			t.Errorf("%s, %s operations have become %s", when, operations, now)
+		}
+	}
+
+	if err := s.Kill(control.APIServer); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the outage is told", func() bool { return says("Kubernetes API", "refused") })
+	if value(`sluice_source_kind_behind_seconds{kind="Service",source="kubernetes"}`) == "0" {
+		t.Error("no metric tells of the outage")
+	}
+	unchanged("while the API server is away")
+	if err := s.Restart(t.Context(), control.APIServer); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all is well again", func() bool { return status().OK })
+	unchanged("now that the API server is back")
+
+	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("endpointslices")))
+	if err := s.Restart(t.Context(), control.APIServer); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the missing right is told", func() bool {
+		return says("EndpointSlice", `apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: [list, watch]`)
+	})
+	unchanged("without the right to read endpoints")
+	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")))
+	eventually(t, "all is well again", func() bool { return status().OK })
+	unchanged("with the right again")
+
+	s.kubectl(t, "patch", "endpointslice", "web-1", "--type=merge", "-p", `{"endpoints":[{"addresses":["10.244.0.8"],"nodeName":"node-a"}]}`)
+	eventually(t, "a change is programmed", func() bool { return strings.Contains(nft(t, s.NetNS, "list table inet sluice"), "10.244.0.8") })
+	if n := value(`sluice_source_kind_reconnects_total{kind="Service",source="kubernetes"}`); n == "" || n == "0" {
+		t.Errorf("%q reconnects are counted", n)
+	}
+	if code, _ := s.get("127.0.0.1:10256/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz answers %d", code)
+	}
+}
