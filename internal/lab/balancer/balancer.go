@@ -44,6 +44,7 @@ type balancer struct {
 
 	routes map[netip.Addr][]string // as they were last set
 	owned  map[types.NamespacedName][]netip.Addr
+	said   map[types.NamespacedName]string // what is wrong, as it was logged
 }
 
 // slice is what there is to know of an EndpointSlice.
@@ -67,6 +68,7 @@ func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, rout
 		api: api, route: route, log: log, wake: make(chan struct{}, 1),
 		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
 		dirty: map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
+		said: map[types.NamespacedName]string{},
 	}
 	for _, p := range prefixes {
 		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
@@ -100,8 +102,9 @@ func (b *balancer) work(ctx context.Context) {
 		}
 		b.mu.Unlock()
 		for name := range dirty {
-			if err := b.settle(ctx, name); err != nil && ctx.Err() == nil {
-				b.log.Warn("balance a service: trying again", "service", name, "err", err)
+			err := b.settle(ctx, name)
+			b.tell(ctx, name, err)
+			if err != nil {
 				b.mu.Lock()
 				b.dirty[name] = true
 				b.mu.Unlock()
@@ -114,6 +117,17 @@ func (b *balancer) work(ctx context.Context) {
 		case <-b.wake:
 		case <-retry:
 		}
+	}
+}
+
+// tell logs what is wrong with a Service, once.
+func (b *balancer) tell(ctx context.Context, name types.NamespacedName, err error) {
+	switch {
+	case err == nil:
+		delete(b.said, name)
+	case ctx.Err() == nil && b.said[name] != err.Error():
+		b.said[name] = err.Error()
+		b.log.Warn("balance a service: trying again", "service", name, "err", err)
 	}
 }
 

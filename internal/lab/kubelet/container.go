@@ -54,12 +54,13 @@ func sidecar(spec *corev1.Container) bool {
 func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.ContainerStatus, now time.Time) *container {
 	c := &container{spec: spec, begun: now}
 	for _, s := range known {
-		if s.Name != spec.Name || s.State.Running == nil {
+		if s.Name != spec.Name {
 			continue
 		}
-		c.begun, c.restarts, c.last = s.State.Running.StartedAt.Time, s.RestartCount, s.LastTerminationState.Terminated
-		c.started = s.Started != nil && *s.Started
-		c.ready = s.Ready
+		c.restarts, c.last, c.exit = s.RestartCount, s.LastTerminationState.Terminated, s.State.Terminated
+		if s.State.Running != nil {
+			c.begun, c.started, c.ready = s.State.Running.StartedAt.Time, s.Started != nil && *s.Started, s.Ready
+		}
 	}
 	c.id = containerID(pod, spec.Name, c.restarts)
 	c.started = c.started || spec.StartupProbe == nil

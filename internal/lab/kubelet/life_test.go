@@ -451,6 +451,7 @@ func testNode(w *world) {
 	w.kubectl("cordon", w.cfg.Node)
 	w.kubectl("label", "node", w.cfg.Node, "mine=stays", "topology.kubernetes.io/zone=wrong", "--overwrite")
 	w.stop()
+	w.cfg.PodCIDRs = nil // the Node has some
 	w.start()
 	w.eventually("the zone is right again", func() bool {
 		n, err := w.api.Nodes().Get(w.Context(), w.cfg.Node)
@@ -480,7 +481,7 @@ func testRestart(w *world) {
 	lost := w.ready("lost")
 	before := w.ready("stays")
 	w.ready("goes")
-	w.ready("is-deleted")
+	deleted := w.ready("is-deleted")
 	w.stop()
 	if _, err := w.ask("TCP", before.Status.PodIP, 80); err == nil {
 		w.Error("it is served without a kubelet")
@@ -494,6 +495,7 @@ func testRestart(w *world) {
 	w.start()
 	w.eventually("it is served again", func() bool { return w.answers(before) })
 	w.Logf("served again %s after the start", time.Since(begin).Round(time.Millisecond))
+	w.eventually("what is told to stop finishes", func() bool { return w.answers(deleted) })
 	w.eventually("what lost its network has it again", func() bool { return w.answers(lost) })
 	w.isGone("goes")
 	w.isGone("is-deleted")

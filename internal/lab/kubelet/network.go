@@ -31,7 +31,7 @@ func (k *kubelet) podNS(namespace, name string) string { return k.NSPrefix + nam
 // newSandbox gives a pod a namespace with these addresses, or finds the one that it has already.
 func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, error) {
 	s := &sandbox{name: k.podNS(pod.Namespace, pod.Name), hostIface: attach.HostInterface(pod.Namespace, pod.Name)}
-	if !k.attached(s.hostIface) {
+	if len(pod.Status.PodIPs) == 0 && !k.attached(s.hostIface) {
 		awaitRoom(s.name)
 	}
 	k.building <- struct{}{} // the kernel makes namespaces one after the other anyway

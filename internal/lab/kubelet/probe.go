@@ -127,9 +127,10 @@ func (p *prober) get(ctx context.Context, h *corev1.HTTPGetAction) error {
 			req.Host = header.Value
 		}
 	}
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return p.dial(ctx, address)
-	}}
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, address string) (net.Conn, error) { return p.dial(ctx, address) },
+	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {

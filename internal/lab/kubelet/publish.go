@@ -47,12 +47,16 @@ func (p *publisher) run(ctx context.Context) {
 			return
 		case <-p.wake:
 		}
+		said := false
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 			err := p.send(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			p.k.Log.Warn("write the status of a pod: trying again", "pod", p.name, "err", err)
+			if !said {
+				p.k.Log.Warn("write the status of a pod: trying again", "pod", p.name, "err", err)
+				said = true
+			}
 			if pause(ctx, wait) != nil {
 				return
 			}

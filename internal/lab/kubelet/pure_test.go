@@ -198,6 +198,38 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
+// What the API says of containers holds for the next life of the kubelet.
+func TestContainersAreTakenUp(t *testing.T) {
+	yes, begun := true, time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(begun)}}
+	probed := corev1.Container{Name: "c", ReadinessProbe: &corev1.Probe{}, StartupProbe: &corev1.Probe{}}
+	for _, tt := range []struct {
+		name           string
+		spec           corev1.Container
+		known          []corev1.ContainerStatus
+		begun          time.Time
+		restarts       int32
+		started, ready bool
+		ended          bool
+	}{
+		{"new", corev1.Container{Name: "c"}, nil, begun.Add(time.Hour), 0, true, true, false},
+		{"new, with probes", probed, nil, begun.Add(time.Hour), 0, false, false, false},
+		{"ready", probed, []corev1.ContainerStatus{{Name: "other"}, {Name: "c", State: running, Started: &yes, Ready: true, RestartCount: 2}},
+			begun, 2, true, true, false},
+		{"not ready", probed, []corev1.ContainerStatus{{Name: "c", State: running, Started: &yes}}, begun, 0, true, false, false},
+		{"waiting", probed, []corev1.ContainerStatus{{Name: "c", RestartCount: 3}}, begun.Add(time.Hour), 3, false, false, false},
+		{"ended", corev1.Container{Name: "c"}, []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}}}, begun.Add(time.Hour), 0, true, true, true},
+	} {
+		p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.spec}}}
+		p.Status.ContainerStatuses = tt.known
+		c := newContainers(p, begun.Add(time.Hour))[0]
+		if c.begun != tt.begun || c.restarts != tt.restarts || c.started != tt.started || c.ready != tt.ready || (c.exit != nil) != tt.ended {
+			t.Errorf("%s: %+v", tt.name, c)
+		}
+	}
+}
+
 func TestBackOff(t *testing.T) {
 	now := time.Now()
 	c := &container{begun: now}

@@ -85,6 +85,11 @@ func (r *runner) run(ctx context.Context) {
 			return
 		}
 	}
+	select {
+	case <-r.gone: // before it began
+		return
+	default:
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
@@ -127,14 +132,17 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 			return time.Second
 		}
 	}
+	wait := never
+	if r.stage == running { // also if it is to stop soon
+		wait = r.open(ctx, now)
+		r.listen()
+	}
 	if r.stage == running && r.pod.DeletionTimestamp != nil {
 		r.stage, r.told = stopping, now
 		r.k.event(r.pod, corev1.EventTypeNormal, "Killing", "Stopping the pod")
 	}
 	switch r.stage {
 	case running:
-		wait := r.open(ctx, now)
-		r.listen()
 		return min(wait, r.complete(now))
 	case stopping:
 		return r.stop(now)
