@@ -91,8 +91,11 @@ func (s *seat) agent(c *agent.Config) {
 // tell logs what is otherwise than the configuration asks for.
 func (s *seat) tell(log *slog.Logger) {
 	log.Info("taking kube-proxy's place", "config", s.file, "mode", s.loaded.Config.Mode, "detectLocalMode", s.loaded.Config.DetectLocalMode)
-	for _, note := range append(s.loaded.Notes, s.Notes...) {
+	for _, note := range s.loaded.Notes {
 		log.Warn("configuration of kube-proxy", "note", note)
+	}
+	for _, note := range s.Notes {
+		log.Info("configuration of kube-proxy", "note", note)
 	}
 }
 
