@@ -47,7 +47,7 @@ var (
 	}
 )
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t *testing.T, controllers bool) *cluster {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -79,6 +79,7 @@ func newCluster(t *testing.T) *cluster {
 	c.plane, err = control.Start(t.Context(), control.Config{
 		Bin: bin, Dir: filepath.Join(c.dir, "plane"), NetNS: c.control, Addr: controlAddr,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(serviceCIDR)},
+		Controllers: controllers,
 	})
 	c.must(err)
 	t.Cleanup(func() {

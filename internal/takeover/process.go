@@ -5,7 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,17 +18,22 @@ const HealthPort = 10256
 
 // process is one that runs in this network namespace.
 type process struct {
-	pid  int
+	pid  int    // 0: in another pid namespace
 	name string // of its program
 	unit string // systemd's unit, if one runs it
 	pod  bool   // the kubelet runs it
 }
 
-func (p process) String() string { return fmt.Sprintf("%s (process %d)", p.name, p.pid) }
+func (p process) String() string {
+	if p.pid == 0 {
+		return fmt.Sprintf("a program in another pid namespace, which serves kube-proxy's health port %d,", HealthPort)
+	}
+	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
+}
 
 // proxies returns the processes that are kube-proxy in the calling thread's network namespace: by their program's name, or because they
 // serve kube-proxy's health port (K3s and others have kube-proxy within a program of theirs). The agent, by its process id, is
-// not among them; 0: unknown. Processes of other pid namespaces cannot be seen.
+// not among them; 0: unknown. Of other pid namespaces, as within a pod, only that the health port is served can be seen.
 func proxies(agent int) ([]process, error) {
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -43,22 +48,30 @@ func proxies(agent int) ([]process, error) {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	var found []process
+	unseen := maps.Clone(sockets)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == agent || pid == os.Getpid() {
+		if err != nil {
 			continue
 		}
 		dir := filepath.Join("/proc", e.Name())
 		if ns, err := os.Readlink(dir + "/ns/net"); err != nil || ns != here {
 			continue // elsewhere, or gone meanwhile
 		}
+		held := holds(dir, sockets)
+		for _, s := range held {
+			delete(unseen, s)
+		}
 		name, isProxy := program(dir)
-		if name == "" || !isProxy && (name == "sluice" || !holds(dir, sockets)) {
+		if pid == agent || pid == os.Getpid() || name == "" || name == "sluice" || !isProxy && len(held) == 0 {
 			continue
 		}
 		p := process{pid: pid, name: name}
 		p.unit, p.pod = keeper(dir)
 		found = append(found, p)
+	}
+	if len(found) == 0 && len(unseen) > 0 {
+		found = append(found, process{pod: true})
 	}
 	return found, nil
 }
@@ -74,19 +87,22 @@ func program(dir string) (name string, proxy bool) {
 	return name, name == "kube-proxy" || name == "hyperkube" && slices.Contains(args[1:], "kube-proxy")
 }
 
-// holds reports whether a process has one of the sockets open.
-func holds(dir string, sockets map[string]bool) bool {
+// holds returns which of the sockets a process has open.
+func holds(dir string, sockets map[string]bool) []string {
 	if len(sockets) == 0 {
-		return false
+		return nil
 	}
 	fds, err := os.ReadDir(dir + "/fd")
 	if err != nil {
-		return false
+		return nil
 	}
-	return slices.ContainsFunc(fds, func(fd fs.DirEntry) bool {
-		to, err := os.Readlink(dir + "/fd/" + fd.Name())
-		return err == nil && sockets[to]
-	})
+	var held []string
+	for _, fd := range fds {
+		if to, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && sockets[to] {
+			held = append(held, to)
+		}
+	}
+	return held
 }
 
 // listeners returns the sockets that listen on a TCP port, as /proc/PID/fd shows them.
@@ -149,14 +165,12 @@ func stopProxy(p process, node string) string {
 // stopAgent says how to stop the agent for good.
 func stopAgent(p process, node string) string {
 	switch {
-	case p.pod:
+	case p.pod || p.pid == 0:
 		return offNode("kube-system", "sluice", node, "kube-proxy")
 	case p.unit != "":
 		return "systemctl disable --now " + p.unit
-	case p.pid != 0:
-		return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
 	}
-	return "stop it where it was started, in another pid namespace"
+	return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
 }
 
 // offNode says how to have a DaemonSet leave one node: the label says which program the node is given to, and

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sluice.dev/sluice/internal/takeover"
 )
 
 // foreign are rules of others, some with names like kube-proxy's.
@@ -33,7 +35,7 @@ func TestTakeover(t *testing.T) {
 }
 
 func thereAndBack(t *testing.T, mode, backend string) {
-	c := newCluster(t)
+	c := newCluster(t, false)
 	for name, ns := range c.backends {
 		serve(t, name, ns)
 	}
@@ -88,6 +90,42 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	}
 	tr.check()
 	proxy.stop()
+}
+
+// TestStopLines has the real controllers carry out what a user is told to type: the DaemonSet leaves the node.
+func TestStopLines(t *testing.T) {
+	c := newCluster(t, true)
+	c.apply(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kube-proxy, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: kube-proxy}}
+  template:
+    metadata: {labels: {app: kube-proxy}}
+    spec: {tolerations: [{operator: Exists}], containers: [{name: kube-proxy, image: kube-proxy}]}
+`)
+	wanted := func(n string) {
+		eventually(t, "number of nodes", func() string {
+			got := c.kubectl("-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.status.desiredNumberScheduled} {.status.observedGeneration}={.metadata.generation}")
+			count, generations, _ := strings.Cut(got, " ")
+			seen, last, _ := strings.Cut(generations, "=")
+			if count != n || seen != last {
+				return got
+			}
+			return ""
+		})
+	}
+	wanted("1")
+	for line := range strings.Lines(takeover.StopDaemonSet(nodeName)) {
+		if args, ok := strings.CutPrefix(line, "kubectl "); ok {
+			out, err := c.control.Run("sh", "-c", c.bin+"/kubectl --kubeconfig "+c.plane.Admin()+" "+args)
+			if err != nil {
+				t.Fatalf("%s%v\n%s", line, err, out)
+			}
+		}
+	}
+	wanted("0")
 }
 
 // served waits until kube-proxy has programmed the services.
