@@ -3,6 +3,7 @@ package kubetest
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -108,9 +109,11 @@ func (a *api) create(ctx context.Context, o object) error {
 
 // get reads the object that has o's name, into o.
 func (a *api) get(ctx context.Context, o object) error {
-	if err := a.at("GET", o).Name(o.GetName()).Do(ctx).Into(o); err != nil {
+	got, err := a.at("GET", o).Name(o.GetName()).Do(ctx).Get()
+	if err != nil {
 		return fmt.Errorf("get %s: %w", name(o), err)
 	}
+	reflect.ValueOf(o).Elem().Set(reflect.ValueOf(got).Elem()) // decoding into o would leave what is gone from its maps
 	return nil
 }
 

@@ -1,5 +1,9 @@
 package kubetest
 
+// otherNodesPods says what becomes of a pod that asks another node, which has no pods of a service with externalTrafficPolicy Local.
+const otherNodesPods = "kube-proxy with a cluster CIDR leads pods past externalTrafficPolicy Local on other nodes than their own, too, but leaves their addresses as they " +
+	"are: the answers of a pod on a third node come back by another way and are not translated. Sluice masquerades them"
+
 // policyCases: traffic that keeps to its node.
 func policyCases() []*Case {
 	return []*Case{
@@ -89,7 +93,7 @@ func policyCases() []*Case {
 				ask("node2", tcp, nodePort("web", 80, "node1"), answeredBy("a").seeing(own)),
 				ask("node2", tcp, nodePort("web", 80, "node2"), answeredBy("a")),
 				ask("client2", tcp, nodePort("web", 80, "node2"), answeredBy("a")),
-				ask("client2", tcp, nodePort("web", 80, "node3"), answeredBy("a")),
+				ask("client2", tcp, nodePort("web", 80, "node3"), answeredBy("a")).unless(silent(), otherNodesPods, NFTables, IPTables),
 				ask("node2", tcp, nodePort("web", 80, "node3"), silent()),
 				update("web", "spreads what comes from outside", clusterExternally),
 				ask(outside, tcp, healthCheck("web", "node1").before(), refused()),

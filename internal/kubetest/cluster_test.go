@@ -45,7 +45,7 @@ func (c *labCluster) RestartAPI(ctx context.Context) error {
 func program(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
 		t.Fatalf("build sluice: %v\n%s", err, out)
 	}
 	return path
