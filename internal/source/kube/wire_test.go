@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"strings"
 	"testing"
@@ -86,16 +87,36 @@ func TestBinary(t *testing.T) {
 	}
 }
 
+// sameIdentity holds what we read of an object's identity to what Kubernetes' own library does.
+func sameIdentity(t *testing.T, r raw) {
+	var p metav1.PartialObjectMetadata
+	if !r.binary || p.Unmarshal(r.data) != nil {
+		return
+	}
+	id, err := r.identify()
+	if want := (identity{model.Name{Namespace: p.Namespace, Name: p.Name}, p.ResourceVersion}); err != nil || id != want {
+		t.Errorf("identity %+v, want %+v: %v", id, want, err)
+	}
+}
+
 // Nothing that a server sends makes the reader fail otherwise than by an error.
 func FuzzWire(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`), false)
 	f.Add(envelope(field(field(nil, 1, field(nil, 2, []byte("1"))), 2, field(nil, 1, field(nil, 1, []byte("a"))))), true)
 	f.Add([]byte("\x00\x00\x00\x04k8s\x00"), true)
 	f.Add([]byte(`{"type":"ADDED","object":7}`), false)
+	var stream []byte
+	for _, kind := range []string{"ADDED", "BOOKMARK", "ERROR"} {
+		object := field(nil, 1, field(field(field(nil, 1, []byte("a")), 3, []byte("shop")), 6, []byte("7")))
+		frame := field(field(nil, 1, []byte(kind)), 2, field(nil, 1, envelope(object)))
+		stream = append(binary.BigEndian.AppendUint32(stream, uint32(len(frame))), frame...)
+	}
+	f.Add(stream, true)
 	kinds := append(serviceKinds(), policyKinds()...)
 	f.Fuzz(func(t *testing.T, data []byte, inBinary bool) {
 		ledgers := make([]*ledger, len(kinds))
 		take := func(r raw) {
+			sameIdentity(t, r)
 			for i, k := range kinds {
 				if ledgers[i] == nil {
 					ledgers[i] = newLedger(k.kind, 0)
