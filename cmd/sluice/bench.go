@@ -33,8 +33,9 @@ func newBenchCommand() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some half an hour, or small, some five minutes")
+	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some hour, or small, some fifteen minutes")
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
+	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: as the scale says")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd
 }

@@ -37,11 +37,12 @@ var ErrUnknown = errors.New("unknown")
 type Options struct {
 	Experiments []string // names, or what several names begin with ("policy"); empty: all
 	Scale       Scale
-	Rounds      int       // how often each case is measured; 0: as many as the scale says
-	Out         string    // folder for results; made if absent
-	Progress    io.Writer // a line for each step
-	Binary      string    // the sluice program whose agent is measured
-	Command     string    // how the user asked for this run
+	Rounds      int           // how often each case is measured; 0: as many as the scale says
+	SoakFor     time.Duration // of the experiment soak; 0: as long as the scale says
+	Out         string        // folder for results; made if absent
+	Progress    io.Writer     // a line for each step
+	Binary      string        // the sluice program whose agent is measured
+	Command     string        // how the user asked for this run
 }
 
 // Experiment is one question with its answer.

@@ -43,7 +43,11 @@ const soakSeed = 20
 
 func runSoak(ctx context.Context, r *run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
-	return r.soakFor(ctx, soakServices, r.short(10*time.Minute, 30*time.Second))
+	lasting := r.SoakFor
+	if lasting == 0 {
+		lasting = r.short(10*time.Minute, 30*time.Second)
+	}
+	return r.soakFor(ctx, soakServices, lasting)
 }
 
 // soakFor keeps an agent under churn and faults for a time, and judges it.
@@ -150,24 +154,26 @@ func (st *stand) disturb(ctx context.Context, draw *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	n := draw.IntN(100)
-	i := draw.IntN(st.Services - untouched)
-	if n < 20 {
-		i = draw.IntN(volatile)
-	}
+	i := draw.IntN(volatile)
 	slice := st.MembersFile(i, members(draw)...)
+	err := errNothing
 	switch {
-	case n < 4:
-		return st.Delete(ctx, st.ServiceFile(i))
+	case n < 5:
+		err = st.Delete(ctx, st.ServiceFile(i))
 	case n < 10:
-		return st.Create(ctx, st.ServiceFile(i))
-	case n < 14:
-		return st.Delete(ctx, slice)
+		err = st.Create(ctx, st.ServiceFile(i))
+	case n < 15:
+		err = st.Delete(ctx, slice)
 	case n < 20:
-		return st.Create(ctx, slice)
+		err = st.Create(ctx, slice)
 	}
-	_, err := st.Put(ctx, slice)
+	if err != nil { // it was not drawn, or is as it would be already
+		_, err = st.Put(ctx, st.MembersFile(volatile+draw.IntN(st.Services-untouched-volatile), members(draw)...))
+	}
 	return err
 }
+
+var errNothing = errors.New("nothing to create or delete")
 
 // members draws endpoints, some of which are about to end.
 func members(draw *rand.Rand) []cluster.Member {

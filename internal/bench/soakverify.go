@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bench/seat"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -56,15 +57,19 @@ func (t *trial) verify(ctx context.Context) (err error) {
 	return nil
 }
 
-// inStep waits until an agent has programmed all that the API has. One that has just been started, or that has just lost its API, needs
-// a moment before it can be asked.
+// inStep waits until an agent has programmed all that the API has. One that has just been started has to come first, and one that
+// has lost its API again and again speaks of that until it has been well for some seconds. Asking makes it read all anew.
 func inStep(ctx context.Context, s *seat.Seat) error {
 	for {
 		err := s.Ask().Sync(ctx)
 		if err == nil {
 			return nil
 		}
-		if wait(ctx, 100*time.Millisecond) != nil {
+		pause := 6 * time.Second
+		if errors.Is(err, agent.ErrNoAgent) {
+			pause = 50 * time.Millisecond
+		}
+		if wait(ctx, pause) != nil {
 			return errors.Join(err, s.Running())
 		}
 	}

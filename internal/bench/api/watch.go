@@ -2,7 +2,9 @@ package api
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,12 +13,15 @@ import (
 	"net/url"
 	"sync"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 const slices = "/apis/discovery.k8s.io/v1/endpointslices"
 
-// Watch is a bare client of the API: it watches EndpointSlices and does nothing but note when each version came. What
-// it takes to see a change is what nobody who watches can do without.
+// Watch is a bare client of the API: it watches EndpointSlices, in protobuf as everyone does, and does nothing but note when each
+// version came. What it takes to see a change is what nobody who watches can do without.
 type Watch struct {
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -68,6 +73,7 @@ func (s *Server) events(ctx context.Context, client *http.Client, version string
 	if err != nil {
 		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
 	}
+	req.Header.Set("Accept", "application/vnd.kubernetes.protobuf;stream=watch")
 	resp, err := client.Do(req)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = errors.Join(errors.New(resp.Status), resp.Body.Close())
@@ -96,26 +102,52 @@ func (s *Server) latest(ctx context.Context) (string, error) {
 	return list.Metadata.ResourceVersion, nil
 }
 
-// read notes what comes, one event a line, until the watch ends.
+// read notes what comes until the watch ends.
 func (w *Watch) read(events io.ReadCloser) {
 	defer func() { _ = events.Close() }()
 	for in := bufio.NewReaderSize(events, 1<<16); ; {
-		line, err := in.ReadBytes('\n')
+		frame, err := next(in)
 		now := time.Now()
-		var event struct{ Object identity }
+		var version string
 		if err == nil {
-			err = json.Unmarshal(line, &event)
+			version, err = versionOf(frame)
 		}
-		if err != nil || event.Object.Metadata.ResourceVersion == "" { // an error has none: the next answer tells it again
+		if err != nil || version == "" { // an error has none: the next answer tells it again
 			return
 		}
-		w.version = event.Object.Metadata.ResourceVersion
+		w.version = version
 		w.mu.Lock()
-		w.seen[w.version] = now
+		w.seen[version] = now
 		close(w.news)
 		w.news = make(chan struct{})
 		w.mu.Unlock()
 	}
+}
+
+// next reads an event, which comes behind its length.
+func next(in io.Reader) ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(in, head[:]); err != nil {
+		return nil, err
+	}
+	frame := make([]byte, binary.BigEndian.Uint32(head[:]))
+	_, err := io.ReadFull(in, frame)
+	return frame, err
+}
+
+// versionOf is the version of the object in an event.
+func versionOf(frame []byte) (string, error) {
+	var event metav1.WatchEvent
+	if err := event.Unmarshal(frame); err != nil {
+		return "", err
+	}
+	var envelope runtime.Unknown
+	if err := envelope.Unmarshal(bytes.TrimPrefix(event.Object.Raw, []byte("k8s\x00"))); err != nil {
+		return "", err
+	}
+	var o metav1.PartialObjectMetadata
+	err := o.Unmarshal(envelope.Raw)
+	return o.ResourceVersion, err
 }
 
 // Seen waits until the version of an object has come, and returns when that was. It can be asked once for each.

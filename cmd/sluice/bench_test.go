@@ -1,0 +1,63 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/bench"
+)
+
+// TestSoak keeps an agent under churn and faults for a while, on a real API server that is killed and has its history taken, and wants
+// it to hold in the end what a fresh one does, with no request failed on the way.
+func TestSoak(t *testing.T) {
+	r := measure(t, bench.Options{Experiments: []string{"soak"}, SoakFor: 20 * time.Second})
+	for _, g := range r.Goals {
+		if !g.Met {
+			t.Errorf("%s: %s, want %s", g.What, g.Result, g.Goal)
+		}
+	}
+	if len(r.Goals) != 4 {
+		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
+	}
+	for _, n := range r.Notes {
+		t.Log(n)
+	}
+}
+
+// TestBenchBesideKubeProxy: the real kube-proxy in both of its modes and the agent come to carry out the same API.
+func TestBenchBesideKubeProxy(t *testing.T) {
+	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Rounds: 1})
+	programs := map[string]bool{}
+	for _, m := range r.Series {
+		programs[m.Dataplane] = m.Median > 0
+	}
+	if len(programs) != 3 {
+		t.Errorf("measured: %v", programs)
+	}
+}
+
+// measure runs an experiment at its small scale, with this test as the agent's program.
+func measure(t *testing.T, o bench.Options) bench.Result {
+	t.Helper()
+	needRoot(t)
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Scale, o.Out, o.Progress, o.Binary = bench.Small, t.TempDir(), t.Output(), binary
+	if err := bench.Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(o.Out, o.Experiments[0]+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r bench.Result
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
