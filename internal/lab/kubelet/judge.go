@@ -52,7 +52,7 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 		r.k.event(pod, corev1.EventTypeWarning, "NotRun",
 			"%s probe of container %s: a lab has no images to run %q in, it counts as success", name, spec.Name, probe.Exec.Command)
 	}
-	asker := &prober{node: r.k.node, addr: r.life.addrs[0], ctr: &spec}
+	asker := &prober{node: r.k.node, inside: r.k.inside, addr: r.life.addrs[0], ctr: &spec}
 	v := verdict{c: c, lives: c.restarts, probe: name}
 	delay, period, _ := rhythm(probe)
 	first := time.Until(c.begun.Add(delay))

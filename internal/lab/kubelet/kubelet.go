@@ -38,6 +38,7 @@ type kubelet struct {
 	Config
 	api      *kubeapi.Client
 	node     *netns.NS
+	inside   bool // this process is in that namespace
 	server   echo.Server
 	pools    []*pool.Pool[types.UID] // of the pods' addresses, one for each family
 	building chan struct{}           // how many pods get their network at once
@@ -67,6 +68,9 @@ func Run(ctx context.Context, cfg Config) error {
 		Config: cfg, api: api, node: node, ctx: ctx,
 		building: make(chan struct{}, 4), events: make(chan *corev1.Event, 256),
 		runners: map[types.NamespacedName]*runner{},
+	}
+	if k.inside, err = inside(node); err != nil {
+		return err
 	}
 	k.services = &services{k: k, read: make(chan struct{})}
 	cidrs, err := k.register(ctx)

@@ -158,6 +158,16 @@ func killIn(ns string) error {
 	return nil
 }
 
+// inside says whether this process is in the namespace.
+func inside(ns *netns.NS) (bool, error) {
+	own, err := inode("/proc/self/ns/net")
+	if err != nil {
+		return false, err
+	}
+	other, err := inode(ns.Path())
+	return own == other, err
+}
+
 // inode identifies a namespace while it lives.
 func inode(path string) (uint64, error) {
 	var st unix.Stat_t

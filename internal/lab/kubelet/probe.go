@@ -1,14 +1,13 @@
 package kubelet
 
 import (
+	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -52,9 +51,10 @@ func rhythm(p *corev1.Probe) (delay, period, timeout time.Duration) {
 
 // prober asks a container's server from the node's network.
 type prober struct {
-	node *netns.NS
-	addr netip.Addr // of the pod
-	ctr  *corev1.Container
+	node   *netns.NS
+	inside bool       // this process is in the node's namespace, and need not enter it, which costs a thread
+	addr   netip.Addr // of the pod
+	ctr    *corev1.Container
 }
 
 // ask asks once; nil is success.
@@ -89,12 +89,17 @@ func (p *prober) exec(args []string, timeout time.Duration) error {
 
 // dial connects through the node's network. The address is literal, so Go opens the socket on the calling thread.
 func (p *prober) dial(ctx context.Context, address string) (conn net.Conn, err error) {
-	err = p.node.Do(func() (err error) {
-		var d net.Dialer
-		d.SetMultipathTCP(false)
+	d := net.Dialer{KeepAlive: -1}
+	d.SetMultipathTCP(false)
+	connect := func() (err error) {
 		conn, err = d.DialContext(ctx, "tcp", address)
 		return err
-	})
+	}
+	if p.inside {
+		err = connect()
+	} else {
+		err = p.node.Do(connect)
+	}
 	return conn, err
 }
 
@@ -121,21 +126,27 @@ func (p *prober) get(ctx context.Context, h *corev1.HTTPGetAction) error {
 	}
 	req.Header.Set("User-Agent", "kube-probe/sluice")
 	req.Header.Set("Accept", "*/*")
+	req.Close = true
 	for _, header := range h.HTTPHeaders {
 		req.Header.Add(header.Name, header.Value)
 		if http.CanonicalHeaderKey(header.Name) == "Host" {
 			req.Host = header.Value
 		}
 	}
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, address string) (net.Conn, error) { return p.dial(ctx, address) },
-	}
-	resp, err := transport.RoundTrip(req)
+	conn, err := p.dial(ctx, address)
 	if err != nil {
-		if u, ok := errors.AsType[*url.Error](err); ok {
-			err = u.Err
-		}
+		return err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline() // ask has set one
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if err := req.Write(conn); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
