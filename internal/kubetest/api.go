@@ -88,8 +88,8 @@ func (a *api) at(verb string, o object) *rest.Request {
 	return a.clients[gv].Verb(verb).NamespaceIfScoped(o.GetNamespace(), o.GetNamespace() != "").Resource(resource)
 }
 
-// patience is how long what the cluster has to do on its own may take.
-const patience = 30 * time.Second
+// patience is how long what the cluster has to do on its own may take: as long as kube-proxy has in the end-to-end tests.
+const patience = 45 * time.Second
 
 // create makes an object, in place of the one given. A namespace just made refuses pods until its
 // service account is there: that is waited for.

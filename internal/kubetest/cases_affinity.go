@@ -19,12 +19,12 @@ func affinityCases() []*Case {
 			Name:  "affinity-cluster-ip",
 			Shows: "a client stays with its pod through a cluster address, and is free again when affinity is switched off",
 			Tests: []string{
-				"Services should have session affinity work for service with type clusterIP [LinuxOnly]",
-				"Services should be able to switch session affinity for service with type clusterIP [LinuxOnly]",
-				"Networking Granular Checks: Services should function for client IP based session affinity: http [LinuxOnly]",
-				"Networking Granular Checks: Services should function for client IP based session affinity: udp [LinuxOnly]",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for client IP based session affinity: http [LinuxOnly]",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for client IP based session affinity: udp [LinuxOnly]",
+				"Services / should have session affinity work for service with type clusterIP [LinuxOnly]",
+				"Services / should be able to switch session affinity for service with type clusterIP [LinuxOnly]",
+				"Networking / should function for client IP based session affinity: http [LinuxOnly]",
+				"Networking / should function for client IP based session affinity: udp [LinuxOnly]",
+				"Dual stack / should function for client IP based session affinity: http [LinuxOnly]",
+				"Dual stack / should function for client IP based session affinity: udp [LinuxOnly]",
 			},
 			Steps: []Step{
 				threePods,
@@ -44,8 +44,8 @@ func affinityCases() []*Case {
 			Name:  "affinity-node-port",
 			Shows: "the same through node ports",
 			Tests: []string{
-				"Services should have session affinity work for NodePort service [LinuxOnly]",
-				"Services should be able to switch session affinity for NodePort service [LinuxOnly]",
+				"Services / should have session affinity work for NodePort service [LinuxOnly]",
+				"Services / should be able to switch session affinity for NodePort service [LinuxOnly]",
 			},
 			Steps: []Step{
 				threePods,
@@ -65,8 +65,8 @@ func affinityCases() []*Case {
 			Name:  "affinity-balancer",
 			Shows: "the same through a load balancer",
 			Tests: []string{
-				"LoadBalancers should have session affinity work for LoadBalancer service with Cluster traffic policy [LinuxOnly]",
-				"LoadBalancers should be able to switch session affinity for LoadBalancer service with Cluster traffic policy [LinuxOnly]",
+				"LoadBalancers / should have session affinity work for LoadBalancer service with Cluster traffic policy",
+				"LoadBalancers / should be able to switch session affinity for LoadBalancer service with Cluster traffic policy",
 			},
 			Steps: []Step{
 				threePods,
@@ -83,8 +83,8 @@ func affinityCases() []*Case {
 			Name:  "affinity-local-balancer",
 			Shows: "the same through a load balancer that keeps to the node's own pods",
 			Tests: []string{
-				"LoadBalancers should have session affinity work for LoadBalancer service with Local traffic policy [LinuxOnly]",
-				"LoadBalancers should be able to switch session affinity for LoadBalancer service with Local traffic policy [LinuxOnly]",
+				"LoadBalancers / should have session affinity work for LoadBalancer service with Local traffic policy",
+				"LoadBalancers / should be able to switch session affinity for LoadBalancer service with Local traffic policy",
 			},
 			Steps: []Step{
 				create(pod("a", 1), pod("b", 1), pod("c", 2)),
@@ -101,8 +101,8 @@ func affinityCases() []*Case {
 			Name:  "affinity-ends",
 			Shows: "a client that has been away for the session's time-out may get another pod",
 			Tests: []string{
-				"Services should have session affinity timeout work for service with type clusterIP [LinuxOnly]",
-				"Services should have session affinity timeout work for NodePort service [LinuxOnly]",
+				"Services / should have session affinity timeout work for service with type clusterIP [LinuxOnly]",
+				"Services / should have session affinity timeout work for NodePort service [LinuxOnly]",
 			},
 			Steps: []Step{
 				threePods,
@@ -117,7 +117,7 @@ func affinityCases() []*Case {
 			Name:  "affinity-of-a-pod-that-goes",
 			Shows: "a client whose pod goes gets another, and stays with that",
 			Tests: []string{
-				"Services should have session affinity work for service with type clusterIP [LinuxOnly]",
+				"Services / should have session affinity work for service with type clusterIP [LinuxOnly]",
 			},
 			Steps: []Step{
 				create(pod("a", 1), service("web", nodePortType, remembering(10800))),
@@ -139,7 +139,7 @@ func affinityCases() []*Case {
 			Name:  "affinity-across-addresses",
 			Shows: "whether a client that is remembered meets the same pod through another address of the service",
 			Tests: []string{
-				"Services should have session affinity work for service with type clusterIP [LinuxOnly]",
+				"Services / should have session affinity work for service with type clusterIP [LinuxOnly]",
 			},
 			Steps: []Step{
 				threePods,

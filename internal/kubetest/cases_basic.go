@@ -7,9 +7,9 @@ func basicCases() []*Case {
 			Name:  "basic-endpoint",
 			Shows: "a service balances to the pods that there are, and refuses when there are none",
 			Tests: []string{
-				"Services should serve a basic endpoint from pods",
-				"EndpointSlice should create and delete EndpointSlices for a Service with a selector that matches no pods",
-				"Services should be rejected when no endpoints exist",
+				"Services / should serve a basic endpoint from pods",
+				"EndpointSlice / should create and delete EndpointSlices for a Service with a selector that matches no pods",
+				"Services / should be rejected when no endpoints exist",
 			},
 			Steps: []Step{
 				create(service("web")),
@@ -32,22 +32,22 @@ func basicCases() []*Case {
 			Name:  "everyone-reaches-everything",
 			Shows: "pods, nodes and the outside reach pods through cluster addresses and node ports, by TCP and UDP, and as endpoints of the service too",
 			Tests: []string{
-				"Networking Granular Checks: Services should function for pod-Service: http",
-				"Networking Granular Checks: Services should function for pod-Service: udp",
-				"Networking Granular Checks: Services should function for node-Service: http",
-				"Networking Granular Checks: Services should function for node-Service: udp",
-				"Networking Granular Checks: Services should function for endpoint-Service: http",
-				"Networking Granular Checks: Services should function for endpoint-Service: udp",
-				"Networking Granular Checks: Services should support basic nodePort: udp functionality",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for pod-Service: http",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for pod-Service: udp",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for node-Service: http",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for node-Service: udp",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for endpoint-Service: http",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for endpoint-Service: udp",
-				"[Feature:IPv6DualStack] should create service with ipv4,v6 cluster ip",
-				"Services should be able to create a functioning NodePort service",
-				"Services should serve endpoints on same port and different protocols",
+				"Networking / should function for pod-Service: http",
+				"Networking / should function for pod-Service: udp",
+				"Networking / should function for node-Service: http",
+				"Networking / should function for node-Service: udp",
+				"Networking / should function for endpoint-Service: http",
+				"Networking / should function for endpoint-Service: udp",
+				"Networking / should support basic nodePort: udp functionality",
+				"Dual stack / should function for pod-Service: http",
+				"Dual stack / should function for pod-Service: udp",
+				"Dual stack / should function for node-Service: http",
+				"Dual stack / should function for node-Service: udp",
+				"Dual stack / should function for endpoint-Service: http",
+				"Dual stack / should function for endpoint-Service: udp",
+				"Dual stack / should create service with ipv4,v6 cluster ip",
+				"Services / should be able to create a functioning NodePort service",
+				"Services / should serve endpoints on same port and different protocols",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(port(tcp, 80), port(udp, 80))), pod("a", 1), pod("b", 2), pod("c", 3)),
@@ -72,9 +72,9 @@ func basicCases() []*Case {
 			Name:  "source-address",
 			Shows: "between pods no address is translated, with a service or without",
 			Tests: []string{
-				"Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]",
-				"NoSNAT Should be able to send traffic between Pods without SNAT",
-				"[Feature:IPv6DualStack] should be able to reach pod on ipv4 and ipv6 ip",
+				"Services / should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]",
+				"NoSNAT / Should be able to send traffic between Pods without SNAT",
+				"Dual stack / should be able to reach pod on ipv4 and ipv6 ip",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1)),
@@ -89,7 +89,7 @@ func basicCases() []*Case {
 			Name:  "hairpin",
 			Shows: "a pod reaches itself through its service, through the cluster address and the node ports",
 			Tests: []string{
-				"Services should allow pods to hairpin back to themselves through services",
+				"Services / should allow pods to hairpin back to themselves through services",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(port(tcp, 80), port(udp, 80))), pod("a", 1)),
@@ -103,7 +103,7 @@ func basicCases() []*Case {
 			Name:  "same-selector",
 			Shows: "services may share their pods; one that goes leaves the other",
 			Tests: []string{
-				"Networking Granular Checks: Services should function for multiple endpoint-Services with same selector",
+				"Networking / should function for multiple endpoint-Services with same selector",
 			},
 			Steps: []Step{
 				create(service("one"), service("two", nodePortType, ports(port(udp, 80))), pod("a", 1), pod("b", 2)),
@@ -119,10 +119,10 @@ func basicCases() []*Case {
 			Name:  "endpoints-change",
 			Shows: "node ports and cluster addresses follow when a pod goes",
 			Tests: []string{
-				"Networking Granular Checks: Services should update endpoints: http",
-				"Networking Granular Checks: Services should update endpoints: udp",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should update endpoints: http",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should update endpoints: udp",
+				"Networking / should update endpoints: http",
+				"Networking / should update endpoints: udp",
+				"Dual stack / should update endpoints: http",
+				"Dual stack / should update endpoints: udp",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(port(tcp, 80), port(udp, 80))), pod("a", 1), pod("b", 2), pod("c", 3)),
@@ -139,10 +139,10 @@ func basicCases() []*Case {
 			Name:  "large-requests",
 			Shows: "requests bigger than a packet arrive whole, datagrams in fragments",
 			Tests: []string{
-				"Networking Granular Checks: Services should be able to handle large requests: http",
-				"Networking Granular Checks: Services should be able to handle large requests: udp",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should be able to handle large requests: http",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should be able to handle large requests: udp",
+				"Networking / should be able to handle large requests: http",
+				"Networking / should be able to handle large requests: udp",
+				"Dual stack / should be able to handle large requests: http",
+				"Dual stack / should be able to handle large requests: udp",
 			},
 			Steps: []Step{
 				create(service("web", ports(port(tcp, 80), port(udp, 80))), pod("a", 1), pod("b", 2)),
@@ -156,8 +156,8 @@ func basicCases() []*Case {
 			Name:  "host-network-endpoints",
 			Shows: "pods on their node's network are endpoints, also for the node itself",
 			Tests: []string{
-				"Networking Granular Checks: Services should function for service endpoints using hostNetwork",
-				"[Feature:IPv6DualStack] Granular Checks: Services Secondary IP Family should function for service endpoints using hostNetwork",
+				"Networking / should function for service endpoints using hostNetwork",
+				"Dual stack / should function for service endpoints using hostNetwork",
 			},
 			Steps: []Step{
 				create(
@@ -177,10 +177,10 @@ func basicCases() []*Case {
 			Name:  "one-family",
 			Shows: "a service of one family has addresses and node ports of that family alone",
 			Tests: []string{
-				"[Feature:IPv6DualStack] should create a single stack service with cluster ip from primary service range",
-				"[Feature:IPv6DualStack] should create service with ipv4 cluster ip",
-				"[Feature:IPv6DualStack] should create service with ipv6 cluster ip",
-				"[Feature:IPv6DualStack] should create service with ipv6,v4 cluster ip",
+				"Dual stack / should create a single stack service with cluster ip from primary service range",
+				"Dual stack / should create service with ipv4 cluster ip",
+				"Dual stack / should create service with ipv6 cluster ip",
+				"Dual stack / should create service with ipv6,v4 cluster ip",
 			},
 			Steps: []Step{
 				create(service("four", nodePortType, families("IPv4")), service("six", nodePortType, families("IPv6")),

@@ -10,7 +10,7 @@ func externalCases() []*Case {
 			Name:  "external-addresses",
 			Shows: "external addresses that no node has lead to the service, from pods, nodes and outside",
 			Tests: []string{
-				"Services should be possible to connect to a service via ExternalIP when the external IP is not assigned to a node",
+				"Services / should be possible to connect to a service via ExternalIP when the external IP is not assigned to a node",
 			},
 			Steps: []Step{
 				create(service("web", externally("203.0.113.250", "2001:db8::cb00:71fa")), pod("a", 1), pod("b", 2)),
@@ -27,7 +27,7 @@ func externalCases() []*Case {
 			Name:  "balancer-from-everywhere",
 			Shows: "a load balancer's addresses work from outside, and from pods and nodes without leaving the node",
 			Tests: []string{
-				"LoadBalancers ExternalTrafficPolicy: Local should work from pods",
+				"LoadBalancers ExternalTrafficPolicy: Local / should work from pods",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, localExternally), pod("a", 1)),
@@ -42,7 +42,7 @@ func externalCases() []*Case {
 			Name:  "source-ranges",
 			Shows: "a load balancer answers those in its source ranges, node ports and the cluster address answer everybody",
 			Tests: []string{
-				"LoadBalancers should only allow access from service loadbalancer source ranges",
+				"LoadBalancers / should only allow access from service loadbalancer source ranges",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType), pod("a", 1), pod("b", 2)),
@@ -75,7 +75,7 @@ func externalCases() []*Case {
 			Name:  "balancer-rejects-without-endpoints",
 			Shows: "external addresses of all sorts refuse while there are no endpoints",
 			Tests: []string{
-				"Services should be rejected when no endpoints exist",
+				"Services / should be rejected when no endpoints exist",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, ports(port(tcp, 80), port(udp, 80)))),

@@ -14,7 +14,7 @@ func flowCases() []*Case {
 			Name:  "udp-node-port-server-cycles",
 			Shows: "a UDP flow through a node port follows when its pod is replaced, also when it began before there were pods",
 			Tests: []string{
-				"Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service",
+				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a NodePort service",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, udpPort)),
@@ -33,7 +33,7 @@ func flowCases() []*Case {
 			Name:  "udp-cluster-ip-server-cycles",
 			Shows: "the same through a cluster address",
 			Tests: []string{
-				"Conntrack should be able to preserve UDP traffic when server pod cycles for a ClusterIP service",
+				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a ClusterIP service",
 			},
 			Steps: []Step{
 				create(service("web", udpPort)),
@@ -49,7 +49,7 @@ func flowCases() []*Case {
 			Name:  "udp-local-server-cycles",
 			Shows: "the same with internalTrafficPolicy Local, where the pod is the client's neighbour",
 			Tests: []string{
-				"Conntrack should be able to preserve UDP traffic when server pod cycles for a ClusterIP service with InternalTrafficPolicy set to Local",
+				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a ClusterIP service with InternalTrafficPolicy set to Local",
 			},
 			Steps: []Step{
 				create(service("web", localInternally, udpPort), pod("a", 1), pod("other", 2)),
@@ -66,7 +66,7 @@ func flowCases() []*Case {
 			Name:  "udp-host-client-server-cycles",
 			Shows: "the same for a client that is a node",
 			Tests: []string{
-				"Conntrack should be able to preserve UDP traffic when server pod cycles for a ClusterIP service and client is hostNetwork",
+				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a ClusterIP service and client is hostNetwork",
 			},
 			Steps: []Step{
 				create(service("web", udpPort)),
@@ -82,7 +82,7 @@ func flowCases() []*Case {
 			Name:  "udp-unready-to-ready",
 			Shows: "a UDP flow that began before there were ready pods follows when one becomes ready",
 			Tests: []string{
-				"Conntrack should be able to preserve UDP traffic when initial unready endpoints get ready",
+				"Conntrack / should be able to preserve UDP traffic when initial unready endpoints get ready",
 			},
 			Steps: []Step{
 				create(service("web", udpPort)),
@@ -98,7 +98,7 @@ func flowCases() []*Case {
 			Name:  "udp-target-port-changes",
 			Shows: "a UDP flow follows when its service leads to another port of the same pod",
 			Tests: []string{
-				"Conntrack should be able to cleanup conntrack entries when UDP service target port changes for a NodePort service",
+				"Conntrack / should be able to cleanup conntrack entries when UDP service target port changes for a NodePort service",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(portTo(udp, 80, number(8080)))), pod("a", 2, serving(udp, 8080, 9090))),
@@ -113,8 +113,8 @@ func flowCases() []*Case {
 			Name:  "udp-balancer-server-cycles",
 			Shows: "a UDP flow through a load balancer follows when its pod is replaced, on the same node and on another",
 			Tests: []string{
-				"LoadBalancers should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on different nodes",
-				"LoadBalancers should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on the same nodes",
+				"LoadBalancers / should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on different nodes",
+				"LoadBalancers / should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on the same nodes",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, udpPort), pod("a", 1)),
@@ -132,7 +132,7 @@ func flowCases() []*Case {
 			Name:  "stray-segments",
 			Shows: "a segment outside a connection's window does not reach the client as it is, and ends no connection",
 			Tests: []string{
-				"Conntrack proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]",
+				"Conntrack / proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 2)),
@@ -145,7 +145,7 @@ func flowCases() []*Case {
 			Name:  "stray-segments-to-nodes",
 			Shows: "the same for a client that is a node",
 			Tests: []string{
-				"Conntrack proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]",
+				"Conntrack / proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1)),
@@ -158,7 +158,7 @@ func flowCases() []*Case {
 			Name:  "connections-live-on",
 			Shows: "a connection goes on while its pod ends, while other pods come and go, and when its service is deleted",
 			Tests: []string{
-				"LoadBalancers should not have connectivity disruption during rolling update with externalTrafficPolicy=Cluster (its connections)",
+				"Connectivity Pod Lifecycle / should be able to connect from a Pod to a terminating Pod",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType), pod("a", 1, lingering)),

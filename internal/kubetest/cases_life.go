@@ -16,8 +16,8 @@ func lifeCases() []*Case {
 			Name:  "up-and-down",
 			Shows: "services that come and go leave others as they are",
 			Tests: []string{
-				"Services should be able to up and down services",
-				"Services should delete a collection of services (their addresses)",
+				"Services / should be able to up and down services",
+				"Services / should delete a collection of services",
 			},
 			Steps: []Step{
 				create(service("one", to("one")), service("two", to("two")), pod("a", 1, labelled("one")), pod("b", 2, labelled("one")),
@@ -39,7 +39,7 @@ func lifeCases() []*Case {
 			Name:  "recreated",
 			Shows: "a service that is deleted and made again works, with the same address and with another service's",
 			Tests: []string{
-				"Services should work after the service has been recreated",
+				"Services / should work after the service has been recreated",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1), pod("b", 2, labelled("other"))),
@@ -56,10 +56,35 @@ func lifeCases() []*Case {
 			},
 		},
 		{
+			Name:  "blue-and-green",
+			Shows: "no request fails while the pods of a service are exchanged by their readiness",
+			Tests: []string{
+				"Connectivity Pod Lifecycle / should be able to have zero downtime on a Blue Green deployment using Services and Readiness Gates",
+			},
+			Steps: []Step{
+				create(service("web"), pod("blue1", 1, gated), pod("blue2", 2, gated), pod("green1", 1, gated), pod("green2", 3, gated)),
+				ready("blue1", true), ready("blue2", true),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("blue1", "blue2")),
+				meanwhile(ask("client1", tcp, clusterIP("web", 80), answered()),
+					ready("green1", true), ready("green2", true),
+					ask("client1", tcp, clusterIP("web", 80), answeredBy("blue1", "blue2", "green1", "green2")),
+					ready("blue1", false), ready("blue2", false),
+					ask("client1", tcp, clusterIP("web", 80), answeredBy("green1", "green2")),
+					settled(),
+					removePods("blue1", "blue2"),
+					ask("client1", tcp, clusterIP("web", 80), answeredBy("green1", "green2")),
+				),
+			},
+		},
+		rolling("rolling-update-cluster", "externalTrafficPolicy Cluster", clusterExternally,
+			"LoadBalancers / should not have connectivity disruption during rolling update with externalTrafficPolicy=Cluster"),
+		rolling("rolling-update-local", "externalTrafficPolicy Local", localExternally,
+			"LoadBalancers / should not have connectivity disruption during rolling update with externalTrafficPolicy=Local"),
+		{
 			Name:  "another-service-cidr",
 			Shows: "services get addresses of a CIDR that is added later, and they work",
 			Tests: []string{
-				"Service CIDRs should create Services and serve on different Service CIDRs",
+				"Service CIDRs / should create Services and serve on different Service CIDRs",
 			},
 			Steps: []Step{
 				create(wider),
@@ -70,6 +95,26 @@ func lifeCases() []*Case {
 				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a", "b")),
 				removeService("web"),
 			},
+		},
+	}
+}
+
+// rolling replaces the pods of a load balancer, on each node in turn: the new one is ready, then the old one ends, serving until the end.
+func rolling(name, policy string, option serviceOption, test string) *Case {
+	request := ask(outside, tcp, balanced("web", 80), answered())
+	return &Case{
+		Name: name, Shows: "no request through a load balancer fails in a rolling update, with " + policy, Tests: []string{test},
+		Steps: []Step{
+			create(service("web", loadBalancerType, option), pod("old1", 1, lingering), pod("old2", 2, lingering)),
+			announce("web", "node1"),
+			ask(outside, tcp, balanced("web", 80), answered()),
+			meanwhile(request,
+				create(pod("new1", 1)), terminate("old1"), settled(), removePods("old1"),
+				create(pod("new2", 2)), terminate("old2"), settled(), removePods("old2"),
+				settled(),
+			),
+			ask("client1", tcp, clusterIP("web", 80), answeredBy("new1", "new2")),
+			ask(outside, tcp, balanced("web", 80), answered()),
 		},
 	}
 }

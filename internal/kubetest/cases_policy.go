@@ -11,7 +11,7 @@ func policyCases() []*Case {
 			Name:  "internal-local-from-pods",
 			Shows: "with internalTrafficPolicy Local pods reach the pods of their own node, and nobody where there is none",
 			Tests: []string{
-				"Services should respect internalTrafficPolicy=Local Pod to Pod",
+				"Services / should respect internalTrafficPolicy=Local Pod to Pod",
 			},
 			Steps: []Step{
 				create(service("web", localInternally), pod("a", 1)),
@@ -26,7 +26,7 @@ func policyCases() []*Case {
 			Name:  "internal-local-from-nodes",
 			Shows: "the same for nodes and pods on their network",
 			Tests: []string{
-				"Services should respect internalTrafficPolicy=Local Pod (hostNetwork: true) to Pod",
+				"Services / should respect internalTrafficPolicy=Local Pod (hostNetwork: true) to Pod",
 			},
 			Steps: []Step{
 				create(service("web", localInternally, ports(portTo(tcp, 8000, number(80)))), pod("a", 1)),
@@ -41,7 +41,7 @@ func policyCases() []*Case {
 			Name:  "internal-local-to-nodes",
 			Shows: "the same to pods on their node's network",
 			Tests: []string{
-				"Services should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)",
+				"Services / should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)",
 			},
 			Steps: []Step{
 				create(service("web", localInternally, ports(portTo(tcp, 80, number(10180)))), pod("a", 1, onHost, servingBoth(10180))),
@@ -55,10 +55,10 @@ func policyCases() []*Case {
 			Name:  "external-local-node-port",
 			Shows: "with externalTrafficPolicy Local pods see who asks from outside, and nodes without pods do not answer",
 			Tests: []string{
-				"Services should support externalTrafficPolicy=Local for type=NodePort",
-				"LoadBalancers ExternalTrafficPolicy: Local should only target nodes with endpoints",
-				"LoadBalancers ExternalTrafficPolicy: Local should target all nodes with endpoints",
-				"LoadBalancers ExternalTrafficPolicy: Local should work for type=LoadBalancer",
+				"Services / should support externalTrafficPolicy=Local for type=NodePort",
+				"LoadBalancers ExternalTrafficPolicy: Local / should only target nodes with endpoints",
+				"LoadBalancers ExternalTrafficPolicy: Local / should target all nodes with endpoints",
+				"LoadBalancers ExternalTrafficPolicy: Local / should work for type=LoadBalancer",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, localExternally), pod("a", 1)),
@@ -81,7 +81,7 @@ func policyCases() []*Case {
 			Name:  "external-local-changes",
 			Shows: "a change of externalTrafficPolicy changes node ports and health check ports on all nodes, and back; nodes and pods are led past it",
 			Tests: []string{
-				"Services should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
+				"Services / should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, localExternally), pod("a", 1)),

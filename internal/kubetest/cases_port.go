@@ -38,7 +38,7 @@ func portCases() []*Case {
 			Name:  "several-ports",
 			Shows: "each port of a service leads to the pods that have a port of that name",
 			Tests: []string{
-				"Services should serve multiport endpoints from pods",
+				"Services / should serve multiport endpoints from pods",
 			},
 			Steps: []Step{
 				create(service("web", ports(portTo(tcp, 80, named("one")), portTo(tcp, 81, named("two"))))),
@@ -60,7 +60,7 @@ func portCases() []*Case {
 			Name:  "ports-come-and-go",
 			Shows: "ports are added to a service and taken away while it is in use",
 			Tests: []string{
-				"Services should be updated after adding or deleting ports",
+				"Services / should be updated after adding or deleting ports",
 			},
 			Steps: []Step{
 				create(service("web", ports(portTo(tcp, 80, named("one")))), pod("a", 1, naming("one", 100))),
@@ -80,7 +80,7 @@ func portCases() []*Case {
 			Name:  "target-port-changes",
 			Shows: "a service's port is moved to another port of the same pods",
 			Tests: []string{
-				"Services should support named targetPorts that resolve to different ports on different endpoints",
+				"Services / should support named targetPorts that resolve to different ports on different endpoints",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(portTo(tcp, 80, named("web")))), pod("a", 1, naming("web", 8080)), pod("b", 2, naming("web", 8080))),
@@ -103,8 +103,8 @@ func portCases() []*Case {
 			Name:  "sidecar-ports",
 			Shows: "ports of init containers that run on are ports of the pod, by number and by name",
 			Tests: []string{
-				"Services should connect to the ports exposed by restartable init containers",
-				"Services should connect to the named ports exposed by restartable init containers",
+				"Services / should connect to the ports exposed by restartable init containers",
+				"Services / should connect to the named ports exposed by restartable init containers",
 			},
 			Steps: []Step{
 				create(service("number", ports(portTo(tcp, 80, number(8080)))), service("name", ports(portTo(tcp, 80, named("http")))),
@@ -117,8 +117,8 @@ func portCases() []*Case {
 			Name:  "two-protocols-one-port",
 			Shows: "TCP and UDP share a port's number; each comes and goes on its own",
 			Tests: []string{
-				"Services should be able to update service type to NodePort listening on same port number but different protocols",
-				"Services should serve endpoints on same port and different protocol for internal traffic on Type LoadBalancer",
+				"Services / should be able to update service type to NodePort listening on same port number but different protocols",
+				"Services / should serve endpoints on same port and different protocol for internal traffic on Type LoadBalancer",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1), pod("b", 2)),
@@ -148,9 +148,9 @@ func portCases() []*Case {
 			Name:  "node-ports-come-and-go",
 			Shows: "a node port is released with its port, and answers for whom it is given to next",
 			Tests: []string{
-				"Services should release NodePorts on delete",
-				"Networking Granular Checks: Services should update nodePort: http",
-				"Networking Granular Checks: Services should update nodePort: udp",
+				"Services / should release NodePorts on delete",
+				"Networking / should update nodePort: http",
+				"Networking / should update nodePort: udp",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, ports(port(tcp, 80), port(udp, 80))), pod("a", 1), pod("b", 2, labelled("other"))),
@@ -169,7 +169,7 @@ func portCases() []*Case {
 			Name:  "node-port-addresses",
 			Shows: "node ports answer on the node's own address, not on its loopback",
 			Tests: []string{
-				"KubeProxy localhost node ports (the choice of --nodeport-addresses)",
+				"LocalhostNodePorts / should proxy localhost NodePort traffic to backends across nodes",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType), pod("a", 1), pod("b", 2)),

@@ -14,7 +14,7 @@ func readinessCases() []*Case {
 			Name:  "unready-pods",
 			Shows: "pods that are not ready get requests only if the service publishes them",
 			Tests: []string{
-				"Services should create endpoints for unready pods",
+				"Services / should create endpoints for unready pods",
 			},
 			Steps: []Step{
 				create(service("web", publishingNotReady), pod("a", 1, gated)),
@@ -37,7 +37,7 @@ func readinessCases() []*Case {
 			Name:  "evicted-pods",
 			Shows: "a pod that was evicted is no endpoint, also of a service that publishes what is not ready",
 			Tests: []string{
-				"Services should be rejected for evicted pods (no endpoints exist)",
+				"Services / should be rejected for evicted pods (no endpoints exist)",
 			},
 			Steps: []Step{
 				create(service("web", publishingNotReady)),

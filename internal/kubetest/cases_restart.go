@@ -1,13 +1,33 @@
 package kubetest
 
+// staysFlushed says why services stay away.
+const staysFlushed = "kube-proxy's nftables mode looks for its rules once an hour, its iptables mode each 30 seconds. Sluice's cannot be flushed, or are back within a second"
+
 // restartCases: what happens while the proxy or the API server is away.
 func restartCases() []*Case {
 	return []*Case{
 		{
+			Name:  "rules-deleted",
+			Shows: "services work on, or soon again, when somebody flushes all rules of a node",
+			Tests: []string{
+				"Networking / should recreate its iptables rules if they are deleted",
+			},
+			Alone: true,
+			Steps: []Step{
+				create(service("web", nodePortType), pod("a", 1), pod("b", 2)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				flushRules("node1"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")).unless(unanswered(), staysFlushed, NFTables),
+				restartProxy("node1"),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a", "b")),
+			},
+		},
+		{
 			Name:  "proxy-restarts",
 			Shows: "services work on when the proxy is killed and started again, and follow changes afterwards",
 			Tests: []string{
-				"Services should work after restarting kube-proxy",
+				"Services / should work after restarting kube-proxy",
 			},
 			Alone: true,
 			Steps: []Step{
@@ -29,7 +49,7 @@ func restartCases() []*Case {
 			Name:  "api-restarts",
 			Shows: "services work on while the API server is away, and follow changes when it is back",
 			Tests: []string{
-				"Services should work after restarting apiserver",
+				"Services / should work after restarting apiserver",
 			},
 			Alone: true,
 			Steps: []Step{

@@ -21,7 +21,7 @@ func sliceCases() []*Case {
 			Name:  "slices-of-several-ports",
 			Shows: "the ports of a service without a selector come from several slices",
 			Tests: []string{
-				"EndpointSlice should support a Service with multiple ports specified in multiple EndpointSlices",
+				"EndpointSlice / should support a Service with multiple ports specified in multiple EndpointSlices",
 			},
 			Steps: []Step{
 				create(service("web", to(""), ports(eighty, eightyOne)), pod("a", 1, serving(tcp, 8090, 9090))),
@@ -38,7 +38,7 @@ func sliceCases() []*Case {
 			Name:  "slices-of-several-pods",
 			Shows: "so do its pods, for a port each and for one port together",
 			Tests: []string{
-				"EndpointSlice should support a Service with multiple endpoint IPs specified in multiple EndpointSlices",
+				"EndpointSlice / should support a Service with multiple endpoint IPs specified in multiple EndpointSlices",
 			},
 			Steps: []Step{
 				create(service("web", to(""), ports(eighty, eightyOneSame)), pod("a", 1, serving(tcp, 8090)), pod("b", 2, serving(tcp, 8090))),
@@ -59,8 +59,8 @@ func sliceCases() []*Case {
 			Name:  "mirrored-endpoints",
 			Shows: "Endpoints of old are mirrored into slices, through creation, change and removal",
 			Tests: []string{
-				"EndpointSliceMirroring should mirror a custom Endpoints resource through create update and delete",
-				"EndpointSliceMirroring should mirror a custom Endpoint with multiple subsets and same IP address",
+				"EndpointSliceMirroring / should mirror a custom Endpoints resource through create update and delete",
+				"EndpointSliceMirroring / should mirror a custom Endpoint with multiple subsets and same IP address",
 			},
 			Steps: []Step{
 				create(service("web", to("")), pod("a", 1, serving(tcp, 8090)), pod("b", 2, serving(tcp, 8090))),
@@ -78,7 +78,7 @@ func sliceCases() []*Case {
 			Name:  "slices-of-services",
 			Shows: "slices that the cluster makes for services of pods: by number, by name, and without pods",
 			Tests: []string{
-				"EndpointSlice should create Endpoints and EndpointSlices for Pods matching a Service",
+				"EndpointSlice / should create Endpoints and EndpointSlices for Pods matching a Service",
 			},
 			Steps: []Step{
 				create(service("number", ports(portTo(tcp, 80, number(3000)))), service("name", ports(portTo(tcp, 80, named("http")))),
@@ -94,7 +94,7 @@ func sliceCases() []*Case {
 			Name:  "other-proxies-services",
 			Shows: "a service with the label of another proxy is left to it, as long as it has the label",
 			Tests: []string{
-				"Services should implement service.kubernetes.io/service-proxy-name",
+				"Services / should implement service.kubernetes.io/service-proxy-name",
 			},
 			Steps: []Step{
 				create(service("theirs", marked(proxyName, "foo-bar")), service("ours"), pod("a", 1), pod("b", 2)),
@@ -114,7 +114,7 @@ func sliceCases() []*Case {
 			Name:  "headless-slices",
 			Shows: "a slice with the label of headless services is passed over",
 			Tests: []string{
-				"Services should implement service.kubernetes.io/headless",
+				"Services / should implement service.kubernetes.io/headless",
 			},
 			Steps: []Step{
 				create(service("web", to(""), ports(eighty)), pod("a", 1, serving(tcp, 8090))),
@@ -130,7 +130,7 @@ func sliceCases() []*Case {
 			Name:  "headless-services",
 			Shows: "a headless service has no address; its pods answer as themselves",
 			Tests: []string{
-				"Services should serve a basic endpoint from pods",
+				"Services / should serve a basic endpoint from pods",
 			},
 			Steps: []Step{
 				create(service("web", headlessly), service("balanced"), pod("a", 1)),
@@ -142,7 +142,7 @@ func sliceCases() []*Case {
 			Name:  "endpoint-conditions",
 			Shows: "of slices written by hand, endpoints that are not ready are passed over, and those without conditions count as ready",
 			Tests: []string{
-				"EndpointSlice should support creating EndpointSlice API operations",
+				"EndpointSlice / should support creating EndpointSlice API operations",
 			},
 			Steps: []Step{
 				create(service("web", to(""), ports(eighty)), pod("a", 1, serving(tcp, 8090)), pod("b", 2, serving(tcp, 8090))),

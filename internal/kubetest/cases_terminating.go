@@ -7,7 +7,7 @@ func terminatingCases() []*Case {
 			Name:  "terminating-internal-cluster",
 			Shows: "while there are no ready pods, those that serve until they end get new connections; ready ones take over",
 			Tests: []string{
-				"Services should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster",
+				"Services / should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1, lingering)),
@@ -29,7 +29,7 @@ func terminatingCases() []*Case {
 			Name:  "terminating-internal-local",
 			Shows: "the same on the node alone with internalTrafficPolicy Local",
 			Tests: []string{
-				"Services should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local",
+				"Services / should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local",
 			},
 			Steps: []Step{
 				create(service("web", localInternally), pod("a", 1, lingering)),
@@ -48,7 +48,7 @@ func terminatingCases() []*Case {
 			Name:  "terminating-external-cluster",
 			Shows: "the same through node ports",
 			Tests: []string{
-				"Services should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
+				"Services / should fallback to terminating endpoints when there are no ready endpoints with externallTrafficPolicy=Cluster",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType), pod("a", 1, lingering)),
@@ -64,7 +64,7 @@ func terminatingCases() []*Case {
 			Name:  "terminating-external-local",
 			Shows: "the same on the node alone with externalTrafficPolicy Local",
 			Tests: []string{
-				"Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
+				"Services / should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType, localExternally), pod("a", 1, lingering)),
@@ -84,7 +84,7 @@ func terminatingCases() []*Case {
 			Name:  "terminating-health-check",
 			Shows: "the health check port fails when the node's only pods end, while they still serve",
 			Tests: []string{
-				"Services should fail health check node port if there are only terminating endpoints",
+				"Services / should fail health check node port if there are only terminating endpoints",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, localExternally), pod("a", 1, lingering)),
@@ -98,11 +98,28 @@ func terminatingCases() []*Case {
 			},
 		},
 		{
+			Name:  "terminating-pods-themselves",
+			Shows: "a pod that ends answers as itself, and reaches pods and services, until its end",
+			Tests: []string{
+				"Connectivity Pod Lifecycle / should be able to connect from a Pod to a terminating Pod",
+				"Connectivity Pod Lifecycle / should be able to connect to other Pod from a terminating Pod",
+			},
+			Steps: []Step{
+				create(service("web", to("other")), pod("a", 1, lingering), pod("b", 2, labelled("other"))),
+				ask("client2", tcp, podItself("a", 80), answeredBy("a").seeing(own)),
+				terminate("a"),
+				settled(),
+				ask("client2", tcp, podItself("a", 80), answeredBy("a").seeing(own)),
+				ask("a", tcp, podItself("b", 80), answeredBy("b").seeing(own)),
+				ask("a", tcp, clusterIP("web", 80), answeredBy("b").seeing(own)),
+			},
+		},
+		{
 			Name:  "terminating-unready",
 			Shows: "a pod that ends and is not ready gets nothing, unless addresses are published that are not ready",
 			Tests: []string{
-				"Services should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
-				"Services should not be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is false",
+				"Services / should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
+				"Services / should not be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is false",
 			},
 			Steps: []Step{
 				create(service("strict", nodePortType), service("lax", nodePortType, publishingNotReady), pod("a", 1, lingering, gated)),

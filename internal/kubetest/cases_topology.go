@@ -46,17 +46,17 @@ func topologyCases() []*Case {
 	eighty := port(tcp, 80)
 	return []*Case{
 		zones("prefer-close", corev1.ServiceTrafficDistributionPreferClose,
-			"Traffic Distribution should route traffic to an endpoint in the same zone when using PreferClose",
-			"Traffic Distribution should route traffic correctly between pods on multiple nodes when using PreferClose"),
+			"Traffic Distribution / should route traffic to an endpoint in the same zone when using PreferClose",
+			"Traffic Distribution / should route traffic correctly between pods on multiple nodes when using PreferClose"),
 		zones("prefer-same-zone", corev1.ServiceTrafficDistributionPreferSameZone,
-			"Traffic Distribution should route traffic to an endpoint in the same zone when using PreferSameZone",
-			"Traffic Distribution should route traffic correctly between pods on multiple nodes when using PreferSameZone"),
+			"Traffic Distribution / should route traffic to an endpoint in the same zone when using PreferSameZone",
+			"Traffic Distribution / should route traffic correctly between pods on multiple nodes when using PreferSameZone"),
 		{
 			Name:  "prefer-same-node",
 			Shows: "with trafficDistribution PreferSameNode clients reach the pods of their node, else of their zone, else all",
 			Tests: []string{
-				"Traffic Distribution should route traffic to an endpoint on the same node or fall back to same zone when using PreferSameNode",
-				"Traffic Distribution should route traffic to an endpoint on the same node when using PreferSameNode and fall back when the endpoint becomes unavailable",
+				"Traffic Distribution / should route traffic to an endpoint on the same node or fall back to same zone when using PreferSameNode",
+				"Traffic Distribution / should route traffic to an endpoint on the same node when using PreferSameNode and fall back when the endpoint becomes unavailable",
 			},
 			Steps: []Step{
 				create(service("web", distributed(corev1.ServiceTrafficDistributionPreferSameNode)), pod("a", 1), pod("b", 2)),
@@ -80,7 +80,7 @@ func topologyCases() []*Case {
 			Name:  "topology-hints",
 			Shows: "hints of slices are followed if all ready endpoints have them and one matches, and are left aside else",
 			Tests: []string{
-				"Topology Hints should distribute endpoints evenly (what the proxy does with the hints)",
+				"Topology Hints / should distribute endpoints evenly",
 			},
 			Steps: []Step{
 				create(service("web", to("")), pod("a", 1), pod("b", 2), pod("c", 3)),

@@ -7,7 +7,7 @@ func typeCases() []*Case {
 			Name:  "external-name-to-cluster-ip",
 			Shows: "an ExternalName that becomes a ClusterIP gets an address that works",
 			Tests: []string{
-				"Services should be able to change the type from ExternalName to ClusterIP",
+				"Services / should be able to change the type from ExternalName to ClusterIP",
 			},
 			Steps: []Step{
 				create(service("web", externalNameType), pod("a", 1), pod("b", 2)),
@@ -19,7 +19,7 @@ func typeCases() []*Case {
 			Name:  "external-name-to-node-port",
 			Shows: "an ExternalName that becomes a NodePort gets an address and a port that work",
 			Tests: []string{
-				"Services should be able to change the type from ExternalName to NodePort",
+				"Services / should be able to change the type from ExternalName to NodePort",
 			},
 			Steps: []Step{
 				create(service("web", externalNameType), pod("a", 1), pod("b", 2)),
@@ -33,7 +33,7 @@ func typeCases() []*Case {
 			Name:  "cluster-ip-to-external-name",
 			Shows: "the address of a ClusterIP that becomes an ExternalName is nobody's",
 			Tests: []string{
-				"Services should be able to change the type from ClusterIP to ExternalName",
+				"Services / should be able to change the type from ClusterIP to ExternalName",
 			},
 			Steps: []Step{
 				create(service("web"), pod("a", 1)),
@@ -47,7 +47,7 @@ func typeCases() []*Case {
 			Name:  "node-port-to-external-name",
 			Shows: "the address and port of a NodePort that becomes an ExternalName are nobody's",
 			Tests: []string{
-				"Services should be able to change the type from NodePort to ExternalName",
+				"Services / should be able to change the type from NodePort to ExternalName",
 			},
 			Steps: []Step{
 				create(service("web", nodePortType), pod("a", 1)),
@@ -62,8 +62,8 @@ func typeCases() []*Case {
 			Name:  "cluster-ip-to-balancer-and-back",
 			Shows: "node ports and the load balancer's addresses appear and vanish with a service's type; the cluster address stays",
 			Tests: []string{
-				"LoadBalancers should be able to change the type and ports of a TCP service",
-				"LoadBalancers should be able to change the type and ports of a UDP service",
+				"LoadBalancers / should be able to change the type and ports of a TCP service",
+				"LoadBalancers / should be able to change the type and ports of a UDP service",
 			},
 			Steps: []Step{
 				create(service("web", ports(port(tcp, 80), port(udp, 80))), pod("a", 1), pod("b", 2)),
@@ -92,7 +92,7 @@ func typeCases() []*Case {
 			Name:  "balancer-without-node-ports",
 			Shows: "a load balancer needs no node ports, and gets them when it asks for them",
 			Tests: []string{
-				"LoadBalancers should be able to create LoadBalancer Service without NodePort and change it",
+				"LoadBalancers / should be able to create LoadBalancer Service without NodePort and change it",
 			},
 			Steps: []Step{
 				create(service("web", loadBalancerType, nodePorts(false)), pod("a", 1), pod("b", 2)),

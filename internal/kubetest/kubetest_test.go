@@ -1,7 +1,13 @@
 package kubetest
 
 import (
+	"encoding/json"
+	"flag"
+	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +22,10 @@ const casesVariable = "KUBETEST_CASES"
 // width is how many cases run at the same time: most wait, for pods and for the proxies, most of the time.
 const width = 8
 
+var updatePage = flag.Bool("update", false, "write docs/conformance.md, if all cases ran on all dataplanes")
+
+var page = filepath.Join("..", "..", "docs", "conformance.md")
+
 // TestConformance puts the table to real clusters: to Sluice, and to kube-proxy to show that the table tells the truth. kube-proxy's
 // iptables mode, which tells the least, runs on demand.
 func TestConformance(t *testing.T) {
@@ -23,10 +33,12 @@ func TestConformance(t *testing.T) {
 		t.Skip("needs root, to make network namespaces")
 	}
 	exe := program(t)
+	results := Results{}
 	for _, d := range chosenDataplanes() {
 		t.Run(string(d), func(t *testing.T) {
 			c := start(t, exe, d)
 			err := Run(t.Context(), c, d, chosenCases(), width, func(r Result) {
+				results[d] = append(results[d], r)
 				t.Run(r.Case.Name, func(t *testing.T) {
 					t.Logf("%.1f s", r.Took.Seconds())
 					if r.Err != nil {
@@ -39,6 +51,106 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
+	if *updatePage {
+		write(t, results)
+	}
+}
+
+func write(t *testing.T, results Results) {
+	for _, d := range Dataplanes() {
+		if len(results[d]) != len(Cases()) {
+			t.Fatalf("%s ran %d of %d cases: the page is left as it is", d, len(results[d]), len(Cases()))
+		}
+	}
+	var text strings.Builder
+	if err := results.Write(&text, Cases()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(page, []byte(text.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPage checks that the page is of this table, and of a run in which all was as expected.
+func TestPage(t *testing.T) {
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := Results{}
+	for _, d := range Dataplanes() {
+		for _, c := range Cases() {
+			all[d] = append(all[d], Result{Case: c})
+		}
+	}
+	var want strings.Builder
+	if err := all.Write(&want, Cases()); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want.String() {
+		t.Errorf("%s is not what a run of the table gives: run KUBETEST_DATAPLANES=all go test -run TestConformance -update", page)
+	}
+}
+
+// testCall is how the end-to-end tests name a test.
+var testCall = regexp.MustCompile(`(?:ConformanceIt|\bIt)\("([^"]+)"`)
+
+// TestEveryTestIsAccountedFor holds the titles in the table against the end-to-end tests themselves: each there is stands for
+// something here, or is left out for a reason, and there is none that does not exist.
+func TestEveryTestIsAccountedFor(t *testing.T) {
+	folder := suite(t)
+	left := map[string]bool{} // "service.go should …"
+	for _, file := range Suite {
+		source, err := os.ReadFile(filepath.Join(folder, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range testCall.FindAllStringSubmatch(string(source), -1) {
+			left[file+" "+m[1]] = true
+		}
+	}
+	real, omitted := maps.Clone(left), map[string]bool{}
+	account := func(title string) string {
+		described, name, _ := strings.Cut(title, " / ")
+		key := Suite[described] + " " + name
+		if !real[key] {
+			t.Errorf("there is no test %q", title)
+		}
+		delete(left, key)
+		return key
+	}
+	for _, o := range Omissions() {
+		for _, title := range o.Tests {
+			omitted[account(title)] = true
+		}
+	}
+	for _, c := range Cases() {
+		for _, title := range c.Tests {
+			if omitted[account(title)] {
+				t.Errorf("%q is left out, and yet case %s stands for it", title, c.Name)
+			}
+		}
+	}
+	for key := range left {
+		t.Errorf("no case stands for the test %q, and no reason is given", key)
+	}
+	t.Logf("%d of %d tests have cases", len(real)-len(omitted), len(real))
+}
+
+// suite is the folder of Kubernetes' end-to-end tests of the network, as the pinned version has it.
+func suite(t *testing.T) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "k8s.io/kubernetes")
+	cmd.Dir = filepath.Join("..", "..", "test", "kube")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("find Kubernetes' sources: %v", err)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(module.Dir, "test", "e2e", "network")
 }
 
 func chosenDataplanes() []Dataplane {

@@ -96,6 +96,47 @@ func (q Question) request(e *Env, want Want, from *place, to netip.AddrPort) res
 	return r
 }
 
+// meanwhile sends the question's requests, one after the other and each on a connection of its own, while steps are carried
+// out. Each has to be as expected, from the first to the last.
+func meanwhile(q Question, steps ...Step) Step {
+	return action{fmt.Sprintf("while %s", q), func(ctx context.Context, e *Env) error {
+		to, err := q.To.resolve(ctx, e, q.Protocol)
+		if err != nil {
+			return err
+		}
+		from, err := e.place(ctx, q.From)
+		if err != nil {
+			return err
+		}
+		done := make(chan struct{})
+		failed := make(chan error, len(to))
+		for _, addr := range to {
+			go func() { failed <- q.keepAsking(e, from, addr, done) }()
+		}
+		errs := []error{e.steps(ctx, steps)}
+		close(done)
+		for range to {
+			errs = append(errs, <-failed)
+		}
+		return errors.Join(errs...)
+	}}
+}
+
+// keepAsking sends requests until done, or one is not as expected.
+func (q Question) keepAsking(e *Env, from *place, to netip.AddrPort, done <-chan struct{}) error {
+	want := q.want(e.dataplane)
+	for n := 1; ; n++ {
+		if err := want.fits(q.request(e, want, from, to), e.cluster.nodeAddrs); err != nil {
+			return fmt.Errorf("%s, request %d: %w", to, n, err)
+		}
+		select {
+		case <-done:
+			return nil
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
 // flow is a socket that more than one request is sent from.
 type flow struct {
 	net.Conn

@@ -275,6 +275,14 @@ func restartProxy(node string) Step {
 	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
 }
 
+// flushRules removes all rules of a node that can be removed.
+func flushRules(node string) Step {
+	return action{"flush the rules of " + node, func(_ context.Context, e *Env) error {
+		_, err := e.cluster.hosts[node].Run("nft", "flush", "ruleset")
+		return err
+	}}
+}
+
 func restartAPI() Step {
 	return action{"restart the API server", func(ctx context.Context, e *Env) error { return e.cluster.RestartAPI(ctx) }}
 }

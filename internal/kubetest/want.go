@@ -39,6 +39,9 @@ type Want struct {
 // answeredBy expects that these pods answer, all of them and no other.
 func answeredBy(pods ...string) Want { return Want{outcome: isAnswered, pods: pods} }
 
+// answered expects that some pod answers.
+func answered() Want { return Want{outcome: isAnswered} }
+
 // sticky expects that one pod answers all requests.
 func sticky() Want { return Want{outcome: isAnswered, same: true} }
 
@@ -204,18 +207,9 @@ func (w Want) enough(results []result) (bool, error) {
 	case w.pods != nil && len(seen) == len(w.pods) && len(results) >= atLeast:
 		return true, nil
 	case len(results) >= atMost:
-		return false, fmt.Errorf("answered by %s alone, after %d requests", keys(seen), len(results))
+		return false, fmt.Errorf("answered by %s alone, after %d requests", strings.Join(sortedKeys(seen), ", "), len(results))
 	}
 	return false, nil
-}
-
-func keys(m map[string]bool) string {
-	var list []string
-	for k := range m {
-		list = append(list, k)
-	}
-	slices.Sort(list)
-	return strings.Join(list, ", ")
 }
 
 // excludes tells whether no results can be as both expect.

@@ -1,0 +1,223 @@
+package kubetest
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Suite is the part of Kubernetes' end-to-end tests that has to do with services, by what its tests are described as: the
+// file of test/e2e/network that has them. A title is such a word, " / ", and what the test is called.
+var Suite = map[string]string{
+	"Services":                      "service.go",
+	"Service CIDRs":                 "service_cidrs.go",
+	"ServiceCIDR and IPAddress API": "service_cidrs.go",
+	"Service endpoints latency":     "service_latency.go",
+	"EndpointsController":           "endpoints.go",
+	"Endpoints":                     "endpoints.go",
+	"EndpointSlice":                 "endpointslice.go",
+	"EndpointSliceMirroring":        "endpointslicemirroring.go",
+	"Conntrack":                     "conntrack.go",
+	"NoSNAT":                        "no_snat.go",
+	"Traffic Distribution":          "traffic_distribution.go",
+	"Topology Hints":                "topology_hints.go",
+	"Dual stack":                    "dual_stack.go",
+	"Networking":                    "networking.go",
+	"LoadBalancers":                 "loadbalancer.go",
+	"LoadBalancers ExternalTrafficPolicy: Local": "loadbalancer.go",
+	"KubeProxy":                  "kube_proxy.go",
+	"LocalhostNodePorts":         "localhost_nodeports.go",
+	"Connectivity Pod Lifecycle": "pod_lifecycle.go",
+	"HostPort":                   "hostport.go",
+}
+
+// Omission is why no case stands for some tests.
+type Omission struct {
+	Why   string
+	Tests []string
+}
+
+// Omissions lists the tests of the suite that no case stands for.
+func Omissions() []Omission {
+	return []Omission{
+		{
+			"They ask the API server, its controllers or the cloud alone; no packet tells a service proxy's part.",
+			[]string{
+				"Services / should prevent NodePort collisions",
+				"Services / should check NodePort out-of-range",
+				"Services / should find a service from listing all namespaces",
+				"Services / should complete a service status lifecycle",
+				"ServiceCIDR and IPAddress API / should support ServiceCIDR API operations",
+				"ServiceCIDR and IPAddress API / should support IPAddress API operations",
+				"Endpoints / should test the lifecycle of an Endpoint",
+				"EndpointsController / should create and delete Endpoints for a Service with a selector that matches no pods",
+				"EndpointsController / should create Endpoints for Pods matching a Service",
+				"LoadBalancers / should handle load balancer cleanup finalizer for service",
+				"Networking / should provide unchanging, static URL paths for kubernetes api services",
+			},
+		},
+		{
+			"They are about pods' networks, names and the way to the Internet, which others than a service proxy provide.",
+			[]string{
+				"Dual stack / should have at least one dual-stack node",
+				"Dual stack / should create pod, add ipv6 and ipv4 ip to pod ips",
+				"Dual stack / should create pod, add ipv6 and ipv4 ip to host ips",
+				"Networking / should provide Internet connection for containers",
+				"Networking / should provider Internet connection for containers using DNS",
+				"Networking / should allow creating a Pod with an SCTP HostPort [LinuxOnly]",
+				"HostPort / validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly]",
+			},
+		},
+		{
+			"The lab's pods do not speak SCTP. The driver's packet table has SCTP, with raw sockets, for IPv4 and IPv6.",
+			[]string{
+				"Services / should allow creating a basic SCTP service with pod and endpoints [LinuxOnly]",
+				"Dual stack / should function for pod-Service: sctp",
+				"Networking / should function for pod-Service: sctp",
+				"Networking / should function for node-Service: sctp",
+				"Networking / should function for endpoint-Service: sctp",
+			},
+		},
+		{
+			"They are about kube-proxy's own addresses, metrics and parameters of connection tracking. Tests of what takes kube-proxy's place have their like.",
+			[]string{
+				"Networking / should check kube-proxy urls",
+				"KubeProxy / should set TCP CLOSE_WAIT timeout [Privileged]",
+				"KubeProxy / should update metric for tracking accepted packets destined for localhost nodeports",
+			},
+		},
+		{
+			"Node ports on 127.0.0.1 are of kube-proxy's iptables mode, and of its nftables mode behind a feature gate (see the case node-port-addresses).",
+			[]string{
+				"LocalhostNodePorts / should honor sessionAffinity=ClientIP for localhost NodePort",
+				"LocalhostNodePorts / should let a node pull an image from a registry exposed via localhost NodePort",
+			},
+		},
+		{
+			"A measure, not a behaviour: the bench measures how long changes take.",
+			[]string{
+				"Service endpoints latency / should not be very high",
+			},
+		},
+	}
+}
+
+// Results are what came of the cases, by dataplane.
+type Results map[Dataplane][]Result
+
+// cell is what the table says of a case in a dataplane.
+func (rs Results) cell(c *Case, d Dataplane) string {
+	i := slices.IndexFunc(rs[d], func(r Result) bool { return r.Case.Name == c.Name })
+	switch {
+	case i < 0:
+		return "not run"
+	case rs[d][i].Err != nil:
+		return "**fails**"
+	case len(c.Differences(d)) > 0:
+		return "differs"
+	}
+	return "yes"
+}
+
+// Write writes the results as a page in Markdown.
+func (rs Results) Write(w io.Writer, cases []*Case) error {
+	b := &strings.Builder{}
+	titles := map[string]bool{}
+	for _, c := range cases {
+		for _, t := range c.Tests {
+			titles[t] = true
+		}
+	}
+	fmt.Fprintf(b, intro, len(titles), len(cases))
+	rs.writeTable(b, cases)
+	writeDifferences(b, cases)
+	writeTests(b, cases)
+	writeOmissions(b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+const intro = `# Conformance
+
+What Kubernetes' own end-to-end tests of services ask of a service proxy, tried with packets on a cluster with a real control plane: %d of these tests, as %d cases.
+It is written by a run of the tests, not by hand:
+
+` + "```" + `
+KUBETEST_DATAPLANES=all go test ./internal/kubetest -count=1 -update
+` + "```" + `
+
+The objects of a case go through a real kube-apiserver, kube-scheduler and kube-controller-manager. Pods are network namespaces with a server in them; nodes are four, in three
+zones. Requests come from pods, from nodes and from outside. They go to the IPv4 and the IPv6 addresses of each service, and what counts is which pod
+answers, with which address it sees the client, and whether who is not answered is refused or left in silence. The cases are in ` + "`internal/kubetest`" + `, a line for each thing asked.
+
+The same cases run with the real kube-proxy in Sluice's place, which shows that they tell the truth. Where kube-proxy does something else, the case expects just that of it: it says *differs*, the
+reason is below, and were the difference to vanish, the case would fail.
+
+`
+
+func (rs Results) writeTable(b *strings.Builder, cases []*Case) {
+	fmt.Fprintf(b, "| case | shows that |")
+	for _, d := range Dataplanes() {
+		fmt.Fprintf(b, " %s |", d)
+	}
+	fmt.Fprintf(b, "\n| --- | --- |%s\n", strings.Repeat(" --- |", len(Dataplanes())))
+	for _, c := range cases {
+		fmt.Fprintf(b, "| %s | %s |", c.Name, c.Shows)
+		for _, d := range Dataplanes() {
+			fmt.Fprintf(b, " %s |", rs.cell(c, d))
+		}
+		fmt.Fprintln(b)
+	}
+}
+
+func writeDifferences(b *strings.Builder, cases []*Case) {
+	fmt.Fprintf(b, "\n## Differences\n\nNumbers of decisions are those of [decisions](decisions).\n\n")
+	for _, c := range cases {
+		for _, s := range c.Steps {
+			q, ok := s.(Question)
+			if !ok {
+				continue
+			}
+			for _, x := range q.Differs {
+				var in []string
+				for _, d := range x.In {
+					in = append(in, string(d))
+				}
+				fmt.Fprintf(b, "- **%s**: %s. Expected: %s; of %s: %s. %s.\n", c.Name, q, q.Want, strings.Join(in, " and "), x.Want, x.Why)
+			}
+		}
+	}
+}
+
+func writeTests(b *strings.Builder, cases []*Case) {
+	fmt.Fprintf(b, "\n## The tests that the cases stand for\n\nOf `test/e2e/network` in Kubernetes 1.37.\n\n| test | case |\n| --- | --- |\n")
+	by := map[string][]string{}
+	for _, c := range cases {
+		for _, t := range c.Tests {
+			by[t] = append(by[t], c.Name)
+		}
+	}
+	for _, t := range sortedKeys(by) {
+		fmt.Fprintf(b, "| %s | %s |\n", t, strings.Join(by[t], ", "))
+	}
+}
+
+func writeOmissions(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## What no case stands for\n")
+	for _, o := range Omissions() {
+		fmt.Fprintf(b, "\n%s\n\n", o.Why)
+		for _, t := range o.Tests {
+			fmt.Fprintf(b, "- %s\n", t)
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	var list []string
+	for k := range m {
+		list = append(list, k)
+	}
+	slices.Sort(list)
+	return list
+}
