@@ -164,7 +164,7 @@ func TestRealEarly(t *testing.T) {
 	old := followReal(t, config)
 	old.waitSynced()
 	old.waitOwn(names...)
-	for range 3 {
+	for range 2 {
 		c.kill(t, control.APIServer)
 		old.waitIssue("Kubernetes API")
 		early := followReal(t, config)
