@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -27,25 +29,7 @@ var namespaces atomic.Int64
 // takeFrom loads rules into a namespace of its own, and returns a function that runs From there, and one that lists what nft shows.
 func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), ruleset func() string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("sluice-takeover-%d-%d", os.Getpid(), namespaces.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	run := func(args ...string) string {
-		out, err := ns.Run("nft", args...)
-		if err != nil {
-			t.Fatalf("nft: %v\n%s", err, out)
-		}
-		return string(out)
-	}
+	ns, run := emptyNamespace(t)
 	run(rules)
 	from = func(o Options) (string, error) {
 		var out bytes.Buffer
@@ -61,6 +45,30 @@ func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), r
 		return out.String(), err
 	}
 	return from, func() string { return run("list", "ruleset") }
+}
+
+// emptyNamespace makes a namespace, and returns a function that runs nft in it.
+func emptyNamespace(t *testing.T) (*netns.NS, func(args ...string) string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	ns, err := netns.New(fmt.Sprintf("sluice-takeover-%d-%d", os.Getpid(), namespaces.Add(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns, func(args ...string) string {
+		out, err := ns.Run("nft", args...)
+		if err != nil {
+			t.Fatalf("nft: %v\n%s", err, out)
+		}
+		return string(out)
+	}
 }
 
 // twoServices is a table of nftables mode in small.
@@ -166,3 +174,58 @@ func TestDryRunChangesNothing(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// Whichever back end of iptables has the rules, the same is read from them.
+func TestBackendsAgree(t *testing.T) {
+	for _, family := range []struct{ name, program, vip, refuse string }{
+		{"ip", "iptables", "10.96.0.10/32", "icmp-port-unreachable"}, {"ip6", "ip6tables", "fd00:10:96::a/128", "icmp6-port-unreachable"},
+	} {
+		text := strings.NewReplacer("VIP", family.vip, "REFUSE", family.refuse).Replace(rulesOfBoth)
+		var want []Claim
+		for table := range strings.SplitSeq(text, "COMMIT\n") {
+			name, _, _ := strings.Cut(strings.TrimPrefix(table, "*"), "\n")
+			want = append(want, parseTable(family.name, name, table).claimed...)
+		}
+		if len(want) != 8 {
+			t.Fatalf("%s: %v", family.name, want)
+		}
+		want = claimsOf([]part{&nft{claimed: want}})
+		for backend, find := range map[string]func(context.Context) ([]part, error){"nft": findNftables, "legacy": findLegacy} {
+			ns, _ := emptyNamespace(t)
+			if out, err := ns.Run("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			var parts []part
+			err := ns.Do(func() (err error) {
+				parts, err = find(t.Context())
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, claimsOf(parts), compareAddrs); d != "" {
+				t.Errorf("%s, %s:\n%s", family.name, backend, d)
+			}
+		}
+	}
+}
+
+const rulesOfBoth = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-A - [0:0]
+-A KUBE-SERVICES -d VIP -p udp -m comment --comment "kube-system/kube-dns:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-A
+-A KUBE-SERVICES -d VIP -p tcp -m comment --comment "a/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SERVICES -d VIP -p sctp -m comment --comment "a/web cluster IP" -m sctp --dport 5000 -j KUBE-SVC-A
+-A KUBE-SERVICES -m comment --comment "node ports" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m comment --comment "a/web:http" -m tcp --dport 30080 -j KUBE-SVC-A
+-A KUBE-NODEPORTS -p udp -m comment --comment "a/web:udp" -m udp --dport 30081 -j KUBE-SVC-A
+-A KUBE-NODEPORTS -p sctp -m comment --comment "a/web:sctp" -m sctp --dport 30082 -j KUBE-SVC-A
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+-A KUBE-SERVICES -d VIP -p tcp -m comment --comment "a/empty has no endpoints" -m tcp --dport 81 -j REJECT --reject-with REFUSE
+-A KUBE-EXTERNAL-SERVICES -p tcp -m comment --comment "a/empty has no endpoints" -m addrtype --dst-type LOCAL -m tcp --dport 30083 -j REJECT --reject-with REFUSE
+COMMIT
+`

@@ -53,6 +53,10 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
 		t.Errorf("took over from a kube-proxy that runs, or did not say how to stop it: %v\n%s", err, out)
 	}
+	out, err = c.runOnNode("unshare", "--pid", "--fork", "--mount-proc", c.sluice, "takeover", "--socket", c.socket(), "--from", "kube-proxy")
+	if err == nil || !strings.Contains(out, "a program in another pid namespace") {
+		t.Errorf("in a pod, kube-proxy is not seen: %v\n%s", err, out)
+	}
 	out, err = c.takeover("--from", "kube-proxy", "--dry-run")
 	if err != nil {
 		t.Errorf("dry run: %v\n%s", err, out)
