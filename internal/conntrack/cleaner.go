@@ -9,20 +9,25 @@ import (
 	"time"
 )
 
-// passInterval is the time between two passes. A pass walks the whole table, some
-// milliseconds even if it is empty, whatever the number of filters: at this pace a busy
-// cluster costs an agent well under one percent of a core.
-const passInterval = time.Second
+// passInterval is the time between two passes, and slowInterval the most. A pass walks the
+// whole table, some milliseconds even if it is empty, whatever the number of filters; where
+// that takes long the next one comes later, so that in a busy cluster all of them take no
+// more than a share of a core, a three-hundredth.
+const (
+	passInterval = time.Second
+	slowInterval = 3 * time.Second
+	share        = 300
+)
 
 // deleter is the part of Conn that a Cleaner uses.
 type deleter interface {
 	Delete(ctx context.Context, filters []Filter) (int, error)
 }
 
-// Cleaner deletes flows in the background, in two passes a second apart: a packet that had
-// chosen its backend before the program changed may enter the table after the first. The first
-// pass comes at once, or a second after the last one that was made for anybody. It is safe for
-// concurrent use.
+// Cleaner deletes flows in the background, in two passes a second or a little more apart: a packet
+// that had chosen its backend before the program changed may enter the table after the first. The
+// first pass comes at once, or as long after the last one that was made for anybody. It is safe
+// for concurrent use.
 type Cleaner struct {
 	conn    deleter
 	log     *slog.Logger
@@ -93,14 +98,17 @@ func (c *Cleaner) Close() {
 
 func (c *Cleaner) run() {
 	defer close(c.done)
-	var last time.Time // when the last pass began
+	var last time.Time       // when the last pass began
+	quickest := slowInterval // of all passes: others' work makes one take longer than it costs
 	for {
-		wait := max(0, time.Until(last.Add(passInterval)))
+		pause := min(max(passInterval, share*quickest), slowInterval)
+		wait := max(0, time.Until(last.Add(pause)))
 		filters, more := c.next(wait == 0)
 		switch {
 		case len(filters) > 0:
 			last = time.Now()
 			c.pass(filters)
+			quickest = min(quickest, time.Since(last))
 		case !more:
 			return
 		default:

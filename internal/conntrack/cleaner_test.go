@@ -80,9 +80,18 @@ func TestCleaner(t *testing.T) {
 		}
 		check(t, r,
 			call{0, []Filter{udp(1)}},
-			call{passInterval, []Filter{udp(1), udp(2), udp(3)}},
-			call{2 * passInterval, []Filter{udp(2), udp(3)}},
+			call{slowInterval, []Filter{udp(1), udp(2), udp(3)}},
+			call{2 * slowInterval, []Filter{udp(2), udp(3)}},
 		)
+	})
+
+	r = &recorder{takes: 5 * time.Millisecond}
+	run("no more than a share of the time", r, func(t *testing.T, c *Cleaner) {
+		c.Cut([]Filter{udp(1)})
+		if err := c.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		check(t, r, call{0, []Filter{udp(1)}}, call{share * 5 * time.Millisecond, []Filter{udp(1)}})
 	})
 
 	r = &recorder{err: errors.New("fault")}
