@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/agent"
@@ -259,6 +260,55 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 	if want := "net.netfilter.nf_conntrack_tcp_timeout_close_wait = 60 (was 3600)"; !strings.Contains(out.String(), want) {
 		t.Errorf("cleanup does not say %q: %s", want, out.String())
 	}
+}
+
+// What we make of a file and of flags is what the real kube-proxy makes of them, as --write-config-to shows it.
+func TestSameConfigAsKubeProxy(t *testing.T) {
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, files := t.TempDir(), "../../internal/kubeproxy/testdata/"
+	for _, flags := range []string{
+		"--config=" + files + "kubeadm.yaml",
+		"--config=" + files + "kind.yaml",
+		"--config=" + files + "kind.yaml --hostname-override=Foo -v=3 --cluster-cidr=10.0.0.0/8 --oom-score-adj=1 --kubeconfig=/x",
+		"--cluster-cidr=10.42.0.0/16 --conntrack-max-per-core=0 --conntrack-tcp-timeout-close-wait=0s --conntrack-tcp-timeout-established=0s --hostname-override=K3s --kubeconfig=/x --proxy-mode=iptables",
+		"--proxy-mode=nftables --masquerade-all --iptables-sync-period=1m --nodeport-addresses=primary,10.0.0.0/8",
+		"--proxy-mode=nftables --iptables-min-sync-period=5s --detect-local-mode=NodeCIDR",
+		"--proxy-mode=ipvs --ipvs-sync-period=2m --ipvs-min-sync-period=1s --ipvs-scheduler=rr --ipvs-exclude-cidrs=10.0.0.0/8,10.1.0.0/16 --masquerade-all --ipvs-strict-arp",
+		"--proxy-mode=ipvs --ipvs-tcp-timeout=1s --ipvs-tcpfin-timeout=2s --ipvs-udp-timeout=3s --iptables-sync-period=9m",
+		"--proxy-mode=iptables --masquerade-all --bind-address=::1 --metrics-bind-address=127.0.0.1:99 --healthz-bind-address=[::1]:98",
+		"--iptables-masquerade-bit=3 --iptables-localhost-nodeports=false --feature-gates=NFTablesProxyMode=true,ContextualLogging=false",
+		"--oom-score-adj=5 --profiling --bind-address-hard-fail -v=4 --show-hidden-metrics-for-version=1.36",
+		"--conntrack-udp-timeout=5s --conntrack-udp-timeout-stream=9s --conntrack-tcp-be-liberal --conntrack-min=7",
+		"--config-sync-period=1m --kube-api-qps=7 --kube-api-burst=3 --kube-api-content-type=application/json",
+		"--vmodule=proxier=9,foo=2 --hostname-override=a --log-flush-frequency=9s --nodeport-addresses= --metrics-bind-address=",
+		"--logging-format=json --hostname-override=a",
+	} {
+		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
+		if code, _, stderr := sluice(t, append([]string{"run", "--write-config-to", ours}, strings.Fields(flags)...)...); code != exitOK {
+			t.Errorf("%s: %s", flags, stderr)
+			continue
+		}
+		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "kube-proxy"), append(strings.Fields(flags), "--write-config-to", theirs)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: kube-proxy: %v: %s", flags, err, out)
+			continue
+		}
+		if diff := cmp.Diff(read(t, theirs), read(t, ours)); diff != "" {
+			t.Errorf("%s (-theirs +ours):\n%s", flags, diff)
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // absentMetrics are those of kube-proxy that mean nothing here.

@@ -58,6 +58,11 @@ func (c *Config) fill() {
 	case nil, int64(0), "0", "0s":
 		c.Logging.FlushFrequency = "5s"
 	}
+	for _, size := range []*any{&c.Logging.Options.Text.InfoBufferSize, &c.Logging.Options.JSON.InfoBufferSize} {
+		if *size == nil {
+			*size = "0"
+		}
+	}
 }
 
 // fillForMode does the rest, once the mode is known. As in what kube-proxy shows of itself, nothing is left of

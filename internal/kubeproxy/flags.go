@@ -28,6 +28,7 @@ type Flags struct {
 	syncs                    map[string]*time.Duration // those flags whose meaning depends on the mode
 	healthzPort, metricsPort int32
 	vmodule                  string
+	flush                    *time.Duration
 
 	own *pflag.FlagSet // ours alone
 	all *pflag.FlagSet // the command's
@@ -120,7 +121,7 @@ func (f *Flags) addLogging(fs *pflag.FlagSet) {
 	fs.Uint32VarP(&l.Verbosity, "v", "v", 0, "verbosity; from 4 on, plans are logged")
 	fs.StringVar(&f.vmodule, "vmodule", "", "without meaning")
 	fs.StringVar(&l.Format, "logging-format", l.Format, "text or json")
-	fs.Duration("log-flush-frequency", 5*time.Second, "without meaning")
+	f.flush = fs.Duration("log-flush-frequency", 5*time.Second, "without meaning")
 	for _, format := range []string{"text", "json"} {
 		fs.Bool("log-"+format+"-split-stream", false, "without meaning")
 		fs.String("log-"+format+"-info-buffer-size", "0", "without meaning")
@@ -195,9 +196,17 @@ func (f *Flags) copyLogging(l *Logging) {
 	if f.all.Changed("logging-format") {
 		l.Format = f.config.Logging.Format
 	}
-	if f.vmodule != "" {
-		l.VModule = append([]VModule{{FilePattern: f.vmodule}}, l.VModule...)
+	if f.all.Changed("log-flush-frequency") {
+		l.FlushFrequency = f.flush.String()
 	}
+	var modules []VModule
+	for pair := range strings.SplitSeq(f.vmodule, ",") {
+		pattern, level, _ := strings.Cut(pair, "=")
+		if n, err := strconv.ParseUint(level, 10, 32); err == nil { // what is no level is as good as not there
+			modules = append(modules, VModule{FilePattern: pattern, Verbosity: uint32(n)})
+		}
+	}
+	l.VModule = append(modules, l.VModule...)
 }
 
 // override has --hostname-override count over the file.
