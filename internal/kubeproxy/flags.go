@@ -226,6 +226,7 @@ func (f *Flags) fromFlags() (Loaded, error) {
 	c.HealthzBindAddress = atPort(c.HealthzBindAddress, f.healthzPort)
 	c.MetricsBindAddress = atPort(c.MetricsBindAddress, f.metricsPort)
 	period, least, section := c.syncPeriods()
+	*period, *least = c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod // the flags' defaults, whatever the mode
 	if section == "nftables" {
 		section = "iptables" // there are no flags of its own
 	}
@@ -255,7 +256,7 @@ func (f *Flags) share(name, value string) {
 	case "masquerade-all":
 		*c.masqueradeAll() = value == "true"
 	case "nodeport-addresses":
-		c.NodePortAddresses = nil
+		c.NodePortAddresses = []string{}
 		if value != "" {
 			c.NodePortAddresses = strings.Split(value, ",")
 		}
