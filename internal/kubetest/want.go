@@ -204,7 +204,7 @@ func (w Want) enough(results []result) (bool, error) {
 		return len(results) >= inARow, nil
 	case w.several && len(seen) > 1:
 		return true, nil
-	case w.pods != nil && len(seen) == len(w.pods) && len(results) >= atLeast:
+	case !w.several && (w.pods == nil || len(seen) == len(w.pods)) && len(results) >= atLeast:
 		return true, nil
 	case len(results) >= atMost:
 		return false, fmt.Errorf("answered by %s alone, after %d requests", strings.Join(sortedKeys(seen), ", "), len(results))
