@@ -47,6 +47,7 @@ type follower struct {
 	ledger     *ledger
 	trouble    trouble
 	suffers    time.Time // since when there is trouble; zero: there is none
+	away       time.Time // since when the API could not be asked; zero: it could since
 	doubted    time.Time // since when refusals are not believed; zero: there are none
 	short      int       // watches in a row that the server ended at once
 	reconnects uint64
@@ -99,7 +100,7 @@ func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) 
 	f.mu.Lock()
 	place, placed, version, asks := f.place, f.placed, f.version, f.asks
 	f.asks = nil
-	if !f.suffers.IsZero() && time.Since(f.suffers) > f.api.timing.outage {
+	if !f.away.IsZero() && time.Since(f.away) > f.api.timing.outage {
 		version = ""
 	}
 	f.mu.Unlock()

@@ -23,7 +23,7 @@ type timing struct {
 	// says that something may not be read or is not served: one that is just starting
 	// knows neither all of its rules nor all of its kinds.
 	doubt time.Duration
-	// outage is how long a kind can't be followed before it is read anew as a whole, as the API may
+	// outage is how long the API can be away before all is read anew as a whole, as it may
 	// be another one by then: one restored from a backup, whose versions have caught up with ours.
 	outage time.Duration
 	// patience is how long a kind that can't be read holds up the others, once

@@ -115,6 +115,9 @@ func (f *follower) suffer(t trouble) {
 	if f.suffers.IsZero() {
 		f.suffers = time.Now()
 	}
+	if t.common && f.away.IsZero() {
+		f.away = time.Now()
+	}
 }
 
 // mend ends all trouble.
@@ -126,7 +129,7 @@ func (f *follower) mend() (mended bool) {
 	if !f.trouble.common {
 		f.log.Info("a kind of objects can be read again")
 	}
-	f.trouble, f.suffers = trouble{}, time.Time{}
+	f.trouble, f.suffers, f.away = trouble{}, time.Time{}, time.Time{}
 	return true
 }
 

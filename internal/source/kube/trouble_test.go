@@ -260,3 +260,30 @@ func TestOddButGood(t *testing.T) {
 	f.waitNames("EndpointSlice shop/lonely", "EndpointSlice shop/twin-1", "EndpointSlice shop/twin-2", "Node bare")
 	f.waitNoIssue()
 }
+
+// A server that refuses watches alone is not asked for whole lists all the time.
+func TestWatchesRefused(t *testing.T) {
+	api := newFakeAPI(t)
+	everything(api)
+	f := follow(t, api, func(t *timing) { t.outage = time.Nanosecond })
+	f.waitSynced()
+	api.set(func() { api.answers["watch "+services] = http.StatusInternalServerError })
+	api.server.CloseClientConnections()
+	f.waitIssue("Service", "fails to serve")
+	tries := api.count("watch " + services)
+	lists := f.lists("Service")
+	f.wait("more tries", func() bool { return api.count("watch "+services) > tries+20 })
+	if n := f.lists("Service") - lists; n > 1 {
+		t.Errorf("%d lists were read meanwhile", n)
+	}
+}
+
+// lists is how often all of a kind was read.
+func (f *fixture) lists(kind string) uint64 {
+	for _, k := range f.source.Status().Kinds {
+		if k.Kind == kind {
+			return k.Lists
+		}
+	}
+	return 0
+}
