@@ -30,7 +30,7 @@ func (inStep) Sync(context.Context) error { return nil }
 // whose own address is a service's go on until they end, new ones are ours, and then all is gone but what is not kube-proxy's.
 func TestIPVS(t *testing.T) {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-		t.Skip("this kernel has no IPVS; `make test-vm VM=internal/takeover` has")
+		t.Skip("this kernel has no IPVS; that of `make test-vm VM='-run TestIPVS internal/takeover'` has")
 	}
 	w := newIPVSNode(t)
 	byIPVS, ofNode := w.dial(w.client), w.dial(w.node)

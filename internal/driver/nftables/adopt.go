@@ -107,6 +107,7 @@ func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
 	d, b := a.d, a.change.batch
 	switch {
 	case a.have == nil:
+		b.fresh = true
 		b.addTable(d.tableFlags())
 		b.addProgram(d.prog, nil, nil)
 	case a.sameProgram():

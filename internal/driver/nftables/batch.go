@@ -21,6 +21,7 @@ import (
 type batch struct {
 	table                string
 	before, after        part
+	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*set]*part
 
@@ -31,6 +32,9 @@ type batch struct {
 	// the packets that were on their way during the one before have arrived.
 	stepwise bool
 	atOnce   bool // never stepwise
+	// fresh: the table is new. Packets enter it in a transaction of its own, once all that they look up is there: the kernel
+	// shows some sets' elements a moment after the others', and who finds a frontend but not yet its source ranges would be dropped.
+	fresh bool
 
 	labels  []string // what each message does; its sequence number is the index here
 	changes int      // operations, for people: elements, chains, sets
@@ -44,7 +48,7 @@ type part struct {
 
 func newBatch(table string) *batch {
 	b := &batch{table: table, labels: []string{"commit"}, deletions: map[*set]*part{}, additions: map[*set]*part{}}
-	for _, p := range []*part{&b.before, &b.after, &b.unnoted, &b.notes} {
+	for _, p := range []*part{&b.before, &b.entries, &b.after, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
 	return b
@@ -158,13 +162,21 @@ func (b *batch) addProgram(p *program, there map[*set]bool, counted map[string]b
 	}
 }
 
+// partFor is where a chain and its rules are created.
+func (b *batch) partFor(c chain) *part {
+	if b.fresh && c.hook != nil {
+		return &b.entries
+	}
+	return &b.before
+}
+
 func (b *batch) addChain(c chain) {
-	b.do(&b.before, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.name, func(a *attrs) { c.write(a, b.table) })
+	b.do(b.partFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.name, func(a *attrs) { c.write(a, b.table) })
 }
 
 func (b *batch) addRules(c chain) {
 	for i, r := range c.rules {
-		b.do(&b.before, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+		b.do(b.partFor(c), unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
 			fmt.Sprintf("create rule %d of chain %s", i+1, c.name), func(a *attrs) { r.write(a, b.table, c.name) })
 	}
 	b.changes -= len(c.rules) // a chain with its rules is one change to people
@@ -218,6 +230,9 @@ func (b *batch) transactions() [][]*part {
 	if b.stepwise {
 		return [][]*part{first, second, third}
 	}
+	if b.fresh {
+		return [][]*part{slices.Concat(first, second, []*part{&b.after}), {&b.entries, &b.notes}}
+	}
 	return [][]*part{slices.Concat(first, second, third)}
 }
 
@@ -262,6 +277,7 @@ func lastMessage(b []byte) (at int) {
 func (b *batch) String() string {
 	var out strings.Builder
 	b.before.print(&out, b.labels)
+	b.entries.print(&out, b.labels)
 	for _, group := range []struct {
 		verb  string
 		parts map[*set]*part

@@ -153,7 +153,8 @@ func (d *Driver) rules() int {
 	return n
 }
 
-// Purge implements driver.Driver.
+// Purge implements driver.Driver. No packet enters the table any more before it goes: one that is in a chain would find the chain's
+// rules, but no elements, and be dropped where it is to be translated.
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,8 +167,31 @@ func (d *Driver) Purge(ctx context.Context) error {
 	if err := d.claim(ctx, have); err != nil {
 		return fmt.Errorf("delete table inet %s: %w", TableName, err)
 	}
-	b := newBatch(TableName)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, b.tableName)
+	entries, err := d.entries(ctx)
+	if err != nil {
+		return fmt.Errorf("list chains: %w", err)
+	}
 	d.state = nil
+	b := newBatch(TableName)
+	for _, name := range entries {
+		b.deleteRules(&b.before, name)
+		b.deleteChain(&b.before, name)
+	}
+	if err := d.commit(ctx, b); err != nil {
+		return err
+	}
+	awaitPackets()
+	b = newBatch(TableName)
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, b.tableName)
 	return d.commit(ctx, b)
+}
+
+// entries are the table's chains that packets enter by themselves.
+func (d *Driver) entries(ctx context.Context) (names []string, err error) {
+	err = d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
+		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == TableName && findAttr(b, unix.NFTA_CHAIN_HOOK) != nil {
+			names = append(names, cString(findAttr(b, unix.NFTA_CHAIN_NAME)))
+		}
+	})
+	return names, err
 }
