@@ -109,6 +109,9 @@ func TestLabKubernetes(t *testing.T) {
 	rolled()
 	stop()
 
+	if err := l.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	rep, err := l.Probe(t.Context(), 2, []string{"web"})
 	if err != nil || rep.Failed > 0 || rep.Requests == 0 {
 		t.Errorf("probe: %v: %+v", err, rep)

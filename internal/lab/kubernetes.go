@@ -252,7 +252,7 @@ func (l *Lab) KillProxy(node string) error {
 // settleTimeout is how long pods get to be ready.
 const settleTimeout = time.Minute
 
-// Settle returns once all nodes and pods are ready and all agents have programmed what the API holds. Pods that do not get ready in a
+// Settle returns once all nodes and pods are ready, those that were ending are gone, and all agents have programmed what the API holds. Pods that do not get ready in a
 // minute become warnings.
 func (l *Lab) Settle(ctx context.Context) error {
 	deadline := time.Now().Add(settleTimeout)

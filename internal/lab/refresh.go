@@ -120,7 +120,7 @@ func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	return routes, nil
 }
 
-// waiting names the nodes, workloads, pods and services that are not yet what they are to be.
+// waiting names the nodes, workloads, pods and services that are not yet what they are to be; pods that are ending are to be gone.
 func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	var nodes []*corev1.Node
 	var workloads []string
@@ -141,7 +141,7 @@ func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	}
 	names = append(names, workloads...)
 	for _, p := range l.Cluster.Pods {
-		if p.DeletionTimestamp == nil && !plan.Ready(p) {
+		if p.DeletionTimestamp != nil || !plan.Ready(p) {
 			names = append(names, "pod "+qualified(p.Namespace, p.Name))
 		}
 	}
