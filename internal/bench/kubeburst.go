@@ -18,7 +18,7 @@ var kubeBurst = Experiment{
 	Name:  "kube-proxy-burst",
 	Title: "A thousand changes at once beside kube-proxy, from the API to packets",
 	How: "A thousand EndpointSlices are written as fast as the API server takes them, each with other addresses in the place of all its endpoints. Connections to each of the services in turn tell since when all of them go to the new ones. " +
-		"A client that does nothing but watch notes when it has seen the last change; the time is from then on, and beside it from the first write. The programs are measured in turns, and the others are stopped meanwhile.",
+		"A client that does nothing but watch notes when it has seen the last change; the time is from then on (0 where all are in force before), and beside it from the first write. The programs are measured in turns, and the others are stopped meanwhile.",
 	run:   runKubeBurst,
 	paint: paintKubeBurst,
 }

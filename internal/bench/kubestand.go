@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -65,6 +66,7 @@ func (r *run) kubeSizes() []int {
 // stand returns the API server with so many services of ten endpoints each.
 func (r *run) stand(ctx context.Context, services int) (*stand, error) {
 	if st := r.stands[services]; st != nil {
+		r.Machine.Tools["kubernetes"] = kubernetesVersion(st.Bin)
 		return st, nil
 	}
 	st, err := r.newStand(ctx, services)
@@ -94,6 +96,7 @@ func (r *run) newStand(ctx context.Context, services int) (_ *stand, err error) 
 	if err != nil {
 		return nil, err
 	}
+	r.Machine.Tools["kubernetes"] = kubernetesVersion(bin)
 	began := time.Now()
 	for _, objects := range []iter.Seq[cluster.File]{st.ground(), st.objects()} {
 		if err := st.Fill(ctx, objects); err != nil {
@@ -102,6 +105,15 @@ func (r *run) newStand(ctx context.Context, services int) (_ *stand, err error) 
 	}
 	r.progress("wrote %s to an API server in %s", st.Cluster, time.Since(began).Round(time.Millisecond))
 	return st, nil
+}
+
+// kubernetesVersion is "Kubernetes v1.37.1"; empty if it cannot be told.
+func kubernetesVersion(bin string) string {
+	out, err := exec.Command(filepath.Join(bin, "kube-proxy"), "--version").Output()
+	if err != nil {
+		return ""
+	}
+	return firstLine(out)
 }
 
 // Close ends all programs and removes their files.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-const slices = "/apis/discovery.k8s.io/v1/endpointslices"
+const slicesPath = "/apis/discovery.k8s.io/v1/endpointslices"
 
 // Watch is a bare client of the API: it watches EndpointSlices, in protobuf as everyone does, and does nothing but note when each
 // version came. What it takes to see a change is what nobody who watches can do without.
@@ -69,7 +69,7 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 // events asks for what happens after a version.
 func (s *Server) events(ctx context.Context, client *http.Client, version string) (io.ReadCloser, error) {
 	query := url.Values{"watch": {"1"}, "resourceVersion": {version}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slices+"?"+query.Encode(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slicesPath+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("watch EndpointSlices: %w", err)
 	}
@@ -86,7 +86,7 @@ func (s *Server) events(ctx context.Context, client *http.Client, version string
 
 // latest is the version of the list of EndpointSlices.
 func (s *Server) latest(ctx context.Context) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slices+"?limit=1", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slicesPath+"?limit=1", nil)
 	if err != nil {
 		return "", fmt.Errorf("list EndpointSlices: %w", err)
 	}
