@@ -87,13 +87,24 @@ func (h *Hand) Until(ctx context.Context, doors ...Door) (time.Time, error) {
 				if ctx.Err() != nil {
 					return fmt.Errorf("%s is not answered as it should be (by %s), but by %s: %w", d.Service, d.Backends, who, ctx.Err())
 				}
-				time.Sleep(pause)
+				if err := rest(); err != nil {
+					return err
+				}
 				since = time.Now()
 			}
 		}
 		return nil
 	})
 	return since, err
+}
+
+// rest waits for the pause to be over, to a fraction of it: the runtime's own timers may be a millisecond late.
+func rest() error {
+	left := unix.NsecToTimespec(pause.Nanoseconds())
+	if err := unix.Nanosleep(&left, nil); err != nil && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("wait: %w", err)
+	}
+	return nil
 }
 
 // knock connects once and returns the backend that answered; not valid if none did. An error means that it could not be tried.
