@@ -1,7 +1,7 @@
 package kubetest
 
 // otherFamily says why a load balancer with source ranges of one family answers in the other.
-const otherFamily = "source ranges of one family leave the other open to everybody in kube-proxy; in Sluice they close it (decision 6)"
+const otherFamily = "Source ranges of one family leave the other open to everybody in kube-proxy; in Sluice they close it (decision 6)"
 
 // externalCases: external addresses and load balancers.
 func externalCases() []*Case {

@@ -27,6 +27,7 @@ type Env struct {
 	mu     sync.Mutex
 	places map[types.UID]*place
 	flows  map[string]*flow
+	load   Load
 	fence  int // how often it was put up
 }
 

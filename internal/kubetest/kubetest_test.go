@@ -41,6 +41,9 @@ func TestConformance(t *testing.T) {
 				results[d] = append(results[d], r)
 				t.Run(r.Case.Name, func(t *testing.T) {
 					t.Logf("%.1f s", r.Took.Seconds())
+					if r.Load.Sent > 0 {
+						t.Logf("%d of %d requests failed meanwhile; the first: %v", r.Load.Failed, r.Load.Sent, r.Load.First)
+					}
 					if r.Err != nil {
 						t.Error(r.Err)
 					}

@@ -172,7 +172,9 @@ func (rs Results) writeTable(b *strings.Builder, cases []*Case) {
 }
 
 func writeDifferences(b *strings.Builder, cases []*Case) {
-	fmt.Fprintf(b, "\n## Differences\n\nNumbers of decisions are those of [decisions](decisions).\n\n")
+	fmt.Fprintf(b, "\n## Differences\n\nNumbers of decisions are those of [decisions](decisions).\n")
+	var reasons []string
+	where := map[string][]string{}
 	for _, c := range cases {
 		for _, s := range c.Steps {
 			q, ok := s.(Question)
@@ -180,14 +182,31 @@ func writeDifferences(b *strings.Builder, cases []*Case) {
 				continue
 			}
 			for _, x := range q.Differs {
-				var in []string
-				for _, d := range x.In {
-					in = append(in, string(d))
+				line := fmt.Sprintf("%s: %s. Expected: %s; of %s: %s.", c.Name, q, q.Want, listed(x.In), x.Want)
+				if where[x.Why] == nil {
+					reasons = append(reasons, x.Why)
 				}
-				fmt.Fprintf(b, "- **%s**: %s. Expected: %s; of %s: %s. %s.\n", c.Name, q, q.Want, strings.Join(in, " and "), x.Want, x.Why)
+				if !slices.Contains(where[x.Why], line) {
+					where[x.Why] = append(where[x.Why], line)
+				}
 			}
 		}
 	}
+	for _, why := range reasons {
+		fmt.Fprintf(b, "\n%s.\n\n", why)
+		for _, line := range where[why] {
+			fmt.Fprintf(b, "- %s\n", line)
+		}
+	}
+	fmt.Fprintf(b, "\nWhile pods are exchanged under load no request to Sluice may fail; of kube-proxy, one of %d may, as in the end-to-end tests.\n", tolerated)
+}
+
+func listed(ds []Dataplane) string {
+	var names []string
+	for _, d := range ds {
+		names = append(names, string(d))
+	}
+	return strings.Join(names, " and ")
 }
 
 func writeTests(b *strings.Builder, cases []*Case) {

@@ -17,6 +17,7 @@ type Result struct {
 	Case *Case
 	Err  error // nil: everything was as expected
 	Took time.Duration
+	Load Load // of the cases that have some
 }
 
 // Run puts cases to a cluster whose nodes have a dataplane, up to width of them at the same time, those
@@ -63,7 +64,7 @@ func (w *world) runCase(ctx context.Context, d Dataplane, c *Case, number int) R
 	if err == nil {
 		err = e.steps(ctx, c.Steps)
 	}
-	return Result{Case: c, Err: errors.Join(err, e.close(), w.end(ctx, e)), Took: time.Since(start)}
+	return Result{Case: c, Err: errors.Join(err, e.close(), w.end(ctx, e)), Took: time.Since(start), Load: e.load}
 }
 
 func (e *Env) steps(ctx context.Context, steps []Step) error {
