@@ -136,9 +136,9 @@ func TestLeftoversGo(t *testing.T) {
 	}
 }
 `
-	from, ruleset := takeFrom(t, others+"\n")
-	want := ruleset()
-	from, ruleset = takeFrom(t, others+`
+	_, alone := takeFrom(t, others+"\n")
+	want := alone()
+	from, ruleset := takeFrom(t, others+`
 table ip nat { chain KUBE-SVC-A { jump KUBE-MARK-MASQ; }
 	chain KUBE-SERVICES { ip daddr 10.96.0.1 tcp dport 443 jump KUBE-SVC-A; }
 }

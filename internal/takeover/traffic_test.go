@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -91,7 +90,6 @@ type traffic struct {
 	t       *testing.T
 	quit    chan struct{}
 	wg      sync.WaitGroup
-	asked   atomic.Int64
 	mu      sync.Mutex
 	count   map[string]int // requests by what is done
 	failed  []string

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -84,5 +86,26 @@ func TestFrontendsOfAnother(t *testing.T) {
 	found, err := openIn(t, ns, Options{Shared: true}).Frontends(t.Context())
 	if err != nil || len(found) != 2 || !found[served] || found[refused] {
 		t.Errorf("%v, %v", found, err)
+	}
+}
+
+// Packets enter a new table with its second transaction, when all that they look up is there.
+func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
+	b := newBatch(TableName)
+	b.fresh = true
+	b.addTable(0)
+	b.addProgram(newProgram(true), nil, nil)
+	var hooked [2]int
+	for i, parts := range b.transactions() {
+		for _, p := range parts {
+			p.eachMessage(func(typ uint16, _ uint32, body []byte) {
+				if typ == unix.NFT_MSG_NEWCHAIN && findAttr(body, unix.NFTA_CHAIN_HOOK) != nil {
+					hooked[i]++
+				}
+			})
+		}
+	}
+	if hooked[0] != 0 || hooked[1] < 4 {
+		t.Errorf("chains with a hook in the two transactions: %v", hooked)
 	}
 }
