@@ -58,8 +58,9 @@ func podCIDRs(node *corev1.Node) ([]netip.Prefix, error) {
 	return cidrs, nil
 }
 
-// heartbeat keeps the node's lease and status up until ctx ends.
+// heartbeat keeps the node's lease and status up until ctx ends. What fails is logged once.
 func (k *kubelet) heartbeat(ctx context.Context) {
+	said := false
 	for {
 		node, err := k.refresh(ctx)
 		if err == nil {
@@ -69,9 +70,10 @@ func (k *kubelet) heartbeat(ctx context.Context) {
 		if err != nil {
 			wait = time.Second
 		}
-		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
+		if err != nil && ctx.Err() == nil && !said && !apierrors.IsConflict(err) {
 			k.Log.Warn("tell the API that the node is alive: trying again", "err", err)
 		}
+		said = err != nil
 		if pause(ctx, wait) != nil {
 			return
 		}
