@@ -57,7 +57,7 @@ type slice struct {
 // loadBalancerClass, until ctx ends. What an earlier life gave stays given. spec.loadBalancerIP gets
 // its wish if it is of a prefix and free; a Service that cannot have an address waits for one.
 //
-// Traffic goes to all nodes that are ready, and for externalTrafficPolicy Local to those
+// Traffic for these and for spec.externalIPs goes to all nodes that are ready, and for externalTrafficPolicy Local to those
 // that have a ready endpoint of the Service, as Kubernetes' documentation of source IPs says.
 func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
 	api, err := kubeapi.New(config)
@@ -138,18 +138,19 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	nodes := b.nodesOf(name, svc)
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
+	routed := append(slices.Clone(addrs), external(svc)...)
 	for _, a := range b.owned[name] {
-		if !slices.Contains(addrs, a) {
+		if !slices.Contains(routed, a) {
 			if err := b.setRoute(a, nil); err != nil {
 				return err
 			}
 		}
 	}
-	b.owned[name] = addrs
-	if len(addrs) == 0 {
+	b.owned[name] = routed
+	if len(routed) == 0 {
 		delete(b.owned, name)
 	}
-	for _, a := range addrs { // before anyone hears of the address
+	for _, a := range routed { // before anyone hears of the address
 		if err := b.setRoute(a, nodes); err != nil {
 			return err
 		}
@@ -160,6 +161,19 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 		}
 	}
 	return err
+}
+
+// external lists the addresses that a Service's owner has the outside route to the cluster. A balancer of another class is left alone.
+func external(svc *corev1.Service) (addrs []netip.Addr) {
+	if svc == nil || svc.DeletionTimestamp != nil || svc.Spec.LoadBalancerClass != nil {
+		return nil
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		if a, err := netip.ParseAddr(ip); err == nil {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
 }
 
 // setRoute has traffic for an address go to nodes, if it does not yet.

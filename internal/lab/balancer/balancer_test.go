@@ -221,6 +221,12 @@ func TestBalancer(t *testing.T) {
 	kubectl("delete", "service", "local")
 	leads("198.51.100.77", "")
 	has("other", "")
+
+	// The outside routes external addresses too, though nobody gives them.
+	kubectl("patch", "service", "both", "-p", `{"spec":{"externalIPs":["203.0.113.5"]}}`)
+	leads("203.0.113.5", "node2")
+	kubectl("patch", "service", "both", "-p", `{"spec":{"externalIPs":null}}`)
+	leads("203.0.113.5", "")
 }
 
 func eventually(t *testing.T, what string, got func() string, want string) {
