@@ -40,7 +40,8 @@ func newAPI(config *rest.Config) (*api, error) {
 	a := &api{map[schema.GroupVersion]*rest.RESTClient{}, runtime.NewParameterCodec(scheme)}
 	for _, gv := range []schema.GroupVersion{corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, appsv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion} {
 		c := rest.CopyConfig(config)
-		c.QPS = -1 // as fast as the server
+		c.QPS = -1                           // as fast as the server
+		c.WarningHandler = rest.NoWarnings{} // of what is deprecated, and has to work nevertheless
 		c.GroupVersion, c.APIPath = &gv, "/apis"
 		if gv.Group == "" {
 			c.APIPath = "/api"
@@ -66,7 +67,8 @@ func kind(o object) (gv schema.GroupVersion, resource string) {
 		return corev1.SchemeGroupVersion, "pods"
 	case *corev1.Service:
 		return corev1.SchemeGroupVersion, "services"
-	case *corev1.Endpoints: //nolint:staticcheck // what is still mirrored into slices
+	//lint:ignore SA1019 what is still mirrored into slices
+	case *corev1.Endpoints:
 		return corev1.SchemeGroupVersion, "endpoints"
 	case *discoveryv1.EndpointSlice:
 		return discoveryv1.SchemeGroupVersion, "endpointslices"
@@ -148,20 +150,6 @@ func (a *api) remove(ctx context.Context, o object, grace int64) error {
 		return fmt.Errorf("delete %s: %w", name(o), err)
 	}
 	return nil
-}
-
-// gone waits until the API has no object of o's name.
-func (a *api) gone(ctx context.Context, o object) error {
-	return until(ctx, func() error {
-		err := a.get(ctx, o)
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil
-		case err != nil:
-			return final{err}
-		}
-		return fmt.Errorf("%s is still there", name(o))
-	})
 }
 
 // list reads all objects of a namespace that a label selector matches, into a list of o's kind.

@@ -69,6 +69,32 @@ func basicCases() []*Case {
 			},
 		},
 		{
+			Name:  "sctp",
+			Shows: "services balance SCTP as they do TCP, by what its handshake begins with",
+			Tests: []string{
+				"Services / should allow creating a basic SCTP service with pod and endpoints [LinuxOnly]",
+				"Networking / should function for pod-Service: sctp",
+				"Networking / should function for node-Service: sctp",
+				"Networking / should function for endpoint-Service: sctp",
+				"Dual stack / should function for pod-Service: sctp",
+			},
+			Steps: []Step{
+				create(service("web", nodePortType, ports(port(sctp, 80))), pod("a", 1), pod("b", 2)),
+				serveSCTP("a", "b"),
+				ask("client1", sctp, clusterIP("web", 80), answeredBy("a", "b").seeing(own)),
+				ask("client3", sctp, clusterIP("web", 80), answeredBy("a", "b").seeing(own)),
+				ask("node1", sctp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("b", sctp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client1", sctp, nodePort("web", 80, "node2"), answeredBy("a", "b")),
+				ask(outside, sctp, nodePort("web", 80, "node3"), answeredBy("a", "b").seeing(node)),
+				removePods("a"),
+				ask("client1", sctp, clusterIP("web", 80), answeredBy("b")),
+				removePods("b"),
+				ask("client1", sctp, clusterIP("web", 80), refused()),
+				ask(outside, sctp, nodePort("web", 80, "node3"), refused()),
+			},
+		},
+		{
 			Name:  "source-address",
 			Shows: "between pods no address is translated, with a service or without",
 			Tests: []string{

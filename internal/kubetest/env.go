@@ -22,6 +22,7 @@ type Env struct {
 	namespace string
 	number    int                         // of the case: it makes addresses differ
 	found     map[string][]netip.AddrPort // where targets were when last asked
+	speakers  map[netip.Addr]string       // the pods that speak SCTP, by address
 	undo      []func() error              // what to do when the case ends, the last first
 
 	mu     sync.Mutex

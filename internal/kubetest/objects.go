@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -118,7 +119,7 @@ func port(protocol corev1.Protocol, n int32) corev1.ServicePort {
 
 // portTo is a port of a service that leads to another of its pods.
 func portTo(protocol corev1.Protocol, n int32, target intstr.IntOrString) corev1.ServicePort {
-	return corev1.ServicePort{Name: fmt.Sprintf("%s-%d", map[corev1.Protocol]string{tcp: "tcp", udp: "udp"}[protocol], n), Protocol: protocol, Port: n, TargetPort: target}
+	return corev1.ServicePort{Name: fmt.Sprintf("%s-%d", strings.ToLower(string(protocol)), n), Protocol: protocol, Port: n, TargetPort: target}
 }
 
 // ports are all of a service's.

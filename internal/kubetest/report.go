@@ -70,16 +70,6 @@ func Omissions() []Omission {
 			},
 		},
 		{
-			"The lab's pods do not speak SCTP. The driver's packet table has SCTP, with raw sockets, for IPv4 and IPv6.",
-			[]string{
-				"Services / should allow creating a basic SCTP service with pod and endpoints [LinuxOnly]",
-				"Dual stack / should function for pod-Service: sctp",
-				"Networking / should function for pod-Service: sctp",
-				"Networking / should function for node-Service: sctp",
-				"Networking / should function for endpoint-Service: sctp",
-			},
-		},
-		{
 			"They are about kube-proxy's own addresses, metrics and parameters of connection tracking. Tests of what takes kube-proxy's place have their like.",
 			[]string{
 				"Networking / should check kube-proxy urls",

@@ -88,9 +88,12 @@ func (q Question) request(e *Env, want Want, from *place, to netip.AddrPort) res
 		return r
 	}
 	r.err = from.Do(func() (err error) {
-		if want.outcome == isStatus {
+		switch {
+		case want.outcome == isStatus:
 			r.status, err = echo.Status(to, want.timeout())
-		} else {
+		case q.Protocol == sctp:
+			r.answer, err = e.askSCTP(from, to, want.timeout())
+		default:
 			r.answer, err = echo.Ask(string(q.Protocol), to, want.timeout())
 		}
 		return err

@@ -58,7 +58,8 @@ func (w *world) runCase(ctx context.Context, d Dataplane, c *Case, number int) R
 	start := time.Now()
 	e := &Env{
 		cluster: w, dataplane: d, namespace: c.Name, number: number,
-		found: map[string][]netip.AddrPort{}, places: map[types.UID]*place{}, flows: map[string]*flow{},
+		speakers: map[netip.Addr]string{},
+		found:    map[string][]netip.AddrPort{}, places: map[types.UID]*place{}, flows: map[string]*flow{},
 	}
 	err := w.begin(ctx, e)
 	if err == nil {

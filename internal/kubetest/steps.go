@@ -195,34 +195,6 @@ func removeSlice(name string) Step {
 	}}
 }
 
-// mirror writes Endpoints for a service, which the cluster makes slices of. Without pods they are deleted.
-func mirror(service string, port int32, pods ...string) Step {
-	return action{fmt.Sprintf("endpoints of service %s: %v on %d", service, pods, port), func(ctx context.Context, e *Env) error {
-		ep := &corev1.Endpoints{} //nolint:staticcheck // what is still mirrored into slices
-		ep.Name, ep.Namespace = service, e.namespace
-		if len(pods) == 0 {
-			return e.cluster.remove(ctx, ep, -1)
-		}
-		subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "tcp-80", Port: port, Protocol: tcp}}} //nolint:staticcheck // as above
-		for _, n := range pods {
-			p, err := e.pod(ctx, n)
-			if err != nil {
-				return err
-			}
-			for _, ip := range p.Status.PodIPs {
-				subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: ip.IP}) //nolint:staticcheck // as above
-			}
-		}
-		if e.cluster.get(ctx, ep) != nil {
-			ep.Subsets = []corev1.EndpointSubset{subset} //nolint:staticcheck // as above
-			return e.cluster.create(ctx, ep)
-		}
-		return change(ctx, e.cluster.api, ep, "", func(ep *corev1.Endpoints) { //nolint:staticcheck // as above
-			ep.Subsets = []corev1.EndpointSubset{subset} //nolint:staticcheck // as above
-		})
-	}}
-}
-
 // announce gives a service's load balancer addresses of the case's own, to which the host outside goes by way of a node.
 func announce(service, node string) Step {
 	return action{fmt.Sprintf("load balancer of service %s on %s", service, node), func(ctx context.Context, e *Env) error {
