@@ -304,11 +304,13 @@ func (l *loop) succeeded(done Applied) {
 	}
 	l.record.failure = nil
 	l.mu.Unlock()
+	if done.Path == pathAdopt {
+		// Looking at everything leaves garbage several times the size of what stays.
+		go debug.FreeOSMemory()
+	}
 	switch {
 	case first:
 		l.Log.Info("kernel is in step with the sources", "operations", done.Operations, "seconds", done.Seconds)
-		// Reading everything left garbage several times the size of what stays.
-		go debug.FreeOSMemory()
 	case recovered:
 		l.Log.Info("kernel is in step with the sources again", "operations", done.Operations, "seconds", done.Seconds)
 	}
