@@ -2,6 +2,8 @@ package bench
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,7 +17,7 @@ var kubeCPU = Experiment{
 	Name:  "kube-proxy-cpu",
 	Title: "CPU beside kube-proxy, under 50 changes a second and idle",
 	How: "For a minute, 50 EndpointSlices a second are written to a real API server, which by turns lose an endpoint and get it back. CPU is the process's own clock, user and system, and that of its children (iptables-restore, nft) that have ended. " +
-		"The programs are measured in turns, and the others are stopped meanwhile. Idle is half a minute in which nothing changes, for all at once.",
+		"The programs are measured in turns, each with both sizes of the cluster at once, and the others are stopped meanwhile. Idle is half a minute in which nothing changes, for all at once.",
 	run:   runKubeCPU,
 	paint: paintKubeCPU,
 }
@@ -26,70 +28,110 @@ const perSecond = 50
 func runKubeCPU(ctx context.Context, r *run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	sizes := r.kubeSizes()
-	lasting := r.short(time.Minute, 10*time.Second)
-	err := r.inTurns(ctx, sizes, func(st *stand, s *seat.Seat) error {
-		return r.usage(st, churnCPU, []*seat.Seat{s}, func() error { return st.churn(ctx, lasting) })
-	})
-	if err != nil {
+	var programs [][]taken // each with its seats at all sizes
+	for _, n := range sizes {
+		st, err := r.stand(ctx, n)
+		if err != nil {
+			return err
+		}
+		seats, err := r.started(ctx, st)
+		if err != nil {
+			return err
+		}
+		if programs == nil {
+			programs = make([][]taken, len(seats))
+		}
+		for i, s := range seats {
+			programs[i] = append(programs[i], taken{st, s})
+		}
+	}
+	for _, at := range programs {
+		if err := r.churnCPU(ctx, at); err != nil {
+			return err
+		}
+	}
+	if err := r.idleCPU(ctx, slices.Concat(programs...)); err != nil {
 		return err
 	}
 	for _, n := range sizes {
-		if err := r.idleSeats(ctx, n); err != nil {
-			return err
-		}
-		r.judgeRatio(n, churnCPU, "", churnCPU, "≤ 1/8", 1./8)
-		if m := r.find(peer.Sluice{}.Name(), n, "", idleCPU); m != nil {
-			other := r.better(n, "", idleCPU)
-			r.goal("CPU on a real API, nothing changes, "+chart.Number(float64(n))+" services × 10 endpoints", "≤ 0.1 % of a core",
-				spread(m.Samples).String()+" %; "+other.Dataplane+" "+chart.Number(other.Median)+" %", m.Median <= 0.1)
-		}
+		r.judgeKubeCPU(n)
 	}
 	return nil
 }
 
+func (r *run) judgeKubeCPU(services int) {
+	r.judgeRatio(services, churnCPU, "", churnCPU, "≤ 1/8", 1./8)
+	own, other := r.find(peer.Sluice{}.Name(), services, "", idleCPU), r.better(services, "", idleCPU)
+	if own == nil || other == nil {
+		return
+	}
+	r.goal(fmt.Sprintf("CPU on a real API, nothing changes, %s services × 10 endpoints", chart.Number(float64(services))), "≤ 0.1 % of a core",
+		fmt.Sprintf("%s %%; %s %s %%", spread(own.Samples), other.Dataplane, chart.Number(other.Median)), own.Median <= 0.1)
+}
+
+// taken is a program at work on one of the stands.
+type taken struct {
+	*stand
+	seat *seat.Seat
+}
+
 // usage files the share of a core that programs use while something happens.
-func (r *run) usage(st *stand, metric string, seats []*seat.Seat, during func() error) error {
+func (r *run) usage(metric string, of []taken, during func() error) error {
 	began := time.Now()
-	was := make([]time.Duration, len(seats))
-	for i, s := range seats {
+	was := make([]time.Duration, len(of))
+	for i, t := range of {
 		var err error
-		if was[i], err = s.CPU(); err != nil {
+		if was[i], err = t.seat.CPU(); err != nil {
 			return err
 		}
 	}
 	if err := during(); err != nil {
 		return err
 	}
-	for i, s := range seats {
-		now, err := s.CPU()
+	for i, t := range of {
+		now, err := t.seat.CPU()
 		if err != nil {
 			return err
 		}
-		r.recordSeat(st, s, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
+		r.recordSeat(t.stand, t.seat, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
 	}
 	return nil
 }
 
-// idleSeats measures all programs of a size once they have come to rest.
-func (r *run) idleSeats(ctx context.Context, services int) error {
-	st, err := r.stand(ctx, services)
-	if err != nil {
-		return err
-	}
-	seats, err := r.started(ctx, st)
-	if err != nil {
-		return err
-	}
-	for _, s := range seats {
-		if err := st.caughtUp(ctx, s); err != nil {
+// churnCPU measures one program at all sizes at once, while the others are stopped.
+func (r *run) churnCPU(ctx context.Context, of []taken) error {
+	for _, t := range of {
+		r.progress("%s: %s, %s", churnCPU, t.seat.Name, t.Cluster)
+		if err := t.only(ctx, t.seat); err != nil {
 			return err
 		}
 	}
-	r.progress("idle: %s", st.Cluster)
+	return r.usage(churnCPU, of, func() error {
+		group, under := errgroup.WithContext(ctx)
+		for _, t := range of {
+			group.Go(func() error { return t.churn(under, r.short(time.Minute, 10*time.Second)) })
+		}
+		return group.Wait()
+	})
+}
+
+// idleCPU measures all programs once they have come to rest.
+func (r *run) idleCPU(ctx context.Context, of []taken) error {
+	r.progress("%s", idleCPU)
+	for _, t := range of {
+		if err := t.seat.Resume(); err != nil {
+			return err
+		}
+	}
+	for _, t := range of {
+		if err := t.caughtUp(ctx, t.seat); err != nil {
+			return err
+		}
+	}
 	if err := wait(ctx, 5*time.Second); err != nil {
 		return err
 	}
-	return r.usage(st, idleCPU, seats, func() error { return wait(ctx, r.short(30*time.Second, 10*time.Second)) })
+	return r.usage(idleCPU, of, func() error { return wait(ctx, r.short(30*time.Second, 10*time.Second)) })
 }
 
 // churn changes a service's slice fifty times a second: on one pass over all services each loses an endpoint, on the next it

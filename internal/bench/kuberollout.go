@@ -27,7 +27,7 @@ var kubeRollout = Experiment{
 }
 
 // graces are how long old pods serve on once they are to go. The usual advice for kube-proxy is to let them for some seconds.
-var graces = []time.Duration{100 * time.Millisecond, time.Second, 2 * time.Second}
+var graces = []time.Duration{100 * time.Millisecond, time.Second}
 
 func graceVariant(d time.Duration) string { return fmt.Sprintf("old pods serve for %g s", d.Seconds()) }
 
