@@ -336,6 +336,9 @@ func (c *change) noteSums() {
 				now = next
 			}
 		}
+		if now == s && c.sums[s.id] == c.d.sums[s.id] {
+			continue // as for nearly all sets: no texts need to be made and compared
+		}
 		if before, after := sumNote(s, c.d.sums[s.id]), sumNote(now, c.sums[s.id]); before != after {
 			c.batch.note(c.d.prog, s.id, before, after)
 		}
