@@ -22,7 +22,7 @@ type Step interface {
 	run(ctx context.Context, e *Env) error
 }
 
-// change is a step that changes something.
+// action is a step that changes something.
 type action struct {
 	text string
 	do   func(ctx context.Context, e *Env) error

@@ -1,0 +1,71 @@
+package kubetest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// meanwhile sends the question's requests, one after the other and each on a connection of its own, while steps are carried
+// out. Each has to be as expected, from the first to the last, in Sluice; others may fail tolerated ones.
+func meanwhile(q Question, steps ...Step) Step {
+	return action{fmt.Sprintf("while %s", q), func(ctx context.Context, e *Env) error {
+		to, err := q.To.resolve(ctx, e, q.Protocol)
+		if err != nil {
+			return err
+		}
+		from, err := e.place(ctx, q.From)
+		if err != nil {
+			return err
+		}
+		done := make(chan struct{})
+		var asking sync.WaitGroup
+		for _, addr := range to {
+			asking.Go(func() { q.keepAsking(e, from, addr, done) })
+		}
+		err = e.steps(ctx, steps)
+		close(done)
+		asking.Wait()
+		return errors.Join(err, e.load.judge(e.dataplane))
+	}}
+}
+
+// tolerated is one of how many requests may fail while pods are exchanged: as Kubernetes' end-to-end tests have it.
+const tolerated = 20
+
+// Load is what became of requests that were sent while something changed.
+type Load struct {
+	Sent, Failed int
+	First        error // of those that failed
+}
+
+func (l *Load) judge(d Dataplane) error {
+	if l.Failed == 0 || d != Sluice && l.Failed*tolerated <= l.Sent {
+		return nil
+	}
+	return fmt.Errorf("%d of %d requests: the first: %w", l.Failed, l.Sent, l.First)
+}
+
+// keepAsking sends requests until done.
+func (q Question) keepAsking(e *Env, from *place, to netip.AddrPort, done <-chan struct{}) {
+	want := q.want(e.dataplane)
+	for n := 1; ; n++ {
+		err := want.fits(q.request(e, want, from, to), e.cluster.nodeAddrs)
+		e.mu.Lock()
+		e.load.Sent++
+		if err != nil {
+			e.load.Failed++
+			e.load.First = cmp.Or(e.load.First, fmt.Errorf("%s, request %d: %w", to, n, err))
+		}
+		e.mu.Unlock()
+		select {
+		case <-done:
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
