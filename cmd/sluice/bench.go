@@ -17,8 +17,9 @@ func newBenchCommand() *cobra.Command {
 		Short: "Measure what Sluice promises, beside other programs, on this machine",
 		Long: "Measure what Sluice promises, beside other programs, on this machine. All traffic stays in\n" +
 			"network namespaces that are removed at the end. Results are written as JSON, SVG\n" +
-			"and a table, README.md. Without a name, all experiments run; \"policy\" stands for\n" +
-			"all that begin with it:\n\n" + experimentList(),
+			"and a table, README.md. Without a name, all experiments run; \"policy\" and \"kube-proxy\"\n" +
+			"stand for all that begin with them. The latter and soak start a real Kubernetes API server,\n" +
+			"which is built first (some minutes, once), in a checkout of the sources:\n\n" + experimentList(),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -51,7 +52,7 @@ func experimentNames() []string {
 func experimentList() string {
 	var b strings.Builder
 	for _, e := range bench.Experiments() {
-		fmt.Fprintf(&b, "  %-14s %s\n", e.Name, e.Title)
+		fmt.Fprintf(&b, "  %-22s  %s\n", e.Name, e.Title)
 	}
 	return b.String()
 }

@@ -24,7 +24,7 @@ const packetCPU = 0
 // Scale is how large the experiments are.
 type Scale string
 
-// The scales: small takes some minutes, full about half an hour and is what goals are for.
+// The scales: small takes a quarter of an hour, full about one, and is what goals are for.
 const (
 	Small Scale = "small"
 	Full  Scale = "full"
@@ -74,7 +74,7 @@ type run struct {
 
 // progress prints what happens now.
 func (r *run) progress(format string, args ...any) {
-	fmt.Fprintf(r.Options.Progress, "%s  %-14s %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
+	fmt.Fprintf(r.Options.Progress, "%s  %-22s  %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
 }
 
 // full tells whether the goals' own scale is run.
