@@ -72,7 +72,7 @@ func (r *run) changesOf(ctx context.Context, st *stand, s *seat.Seat) error {
 		if err != nil {
 			return err
 		}
-		less, all = append(less, max(followed.Sub(seen), 0)), append(all, followed.Sub(wrote))
+		less, all = append(less, max(followed.Sub(seen), knock.Pause)), append(all, followed.Sub(wrote))
 		if err := wait(ctx, ease); err != nil {
 			return err
 		}

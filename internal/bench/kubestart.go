@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/knock"
 	"sluice.dev/sluice/internal/bench/seat"
 )
 
@@ -64,7 +65,7 @@ func (r *run) startSeat(ctx context.Context, st *stand, p seat.Program) (err err
 	if !ok {
 		return fmt.Errorf("%s does not say when it has read its sources", s.Name)
 	}
-	all, rest := at.Sub(s.Started()), max(at.Sub(synced), 0)
+	all, rest := at.Sub(s.Started()), max(at.Sub(synced), knock.Pause)
 	r.progress("programmed after %s, %s after its sources", all.Round(time.Millisecond), rest.Round(time.Millisecond))
 	r.recordSeat(st, s, "", allProgrammed, "s", all.Seconds())
 	r.recordSeat(st, s, "", syncedProgrammed, "s", rest.Seconds())

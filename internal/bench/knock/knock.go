@@ -15,10 +15,11 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-const (
-	pause    = 200 * time.Microsecond // between two knocks that do not bring what is waited for
-	patience = 10 * time.Millisecond  // with one knock
-)
+// Pause is the time between two knocks that do not bring what is waited for: what is quicker cannot be told from it.
+const Pause = 200 * time.Microsecond
+
+// patience is how long one knock is waited for.
+const patience = 10 * time.Millisecond
 
 // Door is where to knock, and which backends are to answer; any if that is the zero prefix. Both are IPv4.
 type Door struct {
@@ -100,7 +101,7 @@ func (h *Hand) Until(ctx context.Context, doors ...Door) (time.Time, error) {
 
 // rest waits for the pause to be over, to a fraction of it: the runtime's own timers may be a millisecond late.
 func rest() error {
-	left := unix.NsecToTimespec(pause.Nanoseconds())
+	left := unix.NsecToTimespec(Pause.Nanoseconds())
 	if err := unix.Nanosleep(&left, nil); err != nil && !errors.Is(err, unix.EINTR) {
 		return fmt.Errorf("wait: %w", err)
 	}
