@@ -11,7 +11,7 @@ import (
 type Case struct {
 	Name  string   // words joined by dashes; also the name of its Kubernetes namespace
 	Shows string   // the behaviour, in a line
-	Tests []string // the titles of Kubernetes' end-to-end tests that ask for it
+	Tests []string // the titles of Kubernetes' end-to-end tests that ask for it; none: it goes beyond them
 	Alone bool     // it disturbs other cases, so that none may run beside it
 	Steps []Step
 }

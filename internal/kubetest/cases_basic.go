@@ -220,5 +220,21 @@ func basicCases() []*Case {
 				ask(outside, tcp, nodePort("six", 80, "node3").v4(), refused()),
 			},
 		},
+		{
+			Name:  "second-family",
+			Shows: "a service that gets a second family gets an address that works, and loses it again; the first stays",
+			Steps: []Step{
+				create(service("web", nodePortType, families("IPv4")), pod("a", 1), pod("b", 2)),
+				ask("client1", tcp, clusterIP("web", 80).v4(), answeredBy("a", "b")),
+				update("web", "gets IPv6", dualStack),
+				ask("client1", tcp, clusterIP("web", 80).v6(), answeredBy("a", "b")),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask(outside, tcp, nodePort("web", 80, "node2"), answeredBy("a", "b")),
+				update("web", "loses IPv6", singleStack),
+				ask("client1", tcp, clusterIP("web", 80).v6().before(), unanswered()),
+				ask(outside, tcp, nodePort("web", 80, "node2").v6(), refused()),
+				ask("client1", tcp, clusterIP("web", 80).v4().before(), answeredBy("a", "b")),
+			},
+		},
 	}
 }

@@ -1,5 +1,7 @@
 package kubetest
 
+import corev1 "k8s.io/api/core/v1"
+
 // otherFamily says why a load balancer with source ranges of one family answers in the other.
 const otherFamily = "Source ranges of one family leave the other open to everybody in kube-proxy; in Sluice they close it (decision 6)"
 
@@ -88,6 +90,20 @@ func externalCases() []*Case {
 				create(pod("a", 3)),
 				ask(outside, tcp, balanced("web", 80), answeredBy("a")),
 				ask("client1", udp, clusterIP("web", 80), answeredBy("a")),
+			},
+		},
+		{
+			Name:  "balancer-that-is-a-proxy",
+			Shows: "the addresses of a load balancer that asks nodes by their own addresses are left alone",
+			Steps: []Step{
+				create(service("web", loadBalancerType), pod("a", 1)),
+				announceAs("web", "node1", corev1.LoadBalancerIPModeVIP),
+				ask("client1", tcp, balanced("web", 80), answeredBy("a")),
+				ask(outside, tcp, balanced("web", 80), answeredBy("a")),
+				announceAs("web", "node1", corev1.LoadBalancerIPModeProxy),
+				ask("client1", tcp, balanced("web", 80), silent()),
+				ask(outside, tcp, balanced("web", 80), silent()),
+				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a")),
 			},
 		},
 	}

@@ -113,5 +113,20 @@ func policyCases() []*Case {
 				ask(outside, tcp, healthCheck("web", "node1"), says(503)),
 			},
 		},
+		{
+			Name:  "internal-local-changes",
+			Shows: "a change of internalTrafficPolicy is followed, and back",
+			Steps: []Step{
+				create(service("web"), pod("a", 1), pod("b", 2)),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				update("web", "keeps to the node", localInternally),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a")),
+				ask("client3", tcp, clusterIP("web", 80), silent()),
+				update("web", "spreads again", clusterInternally),
+				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				ask("client3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+			},
+		},
 	}
 }

@@ -27,6 +27,15 @@ func families(list ...corev1.IPFamily) serviceOption {
 	}
 }
 
+func dualStack(s *corev1.Service) {
+	s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+}
+
+func singleStack(s *corev1.Service) {
+	s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
+	s.Spec.IPFamilies, s.Spec.ClusterIPs = s.Spec.IPFamilies[:1], s.Spec.ClusterIPs[:1]
+}
+
 // otherPort says why a port that a service lacks is not refused.
 const otherPort = "kube-proxy's iptables mode knows only the ports that services have: a packet to another port of a cluster address goes " +
 	"where the node's routes lead. Its nftables mode and Sluice reject it"

@@ -191,8 +191,8 @@ func TestTable(t *testing.T) {
 			t.Errorf("two cases are called %s", c.Name)
 		}
 		names[c.Name] = true
-		if c.Shows == "" || len(c.Tests) == 0 || len(c.Steps) == 0 {
-			t.Errorf("case %s lacks what it shows, the tests it stands for, or steps", c.Name)
+		if c.Shows == "" || len(c.Steps) == 0 {
+			t.Errorf("case %s lacks what it shows, or steps", c.Name)
 		}
 		for _, s := range c.Steps {
 			q, ok := s.(Question)

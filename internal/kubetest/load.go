@@ -53,8 +53,13 @@ func (l *Load) judge(d Dataplane) error {
 // keepAsking sends requests until done.
 func (q Question) keepAsking(e *Env, from *place, to netip.AddrPort, done <-chan struct{}) {
 	want := q.want(e.dataplane)
+	seen := map[string]bool{}
 	for n := 1; ; n++ {
-		err := want.fits(q.request(e, want, from, to), e.cluster.nodeAddrs)
+		r := q.request(e, want, from, to)
+		err := want.fits(r, e.cluster.nodeAddrs)
+		if seen[r.answer.Pod] = true; err == nil && want.same && len(seen) > 1 {
+			err = fmt.Errorf("answered by %s, and not always", r.answer.Pod)
+		}
 		e.mu.Lock()
 		e.load.Sent++
 		if err != nil {

@@ -192,6 +192,10 @@ func localInternally(s *corev1.Service) {
 	s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 }
 
+func clusterInternally(s *corev1.Service) {
+	s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
+}
+
 // remembering has a client stay with its pod for so many seconds.
 func remembering(seconds int32) serviceOption {
 	return func(s *corev1.Service) {

@@ -130,7 +130,7 @@ func (rs Results) Write(w io.Writer, cases []*Case) error {
 
 const intro = `# Conformance
 
-What Kubernetes' own end-to-end tests of services ask of a service proxy, tried with packets on a cluster with a real control plane: %d of these tests, as %d cases.
+What Kubernetes' own end-to-end tests of services ask of a service proxy, tried with packets on a cluster with a real control plane: %d of these tests, in %d cases, some of which go beyond them.
 It is written by a run of the tests, not by hand:
 
 ` + "```" + `

@@ -196,14 +196,19 @@ func removeSlice(name string) Step {
 
 // announce gives a service's load balancer addresses of the case's own, to which the host outside goes by way of a node.
 func announce(service, node string) Step {
-	return action{fmt.Sprintf("load balancer of service %s on %s", service, node), func(ctx context.Context, e *Env) error {
+	return announceAs(service, node, corev1.LoadBalancerIPModeVIP)
+}
+
+// announceAs says with it whether what the balancer hands on has the balancer's address (VIP), or the node's (Proxy).
+func announceAs(service, node string, mode corev1.LoadBalancerIPMode) Step {
+	return action{fmt.Sprintf("load balancer of service %s on %s as %s", service, node, mode), func(ctx context.Context, e *Env) error {
 		ips := []string{fmt.Sprintf("192.0.2.%d", e.number), fmt.Sprintf("2001:db8:192::%x", e.number)}
 		s := &corev1.Service{}
 		s.Name, s.Namespace = service, e.namespace
 		err := change(ctx, e.cluster.api, s, "status", func(s *corev1.Service) {
 			s.Status.LoadBalancer.Ingress = nil
 			for _, ip := range ips {
-				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip, IPMode: &mode})
 			}
 		})
 		return errors.Join(err, e.route(node, ips...))
