@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
 // cluster is a real control plane and one node of it, which is the namespace that it runs in.
@@ -50,42 +49,18 @@ func startCluster(t *testing.T) *cluster {
 	if err := buildSluice(t.Context(), binary); err != nil {
 		t.Fatal(err)
 	}
-	ns, err := netns.New(fmt.Sprintf("sluice-deploy-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	addr := netip.MustParseAddr(apiServer)
+	plane := controltest.Start(t, control.Config{Controllers: true, RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: controltest.ServiceCIDRs[:1]})
+	ns := plane.NetNS
 	lo, err := ns.LinkByName("lo")
-	if err == nil {
-		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
-	}
 	if err == nil {
 		err = ns.Sysctl("net.ipv4.ip_forward", "1")
 	}
 	if err == nil { // a default route, so that the node reaches ClusterIPs
-		err = ns.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Src: addr.AsSlice()})
+		err = ns.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Src: plane.Addr.AsSlice()})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	plane, err := control.Start(t.Context(), control.Config{
-		Bin: programs(t), Dir: t.TempDir(), NetNS: ns, Addr: addr, Controllers: true, RBAC: true,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
 	c := &cluster{plane, binary}
 	c.apply(t, node)
 	c.apply(t, node, "--subresource=status")

@@ -5,10 +5,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -22,11 +20,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
 // proxySeat is a node with a real API server, for kube-proxy or us to serve.
@@ -58,39 +55,9 @@ endpoints: [{addresses: [10.244.0.7], nodeName: node-a}]
 // newProxySeat starts an API server that authorizes as a cluster does, and writes kubeadm's configuration with what may differ.
 func newProxySeat(t *testing.T, change ...string) *proxySeat {
 	t.Helper()
-	needRoot(t)
-	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New(fmt.Sprintf("seat-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	addr := netip.MustParseAddr("192.0.2.1")
-	lo, err := ns.LinkByName("lo")
-	if err == nil {
-		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &proxySeat{bin: bin}
-	s.Plane, err = control.Start(t.Context(), control.Config{Bin: bin, Dir: t.TempDir(), NetNS: ns, Addr: addr, RBAC: true,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := &proxySeat{Plane: controltest.Start(t, control.Config{
+		RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+	})}
 	s.client = &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
 	s.kubectl(t, "apply", "-f", s.file(t, "objects.yaml", seatObjects))
 	s.kubectl(t, "patch", "node", "node-a", "--subresource=status", "--type=merge", "-p", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
@@ -320,7 +287,7 @@ var absentMetrics = []string{
 // The real kube-proxy sits on its addresses when we start. Once it has gone, the same questions get the same answers.
 func TestSeatBesideKubeProxy(t *testing.T) {
 	s := newProxySeat(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
-	real := s.start(t, filepath.Join(s.bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")
+	real := s.start(t, filepath.Join(s.Bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")
 	synced := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="
 	eventually(t, "kube-proxy has programmed its rules", func() bool {
 		_, text := s.get("127.0.0.1:10249/metrics")

@@ -185,7 +185,7 @@ func (l *Lab) startRelay(exe string) error {
 	if err != nil {
 		return fmt.Errorf("listen for kubectl: %w", err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }() // the relay has its own descriptor
 	f, err := listener.File()
 	if err != nil {
 		return fmt.Errorf("listen for kubectl: %w", err)

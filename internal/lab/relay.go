@@ -32,13 +32,13 @@ func Relay(ctx context.Context, socket *os.File, to string) error {
 }
 
 func relayOne(ctx context.Context, near *net.TCPConn, to string) {
-	defer near.Close()
+	defer func() { _ = near.Close() }()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to)
 	if err != nil {
 		return // who asked sees that the connection ends
 	}
 	far := conn.(*net.TCPConn)
-	defer far.Close()
+	defer func() { _ = far.Close() }()
 	var both sync.WaitGroup
 	for _, way := range [][2]*net.TCPConn{{near, far}, {far, near}} {
 		both.Go(func() {

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -52,11 +53,7 @@ func newCluster(t *testing.T, controllers bool) *cluster {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
-	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &cluster{t: t, bin: bin, dir: t.TempDir(), backends: map[string]*netns.NS{}}
+	c := &cluster{t: t, dir: t.TempDir(), backends: map[string]*netns.NS{}}
 	c.sluice = filepath.Join(c.dir, "sluice")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", c.sluice, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
 		t.Fatalf("build sluice: %v\n%s", err, out)
@@ -78,17 +75,11 @@ func newCluster(t *testing.T, controllers bool) *cluster {
 			c.backends[name] = ns
 		}
 	}
-	c.plane, err = control.Start(t.Context(), control.Config{
-		Bin: bin, Dir: filepath.Join(c.dir, "plane"), NetNS: c.control, Addr: controlAddr,
+	c.plane = controltest.Start(t, control.Config{
+		NetNS: c.control, Addr: controlAddr, Controllers: controllers,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(serviceCIDR)},
-		Controllers: controllers,
 	})
-	c.must(err)
-	t.Cleanup(func() {
-		if err := c.plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c.bin = c.plane.Bin
 	c.apply(objects)
 	c.kubectl("patch", "node", nodeName, "--subresource=status", "-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":"%s"}]}}`, nodeAddr))
 	c.kubectl("patch", "service", "balanced", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.20"}]}}}`)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,54 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 )
-
-// newPlane starts an API server without controllers, so that nobody else changes what the test says.
-func newPlane(t *testing.T) *control.Plane {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New(fmt.Sprintf("balancer-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	addr := netip.MustParseAddr("192.0.2.1")
-	lo, err := ns.LinkByName("lo")
-	if err == nil {
-		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := control.Start(t.Context(), control.Config{
-		Bin: bin, Dir: t.TempDir(), NetNS: ns, Addr: addr,
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
 
 // routes is what a router would know.
 type routes struct {
@@ -126,7 +82,7 @@ ports: [{port: 80}]
 
 // TestBalancer takes Services through their changes on a real API server.
 func TestBalancer(t *testing.T) {
-	p := newPlane(t)
+	p := controltest.Start(t, control.Config{})
 	api, err := clientcmd.BuildConfigFromFlags("", p.Admin())
 	if err != nil {
 		t.Fatal(err)

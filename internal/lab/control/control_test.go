@@ -1,56 +1,20 @@
-package control
+package control_test
 
 import (
 	"bytes"
-	"net"
-	"net/netip"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
 // TestPlane shows a control plane at work: it makes what only its controllers make, survives that its API server is killed,
 // and leaves nothing.
 func TestPlane(t *testing.T) {
-	bin, err := Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New("sluice-test-control")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	addr := netip.MustParseAddr("192.0.2.1") // the API server wants one that is not the loopback's
-	lo, err := ns.LinkByName("lo")
-	if err == nil {
-		err = ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(32, 32)}})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := Start(t.Context(), Config{
-		Bin: bin, Dir: t.TempDir(), NetNS: ns, Addr: addr,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		Controllers: true, RBAC: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	p := controltest.Start(t, control.Config{Controllers: true, RBAC: true})
 	kubectl(t, p, "create", "deployment", "web", "--image=web", "--replicas=2")
 	kubectl(t, p, "wait", "--for=jsonpath={.status.replicas}=2", "--timeout=60s", "deployment/web")
-	if err := p.Restart(t.Context(), APIServer); err != nil {
+	if err := p.Restart(t.Context(), control.APIServer); err != nil {
 		t.Fatal(err)
 	}
 	if out := kubectl(t, p, "get", "pods", "-o", "name"); bytes.Count(out, []byte("pod/web-")) != 2 {
@@ -58,7 +22,7 @@ func TestPlane(t *testing.T) {
 	}
 }
 
-func kubectl(t *testing.T, p *Plane, args ...string) []byte {
+func kubectl(t *testing.T, p *control.Plane, args ...string) []byte {
 	t.Helper()
 	out, err := p.Kubectl(args...)
 	if err != nil {

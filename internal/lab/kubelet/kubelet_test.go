@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/control/controltest"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/kubeapi"
 	"sluice.dev/sluice/internal/netns"
@@ -48,31 +49,12 @@ func newWorld(t *testing.T) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
-	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
 	prefix := fmt.Sprintf("kubelet-%d-", os.Getpid())
 	w := &world{T: t, stop: func() {}}
-	cp := w.namespace(prefix + "control")
 	w.node = w.namespace(prefix + "node")
-	addr := netip.MustParseAddr("192.0.2.1")
-	w.address(cp, addr)
 	ips := []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 	w.address(w.node, ips...)
-	w.plane, err = control.Start(t.Context(), control.Config{
-		Bin: bin, Dir: t.TempDir(), NetNS: cp, Addr: addr, Controllers: true, RBAC: true,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	w.plane = controltest.Start(t, control.Config{Controllers: true, RBAC: true})
 	api, err := clientcmd.BuildConfigFromFlags("", w.plane.Admin())
 	if err != nil {
 		t.Fatal(err)
