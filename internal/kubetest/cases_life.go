@@ -86,6 +86,7 @@ func lifeCases() []*Case {
 			Tests: []string{
 				"Service CIDRs / should create Services and serve on different Service CIDRs",
 			},
+			Alone: true, // others' services would get its addresses
 			Steps: []Step{
 				create(wider),
 				create(pod("a", 1), pod("b", 2)),
@@ -94,6 +95,7 @@ func lifeCases() []*Case {
 				ask("node3", tcp, clusterIP("web", 80), answeredBy("a", "b")),
 				ask(outside, tcp, nodePort("web", 80, "node1"), answeredBy("a", "b")),
 				removeService("web"),
+				removeCIDR("kubetest"),
 			},
 		},
 	}

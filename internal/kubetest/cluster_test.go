@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/process"
 )
 
 // labCluster is a lab with a real control plane.
@@ -41,6 +42,19 @@ func (c *labCluster) RestartAPI(ctx context.Context) error {
 	return c.Plane(func(p *control.Plane) error { return p.Restart(ctx, control.APIServer) })
 }
 
+// logs are the ends of what the proxies have to say.
+func (c *labCluster) logs() string {
+	var text strings.Builder
+	for _, n := range nodes {
+		for _, name := range []string{"agent", "kube-proxy"} {
+			if process.Find(filepath.Join(lab.Dir, c.Name, n), name) != (process.Process{}) {
+				fmt.Fprintf(&text, "%s of %s:\n%s\n", name, n, process.Tail(filepath.Join(lab.Dir, c.Name, n), name))
+			}
+		}
+	}
+	return text.String()
+}
+
 // program builds the sluice binary for a test's lab.
 func program(t *testing.T) string {
 	t.Helper()
@@ -52,7 +66,7 @@ func program(t *testing.T) string {
 }
 
 // start brings up a lab with a dataplane, which ends with the test.
-func start(t *testing.T, exe string, d Dataplane) Cluster {
+func start(t *testing.T, exe string, d Dataplane) *labCluster {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {

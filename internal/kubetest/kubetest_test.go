@@ -44,8 +44,14 @@ func TestConformance(t *testing.T) {
 					if r.Load.Sent > 0 {
 						t.Logf("%d of %d requests failed meanwhile; the first: %v", r.Load.Failed, r.Load.Sent, r.Load.First)
 					}
+					if r.Before != nil {
+						t.Logf("the first attempt failed: %v", r.Before)
+					}
 					if r.Err != nil {
 						t.Error(r.Err)
+					}
+					if r.Err != nil || r.Before != nil {
+						t.Log(c.logs())
 					}
 				})
 			})

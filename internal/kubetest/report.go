@@ -188,7 +188,7 @@ func writeDifferences(b *strings.Builder, cases []*Case) {
 			fmt.Fprintf(b, "- %s\n", line)
 		}
 	}
-	fmt.Fprintf(b, "\nWhile pods are exchanged under load no request to Sluice may fail; of kube-proxy, one of %d may, as in the end-to-end tests.\n", tolerated)
+	fmt.Fprintf(b, "\nWhile pods are exchanged under load no request to Sluice may fail; of kube-proxy, one of %d may, as in the end-to-end tests.\nA case that fails with kube-proxy gets a second attempt; with Sluice it does not.\n", tolerated)
 }
 
 func listed(ds []Dataplane) string {

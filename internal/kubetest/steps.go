@@ -101,6 +101,15 @@ func removeService(service string) Step {
 	}}
 }
 
+// removeCIDR deletes a ServiceCIDR, which goes once no service has its addresses.
+func removeCIDR(name string) Step {
+	return action{"delete service CIDR " + name, func(ctx context.Context, e *Env) error {
+		c := &networkingv1.ServiceCIDR{}
+		c.Name = name
+		return e.cluster.remove(ctx, c, -1)
+	}}
+}
+
 // removePods deletes pods at once.
 func removePods(names ...string) Step {
 	return action{"delete pods " + strings.Join(names, ", "), func(ctx context.Context, e *Env) error {
