@@ -7,16 +7,16 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"sluice.dev/sluice/internal/model"
 )
 
-// passInterval is the time between two passes, and slowInterval the most. A pass walks the
-// whole table, some milliseconds even if it is empty, whatever the number of filters; where
-// that takes long the next one comes later, so that in a busy cluster all of them take no
-// more than a share of a core, a three-hundredth.
+// The time between two passes: passInterval if there are UDP flows to cut, whose next packet would go to a backend that is
+// gone, and patientInterval if there are not, as a TCP or SCTP connection to such a backend is lost anyhow and only has to be told. A pass walks
+// the whole table, some ten milliseconds even if it is empty, whatever the number of filters.
 const (
-	passInterval = time.Second
-	slowInterval = 3 * time.Second
-	share        = 300
+	passInterval    = time.Second
+	patientInterval = 4 * time.Second
 )
 
 // deleter is the part of Conn that a Cleaner uses.
@@ -24,7 +24,7 @@ type deleter interface {
 	Delete(ctx context.Context, filters []Filter) (int, error)
 }
 
-// Cleaner deletes flows in the background, in two passes a second or a little more apart: a packet
+// Cleaner deletes flows in the background, in two passes a second or a few apart: a packet
 // that had chosen its backend before the program changed may enter the table after the first. The
 // first pass comes at once, or as long after the last one that was made for anybody. It is safe
 // for concurrent use.
@@ -98,23 +98,32 @@ func (c *Cleaner) Close() {
 
 func (c *Cleaner) run() {
 	defer close(c.done)
-	var last time.Time       // when the last pass began
-	quickest := slowInterval // of all passes: others' work makes one take longer than it costs
+	var last time.Time // when the last pass began
 	for {
-		pause := min(max(passInterval, share*quickest), slowInterval)
-		wait := max(0, time.Until(last.Add(pause)))
+		wait := max(0, time.Until(last.Add(c.pause())))
 		filters, more := c.next(wait == 0)
 		switch {
 		case len(filters) > 0:
 			last = time.Now()
 			c.pass(filters)
-			quickest = min(quickest, time.Since(last))
 		case !more:
 			return
 		default:
 			c.sleep(wait)
 		}
 	}
+}
+
+// pause is the time to the next pass, by what waits for it.
+func (c *Cleaner) pause() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, filters := range [][]Filter{c.fresh, c.again} {
+		if slices.ContainsFunc(filters, func(f Filter) bool { return f.Protocol == model.UDP }) {
+			return passInterval
+		}
+	}
+	return patientInterval
 }
 
 // next takes what is to be cut now: nothing, if it is not yet time and the Cleaner is not

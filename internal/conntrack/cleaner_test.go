@@ -32,6 +32,8 @@ func (r *recorder) Delete(_ context.Context, filters []Filter) (int, error) {
 	return len(filters), r.err
 }
 
+func tcp(n uint16) Filter { f := udp(n); f.Protocol = model.TCP; return f }
+
 func udp(n uint16) Filter {
 	return Filter{Protocol: model.UDP, Frontend: netip.AddrPortFrom(netip.Addr{}, n)}
 }
@@ -80,18 +82,32 @@ func TestCleaner(t *testing.T) {
 		}
 		check(t, r,
 			call{0, []Filter{udp(1)}},
-			call{slowInterval, []Filter{udp(1), udp(2), udp(3)}},
-			call{2 * slowInterval, []Filter{udp(2), udp(3)}},
+			call{passInterval, []Filter{udp(1), udp(2), udp(3)}},
+			call{2 * passInterval, []Filter{udp(2), udp(3)}},
 		)
 	})
 
-	r = &recorder{takes: 5 * time.Millisecond}
-	run("no more than a share of the time", r, func(t *testing.T, c *Cleaner) {
-		c.Cut([]Filter{udp(1)})
+	r = &recorder{}
+	run("without UDP there is time", r, func(t *testing.T, c *Cleaner) {
+		c.Cut([]Filter{tcp(1)})
+		synctest.Wait()
+		c.Cut([]Filter{tcp(2)})
+		time.Sleep(passInterval / 2)
+		c.Cut([]Filter{udp(3)})
 		if err := c.Wait(t.Context()); err != nil {
 			t.Error(err)
 		}
-		check(t, r, call{0, []Filter{udp(1)}}, call{share * 5 * time.Millisecond, []Filter{udp(1)}})
+		c.Cut([]Filter{tcp(4)})
+		if err := c.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		check(t, r,
+			call{0, []Filter{tcp(1)}},
+			call{passInterval, []Filter{tcp(1), tcp(2), udp(3)}},
+			call{2 * passInterval, []Filter{tcp(2), udp(3)}},
+			call{2*passInterval + patientInterval, []Filter{tcp(4)}},
+			call{2*passInterval + 2*patientInterval, []Filter{tcp(4)}},
+		)
 	})
 
 	r = &recorder{err: errors.New("fault")}
