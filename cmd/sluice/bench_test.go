@@ -19,7 +19,7 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%s: %s, want %s", g.What, g.Result, g.Goal)
 		}
 	}
-	if len(r.Goals) != 4 {
+	if len(r.Goals) != 3 { // memory is judged after some minutes only
 		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
 	}
 	for _, n := range r.Notes {
