@@ -16,6 +16,7 @@ func restartCases() []*Case {
 			Steps: []Step{
 				create(service("web", nodePortType), pod("a", 1), pod("b", 2)),
 				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
+				quiet(),
 				settled(),
 				flushRules("node1"),
 				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")).unless(unanswered(), staysFlushed, NFTables),

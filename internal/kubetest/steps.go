@@ -260,6 +260,24 @@ func restartProxy(node string) Step {
 	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
 }
 
+// quiet waits until the namespaces of cases before this one are gone: what still ends in them has proxies write rules.
+func quiet() Step {
+	return action{"all is quiet", func(ctx context.Context, e *Env) error {
+		return until(ctx, func() error {
+			var all corev1.NamespaceList
+			if err := e.cluster.list(ctx, &corev1.Namespace{}, "", &all); err != nil {
+				return final{err}
+			}
+			for _, ns := range all.Items {
+				if ns.DeletionTimestamp != nil {
+					return fmt.Errorf("namespace %s is not gone yet", ns.Name)
+				}
+			}
+			return nil
+		})
+	}}
+}
+
 // flushRules removes all rules of a node that can be removed.
 func flushRules(node string) Step {
 	return action{"flush the rules of " + node, func(_ context.Context, e *Env) error {
