@@ -50,7 +50,7 @@ place: its defaults hold, its addresses are served and its kernel parameters set
 	fl := cmd.Flags()
 	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "serve Prometheus metrics here; '' for nowhere")
 	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "serve /healthz, /livez and /readyz here; '' for nowhere")
-	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "compare everything with the kernel this often; what others change there is seen within a second all the same")
+	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "compare everything with the kernel this often; rules that others remove are back within a second all the same, and single elements within a minute")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off, and set what --config says of connection tracking")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")

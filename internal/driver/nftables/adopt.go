@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -78,7 +79,7 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (drive
 		return nil, 0, fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
-	d.gen, d.adopted = gen, false
+	d.gen, d.adopted, d.looked = gen, false, time.Now()
 	if want.Policy != nil {
 		sets := d.prog.deniedSetsFor(deniedPrefixes(want.Policy.Denied))
 		d.prog.setDenied(sets[:])

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,10 +63,11 @@ type Driver struct {
 	state   *state.State // what the kernel holds, as far as we know; nil before the first adoption
 	sums    []sum        // of each set's content, by id
 	roster  *roster
-	gen     uint32 // the kernel's generation up to which nobody else interfered
-	doubt   bool   // others may have changed what we programmed: trust no note
-	adopted bool   // state is what the kernel holds
-	kept    int    // elements in the kernel that stay though the state does not name them
+	gen     uint32    // the kernel's generation up to which nobody else interfered
+	doubt   bool      // others may have changed what we programmed: trust no note
+	looked  time.Time // when the kernel was last compared with what is wanted
+	adopted bool      // state is what the kernel holds
+	kept    int       // elements in the kernel that stay though the state does not name them
 }
 
 var (

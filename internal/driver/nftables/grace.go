@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -8,9 +9,10 @@ import (
 
 // awaitPackets returns once each packet that a rule of ours was looking at has passed: netfilter looks at packets in sections
 // that read-copy-update (RCU) waits for, and a global memory barrier is the system call that does nothing else (membarrier(2)).
-// Kernels with processors that are never interrupted (nohz_full=) do not have it; there a while stands for it.
+// Kernels with processors that are never interrupted (nohz_full=) do not have it, and with a single processor it does nothing; there a while
+// stands for it.
 func awaitPackets() {
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 || runtime.NumCPU() == 1 {
 		time.Sleep(graceWithout)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -109,9 +110,12 @@ func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
 	return gen, nil
 }
 
+// doubtInterval is how long after the last adoption a doubt is reason for another.
+const doubtInterval = time.Minute
+
 // Tampered implements driver.Auditor. A table with an owner cannot be touched by
 // others. Otherwise the generation tells of a transaction of any program; then the
-// rules are counted. What changed within the sets is left to the next Adopt.
+// rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for an adoption once a minute.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,22 +123,24 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	gen, err := d.generation(ctx)
-	if err != nil || gen == d.gen {
+	if err != nil {
 		return false, err
 	}
-	counts := map[string]int{}
-	err = d.countRules(ctx, counts)
-	if errors.Is(err, errInterrupted) {
-		return false, nil // asked again soon
+	if gen != d.gen {
+		counts := map[string]int{}
+		err = d.countRules(ctx, counts)
+		if errors.Is(err, errInterrupted) {
+			return false, nil // asked again soon
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return false, fmt.Errorf("count rules: %w", err)
+		}
+		if sumOf(counts) != d.rules() {
+			return true, nil
+		}
+		d.gen, d.doubt = gen, true
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return false, fmt.Errorf("count rules: %w", err)
-	}
-	if sumOf(counts) != d.rules() {
-		return true, nil
-	}
-	d.gen, d.doubt = gen, true
-	return false, nil
+	return d.doubt && time.Since(d.looked) >= doubtInterval, nil
 }
 
 func sumOf(counts map[string]int) (n int) {
