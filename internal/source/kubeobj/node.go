@@ -12,7 +12,7 @@ import (
 // autoscalerTaint marks a node that the cluster autoscaler is about to delete.
 const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
-// Node translates a v1 Node.
+// Node translates a v1 Node. The API checks neither addresses nor podCIDRs: one that is none is left out.
 func Node(o *corev1.Node) (*model.Node, error) {
 	var f fault.List
 	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
@@ -26,7 +26,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		}
 		a, err := parseAddr(in.Address)
 		if err != nil {
-			f.Reject(fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
+			f.Leave(fmt.Sprintf("status.addresses[%d].address", i), "%v; it is left out", err)
 			continue
 		}
 		n.IPs = append(n.IPs, a)
@@ -38,7 +38,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for _, text := range list {
 		p, err := parsePrefix(text)
 		if err != nil {
-			f.Reject(field, "%v", err)
+			f.Leave(field, "%v; it is left out", err)
 			continue
 		}
 		n.PodCIDRs = append(n.PodCIDRs, p)

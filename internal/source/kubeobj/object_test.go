@@ -281,10 +281,11 @@ func TestNode(t *testing.T) {
 	in.Spec.PodCIDR = "10.1.0.0"
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
-	if got != nil {
-		t.Errorf("got a node: %+v", got)
-	}
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
+	want.IPs, want.PodCIDRs = addrs("2001:db8::1"), nil
+	if diff := cmp.Diff(want, got, equal); diff != "" {
+		t.Errorf("what is malformed costs more than itself (-want +got):\n%s", diff)
+	}
 }
 
 func TestServiceAccount(t *testing.T) {
