@@ -38,13 +38,15 @@ type balancer struct {
 	mu       sync.Mutex // guards what the feeds write
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName]slice
-	nodes    map[string]bool // those that take part
-	synced   int             // how many kinds have been read
+	nodes    map[string]bool         // those that take part
+	nodeIPs  map[string][]netip.Addr // of all
+	synced   int                     // how many kinds have been read
 	dirty    map[types.NamespacedName]bool
 
-	routes map[netip.Addr][]string // as they were last set
-	owned  map[types.NamespacedName][]netip.Addr
-	said   map[types.NamespacedName]string // what is wrong, as it was logged
+	routes map[netip.Addr][]string                          // as they were last set
+	owned  map[types.NamespacedName][]netip.Addr            // that a Service has, or had and has to give up yet
+	owners map[netip.Addr]map[types.NamespacedName][]string // of an address, with the nodes that serve each
+	said   map[types.NamespacedName]string                  // what is wrong, as it was logged
 }
 
 // slice is what there is to know of an EndpointSlice.
@@ -58,21 +60,14 @@ type slice struct {
 // its wish if it is of a prefix and free; a Service that cannot have an address waits for one.
 //
 // Traffic for these and for spec.externalIPs goes to all nodes that are ready, and for externalTrafficPolicy Local to those
-// that have a ready endpoint of the Service, as Kubernetes' documentation of source IPs says.
+// that have a ready endpoint of the Service, as Kubernetes' documentation of source IPs says. An address that
+// several Services have leads where all of them are served. One that is a node's own needs no route.
 func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
 	api, err := kubeapi.New(config)
 	if err != nil {
 		return err
 	}
-	b := &balancer{
-		api: api, route: route, log: log, wake: make(chan struct{}, 1),
-		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
-		dirty: map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
-		said: map[types.NamespacedName]string{},
-	}
-	for _, p := range prefixes {
-		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
-	}
+	b := newBalancer(api, prefixes, route, log)
 	var feeds sync.WaitGroup
 	feeds.Go(func() {
 		api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.seeService, forget: b.forgetService})
@@ -84,6 +79,20 @@ func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, rout
 	b.work(ctx)
 	feeds.Wait()
 	return nil
+}
+
+func newBalancer(api *kubeapi.Client, prefixes []netip.Prefix, route Route, log *slog.Logger) *balancer {
+	b := &balancer{
+		api: api, route: route, log: log, wake: make(chan struct{}, 1),
+		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
+		nodeIPs: map[string][]netip.Addr{},
+		dirty:   map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
+		owners: map[netip.Addr]map[types.NamespacedName][]string{}, said: map[types.NamespacedName]string{},
+	}
+	for _, p := range prefixes {
+		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
+	}
+	return b
 }
 
 // kinds is how many kinds of objects are followed.
@@ -136,24 +145,12 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	b.mu.Lock()
 	svc := b.services[name]
 	nodes := b.nodesOf(name, svc)
+	outside := b.notNodes(external(svc))
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
-	routed := append(slices.Clone(addrs), external(svc)...)
-	for _, a := range b.owned[name] {
-		if !slices.Contains(routed, a) {
-			if err := b.setRoute(a, nil); err != nil {
-				return err
-			}
-		}
-	}
-	b.owned[name] = routed
-	if len(routed) == 0 {
-		delete(b.owned, name)
-	}
-	for _, a := range routed { // before anyone hears of the address
-		if err := b.setRoute(a, nodes); err != nil {
-			return err
-		}
+	// Before anyone hears of the addresses.
+	if err := b.own(name, slices.Concat(addrs, outside), nodes); err != nil {
+		return err
 	}
 	if svc != nil {
 		if err := b.writeStatus(ctx, svc, addrs); err != nil {
@@ -161,55 +158,6 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 		}
 	}
 	return err
-}
-
-// external lists the addresses that a Service's owner has the outside route to the cluster. A balancer of another class is left alone.
-func external(svc *corev1.Service) (addrs []netip.Addr) {
-	if svc == nil || svc.DeletionTimestamp != nil || svc.Spec.LoadBalancerClass != nil {
-		return nil
-	}
-	for _, ip := range svc.Spec.ExternalIPs {
-		if a, err := netip.ParseAddr(ip); err == nil {
-			addrs = append(addrs, a)
-		}
-	}
-	return addrs
-}
-
-// setRoute has traffic for an address go to nodes, if it does not yet.
-func (b *balancer) setRoute(a netip.Addr, nodes []string) error {
-	if slices.Equal(b.routes[a], nodes) {
-		return nil
-	}
-	if err := b.route(a, nodes); err != nil {
-		return fmt.Errorf("route %s: %w", a, err)
-	}
-	if b.routes[a] = nodes; len(nodes) == 0 {
-		delete(b.routes, a)
-	}
-	return nil
-}
-
-// nodesOf lists the nodes that take a Service's traffic. mu is held.
-func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []string {
-	var nodes []string
-	if svc == nil {
-		return nil
-	}
-	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
-		for n := range b.nodes {
-			nodes = append(nodes, n)
-		}
-	} else {
-		for _, s := range b.slices {
-			if s.service == name {
-				nodes = append(nodes, s.nodes...)
-			}
-		}
-		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !b.nodes[n] })
-	}
-	slices.Sort(nodes)
-	return slices.Compact(nodes)
 }
 
 // ours says whether a Service is one that this balancer is for.

@@ -70,6 +70,11 @@ kind: Service
 metadata: {name: other}
 spec: {type: LoadBalancer, loadBalancerClass: example.com/other, ports: [{port: 80}]}
 ---
+apiVersion: v1
+kind: Service
+metadata: {name: plain}
+spec: {type: ClusterIP, externalIPs: [203.0.113.6], ports: [{port: 80}]}
+---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: local-1, labels: {kubernetes.io/service-name: local}}
@@ -183,6 +188,9 @@ func TestBalancer(t *testing.T) {
 	leads("203.0.113.5", "node2")
 	kubectl("patch", "service", "both", "-p", `{"spec":{"externalIPs":null}}`)
 	leads("203.0.113.5", "")
+	leads("203.0.113.6", "node2") // of a Service that never was of another type
+	kubectl("delete", "service", "plain")
+	leads("203.0.113.6", "")
 }
 
 func eventually(t *testing.T, what string, got func() string, want string) {

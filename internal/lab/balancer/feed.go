@@ -88,7 +88,7 @@ func (b *balancer) poke() {
 
 func (b *balancer) seeService(svc *corev1.Service) {
 	name := nameOf(svc)
-	if !ours(svc) && b.services[name] == nil && !b.gave(svc) {
+	if !ours(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.gave(svc) {
 		return // most are none of our business
 	}
 	if b.synced < kinds { // what an earlier life gave, before any of it goes to another
@@ -145,9 +145,16 @@ func (b *balancer) seeNode(n *corev1.Node) {
 	takes := !excluded && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-	if takes == b.nodes[n.Name] {
+	var ips []netip.Addr
+	for _, known := range n.Status.Addresses {
+		if a, err := netip.ParseAddr(known.Address); err == nil { // the others are names
+			ips = append(ips, a)
+		}
+	}
+	if takes == b.nodes[n.Name] && slices.Equal(ips, b.nodeIPs[n.Name]) {
 		return
 	}
+	b.nodeIPs[n.Name] = ips
 	if b.nodes[n.Name] = takes; !takes {
 		delete(b.nodes, n.Name)
 	}
@@ -156,6 +163,7 @@ func (b *balancer) seeNode(n *corev1.Node) {
 
 func (b *balancer) forgetNode(name types.NamespacedName) {
 	delete(b.nodes, name.Name)
+	delete(b.nodeIPs, name.Name)
 	b.markAll()
 }
 

@@ -1,0 +1,122 @@
+package balancer
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// external lists the addresses that a Service's owner has the outside route to the cluster. A balancer of another class is left alone.
+func external(svc *corev1.Service) (addrs []netip.Addr) {
+	if svc == nil || svc.DeletionTimestamp != nil || svc.Spec.LoadBalancerClass != nil {
+		return nil
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		if a, err := netip.ParseAddr(ip); err == nil {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// notNodes leaves out the addresses of nodes: their traffic gets there anyway. mu is held.
+func (b *balancer) notNodes(addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+		for _, ips := range b.nodeIPs {
+			if slices.Contains(ips, a) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// nodesOf lists the nodes that take a Service's traffic. mu is held.
+func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []string {
+	var nodes []string
+	if svc == nil {
+		return nil
+	}
+	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		for n := range b.nodes {
+			nodes = append(nodes, n)
+		}
+	} else {
+		for _, s := range b.slices {
+			if s.service == name {
+				nodes = append(nodes, s.nodes...)
+			}
+		}
+		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !b.nodes[n] })
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// own makes these all the addresses that a Service has, served by these nodes. After an
+// error it has to be called again.
+func (b *balancer) own(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
+	for _, a := range b.owned[name] {
+		if slices.Contains(addrs, a) {
+			continue
+		}
+		delete(b.owners[a], name)
+		if err := b.setRoute(a); err != nil {
+			return err
+		}
+	}
+	if b.owned[name] = addrs; len(addrs) == 0 {
+		delete(b.owned, name)
+	}
+	for _, a := range addrs {
+		if b.owners[a] == nil {
+			b.owners[a] = map[types.NamespacedName][]string{}
+		}
+		b.owners[a][name] = nodes
+		if err := b.setRoute(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setRoute has traffic for an address go where its owners are served, if it does not yet.
+func (b *balancer) setRoute(a netip.Addr) error {
+	nodes := common(b.owners[a])
+	if len(b.owners[a]) == 0 {
+		delete(b.owners, a)
+	}
+	if slices.Equal(b.routes[a], nodes) {
+		return nil
+	}
+	if err := b.route(a, nodes); err != nil {
+		return fmt.Errorf("route %s: %w", a, err)
+	}
+	if b.routes[a] = nodes; len(nodes) == 0 {
+		delete(b.routes, a)
+	}
+	return nil
+}
+
+// common lists the nodes that serve all owners of an address. An owner that none serves does
+// not count; nor, where owners have no node in common, does the one that is later by name.
+func common(owners map[types.NamespacedName][]string) (nodes []string) {
+	names := slices.SortedFunc(maps.Keys(owners), func(a, b types.NamespacedName) int {
+		return strings.Compare(a.String(), b.String())
+	})
+	for _, name := range names {
+		serve := owners[name]
+		if len(nodes) > 0 {
+			serve = slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return !slices.Contains(owners[name], n) })
+		}
+		if len(serve) > 0 {
+			nodes = serve
+		}
+	}
+	return nodes
+}
