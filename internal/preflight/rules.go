@@ -65,11 +65,7 @@ func chains() (found []Chain, own bool, err error) {
 			if err != nil {
 				return nil, false, fmt.Errorf("list rules of chain %s %s %s: %w", seen.Family, seen.Table, seen.Name, err)
 			}
-			for _, r := range rules {
-				if seen.follow(read(r.Exprs)) {
-					break
-				}
-			}
+			seen.followAll(rules)
 		}
 		found = append(found, seen)
 	}
