@@ -29,8 +29,8 @@ import (
 // proxySeat is a node with a real API server, for kube-proxy or us to serve.
 type proxySeat struct {
 	*control.Plane
-	bin, config string
-	client      *http.Client
+	config string
+	client *http.Client
 }
 
 const seatObjects = `

@@ -30,11 +30,11 @@ func Down(name string) error {
 // can leave any part of a lab, and the names say whose it is.
 func remove(name string) error {
 	l := &Lab{Name: name}
-	names, err := namespaces(name)
-	if err != nil {
-		return err
+	if err := l.killRecorded(); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
 	}
-	if err := errors.Join(killIn(names), l.killRecorded()); err != nil {
+	names, err := l.killAll()
+	if err != nil {
 		return fmt.Errorf("take down lab %s: %w", name, err)
 	}
 	var errs []error
@@ -51,6 +51,22 @@ func remove(name string) error {
 		}
 	}
 	return nil
+}
+
+// killAll ends all that runs in the lab's namespaces, also in those that are made meanwhile, and returns their names.
+func (l *Lab) killAll() (names []string, err error) {
+	for {
+		before := len(names)
+		if names, err = namespaces(l.Name); err != nil {
+			return nil, err
+		}
+		if len(names) == before {
+			return names, nil
+		}
+		if err := killIn(names); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // killRecorded ends processes that no namespace name leads to any more.

@@ -92,6 +92,12 @@ func (l *Lab) look() error {
 	return l.writeHosts()
 }
 
+// firstLine is enough of an error that tells the same of several things.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
 // lookTimeout is how long the API gets to tell what there is.
 const lookTimeout = 20 * time.Second
 
@@ -99,7 +105,8 @@ const lookTimeout = 20 * time.Second
 // own in which the lab's names resolve and, on a node, its agent is where it is looked for.
 func (l *Lab) at(target string, f func() error) error {
 	if err := l.look(); err != nil {
-		return err
+		// The API may be what one wants to look after.
+		fmt.Fprintf(os.Stderr, "lab %s: names are those of when it was last looked at: %s\n", l.Name, firstLine(err))
 	}
 	p, err := l.find(target)
 	if err != nil {

@@ -98,12 +98,17 @@ func (l *Lab) resolver() string              { return l.path("resolv.conf") }
 // write replaces a file as a whole: whoever watches the folder never sees half of it, nor the temporary
 // file, which is beside the folder.
 func (l *Lab) write(path string, data []byte) error {
-	tmp := l.path(".new")
-	if err := os.WriteFile(tmp, data, 0o644); err != nil {
+	f, err := os.CreateTemp(l.path(), ".new-*")
+	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
 	}
 	return nil
 }

@@ -75,7 +75,10 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	defer cancel()
 	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: l.Warnings}
 	if err := l.refresh(ctx); err != nil {
-		s.Warnings = append(s.Warnings, err.Error())
+		s.Warnings = append(s.Warnings, firstLine(err))
+	}
+	if err := l.died(); err != nil {
+		s.Warnings = append(s.Warnings, firstLine(err))
 	}
 	for _, n := range l.Cluster.Nodes {
 		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}

@@ -33,17 +33,20 @@ var module = filepath.Join("test", "kube")
 
 // Build returns the folder that holds the programs, below the user's cache folder. What is not there yet is built, with the
 // Go toolchain and from the module test/kube of the checkout that the working directory or this program is in; that
-// takes some minutes, once. say is told what is being done; it may be nil. Processes that build at the same time wait for each other.
+// takes some minutes, once. Outside of a checkout it is what was built last. say is told what is being done; it may be nil. Processes that build at the same time wait for each other.
 func Build(ctx context.Context, say func(string)) (bin string, err error) {
-	src, err := findModule()
-	if err != nil {
-		return "", err
-	}
-	key, err := buildKey(src)
+	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("build Kubernetes: %w", err)
 	}
-	cache, err := os.UserCacheDir()
+	src, err := findModule()
+	if err != nil {
+		if bin := built(cache); bin != "" {
+			return bin, nil
+		}
+		return "", err
+	}
+	key, err := buildKey(src)
 	if err != nil {
 		return "", fmt.Errorf("build Kubernetes: %w", err)
 	}
@@ -69,6 +72,19 @@ func Build(ctx context.Context, say func(string)) (bin string, err error) {
 		}
 	}
 	return bin, nil
+}
+
+// built returns the folder that was built last and is whole, or "".
+func built(cache string) (newest string) {
+	dirs, _ := filepath.Glob(filepath.Join(cache, "sluice", "kubernetes-*")) // the pattern is well-formed
+	var when time.Time
+	for _, dir := range dirs {
+		info, err := os.Stat(filepath.Join(dir, programs[len(programs)-1].name)) // the last to be there
+		if err == nil && info.ModTime().After(when) {
+			newest, when = dir, info.ModTime()
+		}
+	}
+	return newest
 }
 
 // findModule looks for test/kube upwards from the working directory, then from this program.
