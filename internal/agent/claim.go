@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -20,13 +22,16 @@ import (
 // namespace, whatever files its containers see, and it is gone with the process that holds it.
 const claimName = "@sluice.dev/agent"
 
+// maxRivals is how many agents' connections are kept. Anybody of the host may connect, so there has to be an end.
+const maxRivals = 16
+
 // Claim is the right to be the one agent of a network namespace. Methods of a nil Claim do nothing.
 type Claim struct {
 	listener net.Listener
 	log      *slog.Logger
 
 	mu     sync.Mutex
-	rivals map[net.Conn]bool // agents that wait
+	rivals map[net.Conn]int32 // agents that wait, by connection: their processes, 0 where it can't be seen from here
 }
 
 // ClaimNamespace claims the network namespace of the calling thread. While another agent has it, it waits
@@ -39,7 +44,7 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, log *slog.Logge
 	for {
 		l, err := net.Listen("unix", claimName)
 		if err == nil {
-			c := &Claim{listener: l, log: log, rivals: make(map[net.Conn]bool)}
+			c := &Claim{listener: l, log: log, rivals: make(map[net.Conn]int32)}
 			go c.serve()
 			return c, nil
 		}
@@ -65,6 +70,7 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, log *slog.Logge
 		if !holder.gone(ctx) {
 			return nil, fmt.Errorf("claim network namespace: %s is at work in it already: two would undo each other's work; stop it, or whatever starts one of the two", holder)
 		}
+		pause(ctx) // it may be at work yet, and have too many that wait
 	}
 }
 
@@ -80,15 +86,23 @@ func dialHolder(ctx context.Context) (*holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	var who *unix.Ucred
+	who, err := peer(conn)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &holder{conn, who.Uid, who.Pid}, nil
+}
+
+// peer is whose process is, or was, at the other end of a connection.
+func peer(conn net.Conn) (who *unix.Ucred, err error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err == nil {
 		err = errors.Join(raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
 	}
 	if err != nil {
-		return nil, errors.Join(err, conn.Close())
+		return nil, fmt.Errorf("read peer's credentials: %w", err)
 	}
-	return &holder{conn, who.Uid, who.Pid}, nil
+	return who, nil
 }
 
 // String names the agent.
@@ -108,22 +122,46 @@ func (h *holder) gone(ctx context.Context) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// serve holds on to the connections of those who wait, and says that there are some.
+// pause lets a moment pass, or ctx end.
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Millisecond):
+	}
+}
+
+// serve holds on to the connections of those who wait, and says that there are some. Connections of other users, who
+// don't wait either, are closed at once.
 func (c *Claim) serve() {
 	for {
 		conn, err := c.listener.Accept()
 		if err != nil {
 			return
 		}
-		c.mu.Lock()
-		c.rivals[conn] = true
-		c.mu.Unlock()
-		c.log.Warn("another agent has been started in this network namespace; it waits, and does nothing, while this one works")
+		who, err := peer(conn)
+		if err != nil || int(who.Uid) != os.Geteuid() || !c.admit(conn, who.Pid) {
+			_ = conn.Close()
+			continue
+		}
 		go func() {
 			_, _ = io.Copy(io.Discard, conn) // ends when the other one does
 			c.forget(conn)
 		}()
 	}
+}
+
+// admit notes that a process waits, unless too many do. A process is told of once, however many connections it has.
+func (c *Claim) admit(conn net.Conn, process int32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.rivals) >= maxRivals {
+		return false
+	}
+	if known := slices.Contains(slices.Collect(maps.Values(c.rivals)), process); !known {
+		c.log.Warn("another agent has been started in this network namespace; it waits, and does nothing, while this one works", "process", process)
+	}
+	c.rivals[conn] = process
+	return true
 }
 
 func (c *Claim) forget(conn net.Conn) {

@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -131,5 +133,82 @@ func TestClaimOfStranger(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// Another user's processes are no rivals, and fill neither the agent's file descriptors nor its log.
+func TestClaimHoldsNoStrangers(t *testing.T) {
+	c, log, dial := claimed(t)
+	for range 50 {
+		conn := dial(65534)
+		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Fatalf("a stranger's connection is kept: %v", err)
+		}
+	}
+	if c.Waiting() != 0 || log.String() != "" {
+		t.Errorf("%d rivals; it says\n%s", c.Waiting(), log)
+	}
+}
+
+// However many connections a process makes, few are kept, and it is told of once.
+func TestClaimHoldsFewRivals(t *testing.T) {
+	c, log, dial := claimed(t)
+	for range maxRivals {
+		dial(0)
+	}
+	eventually(t, "all of them wait", func() bool { return c.Waiting() == maxRivals })
+	conn := dial(0)
+	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("one too many is kept: %v", err)
+	}
+	if n := strings.Count(log.String(), "another agent"); c.Waiting() != maxRivals || n != 1 {
+		t.Errorf("%d rivals, told of %d times:\n%s", c.Waiting(), n, log)
+	}
+}
+
+// claimed is a claim of a network namespace, what its holder logs, and what connects to it as a user.
+func claimed(t *testing.T) (c *Claim, log *logBuffer, dial func(user uintptr) net.Conn) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be another user")
+	}
+	ns, err := netns.New(fmt.Sprintf("agent-held-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	log = new(logBuffer)
+	err = ns.Do(func() (err error) {
+		c, err = ClaimNamespace(t.Context(), time.Minute, slog.New(slog.NewTextHandler(log, nil)))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Release)
+	return c, log, func(user uintptr) (conn net.Conn) {
+		t.Helper()
+		err := ns.Do(func() (err error) {
+			const same = ^uintptr(0)
+			unix.RawSyscall(unix.SYS_SETRESUID, same, user, same) // this thread alone
+			conn, err = net.Dial("unix", claimName)
+			unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
 	}
 }
