@@ -2,8 +2,8 @@
 // node: what kube-proxy would do with them, as flat values for a driver.
 //
 // It is pure and incremental. The state is a function of the current objects
-// alone, whatever the order in which they came; the work of an update is that
-// of the services named dirty and their endpoints.
+// alone, whatever the order in which they came, but for the own Node: once it is deleted, what it
+// said last counts. The work of an update is that of the services named dirty and their endpoints.
 package compile
 
 import (
@@ -61,7 +61,9 @@ type Compiler struct {
 	moved    bool // the host's addresses changed since the last Update
 	started  bool
 	node     node
-	others   []string // the nodes that there are, where the own one is not among them
+	own      *model.Node // as it is, or was last; nil: there has been none
+	gone     bool        // own is not there any more
+	others   []string    // the nodes that there are, where the own one has never been among them
 	state    *state.State
 	services map[model.Name]*service
 	// contested holds, for each frontend key that several services claim, what each
@@ -71,7 +73,7 @@ type Compiler struct {
 	healthPorts map[uint16]map[model.Name]*state.HealthCheck
 	// faults are the issues found in each service that has any.
 	faults    map[model.Name][]model.Issue
-	nodePorts int // services that have one
+	nodePorts [2]int // services that have one, of IPv4 and IPv6
 
 	clusterIPs refs
 	otherIPs   refs
@@ -135,9 +137,7 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	settings := c.state.Settings
 	if !c.started || len(d.Nodes) > 0 {
-		if c.others = nil; v.Node(c.cfg.Node) == nil {
-			c.others = v.NodeNames()
-		}
+		c.findNode(v)
 	}
 	if !c.started {
 		d = v.All()
@@ -145,7 +145,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	services := d.Services
 	_, mine := d.Nodes[c.cfg.Node]
 	if !c.started || mine || c.moved {
-		n := newNode(c.cfg, v.Node(c.cfg.Node))
+		n := newNode(c.cfg, c.own)
 		if c.started && !n.equal(c.node) {
 			services = v.Services()
 			for name := range c.services {
@@ -163,6 +163,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
 	if c.policy != nil {
+		c.policy.SetOpen(len(c.others) > 0)
 		delta.Policy = c.policy.Update(v, d, c.node.podCIDRs)
 	}
 	if !settings.Equal(c.state.Settings) {
@@ -186,7 +187,9 @@ func (c *Compiler) service(v *store.View, name model.Name) {
 	c.otherIPs.remove(old.others())
 	c.hairpins.add(next.hairpinned())
 	c.hairpins.remove(old.hairpinned())
-	c.nodePorts += one(next.hasNodePort()) - one(old.hasNodePort())
+	for family, is4 := range [...]bool{true, false} {
+		c.nodePorts[family] += one(next.hasNodePort(is4)) - one(old.hasNodePort(is4))
+	}
 	c.settleHealth(name, old.healthCheck(), next.healthCheck())
 	for _, cl := range next.claimed() {
 		c.settle(cl.key, name, cl.frontend)

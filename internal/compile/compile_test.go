@@ -166,8 +166,30 @@ func TestOwnNode(t *testing.T) {
 		if d := h.apply(t, event(moved)); len(d.Frontends) != 2 || d.Len() != 2 {
 			t.Errorf("another zone: %+v", d)
 		}
-		h.apply(t, gone(f.node()))
-		check(t, h.compiler, `ClusterIP c1:80 -> e1:8080 e2:8080`)
+	})
+}
+
+// As with kube-proxy, a node goes on as its object said last when that is deleted, whatever other nodes there are.
+func TestOwnNodeIsDeleted(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.node(), f.service(nodePort), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2"))))...)
+		before := show(h.compiler.State())
+		if d := h.apply(t, gone(f.node()), event(&model.Node{Name: "there"})); d.Len() != 0 {
+			t.Errorf("the deletion changes %+v", d)
+		}
+		h.apply(t, event(f.service(nodePort, externalLocal)), event(f.service(nodePort)))
+		if got := show(h.compiler.State()); got != before {
+			t.Errorf("after the deletion:\n%s\nwant:\n%s", got, before)
+		}
+		checkIssues(t, h.compiler, "Node here: its Node object is gone: what it said last counts until the agent ends")
+		next := f.node()
+		next.IPs = f.addrs("n3")
+		h.apply(t, event(next))
+		if got := show(h.compiler.State()); !strings.Contains(got, "NodePort n3:30080") || strings.Contains(got, "n1:") {
+			t.Errorf("a new object:\n%s", got)
+		}
+		checkIssues(t, h.compiler)
 	})
 }
 

@@ -122,8 +122,11 @@ func TestFrontends(t *testing.T) {
 			if f.name == v6.name {
 				other = v4
 			}
-			return []any{f.node(), other.node(), f.service(loadBalancer(other, "l1"), external(other, "x1"), nodePort)}
-		}, `ClusterIP c1:80 -> reject`},
+			node := f.node()
+			node.IPs = append(node.IPs, other.addr("n1"))
+			return []any{node, f.service(loadBalancer(other, "l1"), external(other, "x1"), nodePort)}
+		}, `ClusterIP c1:80 -> reject
+		NodePort n1:30080 -> reject`},
 
 		{"headless and otherwise unproxied services have no frontend", func(f family) []any {
 			return []any{f.node(), f.service(nodePort, external(f, "x1"), func(s *model.Service) { s.Unproxied = "headless" }), two(f)}

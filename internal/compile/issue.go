@@ -17,18 +17,8 @@ func (c *Compiler) Issues() []model.Issue {
 	for _, issues := range c.faults {
 		list = append(list, issues...)
 	}
-	if len(c.node.nodePort) == 0 && c.nodePorts > 0 {
-		list = append(list, model.Issue{
-			Object: "Node " + c.cfg.Node,
-			Reason: "no address of it is known or chosen, so node ports are not served: it needs a Node object with addresses, and --nodeport-addresses, if given, must cover one",
-		})
-	}
-	if len(c.others) > 0 {
-		list = append(list, model.Issue{
-			Object: "Node " + c.cfg.Node,
-			Reason: "there is no Node object of this name, so nothing is taken for this node's: its pods, their policies, its addresses; give --node the name of one of those there are: " +
-				some(c.others),
-		})
+	for _, reason := range c.nodeFaults() {
+		list = append(list, model.Issue{Object: "Node " + c.cfg.Node, Reason: reason})
 	}
 	for key, rivals := range c.contested {
 		list = append(list, clashes(c.services, key.String(), rivals)...)
@@ -45,6 +35,24 @@ func (c *Compiler) Issues() []model.Issue {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})
 	return slices.Compact(list)
+}
+
+// nodeFaults says what is wrong with the own node.
+func (c *Compiler) nodeFaults() (reasons []string) {
+	for family, is4 := range [...]bool{true, false} {
+		if c.nodePorts[family] > 0 && c.cfg.serves(is4) && !c.node.serves(is4) {
+			reasons = append(reasons, fmt.Sprintf("no %s address of it is known or chosen, so node ports are not served there: "+
+				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", familyName(is4)))
+		}
+	}
+	if c.gone {
+		reasons = append(reasons, "its Node object is gone: what it said last counts until the agent ends")
+	}
+	if len(c.others) > 0 {
+		reasons = append(reasons, "there is no Node object of this name, so nothing is taken for this node's: its pods, their policies, its addresses; "+
+			"what pods send and get passes unless a policy of a known one forbids it; give --node the name of one of those there are: "+some(c.others))
+	}
+	return reasons
 }
 
 // some names the first few.
@@ -92,16 +100,17 @@ type report struct {
 	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
-func newReport(svc *model.Service) *report {
-	r := &report{svc: svc}
+func newReport(svc *model.Service) *report { return &report{svc: svc, families: familiesOf(svc)} }
+
+func familiesOf(svc *model.Service) (f families) {
 	for _, a := range svc.ClusterIPs {
 		if a = a.Unmap(); a.Is4() {
-			r.families.four = true
+			f.four = true
 		} else if a.Is6() {
-			r.families.six = true
+			f.six = true
 		}
 	}
-	return r
+	return f
 }
 
 // add adds an issue, once.

@@ -180,3 +180,32 @@ func TestWrongNodeNameIsNamed(t *testing.T) {
 		t.Errorf("with its own Node: %v", issues)
 	}
 }
+
+// A family in which the node has no address has no node ports, and that is said where a service has them.
+func TestNodePortsWithoutAddress(t *testing.T) {
+	dual := v4.service(nodePort)
+	dual.ClusterIPs = append(dual.ClusterIPs, v6.addr("c1"))
+	ipv4Alone := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	for _, tc := range []struct {
+		name    string
+		objects []any
+		choose  []netip.Prefix
+		want    []string
+	}{
+		{"an IPv4 node, an IPv4 service", []any{v4.node(), v4.service(nodePort)}, nil, nil},
+		{"an IPv4 node, a service of both families", []any{v4.node(), dual}, nil, []string{"IPv6"}},
+		{"an IPv6 node, a service of both families", []any{v6.node(), dual}, nil, []string{"IPv4"}},
+		{"an IPv4 node, an IPv6 service without node ports", []any{v4.node(), v6.service()}, nil, nil},
+		{"no node", []any{dual}, nil, []string{"IPv4", "IPv6"}},
+		{"an IPv4 node, and IPv4 alone is asked for", []any{v4.node(), dual}, ipv4Alone, nil},
+		{"an IPv6 node, and IPv4 alone is asked for", []any{v6.node(), dual}, ipv4Alone, []string{"IPv4"}},
+	} {
+		c := compiled(compile.Config{NodePortAddresses: tc.choose}, tc.objects...)
+		var want []string
+		for _, family := range tc.want {
+			want = append(want, "Node here: no "+family+" address of it is known or chosen, so node ports are not served there: "+
+				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one")
+		}
+		t.Run(tc.name, func(t *testing.T) { checkIssues(t, c, want...) })
+	}
+}

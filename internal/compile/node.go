@@ -6,6 +6,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 // node is what services and settings depend on of the own node.
@@ -16,6 +17,18 @@ type node struct {
 	nodePort []netip.Addr // the addresses that serve node ports, sorted
 	settings state.Settings
 	podCIDRs []netip.Prefix // masked; no service depends on them but through settings
+}
+
+// findNode follows the own Node object. Node ports and all else go on as it said last when it is deleted, as
+// with kube-proxy: the node has not gone for that.
+func (c *Compiler) findNode(v *store.View) {
+	if obj := v.Node(c.cfg.Node); obj != nil {
+		c.own, c.gone, c.others = obj, false, nil
+		return
+	}
+	if c.gone = c.own != nil; !c.gone {
+		c.others = v.NodeNames()
+	}
 }
 
 // newNode draws the node from its object, nil where there is none (yet).
@@ -36,6 +49,16 @@ func newNode(cfg Config, obj *model.Node) node {
 func (n node) equal(o node) bool {
 	return n.known == o.known && n.zone == o.zone && slices.Equal(n.addrs, o.addrs) &&
 		slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)
+}
+
+// serves reports whether node ports are to be served in the family: no CIDR of it among others is a choice, too.
+func (cfg *Config) serves(is4 bool) bool {
+	return cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 || len(ofFamily(cfg.NodePortAddresses, is4)) > 0
+}
+
+// serves reports whether an address of the family serves node ports.
+func (n node) serves(is4 bool) bool {
+	return slices.ContainsFunc(n.nodePort, func(a netip.Addr) bool { return a.Is4() == is4 })
 }
 
 // within reports whether one of the node's addresses lies in one of the ranges.

@@ -76,6 +76,31 @@ func TestPolicyIsPartOfTheState(t *testing.T) {
 	}
 }
 
+// Where there are nodes and none is ours, the node has another name than we think: what is known of its pods then is
+// nothing, and nobody is cut off for that. Known pods are judged all the same.
+func TestMisnamedNodeCutsNobodyOff(t *testing.T) {
+	other := &model.Node{Name: "Here", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}
+	c, s := compile.New(compile.Config{Node: "here", Policy: true}), store.New()
+	c.SetLinks(model.Links{Links: []model.Link{{Index: 1, Name: "eth0", Host: true}, {Index: 7, Name: "web-1", Pod: true}, {Index: 8, Name: "new"}}})
+	step := func(what string, devices, hosts int, cidrs int, events ...store.Event) {
+		t.Helper()
+		s.Apply(events)
+		c.Update(s, s.Take())
+		if p := c.State().Policy; len(p.PodDevices) != devices || len(p.HostDevices) != hosts || len(p.PodCIDRs) != cidrs {
+			t.Errorf("%s: interfaces of pods %v, of the node %v, pod CIDRs %v", what, p.PodDevices, p.HostDevices, p.PodCIDRs)
+		}
+	}
+	step("no nodes", 1, 1, 0)
+	step("others", 0, 3, 0, event(other), event(localPod()), denyAll())
+	if w := c.State().Policy.Workloads[v4.addr("e1")]; w == nil || w.Ingress == "" {
+		t.Errorf("a pod that is known to be here: %+v", w)
+	}
+	node := v4.node()
+	node.PodCIDRs = other.PodCIDRs
+	step("its own", 1, 1, 1, event(node))
+	step("its own is deleted", 1, 1, 1, gone(node))
+}
+
 func masked(list []netip.Prefix) (all []netip.Prefix) {
 	for _, p := range list {
 		all = append(all, p.Masked())

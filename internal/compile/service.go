@@ -74,8 +74,9 @@ func (s *service) healthCheck() *state.HealthCheck {
 	return s.health
 }
 
-func (s *service) hasNodePort() bool {
-	return s != nil && s.why == "" &&
+// hasNodePort reports whether the service has node ports of a family.
+func (s *service) hasNodePort(is4 bool) bool {
+	return s != nil && s.why == "" && familiesOf(s.svc).serves(is4) &&
 		slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 

@@ -58,10 +58,14 @@ func (c *Compiler) SetLinks(l model.Links) {
 	}
 }
 
+// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it is known whose it
+// is; the next Update follows. Known pods are judged all the same.
+func (c *Compiler) SetOpen(open bool) { c.open = open }
+
 // publishDevices returns which interfaces lead to pods, and which are the node's own.
 func (c *Compiler) publishDevices() (pods, hosts map[int]bool) {
-	pods = follow(c.policy.PodDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Pod })
-	hosts = follow(c.policy.HostDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Host })
+	pods = follow(c.policy.PodDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Pod && !c.open })
+	hosts = follow(c.policy.HostDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Host || c.open })
 	return pods, hosts
 }
 

@@ -39,6 +39,7 @@ type Compiler struct {
 	cfg    Config
 	policy *state.Policy
 	links  links
+	open   bool // see SetOpen
 
 	around     map[string]map[string]string     // labels of namespaces
 	identities map[model.Name]map[string]string // labels of service accounts

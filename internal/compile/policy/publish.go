@@ -116,6 +116,9 @@ func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	if denied := c.deniedNow(); !equalDenied(denied, c.policy.Denied) {
 		c.policy.Denied, d.Denied = denied, &denied
 	}
+	if c.open {
+		podCIDRs = nil
+	}
 	if !slices.Equal(podCIDRs, c.policy.PodCIDRs) {
 		c.policy.PodCIDRs, d.PodCIDRs = podCIDRs, &podCIDRs
 	}
