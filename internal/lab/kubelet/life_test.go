@@ -151,6 +151,8 @@ func TestKubelet(t *testing.T) {
 	w.run("completion", testCompletion)
 	w.run("termination", testTermination)
 	w.run("host network", testHostNetwork)
+	w.run("undeclared host port", testUndeclaredHostPort)
+	w.run("long name", testLongName)
 	w.run("node", testNode)
 	w.run("restart", testRestart)
 	w.run("API server away", testAPIServerAway)
@@ -444,6 +446,80 @@ func testHostNetwork(w *world) {
 	}
 	w.remove("rival", metav1.DeleteOptions{})
 	w.eventually("both are gone", func() bool { return w.get("host") == nil && w.get("rival") == nil })
+}
+
+// A pod on its node's network gets a port that a Service sends to, and that it does not declare, as soon as
+// the pod before has given it up.
+func testUndeclaredHostPort(w *world) {
+	_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "undeclared", Namespace: "default"},
+		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "undeclared"}, Ports: []corev1.ServicePort{
+			{Name: "tcp", Port: 9090}, {Name: "udp", Port: 9091, Protocol: corev1.ProtocolUDP},
+		}},
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	host := func(p *corev1.Pod) {
+		p.Spec.HostNetwork, p.Labels, p.Spec.Containers[0].Ports = true, map[string]string{"app": "undeclared"}, nil
+	}
+	answers := func(name string) bool {
+		tcp, _ := w.ask("TCP", w.cfg.IPs[0].String(), 9090)
+		udp, _ := w.ask("UDP", w.cfg.IPs[1].String(), 9091)
+		return tcp == name && udp == name
+	}
+	w.pod("older", host, graceful(0))
+	w.eventually("the older one answers", func() bool { return answers("older") })
+	w.pod("newer", host, graceful(0))
+	refusals := func() int {
+		return strings.Count(w.kubectl("get", "events", "--field-selector", "involvedObject.name=newer", "-o", "jsonpath={.items[*].reason}"), "CannotListen")
+	}
+	w.eventually("the newer one cannot listen", func() bool { return refusals() == 2 })
+	w.remove("older", metav1.DeleteOptions{})
+	w.eventually("the newer one answers", func() bool { return answers("newer") })
+	if n := refusals(); n != 2 {
+		w.Errorf("it was said %d times that it cannot listen, want once a port", n)
+	}
+	w.remove("newer", metav1.DeleteOptions{})
+	w.kubectl("delete", "service", "undeclared")
+	w.eventually("both are gone", func() bool { return w.get("older") == nil && w.get("newer") == nil })
+	if answers("newer") {
+		w.Error("it answers though it is gone")
+	}
+}
+
+// A pod for whose name the kernel has no network namespace is rejected once and for all, with a reason.
+func testLongName(w *world) {
+	longest := 255 - len(w.cfg.NSPrefix+".default")
+	fits, long := strings.Repeat("a", longest), strings.Repeat("b", longest+1)
+	w.pod(fits, graceful(0))
+	if !w.answers(w.ready(fits)) {
+		w.Error("the longest name that there is room for does not answer")
+	}
+	w.remove(fits, metav1.DeleteOptions{})
+	w.isGone(fits)
+	w.pod(long, graceful(0))
+	p := w.until(long, "is rejected", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	if p.Status.Reason != "NameTooLong" || !strings.Contains(p.Status.Message, "at most") || p.Status.PodIP != "" {
+		w.Errorf("status: %s", mustJSON(p.Status))
+	}
+	w.eventually("an event says so", func() bool {
+		return w.kubectl("get", "events", "--field-selector", "involvedObject.name="+long, "-o", "jsonpath={.items[*].reason}") == "NameTooLong"
+	})
+	w.stop()
+	w.start()
+	w.pod("after", graceful(0)) // by when the next life has seen the other
+	w.ready("after")
+	if again := w.get(long); again.ResourceVersion != p.ResourceVersion {
+		w.Errorf("it changed: %s\n%s", mustJSON(p.Status), mustJSON(again.Status))
+	}
+	host := strings.Repeat("c", longest+1) // which needs no namespace
+	w.pod(host, func(p *corev1.Pod) { p.Spec.HostNetwork = true }, graceful(0))
+	w.ready(host)
+	for _, name := range []string{long, host, "after"} {
+		w.remove(name, metav1.DeleteOptions{})
+		w.isGone(name)
+	}
 }
 
 // The Node is as it should be, and cordoning it is respected.

@@ -28,6 +28,17 @@ type sandbox struct {
 // cluster, and no node's name has a dot.
 func (k *kubelet) podNS(namespace, name string) string { return k.NSPrefix + name + "." + namespace }
 
+// fits says what is wrong with a pod's name if the file of its namespace cannot have it.
+func (k *kubelet) fits(pod *corev1.Pod) error {
+	over := len(k.podNS(pod.Namespace, pod.Name)) - unix.NAME_MAX
+	if over <= 0 {
+		return nil
+	}
+	have := len(pod.Name) + len(pod.Namespace)
+	return fmt.Errorf("name and namespace of a pod may have at most %d characters together in this lab, and have %d: give it a shorter name",
+		have-over, have)
+}
+
 // newSandbox gives a pod a namespace with these addresses, or finds the one that it has already.
 func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, error) {
 	s := &sandbox{name: k.podNS(pod.Namespace, pod.Name), hostIface: attach.HostInterface(pod.Namespace, pod.Name)}

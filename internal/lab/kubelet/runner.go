@@ -46,15 +46,15 @@ type runner struct {
 	publisher *publisher
 	published *corev1.PodStatus
 
-	asked      []echo.Port // what Services send to, if that was not looked at yet
-	undeclared []echo.Pod  // what is served besides the containers
+	asked      map[echo.Port]bool // what Services send to and is not served yet; true: it was tried, and people were told
+	undeclared []echo.Pod         // what is served besides the containers
 }
 
 func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 	r := &runner{
 		k: k, uid: pod.UID, pod: pod, labels: pod.Labels, offers: make(chan []echo.Port, 1),
 		updates: make(chan *corev1.Pod, 1), gone: make(chan struct{}), done: make(chan struct{}),
-		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{},
+		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{}, asked: map[echo.Port]bool{},
 		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: stamp(time.Now())},
 		publisher: newPublisher(k, pod),
 	}
@@ -96,7 +96,8 @@ func (r *runner) run(ctx context.Context) {
 	defer cancel()
 	publishing.Go(func() { r.publisher.run(ctx) })
 	select {
-	case r.asked = <-r.offers: // before it is ready
+	case ports := <-r.offers: // before it is ready
+		r.ask(ports)
 	default:
 	}
 	for {
@@ -111,7 +112,7 @@ func (r *runner) run(ctx context.Context) {
 		case pod := <-r.updates:
 			r.accept(pod)
 		case ports := <-r.offers:
-			r.asked = append(r.asked, ports...)
+			r.ask(ports)
 		case v := <-r.verdicts:
 			r.judge(ctx, v)
 		case <-wake.C:
@@ -134,8 +135,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	}
 	wait := never
 	if r.stage == running { // also if it is to stop soon
-		wait = r.open(ctx, now)
-		r.listen()
+		wait = min(r.open(ctx, now), r.listen())
 	}
 	if r.stage == running && r.pod.DeletionTimestamp != nil {
 		r.stage, r.told = stopping, now
@@ -155,6 +155,12 @@ func (r *runner) start(now time.Time) error {
 	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
 		r.stage = ended
 		return nil
+	}
+	if !r.pod.Spec.HostNetwork {
+		if err := r.k.fits(r.pod); err != nil {
+			r.reject("NameTooLong", err)
+			return nil
+		}
 	}
 	if err := r.connect(); err != nil {
 		return err
@@ -177,6 +183,12 @@ func (r *runner) start(now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// reject fails the pod for good, as kubelets do with one that their node can never run.
+func (r *runner) reject(reason string, err error) {
+	r.k.event(r.pod, corev1.EventTypeWarning, reason, "%v", err)
+	r.stage, r.life.phase, r.life.reason, r.life.problem = ended, corev1.PodFailed, reason, err.Error()
 }
 
 // connect gives the pod its addresses, and unless it has the node's, a network.
@@ -292,7 +304,7 @@ func (r *runner) tearDown() {
 
 // publish has the status written if the API does not have it yet.
 func (r *runner) publish() {
-	if r.stage == ended && r.life.containers == nil { // it was never started, or ended in an earlier life
+	if r.stage == ended && r.life.containers == nil && r.life.reason == "" { // it was never started, or ended in an earlier life
 		if r.pod.DeletionTimestamp != nil {
 			r.publisher.set(nil, true)
 		}

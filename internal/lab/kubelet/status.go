@@ -20,12 +20,13 @@ type life struct {
 	start      metav1.Time
 	containers []*container
 	problem    string // why it cannot be started
+	reason     string // the same in a word, if it never can
 }
 
 // status says it as the API has it. Times of conditions that did not change are those of the pod's present status.
 func (l *life) status(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 	s := corev1.PodStatus{
-		Phase: l.phase, StartTime: &l.start, Message: l.problem, ObservedGeneration: pod.Generation,
+		Phase: l.phase, StartTime: &l.start, Reason: l.reason, Message: l.problem, ObservedGeneration: pod.Generation,
 	}
 	for i, a := range l.hosts {
 		if i == 0 {

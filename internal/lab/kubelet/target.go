@@ -3,6 +3,7 @@ package kubelet
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -135,10 +136,22 @@ func (r *runner) offer(ports []echo.Port) {
 	r.offers <- ports
 }
 
-// listen opens the ports that Services send to and no container declares.
-func (r *runner) listen() {
-	for _, p := range r.asked {
+// ask takes note of ports to listen on.
+func (r *runner) ask(ports []echo.Port) {
+	for _, p := range ports {
+		if _, known := r.asked[p]; !known {
+			r.asked[p] = false
+		}
+	}
+}
+
+// listen opens the ports that Services send to and no container declares, and says when to look again. What
+// cannot be opened is tried again: on the node's network another pod may have the port yet.
+func (r *runner) listen() time.Duration {
+	wait := never
+	for p, told := range r.asked {
 		if slices.ContainsFunc(r.serves(), func(s echo.Pod) bool { return slices.Contains(s.Ports, p) }) {
+			delete(r.asked, p)
 			continue
 		}
 		s := echo.Pod{
@@ -146,9 +159,15 @@ func (r *runner) listen() {
 			NetNS: r.netns(), Addrs: r.life.addrs, Ports: []echo.Port{p},
 		}
 		if err := r.k.server.Put(s); err != nil {
-			r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "port %d that a Service sends to: %v", p.Port, err)
+			r.k.server.Remove(s) // of UDP some addresses may be open
+			if !told {
+				r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "port %d that a Service sends to: %v", p.Port, err)
+			}
+			r.asked[p], wait = true, time.Second
+			continue
 		}
 		r.undeclared = append(r.undeclared, s)
+		delete(r.asked, p)
 	}
-	r.asked = nil
+	return wait
 }
