@@ -1,6 +1,10 @@
 package preflight
 
-import "github.com/google/nftables"
+import (
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+)
 
 // Ends reports whether a chain that packets enter by themselves, with that policy and those rules, drops or rejects connections to
 // services: it does what its rules do not accept, and none of those that it sees before accepts what was translated.
@@ -29,4 +33,17 @@ func (c *Chain) followAll(rules []*nftables.Rule) {
 			return
 		}
 	}
+}
+
+// asksTranslated reports whether an extension of iptables asks that the destination was translated: -m conntrack --ctstate DNAT.
+func asksTranslated(m *expr.Match) bool {
+	const stateDNAT = 1 << 7 // XT_CONNTRACK_STATE_DNAT of linux/netfilter/xt_conntrack.h
+	var info xt.ConntrackMtinfo2
+	switch i := m.Info.(type) {
+	case *xt.ConntrackMtinfo2:
+		info = *i
+	case *xt.ConntrackMtinfo3:
+		info = i.ConntrackMtinfo2
+	}
+	return info.StateMask&stateDNAT != 0 && xt.ConntrackFlags(info.InvertFlags)&xt.ConntrackState == 0
 }

@@ -96,6 +96,7 @@ func read(exprs []expr.Any) rule {
 			}
 		case *expr.Match: // of iptables-nft
 			r.always = r.always && e.Name == "comment"
+			r.translated = r.translated || asksTranslated(e)
 		case *expr.Ct:
 			r.always = false
 			status = e.Key == expr.CtKeySTATUS

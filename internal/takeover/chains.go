@@ -39,19 +39,25 @@ func accepts(jumps []jump) bool {
 	return slices.ContainsFunc(jumps, func(j jump) bool { return j.to == forwardChain })
 }
 
-// kept returns which of kube-proxy's chains of a table have to stay since rules of somebody else lead to them (some set-ups of
-// the CNI plugin "portmap" use KUBE-MARK-MASQ, which works together with KUBE-POSTROUTING), and a note on each.
-func kept(jumps []jump) (chains map[string]bool, notes []string) {
-	chains = map[string]bool{}
+// kept returns which of kube-proxy's chains of a table can't go since rules of somebody else lead to them, and a note on each. Some
+// set-ups of the CNI plugin "portmap" use KUBE-MARK-MASQ, which works together with KUBE-POSTROUTING: those stay as they are. Others are
+// to be emptied: what they lead to goes, and they would serve what nobody keeps up to date.
+func kept(jumps []jump) (stay, emptied map[string]bool, notes []string) {
+	stay, emptied = map[string]bool{}, map[string]bool{}
 	for _, j := range jumps {
-		if j.builtin || chains[j.to] {
+		if j.builtin || stay[j.to] || emptied[j.to] {
 			continue
 		}
-		chains[j.to] = true
-		notes = append(notes, "chain "+j.to+" stays: chain "+j.from+", which is not kube-proxy's, uses it")
-		if j.to == "KUBE-MARK-MASQ" {
-			chains["KUBE-POSTROUTING"] = true
+		how := "stays, empty"
+		switch j.to {
+		case "KUBE-MARK-MASQ":
+			stay[j.to], stay["KUBE-POSTROUTING"], how = true, true, "stays"
+		case "KUBE-POSTROUTING":
+			stay[j.to], how = true, "stays"
+		default:
+			emptied[j.to] = true
 		}
+		notes = append(notes, "chain "+j.to+" "+how+": chain "+j.from+", which is not kube-proxy's, uses it")
 	}
-	return chains, notes
+	return stay, emptied, notes
 }

@@ -21,6 +21,9 @@ func From(ctx context.Context, o Options) error {
 	}
 	for _, p := range parts {
 		o.ok("found %s", p)
+		for _, a := range p.alone() {
+			o.note("%s", a) // also where no agent is yet: it tells what its start would break
+		}
 	}
 	if err := o.agentReady(ctx, 0); err != nil {
 		return err

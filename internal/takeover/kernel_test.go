@@ -31,7 +31,22 @@ func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), r
 	t.Helper()
 	ns, run := emptyNamespace(t)
 	run(rules)
-	from = func(o Options) (string, error) {
+	return fromIn(t, ns), func() string { return run("list", "ruleset") }
+}
+
+// takeFromIPTables is takeFrom with rules of a back end of iptables.
+func takeFromIPTables(t *testing.T, backend, rules string) (from func(Options) (string, error)) {
+	t.Helper()
+	ns, _ := emptyNamespace(t)
+	if out, err := ns.Run("sh", "-c", "/usr/sbin/iptables-"+backend+"-restore <<'E'\n"+rules+"E"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return fromIn(t, ns)
+}
+
+// fromIn returns a function that runs From in a namespace, beside an agent that has programmed all unless one is given.
+func fromIn(t *testing.T, ns *netns.NS) func(Options) (string, error) {
+	return func(o Options) (string, error) {
 		var out bytes.Buffer
 		o.Out, o.Socket, o.Node = &out, t.TempDir()+"/none", "node"
 		o.Minor = func(error) bool { return false }
@@ -44,7 +59,6 @@ func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), r
 		err := ns.Do(func() error { return From(t.Context(), o) })
 		return out.String(), err
 	}
-	return from, func() string { return run("list", "ruleset") }
 }
 
 // emptyNamespace makes a namespace, and returns a function that runs nft in it.
@@ -150,7 +164,7 @@ table ip6 kube-proxy {
 }
 `)
 	out, err := from(Options{})
-	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "chain FORWARD of family ip6 drops") || !strings.Contains(out, "TCP 10.96.0.1:443 is served by kube-proxy") {
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "chain FORWARD of family ip6 refuses") || !strings.Contains(out, "TCP 10.96.0.1:443 is served by kube-proxy") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = from(Options{Force: true})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // legacy is what kube-proxy has in the tables of one family of iptables-legacy. Their rules can be had and changed
@@ -28,6 +30,7 @@ type legacy struct {
 type legacyTable struct {
 	name    string
 	chains  []string // of kube-proxy, to be removed
+	emptied []string // of kube-proxy, to be emptied: others use them
 	jumps   []string // rules of others into them, as iptables-save prints them, "-A …"
 	claimed []Claim
 	lonely  []string
@@ -37,7 +40,7 @@ type legacyTable struct {
 func (l *legacy) String() string {
 	var what []string
 	for _, t := range l.tables {
-		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains), t.name))
+		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains)+len(t.emptied), t.name))
 	}
 	return "iptables-legacy, family " + l.family + ": " + strings.Join(what, ", ")
 }
@@ -101,7 +104,7 @@ func readLegacy(ctx context.Context, family, program string, tables []string) (*
 		if err != nil {
 			return nil, err
 		}
-		if t := parseTable(family, name, string(out)); len(t.chains)+len(t.jumps) > 0 {
+		if t := parseTable(family, name, string(out)); len(t.chains)+len(t.emptied)+len(t.jumps) > 0 {
 			l.tables = append(l.tables, t)
 		}
 	}
@@ -152,8 +155,7 @@ func parseTable(family, name, text string) legacyTable {
 	t := legacyTable{name: name}
 	var jumps []jump
 	var lines []string // of jumps
-	builtin := map[string]bool{}
-	dropsForward := false
+	builtin, filled := map[string]bool{}, map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if decl, ok := strings.CutPrefix(line, ":"); ok {
@@ -162,7 +164,6 @@ func parseTable(family, name, text string) legacyTable {
 				continue
 			}
 			builtin[fields[0]] = fields[1] != "-"
-			dropsForward = dropsForward || fields[0] == "FORWARD" && fields[1] == "DROP"
 			if isProxyChain(name, fields[0]) {
 				t.chains = append(t.chains, fields[0])
 			}
@@ -172,6 +173,7 @@ func parseTable(family, name, text string) legacyTable {
 		switch {
 		case !ok:
 		case isProxyChain(name, chain):
+			filled[chain] = true
 			if claim, ok := r.claim(name, chain); ok && claimsIn(name, chain) {
 				t.claimed = append(t.claimed, claim)
 			}
@@ -180,14 +182,15 @@ func parseTable(family, name, text string) legacyTable {
 			lines = append(lines, line)
 		}
 	}
-	if dropsForward && accepts(jumps) {
+	if accepts(jumps) && preflight.SavedEnds(text, "FORWARD") {
 		t.lonely = append(t.lonely, dropsForwarded("iptables-legacy", family))
 	}
-	stays, notes := kept(jumps)
+	stay, emptied, notes := kept(jumps)
 	t.noted = notes
-	t.chains = slices.DeleteFunc(t.chains, func(c string) bool { return stays[c] })
+	t.chains = slices.DeleteFunc(t.chains, func(c string) bool { return stay[c] || emptied[c] })
+	t.emptied = slices.DeleteFunc(slices.Sorted(maps.Keys(emptied)), func(c string) bool { return !filled[c] })
 	for i, j := range jumps {
-		if j.builtin && !stays[j.to] {
+		if j.builtin && !stay[j.to] {
 			t.jumps = append(t.jumps, lines[i])
 		}
 	}
@@ -277,7 +280,7 @@ func (l *legacy) remove(ctx context.Context, _ drain) error {
 func (t *legacyTable) removal() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n", t.name)
-	for _, c := range t.chains {
+	for _, c := range slices.Concat(t.chains, t.emptied) {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", c) // this empties it
 	}
 	for _, j := range t.jumps {

@@ -18,6 +18,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -30,6 +31,7 @@ type nft struct {
 	tables  []*nftables.Table
 	jumps   []*nftables.Rule // in chains of others, into those of kube-proxy
 	chains  []*nftables.Chain
+	emptied []*nftables.Chain // they stay, since others use them
 	claimed []Claim
 	lonely  []string
 	noted   []string
@@ -45,13 +47,13 @@ func (n *nft) String() string {
 		what = append(what, "table "+familyName(t.Family)+" "+t.Name)
 	}
 	counts := map[string]int{}
-	for _, c := range n.chains {
+	for _, c := range slices.Concat(n.chains, n.emptied) {
 		counts["table "+familyName(c.Table.Family)+" "+c.Table.Name]++
 	}
 	for _, table := range slices.Sorted(maps.Keys(counts)) {
 		what = append(what, fmt.Sprintf("%d chains of iptables-nft in %s", counts[table], table))
 	}
-	if len(n.chains) == 0 && len(n.jumps) > 0 {
+	if len(n.chains)+len(n.emptied) == 0 && len(n.jumps) > 0 {
 		what = append(what, fmt.Sprintf("%d rules of iptables-nft", len(n.jumps)))
 	}
 	return "nftables: " + strings.Join(what, ", ")
@@ -88,7 +90,7 @@ func findNftables(context.Context) ([]part, error) {
 			return nil, fmt.Errorf("read nftables of family %s: %w", familyName(family), err)
 		}
 	}
-	if len(n.tables)+len(n.jumps)+len(n.chains) == 0 {
+	if len(n.tables)+len(n.jumps)+len(n.chains)+len(n.emptied) == 0 {
 		return nil, nil
 	}
 	return []part{n}, nil
@@ -210,19 +212,29 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 				rules = append(rules, r)
 			}
 		}
-		if c.Name == "FORWARD" && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop && accepts(jumps) {
+		drops := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
+		if c.Name == "FORWARD" && accepts(jumps) && preflight.Ends(drops, found) {
 			n.lonely = append(n.lonely, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
 		}
 	}
-	stays, notes := kept(jumps)
+	stay, emptied, notes := kept(jumps)
 	n.noted = append(n.noted, notes...)
 	for i, j := range jumps {
-		if j.builtin && !stays[j.to] {
+		if j.builtin && !stay[j.to] {
 			n.jumps = append(n.jumps, rules[i])
 		}
 	}
 	for _, c := range chains {
-		if isProxyChain(table, c.Name) && !stays[c.Name] {
+		switch {
+		case emptied[c.Name]:
+			left, err := conn.GetRules(c.Table, c)
+			if err != nil {
+				return fmt.Errorf("list rules of chain %s %s: %w", table, c.Name, err)
+			}
+			if len(left) > 0 {
+				n.emptied = append(n.emptied, c)
+			}
+		case isProxyChain(table, c.Name) && !stay[c.Name]:
 			n.chains = append(n.chains, c)
 		}
 	}
@@ -295,10 +307,13 @@ func (n *nft) remove(ctx context.Context, _ drain) error {
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("delete kube-proxy's nftables rules: %w", err)
 	}
-	for _, step := range []func(*nftables.Chain){conn.FlushChain, conn.DelChain} {
-		for piece := range slices.Chunk(n.chains, 500) {
+	for _, step := range []struct {
+		do     func(*nftables.Chain)
+		chains []*nftables.Chain
+	}{{conn.FlushChain, slices.Concat(n.emptied, n.chains)}, {conn.DelChain, n.chains}} {
+		for piece := range slices.Chunk(step.chains, 500) {
 			for _, c := range piece {
-				step(c)
+				step.do(c)
 			}
 			if err := conn.Flush(); err != nil {
 				return fmt.Errorf("delete kube-proxy's chains of iptables-nft: %w", err)

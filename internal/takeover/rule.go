@@ -53,8 +53,9 @@ func (x xrule) claim(table, chain string) (Claim, bool) {
 	}, addr.IsValid()
 }
 
-// dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops by default.
+// dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops or rejects what its rules don't accept.
 func dropsForwarded(program, family string) string {
-	return program + "'s chain FORWARD of family " + family + " drops what its rules do not accept, and only kube-proxy's chain " +
-		forwardChain + " is known to accept masqueraded and established connections of services there"
+	return program + "'s chain FORWARD of family " + family + " refuses what its rules do not accept, and only kube-proxy's chain " + forwardChain +
+		" is known to accept masqueraded and established connections of services there. It does not know those that sluice translates: add rules " +
+		"before the agent starts, as 'sluice preflight' says"
 }
