@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -45,16 +46,16 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 // config is the compiler's configuration of these flags.
 func (f *nodeFlags) config() (compile.Config, error) {
 	c := compile.Config{
-		Node: f.node, ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs, ClusterUnknown: f.clusterUnknown,
+		ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs, ClusterUnknown: f.clusterUnknown,
 		NodePortAddresses: f.nodePorts.cidrs, NodePortPrimary: f.nodePorts.primary, PrimaryAddr: f.primaryAddr,
 		MasqueradeAll: f.masqueradeAll,
 	}
-	if c.Node == "" {
+	if c.Node = nodeName(f.node); c.Node == "" {
 		name, err := os.Hostname()
 		if err != nil {
 			return c, fmt.Errorf("read host name: %w: name the node with --node", err)
 		}
-		c.Node = name
+		c.Node = nodeName(name)
 	}
 	if len(c.NodePortAddresses) > 0 {
 		addrs, err := hostAddresses()
@@ -65,6 +66,9 @@ func (f *nodeFlags) config() (compile.Config, error) {
 	}
 	return c, f.configure(&c)
 }
+
+// nodeName is what the Node object of a host with this name is called: kubelet and kube-proxy make it so.
+func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(host)) }
 
 // source reads all objects that the flags name, into sink.
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +41,7 @@ func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
 		return nil, usageError{fmt.Errorf("%s: %w", what, err)}
 	}
 	s := &seat{settings, loaded, o.kubeProxy.File}
-	if o.node != "" && s.Node != "" && o.node != s.Node {
+	if o.node != "" && s.Node != "" && nodeName(o.node) != s.Node {
 		return nil, usageError{fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node)}
 	}
 	return s, o.follow(s, func(flag string) bool { return cmd.Flags().Changed(flag) })
@@ -58,7 +57,6 @@ func (o *runOptions) follow(s *seat, given func(flag string) bool) (err error) {
 			if o.node, err = os.Hostname(); err != nil {
 				return fmt.Errorf("read host name: %w: name the node with --hostname-override", err)
 			}
-			o.node = strings.ToLower(strings.TrimSpace(o.node))
 		}
 	}
 	o.clusterCIDRs, o.clusterUnknown = s.ClusterCIDRs, !s.NodeCIDRs

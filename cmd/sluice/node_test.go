@@ -1,0 +1,21 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// A Node object's name is in lower case, whatever the host is called: kubelet and kube-proxy make it so.
+func TestNodeName(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for given, want := range map[string]string{"node1": "node1", "Node1": "node1", " NODE-1.Example\n": "node-1.example", "": strings.ToLower(host)} {
+		c, err := (&nodeFlags{node: given}).config()
+		if err != nil || c.Node != want {
+			t.Errorf("--node %q: %q, %v, want %q", given, c.Node, err, want)
+		}
+	}
+}
