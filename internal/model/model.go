@@ -148,7 +148,7 @@ type ContainerPort struct {
 type Node struct {
 	Name     string
 	Labels   map[string]string
-	IPs      []netip.Addr // InternalIP addresses, in the order of the object; the first of a family is its primary
+	IPs      []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
 	PodCIDRs []netip.Prefix
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.

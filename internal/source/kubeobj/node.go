@@ -2,6 +2,8 @@ package kubeobj
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -19,18 +21,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for i := range o.Spec.Taints {
 		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
 	}
-	for i := range o.Status.Addresses {
-		in := &o.Status.Addresses[i]
-		if in.Type != corev1.NodeInternalIP {
-			continue
-		}
-		a, err := parseAddr(in.Address)
-		if err != nil {
-			f.Leave(fmt.Sprintf("status.addresses[%d].address", i), "%v; it is left out", err)
-			continue
-		}
-		n.IPs = append(n.IPs, a)
-	}
+	n.IPs = nodeIPs(o.Status.Addresses, &f)
 	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
 	if len(list) == 0 && o.Spec.PodCIDR != "" {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
@@ -44,6 +35,31 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		n.PodCIDRs = append(n.PodCIDRs, p)
 	}
 	return fault.Result(n, &f)
+}
+
+// nodeIPs returns the InternalIPs, and the ExternalIPs of a family that has none: as kube-proxy, which takes
+// the first of each family from both in this order.
+func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) []netip.Addr {
+	of := map[corev1.NodeAddressType][]netip.Addr{}
+	for i, in := range addresses {
+		if in.Type != corev1.NodeInternalIP && in.Type != corev1.NodeExternalIP {
+			continue
+		}
+		a, err := parseAddr(in.Address)
+		if err != nil {
+			f.Leave(fmt.Sprintf("status.addresses[%d].address", i), "%v; it is left out", err)
+			continue
+		}
+		of[in.Type] = append(of[in.Type], a)
+	}
+	list := of[corev1.NodeInternalIP]
+	for _, a := range of[corev1.NodeExternalIP] {
+		sameFamily := func(o netip.Addr) bool { return o.Is4() == a.Is4() }
+		if !slices.ContainsFunc(of[corev1.NodeInternalIP], sameFamily) {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 // Namespace translates a v1 Namespace.
