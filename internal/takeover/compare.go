@@ -52,6 +52,27 @@ func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.A
 	return lacks
 }
 
+// unprogrammed names the families of which kube-proxy has programmed nothing, though the agent serves some of it.
+func unprogrammed(ours map[state.FrontendKey]bool, claims []Claim) []string {
+	var families []string
+	for _, f := range []struct {
+		name string
+		is4  bool
+	}{{"IPv4", true}, {"IPv6", false}} {
+		of := func(k state.FrontendKey) bool { return k.Addr.Is4() == f.is4 }
+		n := 0
+		for k, served := range ours {
+			if served && of(k) {
+				n++
+			}
+		}
+		if n > 0 && !slices.ContainsFunc(claims, func(c Claim) bool { return of(c.Key) }) {
+			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %d addresses and ports", f.name, n))
+		}
+	}
+	return families
+}
+
 // nodePorts are the frontends on the node's own addresses, under the family's unspecified address.
 func nodePorts(ours map[state.FrontendKey]bool, host map[netip.Addr]bool) map[state.FrontendKey]bool {
 	ports := map[state.FrontendKey]bool{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -122,10 +123,13 @@ func healthy(ctx context.Context) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// coversAgent compares what both serve.
+// coversAgent compares what both serve. The agent has stopped, so that its table falls behind the cluster, and a healthy kube-proxy
+// does not: what only the table has is told and goes, unless kube-proxy has yet to program it.
 func (o *Options) coversAgent(ctx context.Context) error {
-	var lacks []string
+	var idle, lacks []string
 	var ours int
+	fewest, since := -1, time.Now() // since when kube-proxy has caught up by nothing
+	catchesUp := func() bool { return time.Since(since) < settleFor }
 	err := o.settle(ctx, func() (string, error) {
 		parts, err := find(ctx)
 		if err != nil {
@@ -139,19 +143,44 @@ func (o *Options) coversAgent(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		ours, lacks = len(frontends), uncovered(frontends, claimsOf(parts), host)
-		return strings.Join(lacks, "\n"), nil
+		claims := claimsOf(parts)
+		ours, lacks, idle = len(frontends), uncovered(frontends, claims, host), unprogrammed(frontends, claims)
+		if fewest > len(lacks) {
+			since = time.Now()
+		}
+		fewest = len(lacks)
+		if len(idle) == 0 && !catchesUp() {
+			return "", nil
+		}
+		return strings.Join(slices.Concat(idle, lacks), "\n"), nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := o.differ(lacks); err != nil {
+	if len(lacks) > 0 && catchesUp() {
+		idle = append(idle, fmt.Sprintf("kube-proxy is at work on it, and lacks %d addresses and ports yet: run this again, with a longer --wait", len(lacks)))
+	}
+	if err := o.differ(idle); err != nil {
 		return err
 	}
 	if len(lacks) == 0 {
 		o.ok("kube-proxy serves all %d addresses and ports that sluice does", ours)
+		return nil
 	}
+	o.tellStale(lacks)
 	return nil
+}
+
+// tellStale names what goes with the agent's table.
+func (o *Options) tellStale(lacks []string) {
+	const most = 20
+	for _, l := range lacks[:min(len(lacks), most)] {
+		o.note("%s", l)
+	}
+	if len(lacks) > most {
+		o.note("and %d more", len(lacks)-most)
+	}
+	o.note("kube-proxy works and follows the cluster: these have changed since the agent stopped, or are outside its configuration")
 }
 
 // settle asks a few times whether differences go by themselves, as those do that come of a change which one program has seen
