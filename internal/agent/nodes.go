@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -33,4 +37,32 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 		})
 	}
 	return n.name[addr]
+}
+
+// misnamed says that there are Nodes and none has this node's name; "" if it is not so. A wrong name looks like
+// that, and so does a node that has not been registered yet: what is declared for this node isn't known.
+func (a *Agent) misnamed() string {
+	if a.Store.Node(a.Node) != nil {
+		return ""
+	}
+	var names []string
+	a.Store.Read(func(v *store.View) { names = v.NodeNames() })
+	if len(names) == 0 {
+		return ""
+	}
+	const most = 3
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if len(names) > most {
+		text += ", …"
+	}
+	return fmt.Sprintf("there is no Node object of the name %s, and there are others (%s): give --node this node's", a.Node, text)
+}
+
+// sourceStatus is what the source says; what is declared for a node of which nothing is known is lacking, too.
+func (a *Agent) sourceStatus() source.Status {
+	s := a.Source.Status()
+	if reason := a.misnamed(); reason != "" {
+		s.Lacking = append(slices.Clone(s.Lacking), reason)
+	}
+	return s
 }

@@ -207,7 +207,7 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 		warnings = append(warnings, "the kernel may hold an older state: "+r.failure.Error)
 	}
 	if r.kept > 0 {
-		warnings = append(warnings, Contradicts(policy, r.kept, a.Source.Status().Lacking))
+		warnings = append(warnings, Contradicts(policy, r.kept, a.sourceStatus().Lacking))
 	}
 	return warnings
 }

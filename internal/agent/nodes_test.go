@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// A node whose name no Node has is not ready, and keeps what the kernel has until it is known who it is.
+func TestMisnamedNodeIsNotReady(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+	readyz := func() (int, string) {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return w.Code, w.Body.String()
+	}
+	named := func(name string) store.Event {
+		return store.Event{Kind: store.Nodes, Name: model.Name{Name: name}, Object: &model.Node{Name: name}}
+	}
+	b.source.deliver(named("Node-A"), named("node-b"))
+	b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)
+	b.source.sync()
+	const grown = "TCP 10.0.0.1:80 -> [10.1.0.1:8080 10.1.0.9:8080]"
+	b.holds(t, grown, web2)
+	eventually(t, "it is kept", func() bool { return b.Status().Kept == 1 })
+	const reason = "there is no Node object of the name node-a, and there are others (Node-A, node-b): give --node this node's"
+	if s := b.Status(); s.OK || !strings.Contains(strings.Join(s.Problems, "\n"), reason) {
+		t.Errorf("status: %+v", s)
+	}
+	if code, text := readyz(); code != http.StatusServiceUnavailable || text != "not ready: "+reason+"\n" {
+		t.Errorf("/readyz: %d %s", code, text)
+	}
+	b.source.deliver(named("node-a"))
+	b.holds(t, grown)
+	eventually(t, "all is well", func() bool { return b.Status().OK })
+	if code, text := readyz(); code != http.StatusOK {
+		t.Errorf("/readyz of a node that is known: %d %s", code, text)
+	}
+}
