@@ -52,6 +52,7 @@ was. The exit status is 0 only if everything is done.`,
 	fl.StringVar(&o.Node, "node", "", "name of this node's Node object (default: the host's name), for the commands that are suggested")
 	fl.BoolVar(&o.DryRun, "dry-run", false, "only look, and say what would be done")
 	fl.BoolVar(&o.Force, "force", false, "go on though one program serves what the other does not")
+	fl.Var((*prefixes)(&o.GiveUp), "give-up", "`CIDRs` of addresses of this node on which kube-proxy's node ports may end, such as 127.0.0.0/8")
 	fl.DurationVar(&o.Wait, "wait", 0, "wait so long for a program to stop or to start, and for the agent to have programmed everything")
 	fl.DurationVar(&o.Drain, "drain-timeout", 10*time.Minute, "wait so long for connections that IPVS carries to end")
 	socketFlag(cmd, &o.Socket)

@@ -102,13 +102,14 @@ func hasKey(m map[state.FrontendKey]bool, k state.FrontendKey) bool {
 	return ok
 }
 
-// elsewhere are the node's addresses to which others connect, but which have no node port of ours although there are some; kube-proxy
-// serves node ports there, too, unless it was told not to.
-func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []netip.Addr {
+// elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none. localnet: 127.0.0.1 may be one.
+func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
 	families := map[bool]bool{} // with node ports
+	loopback := false
 	for _, c := range claims {
-		if c.nodePort() {
+		if c.nodePort() && c.Served {
 			families[c.Key.Addr.Is4()] = true
+			loopback = loopback || c.Loopback && localnet
 		}
 	}
 	has := map[netip.Addr]bool{}
@@ -120,6 +121,9 @@ func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.A
 		if families[a.Is4()] && !has[a] && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 			addrs = append(addrs, a)
 		}
+	}
+	if loopback {
+		addrs = append(addrs, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return addrs

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/internal/sysctl"
 )
 
 // From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
@@ -88,7 +91,6 @@ func (o *Options) agentReady(ctx context.Context, patience time.Duration) error 
 func (o *Options) coversProxy(ctx context.Context) error {
 	var claims, ours int
 	var lacks []string
-	var unserved []netip.Addr
 	compare := func() (string, error) {
 		parts, err := find(ctx)
 		if err != nil {
@@ -102,9 +104,15 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		theirs := claimsOf(parts)
+		localnet, err := sysctl.Read("net.ipv4.conf.all.route_localnet")
+		if err != nil {
+			return "", err
+		}
+		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool {
+			return (host[c.Key.Addr] || c.Key.Addr.IsLoopback()) && o.givenUp(c.Key.Addr)
+		})
 		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
-		unserved = elsewhere(theirs, frontends, host)
+		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
 		for _, p := range parts {
 			lacks = append(lacks, p.alone()...)
 		}
@@ -120,10 +128,26 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	if len(lacks) == 0 {
 		o.ok("sluice serves all %d addresses and ports that kube-proxy does (it has %d)", claims, ours)
 	}
-	if len(unserved) > 0 {
-		o.note("sluice has no node ports on %s, where kube-proxy may have them: if they are used there, run the agent with --nodeport-addresses", unserved)
-	}
 	return nil
+}
+
+// unserved says what becomes of node ports on addresses on which we serve none.
+func (o *Options) unserved(addrs []netip.Addr) []string {
+	var names []string
+	for _, a := range addrs {
+		if !o.givenUp(a) {
+			names = append(names, a.String())
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("kube-proxy has node ports on %s and sluice has not: choose addresses with the agent's --nodeport-addresses "+
+		"(never loopback), or say with --give-up CIDRs where nobody uses them", strings.Join(names, ", "))}
+}
+
+func (o *Options) givenUp(a netip.Addr) bool {
+	return slices.ContainsFunc(o.GiveUp, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // proxyGone waits until no kube-proxy runs on the node: it would put its rules back.

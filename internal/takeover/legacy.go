@@ -154,7 +154,8 @@ func run(ctx context.Context, stdin []byte, path string, args ...string) ([]byte
 func parseTable(family, name, text string) legacyTable {
 	t := legacyTable{name: name}
 	var jumps []jump
-	var lines []string // of jumps
+	var lines []string  // of jumps
+	var at []netip.Addr // chosen for node ports
 	builtin, filled := map[string]bool{}, map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -176,6 +177,8 @@ func parseTable(family, name, text string) legacyTable {
 			filled[chain] = true
 			if claim, ok := r.claim(name, chain); ok && claimsIn(name, chain) {
 				t.claimed = append(t.claimed, claim)
+			} else if r.choosesAddress() {
+				at = append(at, r.daddr)
 			}
 		case isProxyChain(name, r.target):
 			jumps = append(jumps, jump{chain, r.target, builtin[chain]})
@@ -185,6 +188,7 @@ func parseTable(family, name, text string) legacyTable {
 	if accepts(jumps) && preflight.SavedEnds(text, "FORWARD") {
 		t.lonely = append(t.lonely, dropsForwarded("iptables-legacy", family))
 	}
+	t.claimed = placed(t.claimed, len(at) > 0, at)
 	stay, emptied, notes := kept(jumps)
 	t.noted = notes
 	t.chains = slices.DeleteFunc(t.chains, func(c string) bool { return stay[c] || emptied[c] })

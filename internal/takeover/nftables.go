@@ -157,16 +157,7 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 			}
 		}
 	}
-	for _, c := range claims {
-		if !c.nodePort() || !chosen {
-			n.claimed = append(n.claimed, c)
-			continue
-		}
-		for _, addr := range at {
-			c.Key.Addr = addr
-			n.claimed = append(n.claimed, c)
-		}
-	}
+	n.claimed = append(n.claimed, placed(claims, chosen, at)...)
 	return nil
 }
 
@@ -190,6 +181,8 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	}
 	var jumps []jump
 	var rules []*nftables.Rule
+	var claims []Claim
+	var at []netip.Addr // chosen for node ports
 	for _, c := range chains {
 		proxys := isProxyChain(table, c.Name)
 		if proxys && !claimsIn(table, c.Name) {
@@ -205,7 +198,9 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			case proxys:
 				seen.readComment(r)
 				if claim, ok := seen.claim(table, c.Name); ok {
-					n.claimed = append(n.claimed, claim)
+					claims = append(claims, claim)
+				} else if seen.choosesAddress() {
+					at = append(at, seen.daddr)
 				}
 			case isProxyChain(table, seen.target):
 				jumps = append(jumps, jump{c.Name, seen.target, c.Hooknum != nil})
@@ -217,6 +212,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			n.lonely = append(n.lonely, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
 		}
 	}
+	n.claimed = append(n.claimed, placed(claims, len(at) > 0, at)...)
 	stay, emptied, notes := kept(jumps)
 	n.noted = append(n.noted, notes...)
 	for i, j := range jumps {

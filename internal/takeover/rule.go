@@ -11,6 +11,9 @@ import (
 // forwardChain holds the rules of iptables and IPVS mode that accept what is forwarded.
 const forwardChain = "KUBE-FORWARD"
 
+// nodePortsChain holds the node ports of iptables mode.
+const nodePortsChain = "KUBE-NODEPORTS"
+
 // xrule is what matters of a rule of iptables, from wherever it was read.
 type xrule struct {
 	is4      bool
@@ -28,7 +31,7 @@ func claimsIn(table, chain string) bool {
 	switch chain {
 	case "KUBE-SERVICES":
 		return table == "nat" || table == "filter"
-	case "KUBE-NODEPORTS":
+	case nodePortsChain:
 		return table == "nat" // in filter it accepts health checks
 	case "KUBE-EXTERNAL-SERVICES":
 		return table == "filter"
@@ -50,8 +53,13 @@ func (x xrule) claim(table, chain string) (Claim, bool) {
 	return Claim{
 		Key:     state.FrontendKey{Addr: addr, Protocol: x.protocol, Port: x.dport},
 		Service: service, Served: table == "nat" && strings.HasPrefix(x.target, "KUBE-"),
+		Loopback: chain == nodePortsChain && x.is4,
 	}, addr.IsValid()
 }
+
+// choosesAddress reports whether node ports are served on the address that the rule asks for, and on no other than such. Without
+// --nodeport-addresses one rule leads to them from every local address.
+func (x xrule) choosesAddress() bool { return x.target == nodePortsChain && x.daddr.IsValid() }
 
 // dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops or rejects what its rules don't accept.
 func dropsForwarded(program, family string) string {

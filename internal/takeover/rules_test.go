@@ -46,7 +46,7 @@ COMMIT
 func TestLegacyTable(t *testing.T) {
 	table := parseTable("ip", "nat", natTable)
 	want := []Claim{
-		{Key: state.FrontendKey{Addr: netip.IPv4Unspecified(), Protocol: model.TCP, Port: 30080}, Service: "a/web:http", Served: true},
+		{Key: state.FrontendKey{Addr: netip.IPv4Unspecified(), Protocol: model.TCP, Port: 30080}, Service: "a/web:http", Served: true, Loopback: true},
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.UDP, Port: 53}, Service: "kube-system/kube-dns:dns", Served: true},
 	}
 	if d := cmp.Diff(want, table.claimed, compareAddrs); d != "" {
@@ -144,15 +144,15 @@ func TestCompare(t *testing.T) {
 		claims             []Claim
 		missing, uncovered string // of each the beginning of what is said; "": nothing
 	}{
-		{"the same", []Claim{{key("10.96.0.1", 443), "a/b", true}, {key("10.96.0.2", 80), "", false}, {key("0.0.0.0", 30080), "", true}}, "", ""},
-		{"another service", []Claim{{key("10.96.0.1", 443), "", true}, {key("10.96.0.2", 80), "", false}, {key("0.0.0.0", 30080), "", true}, {key("10.96.0.3", 80), "a/c:http", true}},
+		{"the same", []Claim{{key("10.96.0.1", 443), "a/b", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}}, "", ""},
+		{"another service", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("10.96.0.3", 80), "a/c:http", true, false}},
 			"TCP 10.96.0.3:80 (a/c:http) is served by kube-proxy", ""},
-		{"a node port less", []Claim{{key("10.96.0.1", 443), "", true}, {key("10.96.0.2", 80), "", false}}, "", "TCP 192.0.2.1:30080 is served by sluice"},
-		{"another node port", []Claim{{key("10.96.0.1", 443), "", true}, {key("10.96.0.2", 80), "", false}, {key("0.0.0.0", 30080), "", true}, {key("0.0.0.0", 30081), "a/d", true}},
+		{"a node port less", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}}, "", "TCP 192.0.2.1:30080 is served by sluice"},
+		{"another node port", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("0.0.0.0", 30081), "a/d", true, false}},
 			"TCP node port 0.0.0.0:30081 (a/d) is served by kube-proxy", ""},
-		{"endpoints there only", []Claim{{key("10.96.0.1", 443), "", true}, {key("10.96.0.2", 80), "", true}, {key("192.0.2.1", 30080), "", true}},
+		{"endpoints there only", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", true, false}, {key("192.0.2.1", 30080), "", true, false}},
 			"TCP 10.96.0.2:80 has endpoints in kube-proxy's rules", ""},
-		{"endpoints here only", []Claim{{key("10.96.0.1", 443), "", false}, {key("10.96.0.2", 80), "", false}, {key("0.0.0.0", 30080), "", true}},
+		{"endpoints here only", []Claim{{key("10.96.0.1", 443), "", false, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}},
 			"", "TCP 10.96.0.1:443 has endpoints in sluice's table"},
 	} {
 		for what, got := range map[string][2]string{
@@ -163,8 +163,8 @@ func TestCompare(t *testing.T) {
 			}
 		}
 	}
-	claims := []Claim{{key("0.0.0.0", 30080), "", true}}
-	if got := elsewhere(claims, ours, host); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.2")}) {
+	claims := []Claim{{key("0.0.0.0", 30080), "", true, false}}
+	if got := elsewhere(claims, ours, host, false); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.2")}) {
 		t.Errorf("no node ports on %v", got)
 	}
 }

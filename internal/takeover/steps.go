@@ -34,6 +34,8 @@ type Options struct {
 
 	Node  string // the name of this node's Node object, for what is to be typed
 	Force bool   // go on where the two differ
+	// GiveUp are addresses of the node on which kube-proxy's node ports may end.
+	GiveUp []netip.Prefix
 	// Wait is how long to wait for what others do: a program to stop or to start, and the agent to have programmed all.
 	Wait time.Duration
 	// Drain is how long to wait for connections that IPVS carries.

@@ -24,6 +24,8 @@ type Claim struct {
 	Key     state.FrontendKey
 	Service string // as kube-proxy's comments name it, "namespace/name:port"; it may be empty
 	Served  bool   // there are endpoints: new connections are not just refused or dropped
+	// Loopback: where the kernel lets it (net.ipv4.conf.all.route_localnet), 127.0.0.1 is among a node port's addresses.
+	Loopback bool
 }
 
 // nodePort reports whether the claim is for every address of the node.
@@ -74,6 +76,24 @@ func find(ctx context.Context) ([]part, error) {
 	return parts, nil
 }
 
+// placed are the claims with node ports where they are, if addresses were chosen for them.
+func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
+	if !chosen {
+		return claims
+	}
+	var all []Claim
+	for _, c := range claims {
+		if !c.nodePort() {
+			all = append(all, c)
+			continue
+		}
+		for _, c.Key.Addr = range at {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 // claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is served.
 func claimsOf(parts []part) []Claim {
 	byKey := map[state.FrontendKey]Claim{}
@@ -82,6 +102,7 @@ func claimsOf(parts []part) []Claim {
 			old := byKey[c.Key]
 			c.Service = cmp.Or(old.Service, c.Service)
 			c.Served = c.Served || old.Served
+			c.Loopback = c.Loopback || old.Loopback
 			byKey[c.Key] = c
 		}
 	}

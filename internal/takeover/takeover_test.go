@@ -49,21 +49,27 @@ func thereAndBack(t *testing.T, mode, backend string) {
 
 	agent := c.startAgent()
 	sticky.check(at)
-	out, err := c.takeover("--from", "kube-proxy")
+	out, err := c.takeover("--from", "kube-proxy", "--force")
 	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
 		t.Errorf("took over from a kube-proxy that runs, or did not say how to stop it: %v\n%s", err, out)
 	}
-	out, err = c.runOnNode("unshare", "--pid", "--fork", "--mount-proc", c.sluice, "takeover", "--socket", c.socket(), "--from", "kube-proxy")
+	out, err = c.runOnNode("unshare", "--pid", "--fork", "--mount-proc", c.sluice, "takeover", "--socket", c.socket(), "--from", "kube-proxy", "--force")
 	if err == nil || !strings.Contains(out, "a program in another pid namespace") {
 		t.Errorf("in a pod, kube-proxy is not seen: %v\n%s", err, out)
 	}
-	out, err = c.takeover("--from", "kube-proxy", "--dry-run")
+	if mode == "iptables" {
+		if out, err = c.takeover("--from", "kube-proxy", "--dry-run"); err == nil || !strings.Contains(out, "node ports on 10.244.1.1") || !strings.Contains(out, ", 127.0.0.1, ") {
+			t.Errorf("node ports on other addresses are not told of: %v\n%s", err, out)
+		}
+	}
+	elsewhere := "127.0.0.0/8,10.244.0.0/16,172.31.10.0/24" // where only kube-proxy in iptables mode has node ports
+	out, err = c.takeover("--from", "kube-proxy", "--dry-run", "--give-up", elsewhere)
 	if err != nil {
 		t.Errorf("dry run: %v\n%s", err, out)
 	}
 	t.Logf("dry run:\n%s", out)
 	proxy.stop()
-	out, err = c.takeover("--from", "kube-proxy", "--wait", "10s")
+	out, err = c.takeover("--from", "kube-proxy", "--wait", "10s", "--give-up", elsewhere)
 	t.Logf("takeover --from kube-proxy:\n%s", out)
 	if err != nil {
 		t.Fatal(err)
