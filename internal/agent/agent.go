@@ -113,6 +113,7 @@ func New(c Config) *Agent {
 		}
 		return !node.Leaving
 	}}
+	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
 	a.metrics = newMetrics(a)
 	a.metrics.registry.MustRegister(rivalsGauge(a.Claim))

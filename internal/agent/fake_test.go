@@ -249,6 +249,7 @@ type fakeSource struct {
 	issues  []model.Issue
 	broken  error
 	lacking []string
+	unread  []string
 }
 
 func (s *fakeSource) Run(ctx context.Context) error { <-ctx.Done(); return nil }
@@ -267,7 +268,7 @@ func (s *fakeSource) Flush(context.Context) error {
 func (s *fakeSource) Status() source.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking,
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, Unread: s.unread,
 		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
 }
 
@@ -296,6 +297,13 @@ func (s *fakeSource) lacks(lacking ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lacking = lacking
+}
+
+// neverRead says what kinds could not be read at all.
+func (s *fakeSource) neverRead(kinds ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unread = kinds
 }
 
 func (s *fakeSource) fault(issues ...model.Issue) {

@@ -19,6 +19,8 @@ type health struct {
 	limit    time.Duration // how long a change may wait
 	now      func() time.Time
 	eligible func() bool // false: the node is being deleted, so load balancers are to leave it
+	// blocked, if set, says why the agent is not ready though it has programmed what it knows; "": nothing keeps it.
+	blocked func() string
 
 	mu      sync.Mutex
 	updated time.Time // when the kernel last had all that was wanted
@@ -54,6 +56,17 @@ func (h *health) ready() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return !h.updated.IsZero()
+}
+
+// unready says why the agent is not ready; "" if it is.
+func (h *health) unready() string {
+	switch {
+	case !h.ready():
+		return "the services have not been programmed yet"
+	case h.blocked != nil:
+		return h.blocked()
+	}
+	return ""
 }
 
 // healthBody is what kube-proxy 1.37 answers.
@@ -103,11 +116,11 @@ func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, livez, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if h.ready() {
-			_, _ = fmt.Fprintln(w, "ok")
+		if why := h.unready(); why != "" {
+			http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 			return
 		}
-		http.Error(w, "not ready: the services have not been programmed yet", http.StatusServiceUnavailable)
+		_, _ = fmt.Fprintln(w, "ok")
 	})
 	return mux
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 // The agent keeps no state on disk: what the kernel holds is all that is left of
@@ -15,14 +17,45 @@ import (
 // was deleted from what merely can't be read, so nothing is taken from the kernel.
 
 // look asks the source whether something is lacking still, and reports whether
-// that has just come to an end: then the kernel is to be adopted for good. It comes before
+// that matters less than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes before
 // compile, so that what the source says is in the store by then.
-func (l *loop) look() (ended bool) {
-	if !l.lacking || len(l.Source.Status().Lacking) > 0 {
+func (l *loop) look() (changed bool) {
+	if !l.lacking {
 		return false
+	}
+	s := l.sourceStatus()
+	changed = l.open(slices.Contains(s.Unread, store.Pods.String()))
+	if len(s.Lacking) > 0 {
+		return changed
 	}
 	l.lacking, l.stale, l.had = false, true, nil
 	return true
+}
+
+// open has policy cut nobody off while no Pod could be read, and reports whether that is news.
+func (l *loop) open(unread bool) (changed bool) {
+	if unread == l.unread {
+		return false
+	}
+	l.unread = unread
+	l.compiling.Lock()
+	l.Compiler.SetPodsUnread(unread)
+	l.compiling.Unlock()
+	if unread {
+		l.Log.Error("not ready: " + Unread([]string{store.Pods.String()}))
+	} else {
+		l.Log.Info("Pods have been read: policy is in force")
+	}
+	return true
+}
+
+// Unread says in words what follows from kinds of which nothing was read since the start.
+func Unread(kinds []string) string {
+	text := strings.Join(kinds, ", ") + ": none could be read since the start"
+	if slices.Contains(kinds, store.Pods.String()) {
+		text += "; policy is not in force, but for pods that an earlier agent knew: what all others send and get passes"
+	}
+	return text
 }
 
 // note remembers which frontends have had endpoints: once those of a frontend were
@@ -49,7 +82,7 @@ func (l *loop) keeps(kept int) {
 	l.mu.Unlock()
 	switch {
 	case kept > 0 && was == 0:
-		l.Log.Warn("the kernel has services or policies that may belong to what can't be read; they stay until all is read once", "elements", kept, "lacking", l.Source.Status().Lacking)
+		l.Log.Warn("the kernel has services or policies that may belong to what can't be read; they stay until all is read once", "elements", kept, "lacking", l.sourceStatus().Lacking)
 	case kept == 0 && was > 0:
 		l.Log.Info("the kernel has nothing any more that was only kept", "were", was)
 	}

@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -189,4 +192,32 @@ func TestKeepingNamesFew(t *testing.T) {
 	if text := Keeping(1, s.Source.Lacking); !strings.Contains(text, "1 element of services or policies in") || !strings.Contains(text, "e; and 2 more") {
 		t.Error(text)
 	}
+}
+
+// Whoever rolls the agent out stops where it knows no pods, or is said to be on a node that there is none of.
+func TestNotReady(t *testing.T) {
+	b := start(t)
+	readyz := func() string {
+		w := httptest.NewRecorder()
+		b.health.handler(byCode("a", "a"), byCode("b", "b")).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return w.Body.String()
+	}
+	b.source.neverRead("Pod")
+	b.source.lacks("Pod: it may not be read")
+	b.source.sync()
+	eventually(t, "it is said", func() bool {
+		return strings.Contains(readyz(), "not ready: Pod: none could be read since the start; policy is not in force")
+	})
+	if s := b.Status(); s.OK || !strings.Contains(strings.Join(s.Problems, "\n"), "what all others send and get passes") {
+		t.Errorf("status: %q", s.Problems)
+	}
+	if !strings.Contains(b.log.String(), "not ready: Pod") {
+		t.Error("the log does not say it")
+	}
+	b.source.neverRead()
+	b.source.lacks()
+	eventually(t, "it is ready", func() bool { return readyz() == "ok\n" && strings.Contains(b.log.String(), "Pods have been read") })
+
+	b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
+	eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object of the name node-a") })
 }

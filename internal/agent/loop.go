@@ -44,6 +44,7 @@ type loop struct {
 	due    *time.Timer // the next audit
 
 	lacking bool                       // the source has not been able to read everything yet
+	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
 	had     map[state.FrontendKey]bool // while lacking: what has had an endpoint since the start
 	keeping bool                       // what was adopted last kept something: a change needs an adoption, too
 

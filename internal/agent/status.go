@@ -99,7 +99,7 @@ func (a *Agent) Status() Status {
 	totals := a.totals()
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
-		Source: a.Source.Status(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
+		Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Issues: a.issues(),
 		Unserved: unserved,
 	}
@@ -125,16 +125,37 @@ func (a *Agent) problems(s Status) []string {
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
+	if why := a.blocked(); why != "" && a.Store.Synced() {
+		problems = append(problems, "not ready: "+why)
+	}
 	if s.Kept > 0 {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if n := len(s.Issues); n > 0 {
-		problems = append(problems, Count(n, "fault")+" in objects; the rest works, and each says what is in force of its object, where that is known")
+		problems = append(problems, Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, where that is known")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))
 	}
 	return problems
+}
+
+// rest says what faults leave, in a source that tells of them.
+func rest(s source.Status) string {
+	behind := func(k source.Following) bool { return k.Behind > 0 }
+	if len(s.Unread) > 0 || slices.ContainsFunc(s.Kinds, behind) {
+		return ", in objects or in reading them; what was read before stays in force, and what changed since may not be known"
+	}
+	return " in objects; the rest works"
+}
+
+// blocked says why the agent is not ready though it has programmed what it knows: it may know of a node without pods, or
+// of another one. Whoever rolls it out is to stop there. "": nothing is in its way.
+func (a *Agent) blocked() string {
+	if kinds := a.Source.Status().Unread; len(kinds) > 0 {
+		return Unread(kinds)
+	}
+	return a.misnamed()
 }
 
 // issues returns the faults that the source, the compiler and the agent itself found

@@ -63,6 +63,7 @@ type Compiler struct {
 	node     node
 	own      *model.Node // as it is, or was last; nil: there has been none
 	gone     bool        // own is not there any more
+	unread   bool        // see SetPodsUnread
 	others   []string    // the nodes that there are, where the own one has never been among them
 	state    *state.State
 	services map[model.Name]*service
@@ -124,6 +125,10 @@ func (c *Compiler) SetLinks(l model.Links) {
 	}
 }
 
+// SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no known pod sends or
+// gets passes then: nothing tells which pods the node has, and all of them would be cut off.
+func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
+
 // Update brings the state up to date with what is dirty in the store, and
 // returns what changed in it: nothing else is named. Everything is dirty to a
 // Compiler that has compiled nothing yet, and when its own node changes in a
@@ -163,7 +168,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
 	if c.policy != nil {
-		c.policy.SetOpen(len(c.others) > 0)
+		c.policy.SetOpen(len(c.others) > 0 || c.unread)
 		delta.Policy = c.policy.Update(v, d, c.node.podCIDRs)
 	}
 	if !settings.Equal(c.state.Settings) {

@@ -101,6 +101,22 @@ func TestMisnamedNodeCutsNobodyOff(t *testing.T) {
 	step("its own is deleted", 1, 1, 1, gone(node))
 }
 
+// While no Pod object could be read, nobody is cut off for that.
+func TestUnreadPodsAreNotCutOff(t *testing.T) {
+	node := v4.node()
+	node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
+	c, s := compile.New(compile.Config{Node: "here", Policy: true}), store.New()
+	c.SetLinks(model.Links{Links: []model.Link{{Index: 1, Name: "eth0", Host: true}, {Index: 7, Name: "web-1", Pod: true}}})
+	s.Apply([]store.Event{event(node), denyAll()})
+	for _, unread := range []bool{true, false} {
+		c.SetPodsUnread(unread)
+		c.Update(s, s.Take())
+		if p := c.State().Policy; len(p.PodDevices) == 0 != unread || len(p.HostDevices) == 2 != unread || len(p.PodCIDRs) == 0 != unread {
+			t.Errorf("unread %v: interfaces of pods %v, of the node %v, pod CIDRs %v", unread, p.PodDevices, p.HostDevices, p.PodCIDRs)
+		}
+	}
+}
+
 func masked(list []netip.Prefix) (all []netip.Prefix) {
 	for _, p := range list {
 		all = append(all, p.Masked())

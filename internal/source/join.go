@@ -82,6 +82,7 @@ func (j *joined) Status() Status {
 		all.Reconnects += st.Reconnects
 		all.Kinds = append(all.Kinds, st.Kinds...)
 		all.Lacking = append(all.Lacking, st.Lacking...)
+		all.Unread = append(all.Unread, st.Unread...)
 	}
 	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")
 	return all

@@ -48,6 +48,9 @@ type Status struct {
 	// empty, from then on for good, once all has been read. What it tells is
 	// in the store before it is told here.
 	Lacking []string `json:"lacking,omitempty"`
+	// Unread are those of the kinds that every cluster has of which nothing at all was read
+	// since the start; Lacking says why. While Pod is among them, whose a packet is can't be told.
+	Unread []string `json:"unread,omitempty"`
 }
 
 // Following says how the objects of one kind are followed.

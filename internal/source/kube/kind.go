@@ -45,9 +45,12 @@ type kind struct {
 	// kind of one place that is not optional is asked for unseen.
 	places   []resource
 	optional bool
-	binary   bool   // ask for protobuf
-	fields   string // a field selector: which objects to ask for
-	decode   func(resource, raw) object
+	// minor says that an object at fault of which no good version is known is no reason to keep all that the
+	// kernel has: at most its own service goes without some endpoints.
+	minor  bool
+	binary bool   // ask for protobuf
+	fields string // a field selector: which objects to ask for
+	decode func(resource, raw) object
 }
 
 // policyGroup serves ClusterNetworkPolicy; the groups that Calico's kinds are
@@ -65,9 +68,9 @@ const notFinished = "status.phase!=Succeeded,status.phase!=Failed"
 func serviceKinds() []kind {
 	return []kind{
 		{kind: store.Services, places: core("services"), binary: true, decode: typed(kubeobj.Service, keepService)},
-		{kind: store.EndpointSlices, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, binary: true,
+		{kind: store.EndpointSlices, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, minor: true, binary: true,
 			decode: typed(endpointSlice, keepSlice)},
-		{kind: store.Nodes, places: core("nodes"), binary: true, decode: typed(kubeobj.Node, nil)},
+		{kind: store.Nodes, places: core("nodes"), minor: true, binary: true, decode: typed(kubeobj.Node, nil)},
 	}
 }
 

@@ -269,6 +269,9 @@ func (s *Source) Status() source.Status {
 		st.Issues = append(st.Issues, model.Issue{Object: "API discovery", Source: where, Reason: "kinds that come or go are not noticed: " + *t})
 	}
 	for _, f := range s.followers {
+		if f.unread() {
+			st.Unread = append(st.Unread, f.kind.kind.String())
+		}
 		st.Issues = append(st.Issues, f.issues()...)
 		following := f.following()
 		st.Reconnects += following.Reconnects

@@ -201,11 +201,20 @@ func (f *follower) following() source.Following {
 	return s
 }
 
+// unread tells whether nothing was ever read of a kind that every cluster has.
+func (f *follower) unread() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.phase != listed && !f.optional
+}
+
 // lacking says what was never read of the kind, sorted.
 func (f *follower) lacking() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
+	case f.phase == listed && f.minor:
+		return nil
 	case f.phase == listed:
 		var list []string
 		holes := f.ledger.holes()

@@ -219,6 +219,22 @@ func TestObjectsAtFault(t *testing.T) {
 	}
 }
 
+// What nothing else depends on holds nothing back.
+func TestMinorObjectsAtFault(t *testing.T) {
+	api := newFakeAPI(t)
+	names := everything(api)
+	api.put(endpoints, slice("odd", "nobody", "10.0.0.1"))
+	api.putAs(endpoints, "shop/never", `{"metadata":{"name":"never","namespace":"shop"},"addressType":"IPv7"}`)
+	api.putAs(nodes, "?", `{"metadata":{"name":"n9","labels":7}}`)
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitIssue("EndpointSlice shop/never", "addressType")
+	f.waitIssue("Node", "should not be a number")
+	if st := f.source.Status(); st.Lacking != nil || st.Unread != nil {
+		t.Errorf("lacking %q, unread %q, of %q", st.Lacking, st.Unread, names)
+	}
+}
+
 // A policy at fault denies, if no good version of it is known.
 func TestPoliciesAtFault(t *testing.T) {
 	const newer = `{"podSelector":{},"policyTypes":["Ingress"],"ingress":[{"from":[{"podSelector":{},"userSelector":{}}]}]}`

@@ -128,6 +128,15 @@ func TestEndpointSlice(t *testing.T) {
 			},
 		},
 		{
+			name: "ports that are none are left out",
+			in: func(s *discoveryv1.EndpointSlice) {
+				for _, p := range []int32{70000, 0, -5} {
+					s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: new(p)})
+				}
+			},
+			errs: []string{"ports[1].port: 70000 is not in 1-65535; this port is left out", "ports[2].port: 0", "ports[3].port: -5"},
+		},
+		{
 			name: "no endpoints",
 			in:   func(s *discoveryv1.EndpointSlice) { s.Endpoints, s.Ports = nil, nil },
 			want: func(s *model.EndpointSlice) { s.Endpoints, s.Ports = nil, nil },
@@ -160,7 +169,6 @@ func TestEndpointSliceAtFault(t *testing.T) {
 	}{
 		{"FQDN", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, []string{"addressType: FQDN"}},
 		{"no family", func(s *discoveryv1.EndpointSlice) { s.AddressType = "" }, []string{"addressType"}},
-		{"port", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(0)) }, []string{"ports[0].port: 0"}},
 		{"protocol", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Protocol = new(corev1.Protocol("tcp")) }, []string{"ports[0].protocol"}},
 		{"name", func(s *discoveryv1.EndpointSlice) { s.Name = "" }, []string{"metadata.name"}},
 	} {
@@ -282,7 +290,7 @@ func TestNode(t *testing.T) {
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
-	want.IPs, want.PodCIDRs = addrs("2001:db8::1"), nil
+	want.IPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil
 	if diff := cmp.Diff(want, got, equal); diff != "" {
 		t.Errorf("what is malformed costs more than itself (-want +got):\n%s", diff)
 	}

@@ -158,6 +158,7 @@ func servicePort(in *corev1.ServicePort, f *fault.List) model.ServicePort {
 	return out
 }
 
+// externalIPs leaves out what can be no such address: the API lets through more than is one.
 func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if len(o.Spec.ExternalIPs) == 0 || o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -167,11 +168,12 @@ func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
 		a, err := parseAddr(text)
 		if err != nil {
-			f.Reject(field, "%v", err)
+			f.Leave(field, "%v; it is left out", err)
 		} else if why := routable(a); why != "" {
-			f.Reject(field, "%s %s", a, why)
+			f.Leave(field, "%s %s; it is left out", a, why)
+		} else {
+			ips = append(ips, a)
 		}
-		ips = append(ips, a)
 	}
 	return ips
 }
@@ -191,7 +193,8 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 			case corev1.LoadBalancerIPModeProxy:
 				continue
 			default:
-				f.Reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy", string(*in.IPMode))
+				f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy; the address is left out", string(*in.IPMode))
+				continue
 			}
 		}
 		if in.IP == "" {
@@ -199,7 +202,7 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		}
 		a, err := parseAddr(in.IP)
 		if err != nil {
-			f.Reject(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
+			f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v; it is left out", err)
 			continue
 		}
 		ips = append(ips, a)

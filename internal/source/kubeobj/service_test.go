@@ -91,6 +91,24 @@ func TestService(t *testing.T) {
 	}{
 		{name: "plain"},
 		{
+			name: "odd external addresses are left out",
+			in: func(s *corev1.Service) {
+				s.Spec.ExternalIPs = []string{"010.0.0.1", "192.0.2.7", "239.1.1.1", "127.0.0.1"}
+			},
+			want: func(s *model.Service) { s.ExternalIPs = addrs("192.0.2.7") },
+			errs: []string{"spec.externalIPs[0]", "spec.externalIPs[2]: 239.1.1.1 is a multicast address; it is left out", "spec.externalIPs[3]", "loopback"},
+		},
+		{
+			name: "odd ingress points are left out",
+			in: func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeLoadBalancer
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113"},
+					{IP: "203.0.113.1", IPMode: new(corev1.LoadBalancerIPMode("DSR"))}, {IP: "203.0.113.2"}}
+			},
+			want: func(s *model.Service) { s.LoadBalancerIPs = addrs("203.0.113.2") },
+			errs: []string{"status.loadBalancer.ingress[0].ip", "status.loadBalancer.ingress[1].ipMode"},
+		},
+		{
 			name: "all that can be said",
 			in: func(s *corev1.Service) {
 				s.CreationTimestamp = metav1.NewTime(created)
@@ -258,16 +276,6 @@ func TestServiceAtFault(t *testing.T) {
 			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 80}}
 		}, []string{"spec.ports[1].port: 80/TCP is there twice"}},
 		{"nameless ports", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 81}} }, []string{"spec.ports[1].name"}},
-		{"external address", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1", "web"} }, []string{"spec.externalIPs[1]"}},
-		{"loopback as external address", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"127.0.0.1"} }, []string{"spec.externalIPs[0]", "loopback"}},
-		{"ingress address", func(s *corev1.Service) {
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113"}}
-		}, []string{"status.loadBalancer.ingress[0].ip"}},
-		{"ingress mode", func(s *corev1.Service) {
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1", IPMode: new(corev1.LoadBalancerIPMode("DSR"))}}
-		}, []string{"status.loadBalancer.ingress[0].ipMode"}},
 		{"source range", func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"10.0.0.0"}
 		}, []string{"spec.loadBalancerSourceRanges"}},

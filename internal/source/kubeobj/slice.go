@@ -16,7 +16,8 @@ import (
 //
 // A slice of addressType FQDN is at fault as a whole. An address that is
 // malformed, of the other family, or one that no other machine can reach is
-// left out, and the others stay. As in kube-proxy, a port entry without a
+// left out, and so is a port that is none, which the API accepts; the others
+// stay. As in kube-proxy, a port entry without a
 // number (the API's "all ports") is passed over, a slice without ports offers
 // no service port anything, and a slice without the service-name label belongs
 // to no service.
@@ -58,12 +59,17 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *fault.List) []model.Endpoin
 		if in[i].Port == nil {
 			continue
 		}
+		number := *in[i].Port
+		if number < 1 || number > 65535 {
+			f.Leave(fmt.Sprintf("ports[%d].port", i), "%d is not in 1-65535; this port is left out", number)
+			continue
+		}
 		mark := f.Mark()
 		var proto corev1.Protocol
 		if in[i].Protocol != nil {
 			proto = *in[i].Protocol
 		}
-		p := model.EndpointPort{Protocol: protocol("protocol", proto, f), Port: port("port", *in[i].Port, f)}
+		p := model.EndpointPort{Protocol: protocol("protocol", proto, f), Port: uint16(number)}
 		if in[i].Name != nil {
 			p.Name = *in[i].Name
 		}
