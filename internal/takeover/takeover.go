@@ -2,10 +2,12 @@
 // connection noticing: it finds what kube-proxy has programmed in this network namespace (in any of its
 // modes), compares it with what the agent has, finds the process that is to stop, and removes its rules.
 //
-// While both programs' rules are in the kernel they do each other no harm. The first chain of the nat hooks to translate
+// While both programs' rules are in the kernel each connection is translated once. The first chain of the nat hooks to translate
 // a connection settles it, and of chains of one priority the kernel calls the newest first: each new connection is translated once,
 // by the one or the other, and its later packets by connection tracking alone, whichever rules are left. The
 // rules of kube-proxy that drop and refuse look for addresses of services, which a translated packet no longer has.
+// What does harm is a chain FORWARD of iptables that refuses what it does not know, where kube-proxy accepts by a mark that only its
+// own connections carry: alone tells of it before the agent starts.
 package takeover
 
 import (
