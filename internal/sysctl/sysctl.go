@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Change is a parameter that was given another value.
@@ -153,7 +155,29 @@ func scope() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read network namespace: %w", err)
 	}
-	return strings.TrimSpace(string(boot)) + " " + ns, nil
+	cookie, err := cookie()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %s %d", strings.TrimSpace(string(boot)), ns, cookie), nil
+}
+
+// cookie is the number that the kernel gives the calling thread's network namespace once in a boot; the inode of one that is
+// gone is given anew. It is 0 before Linux 5.14.
+func cookie() (n uint64, err error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open socket: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	n, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read network namespace's cookie: %w", err)
+	}
+	return n, nil
 }
 
 // merge adds changes to those noted before: the first former value and the last

@@ -172,6 +172,44 @@ func TestRecordOfAnotherNamespaceIsPassedOver(t *testing.T) {
 	})
 }
 
+// The kernel gives the inode of a network namespace that is gone to one of the next.
+func TestRecordOfANamespaceThatIsGoneIsPassedOver(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "sysctls.json")
+	gone := ""
+	inNamespace(t, func(*netns.NS) {
+		gone = inode(t)
+		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
+			t.Error(err)
+		}
+	})
+	inNamespace(t, func(*netns.NS) {
+		b, err := os.ReadFile(record)
+		if err != nil {
+			t.Error(err)
+		}
+		again := strings.ReplaceAll(string(b), gone, inode(t)) // as if this one had been given the same
+		if err := os.WriteFile(record, []byte(again), 0o600); err != nil {
+			t.Error(err)
+		}
+		put(t, forward, "1") // by its own owner, who wants to keep it
+		got, err := sysctl.List(record)
+		same(t, "List", got, err)
+		got, err = sysctl.Restore(record)
+		same(t, "Restore", got, err)
+		want(t, forward, "1")
+	})
+}
+
+// inode names the calling thread's network namespace as /proc does.
+func inode(t *testing.T) string {
+	t.Helper()
+	ns, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Error(err)
+	}
+	return ns
+}
+
 func TestBrokenRecordIsAnError(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "sysctls.json")
 	if err := os.WriteFile(record, []byte("{"), 0o600); err != nil {
