@@ -173,8 +173,8 @@ func liberal(f *Facts) []Result {
 	case f.Conntrack.Liberal:
 		return one(name, OK, "on: TCP segments outside the window are translated too", "")
 	}
-	return one(name, OK, "off: forwarded TCP segments outside the window are dropped",
-		"only if connections stall where packets come late or by two ways: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1")
+	return one(name, OK, "off, as it should be: forwarded TCP segments outside the window are dropped (on, net.netfilter.nf_conntrack_tcp_be_liberal=1, "+
+		"is for networks where packets come late or by two ways and connections stall)", "")
 }
 
 func agent(f *Facts) []Result {

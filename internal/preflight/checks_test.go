@@ -77,7 +77,7 @@ func TestChecks(t *testing.T) {
 		{"conntrack full", func(f *Facts) { f.Conntrack.Count = 262144 }, "conntrack", Fail, "new connections are dropped", "nf_conntrack_max"},
 		{"conntrack small", func(f *Facts) { f.Conntrack.Max = 65536 }, "conntrack", Warn, "few", "nf_conntrack_max=131072"},
 		{"conntrack unreadable", func(f *Facts) { f.Conntrack.CountErr = denied }, "conntrack", Warn, "cannot tell", "root"},
-		{"not liberal", func(f *Facts) { f.Conntrack.Liberal = false }, "tcp_be_liberal", OK, "off", "nf_conntrack_tcp_be_liberal=1"},
+		{"not liberal", func(f *Facts) { f.Conntrack.Liberal = false }, "tcp_be_liberal", OK, "off, as it should be", ""},
 		{"unknown dropping chain", func(f *Facts) { f.Chains = []Chain{forward} }, "other rules", Warn, "nftables chain ip filter FORWARD (forward) drops what its rules do not accept", "chain ip filter FORWARD"},
 		{"Docker", func(f *Facts) { f.Chains = []Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}} }, "other rules", Warn, "Docker: ", "iptables -I DOCKER-USER -d PODS"},
 		{"Docker in IPv6", func(f *Facts) {
@@ -124,6 +124,7 @@ func TestChecks(t *testing.T) {
 		}, "pod network", Warn, "kube-router (chain ip filter KUBE-ROUTER-INPUT)", "--run-firewall=false"},
 		{"kube-router, policy left to it", func(f *Facts) { f.Devices = []string{"kube-bridge"} }, "pod network", Warn, "kube-router", "--run-service-proxy=false"},
 		{"taken ports", func(f *Facts) { f.Taken = []string{"127.0.0.1:10249"} }, "ports", Warn, "listens on 127.0.0.1:10249", "--metrics-address"},
+		{"an old kube-proxy", func(f *Facts) { f.Taken, f.NoLivez = []string{"127.0.0.1:10256"}, true }, "ports", Warn, "no /livez, as kube-proxy before 1.28", "healthzAddress=:10266"},
 		{"memory limit", func(f *Facts) { f.Memory = Memory{Limit: 128 << 20, Where: "memory.max"} }, "memory", Warn, "128 MiB at the most (memory.max)", "no memory limit"},
 		{"generous memory limit", func(f *Facts) { f.Memory = Memory{Limit: 4 << 30, Where: "memory.max"} }, "memory", OK, "4096 MiB", ""},
 		{"unknown memory limit", func(f *Facts) { f.Memory.Err = denied }, "memory", Warn, "cannot tell", "root"},
