@@ -99,6 +99,12 @@ func (l *Lab) setUpNode(h *host, n plan.Node) error {
 			return fmt.Errorf("let %s forward: %w", h.Name, err)
 		}
 	}
+	// A refusal is often an ICMP error, of which the kernel grants a destination one a second: a test bed sees each.
+	for _, key := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
+		if err := h.Sysctl(key, "0"); err != nil {
+			return fmt.Errorf("let %s refuse whatever it is to refuse: %w", h.Name, err)
+		}
+	}
 	for _, gw := range l.Cluster.OutsideIPs {
 		if err := route(h.NS, netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
 			return err
