@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -36,7 +37,7 @@ root.
   sluice lab down`,
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRelayCommand(), newLabBalancerCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabRelayCommand(), newLabBalancerCommand())
 	return cmd
 }
 
@@ -81,6 +82,14 @@ func labNameFlag(cmd *cobra.Command, name *string, value string) {
 func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
+	}
+	switch {
+	case o.kubeProxy != "" && !o.withKubernetes:
+		return nil, usageError{errors.New("--kube-proxy goes with --kubernetes: it reads the API")}
+	case o.kubeProxy != "" && o.noAgent:
+		return nil, usageError{errors.New("--kube-proxy and --no-agent: one of the two")}
+	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
+		return nil, usageError{fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy)}
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -147,13 +156,21 @@ moves real traffic.`,
 			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, agent.Count(len(l.Cluster.Nodes), "node"),
 				agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
 			if l.Kubernetes != nil {
-				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "its API: sluice lab kubectl --name %s …, or any client with KUBECONFIG=%s\n", l.Name, l.HostKubeconfig())
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "its API: sluice lab kubectl%s …, or any client with KUBECONFIG=%s\n", nameFlag(l.Name), l.HostKubeconfig())
 			}
 			return nil
 		},
 	}
 	o.register(cmd, defaultLab)
 	return cmd
+}
+
+// nameFlag is what commands have to be told to mean a lab.
+func nameFlag(name string) string {
+	if name == defaultLab {
+		return ""
+	}
+	return " --name " + name
 }
 
 func policies(n int) string {
@@ -182,6 +199,9 @@ func newLabStatusCommand() *cobra.Command {
 				return err
 			}
 			if !s.Up {
+				if l.Kubernetes != nil {
+					return fmt.Errorf("lab %s is not whole: not all of its processes run; the notes above say how to mend it", name)
+				}
 				return fmt.Errorf("lab %s is dead: not all of its processes run; 'sluice lab up' replaces it, 'sluice lab down' removes it", name)
 			}
 			return nil

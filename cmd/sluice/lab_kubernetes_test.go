@@ -109,6 +109,31 @@ func TestLabKubernetes(t *testing.T) {
 	rolled()
 	stop()
 
+	// What nobody can place does not keep the lab from working, and what has died is named and started again.
+	kubectl("create", "deployment", "unplaced", "--image=none")
+	kubectl("patch", "deployment", "unplaced", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"no":"where"}}}}}`)
+	if err := l.KillProxy("node2"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args []string
+		exit int
+		want string
+	}{
+		{[]string{"lab", "status", "--name", name}, exitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
+		{[]string{"lab", "up", "--kubernetes", "--name", name}, exitError, "it is up, though agent on node2 has died"},
+		{[]string{"lab", "restart", "--name", name, "node9"}, exitError, "no node"},
+		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, exitOK, ""},
+	} {
+		var out bytes.Buffer
+		if code := execute(t.Context(), tc.args, &out, &out); code != tc.exit || !strings.Contains(out.String(), tc.want) {
+			t.Errorf("%v: exit status %d, want %d and %q in:\n%s", tc.args, code, tc.exit, tc.want, out.String())
+		}
+	}
+	if rep, err := l.Probe(t.Context(), 1, []string{"web"}); err != nil || rep.Requests == 0 {
+		t.Errorf("probe beside a pod without a node: %v", err)
+	}
+	kubectl("delete", "deployment", "unplaced")
 	if err := l.Settle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -162,4 +187,24 @@ func load(t *testing.T, l *lab.Lab) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+func TestKubectlArguments(t *testing.T) {
+	for _, tc := range []struct {
+		line, name, rest string
+		help             bool
+	}{
+		{"get pods", "default", "get pods", false},
+		{"-n shop get pods --name x", "default", "-n shop get pods --name x", false},
+		{"--name a -n shop get pods", "a", "-n shop get pods", false},
+		{"--name=a get pods", "a", "get pods", false},
+		{"--name a -- -n shop", "a", "-n shop", false},
+		{"--help", "default", "", true},
+		{"", "default", "", false},
+	} {
+		name, rest, help := kubectlArguments(strings.Fields(tc.line))
+		if got := strings.Join(rest, " "); name != tc.name || got != tc.rest || help != tc.help {
+			t.Errorf("%q: %q %q %v", tc.line, name, got, help)
+		}
+	}
 }

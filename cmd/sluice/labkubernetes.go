@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -24,7 +25,11 @@ import (
 // kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at first. done removes what it made for that.
 func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string) (k *lab.Kubernetes, done func() error, err error) {
 	bin := o.kubernetesBin
-	if bin == "" {
+	if bin != "" {
+		if err := control.Check(bin); err != nil {
+			return nil, nil, err
+		}
+	} else {
 		if bin, err = control.Build(ctx, func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }); err != nil {
 			return nil, nil, err
 		}
@@ -64,13 +69,18 @@ minutes, once: they are kept in the user's cache folder, whose path it prints.`,
 }
 
 func newLabKubectlCommand() *cobra.Command {
-	var name string
-	cmd := &cobra.Command{
-		Use:   "kubectl [ARG]...",
+	return &cobra.Command{
+		Use:   "kubectl [--name LAB] [ARG]...",
 		Short: "Run kubectl on a lab that has a control plane",
-		Long: `Run kubectl as the administrator of a lab that was started with --kubernetes. Any
-other client works as well: its kubeconfig is what 'sluice lab up' names.`,
-		RunE: func(_ *cobra.Command, args []string) error {
+		Long: `Run kubectl as the administrator of a lab that was started with --kubernetes; --name,
+if the lab has one, comes first. Any other client works as well: its kubeconfig is what
+'sluice lab up' names.`,
+		DisableFlagParsing: true, // what follows is kubectl's own
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, args, help := kubectlArguments(args)
+			if help {
+				return cmd.Help()
+			}
 			l, err := openLab(name)
 			if err != nil {
 				return err
@@ -82,7 +92,54 @@ other client works as well: its kubeconfig is what 'sluice lab up' names.`,
 			})
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // what follows is kubectl's own
+}
+
+// kubectlArguments parts our own flags, which come first, from those of kubectl.
+func kubectlArguments(args []string) (name string, rest []string, help bool) {
+	name = defaultLab
+	for len(args) > 0 {
+		switch value, given := strings.CutPrefix(args[0], "--name="); {
+		case given:
+			name, args = value, args[1:]
+		case args[0] == "--name" && len(args) > 1:
+			name, args = args[1], args[2:]
+		case args[0] == "--help" || args[0] == "-h":
+			return name, nil, true
+		case args[0] == "--":
+			return name, args[1:], false
+		default:
+			return name, args, false
+		}
+	}
+	return name, args, false
+}
+
+func newLabRestartCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "restart NODE|control|outside...",
+		Short: "Start anew the kubelet and agent (or kube-proxy) of a node, or what has died elsewhere in a lab with a control plane",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if os.Geteuid() != 0 {
+				return errNotRoot
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find this program: %w", err)
+			}
+			l, err := lab.Open(name, labAgent(exe))
+			if err != nil {
+				return err
+			}
+			for _, host := range args {
+				if err := l.Restart(cmd.Context(), host, exe); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
 	labNameFlag(cmd, &name, defaultLab)
 	return cmd
 }

@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -81,7 +82,7 @@ func (l *Lab) applyAll(ctx context.Context) error {
 	if err := l.Settle(ctx); err != nil {
 		return err
 	}
-	l.say("applying %s", strings.Join(l.Kubernetes.Manifests, ", "))
+	l.say("applying what it is to run")
 	files := map[string]any{}
 	for _, ns := range l.namespaces {
 		files[ns.Name+".json"] = ns
@@ -131,13 +132,18 @@ func (l *Lab) authorize(p *control.Plane) error {
 		if role.Kind != "ClusterRole" {
 			continue
 		}
-		path := l.path(plan.Control, "role.yaml")
-		if err := l.write(path, doc); err != nil {
+		role.Name = "sluice-lab" // what is installed in the lab is not in its way
+		data, err := json.Marshal(role)
+		if err != nil {
+			return fmt.Errorf("write the agent's role: %w", err)
+		}
+		path := l.path(plan.Control, "role.json")
+		if err := l.write(path, data); err != nil {
 			return err
 		}
 		for _, args := range [][]string{
 			{"create", "-f", path},
-			{"create", "clusterrolebinding", "sluice-lab", "--clusterrole=" + role.Name, "--user=" + agentUser},
+			{"create", "clusterrolebinding", role.Name, "--clusterrole=" + role.Name, "--user=" + agentUser},
 		} {
 			if out, err := p.Kubectl(args...); err != nil {
 				return fmt.Errorf("authorize agents: %w: %s", err, out)
@@ -244,6 +250,51 @@ nftables: {minSyncPeriod: 10ms}
 
 const kubeProxy = "kube-proxy"
 
+// Restart starts anew what was started on a host: on a node the kubelet and what carries services, elsewhere what has died.
+func (l *Lab) Restart(ctx context.Context, host, exe string) error {
+	dead := func(what string) bool { p := l.process(host, what); return p.PID != 0 && !p.Alive() }
+	switch {
+	case host == plan.Outside && dead("balancer"):
+		return l.startBalancer(exe)
+	case host == plan.Outside:
+		return nil
+	case host == plan.Control:
+		return l.restartControl(ctx, exe, dead)
+	}
+	n := l.Cluster.Node(host)
+	if n == nil || l.Kubernetes == nil {
+		return fmt.Errorf("restart %s of lab %s: it is no node of a lab with a control plane, nor %q or %q", host, l.Name, plan.Control, plan.Outside)
+	}
+	if err := errors.Join(l.process(host, "kubelet").Kill(), l.KillProxy(host)); err != nil {
+		return err
+	}
+	if err := l.startKubelet(n, exe); err != nil {
+		return err
+	}
+	return l.StartProxy(host)
+}
+
+// restartControl starts what has died on the control host. Another relay listens at another port.
+func (l *Lab) restartControl(ctx context.Context, exe string, dead func(string) bool) error {
+	err := l.Plane(func(p *control.Plane) error {
+		for _, c := range control.Components {
+			if dead(c) {
+				if err := p.Restart(ctx, c); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil || !dead("relay") {
+		return err
+	}
+	if err := l.startRelay(exe); err != nil {
+		return err
+	}
+	return l.save()
+}
+
 // KillProxy kills what carries services on a node, as a crash would. StartProxy starts it again.
 func (l *Lab) KillProxy(node string) error {
 	return errors.Join(l.process(node, "agent").Kill(), l.process(node, kubeProxy).Kill())
@@ -252,10 +303,13 @@ func (l *Lab) KillProxy(node string) error {
 // settleTimeout is how long pods get to be ready.
 const settleTimeout = time.Minute
 
+// tellInterval is the time between two words on what is waited for.
+const tellInterval = 10 * time.Second
+
 // Settle returns once all nodes and pods are ready, those that were ending are gone, and all agents have programmed what the API holds. Pods that do not get ready in a
 // minute become warnings.
 func (l *Lab) Settle(ctx context.Context) error {
-	deadline := time.Now().Add(settleTimeout)
+	deadline, told := time.Now().Add(settleTimeout), time.Now()
 	for {
 		if err := l.died(); err != nil {
 			return err
@@ -273,6 +327,10 @@ func (l *Lab) Settle(ctx context.Context) error {
 		if time.Now().After(deadline) {
 			l.warn("not ready: %s", strings.Join(waiting, ", "))
 			break
+		}
+		if time.Since(told) > tellInterval {
+			l.say("waiting for %s", strings.Join(waiting, ", "))
+			told = time.Now()
 		}
 		select {
 		case <-ctx.Done():

@@ -56,6 +56,7 @@ type Lab struct {
 	agent      *Agent
 	progress   func(string)
 	namespaces []*corev1.Namespace // that the lab's first objects live in
+	unplaced   []*corev1.Pod       // those that the API has and no node runs yet
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
@@ -96,8 +97,12 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 // replace makes room for a lab of that name.
 func replace(name string) error {
 	old, err := Open(name, nil)
-	if err == nil && old.alive() {
+	switch {
+	case err != nil:
+	case old.alive():
 		return fmt.Errorf("bring up lab %s: it is up already; take it down with 'sluice lab down --name %s', or choose another --name", name, name)
+	case old.Kubernetes != nil && old.Owner == nil && old.someAlive(): // what is in it is somebody's work
+		return fmt.Errorf("bring up lab %s: it is up, though %s; 'sluice lab status --name %s' says what to do about that, 'sluice lab down --name %s' takes it down", name, firstLine(old.died()), name, name)
 	}
 	return remove(name)
 }

@@ -38,14 +38,14 @@ func (l *Lab) mountNames(namespace string) error {
 	return nil
 }
 
-// mountAgent puts a node's agent, if it has one, where commands look for an agent: in the calling thread's
-// mount namespace, which is its own, that folder holds nothing but the node's socket and, if they
-// were below it, the labs.
+// mountAgent gives a node's commands a folder of their own where agents have their sockets, in the calling thread's mount namespace: with
+// the socket of the node's agent, if it has one, and with what an agent that was started by hand has put there. The labs, if they are below it,
+// are seen there too.
 func (l *Lab) mountAgent(node string) error {
 	if node == "" || l.agent == nil || l.agent.Socket == "" {
 		return nil
 	}
-	folder := filepath.Dir(l.agent.Socket)
+	folder, own := filepath.Dir(l.agent.Socket), l.path(node, "run")
 	covered := map[string]string{l.agent.Socket: l.socket(node)}
 	if strings.HasPrefix(Dir, folder+"/") {
 		covered[Dir] = Dir
@@ -55,7 +55,7 @@ func (l *Lab) mountAgent(node string) error {
 		// O_PATH: a socket cannot be opened, and what is covered can still be mounted from here.
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if errors.Is(err, os.ErrNotExist) {
-			return nil
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("open %s: %w", path, err)
@@ -63,10 +63,12 @@ func (l *Lab) mountAgent(node string) error {
 		files[at] = os.NewFile(uintptr(fd), path)
 		defer files[at].Close()
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("make folder: %w", err)
+	for _, dir := range []string{folder, own} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make folder: %w", err)
+		}
 	}
-	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "mode=0755"); err != nil {
+	if err := unix.Mount(own, folder, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount over %s: %w", folder, err)
 	}
 	for at, f := range files {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -55,11 +56,16 @@ func (l *Lab) alive() bool {
 	return len(l.processes()) > 0 && l.died() == nil
 }
 
+// someAlive says whether any process of the lab runs.
+func (l *Lab) someAlive() bool {
+	return slices.ContainsFunc(l.processes(), func(p started) bool { return p.Alive() })
+}
+
 // died returns an error for a process that has ended, with the end of its log.
 func (l *Lab) died() error {
 	for _, p := range l.processes() {
 		if !p.Alive() {
-			return fmt.Errorf("%s on %s died; the end of its log:\n%s", p.what, p.node, process.Tail(l.path(p.node), p.what))
+			return fmt.Errorf("%s on %s has died\nthe end of its log:\n%s", p.what, p.node, process.Tail(l.path(p.node), p.what))
 		}
 	}
 	return nil

@@ -38,8 +38,14 @@ func (l *Lab) refresh(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.Pods = slices.DeleteFunc(c.Pods, func(p *corev1.Pod) bool { // those that have done their work
-			return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		l.unplaced = nil
+		c.Pods = slices.DeleteFunc(c.Pods, func(p *corev1.Pod) bool {
+			done := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+			placed := p.Spec.NodeName != "" && len(p.Status.PodIPs) > 0
+			if !done && !placed {
+				l.unplaced = append(l.unplaced, p)
+			}
+			return done || !placed
 		})
 		if l.Kubernetes.Proxy == "" { // kube-proxy has no part in policies
 			if c.Policies, err = readPolicies(ctx, p); err != nil {
@@ -140,9 +146,9 @@ func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 		}
 	}
 	names = append(names, workloads...)
-	for _, p := range l.Cluster.Pods {
+	for _, p := range slices.Concat(l.Cluster.Pods, l.unplaced) {
 		if p.DeletionTimestamp != nil || !plan.Ready(p) {
-			names = append(names, "pod "+qualified(p.Namespace, p.Name))
+			names = append(names, "pod "+qualified(p.Namespace, p.Name)+reason(p))
 		}
 	}
 	for _, svc := range l.Cluster.Services {
@@ -196,6 +202,16 @@ func (l *Lab) complete(svc *corev1.Service) bool {
 		}
 	}
 	return true
+}
+
+// reason is what a pod's conditions say of why it is not ready, in brackets; or nothing.
+func reason(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			return " (" + c.Message + ")"
+		}
+	}
+	return ""
 }
 
 func nodeReady(n *corev1.Node) bool {

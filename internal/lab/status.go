@@ -46,7 +46,7 @@ type PodStatus struct {
 	Namespace string       `json:"namespace"`
 	Name      string       `json:"name"`
 	Node      string       `json:"node"`
-	State     string       `json:"state"` // "ready", "not ready" or "terminating"
+	State     string       `json:"state"` // "ready", "not ready", "terminating" or "pending"
 	IPs       []netip.Addr `json:"ips"`
 	Ports     []string     `json:"ports"`
 }
@@ -77,8 +77,10 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	if err := l.refresh(ctx); err != nil {
 		s.Warnings = append(s.Warnings, firstLine(err))
 	}
-	if err := l.died(); err != nil {
-		s.Warnings = append(s.Warnings, firstLine(err))
+	for _, p := range l.processes() {
+		if !p.Alive() && l.Kubernetes != nil {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("%s on %s has died; 'sluice lab restart --name %s %s' starts it anew", p.what, p.node, l.Name, p.node))
+		}
 	}
 	for _, n := range l.Cluster.Nodes {
 		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}
@@ -95,7 +97,7 @@ func (l *Lab) Status(ctx context.Context) *Status {
 		}
 		s.Nodes = append(s.Nodes, ns)
 	}
-	for _, p := range l.Cluster.Pods {
+	for _, p := range slices.Concat(l.Cluster.Pods, l.unplaced) {
 		s.Pods = append(s.Pods, l.podStatus(p))
 	}
 	for _, svc := range l.Cluster.Services {
@@ -126,7 +128,7 @@ func (l *Lab) agentState(ctx context.Context, node string) string {
 	issues, err := l.agent.Sync(ctx, l.socket(node))
 	switch {
 	case err != nil:
-		return "not in sync: " + err.Error()
+		return "not in sync: " + firstLine(err)
 	case len(issues) > 0:
 		return fmt.Sprintf("in sync but for %d objects at fault", len(issues))
 	}
@@ -136,6 +138,8 @@ func (l *Lab) agentState(ctx context.Context, node string) string {
 func (l *Lab) podStatus(p *corev1.Pod) PodStatus {
 	s := PodStatus{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, State: "ready", IPs: plan.Addrs(p)}
 	switch {
+	case p.Spec.NodeName == "":
+		s.State = "pending"
 	case p.DeletionTimestamp != nil:
 		s.State = "terminating"
 	case !plan.Ready(p):
@@ -187,7 +191,7 @@ func (s *Status) Table(w io.Writer) {
 	line()
 	line("POD", "NODE", "STATE", "ADDRESSES", "PORTS")
 	for _, p := range s.Pods {
-		line(qualified(p.Namespace, p.Name), p.Node, p.State, join(p.IPs), dash(strings.Join(p.Ports, " ")))
+		line(qualified(p.Namespace, p.Name), dash(p.Node), p.State, join(p.IPs), dash(strings.Join(p.Ports, " ")))
 	}
 	line()
 	line("SERVICE", "TYPE", "CLUSTER ADDRESSES", "EXTERNAL ADDRESSES", "PORTS", "READY")

@@ -74,6 +74,16 @@ func Build(ctx context.Context, say func(string)) (bin string, err error) {
 	return bin, nil
 }
 
+// Check says what of the programs a folder lacks.
+func Check(bin string) error {
+	for _, p := range programs {
+		if _, err := os.Stat(filepath.Join(bin, p.name)); err != nil {
+			return fmt.Errorf("find the programs of Kubernetes: %w", err)
+		}
+	}
+	return nil
+}
+
 // built returns the folder that was built last and is whole, or "".
 func built(cache string) (newest string) {
 	dirs, _ := filepath.Glob(filepath.Join(cache, "sluice", "kubernetes-*")) // the pattern is well-formed

@@ -37,7 +37,7 @@ func (p *Plane) apiServerArguments() []string {
 		"--client-ca-file=" + p.path(caCert), "--tls-cert-file=" + p.path(serverCert), "--tls-private-key-file=" + p.path(srvKey),
 		"--service-account-issuer=" + serviceAccountsName,
 		"--service-account-signing-key-file=" + p.path(accountKey), "--service-account-key-file=" + p.path(accountCert),
-		"--allow-privileged",
+		"--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
 		"--shutdown-delay-duration=0s",
 	}
 	if p.RBAC {

@@ -33,6 +33,9 @@ const (
 	Scheduler  = "kube-scheduler"
 )
 
+// Components are all of them, in the order in which they are started.
+var Components = []string{Etcd, APIServer, Controller, Scheduler}
+
 // Port is where the API server listens.
 const Port = 6443
 
@@ -78,9 +81,9 @@ func Open(cfg Config) *Plane { return &Plane{cfg} }
 
 func (p *Plane) components() []string {
 	if p.Controllers {
-		return []string{Etcd, APIServer, Controller, Scheduler}
+		return Components
 	}
-	return []string{Etcd, APIServer}
+	return Components[:2]
 }
 
 // Stop kills all components and returns once they are gone. Their folder stays.
@@ -109,6 +112,7 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 	if err := process.Start(p.NetNS, p.Dir, component, args); err != nil {
 		return err
 	}
+	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, ready)
 	defer cancel()
 	for {
@@ -119,8 +123,14 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 		if !process.Find(p.Dir, component).Alive() {
 			return fmt.Errorf("%s died; the end of its log:\n%s", component, process.Tail(p.Dir, component))
 		}
+		if asked.Err() != nil {
+			return fmt.Errorf("wait for %s: %w", component, asked.Err())
+		}
 		select {
 		case <-ctx.Done():
+			if asked.Err() != nil {
+				continue
+			}
 			return fmt.Errorf("wait for %s: %w: %w; the end of its log:\n%s", component, ctx.Err(), err, process.Tail(p.Dir, component))
 		case <-time.After(20 * time.Millisecond):
 		}
