@@ -270,6 +270,7 @@ func TestCluster(t *testing.T) {
 	t.Run("privileged", c.testPrivileged)
 	t.Run("capabilities", c.testCapabilities)
 	t.Run("take over", c.testTakeOver)
+	t.Run("remove", c.testRemove)
 	t.Run("unit", c.testUnit)
 	t.Run("least", c.testLeast)
 }
@@ -307,6 +308,10 @@ func (c *cluster) testInstall(t *testing.T) {
 	with("upgrade", "sluice", chart, "--reuse-values", "--set", "policy=false")
 	if out := c.kubectl(t, "get", "clusterrole", "sluice", "-o", "yaml"); strings.Contains(out, "pods") {
 		t.Errorf("the role without policy is\n%s", out)
+	}
+	with("upgrade", "sluice", chart, "--reuse-values", "--set", "remove=cleanup")
+	if out := c.kubectl(t, "get", "-n", namespace, "daemonset/sluice", "-o", "jsonpath={.spec.template.spec.initContainers[*].args}{.spec.template.spec.containers[*].args}"); out != `["cleanup"]["cleanup","--stay"]` {
+		t.Errorf("the pods that are to remove it run %s", out)
 	}
 	with("uninstall", "sluice", "--wait")
 	if out := c.kubectl(t, "get", "--ignore-not-found", "-n", namespace, "clusterrole/sluice", "clusterrolebinding/sluice", "serviceaccount/sluice", "daemonset/sluice"); out != "" {

@@ -83,8 +83,8 @@ func (b *box) command(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// start runs the box in a network namespace until the test ends.
-func (b *box) start(t *testing.T, ns *netns.NS) {
+// start runs the box in a network namespace until the test ends. What it prints comes to a file.
+func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
@@ -107,6 +107,7 @@ func (b *box) start(t *testing.T, ns *netns.NS) {
 			t.Logf("the container's log: %v\n%s", err, text)
 		}
 	})
+	return file.Name()
 }
 
 // run runs the box in a network namespace to its end.
@@ -168,6 +169,9 @@ func (b *box) mount() error {
 		func() error { return unix.Mount("proc", in("/proc"), "proc", 0, "") },
 		func() error { return os.MkdirAll(in("/usr/local/bin"), 0o755) },
 		func() error { return os.WriteFile(in("/usr/local/bin/sluice"), nil, 0o755) },
+		func() error { return os.MkdirAll(in("/etc"), 0o755) },
+		// The kubelet gives pods on the host's network a copy of the host's.
+		func() error { return os.WriteFile(in("/etc/hosts"), []byte("127.0.0.1 localhost\n"), 0o644) },
 		func() error { return unix.Mount(b.Binary, in("/usr/local/bin/sluice"), "", unix.MS_BIND, "") },
 	}
 	for at, from := range b.Binds {

@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -126,15 +127,37 @@ func TestRefusedValues(t *testing.T) {
 	for _, tt := range []struct{ set, want string }{
 		{"", "--set kubernetes.host=ADDRESS"},
 		{"kubernetes.host=https://10.0.0.10:6443", "/kubernetes/host"},
+		{"kubernetes.host=10.0.0.10:6443", "/kubernetes/host"},
+		{"kubernetes.host=api.example:6443", "/kubernetes/host"},
+		{"kubernetes.host=[fd00::10]", "/kubernetes/host"},
+		{"kubernetes.host=10.0.0.256", "/kubernetes/host"},
+		{"kubernetes.host=a b", "/kubernetes/host"},
 		{"kubernetes.port=0", "/kubernetes/port"},
 		{"policy=perhaps", "/policy"},
 		{"clusterCIDRs={10.0.0.1}", "/clusterCIDRs/0"},
+		{"clusterCIDRs={999.1.2.3/99}", "/clusterCIDRs/0"},
+		{"clusterCIDRs={10.244.0.0/33}", "/clusterCIDRs/0"},
+		{"clusterCIDRs={fd00::/129}", "/clusterCIDRs/0"},
+		{"clusterCIDRs={10.1.0.0/16,fd00::/48,10.2.0.0/16}", "/clusterCIDRs"},
+		{"serviceCIDRs={10.1.0.0/16,10.2.0.0/16}", "/serviceCIDRs"},
+		{"serviceCIDRs={fd00::/112,fd01::/112}", "/serviceCIDRs"},
+		{"healthzAddress=10.0.0.5:10256", "/healthzAddress"},
+		{"healthzAddress=:99999", "/healthzAddress"},
+		{"healthzAddress=:0", "/healthzAddress"},
+		{"metricsAddress=:65536", "/metricsAddress"},
+		{"metricsAddress=fd00::10:10249", "/metricsAddress"},
+		{"maxUnavailable=0", "/maxUnavailable"},
+		{"maxUnavailable=abc", "/maxUnavailable"},
+		{"maxUnavailable=0%", "/maxUnavailable"},
+		{"remove=yes", "/remove"},
+		{"image.tag=-1", "/image/tag"},
 		{"log.level=loud", "/log/level"},
 		{"image.digest=sha256:12", "/image/digest"},
 		{"metricsAddress=localhost", "/metricsAddress"},
 		{"no.such=value", "'no'"},
 		{"nodePortAddresses={some}", "/nodePortAddresses"},
 		{"kubeProxy.configMap=kube-proxy,clusterCIDRs={10.0.0.0/8}", "leave them out"},
+		{"kubeProxy.configMap=kube-proxy,metricsAddress=:9999", "leave them out"},
 	} {
 		args := []string{"template", "sluice", chart}
 		if tt.set != "" {
@@ -143,6 +166,25 @@ func TestRefusedValues(t *testing.T) {
 		out, err := helm(t, args...)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("--set %s: %v, want %q\n%s", tt.set, err, tt.want, out)
+		}
+	}
+}
+
+// Values that make sense, if only just, are taken.
+func TestTakenValues(t *testing.T) {
+	for _, set := range []string{
+		"kubernetes.host=fd00::10", "kubernetes.host=::ffff:10.0.0.1", "kubernetes.host=api.example", "kubernetes.host=api-1.example.", "kubernetes.host=10.example",
+		"clusterCIDRs={10.244.0.0/16,fd00::/48}", "serviceCIDRs={fd00::/112}", "nodePortAddresses={10.0.0.0/8,192.168.0.0/16,fd00::/8}", "nodePortAddresses={primary}",
+		"healthzAddress=", "healthzAddress=0.0.0.0:1", "healthzAddress=[::]:65535", "healthzAddress=127.0.0.1:10256",
+		"metricsAddress=10.0.0.5:80", "metricsAddress=[fd00::10]:80", "metricsAddress=:80", "metricsAddress=localhost:80",
+		"maxUnavailable=3", "maxUnavailable=100%",
+	} {
+		render(t, "--set", "kubernetes.host=10.0.0.10", "--set", set)
+	}
+	for _, args := range [][]string{{"--set", "image.tag=123"}, {"--set-json", "image.tag=20260101"}} {
+		_, c := daemon(t, render(t, append(args, "--set", "kubernetes.host=10.0.0.10")...))
+		if tag := regexp.MustCompile(`^sluice.dev/sluice:(123|20260101)$`); !tag.MatchString(c.Image) {
+			t.Errorf("%q makes %s", args, c.Image)
 		}
 	}
 }

@@ -16,35 +16,44 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var socket string
+	var stay bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove from this network namespace's kernel what the agent programmed, and nothing else",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if agent.Alive(socket) {
-				return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
+			if err := cleanup(cmd, socket); err != nil || !stay {
+				return err
 			}
-			d, err := openDriver(nftables.Options{})
-			if err != nil {
-				return privilege(err)
-			}
-			defer func() { _ = d.Close() }()
-			err = d.Purge(cmd.Context())
-			if errors.Is(err, driver.ErrBusy) {
-				return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; nothing was removed", err)
-			}
-			if err != nil {
-				return privilege(fmt.Errorf("remove tables: %w", err))
-			}
-			say := func(format string, args ...any) {
-				_, _ = fmt.Fprintf(cmd.OutOrStdout(), format+"\n", args...)
-			}
-			say("kernel: nothing of sluice is left in this network namespace")
-			return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
+			_, _ = fmt.Fprintln(cmd.OutOrStdout(), "done; staying until told to end")
+			<-cmd.Context().Done()
+			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&stay, "stay", false, "then stay until told to end, as a DaemonSet's pods have to")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+// cleanup removes what the agent of a socket has left in the kernel and in files.
+func cleanup(cmd *cobra.Command, socket string) error {
+	if agent.Alive(socket) {
+		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
+	}
+	d, err := openDriver(nftables.Options{})
+	if err != nil {
+		return privilege(err)
+	}
+	defer func() { _ = d.Close() }()
+	err = d.Purge(cmd.Context())
+	if errors.Is(err, driver.ErrBusy) {
+		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; nothing was removed", err)
+	}
+	if err != nil {
+		return privilege(fmt.Errorf("remove tables: %w", err))
+	}
+	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
+	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
 }
 
 // restoreSysctls gives kernel parameters the values that they had before the agent's first start.
