@@ -85,6 +85,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	if from {
 		return privilege(takeover.From(cmd.Context(), o))
 	}
+	o.Claimed = agent.Claimed
 	o.Purge = func(ctx context.Context) error {
 		if err := d.Purge(ctx); err != nil {
 			return err

@@ -29,6 +29,8 @@ type Options struct {
 	Minor func(error) bool
 	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's network namespace.
 	Kernel driver.Lister
+	// Claimed reports whether an agent is at work in the calling thread's network namespace, wherever it is reached; To alone calls it.
+	Claimed func() (bool, error)
 	// Purge removes all that the agent has programmed; To alone calls it.
 	Purge func(ctx context.Context) error
 

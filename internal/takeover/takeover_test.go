@@ -86,6 +86,10 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	if out, err = c.takeover("--to", "kube-proxy"); err == nil || !strings.Contains(out, "an agent answers") {
 		t.Errorf("gave back while the agent runs: %v\n%s", err, out)
 	}
+	out, err = c.runOnNode(c.sluice, "takeover", "--socket", c.socket()+"-other", "--to", "kube-proxy")
+	if err == nil || !strings.Contains(out, "with another --socket") {
+		t.Errorf("gave back while an agent with another socket runs: %v\n%s", err, out)
+	}
 	agent.stop()
 	out, err = c.takeover("--to", "kube-proxy", "--wait", "30s")
 	t.Logf("takeover --to kube-proxy:\n%s", out)

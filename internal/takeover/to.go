@@ -51,11 +51,16 @@ func (o *Options) purge(ctx context.Context, done string) error {
 func (o *Options) agentGone(ctx context.Context) error {
 	hurdle := func() (string, error) {
 		pid, alive := peer(o.Socket)
+		where := "answers on " + o.Socket
 		if !alive {
-			return "", ctx.Err()
+			claimed, err := o.Claimed()
+			if err != nil || !claimed {
+				return "", errors.Join(err, ctx.Err())
+			}
+			where = "is at work in this network namespace, with another --socket than " + o.Socket + ","
 		}
-		return fmt.Sprintf("an agent answers on %s and would put its rules back: stop it; what it has programmed goes on\n%s",
-			o.Socket, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
+		return fmt.Sprintf("an agent %s and would put its rules back: start kube-proxy, if it does not run yet, and stop the agent; what it has programmed goes on\n%s",
+			where, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
 	}
 	if why, _ := hurdle(); o.DryRun && why != "" {
 		o.line("would", "wait: %s", why)
