@@ -42,6 +42,7 @@ type Facts struct {
 	Processes []string // programs known to do part of our work that run here
 	Devices   []string // interfaces
 	Taken     []string // addresses that the agent serves on and others have
+	NoLivez   bool     // who has the one for health serves no /livez there
 	Memory    Memory
 	Socket    string
 	Alive     bool            // someone answers on Socket

@@ -61,6 +61,7 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Processes, f.Devices = running(watched), devices()
 	if !f.Alive {
 		f.Taken = taken(ctx, addresses)
+		f.NoLivez = slices.Contains(f.Taken, health) && lacksLivez(ctx, health)
 	}
 	f.Memory = ownMemory()
 	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -426,11 +427,15 @@ func TestOthersAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = health.Close() })
+	server := &http.Server{Handler: http.NotFoundHandler()}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(health) }()
+	t.Cleanup(func() { _, _ = server.Close(), <-served })
 	results := gather(t, ns, preflight.Options{Policy: true})
 	expect(t, results, "other proxies", preflight.Warn, "kube-proxy runs")
 	expect(t, results, "pod network", preflight.Warn, "kube-router (interface kube-bridge)")
 	expect(t, results, "ports", preflight.Warn, "listens on 127.0.0.1:10256:")
+	expect(t, results, "ports", preflight.Warn, "no /livez", "healthzAddress")
 	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "ports", preflight.OK, "127.0.0.1:10249 and 127.0.0.1:10256 are free")
 	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "other proxies", preflight.OK)
 }

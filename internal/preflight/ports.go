@@ -1,15 +1,20 @@
 package preflight
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"strings"
 	"syscall"
+	"time"
 )
 
+const health = "127.0.0.1:10256"
+
 // addresses are where the agent serves unless it is told otherwise; kube-proxy serves there, too.
-var addresses = []string{"127.0.0.1:10249", "127.0.0.1:10256"}
+var addresses = []string{"127.0.0.1:10249", health}
 
 // taken returns which of some addresses another program listens on.
 func taken(ctx context.Context, addresses []string) (busy []string) {
@@ -25,6 +30,32 @@ func taken(ctx context.Context, addresses []string) (busy []string) {
 	return busy
 }
 
+// lacksLivez tells whether who listens on an address answers there that it has no /livez. It connects from the
+// calling thread's network namespace, as an HTTP client need not.
+func lacksLivez(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
+	if err != nil {
+		return false
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	if err := req.Write(conn); err != nil {
+		return false
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusNotFound
+}
+
 // ports says where the agent could not serve its metrics and its health.
 func ports(f *Facts) []Result {
 	const name = "ports"
@@ -34,6 +65,11 @@ func ports(f *Facts) []Result {
 	case len(f.Taken) == 0:
 		return one(name, OK, strings.Join(addresses, " and ")+" are free", "")
 	}
-	return one(name, Warn, "another program listens on "+strings.Join(f.Taken, " and ")+": the agent works, but serves metrics or health there only once it is free",
+	results := one(name, Warn, "another program listens on "+strings.Join(f.Taken, " and ")+": the agent works, but serves metrics or health there only once it is free",
 		"stop that program (kube-proxy listens there), or choose others with --metrics-address and --healthz-address")
+	if f.NoLivez {
+		results = append(results, Result{name, Warn, "what listens on " + health + " has no /livez, as kube-proxy before 1.28: probes of the agent's pod, which ask there, would have it started anew again and again",
+			"install Sluice with healthzAddress=:10266 until that program has gone"})
+	}
+	return results
 }
