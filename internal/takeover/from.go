@@ -15,6 +15,10 @@ import (
 // From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
 // calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
 func From(ctx context.Context, o Options) error {
+	return o.locked(func() error { return o.from(ctx) })
+}
+
+func (o *Options) from(ctx context.Context) error {
 	parts, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)

@@ -300,7 +300,7 @@ func (n *nft) remove(ctx context.Context, _ drain) error {
 			return fmt.Errorf("delete rule: %w", err)
 		}
 	}
-	if err := conn.Flush(); err != nil {
+	if err := commit(conn); err != nil {
 		return fmt.Errorf("delete kube-proxy's nftables rules: %w", err)
 	}
 	for _, step := range []struct {
@@ -311,7 +311,7 @@ func (n *nft) remove(ctx context.Context, _ drain) error {
 			for _, c := range piece {
 				step.do(c)
 			}
-			if err := conn.Flush(); err != nil {
+			if err := commit(conn); err != nil {
 				return fmt.Errorf("delete kube-proxy's chains of iptables-nft: %w", err)
 			}
 			if err := ctx.Err(); err != nil {
@@ -320,6 +320,21 @@ func (n *nft) remove(ctx context.Context, _ drain) error {
 		}
 	}
 	return nil
+}
+
+// commit carries a transaction out. Where it fails the library joins an error of each message: the first says why.
+func commit(conn *nftables.Conn) error {
+	err := conn.Flush()
+	for {
+		all, ok := errors.AsType[interface {
+			error
+			Unwrap() []error
+		}](err)
+		if !ok || len(all.Unwrap()) == 0 {
+			return err
+		}
+		err = all.Unwrap()[0]
+	}
 }
 
 // match takes in an extension of iptables.

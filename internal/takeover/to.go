@@ -13,6 +13,10 @@ import (
 // To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns nil once the agent has nothing more in the
 // calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
 func To(ctx context.Context, o Options) error {
+	return o.locked(func() error { return o.to(ctx) })
+}
+
+func (o *Options) to(ctx context.Context) error {
 	ours, err := o.Kernel.Frontends(ctx)
 	if err != nil {
 		return o.stop("%v", err)
