@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,24 @@ func TestFlush(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Reading everything leaves garbage, which is given back each time.
+func TestGarbageOfListsIsGivenBack(t *testing.T) {
+	freed := func() uint32 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.NumForcedGC
+	}
+	api := newFakeAPI(t)
+	everything(api)
+	before := freed()
+	f := follow(t, api)
+	f.waitSynced()
+	waitFor(t, "the garbage of the start is given back", func() bool { return freed() > before })
+	before = freed()
+	f.flush()
+	waitFor(t, "the garbage of a flush is given back", func() bool { return freed() > before })
 }
 
 // Several may flush at once.

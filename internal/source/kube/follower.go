@@ -34,6 +34,7 @@ type follower struct {
 	log    *slog.Logger
 	notify func() // called when something changes of what the source says of itself
 	lost   func() // called when the API does not know the place any more
+	tidy   func() // called when all was read
 
 	wake chan struct{} // ends a pause
 
@@ -179,6 +180,7 @@ func (f *follower) list(ctx context.Context, at resource) error {
 	f.lists++
 	f.listTook = time.Since(began)
 	f.mu.Unlock()
+	f.tidy()
 	return nil
 }
 

@@ -27,8 +27,8 @@ type Config struct {
 	UserAgent string
 }
 
-// settle is how long after all has been read the garbage of that is given
-// back; by then, everyone who needs memory for the start has had it.
+// settle is how long after all of a kind has been read the garbage of that is given
+// back; by then the other kinds have been read, too, and everyone who needs memory for it has had it.
 const settle = 2 * time.Second
 
 // Source follows one API. Its methods are safe for concurrent use.
@@ -71,7 +71,7 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 	var optional []*follower
 	for _, k := range kinds {
 		f := newFollower(k, s.api, sink, log)
-		f.notify = s.settle
+		f.notify, f.tidy = s.settle, s.tidy
 		s.followers = append(s.followers, f)
 		if k.optional {
 			optional = append(optional, f)
@@ -176,6 +176,15 @@ func (s *Source) settle() {
 	s.log.Info("read the Kubernetes API", "server", where, "objects", s.objects())
 	if lacking := s.lacking(); len(lacking) > 0 {
 		s.log.Warn("not everything could be read: what the kernel has stays in it until then", "lacking", lacking)
+	}
+}
+
+// tidy has the garbage that reading everything leaves given back, each time.
+func (s *Source) tidy() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.synced {
+		s.timer.Reset(settle)
 	}
 }
 
