@@ -33,7 +33,7 @@ type nodeFlags struct {
 func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.manifests, "manifests", "", "folder of manifests to read and watch (YAML or JSON)")
-	fl.StringVar(&f.node, "node", "", "name of this node's Node object (default: the host's name)")
+	fl.StringVar(&f.node, "node", "", "name of this node's Node object, in lower case (default: the host's name)")
 	fl.Var(&f.clusterCIDRs, "cluster-cidr", "the pods' addresses in the whole cluster, one or two CIDRs; what comes from elsewhere is masqueraded")
 	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
 	fl.Var(&f.nodePorts, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts; 'all' for all, 'primary' for the node's first of each family, which is the default")
