@@ -309,7 +309,9 @@ func (c *cluster) testInstall(t *testing.T) {
 	if out := c.kubectl(t, "get", "clusterrole", "sluice", "-o", "yaml"); strings.Contains(out, "pods") {
 		t.Errorf("the role without policy is\n%s", out)
 	}
-	with("upgrade", "sluice", chart, "--reuse-values", "--set", "remove=cleanup")
+	if out := with("upgrade", "sluice", chart, "--reuse-values", "--set", "remove=cleanup"); !strings.Contains(out, "logs POD -c remove") || strings.Contains(out, "sluice status") {
+		t.Errorf("helm upgrade, to remove it, says\n%s", out)
+	}
 	if out := c.kubectl(t, "get", "-n", namespace, "daemonset/sluice", "-o", "jsonpath={.spec.template.spec.initContainers[*].args}{.spec.template.spec.containers[*].args}"); out != `["cleanup"]["cleanup","--stay"]` {
 		t.Errorf("the pods that are to remove it run %s", out)
 	}
