@@ -16,17 +16,15 @@ import (
 // from each node, and from outside. Services limits it to these, as "namespace/name" or
 // "name" (in any namespace); none means all. The error says why the probe could not be
 // done; what failed of it is in the report. Where there are policies, a client of each workload is
-// sent to each service port besides, for the table of who may reach what.
+// sent to each service port besides, for the table of who may reach what. What fails while a control
+// plane changes the cluster is excused.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	if err := l.refresh(ctx); err != nil {
 		return nil, err
 	}
-	tries, silent := probe.Tries(l.Cluster, l.sources())
-	var pairs []probe.Try
-	if len(l.Cluster.Policies) > 0 {
-		pairs = probe.PairTries(l.Cluster, l.clients())
-	}
+	before, sources, clients := *l.Cluster, l.sources(), l.clients()
+	tries, pairs, silent := l.tries(sources, clients)
 	if len(services) > 0 {
 		only, err := l.named(services)
 		if err != nil {
@@ -40,16 +38,44 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	if err != nil {
 		return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
 	}
-	rep := probe.NewReport(results, silent)
-	if len(pairs) > 0 {
-		results, err := probe.Run(ctx, pairs, 1)
-		if err != nil {
-			return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
+	answers, err := probe.Run(ctx, pairs, 1)
+	if err != nil {
+		return nil, fmt.Errorf("probe lab %s: %w", l.Name, err)
+	}
+	failed := func(r probe.Result) bool { return r.Failed > 0 }
+	if l.Kubernetes != nil && (slices.ContainsFunc(results, failed) || slices.ContainsFunc(answers, failed)) {
+		if err := l.refresh(ctx); err != nil { // others may have changed it meanwhile
+			return nil, err
 		}
-		rep.AddPairs(results)
+		tries, pairs, _ := l.tries(l.still(sources), l.still(clients))
+		probe.Excuse(results, &before, l.Cluster, tries)
+		probe.Excuse(answers, &before, l.Cluster, pairs)
+	}
+	rep := probe.NewReport(results, silent)
+	if len(answers) > 0 {
+		rep.AddPairs(answers)
 	}
 	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()
 	return rep, nil
+}
+
+// tries lists what is sent from sources, from clients where there are policies, and what nothing is sent to.
+func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, silent []probe.Silent) {
+	tries, silent = probe.Tries(l.Cluster, sources)
+	if l.Kubernetes != nil && l.Kubernetes.Proxy != "" {
+		probe.OfKubeProxy(l.Cluster, tries)
+	}
+	if len(l.Cluster.Policies) > 0 {
+		pairs = probe.PairTries(l.Cluster, clients)
+	}
+	return tries, pairs, silent
+}
+
+// still leaves out the pods that are no more.
+func (l *Lab) still(sources []probe.Source) []probe.Source {
+	return slices.DeleteFunc(slices.Clone(sources), func(s probe.Source) bool {
+		return s.Kind == probe.FromPod && !slices.ContainsFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == s.Name })
+	})
 }
 
 // named finds Services by name; one that does not exist is an error.

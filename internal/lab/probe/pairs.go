@@ -35,6 +35,7 @@ type Cell struct {
 	Expected Fate     `json:"expected"`
 	Own      bool     `json:"own,omitempty"`
 	Failures []string `json:"failures,omitempty"` // what did not end as it should
+	Excused  bool     `json:"excused,omitempty"`  // not judged nor counted, as the cluster changed meanwhile
 	asked    bool
 }
 
@@ -63,7 +64,7 @@ func NewPairs(results []Result) *Pairs {
 }
 
 func (p *Pairs) count(c Cell) {
-	if !c.asked || c.Own {
+	if !c.asked || c.Own || c.Excused {
 		return
 	}
 	p.Count++
@@ -95,6 +96,7 @@ func (c *Cell) add(r Result) {
 		c.Expected = Partly // one family passes and the other does not
 	}
 	c.Passed = c.Passed && passed
+	c.Excused = c.Excused || r.Excused > 0
 	if r.Failed > 0 {
 		c.Failures = append(c.Failures, fmt.Sprintf("%s → %s at %s: %s", short(r.Source.Name), short(port(r.Frontend)), r.To.Addr(), r.Reason))
 	}
@@ -115,6 +117,7 @@ const (
 	glyphOwn     = "○"
 	glyphPartly  = "◐"
 	glyphWrong   = "!"
+	glyphExcused = "?"
 	glyphNothing = " "
 )
 
@@ -124,6 +127,8 @@ func (c Cell) glyph() string {
 		return glyphNothing
 	case len(c.Failures) > 0:
 		return glyphWrong
+	case c.Excused:
+		return glyphExcused
 	case c.Own:
 		return glyphOwn
 	case c.Expected == Partly:
@@ -141,6 +146,7 @@ var legend = []struct{ glyph, text string }{
 	{glyphOwn, "its own service, not counted"},
 	{glyphPartly, "some endpoints or one address family"},
 	{glyphWrong, "not as the policies say"},
+	{glyphExcused, "not judged, the cluster changed meanwhile"},
 }
 
 // Table writes the table for people: a line leads from each column to its name.

@@ -59,6 +59,7 @@ const (
 	Refused  Fate = "refused" // at once
 	Dropped  Fate = "dropped"
 	Partly   Fate = "partly"   // answered by some endpoints, dropped on the way to the others
+	Differs  Fate = "differs"  // answered or dropped: another proxy than Sluice is known to do less here
 	Unjudged Fate = "unjudged" // the plan cannot tell
 
 	// Of a health check: HTTP status 200, and 503.

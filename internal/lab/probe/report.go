@@ -26,6 +26,8 @@ type Row struct {
 	Masqueraded int            `json:"clientMasqueraded"`
 	Failed      int            `json:"failed"`
 	Failures    []string       `json:"failures,omitempty"`
+	Excused     int            `json:"excused,omitempty"` // not judged, as the cluster changed meanwhile
+	Excuses     []string       `json:"excuses,omitempty"`
 }
 
 // Report is the outcome of a probe.
@@ -36,6 +38,7 @@ type Report struct {
 	Pairs    *Pairs   `json:"pairs,omitempty"` // who may reach what, where there are policies
 	Requests int      `json:"requests"`
 	Failed   int      `json:"failed"`
+	Excused  int      `json:"excused,omitempty"`
 	Seconds  float64  `json:"seconds"`
 }
 
@@ -62,13 +65,18 @@ func NewReport(results []Result, silent []Silent) *Report {
 			order = append(order, k)
 		}
 		row.add(r)
-		rep.Requests += r.Sent
-		rep.Failed += r.Failed
+		rep.count(r)
 	}
 	for _, k := range order {
 		rep.Rows = append(rep.Rows, *rows[k])
 	}
 	return rep
+}
+
+func (rep *Report) count(r Result) {
+	rep.Requests += r.Sent
+	rep.Failed += r.Failed
+	rep.Excused += r.Excused
 }
 
 func (row *Row) add(r Result) {
@@ -81,9 +89,14 @@ func (row *Row) add(r Result) {
 	for pod, n := range r.By {
 		row.AnsweredBy[pod] += n
 	}
+	row.Failed += r.Failed
+	row.Excused += r.Excused
+	text := fmt.Sprintf("%s → %s: %s", r.Source.Name, r.To, r.Reason)
 	if r.Failed > 0 {
-		row.Failed += r.Failed
-		row.Failures = append(row.Failures, fmt.Sprintf("%s → %s: %s", r.Source.Name, r.To, r.Reason))
+		row.Failures = append(row.Failures, text)
+	}
+	if r.Excused > 0 {
+		row.Excuses = append(row.Excuses, r.Reason)
 	}
 }
 
@@ -118,8 +131,7 @@ func (rep *Report) Table(w io.Writer) {
 func (rep *Report) AddPairs(results []Result) {
 	rep.Pairs = NewPairs(results)
 	for _, r := range results {
-		rep.Requests += r.Sent
-		rep.Failed += r.Failed
+		rep.count(r)
 	}
 }
 
@@ -128,6 +140,9 @@ func (rep *Report) Summary() string {
 	outcome := "all as they should be"
 	if rep.Failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", rep.Failed)
+	}
+	if rep.Excused > 0 {
+		outcome += fmt.Sprintf(", but for %d while the cluster changed", rep.Excused)
 	}
 	text := fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, outcome)
 	if rep.Pairs != nil {
@@ -182,6 +197,10 @@ func (r *Row) result() string {
 			text += fmt.Sprintf(" (and %d more like it)", more)
 		}
 		return text
+	case r.Excused > 0:
+		return fmt.Sprintf("%d not judged: the cluster changed meanwhile: %s", r.Excused, r.Excuses[0])
+	case r.Expected == Differs:
+		return "differs: " + r.Why
 	case r.Expected == Unjudged:
 		return "not judged: " + r.Why
 	case r.Expected != Answered:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -35,19 +36,27 @@ type Result struct {
 	Kept        int            // answers to requests whose source address the pod saw
 	Masqueraded int
 	Failed      int // requests that did not meet what was expected
+	Excused     int // those of them that the cluster's changes meanwhile account for, not counted as failed
 	Reason      string
 	Slowest     time.Duration // of the answers
 }
 
 // Run sends n requests for each try, those of one try one after the other. Results are in the
-// order of the tries. It returns an error if ctx ends or a source cannot be entered.
+// order of the tries. It returns an error if ctx ends or a source cannot be entered; all tries
+// of a source that is gone fail.
 //
 // What is to be dropped comes last: how long the answers took says how long a silence
 // has to be to mean something.
 func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 	results := make([]Result, len(tries))
 	do := func(quiet bool, silence time.Duration) error {
-		return eachSource(ctx, tries, quiet, func(i int) { results[i] = tries[i].send(n, silence) })
+		return eachSource(ctx, tries, quiet, func(i int, gone bool) {
+			if gone {
+				results[i] = Result{Try: tries[i], Sent: 1, Failed: 1, Reason: "the source's network namespace is gone"}
+				return
+			}
+			results[i] = tries[i].send(n, silence)
+		})
 	}
 	if err := do(false, 0); err != nil {
 		return nil, err
@@ -60,10 +69,13 @@ func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 }
 
 // quiet says whether a try may be met by silence.
-func (t Try) quiet() bool { return t.Fate == Dropped || t.Fate == Partly || t.Fate == Unjudged }
+func (t Try) quiet() bool { return t.Fate == Dropped || t.partly() || t.Fate == Unjudged }
+
+// partly says whether requests may be answered and may be met by silence.
+func (t Try) partly() bool { return t.Fate == Partly || t.Fate == Differs }
 
 // eachSource does the tries that are quiet, or those that are not, all sources at once.
-func eachSource(ctx context.Context, tries []Try, quiet bool, do func(int)) error {
+func eachSource(ctx context.Context, tries []Try, quiet bool, do func(i int, gone bool)) error {
 	queues := map[string][]int{} // by source: indexes of tries
 	for i, t := range tries {
 		if t.quiet() == quiet {
@@ -84,9 +96,15 @@ func eachSource(ctx context.Context, tries []Try, quiet bool, do func(int)) erro
 	return errors.Join(append(all, ctx.Err())...)
 }
 
-// fromSource does the queue's work on threads inside a network namespace.
-func fromSource(ctx context.Context, name string, queue []int, do func(int)) error {
+// fromSource does the queue's work on threads inside a network namespace, if it is not gone.
+func fromSource(ctx context.Context, name string, queue []int, do func(i int, gone bool)) error {
 	ns, err := netns.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		for _, i := range queue {
+			do(i, true)
+		}
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -105,7 +123,7 @@ func fromSource(ctx context.Context, name string, queue []int, do func(int)) err
 					if ctx.Err() != nil {
 						return nil
 					}
-					do(i)
+					do(i, false)
 				}
 				return nil
 			})
@@ -123,7 +141,7 @@ func (t Try) send(n int, silence time.Duration) Result {
 	switch t.Fate {
 	case Refused:
 		timeout = refusalTime
-	case Partly:
+	case Partly, Differs:
 		timeout = silence
 	case Dropped, Unjudged:
 		n, timeout = 1, silence
@@ -178,7 +196,7 @@ func (r *Result) judge(a echo.Answer, err error) string {
 		fate = Dropped
 	}
 	switch {
-	case r.Fate == Unjudged || fate == r.Fate || r.Fate == Partly && fate == Dropped:
+	case r.Fate == Unjudged || fate == r.Fate || r.partly() && fate == Dropped:
 		return ""
 	case r.Fate == Refused && fate == Dropped:
 		return fmt.Sprintf("no answer within %v, should be refused at once (%s)", refusalTime, r.Why)
@@ -206,7 +224,7 @@ func (r *Result) answered(a echo.Answer) string {
 	switch {
 	case r.Fate == Unjudged:
 		return ""
-	case r.Fate != Answered && r.Fate != Partly:
+	case r.Fate != Answered && !r.partly():
 		return fmt.Sprintf("answered by %s, should be %s (%s)", pod, r.Fate, r.Why)
 	case !r.Expect.By[pod] && r.Fate == Partly:
 		return fmt.Sprintf("answered by %s, which is no endpoint that policies let it reach", pod)
