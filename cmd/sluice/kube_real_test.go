@@ -122,6 +122,9 @@ func TestAgentOnRealAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the outage is told", func() bool { return says("Kubernetes API", "refused") })
+	if text := strings.Join(status().Problems, "; "); strings.Contains(text, "the rest works") || !strings.Contains(text, "what changed since may not be known") {
+		t.Errorf("during the outage the problems are %q", text)
+	}
 	if value(`sluice_source_kind_behind_seconds{kind="Service",source="kubernetes"}`) == "0" {
 		t.Error("no metric tells of the outage")
 	}

@@ -51,6 +51,8 @@ func statusTable(w io.Writer, s agent.Status) {
 	read := "read in full"
 	if !s.Source.Synced {
 		read = "not read in full yet"
+	} else if len(s.Source.Lacking) > 0 {
+		read = "not all of it read"
 	}
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))
