@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
@@ -23,8 +24,8 @@ import (
 
 const (
 	nodeName    = "node1"
-	clusterCIDR = "10.244.0.0/16"
-	serviceCIDR = "10.96.0.0/16"
+	clusterCIDR = "10.244.0.0/16,fd00:10:244::/48"
+	serviceCIDR = "10.96.0.0/16,fd00:10:96::/112"
 )
 
 // cluster is a node, pods on it, a client outside, and the API server.
@@ -67,6 +68,7 @@ func newCluster(t *testing.T, controllers bool) *cluster {
 	c.control = c.join("control", controlAddr)
 	c.outside = c.join("outside", outsideAddr)
 	c.must(c.node.RouteAdd(&netlink.Route{Gw: outsideAddr.AsSlice()}))
+	c.must(c.node.RouteAdd(&netlink.Route{Gw: addr6(outsideAddr).AsSlice()}))
 	for name, addr := range podAddrs {
 		ns := c.join(name, addr)
 		if name == "client" {
@@ -77,11 +79,11 @@ func newCluster(t *testing.T, controllers bool) *cluster {
 	}
 	c.plane = controltest.Start(t, control.Config{
 		NetNS: c.control, Addr: controlAddr, Controllers: controllers,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(serviceCIDR)},
+		ClusterCIDRs: prefixes(clusterCIDR), ServiceCIDRs: prefixes(serviceCIDR),
 	})
 	c.bin = c.plane.Bin
 	c.apply(objects)
-	c.kubectl("patch", "node", nodeName, "--subresource=status", "-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":"%s"}]}}`, nodeAddr))
+	c.kubectl("patch", "node", nodeName, "--subresource=status", "-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":"%s"},{"type":"InternalIP","address":"%s"}]}}`, nodeAddr, addr6(nodeAddr)))
 	c.kubectl("patch", "service", "balanced", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.20"}]}}}`)
 	return c
 }
@@ -112,17 +114,39 @@ func (c *cluster) join(name string, addr netip.Addr) *netns.NS {
 	device := "to-" + name
 	c.must(netns.Veth(c.node, device, ns, "eth0"))
 	router := addr.Prev()
-	c.address(c.node, device, router)
-	c.address(ns, "eth0", addr)
-	c.must(ns.RouteAdd(&netlink.Route{Gw: router.AsSlice()}))
+	for _, family := range []func(netip.Addr) netip.Addr{func(a netip.Addr) netip.Addr { return a }, addr6} {
+		c.address(c.node, device, family(router))
+		c.address(ns, "eth0", family(addr))
+		c.must(ns.RouteAdd(&netlink.Route{Gw: family(router).AsSlice()}))
+	}
 	return ns
+}
+
+// addr6 is the IPv6 address that goes with an IPv4 address: fd00:10:244:1::2 with 10.244.1.2.
+func addr6(a netip.Addr) netip.Addr {
+	b := a.As4()
+	return netip.MustParseAddr(fmt.Sprintf("fd00:%d:%d:%d::%d", b[0], b[1], b[2], b[3]))
+}
+
+func prefixes(list string) []netip.Prefix {
+	var all []netip.Prefix
+	for s := range strings.SplitSeq(list, ",") {
+		all = append(all, netip.MustParsePrefix(s))
+	}
+	return all
 }
 
 func (c *cluster) address(ns *netns.NS, device string, addr netip.Addr) {
 	c.t.Helper()
 	link, err := ns.LinkByName(device)
 	c.must(err)
-	c.must(ns.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	bits := 24
+	if addr.Is6() {
+		bits = 64
+	}
+	c.must(ns.AddrAdd(link, &netlink.Addr{
+		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}, Flags: unix.IFA_F_NODAD,
+	}))
 }
 
 func (c *cluster) kubectl(args ...string) string {
@@ -320,4 +344,20 @@ spec:
   type: NodePort
   clusterIP: 10.96.1.4
   ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30084}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: six}
+spec:
+  type: NodePort
+  ipFamilies: [IPv6]
+  clusterIP: "fd00:10:96::101"
+  ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30086}, {name: udp, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30056}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: six-1, labels: {kubernetes.io/service-name: six}}
+addressType: IPv6
+ports: [{name: tcp, port: 8080, protocol: TCP}, {name: udp, port: 8053, protocol: UDP}]
+endpoints: [{addresses: ["fd00:10:244:1::2"], nodeName: node1}, {addresses: ["fd00:10:244:2::2"], nodeName: node1}]
 `

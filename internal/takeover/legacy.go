@@ -212,6 +212,9 @@ func parseRule(line string, is4 bool) (chain string, r xrule, ok bool) {
 	}
 	chain, r.is4 = words[1], is4
 	for i := 2; i+1 < len(words); i++ {
+		if words[i-1] == "!" {
+			continue // it asks for another value: as of IPv6, where all but ::1 leads to node ports
+		}
 		value := words[i+1]
 		switch words[i] {
 		case "-d":

@@ -32,6 +32,7 @@ func TestNodePortsElsewhereStop(t *testing.T) {
 		differs      string
 	}{
 		"another address":               {"-m addrtype --dst-type LOCAL", "0", nil, "differs kube-proxy has node ports on 198.51.100.1 and"},
+		"all but one":                   {"! -d 192.0.2.9/32 -m addrtype --dst-type LOCAL", "0", nil, "differs kube-proxy has node ports on 198.51.100.1 and"},
 		"loopback, too":                 {"-m addrtype --dst-type LOCAL", "1", nil, "differs kube-proxy has node ports on 127.0.0.1, 198.51.100.1 and"},
 		"one is given up":               {"-m addrtype --dst-type LOCAL", "1", both[:1], "differs kube-proxy has node ports on 198.51.100.1 and"},
 		"both are given up":             {"-m addrtype --dst-type LOCAL", "1", both, ""},

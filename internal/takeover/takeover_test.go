@@ -62,7 +62,7 @@ func thereAndBack(t *testing.T, mode, backend string) {
 			t.Errorf("node ports on other addresses are not told of: %v\n%s", err, out)
 		}
 	}
-	elsewhere := "127.0.0.0/8,10.244.0.0/16,172.31.10.0/24" // where only kube-proxy in iptables mode has node ports
+	elsewhere := "127.0.0.0/8,10.244.0.0/16,172.31.10.0/24,fd00:10:244::/48,fd00:172:31:10::/64" // where only kube-proxy in iptables mode has node ports
 	out, err = c.takeover("--from", "kube-proxy", "--dry-run", "--give-up", elsewhere)
 	if err != nil {
 		t.Errorf("dry run: %v\n%s", err, out)

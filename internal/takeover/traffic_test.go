@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -21,10 +22,10 @@ func serve(t *testing.T, name string, ns *netns.NS) {
 	var tcp net.Listener
 	var udp net.PacketConn
 	err := ns.Do(func() (err error) {
-		if tcp, err = net.Listen("tcp4", ":8080"); err != nil {
+		if tcp, err = net.Listen("tcp", ":8080"); err != nil {
 			return err
 		}
-		udp, err = net.ListenPacket("udp4", ":8053")
+		udp, err = net.ListenPacket("udp", ":8053")
 		return err
 	})
 	if err != nil {
@@ -113,6 +114,11 @@ func (c *cluster) ways() []way {
 		{"backend to its own cluster IP", "tcp4", "10.96.1.1:80", c.backends["one"]},
 		{"pod to cluster IP, UDP", "udp4", "10.96.1.1:53", c.pod},
 		{"outside to node port, UDP", "udp4", nodeAddr.String() + ":30053", c.outside},
+		{"pod to cluster IP, IPv6", "tcp6", "[fd00:10:96::101]:80", c.pod},
+		{"backend to its own cluster IP, IPv6", "tcp6", "[fd00:10:96::101]:80", c.backends["one"]},
+		{"outside to node port, IPv6", "tcp6", netip.AddrPortFrom(addr6(nodeAddr), 30086).String(), c.outside},
+		{"pod to cluster IP, IPv6, UDP", "udp6", "[fd00:10:96::101]:53", c.pod},
+		{"outside to node port, IPv6, UDP", "udp6", netip.AddrPortFrom(addr6(nodeAddr), 30056).String(), c.outside},
 	}
 }
 
