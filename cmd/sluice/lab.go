@@ -35,6 +35,7 @@ root.
   sluice lab exec node1 -- nft list table inet sluice
   sluice lab exec node1 -- sluice status
   sluice lab down`,
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
 		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabRelayCommand(), newLabBalancerCommand())

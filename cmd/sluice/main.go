@@ -40,7 +40,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	started := false
 	markStart(root, &started)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
@@ -54,7 +54,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return exitError
 	}
-	_, _ = fmt.Fprintln(stderr, "Run 'sluice --help' or 'sluice COMMAND --help' for what there is.")
+	_, _ = fmt.Fprintf(stderr, "Run '%s --help' for what there is.\n", cmd.CommandPath())
 	return exitUsage
 }
 

@@ -441,6 +441,11 @@ func TestUsageErrors(t *testing.T) {
 		say  string
 	}{
 		{[]string{"fly"}, "fly"},
+		{[]string{"fly"}, "Run 'sluice --help'"},
+		{[]string{"lab", "frob"}, "frob"},
+		{[]string{"lab", "frob"}, "Run 'sluice lab --help'"},
+		{[]string{"lab", "probe", "--nonsense"}, "Run 'sluice lab probe --help'"},
+		{[]string{"status", "-o", "xml"}, "Run 'sluice status --help'"},
 		{[]string{"run"}, "--manifests"},
 		{[]string{"run", "--manifests", ".", "extra"}, "extra"},
 		{[]string{"run", "--manifests", ".", "--cluster-cidr", "10.0.0.0/99"}, "10.0.0.0/99"},
