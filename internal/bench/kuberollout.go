@@ -162,13 +162,12 @@ func (st *stand) roll(ctx context.Context, s *seat.Seat, old, fresh int, grace t
 	return nil
 }
 
-func paintKubeRollout(r *Result) []painting {
-	var variants []string
+func paintKubeRollout(r *Result) (pictures []painting) {
 	for _, g := range graces {
-		variants = append(variants, graceVariant(g))
+		pictures = append(pictures, draw(r, fmt.Sprintf("failed-%dms", g.Milliseconds()), chart.Chart{
+			Kind: chart.Bars, Title: fmt.Sprintf("Failed requests during a rolling update: old pods serve for %g s", g.Seconds()),
+			Subtitle: "1,000 requests a second to ten pods that are replaced; lower is better", XLabel: "services", YLabel: "failed requests",
+		}, byServices, failed, graceVariant(g)))
 	}
-	return []painting{draw(r, "failed", chart.Chart{
-		Kind: chart.Bars, Title: "Failed requests during a rolling update",
-		Subtitle: "1,000 requests a second to ten pods that are replaced; lower is better", XLabel: "services", YLabel: "failed requests",
-	}, byServices, failed, variants...)}
+	return pictures
 }

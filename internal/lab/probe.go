@@ -68,6 +68,10 @@ func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, 
 	if len(l.Cluster.Policies) > 0 {
 		pairs = probe.PairTries(l.Cluster, clients)
 	}
+	if l.Kubernetes != nil { // the API server's own service: no pod of the lab answers there
+		ofAPI := func(t probe.Try) bool { return t.Service == "default/kubernetes" }
+		tries, pairs = slices.DeleteFunc(tries, ofAPI), slices.DeleteFunc(pairs, ofAPI)
+	}
 	return tries, pairs, silent
 }
 

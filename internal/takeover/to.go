@@ -117,7 +117,7 @@ func (o *Options) proxyRuns(ctx context.Context) error {
 func healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://localhost:%d/healthz", HealthPort), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", HealthPort), nil)
 	if err != nil {
 		return err
 	}
