@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -202,15 +201,8 @@ func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 
 // routeOutside has the outside host send traffic for service addresses to the nodes that the plan names.
 func (l *Lab) routeOutside() error {
-	outside, err := netns.Open(l.NodeNS(plan.Outside))
-	if err != nil {
-		return err
-	}
-	defer outside.Close()
 	for _, r := range l.Cluster.Routes {
-		n := l.Cluster.Node(r.Node)
-		i := slices.IndexFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == r.Addr.Is4() })
-		if err := route(outside, netip.PrefixFrom(r.Addr, r.Addr.BitLen()), n.IPs[i]); err != nil {
+		if err := l.RouteOutside(r.Addr, []string{r.Node}); err != nil {
 			return err
 		}
 	}

@@ -123,13 +123,10 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 		if !process.Find(p.Dir, component).Alive() {
 			return fmt.Errorf("%s died; the end of its log:\n%s", component, process.Tail(p.Dir, component))
 		}
-		if asked.Err() != nil {
-			return fmt.Errorf("wait for %s: %w", component, asked.Err())
-		}
 		select {
 		case <-ctx.Done():
-			if asked.Err() != nil {
-				continue
+			if asked.Err() != nil { // nobody waits any more: there is nothing wrong with the component
+				return fmt.Errorf("wait for %s: %w", component, asked.Err())
 			}
 			return fmt.Errorf("wait for %s: %w: %w; the end of its log:\n%s", component, ctx.Err(), err, process.Tail(p.Dir, component))
 		case <-time.After(20 * time.Millisecond):
