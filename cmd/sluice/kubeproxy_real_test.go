@@ -15,7 +15,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -108,29 +107,14 @@ func (s *proxySeat) get(url string) (code int, body string) {
 type program struct {
 	cmd   *exec.Cmd
 	ended chan error
-
-	mu   sync.Mutex
-	said bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (p *program) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.said.Write(b)
-}
-
-func (p *program) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.said.String()
+	said  buffer
 }
 
 // start runs a program on the node until the test ends.
 func (s *proxySeat) start(t *testing.T, args ...string) *program {
 	t.Helper()
 	p := &program{cmd: exec.Command(args[0], args[1:]...), ended: make(chan error, 1)}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
 	if err := s.NetNS.Start(p.cmd); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +122,7 @@ func (s *proxySeat) start(t *testing.T, args ...string) *program {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s:\n%s", filepath.Base(args[0]), p.log())
+			t.Logf("%s:\n%s", filepath.Base(args[0]), p.said.String())
 		}
 	})
 	return p
@@ -212,7 +196,7 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 
 	s.file(t, "config.conf", "another\n")
 	var exit *exec.ExitError
-	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != exitError || !strings.Contains(p.log(), "the configuration file has changed") {
+	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != exitError || !strings.Contains(p.said.String(), "the configuration file has changed") {
 		t.Errorf("a changed file ends the agent with %v", err)
 	} else {
 		p.ended <- err

@@ -17,12 +17,13 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// One agent at a time has a network namespace; who comes later waits, and has it as soon as the other one lets go.
-func TestClaim(t *testing.T) {
+// claimNS makes a network namespace for a test, which is skipped without root.
+func claimNS(t *testing.T, prefix string) *netns.NS {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make a network namespace")
 	}
-	ns, err := netns.New(fmt.Sprintf("agent-claim-%d", os.Getpid()))
+	ns, err := netns.New(fmt.Sprint(prefix, os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +32,12 @@ func TestClaim(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return ns
+}
+
+// One agent at a time has a network namespace; who comes later waits, and has it as soon as the other one lets go.
+func TestClaim(t *testing.T) {
+	ns := claimNS(t, "agent-claim-")
 	claim := func(patience time.Duration) (c *Claim, err error) {
 		_ = ns.Do(func() error {
 			c, err = ClaimNamespace(t.Context(), patience, slog.New(slog.DiscardHandler))
@@ -106,19 +113,8 @@ func TestClaimEnds(t *testing.T) {
 
 // A name that somebody else holds keeps no agent from work.
 func TestClaimOfStranger(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be another user")
-	}
-	ns, err := netns.New(fmt.Sprintf("agent-claims-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	err = ns.Do(func() error {
+	ns := claimNS(t, "agent-claims-")
+	err := ns.Do(func() error {
 		const nobody, same = 65534, ^uintptr(0)
 		unix.RawSyscall(unix.SYS_SETRESUID, same, nobody, same) // this thread alone
 		l, err := net.Listen("unix", claimName)
@@ -175,20 +171,9 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 // claimed is a claim of a network namespace, what its holder logs, and what connects to it as a user.
 func claimed(t *testing.T) (c *Claim, log *logBuffer, dial func(user uintptr) net.Conn) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be another user")
-	}
-	ns, err := netns.New(fmt.Sprintf("agent-held-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
+	ns := claimNS(t, "agent-held-")
 	log = new(logBuffer)
-	err = ns.Do(func() (err error) {
+	err := ns.Do(func() (err error) {
 		c, err = ClaimNamespace(t.Context(), time.Minute, slog.New(slog.NewTextHandler(log, nil)))
 		return err
 	})
