@@ -265,6 +265,7 @@ func TestCluster(t *testing.T) {
 	t.Run("server takes the manifests", c.testManifests)
 	t.Run("install", c.testInstall)
 	t.Run("agent", c.testAgent)
+	t.Run("events", c.testEvents)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("unset", c.testUnset)
 	t.Run("privileged", c.testPrivileged)
@@ -344,6 +345,47 @@ func (c *cluster) testAgent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// testEvents shows a fault in an object beside the object, with the right that the chart gives for it, and only if it is asked to.
+func (c *cluster) testEvents(t *testing.T) {
+	may := func(verb string) string {
+		out, _ := c.Kubectl("auth", "can-i", verb, "events.events.k8s.io", "--as=system:serviceaccount:"+namespace+":sluice") // fails where it answers no
+		words := append([]string{""}, strings.Fields(string(out))...)
+		return words[len(words)-1]
+	}
+	for _, name := range []string{"first", "second"} {
+		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name))
+	}
+	for enabled, want := range map[string]string{"false": "no", "true": "yes"} {
+		t.Run(enabled, func(t *testing.T) {
+			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "events.enabled="+enabled)
+			c.apply(t, text)
+			for _, verb := range []string{"create", "patch"} {
+				for deadline := time.Now().Add(30 * time.Second); may(verb) != want; time.Sleep(50 * time.Millisecond) { // the server reads its rules in the background
+					if time.Now().After(deadline) {
+						t.Fatalf("may it %s events? Not %s", verb, want)
+					}
+				}
+			}
+			await(t, c.run(t, text), func(s agent.Status) string {
+				if len(s.Issues) == 1 && s.Issues[0].Object == "Service default/second" {
+					return ""
+				}
+				return fmt.Sprintf("it says %+v", s.Issues)
+			})
+			for deadline := time.Now().Add(time.Minute); enabled == "true"; time.Sleep(100 * time.Millisecond) {
+				out := c.kubectl(t, "describe", "service/second", "--namespace", "default")
+				if _, events, _ := strings.Cut(out, "Events:"); strings.Contains(events, "belongs to Service default/first") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("no Event:\n%s", out)
+				}
+			}
+		})
+	}
+	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
 }
 
 // proxyConfig writes what is in the ConfigMap that kubeadm makes for kube-proxy.

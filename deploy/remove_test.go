@@ -99,23 +99,28 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Kustomize's component makes of the manifests what the chart makes with remove=cleanup.
-func TestKustomizeRemoves(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "kustomization.yaml")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newTag: 0.1.0", "newTag: 0.1.1", "# components: [remove]", "components: [remove]").Replace(string(text))
-	if err := os.WriteFile(file, []byte(set), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	want := objects(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "image.tag=0.1.1", "--set", "remove=cleanup"))
-	if diff := cmp.Diff(want, objects(t, kustomize(t, dir))); diff != "" {
-		t.Error(diff)
+// Kustomize's components make of the manifests what the chart makes with the value that they stand for.
+func TestKustomizeComponents(t *testing.T) {
+	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true"} {
+		t.Run(component, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(dir, "kustomization.yaml")
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list := "components: [" + component + "]"
+			set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newTag: 0.1.0", "newTag: 0.1.1", "# "+list, list).Replace(string(text))
+			if err := os.WriteFile(file, []byte(set), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			want := objects(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "image.tag=0.1.1", "--set", value))
+			if diff := cmp.Diff(want, objects(t, kustomize(t, dir))); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

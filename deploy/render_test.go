@@ -65,14 +65,14 @@ func TestValues(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	text := render(t, "--set", "kubernetes.host=fd00::10", "--set", "kubernetes.port=443", "--set", "image.digest="+digest,
 		"--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16,fd01::/48}", "--set", "serviceCIDRs={10.96.0.0/16}",
-		"--set", "nodePortAddresses={192.168.0.0/16}", "--set", "extraArgs={--masquerade-all}", "--set", "log.format=json",
+		"--set", "nodePortAddresses={192.168.0.0/16}", "--set", "externalIPCIDRs={203.0.113.0/24,2001:db8::/64}", "--set", "loadBalancerCIDRs={none}", "--set", "allowNodeAddresses={10.0.0.0/8}", "--set", "extraArgs={--masquerade-all}", "--set", "log.format=json",
 		"--set", "metricsAddress=", "--set", "healthzAddress=127.0.0.1:9999", "--set", "maxUnavailable=10%", "--set", "podLabels.team=net")
 	d, c := daemon(t, text)
 	if want := "sluice.dev/sluice@" + digest; c.Image != want {
 		t.Errorf("image %s, want %s", c.Image, want)
 	}
 	for _, want := range []string{"--policy=false", "--cluster-cidr=10.244.0.0/16,fd01::/48", "--service-cidr=10.96.0.0/16",
-		"--nodeport-addresses=192.168.0.0/16", "--masquerade-all", "--log-format=json", "--metrics-address=", "--healthz-address=127.0.0.1:9999"} {
+		"--nodeport-addresses=192.168.0.0/16", "--external-ip-cidrs=203.0.113.0/24,2001:db8::/64", "--load-balancer-cidrs=none", "--allow-node-addresses=10.0.0.0/8", "--masquerade-all", "--log-format=json", "--metrics-address=", "--healthz-address=127.0.0.1:9999"} {
 		if !slices.Contains(c.Args, want) {
 			t.Errorf("no argument %s among %q", want, c.Args)
 		}
@@ -156,6 +156,9 @@ func TestRefusedValues(t *testing.T) {
 		{"metricsAddress=localhost", "/metricsAddress"},
 		{"no.such=value", "'no'"},
 		{"nodePortAddresses={some}", "/nodePortAddresses"},
+		{"externalIPCIDRs={none,10.0.0.0/8}", "/externalIPCIDRs"},
+		{"loadBalancerCIDRs={some}", "/loadBalancerCIDRs"},
+		{"allowNodeAddresses={none}", "/allowNodeAddresses"},
 		{"kubeProxy.configMap=kube-proxy,clusterCIDRs={10.0.0.0/8}", "leave them out"},
 		{"kubeProxy.configMap=kube-proxy,metricsAddress=:9999", "leave them out"},
 	} {

@@ -23,7 +23,7 @@ const noticePause = time.Second
 
 // followAddresses tells the addresses of the calling thread's network
 // namespace each time that they have changed, until ctx ends.
-func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Addr, error) {
+func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Prefix, error) {
 	// Both sockets are opened in the calling thread, and stay in its namespace wherever they are used.
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -38,7 +38,7 @@ func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Addr
 	changed := make(chan struct{}, 1)
 	changed <- struct{}{} // what changed before the socket was open
 	go noticeChanges(ctx, log, func() error { _, err := notices.Receive(); return err }, changed)
-	told := make(chan []netip.Addr)
+	told := make(chan []netip.Prefix)
 	go func() {
 		defer close(told)
 		defer h.Close()
@@ -75,8 +75,8 @@ func noticeChanges(ctx context.Context, log *slog.Logger, receive func() error, 
 }
 
 // tellAddresses lists the addresses after each burst of changes.
-func tellAddresses(ctx context.Context, log *slog.Logger, h *netlink.Handle, changed <-chan struct{}, told chan<- []netip.Addr) {
-	var last []netip.Addr
+func tellAddresses(ctx context.Context, log *slog.Logger, h *netlink.Handle, changed <-chan struct{}, told chan<- []netip.Prefix) {
+	var last []netip.Prefix
 	pause := time.NewTimer(addressPause)
 	pause.Stop()
 	for {
@@ -105,24 +105,25 @@ func tellAddresses(ctx context.Context, log *slog.Logger, h *netlink.Handle, cha
 	}
 }
 
-// listAddresses lists the addresses of a namespace, sorted, without link-local ones.
-func listAddresses(h *netlink.Handle) ([]netip.Addr, error) {
+// listAddresses lists the addresses of a namespace with the lengths of their subnets, sorted, without link-local ones.
+func listAddresses(h *netlink.Handle) ([]netip.Prefix, error) {
 	found, err := h.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list host addresses: %w", err)
 	}
-	var addrs []netip.Addr
+	var addrs []netip.Prefix
 	for _, a := range found {
 		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.IsLinkLocalUnicast() {
-			addrs = append(addrs, addr.Unmap())
+			ones, _ := a.Mask.Size()
+			addrs = append(addrs, netip.PrefixFrom(addr.Unmap(), ones))
 		}
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
+	slices.SortFunc(addrs, netip.Prefix.Compare)
 	return slices.Compact(addrs), nil
 }
 
-// hostAddresses lists the addresses of the calling thread's network namespace.
-func hostAddresses() ([]netip.Addr, error) {
+// hostAddresses lists the addresses of the calling thread's network namespace, as listAddresses does.
+func hostAddresses() ([]netip.Prefix, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("list host addresses: %w", err)

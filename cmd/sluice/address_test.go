@@ -28,7 +28,7 @@ func TestFollowAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ns.Delete() })
-	var told <-chan []netip.Addr
+	var told <-chan []netip.Prefix
 	err = ns.Do(func() (err error) {
 		told, err = followAddresses(t.Context(), slog.New(slog.DiscardHandler))
 		return err
@@ -49,7 +49,7 @@ func TestFollowAddresses(t *testing.T) {
 		for late := time.After(10 * time.Second); ; {
 			select {
 			case addrs := <-told:
-				if slices.Contains(addrs, netip.MustParseAddr("198.51.100.7")) == wanted {
+				if slices.Contains(addrs, netip.MustParsePrefix("198.51.100.7/32")) == wanted {
 					return
 				}
 			case <-late:

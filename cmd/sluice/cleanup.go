@@ -60,7 +60,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 func restoreSysctls(w io.Writer, socket string) error {
 	restored, err := sysctl.Restore(sysctl.RecordPath(socket))
 	for _, c := range restored {
-		_, _ = fmt.Fprintln(w, "restored:", c)
+		_ = printf(w, "restored: %s\n", c)
 	}
 	return err
 }

@@ -99,6 +99,5 @@ func printDrop(w io.Writer, format string, d agent.Drop) error {
 	if d.From.Name != "" && d.To.Name != "" && d.From.Address.Is6() {
 		protocol += " (IPv6)" // which names do not tell
 	}
-	_, err := fmt.Fprintf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, protocol, d.Says)
-	return err
+	return printf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, protocol, d.Says)
 }

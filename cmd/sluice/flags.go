@@ -28,6 +28,7 @@ type nodeFlags struct {
 	masqueradeAll              bool
 	kubeFlags
 	policyFlags
+	addressFlags
 }
 
 func (f *nodeFlags) register(cmd *cobra.Command) {
@@ -40,6 +41,7 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
 	f.kubeFlags.register(cmd)
 	f.policyFlags.register(cmd)
+	f.addressFlags.register(cmd)
 	_ = cmd.MarkFlagDirname("manifests")
 }
 
@@ -57,14 +59,13 @@ func (f *nodeFlags) config() (compile.Config, error) {
 		}
 		c.Node = nodeName(name)
 	}
-	if len(c.NodePortAddresses) > 0 {
-		addrs, err := hostAddresses()
-		if err != nil {
-			return c, err
-		}
-		c.HostAddresses = addrs
+	addrs, err := hostAddresses()
+	if err != nil {
+		return c, err
 	}
-	return c, f.configure(&c)
+	c.HostAddresses = addrs
+	f.addressFlags.configure(&c)
+	return c, f.policyFlags.configure(&c)
 }
 
 // nodeName is what the Node object of a host with this name is called: kubelet and kube-proxy make it so.

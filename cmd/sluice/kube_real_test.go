@@ -157,3 +157,57 @@ func TestAgentOnRealAPI(t *testing.T) {
 		t.Errorf("/healthz answers %d", code)
 	}
 }
+
+const apiThief = `
+apiVersion: v1
+kind: Service
+metadata: {name: thief}
+spec: {clusterIP: 10.96.0.91, externalIPs: [192.0.2.1], ports: [{name: api, port: 6443}, {name: ssh, port: 22}, {name: web, port: 81}]}
+`
+
+// A service cannot take an agent's way to its API, not even where it may have the address, nor what else listens there: also an
+// agent that starts anew reads the API.
+func TestNobodyTakesTheAPI(t *testing.T) {
+	s := newProxySeat(t)
+	listen(t, s.NetNS, "192.0.2.1:22")
+	s.kubectl(t, "apply", "-f", s.file(t, "thief.yaml", apiThief), "-f", s.file(t, "role.yaml", role("")))
+	kubeconfig, err := s.Kubeconfig("sluice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		flag   string
+		served bool // what of it is nobody's
+		says   []string
+	}{
+		{"--external-ip-cidrs=0.0.0.0/0", false, []string{"externalIP 192.0.2.1 is an address of node node-a"}},
+		{"--allow-node-addresses=0.0.0.0/0", true, []string{"TCP 192.0.2.1:6443 is where the API server is reached", "TCP 192.0.2.1:22 is a port that nodes need"}},
+	} {
+		for life := range 2 {
+			p, socket := s.sluice(t, "--kubeconfig="+kubeconfig, "--node=node-a", "--policy=false", "--set-sysctls=false", c.flag)
+			eventually(t, "the agent has read the API and programmed it", func() bool {
+				st, err := agent.NewClient(socket).Status(t.Context())
+				return err == nil && st.Source.Synced && st.LastApply != nil
+			})
+			st, err := agent.NewClient(socket).Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, say := range c.says {
+				if !strings.Contains(fmt.Sprint(st.Issues), "Service default/thief: "+say) {
+					t.Errorf("%s, life %d: the status does not say %q: %v", c.flag, life, say, st.Issues)
+				}
+			}
+			if !hears(s.NetNS, "192.0.2.1:22") {
+				t.Errorf("%s, life %d: what listens at port 22 is not reached", c.flag, life)
+			}
+			if table := nft(t, s.NetNS, "list table inet sluice"); strings.Contains(table, "192.0.2.1 . tcp . 81") != c.served {
+				t.Errorf("%s, life %d: its own port is served: %t", c.flag, life, !c.served)
+			}
+			address := fmt.Sprintf("10.244.0.%d", 100+2*i+life)
+			s.kubectl(t, "patch", "endpointslice", "web-1", "--type=merge", "-p", `{"endpoints":[{"addresses":["`+address+`"],"nodeName":"node-a"}]}`)
+			eventually(t, "a change is programmed", func() bool { return strings.Contains(nft(t, s.NetNS, "list table inet sluice"), address) })
+			p.kill()
+		}
+	}
+}

@@ -29,7 +29,16 @@ func (f *kubeFlags) named() bool { return f.kubeconfig != "" || f.inCluster }
 // open makes a source of the API. Policies says whether they are carried out.
 func (f *kubeFlags) open(policies bool, sink source.Sink, log *slog.Logger) source.Source {
 	kube.TakeLogs(log)
-	return kube.New(kube.Config{Kubeconfig: f.kubeconfig, Policies: policies, UserAgent: "sluice/" + versionString()}, sink, log)
+	return kube.New(f.api(policies), sink, log)
+}
+
+// recorder makes what tells the API of faults.
+func (f *kubeFlags) recorder(node string, log *slog.Logger) *kube.Recorder {
+	return kube.NewRecorder(f.api(false), node, log)
+}
+
+func (f *kubeFlags) api(policies bool) kube.Config {
+	return kube.Config{Kubeconfig: f.kubeconfig, Policies: policies, UserAgent: "sluice/" + versionString()}
 }
 
 var (

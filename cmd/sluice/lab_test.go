@@ -15,8 +15,9 @@ import (
 
 // TestMain lets this test program stand in for the sluice binary: a lab starts its agents and servers as
 // os.Executable.
+// TestMain makes the test binary a sluice for those that start one.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == "lab") {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())

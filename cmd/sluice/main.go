@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // version is set by the linker.
@@ -50,7 +52,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errElsewhere):
 		return exitAsk
 	}
-	_, _ = fmt.Fprintln(stderr, "sluice:", err)
+	_, _ = fmt.Fprintln(stderr, "sluice:", model.PrintableLines(err.Error()))
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return exitError
 	}

@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -108,7 +109,7 @@ func (d kernelDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, 
 	return p, nil
 }
 
-func (d kernelDriver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+func (d kernelDriver) AdoptKeeping(ctx context.Context, want *state.State, _ []model.PolicyKey) (driver.Plan, int, error) {
 	p, err := d.Adopt(ctx, want)
 	kept := 0
 	for k, f := range p.(kernelPlan).set {

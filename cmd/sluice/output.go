@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // outputFlag adds -o.
@@ -47,6 +50,25 @@ func print(w io.Writer, format string, v any, table func(io.Writer)) error {
 		}
 	}
 	_, err = w.Write(b)
+	return err
+}
+
+// printf writes a line or a row for people. Names, paths and messages come from others, so that texts among args are made
+// printable: they can neither steer the terminal nor make lines and columns of their own.
+func printf(w io.Writer, format string, args ...any) error {
+	for i, a := range args {
+		switch a := a.(type) {
+		case error:
+			args[i] = model.Printable(a.Error())
+		case fmt.Stringer:
+			args[i] = model.Printable(a.String())
+		default:
+			if v := reflect.ValueOf(a); v.Kind() == reflect.String {
+				args[i] = model.Printable(v.String())
+			}
+		}
+	}
+	_, err := fmt.Fprintf(w, format, args...)
 	return err
 }
 

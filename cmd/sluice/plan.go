@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -62,11 +63,15 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 		return agent.Plan{}, err
 	}
 	objects := store.New()
-	read, err := readOnce(ctx, node.source(objects, slog.New(slog.DiscardHandler)))
+	src := node.source(objects, slog.New(slog.DiscardHandler))
+	read, err := readOnce(ctx, src)
 	if err != nil {
 		return agent.Plan{}, err
 	}
 	c := compile.New(config)
+	if api, ok := src.(source.Dialer); ok {
+		c.SetAPIServers(api.Dialed())
+	}
 	if node.policy {
 		links, err := link.Read()
 		if err != nil {
@@ -76,7 +81,7 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	}
 	c.Update(objects, objects.Take())
 	for _, i := range append(read.Issues, c.Issues()...) {
-		_, _ = fmt.Fprintln(warn, "warning:", i)
+		_ = printf(warn, "warning: %s\n", i)
 	}
 	d, err := openDriver(node.options(slog.Default()))
 	if err != nil {
@@ -86,12 +91,12 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}
-	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0, nil)
+	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0, read.LackingPolicies, nil)
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}
 	if kept > 0 {
-		_, _ = fmt.Fprintln(warn, "warning:", agent.Keeping(kept, read.Lacking))
+		_ = printf(warn, "warning: %s\n", agent.Keeping(kept, read.Lacking))
 	}
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }
@@ -116,6 +121,6 @@ func printPlan(w io.Writer, p agent.Plan) error {
 	if n := len(p.Text); n > 0 && p.Text[n-1] != '\n' {
 		end = "\n"
 	}
-	_, err := fmt.Fprintf(w, "%s%s%s\n", p.Text, end, agent.Count(p.Operations, "operation"))
+	_, err := fmt.Fprintf(w, "%s%s%s\n", model.PrintableLines(p.Text), end, agent.Count(p.Operations, "operation"))
 	return err
 }

@@ -38,7 +38,7 @@ selects, or its last good version is in force, or nothing of it.`,
 				return err
 			}
 			if s.Kept > 0 {
-				_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "warning:", agent.Contradicts(true, s.Kept, s.Source.Lacking))
+				_ = printf(cmd.ErrOrStderr(), "warning: %s\n", agent.Contradicts(true, s.Kept, s.Source.Lacking))
 			}
 			return print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
 		},
@@ -75,7 +75,7 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 		case p.Refused != "":
 			notes = append([]string{"denies all that it selects: " + p.Refused}, notes...)
 		}
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", tier, order, p.Kind, namespace, p.Name,
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", tier, order, p.Kind, namespace, p.Name,
 			p.Pods, p.HostEndpoints, count(p.Allowed), count(p.Denied), strings.Join(notes, "; "))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
 )
 
@@ -370,6 +372,117 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 		if out := stdout + stderr; code != want || !strings.Contains(out, "policies did not change since the start are still judged by what ") || !strings.Contains(out, "policy.yaml: ") {
 			t.Errorf("%s exits with %d and does not warn of what is kept, and why:\n%s", command, code, out)
 		}
+	}
+}
+
+// brokenPolicy is one of which it can't be told whom it selects.
+const brokenPolicy = `
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkPolicy
+metadata: {name: broken}
+spec: {selector: "app = 'far'", types: [Ingress], ingress: [{action: Allow, protocol: TCP, destination: {ports: [5432]}}]}
+`
+
+const cachePod = `---
+apiVersion: v1
+kind: Pod
+metadata: {name: cache, namespace: shop, labels: {app: cache}}
+spec: {nodeName: node-a}
+status: {phase: Running, podIPs: [{ip: 10.1.0.3}]}
+`
+
+// A policy of which it can't be told whom it selects holds up no other: what another has come to forbid while no agent ran is closed and cut at
+// once, and pods that the broken one was about keep to it as it last was.
+func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
+	sound := func(app string) string { return strings.Replace(brokenPolicy, "app = 'far'", "app == '"+app+"'", 1) }
+	for name, before := range map[string]string{"on a first start": "", "broken ever since": brokenPolicy, "it was about another pod": sound("cache"), "it was about nobody here": sound("far")} {
+		t.Run(name, func(t *testing.T) {
+			ns := nodeNS(t)
+			pods := attachPods(t, ns, 3)
+			at := strings.LastIndex(shop, "---")
+			allow := func(app string) string { return strings.Replace(shop[at:], "app: api", "app: "+app, 1) }
+			dir := folder(t, map[string]string{"pods.yaml": shop[:at] + cachePod, "policy.yaml": allow("web")})
+			socket := filepath.Join(t.TempDir(), "s.sock")
+			first := before == ""
+			if first {
+				before = brokenPolicy
+			}
+			write(t, dir, "broken.yaml", before)
+			stop := startAgent(t, dir, socket, ns.Do)
+			programmed := func() {
+				t.Helper()
+				eventually(t, "it is programmed", func() bool {
+					status, err := agent.NewClient(socket).Status(t.Context())
+					return err == nil && status.LastApply != nil
+				})
+			}
+			programmed()
+			talk := openTalk(t, pods[0], pods[1], "10.1.0.2:5432")
+			if !talk(time.Second) {
+				t.Fatal("the connection that is allowed does not work")
+			}
+			if !first {
+				stop()
+				write(t, dir, "broken.yaml", brokenPolicy)
+			}
+			write(t, dir, "policy.yaml", allow("api"))
+			if !first {
+				startAgent(t, dir, socket, ns.Do)
+				programmed()
+			}
+			for begun := time.Now(); talk(100 * time.Millisecond); {
+				if time.Since(begun) > 2*time.Second {
+					t.Fatal("a connection that a policy forbids goes on")
+				}
+			}
+			if err := knock(pods[0], "10.1.0.2:5432"); err == nil {
+				t.Error("a new connection that a policy forbids passes")
+			}
+			kept := before == sound("cache")
+			if closed := errClosed(knock(pods[0], "10.1.0.3:80")); closed != kept {
+				t.Errorf("what the broken policy did not allow is closed: %v, want %v", closed, kept)
+			}
+			if status, err := agent.NewClient(socket).Status(t.Context()); err != nil || (status.Kept > 0) != kept {
+				t.Errorf("kept %d, want some: %v, %v", status.Kept, kept, err)
+			}
+		})
+	}
+}
+
+// errClosed tells a connection that was dropped from one that was refused, as nobody listens.
+func errClosed(err error) bool { return err != nil && !strings.Contains(err.Error(), "refused") }
+
+// openTalk connects two pods and returns a function that tells whether what the client says arrives in time.
+func openTalk(t *testing.T, from, to *netns.NS, address string) func(time.Duration) bool {
+	t.Helper()
+	var client, server net.Conn
+	var listener net.Listener
+	err := to.Do(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	err = from.Do(func() (err error) {
+		client, err = net.DialTimeout("tcp", address, 2*time.Second)
+		return err
+	})
+	if err == nil {
+		server, err = listener.Accept()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
+	return func(patience time.Duration) bool {
+		if _, err := client.Write([]byte("x")); err != nil {
+			return false
+		}
+		_ = server.SetReadDeadline(time.Now().Add(patience))
+		_, err := server.Read(make([]byte, 64))
+		return err == nil
 	}
 }
 

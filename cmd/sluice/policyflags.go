@@ -26,7 +26,7 @@ type policyFlags struct {
 	policy, keepEstablished, tunnels  bool
 	lists                             list.Files
 	denyLists, denyDevices            []string
-	failsafeInbound, failsafeOutbound failsafes
+	failsafeInbound, failsafeOutbound portRanges
 }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
@@ -114,21 +114,21 @@ func defaultDevices() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// failsafes is a flag of ports that are never closed, PROTOCOL:PORT. What is given replaces the default.
-type failsafes []state.PortRange
+// portRanges is a flag of ports, PROTOCOL:PORT. What is given replaces the default.
+type portRanges []state.PortRange
 
 // The defaults are Calico's (FailsafeInboundHostPorts and FailsafeOutboundHostPorts): SSH, DHCP, DNS, BGP, etcd,
 // Typha and the Kubernetes API.
-func defaultInbound() failsafes {
-	return failsafes{{Protocol: model.UDP, First: 68, Last: 68}}.and(22, 179, 2379, 2380, 5473, 6443, 6666, 6667)
+func defaultInbound() portRanges {
+	return portRanges{{Protocol: model.UDP, First: 68, Last: 68}}.and(22, 179, 2379, 2380, 5473, 6443, 6666, 6667)
 }
 
-func defaultOutbound() failsafes {
-	return failsafes{{Protocol: model.UDP, First: 53, Last: 53}, {Protocol: model.UDP, First: 67, Last: 67}}.and(179, 2379, 2380, 5473, 6443, 6666, 6667)
+func defaultOutbound() portRanges {
+	return portRanges{{Protocol: model.UDP, First: 53, Last: 53}, {Protocol: model.UDP, First: 67, Last: 67}}.and(179, 2379, 2380, 5473, 6443, 6666, 6667)
 }
 
 // and adds ports of TCP.
-func (f failsafes) and(ports ...uint16) failsafes {
+func (f portRanges) and(ports ...uint16) portRanges {
 	for _, p := range ports {
 		f = append(f, state.PortRange{Protocol: model.TCP, First: p, Last: p})
 	}
@@ -136,7 +136,7 @@ func (f failsafes) and(ports ...uint16) failsafes {
 }
 
 // String implements pflag.Value.
-func (f *failsafes) String() string {
+func (f *portRanges) String() string {
 	var parts []string
 	for _, r := range *f {
 		part := fmt.Sprintf("%s:%d", strings.ToLower(r.Protocol.String()), r.First)
@@ -152,11 +152,11 @@ func (f *failsafes) String() string {
 }
 
 // Set implements pflag.Value.
-func (f *failsafes) Set(text string) error {
-	var set failsafes
+func (f *portRanges) Set(text string) error {
+	var set portRanges
 	if text != "none" {
 		for s := range splitList(text) {
-			r, err := parseFailsafe(s)
+			r, err := parsePorts(s)
 			if err != nil {
 				return err
 			}
@@ -167,7 +167,7 @@ func (f *failsafes) Set(text string) error {
 	return nil
 }
 
-func parseFailsafe(s string) (state.PortRange, error) {
+func parsePorts(s string) (state.PortRange, error) {
 	bad := fmt.Errorf("%q is no port such as tcp:22, nor a range such as tcp:6660-6669", s)
 	name, ports, ok := strings.Cut(s, ":")
 	protocol := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}[strings.ToLower(name)]
@@ -187,7 +187,7 @@ func parseFailsafe(s string) (state.PortRange, error) {
 }
 
 // Type implements pflag.Value.
-func (f *failsafes) Type() string { return "ports" }
+func (f *portRanges) Type() string { return "ports" }
 
 // routes asks the kernel of the thread that opened it for the way to addresses.
 type routes struct{ h *netlink.Handle }

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/takeover"
 )
 
 var errNotReady = errors.New("this node cannot carry services and policy yet: see the checks that say fail")
@@ -23,14 +28,15 @@ func newPreflightCommand() *cobra.Command {
 		Long: `Check whether this node can carry services and policy: kernel, privileges, routes,
 forwarding, connection tracking, bridges, other programs' rules that would drop our
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
-ports, and memory limits. Exits with 1 if a check fails; warnings do not count.`,
+ports, addresses of services that are a node's, and memory limits. Exits with 1 if a check fails; warnings do not count.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(format); err != nil {
 				return err
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
-				Driver: func(ctx context.Context) error { return probeDriver(ctx, policy) }})
+				Driver:  func(ctx context.Context) error { return probeDriver(ctx, policy) },
+				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			results := preflight.Check(facts)
 			err := print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
 			if err == nil && preflight.Failed(results) {
@@ -52,4 +58,32 @@ func probeDriver(ctx context.Context, policy bool) error {
 		return err
 	}
 	return errors.Join(d.Probe(ctx), d.Close())
+}
+
+// refusedAddresses names what the agent refuses to services, or, where there is no agent, what kube-proxy serves that an agent
+// without further flags would.
+func refusedAddresses(ctx context.Context, socket string) (refused []string, err error) {
+	if agent.Alive(socket) {
+		status, err := agent.NewClient(socket).Status(ctx)
+		for _, issue := range status.Issues {
+			if strings.HasPrefix(issue.Object, "Service ") && strings.Contains(issue.Reason, "left out") {
+				refused = append(refused, issue.String())
+			}
+		}
+		return refused, err
+	}
+	own, err := hostAddresses()
+	if err != nil {
+		return nil, err
+	}
+	claims, err := takeover.Served(ctx)
+	for _, c := range claims {
+		switch {
+		case c.NodePort() && defaultReserved().has(c.Key.Protocol, c.Key.Port):
+			refused = append(refused, "kube-proxy serves "+c.String()+", which is one of the agent's --reserved-ports")
+		case slices.ContainsFunc(own, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Addr() == c.Key.Addr }):
+			refused = append(refused, "kube-proxy serves "+c.String()+", which is this node's own address")
+		}
+	}
+	return refused, err
 }

@@ -28,6 +28,7 @@ type runOptions struct {
 	setSysctls     bool
 	logLevel       slog.Level
 	logFormat      string
+	events         bool
 }
 
 func newRunCommand() *cobra.Command {
@@ -53,6 +54,7 @@ place: its defaults hold, its addresses are served and its kernel parameters set
 	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "compare everything with the kernel this often; rules that others remove are back within a second all the same, and single elements within a minute")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off, and set what --config says of connection tracking")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` to log: debug, info, warn or error; debug shows every plan")
+	fl.BoolVar(&o.events, "events", false, "tell the Kubernetes API of objects at fault, as Events; it takes the right to create and patch events of events.k8s.io")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }
@@ -75,6 +77,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err := o.checkObjects(); err != nil {
 		return err
 	}
+	if o.events && !o.kubeFlags.named() {
+		return usageError{errors.New("--events tells a Kubernetes API: name one with --kubeconfig or --in-cluster")}
+	}
 	if o.auditInterval <= 0 {
 		return usageError{errors.New("--audit-interval must be longer than 0")}
 	}
@@ -82,6 +87,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
+	config.ReservedPorts = append(config.ReservedPorts, listening(o.metricsAddress, o.healthzAddress)...)
 	claim, err := claimNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {
@@ -110,13 +116,16 @@ func run(cmd *cobra.Command, o runOptions) error {
 			}
 		},
 	}
+	if o.events {
+		events := o.kubeFlags.recorder(config.Node, log)
+		c.Report = events.Report
+		go events.Run(cmd.Context())
+	}
 	if proxy != nil {
 		proxy.agent(&c)
 	}
-	if len(config.NodePortAddresses) > 0 {
-		if c.HostAddresses, err = followAddresses(cmd.Context(), log); err != nil {
-			return err
-		}
+	if c.HostAddresses, err = followAddresses(cmd.Context(), log); err != nil {
+		return err
 	}
 	ways, err := openRoutes()
 	if err != nil {
@@ -149,11 +158,15 @@ func setSysctls(log *slog.Logger, o runOptions) {
 // applySysctls sets parameters; failures are only told.
 func applySysctls(log *slog.Logger, record string, want map[string]string) {
 	changes, err := sysctl.Set(record, want)
+	after := "kernel parameter set; 'sluice cleanup' restores it"
+	if errors.Is(err, sysctl.ErrNotNoted) {
+		after = "kernel parameter set"
+	}
 	for _, c := range changes {
-		log.Info("kernel parameter set; 'sluice cleanup' restores it", "parameter", c.Key, "value", c.Now, "was", c.Was)
+		log.Info(after, "parameter", c.Key, "value", c.Now, "was", c.Was)
 	}
 	if err != nil {
-		log.Warn("a kernel parameter cannot be set", "error", err)
+		log.Warn("kernel parameters are not all set and noted", "error", err)
 	}
 }
 
@@ -172,8 +185,8 @@ func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 	if err != nil {
 		return true, false
 	}
-	for _, a := range addrs {
-		ipv6 = ipv6 || a.Is6() && !a.IsLoopback()
+	for _, p := range addrs {
+		ipv6 = ipv6 || p.Addr().Is6() && !p.Addr().IsLoopback()
 	}
 	return true, ipv6
 }

@@ -49,7 +49,7 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 			notes = append([]string{"not programmed: " + s.Unproxied}, notes...)
 		}
 		if len(s.Frontends) == 0 {
-			_, _ = fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, strings.Join(notes, "; "))
+			_ = printf(w, "%s\t%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, strings.Join(notes, "; "))
 		}
 		for i, f := range s.Frontends {
 			note := ""
@@ -63,7 +63,7 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 			if f.Local != nil {
 				local = strconv.Itoa(*f.Local)
 			}
-			_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", s.Namespace, s.Name, f.Kind,
+			_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", s.Namespace, s.Name, f.Kind,
 				net.JoinHostPort(f.Address, strconv.Itoa(int(f.Port))), f.Protocol, f.PortName, f.Backends, local, note)
 		}
 	}

@@ -38,7 +38,7 @@ func newStatusCommand() *cobra.Command {
 // statusTable writes the status for people: first whether all is well.
 func statusTable(w io.Writer, s agent.Status) {
 	row := func(name, format string, args ...any) {
-		_, _ = fmt.Fprintf(w, name+"\t"+format+"\n", args...)
+		_ = printf(w, name+"\t"+format+"\n", args...)
 	}
 	if s.OK {
 		row("state", "OK: the kernel has all that the sources hold")
@@ -76,6 +76,9 @@ func statusTable(w io.Writer, s agent.Status) {
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
+	}
+	if r := s.Affinity; r != nil && r.IPv4+r.IPv6+r.Forgotten > 0 {
+		row("affinity", "%s remembered of IPv4 and %d of IPv6, at most %d each; %d forgotten to make room", agent.Count(r.IPv4, "client"), r.IPv6, r.Most, r.Forgotten)
 	}
 	for i, o := range s.Obstacles {
 		row([]string{"other rules", ""}[min(i, 1)], "%s; 'sluice preflight' says what to do", o.Seen)

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/model"
 )
 
 // What ends `sluice why` where the answer, which has been printed already, is not yes.
@@ -86,15 +87,15 @@ func explanation(w io.Writer, e agent.Explanation) {
 		if i > 0 {
 			_, _ = fmt.Fprintln(w)
 		}
-		_, _ = fmt.Fprint(w, answer)
+		_, _ = fmt.Fprint(w, model.PrintableLines(answer.String()))
 	}
 	for _, text := range e.Warnings {
-		_, _ = fmt.Fprintln(w, "warning:", text)
+		_ = printf(w, "warning: %s\n", text)
 	}
 	for _, o := range e.Obstacles {
-		_, _ = fmt.Fprintln(w, "warning: another program's rules may still drop it:", o.Seen)
+		_ = printf(w, "warning: another program's rules may still drop it: %s\n", o.Seen)
 		if o.Do != "" {
-			_, _ = fmt.Fprintln(w, "  >", o.Do)
+			_ = printf(w, "  > %s\n", o.Do)
 		}
 	}
 }

@@ -56,9 +56,9 @@ type Config struct {
 	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
 
-	// HostAddresses, if set, tells all addresses of the host each time that they
+	// HostAddresses, if set, tells all addresses of the host, with their subnets, each time that they
 	// change, for Compiler. It may be closed.
-	HostAddresses <-chan []netip.Addr
+	HostAddresses <-chan []netip.Prefix
 
 	// Links, if set, tells the node's interfaces and routes each time that they
 	// change, for Compiler, and nothing is programmed before the first. It may be closed.
@@ -75,11 +75,13 @@ type Config struct {
 	// Obstacles, if set, reads other programs' rules that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
+	// Report, if set, is told all faults in objects, twice a second. It must not block, and not change them.
+	Report func([]model.Issue)
+
 	// Claim, if set, is the right to be the only agent here; the caller releases it after Run.
 	Claim *Claim
 
-	// Prepare, if set, is called once the socket is held, so by one agent at a
-	// time, and before anything is programmed.
+	// Prepare, if set, is called once, before anything is programmed.
 	Prepare func()
 
 	Log *slog.Logger
@@ -91,6 +93,7 @@ type Agent struct {
 	started time.Time
 	health  *health
 	metrics *metrics
+	limits  limits
 	checks  *healthChecks
 	drops   dropLog
 	nodes   nodeAddresses
@@ -105,7 +108,7 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), drops: dropLog{open: c.Drops}}
+	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), limits: shareDescriptors(), drops: dropLog{open: c.Drops}}
 	a.health = &health{limit: cmp.Or(c.UnhealthyAfter, unhealthyAfter), now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
 		if node == nil {
@@ -114,7 +117,7 @@ func New(c Config) *Agent {
 		return !node.Leaving
 	}}
 	a.health.blocked = a.blocked
-	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok })
+	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits)
 	a.metrics = newMetrics(a)
 	a.metrics.registry.MustRegister(rivalsGauge(a.Claim))
 	return a

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -368,7 +370,22 @@ func TestSyncSaysWhyNot(t *testing.T) {
 }
 
 func TestFaultsAreNamed(t *testing.T) {
-	b := start(t)
+	var mu sync.Mutex
+	var reported []model.Issue
+	b := start(t, func(c *Config) {
+		c.Report = func(issues []model.Issue) {
+			mu.Lock()
+			defer mu.Unlock()
+			reported = issues
+		}
+	})
+	reports := func(want ...model.Issue) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Equal(reported, want)
+		}
+	}
 	b.source.sync()
 	rival := web(1)[:1]
 	svc := *rival[0].Object.(*model.Service)
@@ -380,11 +397,67 @@ func TestFaultsAreNamed(t *testing.T) {
 		return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object == "Service shop/zzz"
 	})
 	eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
+	loser := model.Ref{Kind: "Service", Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
+	eventually(t, "the loser is reported", reports(loser))
+	unread := model.Issue{Object: "web.yaml", Reason: "no YAML"}
+	b.source.fault(unread)
+	eventually(t, "what the source finds is reported, too", reports(loser, unread))
+	b.source.fault()
 	b.source.deliver(store.Event{Kind: store.Services, Name: svc.Name})
 	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
 	if !b.Status().OK {
 		t.Error("status is not well again")
 	}
+	eventually(t, "nothing is reported any more", reports())
+}
+
+// What the kernel refuses is told by its object, and holds up neither other changes nor the agent's health.
+func TestRefusedObjectIsNamed(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1)
+	b.driver.setsAside(driver.SetAside{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "large"}, Reason: "the kernel refuses a rule of it", InForce: model.InForceDeny})
+	s := b.Status()
+	if len(s.Issues) != 1 || s.Issues[0].Object != "NetworkPolicy shop/large" || s.Issues[0].InForce != model.InForceDeny || s.OK || !strings.Contains(s.Problems[0], "everything else is in the kernel") {
+		t.Errorf("status: %+v", s)
+	}
+	eventually(t, "the log names it", func() bool { return strings.Contains(b.log.String(), "NetworkPolicy shop/large") })
+	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+		if code, _ := get(t, handler, path); code != http.StatusOK {
+			t.Errorf("%s answers %d", path, code)
+		}
+	}
+	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "sluice_set_aside 1\n") || !strings.Contains(text, `sluice_issue{object="NetworkPolicy shop/large"`) {
+		t.Errorf("metrics:\n%s", text)
+	}
+	b.driver.setsAside()
+	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
+}
+
+// A kernel that takes no changes makes the agent unready, and tells why; the agent is not dead.
+func TestReadinessFollowsTheKernel(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1)
+	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+	ready := func() bool { code, _ := get(t, handler, "/readyz"); return code == http.StatusOK }
+	eventually(t, "ready", ready)
+	b.driver.breaks(errKernel)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	eventually(t, "unready", func() bool { return !ready() })
+	if code, _ := get(t, handler, "/livez"); code != http.StatusOK {
+		t.Errorf("/livez answers %d", code)
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	if !strings.Contains(w.Body.String(), errKernel.Error()) {
+		t.Errorf("/readyz says %q", w.Body)
+	}
+	b.driver.breaks(nil)
+	eventually(t, "ready again", ready)
 }
 
 func TestStatusAndServices(t *testing.T) {
@@ -481,9 +554,25 @@ func TestProbeFailure(t *testing.T) {
 	}
 }
 
+// No service gets where the API is reached, neither at the start nor when that has moved.
+func TestAPIIsGuarded(t *testing.T) {
+	b := start(t, func(c *Config) {
+		c.Source.(*fakeSource).dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:6443")}
+	})
+	objects := web(1, "10.1.0.1")
+	objects[0].Object.(*model.Service).ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("198.51.100.8")}
+	b.source.deliver(objects...)
+	b.source.sync()
+	b.holds(t, web1, "TCP 198.51.100.8:80 -> [10.1.0.1:8080]")
+	b.source.mu.Lock()
+	b.source.dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.8:6443")}
+	b.source.mu.Unlock()
+	b.holds(t, web1, "TCP 198.51.100.7:80 -> [10.1.0.1:8080]")
+}
+
 // Node ports move with the host's addresses.
 func TestHostAddressesMove(t *testing.T) {
-	moves := make(chan []netip.Addr)
+	moves := make(chan []netip.Prefix)
 	b := start(t, func(c *Config) {
 		c.HostAddresses = moves
 		c.Compiler = compile.New(compile.Config{Node: "node-a", NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}})
@@ -493,11 +582,105 @@ func TestHostAddressesMove(t *testing.T) {
 	b.source.deliver(objects...)
 	b.source.sync()
 	b.holds(t, web1)
-	moves <- []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+	moves <- []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24")}
 	b.holds(t, web1, "TCP 198.51.100.7:30080 -> [10.1.0.1:8080]")
 	moves <- nil
 	b.holds(t, web1)
 	close(moves)
 	b.source.deliver(web(2, "10.1.0.2")...)
 	eventually(t, "the next change is programmed", func() bool { return slices.Contains(b.driver.backends(), web2) })
+}
+
+// A socket that somebody has removed is there again within seconds; who was connected does not notice.
+func TestRemovedSocketIsMadeAgain(t *testing.T) {
+	b := start(t, func(c *Config) {
+		c.Drops = func(context.Context) (<-chan Packet, error) { return make(chan Packet), nil }
+	})
+	started, ended := make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- b.client.Drops(ctx, func() { close(started) }, func(DropReport) error { return nil }) }()
+	<-started
+	for _, remove := range []func() error{
+		func() error { return os.Remove(b.Socket) },
+		func() error { return os.RemoveAll(filepath.Dir(b.Socket)) },
+	} {
+		if err := remove(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the socket is back", func() bool { return Alive(b.Socket) })
+		if _, err := b.client.Status(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("a stream has ended: %v", err)
+	default:
+	}
+	cancel()
+	<-ended
+}
+
+// smallFS is a folder in a filesystem of its own that has so much room. Nothing of it is left when the test ends.
+func smallFS(t *testing.T, options map[string]string) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make a filesystem")
+	}
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fs) }()
+	for key, value := range options {
+		if err := unix.FsconfigSetString(fs, key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		t.Fatal(err)
+	}
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(mount) })
+	return fmt.Sprintf("/proc/self/fd/%d", mount)
+}
+
+// An agent works without a socket where there are no inodes for one, says so, and has one once there are.
+func TestNoInodes(t *testing.T) {
+	run := smallFS(t, map[string]string{"nr_inodes": "3"}) // that of the root, and two
+	st := store.New()
+	d := newFakeDriver()
+	c := Config{
+		Node: "node-a", Store: st, Source: &fakeSource{store: st}, Driver: d, Compiler: compile.New(compile.Config{Node: "node-a"}),
+		Socket: filepath.Join(run, "sluice", "s.sock"), AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
+	}
+	var fill []string
+	for i := range 2 {
+		fill = append(fill, filepath.Join(run, fmt.Sprint(i)))
+		if err := os.WriteFile(fill[i], nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := New(c)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	source := c.Source.(*fakeSource)
+	source.deliver(web(1, "10.1.0.1")...)
+	source.sync()
+	eventually(t, "the kernel is programmed", func() bool { return len(d.backends()) == 1 })
+	eventually(t, "the status says why there is no socket", func() bool { return strings.Contains(a.Status().Unserved[c.Socket], "no space left") })
+	for _, path := range fill {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the socket answers", func() bool { return Alive(c.Socket) })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }

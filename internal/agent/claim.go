@@ -10,24 +10,36 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
 )
 
 // claimName is a Unix socket's in the abstract namespace. Of those there is one to each network
-// namespace, whatever files its containers see, and it is gone with the process that holds it.
+// namespace, whatever files its containers see, and it is gone with the process that holds it. Agents find
+// each other by it, and earlier releases exclude each other by it. But any process of our user may take it, so that it is
+// no lock: that is what ClaimNamespace is given.
 const claimName = "@sluice.dev/agent"
 
 // maxRivals is how many agents' connections are kept. Anybody of the host may connect, so there has to be an end.
 const maxRivals = 16
 
+const (
+	lockInterval = 100 * time.Millisecond // between two attempts to get the lock
+	maxRefused   = 10                     // attempts to connect to who has the name
+)
+
 // Claim is the right to be the one agent of a network namespace. Methods of a nil Claim do nothing.
 type Claim struct {
-	listener net.Listener
+	lock     io.Closer    // nil where the kernel has none
+	listener net.Listener // nil while somebody else has the name
 	log      *slog.Logger
 
 	mu     sync.Mutex
@@ -37,41 +49,82 @@ type Claim struct {
 // ClaimNamespace claims the network namespace of the calling thread. While another agent has it, it waits
 // for that to end, as it may be on its way out; an error says, after patience or when ctx ends, that
 // it has not. Two agents at work would undo what the other does.
-func ClaimNamespace(ctx context.Context, patience time.Duration, log *slog.Logger) (*Claim, error) {
+//
+// lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held until the
+// claim is released; its error wraps driver.ErrBusy while another process holds it. With any other error the name has to do.
+func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (claim *Claim, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	said := false
+	c := &Claim{log: log, rivals: make(map[net.Conn]int32)}
+	defer func() {
+		if err != nil {
+			c.Release()
+		}
+	}()
+	var other *holder // who has the name
+	defer func() { other.close() }()
+	said, refused := false, 0
 	for {
-		l, err := net.Listen("unix", claimName)
-		if err == nil {
-			c := &Claim{listener: l, log: log, rivals: make(map[net.Conn]int32)}
-			go c.serve()
+		busy := c.takeLock(lock)
+		if !busy && other == nil {
+			err := c.takeName()
+			if err == nil {
+				return c, nil
+			}
+			if !errors.Is(err, syscall.EADDRINUSE) {
+				return nil, fmt.Errorf("claim network namespace: %w", err)
+			}
+		}
+		if other == nil {
+			if other, err = dialHolder(ctx); err != nil {
+				refused++
+			}
+		}
+		// Who has the name and listens to nobody is no agent, unless one that is about to listen, or to go.
+		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(c.lock != nil)) {
+			log.Warn("a process that is no agent has the name by which agents know of each other; going on without", "holder", other.String())
 			return c, nil
 		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("claim network namespace: %w", err)
-		}
-		holder, err := dialHolder(ctx)
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			continue // it has just gone
-		}
-		if err != nil {
-			return nil, fmt.Errorf("claim network namespace: %w", err)
-		}
-		if int(holder.user) != os.Geteuid() {
-			_ = holder.conn.Close()
-			log.Warn("another user's process has the name by which agents know of each other; going on without", "user", holder.user, "process", holder.process)
-			return nil, nil
-		}
-		if !said {
-			log.Warn("another agent is at work in this network namespace; waiting for it to end", "agent", holder.String(), "patience", patience)
+		if !said && (busy || other != nil) {
+			log.Warn("another agent is at work in this network namespace; waiting for it to end", "agent", other.String(), "patience", patience)
 			said = true
 		}
-		if !holder.gone(ctx) {
-			return nil, fmt.Errorf("claim network namespace: %s is at work in it already: two would undo each other's work; stop it, or whatever starts one of the two", holder)
+		if other.gone() {
+			other.close()
+			other = nil
 		}
-		pause(ctx) // it may be at work yet, and have too many that wait
+		switch {
+		case ctx.Err() == nil:
+		case !busy && c.lock != nil && other != nil && other.process == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded):
+			log.Warn("a process of another container has the name by which agents know of each other, and not the lock that they hold; going on without")
+			return c, nil
+		default:
+			return nil, fmt.Errorf("claim network namespace: %s is at work in it already: two would undo each other's work; stop it, or whatever starts one of the two", other)
+		}
 	}
+}
+
+// takeLock takes the lock, if the kernel has one, and reports whether another process holds it.
+func (c *Claim) takeLock(lock func() (io.Closer, error)) (busy bool) {
+	if c.lock != nil {
+		return false
+	}
+	got, err := lock()
+	if err == nil {
+		c.lock = got
+	}
+	return errors.Is(err, driver.ErrBusy)
+}
+
+// takeName has agents that are started later find this one.
+func (c *Claim) takeName() error {
+	l, err := net.Listen("unix", claimName)
+	if err != nil {
+		return err
+	}
+	c.listener = l
+	go c.serve()
+	return nil
 }
 
 // holder is who has the claim.
@@ -105,28 +158,46 @@ func peer(conn net.Conn) (who *unix.Ucred, err error) {
 	return who, nil
 }
 
-// String names the agent.
+// stranger reports whether the holder can't be an agent: it is another user's process, or, where agents hold
+// a lock that we have now, one that lacks the right to do an agent's work.
+func (h *holder) stranger(locked bool) bool {
+	if int(h.user) != os.Geteuid() {
+		return true
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.process))
+	if !locked || h.process == 0 || err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(status), "\nCapEff:")
+	effective, err := strconv.ParseUint(strings.TrimSpace(rest[:min(len(rest), 17)]), 16, 64)
+	return err == nil && effective&(1<<unix.CAP_NET_ADMIN) == 0
+}
+
+// String names the agent; nil is one that can't be found.
 func (h *holder) String() string {
-	if h.process == 0 {
+	switch {
+	case h == nil:
+		return "an agent"
+	case h.process == 0:
 		return "an agent of another container"
 	}
 	return fmt.Sprintf("the agent of process %d", h.process)
 }
 
-// gone waits for the holder to end, and says whether it has before ctx did.
-func (h *holder) gone(ctx context.Context) bool {
-	defer func() { _ = h.conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+// gone waits a moment for the holder to end, and says whether it has. There may be no holder.
+func (h *holder) gone() bool {
+	if h == nil {
+		time.Sleep(lockInterval)
+		return true
+	}
+	_ = h.conn.SetReadDeadline(time.Now().Add(lockInterval))
 	_, err := h.conn.Read(make([]byte, 1))
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// pause lets a moment pass, or ctx end.
-func pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(10 * time.Millisecond):
+func (h *holder) close() {
+	if h != nil {
+		_ = h.conn.Close()
 	}
 }
 
@@ -186,11 +257,16 @@ func (c *Claim) Release() {
 	if c == nil {
 		return
 	}
-	_ = c.listener.Close()
+	if c.listener != nil {
+		_ = c.listener.Close()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.rivals {
 		_ = conn.Close()
+	}
+	if c.lock != nil {
+		_ = c.lock.Close()
 	}
 }
 

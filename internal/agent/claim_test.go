@@ -8,13 +8,17 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/nflog"
 )
 
 // claimNS makes a network namespace for a test, which is skipped without root.
@@ -35,12 +39,24 @@ func claimNS(t *testing.T, prefix string) *netns.NS {
 	return ns
 }
 
+// claimLock takes a real lock, as the agent does.
+func claimLock() (io.Closer, error) {
+	c, err := nflog.Open(driver.ClaimGroup)
+	if errors.Is(err, nflog.ErrBusy) {
+		return nil, fmt.Errorf("%w: %w", driver.ErrBusy, err)
+	}
+	return c, err
+}
+
+// noLock is that of a kernel without.
+func noLock() (io.Closer, error) { return nil, errors.ErrUnsupported }
+
 // One agent at a time has a network namespace; who comes later waits, and has it as soon as the other one lets go.
 func TestClaim(t *testing.T) {
 	ns := claimNS(t, "agent-claim-")
 	claim := func(patience time.Duration) (c *Claim, err error) {
 		_ = ns.Do(func() error {
-			c, err = ClaimNamespace(t.Context(), patience, slog.New(slog.DiscardHandler))
+			c, err = ClaimNamespace(t.Context(), patience, claimLock, slog.New(slog.DiscardHandler))
 			return nil
 		})
 		return c, err
@@ -91,7 +107,7 @@ func TestClaimEnds(t *testing.T) {
 			}
 		})
 		err = ns.Do(func() error {
-			c, err := ClaimNamespace(t.Context(), time.Minute, slog.New(slog.DiscardHandler))
+			c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			claims = append(claims, c)
 			return err
 		})
@@ -102,7 +118,7 @@ func TestClaimEnds(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		err = ns.Do(func() error {
-			_, err := ClaimNamespace(ended, time.Minute, slog.New(slog.DiscardHandler))
+			_, err := ClaimNamespace(ended, time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			return err
 		})
 		if err == nil {
@@ -123,7 +139,7 @@ func TestClaimOfStranger(t *testing.T) {
 			return err
 		}
 		defer l.Close()
-		c, err := ClaimNamespace(t.Context(), time.Minute, slog.New(slog.DiscardHandler))
+		c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		c.Release()
 		return err
 	})
@@ -174,7 +190,7 @@ func claimed(t *testing.T) (c *Claim, log *logBuffer, dial func(user uintptr) ne
 	ns := claimNS(t, "agent-held-")
 	log = new(logBuffer)
 	err := ns.Do(func() (err error) {
-		c, err = ClaimNamespace(t.Context(), time.Minute, slog.New(slog.NewTextHandler(log, nil)))
+		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.NewTextHandler(log, nil)))
 		return err
 	})
 	if err != nil {
@@ -195,5 +211,126 @@ func claimed(t *testing.T) (c *Claim, log *logBuffer, dial func(user uintptr) ne
 		}
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
+	}
+}
+
+// squatter is the environment that has a test program hold the name, or claim the namespace, in TestClaimOfProcess.
+const squatter = "SLUICE_TEST_CLAIM"
+
+// TestClaimOfProcess is what other processes do in the tests below.
+func TestClaimOfProcess(t *testing.T) {
+	switch os.Getenv(squatter) {
+	case "":
+		t.Skip("a part of other tests")
+	case "hold":
+		if _, err := net.Listen("unix", claimName); err != nil {
+			t.Fatal(err)
+		}
+		select {}
+	case "claim":
+		c, err := ClaimNamespace(t.Context(), 300*time.Millisecond, claimLock, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Release()
+	}
+}
+
+// Root's process without capabilities can hold the name, and so can one that nobody can look at, being in another container. Neither
+// keeps an agent from work.
+func TestClaimOfPowerless(t *testing.T) {
+	ns := claimNS(t, "agent-claimp-")
+	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestClaimOfProcess$")
+	hold.Env = append(os.Environ(), squatter+"=hold")
+	if err := ns.Start(hold); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hold.Process.Kill(); _ = hold.Wait() })
+	eventually(t, "somebody has the name", func() (has bool) {
+		_ = ns.Do(func() (err error) { has, err = Claimed(); return err })
+		return has
+	})
+	err := ns.Do(func() error {
+		c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer c.Release()
+		// It is a claim all the same.
+		if c, err := ClaimNamespace(t.Context(), 20*time.Millisecond, claimLock, slog.New(slog.DiscardHandler)); err == nil {
+			c.Release()
+			t.Error("two have the claim")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("beside a process without capabilities: %v", err)
+	}
+	claim := exec.Command(os.Args[0], "-test.run=^TestClaimOfProcess$")
+	claim.Env = append(os.Environ(), squatter+"=claim")
+	claim.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	var out strings.Builder
+	claim.Stdout, claim.Stderr = &out, &out
+	if err := ns.Start(claim); err != nil {
+		t.Fatal(err)
+	}
+	if err := claim.Wait(); err != nil {
+		t.Errorf("beside a process of another container: %v\n%s", err, out.String())
+	}
+}
+
+// A name that nobody answers at, or that is of another type of socket, keeps no agent from work.
+func TestClaimOfMute(t *testing.T) {
+	for name, kind := range map[string]int{"does not listen": unix.SOCK_STREAM, "datagrams": unix.SOCK_DGRAM} {
+		t.Run(name, func(t *testing.T) {
+			ns := claimNS(t, "agent-claimm-")
+			for _, lock := range []func() (io.Closer, error){claimLock, noLock} {
+				err := ns.Do(func() error {
+					fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+					if err != nil {
+						return err
+					}
+					defer func() { _ = unix.Close(fd) }()
+					if err := unix.Bind(fd, &unix.SockaddrUnix{Name: claimName}); err != nil {
+						return err
+					}
+					c, err := ClaimNamespace(t.Context(), time.Minute, lock, slog.New(slog.DiscardHandler))
+					c.Release()
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// An agent of an earlier release has the name and no lock, and one of this release has both; each keeps the other from work, and
+// so do two where the kernel has no lock.
+func TestClaimOfEarlierRelease(t *testing.T) {
+	for name, locks := range map[string][2]func() (io.Closer, error){
+		"earlier first": {noLock, claimLock}, "earlier second": {claimLock, noLock}, "no lock": {noLock, noLock},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := claimNS(t, "agent-claime-")
+			err := ns.Do(func() error {
+				first, err := ClaimNamespace(t.Context(), time.Minute, locks[0], slog.New(slog.DiscardHandler))
+				if err != nil {
+					return err
+				}
+				if c, err := ClaimNamespace(t.Context(), 20*time.Millisecond, locks[1], slog.New(slog.DiscardHandler)); err == nil {
+					c.Release()
+					t.Error("two have the claim")
+				}
+				first.Release()
+				second, err := ClaimNamespace(t.Context(), time.Minute, locks[1], slog.New(slog.DiscardHandler))
+				second.Release()
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

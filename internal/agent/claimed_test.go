@@ -43,7 +43,7 @@ func TestClaimed(t *testing.T) {
 	expect(spaces[0], false)
 	var c *Claim
 	err := spaces[0].Do(func() (err error) {
-		c, err = ClaimNamespace(t.Context(), time.Minute, slog.New(slog.DiscardHandler))
+		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		return err
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -20,10 +21,16 @@ import (
 // ErrNoAgent is wrapped when nobody answers on the socket.
 var ErrNoAgent = errors.New("no agent answers there")
 
-// Client talks to an agent over its Unix socket. It is safe for concurrent use.
+// answerPatience is how long an answer may take that waits for nothing. One that compares everything with the kernel may take
+// four times as long.
+const answerPatience = 15 * time.Second
+
+// Client talks to an agent over its Unix socket. It is safe for concurrent use. An agent that does not answer, as it is stopped
+// or hangs, is named in an error that wraps context.DeadlineExceeded.
 type Client struct {
-	socket string
-	http   *http.Client
+	socket   string
+	http     *http.Client
+	patience time.Duration
 }
 
 // NewClient returns a client for the agent on that socket; it connects with each call.
@@ -31,53 +38,58 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}
-	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, answerPatience}
 }
 
 // Status asks for a snapshot of the agent.
 func (c *Client) Status(ctx context.Context) (Status, error) {
-	return call[Status](ctx, c, http.MethodGet, "status")
+	return call[Status](ctx, c, c.patience, http.MethodGet, "status")
 }
 
 // Services asks for the services as they are wanted on the agent's node.
 func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
-	return call[[]compile.ServiceView](ctx, c, http.MethodGet, "services")
+	return call[[]compile.ServiceView](ctx, c, c.patience, http.MethodGet, "services")
 }
 
 // Policies asks for the policies as they are on the agent's node.
 func (c *Client) Policies(ctx context.Context) ([]PolicyReport, error) {
-	return call[[]PolicyReport](ctx, c, http.MethodGet, "policies")
+	return call[[]PolicyReport](ctx, c, c.patience, http.MethodGet, "policies")
 }
 
 // Plan asks what the agent would do to the kernel now.
 func (c *Client) Plan(ctx context.Context) (Plan, error) {
-	return call[Plan](ctx, c, http.MethodGet, "plan")
+	return call[Plan](ctx, c, 4*c.patience, http.MethodGet, "plan")
 }
 
 // Sync returns once all that the source holds now is in the kernel, as Agent.Sync
 // does. The agent gives up a little before ctx's deadline, so that it can say why.
 func (c *Client) Sync(ctx context.Context) error {
-	what := "sync"
+	what, wait := "sync", time.Duration(math.MaxInt64)
 	if end, ok := ctx.Deadline(); ok {
-		what += "?timeout=" + url.QueryEscape((time.Until(end) * 9 / 10).String())
+		wait = time.Until(end)
+		what += "?timeout=" + url.QueryEscape((wait * 9 / 10).String())
 	}
-	_, err := call[struct{}](ctx, c, http.MethodPost, what)
+	_, err := call[struct{}](ctx, c, wait, http.MethodPost, what)
 	return err
 }
 
 // Explain asks what becomes of a connection.
 func (c *Client) Explain(ctx context.Context, q Question) (Explanation, error) {
 	values := url.Values{"from": {q.From}, "to": {q.To}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}}
-	return call[Explanation](ctx, c, http.MethodGet, "why?"+values.Encode())
+	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())
 }
 
 // Drops calls f with what the agent reports of dropped packets, until ctx ends or f
 // returns an error, which Drops returns, too. started, if set, is called once nothing is missed any more.
 func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := time.AfterFunc(c.patience, func() { cancel(context.DeadlineExceeded) })
 	resp, err := c.send(ctx, http.MethodGet, "drops")
 	if err != nil {
 		return err
 	}
+	silent.Stop()
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
 		return refusal(resp)
@@ -102,8 +114,11 @@ func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) e
 	}
 }
 
-func call[T any](ctx context.Context, c *Client, method, path string) (T, error) {
+// call asks for an answer, which may take as long as patience.
+func call[T any](ctx context.Context, c *Client, patience time.Duration, method, path string) (T, error) {
 	var v T
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	resp, err := c.send(ctx, method, path)
 	if err != nil {
 		return v, err
@@ -113,6 +128,9 @@ func call[T any](ctx context.Context, c *Client, method, path string) (T, error)
 		return v, refusal(resp)
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = c.silence(err)
+		}
 		return v, fmt.Errorf("read the agent's answer to %s: %w", nameOf(path), err)
 	}
 	return v, nil
@@ -135,6 +153,8 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 		return nil, fmt.Errorf("open %s: %w: only its owner may; run this as root", c.socket, os.ErrPermission)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), c.silence(context.DeadlineExceeded))
 	case err != nil:
 		if wrapped, ok := errors.AsType[*url.Error](err); ok {
 			err = wrapped.Err // the URL is of our own making and tells nobody anything
@@ -142,6 +162,32 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), err)
 	}
 	return resp, nil
+}
+
+// silence adds to an error who it is that does not answer, and what to do.
+func (c *Client) silence(err error) error {
+	conn, dialErr := net.DialTimeout("unix", c.socket, time.Second)
+	if dialErr != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	who, credErr := peer(conn)
+	switch {
+	case credErr != nil:
+		return err
+	case who.Pid == 0:
+		return fmt.Errorf("%w: an agent in another container has %s open and does not answer: it is stopped, or hangs: see its log, or restart it", err, c.socket)
+	case stopped(who.Pid):
+		return fmt.Errorf("%w: process %d has %s open and is stopped: have it go on with 'kill -CONT %d'", err, who.Pid, c.socket, who.Pid)
+	}
+	return fmt.Errorf("%w: process %d has %s open and does not answer: it has too much to do, or hangs: see its log, or restart it", err, who.Pid, c.socket)
+}
+
+// stopped reports whether a process is, by a signal or a debugger.
+func stopped(process int32) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process))
+	_, state, ok := strings.Cut(string(stat), ") ") // what stands before is the program's name
+	return err == nil && ok && (state[0] == 'T' || state[0] == 't')
 }
 
 // refusal makes the error of an answer that is not 200.

@@ -140,6 +140,8 @@ func (d *Drop) circumstance() string {
 		return fmt.Sprintf("it is not known yet whose %s is", cmp.Or(d.Interface, "its interface"))
 	case driver.Cut:
 		return "established, and forbidden since"
+	case driver.ForeignError:
+		return "an ICMP error about a connection that is not known to be the sender's own"
 	}
 	return string(d.Reason)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -20,6 +21,7 @@ var (
 	_ driver.Auditor = (*fakeDriver)(nil)
 	_ driver.Keeper  = (*fakeDriver)(nil)
 	_ driver.Counter = (*fakeDriver)(nil)
+	_ driver.Refuser = (*fakeDriver)(nil)
 
 	_ source.Source = (*fakeSource)(nil)
 )
@@ -38,6 +40,7 @@ type fakeDriver struct {
 	misused  []string
 	probeErr error
 
+	aside    []driver.SetAside
 	counted  []driver.PolicyCounter
 	cut      uint64
 	dropped  uint64
@@ -85,7 +88,11 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 	return p, nil
 }
 
-func (d *fakeDriver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+func (d *fakeDriver) AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (driver.Plan, int, error) {
+	if lacking != nil { // no policy judges frontends
+		p, err := d.Adopt(ctx, want)
+		return p, 0, err
+	}
 	p, err := d.Adopt(ctx, want)
 	kept := 0
 	plan := p.(*fakePlan)
@@ -150,6 +157,19 @@ func (d *fakeDriver) drop(n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.dropped += n
+}
+
+func (d *fakeDriver) SetAside() []driver.SetAside {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.aside
+}
+
+// sets aside what the kernel refuses.
+func (d *fakeDriver) setsAside(list ...driver.SetAside) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.aside = list
 }
 
 // flush empties the kernel as another program would.
@@ -249,7 +269,16 @@ type fakeSource struct {
 	issues  []model.Issue
 	broken  error
 	lacking []string
+	odd     []model.PolicyKey // all that is lacking
 	unread  []string
+	dialed  []netip.AddrPort
+}
+
+// Dialed implements source.Dialer.
+func (s *fakeSource) Dialed() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dialed
 }
 
 func (s *fakeSource) Run(ctx context.Context) error { <-ctx.Done(); return nil }
@@ -268,7 +297,7 @@ func (s *fakeSource) Flush(context.Context) error {
 func (s *fakeSource) Status() source.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, Unread: s.unread,
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, LackingPolicies: s.odd, Unread: s.unread,
 		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
 }
 

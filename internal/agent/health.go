@@ -13,8 +13,9 @@ import (
 // unhealthy: kube-proxy allows twice its sync period, which is 30 s.
 const unhealthyAfter = time.Minute
 
-// health is kube-proxy's notion of a working proxy: no change waits for the kernel
-// longer than it should. It is safe for concurrent use.
+// health is kube-proxy's notion of a working proxy, no change waits for the kernel
+// longer than it should; and apart from it, whether the agent works at all: a kernel that takes no changes is no reason to end
+// the agent. It is safe for concurrent use.
 type health struct {
 	limit    time.Duration // how long a change may wait
 	now      func() time.Time
@@ -25,6 +26,37 @@ type health struct {
 	mu      sync.Mutex
 	updated time.Time // when the kernel last had all that was wanted
 	pending time.Time // since when a change waits; zero: none does
+	turned  time.Time // when the loop last went round; zero: it has not begun
+	failure string    // why the last attempt failed; "": it did not
+}
+
+// beat says that the loop goes round.
+func (h *health) beat() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.turned = h.now()
+}
+
+// failed says that an attempt to program the kernel failed, and why.
+func (h *health) failed(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failure = err.Error()
+}
+
+// alive reports whether the loop goes round, whether or not what it attempts fails. One attempt may take longer than a sync period
+// of kube-proxy's, at a start with a million endpoints for one.
+func (h *health) alive() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.turned.IsZero() || h.now().Sub(h.turned) < max(h.limit, unhealthyAfter)
+}
+
+// failing says why the kernel cannot be programmed at present; "" if it can, or if nothing was tried yet.
+func (h *health) failing() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failure
 }
 
 // queued says that a change waits for the kernel.
@@ -40,7 +72,7 @@ func (h *health) queued(since time.Time) {
 func (h *health) applied() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.updated, h.pending = h.now(), time.Time{}
+	h.updated, h.pending, h.failure = h.now(), time.Time{}, ""
 }
 
 // healthy reports whether changes reach the kernel, and when they last did. An
@@ -60,7 +92,10 @@ func (h *health) ready() bool {
 
 // unready says why the agent is not ready; "" if it is.
 func (h *health) unready() string {
+	why := h.failing()
 	switch {
+	case why != "":
+		return "the kernel cannot be programmed: " + why
 	case !h.ready():
 		return "the services have not been programmed yet"
 	case h.blocked != nil:
@@ -74,7 +109,7 @@ type healthBody struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
-	Healthy      bool                    `json:"healthy"` // of the programming alone, whatever befalls the node
+	Healthy      bool                    `json:"healthy"` // of what is asked for alone, whatever befalls the node
 	Status       map[string]familyHealth `json:"status,omitempty"`
 }
 
@@ -84,9 +119,18 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
+// body is the answer of /healthz, or of /livez where eligible is nil.
 func (h *health) body(eligible *bool) healthBody {
 	ok, updated := h.healthy()
 	b := healthBody{LastUpdated: updated, CurrentTime: h.now(), NodeEligible: eligible, Healthy: ok}
+	if eligible == nil {
+		b.Healthy = h.alive()
+	}
+	if ok && b.Healthy {
+		// As kube-proxy has it: a healthy proxy is up to date now, also
+		// when nothing changed for long.
+		b.LastUpdated = b.CurrentTime
+	}
 	if !updated.IsZero() {
 		b.Status = map[string]familyHealth{}
 		for _, family := range families {
@@ -103,9 +147,7 @@ func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 	answer := func(w http.ResponseWriter, count *prometheus.CounterVec, eligible *bool) {
 		body, code := h.body(eligible), http.StatusServiceUnavailable
 		if body.Healthy && (eligible == nil || *eligible) {
-			// As kube-proxy has it: a healthy proxy is up to date now, also
-			// when nothing changed for long.
-			body.LastUpdated, code = body.CurrentTime, http.StatusOK
+			code = http.StatusOK
 		}
 		count.WithLabelValues(fmt.Sprint(code)).Inc()
 		writeJSON(w, code, body)

@@ -32,19 +32,21 @@ func TestHealthTransitions(t *testing.T) {
 	h := &health{limit: time.Minute, now: func() time.Time { return now }, eligible: func() bool { return true }}
 	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
 	for _, step := range []struct {
-		name           string
-		do             func()
-		healthz, ready int
-		updated        time.Time // lastUpdated in the body
+		name                  string
+		do                    func()
+		healthz, livez, ready int
+		updated               time.Time // lastUpdated in the body
 	}{
-		{"started", func() {}, 200, 503, now},
-		{"a change waits", func() { h.queued(now) }, 200, 503, now},
-		{"it is applied", h.applied, 200, 200, now},
-		{"nothing happens for an hour", func() { now = now.Add(time.Hour) }, 200, 200, now.Add(time.Hour)},
-		{"a change waits again", func() { h.queued(now) }, 200, 200, now.Add(time.Hour)},
-		{"more changes come", func() { now = now.Add(59 * time.Second); h.queued(now) }, 200, 200, now.Add(time.Hour + 59*time.Second)},
-		{"the first waits too long", func() { now = now.Add(time.Second) }, 503, 200, now},
-		{"all is applied", h.applied, 200, 200, now.Add(time.Hour + time.Minute)},
+		{"started", func() {}, 200, 200, 503, now},
+		{"a change waits", func() { h.queued(now) }, 200, 200, 503, now},
+		{"it is applied", h.applied, 200, 200, 200, now},
+		{"nothing happens for an hour", func() { now = now.Add(time.Hour); h.beat() }, 200, 200, 200, now.Add(time.Hour)},
+		{"a change waits again", func() { h.queued(now) }, 200, 200, 200, now.Add(time.Hour)},
+		{"more changes come", func() { now = now.Add(59 * time.Second); h.queued(now) }, 200, 200, 200, now.Add(time.Hour + 59*time.Second)},
+		{"attempts fail", func() { h.beat(); h.failed(errKernel) }, 200, 200, 503, now.Add(time.Hour + 59*time.Second)},
+		{"the first waits too long", func() { now = now.Add(time.Second); h.beat() }, 503, 200, 503, now},
+		{"the loop is stuck", func() { now = now.Add(time.Minute) }, 503, 503, 503, now},
+		{"all is applied", func() { h.beat(); h.applied() }, 200, 200, 200, now.Add(time.Hour + 2*time.Minute)},
 	} {
 		step.do()
 		code, body := get(t, handler, "/healthz")
@@ -55,7 +57,7 @@ func TestHealthTransitions(t *testing.T) {
 			t.Errorf("%s: lastUpdated is %v, want %v", step.name, got, step.updated)
 		}
 		code, body = get(t, handler, "/livez")
-		if _, has := body["nodeEligible"]; code != step.healthz || has {
+		if _, has := body["nodeEligible"]; code != step.livez || has {
 			t.Errorf("%s: /livez answers %d %v", step.name, code, body)
 		}
 		if code, _ := get(t, handler, "/readyz"); code != step.ready {
@@ -90,7 +92,7 @@ func TestFamilyHealth(t *testing.T) {
 	h.applied()
 	h.queued(now)
 	now = now.Add(10 * time.Second)
-	code, body := get(t, handler, "/livez")
+	code, body := get(t, handler, "/healthz")
 	want := map[string]any{"lastUpdated": "2026-01-02T03:04:05Z", "healthy": false}
 	if diff := cmp.Diff(map[string]any{"IPv4": want, "IPv6": want}, body["status"]); code != http.StatusServiceUnavailable || diff != "" {
 		t.Errorf("a change waits too long: %d (-want +got):\n%s", code, diff)

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -20,8 +19,10 @@ import (
 // service that has one: 200 while this node has a ready endpoint of the service and
 // the agent is healthy, else 503.
 type healthChecks struct {
-	log     *slog.Logger
-	healthy func() bool // of the agent; called by many goroutines
+	log      *slog.Logger
+	healthy  func() bool // of the agent; called by many goroutines
+	conns    *connLimit  // of all servers together
+	maxPorts int         // that are open at once
 
 	mu      sync.Mutex
 	servers map[model.Name]*healthCheck
@@ -36,8 +37,8 @@ type healthCheck struct {
 	err      error
 }
 
-func newHealthChecks(log *slog.Logger, healthy func() bool) *healthChecks {
-	return &healthChecks{log: log, healthy: healthy, servers: map[model.Name]*healthCheck{}}
+func newHealthChecks(log *slog.Logger, healthy func() bool, l limits) *healthChecks {
+	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, servers: map[model.Name]*healthCheck{}}
 }
 
 // apply carries out a change of the desired health checks.
@@ -84,8 +85,15 @@ func (h *healthChecks) open() {
 		}
 	}
 	slices.SortFunc(closed, func(a, b *healthCheck) int { return a.want.Service.Compare(b.want.Service) })
+	open := len(h.servers) - len(closed)
 	for _, c := range closed {
-		c.open(h)
+		if open >= h.maxPorts {
+			c.err = fmt.Errorf("%d others are served, and this process may have few file descriptors: raise their limit (LimitNOFILE=, ulimit -n)", open)
+			continue
+		}
+		if c.open(h); c.server != nil {
+			open++
+		}
 	}
 }
 
@@ -96,10 +104,8 @@ func (h *healthChecks) issues() []model.Issue {
 	var issues []model.Issue
 	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
 		if c := h.servers[name]; c.err != nil {
-			issues = append(issues, model.Issue{
-				Object: "Service " + name.String(),
-				Reason: fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err),
-			})
+			issues = append(issues, model.Ref{Kind: "Service", Name: name}.Issue(
+				fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err)))
 		}
 	}
 	return issues
@@ -123,12 +129,12 @@ func (c *healthCheck) open(h *healthChecks) {
 	}
 	name := c.want.Service
 	c.listener = l
-	c.server = newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	c.server = newServer(probeTimeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answerHealthCheck(w, name, c.local.Load(), h.healthy())
 	}))
 	// Nobody comes back on the same connection, and idle ones would outlive the port.
 	c.server.SetKeepAlivesEnabled(false)
-	go serve(h.log, "health check of "+name.String(), c.server, l)
+	go serve(h.log, "health check of "+name.String(), c.server, h.conns.listen(l))
 }
 
 func (c *healthCheck) close() {
@@ -154,15 +160,4 @@ func answerHealthCheck(w http.ResponseWriter, name model.Name, local int64, heal
 		LocalEndpoints      int64   `json:"localEndpoints"`
 		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`
 	}{service(name), local, healthy})
-}
-
-// newServer returns a server whose clients cannot hold it with slow requests.
-func newServer(h http.Handler) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"syscall"
 	"time"
 )
@@ -19,7 +20,22 @@ const openInterval = 500 * time.Millisecond
 type server struct {
 	*http.Server
 	what, address string
+	conns         *connLimit
 	listener      net.Listener
+}
+
+// newServer returns a server whose clients cannot hold it with slow requests. An answer may take as long as timeout, and any
+// time if that is 0. The body of a request is not there, unless a handler gives it a time to be read in.
+func newServer(timeout time.Duration, h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           answering(h),
+		ConnContext:       keepConn,
+		ReadHeaderTimeout: headerTimeout,
+		WriteTimeout:      timeout,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}
 }
 
 // listen opens all that the agent serves on, or nothing. An address that is taken, as by the kube-proxy that
@@ -35,13 +51,13 @@ func (a *Agent) listen() ([]server, error) {
 		return nil, err
 	}
 	l, err := Listen(a.Socket)
-	if err != nil {
+	if err != nil && !full(err) {
 		return fail(err)
 	}
-	servers = append(servers, server{newServer(a.handler()), "socket", a.Socket, l})
+	servers = append(servers, server{newServer(0, a.handler()), "socket", a.Socket, a.limits.socket, l})
 	for _, s := range []server{
-		{newServer(a.metrics.handler(a.Pages)), "--metrics-address", a.MetricsAddress, nil},
-		{newServer(a.health.handler(a.metrics.healthz, a.metrics.livez)), "--healthz-address", a.HealthzAddress, nil},
+		{newServer(pageTimeout, a.metrics.handler(a.Pages)), "--metrics-address", a.MetricsAddress, a.limits.metrics, nil},
+		{newServer(probeTimeout, a.health.handler(a.metrics.healthz, a.metrics.livez)), "--healthz-address", a.HealthzAddress, a.limits.health, nil},
 	} {
 		if s.address == "" {
 			continue
@@ -60,14 +76,55 @@ func taken(err error) bool {
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
+// full reports whether a filesystem has no room: services do not wait for that.
+func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
+
 // serve answers requests until the server is closed, from when its address can be had.
 func (a *Agent) serve(ctx context.Context, s server) {
 	if s.listener == nil {
-		if s.listener = a.open(ctx, s.what, s.address); s.listener == nil {
+		s.listener = a.open(ctx, s.what, s.address)
+	}
+	for s.listener != nil {
+		served := make(chan struct{})
+		go func() {
+			serve(a.Log, s.what, s.Server, s.conns.listen(s.listener))
+			close(served)
+		}()
+		socket, ok := s.listener.(*net.UnixListener)
+		if !ok || !removed(s.address, served) {
+			<-served
 			return
 		}
+		a.Log.Warn("the socket has been removed; making it again", "socket", s.address)
+		socket.SetUnlinkOnClose(false) // the name is that of the next one
+		_ = socket.Close()
+		<-served
+		s.listener = a.open(ctx, s.what, s.address)
 	}
-	serve(a.Log, s.what, s.Server, s.listener)
+}
+
+// removed waits until a socket's file is gone, and reports whether that was before its server ended.
+func removed(path string, served <-chan struct{}) bool {
+	again := time.NewTicker(openInterval)
+	defer again.Stop()
+	for {
+		select {
+		case <-served:
+			return false
+		case <-again.C:
+		}
+		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+	}
+}
+
+// listenOn opens a TCP address, or the agent's socket.
+func (a *Agent) listenOn(address string) (net.Listener, error) {
+	if address == a.Socket {
+		return Listen(address)
+	}
+	return net.Listen("tcp", address)
 }
 
 // open waits for an address and opens it; it returns nil if ctx ends before. Meanwhile, the agent's status says so.
@@ -76,7 +133,7 @@ func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
 	defer again.Stop()
 	last := ""
 	for {
-		l, err := net.Listen("tcp", address)
+		l, err := a.listenOn(address)
 		switch {
 		case err == nil:
 			a.unserved(address, nil)
@@ -111,7 +168,7 @@ func (a *Agent) unserved(address string, err error) {
 
 // serve answers requests on l until the server is closed.
 func serve(log *slog.Logger, what string, s *http.Server, l net.Listener) {
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		log.Error("server ended", "server", what, "error", err)
 	}
 }

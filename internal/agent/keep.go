@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -70,7 +71,7 @@ func (l *loop) note(d state.Delta) {
 
 // adopt plans to bring the whole kernel in step: taking nothing from it while something is lacking.
 func (l *loop) adopt(ctx context.Context) (p driver.Plan, kept int, err error) {
-	return Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking, l.had)
+	return Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking, l.sourceStatus().LackingPolicies, l.had)
 }
 
 // keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of policy.
@@ -91,18 +92,22 @@ func (l *loop) keeps(kept int) {
 // Adopt plans to bring the kernel in step with want. If something may be lacking
 // in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is how
 // much stays for that reason alone: frontends, and parts of policy. The frontends in had have had
-// endpoints in this life: if they have none now, they lost them.
-func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
+// endpoints in this life: if they have none now, they lost them. If policies are all that is lacking, they
+// are named.
+func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, policies []model.PolicyKey, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
 	keeper, ok := d.(driver.Keeper)
 	if !ok || !lacking {
 		p, err = d.Adopt(ctx, want)
 		return p, 0, err
 	}
-	p, kept, err = keeper.AdoptKeeping(ctx, withBackends(want, had))
+	if len(policies) > 0 {
+		return keeper.AdoptKeeping(ctx, want, policies)
+	}
+	p, kept, err = keeper.AdoptKeeping(ctx, withBackends(want, had), nil)
 	if err == nil && kept == 0 {
 		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
 		// were put there by us: they are programmed as they stand, as Update does it.
-		return keeper.AdoptKeeping(ctx, want)
+		return keeper.AdoptKeeping(ctx, want, nil)
 	}
 	return p, kept, err
 }

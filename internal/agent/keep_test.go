@@ -70,6 +70,19 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	}
 }
 
+// Policies that are all that is lacking keep no service, and no service's endpoints.
+func TestLackingPoliciesKeepNoService(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	b.source.lacks("p.yaml: it is at fault")
+	b.source.odd = []model.PolicyKey{{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "p"}}}
+	b.source.deliver(web(1)...)
+	b.source.sync()
+	b.holds(t, "TCP 10.0.0.1:80 -> []")
+	if s := b.Status(); s.Kept != 0 {
+		t.Errorf("status: %+v", s)
+	}
+}
+
 // A service whose endpoints cannot be read keeps those that the kernel has.
 func TestUnreadEndpointsAreKept(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1")))

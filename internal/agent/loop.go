@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -91,6 +93,7 @@ func (l *loop) run(ctx context.Context) {
 				l.attempt(ctx, audit)
 			}
 		case <-watch.C:
+			l.health.beat()
 			l.watch(ctx)
 		case addrs, ok := <-l.HostAddresses:
 			l.moved(ctx, addrs, ok)
@@ -115,7 +118,7 @@ func (l *loop) changed(ctx context.Context) {
 }
 
 // moved has the compiler follow the host's addresses.
-func (l *loop) moved(ctx context.Context, addrs []netip.Addr, ok bool) {
+func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
 	if !ok {
 		l.HostAddresses = nil
 		return
@@ -148,6 +151,12 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 // would be denied, or let pass.
 func (l *loop) ready() bool { return l.linked && l.Store.Synced() }
 
+// protect has the compiler know where the API is reached, and reports whether that has changed.
+func (l *loop) protect() bool {
+	api, ok := l.Source.(source.Dialer)
+	return ok && l.Compiler.SetAPIServers(api.Dialed())
+}
+
 // watch looks after what tells nobody when it happens.
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
@@ -158,6 +167,12 @@ func (l *loop) watch(ctx context.Context) {
 	if !l.stale && l.tampered(ctx) {
 		l.stale = true
 		l.attempt(ctx, tampering)
+	}
+	l.compiling.Lock()
+	moved := l.protect()
+	l.compiling.Unlock()
+	if moved {
+		l.changed(ctx)
 	}
 }
 
@@ -207,6 +222,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 func (l *loop) compile() state.Delta {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
+	l.protect()
 	dirty := l.Store.Take()
 	l.metrics.took(dirty)
 	if l.since.IsZero() {
@@ -321,6 +337,7 @@ func (l *loop) succeeded(done Applied) {
 func (l *loop) failed(err error, delta state.Delta) {
 	l.stale = true
 	l.metrics.failed(bothFamilies)
+	l.health.failed(err)
 	l.delay = min(max(2*l.delay, firstDelay), lastDelay)
 	if errors.Is(err, driver.ErrBusy) {
 		l.delay = hurriedDelay // the owner may be on its way out
@@ -351,9 +368,12 @@ func (l *loop) healed(done Applied, why string) {
 }
 
 // logIssues says once that an object is at fault, and once that it no longer is. A
-// source says itself what it finds.
+// source logs itself what it finds.
 func (l *loop) logIssues() {
 	issues := l.found()
+	if l.Report != nil {
+		l.Report(slices.Concat(issues, l.Source.Status().Issues))
+	}
 	if len(issues) == 0 && len(l.known) == 0 {
 		return
 	}

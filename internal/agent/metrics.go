@@ -207,6 +207,7 @@ var (
 	descKept      = desc("frontends_kept", "Frontends, and parts of policy, in the kernel that stay only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
+	descAside     = desc("set_aside", "Objects of which the kernel refuses something, which is set aside.")
 	descPolicies  = desc("policies", "Policies known, on this node or not.")
 	descPods      = desc("policy_local_pods", "Pods of this node that a policy applies to.")
 	descDecided   = desc("policy_connections_total", "Connections that a policy decided, since it was first programmed.", "policy", "verdict")
@@ -226,7 +227,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends, descKept,
-		descIssues, descIssue, descPolicies, descPods, descDecided, descList, descDropped, descCut, descConns, descConnsMax, descNoLocal} {
+		descIssues, descIssue, descAside, descPolicies, descPods, descDecided, descList, descDropped, descCut, descRemembered, descRememberedMax, descForgotten, descConns, descConnsMax, descNoLocal} {
 		ch <- d
 	}
 }
@@ -262,10 +263,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	issues := c.issues()
 	gauge(descIssues, float64(len(issues)))
+	gauge(descAside, float64(len(c.setAside())))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
 		gauge(descIssue, 1, i.Object, i.Source, i.Reason)
 	}
 	c.collectPolicy(ch, gauge)
+	c.collectAffinity(ch)
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))

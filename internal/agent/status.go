@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/source"
@@ -40,6 +41,8 @@ type Status struct {
 	// system said. That is no problem of services: it is so until kube-proxy has left.
 	Unserved  map[string]string `json:"unserved,omitempty"`
 	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
+	// Affinity is how many clients of services with session affinity the kernel remembers; absent where the driver cannot tell.
+	Affinity *driver.Remembered `json:"affinity,omitempty"`
 
 	// The following take longer to find out, and are there only for those who ask by the API.
 	Policy    *PolicyStatus        `json:"policy,omitempty"`    // absent where policy is not carried out
@@ -106,6 +109,7 @@ func (a *Agent) Status() Status {
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
 	}
+	s.Affinity = a.remembered()
 	if s.Issues == nil {
 		s.Issues = []model.Issue{} // an empty list in JSON, too
 	}
@@ -131,11 +135,17 @@ func (a *Agent) problems(s Status) []string {
 	if s.Kept > 0 {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
+	if n := len(a.setAside()); n > 0 {
+		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")
+	}
 	if n := len(s.Issues); n > 0 {
 		problems = append(problems, Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, where that is known")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))
+	}
+	if r := s.Affinity; r != nil && r.Fullest() > affinityWarning {
+		problems = append(problems, fmt.Sprintf("the map of clients of services with session affinity is %d %% full: the oldest clients of the services that have most are balanced anew", r.Fullest()))
 	}
 	return problems
 }
@@ -168,12 +178,28 @@ func (a *Agent) issues() []model.Issue {
 	return slices.Compact(issues)
 }
 
-// found returns the faults that the compiler and the agent itself found.
+// found returns the faults that the compiler, the driver and the agent itself found.
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
 	a.compiling.Unlock()
-	return slices.Concat(issues, a.checks.issues())
+	return slices.Concat(issues, a.checks.issues(), refusals(a.setAside()))
+}
+
+// setAside is what the driver set aside, as the kernel refuses it.
+func (a *Agent) setAside() []driver.SetAside {
+	if refuser, ok := a.Driver.(driver.Refuser); ok {
+		return refuser.SetAside()
+	}
+	return nil
+}
+
+func refusals(list []driver.SetAside) []model.Issue {
+	issues := make([]model.Issue, len(list))
+	for i, s := range list {
+		issues[i] = model.Issue{Object: s.Object(), Ref: model.Ref{Kind: s.Kind, Name: s.Name}, Reason: s.Reason, InForce: s.InForce}
+	}
+	return issues
 }
 
 // totals are counts over the desired state, made on demand.

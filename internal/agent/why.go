@@ -206,6 +206,14 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 	if r.failure != nil {
 		warnings = append(warnings, "the kernel may hold an older state: "+r.failure.Error)
 	}
+	if aside := a.setAside(); len(aside) > 0 {
+		names := make([]string, len(aside))
+		for i, s := range aside {
+			names[i] = s.Object()
+		}
+		slices.Sort(names)
+		warnings = append(warnings, "the kernel refuses what is made of "+strings.Join(slices.Compact(names), ", ")+": where that decides, nothing passes")
+	}
 	if r.kept > 0 {
 		warnings = append(warnings, Contradicts(policy, r.kept, a.sourceStatus().Lacking))
 	}

@@ -25,10 +25,24 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	} else {
 		rivals[name] = f
 	}
-	c.setFrontend(key, rivals[first(c.services, rivals)])
+	c.setFrontend(key, rivals[c.holder(rivals)])
 	if len(rivals) == 1 {
 		delete(c.contested, key)
 	}
+}
+
+// holder is the service that gets a frontend: one whose cluster IP it is, before those that have chosen the address themselves.
+func (c *Compiler) holder(rivals map[model.Name]*state.Frontend) model.Name {
+	own := map[model.Name]*state.Frontend{}
+	for name, f := range rivals {
+		if f.Kind == state.ClusterIP {
+			own[name] = f
+		}
+	}
+	if len(own) > 0 {
+		return first(c.services, own)
+	}
+	return first(c.services, rivals)
 }
 
 // settleHealth records that the service wants its health check to be next, no

@@ -26,8 +26,10 @@ func orders(events []store.Event) [][]store.Event {
 	return all
 }
 
+const foreignClusterIP = "another's cluster IP as external IP: the other has it, however old"
+
 // Of the services that claim a frontend, the older one has it, then the first
-// by name, in whatever order they come; the others have the rest of theirs.
+// by name, in whatever order they come; the others have the rest of theirs. A cluster IP comes before what others chose.
 func TestClashes(t *testing.T) {
 	clusterIP := func(f family, names string) func(*model.Service) {
 		return func(s *model.Service) { s.ClusterIPs = f.addrs(names) }
@@ -35,7 +37,7 @@ func TestClashes(t *testing.T) {
 	external := func(f family, names string) func(*model.Service) {
 		return func(s *model.Service) { s.ExternalIPs = f.addrs(names) }
 	}
-	const taken = "Service shop/%s: TCP %s belongs to Service shop/%s, which was there first; give one of them another address or port"
+	const taken = "Service shop/%s: TCP %s belongs to Service shop/%s, %s; give one of them another address or port"
 	for _, tc := range []struct {
 		name    string
 		objects func(f family) []any
@@ -97,10 +99,10 @@ func TestClashes(t *testing.T) {
 		}, `ClusterIP c1:80 of a -> reject
 		ClusterIP c1:81 of b -> reject`, [][3]string{{"b", "c1:80", "a"}}},
 
-		{"another's cluster IP as external IP", func(f family) []any {
+		{foreignClusterIP, func(f family) []any {
 			return []any{f.service(named("a", 10), clusterIP(f, "c1")), f.service(named("b", 5), clusterIP(f, "c2"), external(f, "c1"))}
-		}, `ClusterIP c2:80 of b -> reject
-		ExternalIP c1:80 of b -> reject`, [][3]string{{"a", "c1:80", "b"}}},
+		}, `ClusterIP c1:80 of a -> reject
+		ClusterIP c2:80 of b -> reject`, [][3]string{{"b", "c1:80", "a"}}},
 
 		{"three of them", func(f family) []any {
 			return []any{f.service(named("a", 30)), f.service(named("b", 20)), f.service(named("c", 10))}
@@ -117,7 +119,7 @@ func TestClashes(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			bothFamilies(t, func(t *testing.T, f family) {
 				for _, order := range orders(events(tc.objects(f)...)) {
-					h := newHistory(compile.Config{})
+					h := newHistory(compile.Config{AllowNodeAddresses: everywhere})
 					for _, e := range order {
 						h.apply(t, e)
 					}
@@ -132,7 +134,11 @@ func TestClashes(t *testing.T) {
 						if f.name == v6.name {
 							key = fmt.Sprintf("[%s]:%d", f.addr(i[1][:2]), port)
 						}
-						want = append(want, fmt.Sprintf(taken, i[0], key, i[2]))
+						why := "which was there first"
+						if tc.name == foreignClusterIP {
+							why = "whose cluster IP that is"
+						}
+						want = append(want, fmt.Sprintf(taken, i[0], key, i[2], why))
 					}
 					checkIssues(t, h.compiler, want...)
 				}

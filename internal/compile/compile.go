@@ -7,7 +7,9 @@
 package compile
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
@@ -15,7 +17,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; but for HostAddresses it does not change while
+// Config is what the user sets for a node; but for HostAddresses and APIServers it does not change while
 // a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
@@ -31,15 +33,26 @@ type Config struct {
 	// NodePortAddresses choose the node addresses that serve node ports;
 	// empty: the first of each family, as in kube-proxy's nftables mode.
 	NodePortAddresses []netip.Prefix
-	// HostAddresses are further addresses of the host that
-	// NodePortAddresses may choose, beside those of the Node object.
-	HostAddresses []netip.Addr
+	// HostAddresses are the addresses of the host's interfaces, each with the length of its subnet's prefix.
+	// NodePortAddresses may choose them, beside those of the Node object; services may not have them.
+	HostAddresses []netip.Prefix
 	// NodePortPrimary has the first of each family serve node ports beside those that NodePortAddresses choose.
 	NodePortPrimary bool
 	// PrimaryAddr, if valid, counts as the first of its family.
 	PrimaryAddr netip.Addr
 
 	MasqueradeAll bool
+
+	// APIServers are where this agent reaches its API: no service gets these.
+	APIServers []netip.AddrPort
+	// AllowNodeAddresses are those of the addresses of nodes and API servers that services may have as
+	// external IPs and load balancers' addresses, but for ReservedPorts and the ports of the API.
+	AllowNodeAddresses []netip.Prefix
+	// ReservedPorts are ports of nodes that no service may have, neither as node ports nor at nodes' addresses.
+	ReservedPorts []state.PortRange
+	// ExternalIPCIDRs and LoadBalancerCIDRs are where services may have external IPs and load balancers'
+	// addresses. Nil: anywhere; empty: nowhere.
+	ExternalIPCIDRs, LoadBalancerCIDRs []netip.Prefix
 
 	// Policy compiles network policy too; without it the state has none, and the
 	// fields below mean nothing.
@@ -58,9 +71,10 @@ type Config struct {
 // It is not safe for concurrent use.
 type Compiler struct {
 	cfg      Config
-	moved    bool // the host's addresses changed since the last Update
+	moved    bool // the host's addresses, or those of API servers, changed since the last Update
 	started  bool
 	node     node
+	guard    guard
 	own      *model.Node // as it is, or was last; nil: there has been none
 	gone     bool        // own is not there any more
 	unread   bool        // see SetPodsUnread
@@ -113,8 +127,17 @@ func New(cfg Config) *Compiler {
 func (c *Compiler) State() *state.State { return c.state }
 
 // SetHostAddresses replaces Config.HostAddresses; the next Update follows.
-func (c *Compiler) SetHostAddresses(addrs []netip.Addr) {
+func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
 	c.cfg.HostAddresses, c.moved = addrs, true
+}
+
+// SetAPIServers replaces Config.APIServers; the next Update follows. It reports whether that is a change.
+func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
+	if slices.Equal(c.cfg.APIServers, servers) {
+		return false
+	}
+	c.cfg.APIServers, c.moved = servers, true
+	return true
 }
 
 // SetLinks says what interfaces and routes the node has; the next Update follows.
@@ -149,6 +172,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	}
 	services := d.Services
 	_, mine := d.Nodes[c.cfg.Node]
+	guarded := c.findGuard(v, d)
 	if !c.started || mine || c.moved {
 		n := newNode(c.cfg, c.own)
 		if c.started && !n.equal(c.node) {
@@ -160,6 +184,14 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 		c.node = n
 		c.state.Settings = n.settings
 		c.started, c.moved = true, false
+	}
+	if len(guarded) > 0 {
+		services = maps.Clone(services)
+		for name, s := range c.services {
+			if c.among(guarded, s.svc) {
+				services[name] = struct{}{}
+			}
+		}
 	}
 	c.change = newChange(len(services))
 	for name := range services {
@@ -176,6 +208,16 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 		delta.Settings = &now
 	}
 	return delta
+}
+
+// findGuard follows who has which address, and returns the addresses of which that changed.
+func (c *Compiler) findGuard(v *store.View, d store.Dirty) map[netip.Addr]struct{} {
+	if _, api := d.Services[apiService]; c.started && !c.moved && !api && len(d.Nodes) == 0 {
+		return nil
+	}
+	old := c.guard
+	c.guard = newGuard(c.cfg, c.own, v)
+	return c.guard.differs(&old)
 }
 
 // service compiles one service anew and puts the result in place of the old.

@@ -42,34 +42,16 @@ func compareEndpoints(a, b endpoint) int {
 	return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(a.seq, b.seq))
 }
 
-// objects are those that say what a service's endpoints are.
-type objects struct {
-	slices []*model.EndpointSlice // sorted by name
-	pods   []*model.Pod           // sorted by name: those that the service selects
-}
-
-// size is about how many endpoints they give each service port.
-func (o objects) size() int {
-	n := len(o.pods)
-	for _, slice := range o.slices {
-		n += len(slice.Endpoints)
-	}
-	return n
-}
-
 // gather returns the endpoints of a service port in any condition, sorted,
 // unique by address and port; IPv4 first. They are valid until the next call.
 //
 // They come from the service's slices. Pods give endpoints where there is no
 // slice at all; else they are only there as something that exists.
-func (c *Compiler) gather(svc *model.Service, port *model.ServicePort, from objects, rep *report) []endpoint {
+func (c *Compiler) gather(svc *model.Service, i int, from *objects, rep *report) []endpoint {
+	port := &svc.Ports[i]
 	eps := slices.Grow(c.scratch[:0], from.size())
-	for _, slice := range from.slices {
-		for i := range slice.Ports {
-			if p := &slice.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
-				eps = c.fromSlice(eps, slice, p.Port, rep)
-			}
-		}
+	for _, p := range from.ports[i].slices {
+		eps = c.fromSlice(eps, p.slice, p.number, rep)
 	}
 	for _, pod := range from.pods {
 		eps = c.fromPod(eps, svc, port, pod, len(from.slices) == 0, rep)
@@ -123,7 +105,7 @@ func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.Servi
 			continue
 		}
 		if why := unusable(addr); why != "" {
-			rep.add("Pod "+pod.Name.String(), "address "+addr.String()+" is "+why+", it is left out")
+			rep.add("Pod", pod.Name, "address "+addr.String()+" is "+why+", it is left out")
 			continue
 		}
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == c.cfg.Node}
@@ -262,19 +244,4 @@ func unusable(a netip.Addr) string {
 		return "bound to one interface"
 	}
 	return ""
-}
-
-// usable returns the addresses that can be served: the list itself if all can.
-func usable(addrs []netip.Addr) []netip.Addr {
-	bad := func(a netip.Addr) bool { return a.Is4In6() || unusable(a) != "" }
-	if !slices.ContainsFunc(addrs, bad) {
-		return addrs
-	}
-	var list []netip.Addr
-	for _, a := range addrs {
-		if a = a.Unmap(); unusable(a) == "" {
-			list = append(list, a)
-		}
-	}
-	return list
 }

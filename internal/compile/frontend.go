@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -25,10 +26,21 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 		next.why = "no clusterIP"
 		rep.service("has no clusterIP, so nothing is programmed for it: set spec.clusterIP, as a cluster's API server does")
 	default:
-		c.program(next, objects{slices: v.Slices(svc.Name), pods: v.Selected(svc)}, old, rep)
+		next.addrs = [...][]netip.Addr{
+			state.ClusterIP:    c.permitted(state.ClusterIP, "clusterIP", svc.ClusterIPs, rep),
+			state.ExternalIP:   c.permitted(state.ExternalIP, "externalIP", svc.ExternalIPs, rep),
+			state.LoadBalancer: c.permitted(state.LoadBalancer, "load balancer address", svc.LoadBalancerIPs, rep),
+		}
+		from := newObjects(svc, v.Slices(svc.Name), v.Selected(svc))
+		if n := c.elements(next, from); n > maxElements {
+			next.why = "too large"
+			rep.tooLarge(next, from, n)
+			break
+		}
+		c.program(next, from, old, rep)
 	}
-	if len(rep.issues) > 0 {
-		c.faults[svc.Name] = rep.issues
+	if issues := rep.all(); len(issues) > 0 {
+		c.faults[svc.Name] = issues
 	} else {
 		delete(c.faults, svc.Name)
 	}
@@ -36,39 +48,43 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 }
 
 // program fills in what next wants, given what its endpoints come from.
-func (c *Compiler) program(next *service, from objects, old *service, rep *report) {
+func (c *Compiler) program(next *service, from *objects, old *service, rep *report) {
 	svc := next.svc
-	rep.checkAddresses()
 	rep.checkSlices(from.slices)
+	had := old.byPort()
 	var ready []netip.Addr
 	for i := range svc.Ports {
 		if !rep.checkPort(&svc.Ports[i]) {
 			continue
 		}
-		eps := c.gather(svc, &svc.Ports[i], from, rep)
+		eps := c.gather(svc, i, from, rep)
 		six := slices.IndexFunc(eps, func(e endpoint) bool { return e.at.Addr().Is6() })
 		if six < 0 {
 			six = len(eps)
 		}
-		c.port(next, i, true, eps[:six], old, rep)
-		c.port(next, i, false, eps[six:], old, rep)
+		c.port(next, i, true, eps[:six], had[int32(i)], rep)
+		c.port(next, i, false, eps[six:], had[int32(i)], rep)
 		ready = localReady(ready, eps)
 	}
 	next.dropDoubles(rep)
 	next.keep(old)
 	next.hairpins = unique(next.hairpins)
-	if svc.ExternalLocal && svc.HealthCheckNodePort != 0 {
+	switch {
+	case !svc.ExternalLocal || svc.HealthCheckNodePort == 0:
+	case c.reserved(model.TCP, svc.HealthCheckNodePort):
+		rep.service(fmt.Sprintf("healthCheckNodePort %d is a port that nodes need for themselves (--reserved-ports), it is left out", svc.HealthCheckNodePort))
+	default:
 		next.health = &state.HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
 }
 
 // port adds what one service port wants in one family.
-func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *service, rep *report) {
+func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, had []lists, rep *report) {
 	svc, port := next.svc, &next.svc.Ports[i]
 	if !rep.families.serves(is4) {
 		return
 	}
-	addrs := c.addresses(svc, port, is4)
+	addrs := c.addresses(next, port, is4)
 	use := usage{
 		cluster: !svc.InternalLocal || addrs.external(),
 		local:   svc.InternalLocal || svc.ExternalLocal && addrs.external(),
@@ -77,7 +93,7 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 	ch.cluster, ch.local = rep.limit(port, ch.cluster), rep.limit(port, ch.local)
 	next.counts.widen(eps)
 	next.hairpins = appendHairpins(next.hairpins, eps, ch)
-	old.share(&ch)
+	ch.share(had)
 
 	internal := &state.Frontend{
 		Service: svc.Name, Port: port.Name, Kind: state.ClusterIP,
@@ -90,7 +106,7 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 	if svc.InternalLocal {
 		internal.Backends = ch.local
 	}
-	next.want(i, port.Port, addrs.of[state.ClusterIP], internal)
+	c.want(next, i, port.Port, addrs.of[state.ClusterIP], internal, rep)
 	for kind := state.ExternalIP; kind <= state.NodePort; kind++ {
 		if len(addrs.of[kind]) == 0 {
 			continue
@@ -99,12 +115,12 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 		f.Kind = kind
 		switch kind {
 		case state.LoadBalancer:
-			c.loadBalancer(next, i, addrs.of[kind], f)
+			c.loadBalancer(next, i, addrs.of[kind], f, rep)
 			continue
 		case state.NodePort:
 			number = port.NodePort
 		}
-		next.want(i, number, addrs.of[kind], &f)
+		c.want(next, i, number, addrs.of[kind], &f, rep)
 	}
 }
 
@@ -112,17 +128,17 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, old *ser
 // one family, closed to all but the service's source ranges. A range that holds the
 // node lets it in also where the load balancer's address is bound on the node itself:
 // the node then has that very address as its source, as kube-proxy notes.
-func (c *Compiler) loadBalancer(next *service, i int, addrs []netip.Addr, f state.Frontend) {
+func (c *Compiler) loadBalancer(next *service, i int, addrs []netip.Addr, f state.Frontend, rep *report) {
 	number := next.svc.Ports[i].Port
 	f.SourceRanges = sourceRanges(next.svc.SourceRanges, addrs[0].Is4())
 	if !c.node.within(f.SourceRanges) {
-		next.want(i, number, addrs, &f)
+		c.want(next, i, number, addrs, &f, rep)
 		return
 	}
 	for _, vip := range addrs {
 		open := f
 		open.SourceRanges = masked(append(slices.Clone(f.SourceRanges), netip.PrefixFrom(vip, vip.BitLen())))
-		next.want(i, number, []netip.Addr{vip}, &open)
+		c.want(next, i, number, []netip.Addr{vip}, &open, rep)
 	}
 }
 
@@ -135,30 +151,36 @@ func (a *addresses) external() bool {
 	return len(a.of[state.ExternalIP])+len(a.of[state.LoadBalancer])+len(a.of[state.NodePort]) > 0
 }
 
-func (c *Compiler) addresses(svc *model.Service, port *model.ServicePort, is4 bool) addresses {
+func (c *Compiler) addresses(s *service, port *model.ServicePort, is4 bool) addresses {
 	var a addresses
-	for kind, addrs := range [...][]netip.Addr{
-		state.ClusterIP:    usable(svc.ClusterIPs),
-		state.ExternalIP:   usable(svc.ExternalIPs),
-		state.LoadBalancer: usable(svc.LoadBalancerIPs),
-		state.NodePort:     c.node.nodePort,
-	} {
-		if state.Kind(kind) == state.NodePort && port.NodePort == 0 {
-			continue
-		}
-		for _, addr := range addrs {
-			if addr.Is4() == is4 {
-				a.of[kind] = append(a.of[kind], addr)
-			}
-		}
+	for kind, addrs := range s.addrs {
+		a.of[kind] = inFamily(addrs, is4)
+	}
+	if port.NodePort != 0 {
+		a.of[state.NodePort] = inFamily(c.node.nodePort, is4)
 	}
 	return a
 }
 
-func (s *service) want(i int, number uint16, addrs []netip.Addr, f *state.Frontend) {
+func inFamily(addrs []netip.Addr, is4 bool) []netip.Addr {
+	var list []netip.Addr
+	for _, a := range addrs {
+		if a.Is4() == is4 {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// want adds a frontend at each address where there may be one.
+func (c *Compiler) want(next *service, i int, number uint16, addrs []netip.Addr, f *state.Frontend, rep *report) {
 	for _, addr := range addrs {
-		key := state.FrontendKey{Addr: addr, Protocol: s.svc.Ports[i].Protocol, Port: number}
-		s.claims = append(s.claims, claim{key: key, port: uint16(i), frontend: f})
+		key := state.FrontendKey{Addr: addr, Protocol: next.svc.Ports[i].Protocol, Port: number}
+		if why := c.refusesPort(f.Kind, key); why != "" {
+			rep.service(fmt.Sprintf("%s %s, it is left out", key, why))
+			continue
+		}
+		next.claims = append(next.claims, claim{key: key, port: int32(i), frontend: f})
 	}
 }
 
@@ -175,7 +197,7 @@ func (s *service) dropDoubles(rep *report) {
 		if c := kindOrder[a.frontend.Kind] - kindOrder[b.frontend.Kind]; c != 0 {
 			return c
 		}
-		return int(a.port) - int(b.port)
+		return cmp.Compare(a.port, b.port)
 	})
 	kept := s.claims[:0]
 	for _, cl := range s.claims {
@@ -257,7 +279,7 @@ func unique(addrs []netip.Addr) []netip.Addr {
 }
 
 // portName names a service port for people: "port web", or "port 80".
-func (r *report) portName(i uint16) string {
+func (r *report) portName(i int32) string {
 	p := &r.svc.Ports[i]
 	if p.Name != "" {
 		return "port " + p.Name

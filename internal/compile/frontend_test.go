@@ -213,7 +213,7 @@ func TestNodePortAddresses(t *testing.T) {
 		}
 		return ps
 	}
-	host := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("fe80::1"), v4.addr("n1")}
+	host := []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("198.51.100.7/24"), netip.MustParsePrefix("fe80::1/64"), netip.PrefixFrom(v4.addr("n1"), 24)}
 	for _, tc := range []struct {
 		name string
 		cfg  compile.Config

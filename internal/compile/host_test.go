@@ -23,7 +23,7 @@ func TestHostAddressesMove(t *testing.T) {
 		{"198.51.100.7", 1}, {"198.51.100.7", 0}, {"203.0.113.1", 1}, {"198.51.100.8", 1}, {"198.51.100.9", 2},
 	} {
 		addr := netip.MustParseAddr(step.host)
-		c.SetHostAddresses([]netip.Addr{addr})
+		c.SetHostAddresses([]netip.Prefix{netip.PrefixFrom(addr, 24)})
 		if d := c.Update(s, s.Take()); d.Len() != step.changes {
 			t.Errorf("%s: %d changes, want %d: %+v", addr, d.Len(), step.changes, d)
 		}

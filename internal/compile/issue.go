@@ -18,14 +18,18 @@ func (c *Compiler) Issues() []model.Issue {
 		list = append(list, issues...)
 	}
 	for _, reason := range c.nodeFaults() {
-		list = append(list, model.Issue{Object: "Node " + c.cfg.Node, Reason: reason})
+		list = append(list, model.Ref{Kind: "Node", Name: model.Name{Name: c.cfg.Node}}.Issue(reason))
 	}
 	for key, rivals := range c.contested {
-		list = append(list, clashes(c.services, key.String(), rivals)...)
+		winner, why := c.holder(rivals), ""
+		if winner != first(c.services, rivals) {
+			why = "whose cluster IP that is"
+		}
+		list = append(list, clashes(winner, why, key.String(), rivals)...)
 	}
 	for port, rivals := range c.healthPorts {
 		if len(rivals) > 1 {
-			list = append(list, clashes(c.services, fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
+			list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
 		}
 	}
 	if c.policy != nil {
@@ -65,16 +69,14 @@ func some(names []string) string {
 	return text
 }
 
-// clashes says of each rival but the first that it has not got what it claims.
-func clashes[T any](services map[model.Name]*service, what string, rivals map[model.Name]T) []model.Issue {
+// clashes says of each rival but the winner that it has not got what it claims. Why is what gives the winner
+// precedence; empty: its age.
+func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T) []model.Issue {
 	var list []model.Issue
-	winner := first(services, rivals)
 	for name := range rivals {
 		if name != winner {
-			list = append(list, model.Issue{
-				Object: "Service " + name.String(),
-				Reason: what + " belongs to Service " + winner.String() + ", which was there first; give one of them another address or port",
-			})
+			list = append(list, model.Ref{Kind: "Service", Name: name}.Issue(
+				what+" belongs to Service "+winner.String()+", "+cmp.Or(why, "which was there first")+"; give one of them another address or port"))
 		}
 	}
 	return list
@@ -97,6 +99,7 @@ type report struct {
 	svc      *model.Service
 	families families
 	issues   []model.Issue
+	more     int                    // issues beyond maxIssues
 	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
@@ -113,17 +116,33 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
+// maxIssues is how many issues of one service are told: it can have as many as it has ports or endpoints.
+const maxIssues = 64
+
 // add adds an issue, once.
-func (r *report) add(object, reason string) {
-	if issue := (model.Issue{Object: object, Reason: reason}); !slices.Contains(r.issues, issue) {
+func (r *report) add(kind string, name model.Name, reason string) {
+	issue := model.Ref{Kind: kind, Name: name}.Issue(reason)
+	switch {
+	case slices.Contains(r.issues, issue):
+	case len(r.issues) < maxIssues:
 		r.issues = append(r.issues, issue)
+	default:
+		r.more++
 	}
 }
 
-func (r *report) service(reason string) { r.add("Service "+r.svc.Name.String(), reason) }
+// all returns the issues.
+func (r *report) all() []model.Issue {
+	if r.more == 0 {
+		return r.issues
+	}
+	return append(r.issues, model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(fmt.Sprintf("and %d more", r.more)))
+}
+
+func (r *report) service(reason string) { r.add("Service", r.svc.Name, reason) }
 
 func (r *report) slice(slice *model.EndpointSlice, reason string) {
-	r.add("EndpointSlice "+slice.Name.String(), reason)
+	r.add("EndpointSlice", slice.Name, reason)
 }
 
 // checkPort reports whether a service port can be served.
@@ -137,25 +156,6 @@ func (r *report) checkPort(p *model.ServicePort) bool {
 		return true
 	}
 	return false
-}
-
-// checkAddresses reports what is wrong with the service's own addresses.
-func (r *report) checkAddresses() {
-	for _, list := range []struct {
-		what  string
-		addrs []netip.Addr
-	}{
-		{"clusterIP", r.svc.ClusterIPs},
-		{"externalIP", r.svc.ExternalIPs},
-		{"load balancer address", r.svc.LoadBalancerIPs},
-	} {
-		for _, a := range list.addrs {
-			a = a.Unmap()
-			if why := unusable(a); why != "" {
-				r.service(fmt.Sprintf("%s %s is %s, it is left out", list.what, a, why))
-			}
-		}
-	}
 }
 
 // checkSlices reports what is wrong with the addresses of slices, one issue a

@@ -76,7 +76,10 @@ func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
 	if cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 {
 		chosen = primary(cfg, node)
 	}
-	for _, a := range slices.Concat(node, cfg.HostAddresses) {
+	for _, p := range cfg.HostAddresses {
+		node = append(node, p.Addr())
+	}
+	for _, a := range node {
 		a = a.Unmap()
 		covers := func(p netip.Prefix) bool { return p.Contains(a) }
 		if unusable(a) == "" && slices.ContainsFunc(cfg.NodePortAddresses, covers) {

@@ -95,7 +95,7 @@ func (w world) service() *model.Service {
 }
 
 func (w world) serviceName() model.Name {
-	return model.Name{Namespace: pickOne(w, "shop", "prod"), Name: pickOne(w, "web", "db", "api")}
+	return model.Name{Namespace: pickOne(w, "shop", "prod", "default"), Name: pickOne(w, "web", "db", "kubernetes")}
 }
 
 func (w world) labels() map[string]string {
@@ -150,7 +150,7 @@ func (w world) pod() *model.Pod {
 }
 
 func (w world) node() *model.Node {
-	n := &model.Node{Name: pickOne(w, "here", "here", "there"), IPs: w.some(70, "n", 2)}
+	n := &model.Node{Name: pickOne(w, "here", "here", "there"), IPs: w.some(70, "n", 2), OtherIPs: w.some(10, "x", 2)}
 	if w.chance(70) {
 		n.Labels = map[string]string{"topology.kubernetes.io/zone": pickOne(w, "z1", "z2")}
 	}
@@ -187,9 +187,21 @@ func TestStateDependsOnObjectsAlone(t *testing.T) {
 		h := newHistory(compile.Config{})
 		if w.chance(50) {
 			h.cfg.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
-			h.compiler = compile.New(h.cfg)
 		}
+		if w.chance(50) {
+			h.cfg.AllowNodeAddresses = everywhere
+		}
+		h.cfg.ReservedPorts = []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}
+		h.compiler = compile.New(h.cfg)
 		for range 60 {
+			if w.chance(10) {
+				h.cfg.APIServers = []netip.AddrPort{netip.AddrPortFrom(w.addr("x", 2), 80)}
+				h.compiler.SetAPIServers(h.cfg.APIServers)
+			}
+			if w.chance(10) {
+				h.cfg.HostAddresses = []netip.Prefix{netip.PrefixFrom(w.addr(pickOne(w, "n", "c", "x"), 2), pickOne(w, 24, 32))}
+				h.compiler.SetHostAddresses(h.cfg.HostAddresses)
+			}
 			var batch []store.Event
 			for range 1 + w.IntN(4) {
 				batch = append(batch, w.event())

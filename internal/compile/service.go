@@ -11,9 +11,10 @@ import (
 // service is what was compiled from one service. A nil one wants nothing.
 type service struct {
 	svc      *model.Service
-	why      string       // why nothing is programmed; empty where something is
-	claims   []claim      // sorted by key, unique
-	hairpins []netip.Addr // of the backends on this node, sorted, unique
+	why      string                       // why nothing is programmed; empty where something is
+	addrs    [state.NodePort][]netip.Addr // those it may have, by kind; none where nothing is programmed
+	claims   []claim                      // sorted by key, unique
+	hairpins []netip.Addr                 // of the backends on this node, sorted, unique
 	health   *state.HealthCheck
 	counts   Counts
 }
@@ -21,7 +22,7 @@ type service struct {
 // claim is what a service wants at one frontend key.
 type claim struct {
 	key      state.FrontendKey
-	port     uint16 // index of the service port
+	port     int32 // index of the service port
 	frontend *state.Frontend
 }
 
@@ -49,7 +50,7 @@ func (s *service) addresses() []netip.Addr {
 	if s == nil || s.why != "" {
 		return nil
 	}
-	return usable(s.svc.ClusterIPs)
+	return s.addrs[state.ClusterIP]
 }
 
 // others are the addresses of a service that another program serves.
@@ -57,7 +58,13 @@ func (s *service) others() []netip.Addr {
 	if s == nil || s.svc.Unproxied == "" {
 		return nil
 	}
-	return usable(s.svc.ClusterIPs)
+	var list []netip.Addr
+	for _, a := range s.svc.ClusterIPs {
+		if a = a.Unmap(); unusable(a) == "" {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 func (s *service) hairpinned() []netip.Addr {
@@ -89,17 +96,40 @@ func (s *service) keep(old *service) {
 	}
 }
 
-// share replaces lists by equal ones that the frontends of s have, so that
-// each is held once.
-func (s *service) share(ch *choice) {
+// lists are those of a frontend.
+type lists [4][]netip.AddrPort
+
+func listsOf(f *state.Frontend) lists { return lists{f.Backends, f.Local, f.Alive, f.Serving} }
+
+// byPort returns the lists that the frontends of each service port have.
+func (s *service) byPort() map[int32][]lists {
+	if s == nil {
+		return nil
+	}
+	all := map[int32][]lists{}
 	for _, cl := range s.claimed() {
-		f := cl.frontend
-		for _, have := range [...][]netip.AddrPort{f.Backends, f.Local, f.Alive, f.Serving} {
+		has, next := all[cl.port], listsOf(cl.frontend)
+		if len(has) == 0 || !slices.EqualFunc(has[len(has)-1][:], next[:], identical) {
+			all[cl.port] = append(has, next)
+		}
+	}
+	return all
+}
+
+// share replaces lists by equal ones of those that there are, so that each is held once.
+func (ch *choice) share(have []lists) {
+	for _, one := range have {
+		for _, old := range one {
 			for _, list := range [...]*[]netip.AddrPort{&ch.cluster, &ch.local, &ch.alive, &ch.serving} {
-				if slices.Equal(*list, have) {
-					*list = have
+				if !identical(*list, old) && slices.Equal(*list, old) {
+					*list = old
 				}
 			}
 		}
 	}
+}
+
+// identical reports whether two lists are one.
+func identical(a, b []netip.AddrPort) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -21,7 +21,7 @@ const (
 
 // deleter is the part of Conn that a Cleaner uses.
 type deleter interface {
-	Delete(ctx context.Context, filters []Filter) (int, error)
+	Delete(ctx context.Context, filters []Filter, spare func(*Flow) bool) (int, error)
 }
 
 // Cleaner deletes flows in the background, in two passes a second or a few apart: a packet
@@ -30,6 +30,7 @@ type deleter interface {
 // for concurrent use.
 type Cleaner struct {
 	conn    deleter
+	spare   func(*Flow) bool
 	log     *slog.Logger
 	deleted atomic.Uint64
 	done    chan struct{}
@@ -43,9 +44,10 @@ type Cleaner struct {
 }
 
 // NewCleaner starts a Cleaner that uses conn, which stays the caller's to close
-// after the Cleaner.
-func NewCleaner(conn deleter, log *slog.Logger) *Cleaner {
-	c := &Cleaner{conn: conn, log: log, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+// after the Cleaner. What spare returns true for is left alone: by the second pass a backend may have come back
+// and have new flows. It may be nil, and must not call the Cleaner.
+func NewCleaner(conn deleter, spare func(*Flow) bool, log *slog.Logger) *Cleaner {
+	c := &Cleaner{conn: conn, spare: spare, log: log, done: make(chan struct{}), wake: make(chan struct{}, 1)}
 	go c.run()
 	return c
 }
@@ -143,7 +145,7 @@ func (c *Cleaner) next(due bool) (filters []Filter, more bool) {
 }
 
 func (c *Cleaner) pass(filters []Filter) {
-	n, err := c.conn.Delete(context.Background(), filters)
+	n, err := c.conn.Delete(context.Background(), filters, c.spare)
 	c.deleted.Add(uint64(n))
 	if err != nil {
 		c.log.Warn("could not delete connection tracking entries; flows to backends that are gone may hang until they time out",

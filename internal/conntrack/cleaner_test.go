@@ -26,7 +26,7 @@ type call struct {
 	filters []Filter
 }
 
-func (r *recorder) Delete(_ context.Context, filters []Filter) (int, error) {
+func (r *recorder) Delete(_ context.Context, filters []Filter, _ func(*Flow) bool) (int, error) {
 	r.calls = append(r.calls, call{time.Since(r.begin), slices.Clone(filters)})
 	time.Sleep(r.takes)
 	return len(filters), r.err
@@ -50,7 +50,7 @@ func TestCleaner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r.begin = time.Now()
-				c := NewCleaner(r, slog.New(slog.DiscardHandler))
+				c := NewCleaner(r, nil, slog.New(slog.DiscardHandler))
 				defer c.Close()
 				f(t, c)
 			})
@@ -171,7 +171,7 @@ func TestCleanerCuts(t *testing.T) {
 		}
 	}
 	create(t, conn, entries...)
-	c := NewCleaner(conn, slog.New(slog.DiscardHandler))
+	c := NewCleaner(conn, nil, slog.New(slog.DiscardHandler))
 	defer c.Close()
 	begin := time.Now()
 	c.Cut(filters)

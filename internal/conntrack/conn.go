@@ -77,10 +77,10 @@ func (c *Conn) Close() error {
 	return c.ns.Close()
 }
 
-// Delete deletes the flows that any of the filters matches and returns their
-// number. Flows that end meanwhile are not counted; invalid filters match nothing. After an error some
-// may be deleted and others not; calling again is safe.
-func (c *Conn) Delete(ctx context.Context, filters []Filter) (int, error) {
+// Delete deletes the flows that any of the filters matches and spare does not, and returns their
+// number. Flows that end meanwhile are not counted; invalid filters match nothing. spare may be nil, and must not
+// call the Conn. After an error some may be deleted and others not; calling again is safe.
+func (c *Conn) Delete(ctx context.Context, filters []Filter, spare func(*Flow) bool) (int, error) {
 	x := newIndex(filters)
 	if len(x.filters) == 0 {
 		return 0, nil
@@ -91,9 +91,10 @@ func (c *Conn) Delete(ctx context.Context, filters []Filter) (int, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	match := func(f *Flow) bool { return x.match(f) && (spare == nil || !spare(f)) }
 	n := 0
 	for _, r := range requests {
-		deleted, err := c.sweep(ctx, r, x.match)
+		deleted, err := c.sweep(ctx, r, match)
 		n += deleted
 		if err != nil {
 			return n, err

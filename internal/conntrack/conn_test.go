@@ -209,7 +209,7 @@ func TestDelete(t *testing.T) {
 				if many {
 					filters = append(slices.Clone(filters), padding...)
 				}
-				n, err := c.Delete(t.Context(), filters)
+				n, err := c.Delete(t.Context(), filters, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -225,6 +225,20 @@ func TestDelete(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestDeleteSpares leaves alone what the caller wants to stay, though a filter matches it.
+func TestDeleteSpares(t *testing.T) {
+	c := testConn(t, testNS(t))
+	create(t, c, table...)
+	spare := func(f *Flow) bool { return f.Reply.Src == ap("10.2.0.1:5353") }
+	n, err := c.Delete(t.Context(), []Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53")}}, spare)
+	if n != 2 || err != nil {
+		t.Errorf("deleted %d, %v; want 2", n, err)
+	}
+	if got := flows(t, c); !slices.Contains(got, table[0].String()) || len(got) != len(table)-2 {
+		t.Errorf("left %q", got)
 	}
 }
 
@@ -319,7 +333,7 @@ func TestErrors(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	f := []Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53")}}
-	if n, err := c.Delete(ended, f); n != 0 || !errors.Is(err, context.Canceled) {
+	if n, err := c.Delete(ended, f, nil); n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("with an ended context: %d, %v", n, err)
 	}
 	fault := errors.New("fault")
@@ -330,13 +344,13 @@ func TestErrors(t *testing.T) {
 	if err := c.exchange(m, func([]byte) error { return fault }); !errors.Is(err, fault) {
 		t.Errorf("fault while reading: %v", err)
 	}
-	if n, err := c.Delete(t.Context(), f); n != 3 || err != nil {
+	if n, err := c.Delete(t.Context(), f, nil); n != 3 || err != nil {
 		t.Errorf("after a fault: %d, %v", n, err)
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Delete(t.Context(), f); err == nil {
+	if _, err := c.Delete(t.Context(), f, nil); err == nil {
 		t.Error("deleted after Close")
 	}
 }
@@ -350,7 +364,7 @@ func TestDeleteThousands(t *testing.T) {
 	t.Logf("created %d entries in %v", all, time.Since(begin))
 	filter := Filter{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.2.0.1:5353")}
 	begin = time.Now()
-	n, err := c.Delete(t.Context(), []Filter{filter})
+	n, err := c.Delete(t.Context(), []Filter{filter}, nil)
 	t.Logf("deleted %d of %d entries in %v", n, all, time.Since(begin))
 	if n != doomed || err != nil {
 		t.Errorf("deleted %d, %v; want %d", n, err, doomed)
@@ -385,7 +399,7 @@ func BenchmarkDelete(b *testing.B) {
 		}
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
-				if _, err := c.Delete(b.Context(), filters); err != nil {
+				if _, err := c.Delete(b.Context(), filters, nil); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -445,7 +459,7 @@ func TestForeignProtocols(t *testing.T) {
 	if got := flows(t, c); len(got) != 3 {
 		t.Errorf("read %q, want 3 entries", got)
 	}
-	if n, err := c.Delete(t.Context(), []Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53")}}); n != 1 || err != nil {
+	if n, err := c.Delete(t.Context(), []Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53")}}, nil); n != 1 || err != nil {
 		t.Errorf("deleted %d, %v; want 1", n, err)
 	}
 	if got := flows(t, c); len(got) != 2 {

@@ -42,7 +42,7 @@ func TestTraffic(t *testing.T) {
 
 			translate(t, ns, map[netip.AddrPort]netip.AddrPort{frontend: next, other: next})
 			expect(t, client, servers[old]) // the table remembers
-			n, err := c.Delete(t.Context(), []Filter{{model.UDP, frontend, old}})
+			n, err := c.Delete(t.Context(), []Filter{{model.UDP, frontend, old}}, nil)
 			if n != 1 || err != nil {
 				t.Fatalf("deleted %d, %v; want 1", n, err)
 			}
@@ -61,6 +61,16 @@ func addAddr(t *testing.T, ns *netns.NS, a netip.Addr) {
 	ip := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 	if err := ns.AddrAdd(lo, &netlink.Addr{IPNet: ip, Flags: unix.IFA_F_NODAD}); err != nil {
 		t.Fatal(err)
+	}
+	// The kernel makes the local route to an IPv6 address a moment later, in the background.
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		routes, err := ns.RouteGet(a.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("address %v is not the namespace's own: %v, %v", a, routes, err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -19,6 +20,8 @@ var ErrBusy = errors.New("owned by another process")
 
 // Driver programs the kernel of the network namespace it was opened in. A
 // Driver is not safe for concurrent use.
+//
+// What the kernel refuses should be set aside part by part, object by object, and hold up nothing else: see Refuser.
 type Driver interface {
 	// Probe checks that this kernel and these privileges suffice, and
 	// changes nothing.
@@ -62,7 +65,10 @@ type Keeper interface {
 	// though want does not name them; where it is 0, an Adopt would have done the same. Where
 	// it is not, Update may fail after Apply, and the agent adopts again. An
 	// ordinary Adopt, by any process, removes what was kept.
-	AdoptKeeping(ctx context.Context, want *state.State) (plan Plan, kept int, err error)
+	//
+	// Where want lacks nothing but single policies, lacking names them, and only what is judged by one of them in
+	// the kernel stays; nil: want may lack anything.
+	AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (plan Plan, kept int, err error)
 }
 
 // Lister is implemented by drivers that can tell which frontends the kernel holds
@@ -73,6 +79,24 @@ type Lister interface {
 	// where the driver has programmed nothing.
 	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
 }
+
+// Rememberer is implemented by drivers that keep clients on their backends.
+type Rememberer interface {
+	// Remembered returns how many clients of services with session affinity the kernel remembered when the driver last looked. It
+	// is safe for concurrent use.
+	Remembered() Remembered
+}
+
+// Remembered counts clients, of each frontend apart.
+type Remembered struct {
+	IPv4      int `json:"ipv4"`
+	IPv6      int `json:"ipv6"`
+	Most      int `json:"most"`      // that the kernel can remember of a family
+	Forgotten int `json:"forgotten"` // since the driver was opened, to make room for others
+}
+
+// Fullest is the larger number of the two families, in percent of the most.
+func (r Remembered) Fullest() int { return 100 * max(r.IPv4, r.IPv6) / max(1, r.Most) }
 
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {

@@ -14,6 +14,9 @@ const (
 	DropPrefix = "sluice "
 )
 
+// ClaimGroup is the nflog group that the one agent of a network namespace holds. Nothing is sent to it.
+const ClaimGroup = 0x51d
+
 // Drop is a reason why a packet was dropped.
 type Drop string
 
@@ -27,6 +30,7 @@ const (
 	Tunnel        Drop = "tunnel"         // VXLAN and the like from a pod, which could carry anyone's address
 	Cut           Drop = "cut"            // established, and forbidden since
 	DenyListed    Drop = "deny-list"      // at its arrival
+	ForeignError  Drop = "foreign-error"  // an ICMP error from a pod, about a connection that is not known to be its own
 )
 
 // PolicyCounter is what a policy has decided, in connections (packets, where

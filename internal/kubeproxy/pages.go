@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/pprof"
+	"time"
 )
+
+const bodyTimeout = 5 * time.Second
 
 // Pages serves what kube-proxy does beside its metrics: the configuration under /configz, by its group, and profiles under
 // /debug/pprof/ if asked for.
@@ -18,7 +21,11 @@ func Pages(c *Config, profiling bool) http.Handler {
 	if profiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/symbol", func(w http.ResponseWriter, r *http.Request) {
+			// The one page that reads a body, for which the agent's server does not wait.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+			pprof.Symbol(w, r)
+		})
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
 	return mux

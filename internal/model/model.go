@@ -146,9 +146,11 @@ type ContainerPort struct {
 
 // Node is a v1 Node.
 type Node struct {
-	Name     string
-	Labels   map[string]string
-	IPs      []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
+	Name   string
+	Labels map[string]string
+	IPs    []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
+	// OtherIPs are its ExternalIPs that are not among IPs.
+	OtherIPs []netip.Addr
 	PodCIDRs []netip.Prefix
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.
@@ -179,6 +181,22 @@ type Issue struct {
 	// InForce says what is in force in the meantime: one of the texts below. Empty
 	// where that is no matter, or not known.
 	InForce string `json:"inForce,omitempty"`
+	// Ref is the object, where it is known by kind and name; Object is its text then.
+	Ref Ref `json:"-"`
+}
+
+// Ref names an object of a cluster. The zero Ref names none.
+type Ref struct {
+	Kind string // "Service", "CalicoNetworkPolicy": a kind of the store, in its spelling
+	Name Name
+}
+
+// String returns "Service shop/web", "Node worker-1".
+func (r Ref) String() string { return r.Kind + " " + r.Name.String() }
+
+// Issue is a fault of the object.
+func (r Ref) Issue(reason string) Issue {
+	return Issue{Object: r.String(), Reason: reason, Ref: r}
 }
 
 // What is in force of an object that is at fault.
@@ -191,7 +209,7 @@ const (
 	InForceNothing = "nothing of it"
 )
 
-// String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it".
+// String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as Printable has it.
 func (i Issue) String() string {
 	text := i.Object
 	if i.Source != "" {
@@ -201,5 +219,5 @@ func (i Issue) String() string {
 	if i.InForce != "" {
 		text += "; in force: " + i.InForce
 	}
-	return text
+	return Printable(text)
 }

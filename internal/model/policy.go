@@ -16,6 +16,9 @@ type PolicyKey struct {
 // String returns "NetworkPolicy shop/db".
 func (k PolicyKey) String() string { return string(k.Kind) + " " + k.Name.String() }
 
+// Ref names the policy as an object.
+func (k PolicyKey) Ref() Ref { return Ref{Kind: string(k.Kind), Name: k.Name} }
+
 // MarshalText writes what String returns.
 func (k PolicyKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
@@ -51,6 +54,8 @@ const (
 	ClusterPolicy       PolicyKind = "ClusterNetworkPolicy"
 	CalicoPolicy        PolicyKind = "CalicoNetworkPolicy"
 	GlobalNetworkPolicy PolicyKind = "GlobalNetworkPolicy"
+	// Failsafe is of what no API declares: the ports of the node that no host endpoint closes.
+	Failsafe PolicyKind = "failsafe"
 )
 
 // Policy is one network policy of any API, in common terms: Kubernetes'
@@ -165,6 +170,9 @@ type NetworkSetKey struct {
 
 // String returns "GlobalNetworkSet bad-addresses".
 func (k NetworkSetKey) String() string { return string(k.Kind) + " " + k.Name.String() }
+
+// Ref names the set as an object.
+func (k NetworkSetKey) Ref() Ref { return Ref{Kind: string(k.Kind), Name: k.Name} }
 
 // NetworkSetKind says where a network set comes from.
 type NetworkSetKind string

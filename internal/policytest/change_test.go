@@ -68,7 +68,7 @@ func TestNothingPassesWhileProgramsChange(t *testing.T) {
 // closing is a program of one policy that allows nothing.
 func closing(name string) *state.Program {
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: name}}
-	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []model.PolicyKey{key}}}}
+	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
 }
 
 // TestCutBeforeServices shows that what a host endpoint comes to deny before services are translated is cut too.
@@ -94,38 +94,59 @@ func TestCutBeforeServices(t *testing.T) {
 	together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
 }
 
-// TestCutKeeping shows that no connection is cut while the kernel may know policies that nobody has read yet, and that all
-// are looked at when the last has been, though the program does not change.
+// TestCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program which is not only kept
+// forbids is cut, and one is left alone where the kernel's program is another than want's, until all has been read.
 func TestCutKeeping(t *testing.T) {
-	k := openKernel(t, "cutkeep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, true)
-	k.declare(t, row{})
-	pairs := k.directPairs(t)
-	k.declare(t, row{policies: isolated("b", "in ingress: []")})
-	k.reopen(t)
+	for name, c := range map[string]struct {
+		lack func(*state.Policy) // takes out what could not be read
+		cut  bool
+	}{
+		"another pod could not be read":         {func(p *state.Policy) { delete(p.Workloads, names["c"][0]) }, true},
+		"the server could not be read":          {func(p *state.Policy) { delete(p.Workloads, names["b"][0]); delete(p.Workloads, names["b"][1]) }, false},
+		"the server's policy could not be read": {func(p *state.Policy) { lackIngress(p, "b") }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := openKernel(t, "cutkeep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, keepEstablished)
+			k.declare(t, row{})
+			pairs := k.directPairs(t)
+			k.declare(t, row{policies: isolated("b", "in ingress: []")})
+			k.reopen(t)
 
-	whole := *k.Compiler.State()
-	part, policy := whole, *k.Policy()
-	part.Policy = &policy
-	policy.Workloads = maps.Clone(policy.Workloads)
-	delete(policy.Workloads, names["c"][0])
-	plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), &part)
-	k.carryOut(t, plan, err)
-	if kept == 0 {
-		t.Fatal("nothing is kept")
-	}
-	for end := time.Now().Add(soon); time.Now().Before(end); {
-		for name, p := range pairs {
-			if !p.Speak(true, drivertest.Patient) || !p.Speak(false, drivertest.Patient) {
-				t.Fatalf("%s is cut while something is kept", name)
+			whole := *k.Compiler.State()
+			part, policy := whole, *k.Policy()
+			part.Policy = &policy
+			policy.Workloads = maps.Clone(policy.Workloads)
+			c.lack(&policy)
+			plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), &part, nil)
+			k.carryOut(t, plan, err)
+			if kept == 0 {
+				t.Fatal("nothing is kept")
 			}
-		}
+			if c.cut {
+				together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
+				return
+			}
+			for end := time.Now().Add(soon); time.Now().Before(end); {
+				for name, p := range pairs {
+					if !p.Speak(true, drivertest.Patient) || !p.Speak(false, drivertest.Patient) {
+						t.Fatalf("%s is cut by what may be kept for it", name)
+					}
+				}
+			}
+			plan, err = k.driver.Adopt(t.Context(), &whole)
+			k.carryOut(t, plan, err)
+			together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
+		})
 	}
-	plan, err = k.driver.Adopt(t.Context(), &whole)
-	if plan.Len() > 0 {
-		t.Errorf("the program changes:\n%s", plan)
+}
+
+// lackIngress has no policy judge what reaches the pod.
+func lackIngress(p *state.Policy, pod string) {
+	for _, a := range names[pod] {
+		w := *p.Workloads[a]
+		w.Ingress = ""
+		p.Workloads[a] = &w
 	}
-	k.carryOut(t, plan, err)
-	together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
 }
 
 // directPairs are connections from a to b, without a service.

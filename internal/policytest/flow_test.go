@@ -103,7 +103,7 @@ func revives(t *testing.T, name string, p *drivertest.Pair) {
 // TestKeepEstablished shows that, where that is asked for, a connection goes on though policy forbids it
 // since, and a new one does not begin.
 func TestKeepEstablished(t *testing.T) {
-	k := openKernel(t, "keep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, true)
+	k := openKernel(t, "keep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, keepEstablished)
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
 	k.declare(t, row{services: services})
 	pairs := k.pairs(t)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -55,6 +54,8 @@ type kernel struct {
 	driver driver.Driver
 }
 
+func keepEstablished(o *nftables.Options) { o.KeepEstablished = true }
+
 func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	t.Helper()
 	pods := map[string][2]netip.Addr{}
@@ -64,16 +65,19 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	return openKernel(t, prefix, pods)
 }
 
-// openKernel opens the driver on a node with pods that have the addresses, of which nothing is declared. With keep
-// it lets established connections go on that policy forbids.
-func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, keep ...bool) *kernel {
+// openKernel opens the driver on a node with pods that have the addresses, of which nothing is declared.
+func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, change ...func(*nftables.Options)) *kernel {
 	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
 	err := k.mesh.Node.Do(func() (err error) {
 		if k.links, err = link.Read(); err != nil {
 			return err
 		}
-		k.driver, err = nftables.Open(nftables.Options{Policy: true, KeepEstablished: slices.Contains(keep, true), Log: slog.New(slog.DiscardHandler)})
+		o := nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)}
+		for _, f := range change {
+			f(&o)
+		}
+		k.driver, err = nftables.Open(o)
 		return err
 	})
 	if err != nil {

@@ -2,14 +2,19 @@ package policytest
 
 import (
 	"flag"
+	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -20,21 +25,84 @@ var kernels = flag.Int("kernels", 40, "how many random clusters to try with real
 // every first packet between pods, those that nobody has declared included, the node and the
 // world outside, the kernel, the oracle and "why" must agree.
 func TestRandomPackets(t *testing.T) {
+	pods := ninePods()
+	k := openKernel(t, "rand", pods)
+	randomPackets(t, k, pods, 1_000_000, *kernels)
+	k.settled(t)
+}
+
+// TestRandomPacketsApart does the same where the driver asks rules in chains of their own, whose outcome is in packets'
+// marks. Packets that come with these bits set are judged alike, and leave with them.
+func TestRandomPacketsApart(t *testing.T) {
+	pods := ninePods()
+	k := openKernel(t, "apart", pods, func(o *nftables.Options) { o.Apart = true })
+	for i, mark := range []uint32{0, 1 << 31, 1 << 30, 3<<30 | 5} {
+		k.mark(t, mark)
+		randomPackets(t, k, pods, 2_000_000+1000*uint64(i), *kernels/4)
+	}
+	k.settled(t)
+}
+
+// TestMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy keeps from it: they too leave
+// with the mark that they came with.
+func TestMarkOfWhatReachesItself(t *testing.T) {
+	k := openKernel(t, "self", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, func(o *nftables.Options) { o.Apart = true })
+	k.declare(t, row{
+		services: []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")},
+		policies: isolated("b", "in ingress: [{from: ["+blocks(towards("c", 0, 8))+", "+blocks(towards("c", 1, 64))+"]}]"),
+	})
+	for _, mark := range []uint32{0, 1 << 31, 1 << 30, 3<<30 | 5} {
+		k.mark(t, mark)
+		for family := range Families {
+			k.follow(t, packet{"b", "", tcp, "vip", 80, "b", "node"}, family)
+		}
+	}
+}
+
+// mark has packets come with a mark, and drops those that leave with another one.
+func (k *kernel) mark(t *testing.T, mark uint32) {
+	t.Helper()
+	text := fmt.Sprintf(`table inet marks
+delete table inet marks
+table inet marks {
+	chain in { type filter hook prerouting priority -350; meta mark set %[1]d; }
+	chain own { type filter hook output priority -350; meta mark set %[1]d; }
+	chain out { type filter hook postrouting priority 300; meta mark != %[1]d drop; }
+	chain end { type filter hook input priority 300; meta mark != %[1]d drop; }
+}`, mark)
+	err := k.mesh.Node.Do(func() error {
+		c := exec.Command("nft", "-f", "-")
+		c.Stdin = strings.NewReader(text)
+		out, err := c.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ninePods() map[string][2]netip.Addr {
 	pods := map[string][2]netip.Addr{}
 	for i := range 9 {
 		ips := podAddresses(i + 1)
 		pods[string(rune('a'+i))] = pair(ips[0].IP, ips[1].IP)
 	}
-	k := openKernel(t, "rand", pods)
-	for seed := range uint64(*kernels) {
-		o := newDice(1_000_000 + seed).cluster()
+	return pods
+}
+
+func randomPackets(t *testing.T, k *kernel, pods map[string][2]netip.Addr, first uint64, n int) {
+	t.Helper()
+	for seed := range uint64(n) {
+		o := newDice(first + seed).cluster()
 		k.set(t, o)
 		if k.disagrees(t, o, everywhere(pods)) {
 			text, _ := yaml.Marshal(o)
-			t.Fatalf("seed %d:\n%s", seed, text)
+			t.Fatalf("seed %d:\n%s", first+seed, text)
 		}
 	}
-	k.settled(t)
 }
 
 // everywhere is every first packet from pods and the outside to those and the node.

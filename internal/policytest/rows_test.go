@@ -267,6 +267,13 @@ func TestRows(t *testing.T) {
 // declare makes a row's objects the only ones there are.
 func (k *kernel) declare(t *testing.T, r row) {
 	t.Helper()
+	plan, err := k.driver.Update(t.Context(), k.Apply(k.changes(mustEventsOf(t, r))))
+	k.carryOut(t, plan, err)
+}
+
+// mustEventsOf are the events of all that a row declares, beside the shop.
+func mustEventsOf(t *testing.T, r row) []store.Event {
+	t.Helper()
 	events := mustEvents(t, shop())
 	for document := range strings.SplitSeq(r.policies, "---\n") {
 		if strings.TrimSpace(document) != "" {
@@ -284,8 +291,7 @@ func (k *kernel) declare(t *testing.T, r row) {
 		}
 		events = append(events, store.Event{Kind: store.AddressLists, Name: set.Key.Name, Object: set})
 	}
-	plan, err := k.driver.Update(t.Context(), k.Apply(k.changes(events)))
-	k.carryOut(t, plan, err)
+	return events
 }
 
 // events are those of a service and of its endpoints in both families.

@@ -41,6 +41,8 @@ type Facts struct {
 	IPVS      int      // virtual services
 	Processes []string // programs known to do part of our work that run here
 	Devices   []string // interfaces
+	Refused   []string // what services have or ask for and the agent does not serve, with the reason
+	RefuseErr error
 	Taken     []string // addresses that the agent serves on and others have
 	NoLivez   bool     // who has the one for health serves no /livez there
 	Memory    Memory

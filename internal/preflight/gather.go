@@ -29,6 +29,8 @@ type Options struct {
 	Policy bool
 	// Driver asks the driver whether this kernel takes its program; nil: do not ask.
 	Driver func(context.Context) error
+	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
+	Refused func(context.Context) ([]string, error)
 }
 
 // Gather reads the facts of the calling thread's network namespace. What cannot
@@ -62,6 +64,9 @@ func Gather(ctx context.Context, o Options) *Facts {
 	if !f.Alive {
 		f.Taken = taken(ctx, addresses)
 		f.NoLivez = slices.Contains(f.Taken, health) && lacksLivez(ctx, health)
+	}
+	if o.Refused != nil {
+		f.Refused, f.RefuseErr = o.Refused(ctx)
 	}
 	f.Memory = ownMemory()
 	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))

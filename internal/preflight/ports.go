@@ -73,3 +73,17 @@ func ports(f *Facts) []Result {
 	}
 	return results
 }
+
+// addressesOfServices says what services have that the agent does not serve.
+func addressesOfServices(f *Facts) []Result {
+	const name = "services' addresses"
+	if f.RefuseErr != nil {
+		return cannotTell(name, f.RefuseErr)
+	}
+	var results []Result
+	for _, what := range f.Refused {
+		results = append(results, Result{name, Warn, what,
+			"give the service another address or port; or see --allow-node-addresses, --reserved-ports and --external-ip-cidrs in 'sluice run --help'"})
+	}
+	return results
+}

@@ -7,6 +7,8 @@ package preflight
 import (
 	"fmt"
 	"io"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Status is how bad a finding is.
@@ -36,7 +38,7 @@ func Check(f *Facts) []Result {
 		kernel, privileges, features, policyFeatures, program, ownership,
 		routes, forwarding, reversePath, conntrack, liberal,
 		dropping, legacy, mixed, otherProxies, podNetworks, bridged,
-		agent, ports, memory, ownSysctls,
+		agent, ports, addressesOfServices, memory, ownSysctls,
 	} {
 		all = append(all, check(f)...)
 	}
@@ -57,9 +59,9 @@ func Failed(results []Result) bool {
 // advice below what it is about. w keeps its own errors.
 func Print(w io.Writer, results []Result) {
 	for _, r := range results {
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", r.Status, r.Check, r.Seen)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", r.Status, r.Check, model.Printable(r.Seen))
 		if r.Do != "" {
-			_, _ = fmt.Fprintf(w, "\t\t> %s\n", r.Do)
+			_, _ = fmt.Fprintf(w, "\t\t> %s\n", model.Printable(r.Do))
 		}
 	}
 }

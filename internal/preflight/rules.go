@@ -51,7 +51,7 @@ func chains() (found []Chain, own bool, err error) {
 		return nil, false, fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, c := range all {
-		if c.Table.Family == nftables.TableFamilyINet && c.Table.Name == "sluice" {
+		if c.Table.Family == nftables.TableFamilyINet && (c.Table.Name == "sluice" || c.Table.Name == "sluice-next") {
 			own = true
 			continue
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,9 +69,22 @@ func (j *joined) Flush(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// Dialed implements Dialer: for those of the sources that do.
+func (j *joined) Dialed() []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, s := range j.sources {
+		if d, ok := s.(Dialer); ok {
+			all = append(all, d.Dialed()...)
+		}
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
+}
+
 func (j *joined) Status() Status {
 	all := Status{Synced: true, Objects: map[string]int{}, Skipped: map[string]int{}, Issues: []model.Issue{}}
 	var names, places []string
+	onlyPolicies := true
 	for _, s := range j.sources {
 		st := s.Status()
 		names, places = append(names, st.Name), append(places, st.Where)
@@ -82,7 +97,12 @@ func (j *joined) Status() Status {
 		all.Reconnects += st.Reconnects
 		all.Kinds = append(all.Kinds, st.Kinds...)
 		all.Lacking = append(all.Lacking, st.Lacking...)
+		all.LackingPolicies = append(all.LackingPolicies, st.LackingPolicies...)
+		onlyPolicies = onlyPolicies && (len(st.Lacking) == 0 || len(st.LackingPolicies) > 0)
 		all.Unread = append(all.Unread, st.Unread...)
+	}
+	if !onlyPolicies {
+		all.LackingPolicies = nil
 	}
 	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")
 	return all

@@ -91,6 +91,15 @@ func TestJoinStatus(t *testing.T) {
 	if got := j.Status(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
+	key := []model.PolicyKey{{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}
+	one.status.LackingPolicies = key
+	if got := j.Status().LackingPolicies; got != nil {
+		t.Errorf("policies %v are all that is lacking, and so is y", got)
+	}
+	two.status.Lacking = nil
+	if got := j.Status().LackingPolicies; !reflect.DeepEqual(got, key) {
+		t.Errorf("policies %v are all that is lacking, want %v", got, key)
+	}
 	two.status.Synced = false
 	if j.Status().Synced {
 		t.Error("synced, though one is not")

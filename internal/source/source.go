@@ -4,6 +4,8 @@ package source
 
 import (
 	"context"
+	"net/netip"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -31,6 +33,13 @@ type Source interface {
 	Status() Status
 }
 
+// Dialer is a Source that reads its objects from other machines.
+type Dialer interface {
+	// Dialed returns where it connected to lately, or tried to, sorted; what is read from there is in the store later than
+	// it is told here. Safe for concurrent use.
+	Dialed() []netip.AddrPort
+}
+
 // Status is what a source says of itself.
 type Status struct {
 	Name    string         `json:"name"`  // "manifests"
@@ -48,6 +57,9 @@ type Status struct {
 	// empty, from then on for good, once all has been read. What it tells is
 	// in the store before it is told here.
 	Lacking []string `json:"lacking,omitempty"`
+	// LackingPolicies are set where single policies are all that is lacking: they are there, and at fault in such a way that
+	// not even whom they select can be told. One that may be known by either of two names is there with both.
+	LackingPolicies []model.PolicyKey `json:"-"`
 	// Unread are those of the kinds that every cluster has of which nothing at all was read
 	// since the start; Lacking says why. While Pod is among them, whose a packet is can't be told.
 	Unread []string `json:"unread,omitempty"`
@@ -75,6 +87,21 @@ func IsRefused(object any) bool {
 		return o.Refused != ""
 	}
 	return false
+}
+
+// PolicyKeys are what a policy at fault may be known by, under whose name an API has it; none for objects that are no policies. Calico stores
+// the policies of its default tier under other names than those that they are known by, see calico.Decode.
+func PolicyKeys(kind store.Kind, name model.Name) []model.PolicyKey {
+	key, ok := store.PolicyKey(kind, name)
+	if !ok {
+		return nil
+	}
+	keys := []model.PolicyKey{key}
+	if short, stored := strings.CutPrefix(name.Name, model.DefaultTier.Name+"."); stored {
+		key.Name.Name = short
+		keys = append(keys, key)
+	}
+	return keys
 }
 
 // InForce says, for an Issue, what is in force of an object at fault. Delivered is

@@ -23,21 +23,25 @@ type Program struct {
 	Default model.Action
 }
 
-// Tier is a stage of a Program. The first rule that matches decides; Pass goes to the next tier.
+// Tier is a stage of a Program: the rules of its policies, one policy after the other. The first rule
+// that matches decides; Pass goes to the next tier.
 type Tier struct {
-	Name  string
-	Rules []Rule
+	Name     string
+	Policies []*PolicyRules // that apply here, in their order: with Default Deny they are who isolates
 	// Default befalls what no rule matched: Deny or Pass.
 	Default model.Action
-	// Policies are those of the tier that apply here, in their order: with Default Deny they
-	// are who isolates.
-	Policies []model.PolicyKey
 }
 
-// Rule is a declared rule with its peers resolved to sets. A declared rule may
-// become several, one after the other, with one Name.
-type Rule struct {
+// PolicyRules are the rules of one policy for one direction. Immutable: the programs of all ends that the
+// policy selects share them.
+type PolicyRules struct {
+	ID     string // a digest of all that follows
 	Policy model.PolicyKey
+	Rules  []Rule
+}
+
+// Rule is a declared rule with its peers resolved to sets. All that it asks for must hold.
+type Rule struct {
 	Name   string // "ingress[0]", or the rule's own name
 	Action model.Action
 	Family uint8 // 4 or 6: that family alone; 0: both
@@ -59,9 +63,8 @@ type End struct {
 
 // Term is a union of sets of addresses.
 type Term struct {
-	Groups []SetID   // in State.Groups
-	Lists  []ListRef // in State.Lists
-	Text   string    // for people: selectors and networks, "app == 'web', 10.0.0.0/8"
+	Groups []SetID   // in Policy.Groups
+	Lists  []ListRef // in Policy.Lists
 }
 
 // ListRef names a List, with the prefix lengths that are in it (ascending), which is what a driver's
@@ -78,12 +81,11 @@ type List struct {
 	Prefixes []netip.Prefix
 }
 
-// Ports is a union of port ranges and of ports that pods give a name. Immutable.
+// Ports is a union of port ranges and of ports to which pods give one of some names. Immutable.
 type Ports struct {
 	ID     SetID // of Ranges; 0 if there are none
 	Ranges []PortRange
-	Named  []SetID // in State.NamedPorts: address, protocol and port must be in one
-	Text   string  // for people: "TCP 80, 8000-8100, http"
+	Named  SetID // in Policy.NamedPorts: address, protocol and port are in it; 0: no names
 }
 
 // PortRange is a range of ports of one protocol, both ends included. The ranges of a Ports are sorted
@@ -91,6 +93,11 @@ type Ports struct {
 type PortRange struct {
 	Protocol    model.Protocol
 	First, Last uint16
+}
+
+// Holds reports whether a port of a protocol is in the range.
+func (r PortRange) Holds(protocol model.Protocol, port uint16) bool {
+	return r.Protocol == protocol && r.First <= port && port <= r.Last
 }
 
 // NamedPort is a port to which a pod gives a name.

@@ -47,7 +47,7 @@ func equalPods(a, b *model.Pod) bool {
 
 func equalNodes(a, b *model.Node) bool {
 	return a.Name == b.Name && a.Leaving == b.Leaving && maps.Equal(a.Labels, b.Labels) &&
-		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 }
 
 func equalNamespaces(a, b *model.Namespace) bool {

@@ -167,6 +167,12 @@ var (
 	}
 )
 
+// PolicyKey is what a policy of the kind and name is known by; ok is false for kinds that are not of policies.
+func PolicyKey(kind Kind, name model.Name) (key model.PolicyKey, ok bool) {
+	k, ok := policyKinds[kind]
+	return model.PolicyKey{Kind: k, Name: name}, ok
+}
+
 func (s *Store) applyService(name model.Name, next *model.Service) {
 	old, changed := replace(s.view.services, name, next, equalServices)
 	if !changed {

@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrNotNoted is wrapped where parameters were set whose former values could not be noted.
+var ErrNotNoted = errors.New("former values are not noted, and 'sluice cleanup' will not restore them")
+
 // Change is a parameter that was given another value.
 type Change struct {
 	Key string `json:"key"` // with dots: "net.ipv4.ip_forward"
@@ -44,14 +47,13 @@ func Read(key string) (string, error) {
 // namespace and notes the former values in the file record before it does. It returns
 // what it changed now, sorted by key; a value that is already right is neither changed
 // nor noted. The first former value is kept over later calls and restarts. One
-// parameter's failure does not keep the others from being set.
+// parameter's failure does not keep the others from being set, nor does a record that cannot
+// be read or written, as on a full disk: Restore does not know those values then, and the error, which wraps
+// ErrNotNoted, says so.
 //
 // The caller must be the only one to use record.
 func Set(record string, want map[string]string) ([]Change, error) {
-	old, err := List(record)
-	if err != nil {
-		return nil, err
-	}
+	old, noted := List(record) // nil: they are, or can be
 	var changes []Change
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(want)) {
@@ -63,12 +65,15 @@ func Set(record string, want map[string]string) ([]Change, error) {
 		}
 	}
 	if len(changes) == 0 {
-		return nil, errors.Join(errs...)
+		return nil, errors.Join(append(errs, noted)...)
 	}
 	// Noted first: if we die before the last write, Restore still knows all of it,
 	// and leaves alone what was never set.
-	if err := save(record, merge(old, changes)); err != nil {
-		return nil, errors.Join(append(errs, err)...)
+	if noted == nil {
+		noted = save(record, merge(old, changes))
+	}
+	if noted != nil {
+		errs = append(errs, fmt.Errorf("%w: %w", ErrNotNoted, noted))
 	}
 	done := changes[:0]
 	for _, c := range changes {
@@ -213,6 +218,7 @@ func save(record string, changes []Change) error {
 	}
 	next := record + ".new"
 	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
+		_ = os.Remove(next) // half of it may be there
 		return fmt.Errorf("write record of sysctls: %w", err)
 	}
 	if err := os.Rename(next, record); err != nil {

@@ -261,3 +261,50 @@ func TestNeeded(t *testing.T) {
 		check("forwarding is on already", true, true, 2, "")
 	})
 }
+
+// Where the record has no room, as on a full disk, parameters are set all the same, and an error says that they
+// will not be restored.
+func TestFullDisk(t *testing.T) {
+	inNamespace(t, func(*netns.NS) {
+		for name, record := range map[string]string{
+			"no block": filepath.Join(fullFS(t, "size", "4k"), "sysctls.json"),
+			"no inode": filepath.Join(fullFS(t, "nr_inodes", "2"), "run", "sysctls.json"),
+		} {
+			put(t, forward, "0")
+			got, err := sysctl.Set(record, map[string]string{forward: "1"})
+			if !errors.Is(err, sysctl.ErrNotNoted) || !errors.Is(err, unix.ENOSPC) || len(got) != 1 {
+				t.Errorf("%s: Set returns %v, %v", name, got, err)
+			}
+			want(t, forward, "1")
+			if left, err := filepath.Glob(record + "*"); err != nil || len(left) > 0 {
+				t.Errorf("%s: Set leaves %v, %v", name, left, err)
+			}
+			if got, err := sysctl.Restore(record); err != nil || len(got) > 0 {
+				t.Errorf("%s: Restore returns %v, %v", name, got, err)
+			}
+		}
+	})
+}
+
+// fullFS is a folder in a filesystem of its own, whose limit one file uses up. Nothing of it is left when the test ends.
+func fullFS(t *testing.T, limit, value string) string {
+	t.Helper()
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fs) }()
+	if err := errors.Join(unix.FsconfigSetString(fs, limit, value), unix.FsconfigCreate(fs)); err != nil {
+		t.Fatal(err)
+	}
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(mount) })
+	path := fmt.Sprintf("/proc/self/fd/%d", mount)
+	if err := os.WriteFile(path+"/full", []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -16,17 +16,28 @@ func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Add
 	var lacks []string
 	for _, c := range claims {
 		served, there := ours[c.Key]
-		if c.nodePort() {
+		if c.NodePort() {
 			served, there = ports[c.Key], hasKey(ports, c.Key)
 		}
 		switch {
 		case !there:
-			lacks = append(lacks, fmt.Sprintf("%s is served by kube-proxy and not by sluice", c))
+			lacks = append(lacks, fmt.Sprintf("%s is served by kube-proxy and not by sluice%s", c, refusal(c, host)))
 		case c.Served && !served:
 			lacks = append(lacks, fmt.Sprintf("%s has endpoints in kube-proxy's rules and none in sluice's", c))
 		}
 	}
 	return lacks
+}
+
+// refusal says why the agent may not serve what kube-proxy does, as far as that can be told from here.
+func refusal(c Claim, host map[netip.Addr]bool) string {
+	switch {
+	case c.NodePort():
+		return " ('sluice status' says so if it is one of --reserved-ports)"
+	case host[c.Key.Addr]:
+		return ", which gives services no address of the node's own without --allow-node-addresses"
+	}
+	return " ('sluice status' says so if it refuses the address)"
 }
 
 // uncovered names what the agent's frontends serve and kube-proxy does not.
@@ -107,7 +118,7 @@ func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.A
 	families := map[bool]bool{} // with node ports
 	loopback := false
 	for _, c := range claims {
-		if c.nodePort() && c.Served {
+		if c.NodePort() && c.Served {
 			families[c.Key.Addr.Is4()] = true
 			loopback = loopback || c.Loopback && localnet
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Agent is what is asked of a running agent.
@@ -54,7 +55,7 @@ var ErrStopped = errors.New("stopped")
 const poll = 200 * time.Millisecond
 
 func (o *Options) line(mark, format string, args ...any) {
-	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "\n        ")
+	text := strings.ReplaceAll(model.PrintableLines(fmt.Sprintf(format, args...)), "\n", "\n        ")
 	_, _ = fmt.Fprintf(o.Out, "%-7s %s\n", mark, text)
 }
 

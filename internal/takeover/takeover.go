@@ -30,12 +30,12 @@ type Claim struct {
 	Loopback bool
 }
 
-// nodePort reports whether the claim is for every address of the node.
-func (c Claim) nodePort() bool { return c.Key.Addr.IsUnspecified() }
+// NodePort reports whether the claim is for every address of the node.
+func (c Claim) NodePort() bool { return c.Key.Addr.IsUnspecified() }
 
 func (c Claim) String() string {
 	where := c.Key.String()
-	if c.nodePort() {
+	if c.NodePort() {
 		where = c.Key.Protocol.String() + " node port " + netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
 	}
 	if c.Service == "" {
@@ -78,6 +78,15 @@ func find(ctx context.Context) ([]part, error) {
 	return parts, nil
 }
 
+// Served returns what kube-proxy has programmed in the calling thread's network namespace, sorted.
+func Served(ctx context.Context) ([]Claim, error) {
+	parts, err := find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return claimsOf(parts), nil
+}
+
 // placed are the claims with node ports where they are, if addresses were chosen for them.
 func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
 	if !chosen {
@@ -85,7 +94,7 @@ func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
 	}
 	var all []Claim
 	for _, c := range claims {
-		if !c.nodePort() {
+		if !c.NodePort() {
 			all = append(all, c)
 			continue
 		}

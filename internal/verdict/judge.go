@@ -42,18 +42,24 @@ func Judge(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 
 // judgeTier is not final where the next tier is to judge.
 func judgeTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool) {
-	for i := range t.Rules {
-		r := &t.Rules[i]
-		if r.Action == model.Log || !Matches(p, r, f) {
-			continue
+	for _, own := range t.Policies {
+		for i := range own.Rules {
+			r := &own.Rules[i]
+			if r.Action == model.Log || !Matches(p, r, f) {
+				continue
+			}
+			v := Verdict{Allowed: r.Action == model.Allow, Tier: t.Name, Policy: own.Policy, Rule: r.Name}
+			return v, r.Action != model.Pass
 		}
-		v := Verdict{Allowed: r.Action == model.Allow, Tier: t.Name, Policy: r.Policy, Rule: r.Name}
-		return v, r.Action != model.Pass
 	}
 	if t.Default == model.Pass {
 		return Verdict{}, false
 	}
-	return Verdict{Allowed: t.Default == model.Allow, Tier: t.Name, Isolating: t.Policies}, true
+	v = Verdict{Allowed: t.Default == model.Allow, Tier: t.Name}
+	for _, own := range t.Policies {
+		v.Isolating = append(v.Isolating, own.Policy)
+	}
+	return v, true
 }
 
 // Matches reports whether all that a rule asks for holds.
@@ -139,10 +145,6 @@ func onPort(p *state.Policy, ports *state.Ports, at state.NamedPort) bool {
 			return true
 		}
 	}
-	for _, id := range ports.Named {
-		if _, ok := p.NamedPorts[id][at]; ok {
-			return true
-		}
-	}
-	return false
+	_, named := p.NamedPorts[ports.Named][at]
+	return named
 }

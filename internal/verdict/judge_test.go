@@ -80,10 +80,10 @@ func TestMatches(t *testing.T) {
 		"all ports":          {to(state.End{Ports: tcpPorts(0, 65535)}), []Flow{tcp}, []Flow{udp, ping}},
 		"no port":            {to(state.End{Ports: &state.Ports{}}), nil, []Flow{tcp, ping}},
 		"a source port":      {source(state.End{Ports: tcpPorts(4000, 4000)}), []Flow{tcp}, []Flow{v6}},
-		"a named port":       {to(state.End{Ports: &state.Ports{Named: []state.SetID{httpPorts}}}), []Flow{tcp}, []Flow{udp, v6}},
-		"another's name":     {source(state.End{Ports: &state.Ports{Named: []state.SetID{httpPorts}}}), nil, []Flow{tcp}},
+		"a named port":       {to(state.End{Ports: &state.Ports{Named: httpPorts}}), []Flow{tcp}, []Flow{udp, v6}},
+		"another's name":     {source(state.End{Ports: &state.Ports{Named: httpPorts}}), nil, []Flow{tcp}},
 		"not a port":         {to(state.End{NotPorts: tcpPorts(8080, 8080)}), []Flow{udp, ping}, []Flow{tcp}},
-		"not a named port":   {to(state.End{NotPorts: &state.Ports{Named: []state.SetID{httpPorts}}}), []Flow{v6}, []Flow{tcp}},
+		"not a named port":   {to(state.End{NotPorts: &state.Ports{Named: httpPorts}}), []Flow{v6}, []Flow{tcp}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -152,21 +152,21 @@ func TestListed(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	rule := func(key model.PolicyKey, name string, action model.Action, port uint16) state.Rule {
-		return state.Rule{Policy: key, Name: name, Action: action, Destination: state.End{Ports: tcpPorts(port, port)}}
+	rule := func(name string, action model.Action, port uint16) state.Rule {
+		return state.Rule{Name: name, Action: action, Destination: state.End{Ports: tcpPorts(port, port)}}
 	}
 	program := &state.Program{ID: "x", Tiers: []state.Tier{
-		{Name: "kube-admin", Default: model.Pass, Policies: []model.PolicyKey{admin("a")}, Rules: []state.Rule{
-			rule(admin("a"), "log", model.Log, 1), rule(admin("a"), "deny", model.Deny, 1), rule(admin("a"), "late", model.Allow, 1),
-			rule(admin("a"), "pass", model.Pass, 2), rule(admin("a"), "too late", model.Deny, 2),
-			rule(admin("a"), "allow", model.Allow, 3),
-		}},
-		{Name: "default", Default: model.Deny, Policies: []model.PolicyKey{np("db"), np("all")}, Rules: []state.Rule{
-			rule(np("db"), "ingress[0]", model.Allow, 2), rule(np("db"), "ingress[1]", model.Pass, 4), rule(np("db"), "ingress[2]", model.Pass, 5),
-		}},
-		{Name: "kube-baseline", Default: model.Pass, Policies: []model.PolicyKey{admin("default")}, Rules: []state.Rule{
-			rule(admin("default"), "deny", model.Deny, 4),
-		}},
+		{Name: "kube-admin", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: admin("a"), Rules: []state.Rule{
+			rule("log", model.Log, 1), rule("deny", model.Deny, 1), rule("late", model.Allow, 1),
+			rule("pass", model.Pass, 2), rule("too late", model.Deny, 2),
+			rule("allow", model.Allow, 3),
+		}}}},
+		{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: np("db"), Rules: []state.Rule{
+			rule("ingress[0]", model.Allow, 2), rule("ingress[1]", model.Pass, 4), rule("ingress[2]", model.Pass, 5),
+		}}, {Policy: np("all")}}},
+		{Name: "kube-baseline", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: admin("default"), Rules: []state.Rule{
+			rule("deny", model.Deny, 4),
+		}}}},
 	}}
 	host := &state.Program{ID: "h", Default: model.Deny, Tiers: program.Tiers[:1]}
 	p := state.NewPolicy()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"text/tabwriter"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Reason says in a few words what decided.
@@ -44,7 +46,7 @@ func (a Answer) Verdict() string {
 // String writes the answer for people, in aligned lines.
 func (a Answer) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", a.From, a.To, a.Protocol, a.Verdict())
+	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From), model.Printable(a.To), a.Protocol, model.Printable(a.Verdict()))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	writeSteps(w, "  ", a.Steps, a.Missing, nil)
 	for _, p := range a.Paths {
@@ -52,7 +54,7 @@ func (a Answer) String() string {
 			writeSteps(w, indent, p.Steps, p.Missing, p.Notes)
 			continue
 		}
-		fmt.Fprintf(w, "  to %s: %s\n", p.To, word(p.Allowed))
+		fmt.Fprintf(w, "  to %s: %s\n", model.Printable(p.To), word(p.Allowed))
 		writeSteps(w, "    ", p.Steps, p.Missing, p.Notes)
 	}
 	_ = w.Flush() // into memory
@@ -61,13 +63,13 @@ func (a Answer) String() string {
 
 func writeSteps(w *tabwriter.Writer, indent string, steps []Step, missing, notes []string) {
 	for _, s := range steps {
-		fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", indent, s.Stage, word(s.Allowed), s.Of, s.Reason())
+		fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", indent, s.Stage, word(s.Allowed), model.Printable(s.Of), model.Printable(s.Reason()))
 	}
 	for _, m := range missing {
-		fmt.Fprintf(w, "%smissing: %s\n", indent, m)
+		fmt.Fprintf(w, "%smissing: %s\n", indent, model.Printable(m))
 	}
 	for _, n := range notes {
-		fmt.Fprintf(w, "%snote: %s\n", indent, n)
+		fmt.Fprintf(w, "%snote: %s\n", indent, model.Printable(n))
 	}
 }
 

@@ -33,8 +33,8 @@ func testNode() *state.Policy {
 	p.PodCIDRs = []netip.Prefix{prefix("10.1.0.0/24")}
 	p.Denied = state.Denied{Devices: []state.Device{{Index: eth0, Name: "eth0"}}, Lists: []*state.List{p.Lists[badRef.ID]}}
 	allow := func(key model.PolicyKey, tier string, r state.Rule) state.Tier {
-		r.Policy, r.Action = key, model.Allow
-		return state.Tier{Name: tier, Default: model.Deny, Policies: []model.PolicyKey{key}, Rules: []state.Rule{r}}
+		r.Action = model.Allow
+		return state.Tier{Name: tier, Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key, Rules: []state.Rule{r}}}}
 	}
 	program := func(id state.ProgramID, last model.Action, tiers ...state.Tier) {
 		p.Programs[id] = &state.Program{ID: id, Tiers: tiers, Default: last}
@@ -47,8 +47,8 @@ func testNode() *state.Policy {
 		return state.Rule{Name: "rule", Destination: state.End{Ports: tcpPorts(n, n)}}
 	}
 	program("ssh", model.Deny, allow(gnp, "default", port(22)))
-	program("not-smtp", model.Allow, state.Tier{Name: "default", Default: model.Pass, Policies: []model.PolicyKey{gnp}, Rules: []state.Rule{
-		{Policy: gnp, Name: "smtp", Action: model.Deny, Destination: state.End{Ports: tcpPorts(25, 25)}}}})
+	program("not-smtp", model.Allow, state.Tier{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: gnp, Rules: []state.Rule{
+		{Name: "smtp", Action: model.Deny, Destination: state.End{Ports: tcpPorts(25, 25)}}}}}})
 	program("none", model.Deny)
 	p.Hosts[eth0] = &state.Host{Name: "node-a", Device: "eth0", Input: "ssh", Output: "not-smtp", ForwardIn: "not-smtp", ForwardOut: "not-smtp", UntrackedIn: "not-smtp", PreDNAT: "not-smtp"}
 	return p

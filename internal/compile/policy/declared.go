@@ -16,6 +16,7 @@ type policy struct {
 	tier   model.Tier
 	lost   bool                // its tier does not exist
 	denies bool                // all that it selects, as it can't be applied as it is meant
+	excess string              // why it is refused here, though it was read: it is too large
 	doubts []*model.NetworkSet // refused ones among the peers of its rules, by key
 	serial uint64              // tells versions apart
 	parts  [8]*part
@@ -23,7 +24,7 @@ type policy struct {
 }
 
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
-const failsafeKind model.PolicyKind = "failsafe"
+const failsafeKind = model.Failsafe
 
 // comparePolicies orders policies as packets meet them. As in Calico, ties within a tier go by
 // "namespace/name" as it is written.
@@ -147,6 +148,11 @@ func (c *Compiler) newPolicy(obj *model.Policy) *policy {
 	c.serial++
 	tier, known := c.tiers[obj.Tier]
 	p := &policy{obj: obj, serial: c.serial, tier: tier, lost: !known}
+	if p.excess = excess(obj); p.excess != "" {
+		refused := *obj
+		refused.Refused, refused.IngressRules, refused.EgressRules = p.excess, nil, nil
+		p.obj, obj = &refused, &refused
+	}
 	if p.denies = p.lost || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {

@@ -14,6 +14,7 @@ import (
 func TestDigestCoversEveryField(t *testing.T) {
 	everyField[state.Program](t)
 	everyField[state.Tier](t)
+	everyField[state.PolicyRules](t)
 	everyField[state.Rule](t)
 	everyField[state.End](t)
 	everyField[state.Term](t)

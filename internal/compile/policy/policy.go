@@ -66,7 +66,7 @@ type Compiler struct {
 	groups    map[string]*group
 	selectors filing[*group]
 	named     map[string]*namedPorts
-	portNames map[string][]*namedPorts
+	portNames map[string]map[*namedPorts]struct{}
 	lists     map[string]*list
 	ranges    map[string]*ranges
 
@@ -118,7 +118,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
 		plans: map[string]*plan{}, uses: map[state.ProgramID]int{},
 		ids: newIDs(space), groups: map[string]*group{}, selectors: filing[*group]{},
-		named: map[string]*namedPorts{}, portNames: map[string][]*namedPorts{},
+		named: map[string]*namedPorts{}, portNames: map[string]map[*namedPorts]struct{}{},
 		lists: map[string]*list{}, ranges: map[string]*ranges{},
 		work: work{
 			changed: map[*endpoint]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},

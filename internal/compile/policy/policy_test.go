@@ -63,11 +63,13 @@ func showProgram(b *strings.Builder, p *state.Policy, what string, id state.Prog
 	}
 	for _, t := range prog.Tiers {
 		fmt.Fprintf(b, "  %s %s", what, t.Name)
-		for _, key := range t.Policies {
-			fmt.Fprintf(b, " %s", key.Name.Name)
+		var rules []state.Rule
+		for _, own := range t.Policies {
+			fmt.Fprintf(b, " %s", own.Policy.Name.Name)
+			rules = append(rules, own.Rules...)
 		}
 		b.WriteString("\n")
-		for _, r := range t.Rules {
+		for _, r := range rules {
 			fmt.Fprintf(b, "    %s %s", r.Name, r.Action)
 			if r.Protocol != 0 {
 				fmt.Fprintf(b, " proto %d", r.Protocol)
@@ -119,16 +121,16 @@ func showLists(p *state.Policy, refs []state.ListRef) string {
 }
 
 func showPorts(p *state.Policy, ports *state.Ports) string {
-	text := ports.Text
-	for _, id := range ports.Named {
-		var members []string
-		for m := range p.NamedPorts[id] {
-			members = append(members, fmt.Sprintf("%s %s:%d", m.Protocol, m.Addr, m.Port))
-		}
-		slices.Sort(members)
-		text += " = " + strings.Join(members, ", ")
+	var parts []string
+	for _, r := range ports.Ranges {
+		parts = append(parts, rangeText(r))
 	}
-	return text
+	var members []string
+	for m := range p.NamedPorts[ports.Named] {
+		members = append(members, fmt.Sprintf("%s %s:%d", m.Protocol, m.Addr, m.Port))
+	}
+	slices.Sort(members)
+	return strings.Join(append(parts, members...), ", ")
 }
 
 // pod p1 of shop at 10.0.0.1 and so on; labels by pairs.
@@ -262,20 +264,18 @@ func TestPods(t *testing.T) {
   out default y
     else deny
   out else allow`},
-		{"a block with exceptions is a rule of its own", []any{web, networkPolicy("x", ingress(from(app("web"),
-			model.Peer{Nets: nets("10.1.0.0/16")}, model.Peer{Nets: nets("10.2.0.0/16"), Except: nets("10.2.3.0/24", "10.2.4.0/30")})))}, `
+		{"a block with exceptions is what is left of it", []any{web, networkPolicy("x", ingress(from(app("web"),
+			model.Peer{Nets: nets("10.1.0.0/16")}, model.Peer{Nets: nets("10.2.0.0/29"), Except: nets("10.2.0.2/31", "10.2.0.3/32", "10.2.0.6/32")})))}, `
 10.0.0.1 shop/p1 dev 0
   in default x
-    r allow from {10.0.0.1 <10.1.0.0/16>[16][]}
-    r allow from {<10.2.0.0/16>[16][]} not from {<10.2.3.0/24, 10.2.4.0/30>[24 30][]}
+    r allow from {10.0.0.1 <10.1.0.0/16, 10.2.0.0/31, 10.2.0.4/31, 10.2.0.7/32>[16 31 32][]}
     else deny
   in else allow`},
 		{"a peer that excludes a block with exceptions", []any{web, networkPolicy("x", ingress(model.PolicyRule{Name: "r", Source: model.RuleEnd{
-			NotPeers: []model.Peer{app("web"), {Nets: nets("10.2.0.0/16"), Except: nets("10.2.3.0/24")}}}}))}, `
+			NotPeers: []model.Peer{app("web"), {Nets: nets("10.2.0.0/30"), Except: nets("10.2.0.0/31")}}}}))}, `
 10.0.0.1 shop/p1 dev 0
   in default x
-    r allow not from {10.0.0.1} not from {<10.2.0.0/16>[16][]}
-    r allow from {<10.2.3.0/24>[24][]} not from {10.0.0.1}
+    r allow not from {10.0.0.1 <10.2.0.2/31>[31][]}
     else deny
   in else allow`},
 		{"what nothing can match is left out", []any{web, networkPolicy("x", ingress(
@@ -291,7 +291,7 @@ func TestPods(t *testing.T) {
 			model.PolicyPort{Protocol: model.TCP, First: 85, Last: 95}, model.PolicyPort{Protocol: model.TCP, First: 96, Last: 96}, model.PolicyPort{Protocol: model.TCP, First: 98, Last: 98})))}, `
 10.0.0.1 shop/p1 dev 0
   in default x
-    r allow to port [TCP 80-96, 98, UDP 53]
+    r allow to port [TCP 80-96, TCP 98, UDP 53]
     else deny
   in else allow`},
 		{"a port without a protocol is of the rule's, or of all", []any{web, networkPolicy("x", ingress(
@@ -307,11 +307,11 @@ func TestPods(t *testing.T) {
 			networkPolicy("x", ingress(toPorts(model.PolicyPort{Protocol: model.TCP, Name: "http"})), egress(toPorts(model.PolicyPort{Protocol: model.TCP, Name: "http"})))}, `
 10.0.0.1 shop/p1 dev 0
   in default x
-    r allow to port [TCP http = TCP 10.0.0.1:80]
+    r allow to port [TCP 10.0.0.1:80]
     else deny
   in else allow
   out default x
-    r allow to port [TCP http = TCP 10.0.0.1:80, TCP 10.0.0.2:8080]
+    r allow to port [TCP 10.0.0.1:80, TCP 10.0.0.2:8080]
     else deny
   out else allow
 10.0.0.3 shop/p3 dev 0`},
@@ -519,7 +519,7 @@ func TestDenyLists(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	want := []model.Issue{
-		{Object: "AddressList none", Reason: "is to be denied and is not known: name its file with --address-list none=FILE"},
+		model.Ref{Kind: "AddressList", Name: model.Name{Name: "none"}}.Issue("is to be denied and is not known: name its file with --address-list none=FILE"),
 		{Object: "interface eth7", Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"},
 	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
@@ -533,11 +533,11 @@ func TestIssues(t *testing.T) {
 		pod(1, "here"), func() *model.Pod { p := pod(1, "here"); p.Name.Name = "p2"; return p }(),
 		hostEndpoint("h1", "eth7", false), hostEndpoint("h2", "", false), hostEndpoint("h3", "eth0", false), hostEndpoint("h4", "eth0", false))
 	want := []model.Issue{
-		{Object: "HostEndpoint h1", Reason: `interface "eth7" is not one of the node's own, so nothing is programmed for it`},
-		{Object: "HostEndpoint h2", Reason: "no interface of this node has an address of it, so nothing is programmed for it"},
-		{Object: "HostEndpoint h4", Reason: `interface "eth0" belongs to HostEndpoint h3, so nothing is programmed for it`},
-		{Object: "NetworkPolicy shop/a", Reason: `tier "lost" does not exist, so all that it selects is denied: make the Tier, or name one that exists`},
-		{Object: "Pod shop/p2", Reason: "address 10.0.0.1 is Pod shop/p1's too, whose policies hold there; delete one of them"},
+		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h1"}}.Issue(`interface "eth7" is not one of the node's own, so nothing is programmed for it`),
+		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h2"}}.Issue("no interface of this node has an address of it, so nothing is programmed for it"),
+		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h4"}}.Issue(`interface "eth0" belongs to HostEndpoint h3, so nothing is programmed for it`),
+		model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "a"}}.Issue(`tier "lost" does not exist, so all that it selects is denied: make the Tier, or name one that exists`),
+		model.Ref{Kind: "Pod", Name: model.Name{Namespace: "shop", Name: "p2"}}.Issue("address 10.0.0.1 is Pod shop/p1's too, whose policies hold there; delete one of them"),
 	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)

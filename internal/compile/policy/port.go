@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -12,39 +11,51 @@ import (
 
 // ports are the ports that a rule asks for. A nil one asks for nothing.
 type ports struct {
-	ranges *ranges // nil: none
-	named  []*namedPorts
+	ranges *ranges     // nil: none
+	named  *namedPorts // nil: none
 }
+
+// namedPort is a port that a rule asks for by name.
+type namedPort struct {
+	name     string
+	protocol model.Protocol
+}
+
+func (p namedPort) String() string { return p.protocol.String() + " " + p.name }
 
 // ports resolves a list of ports of a rule; local says that only pods of this node can
 // be meant. It returns nil where none of them can be met: they are of another protocol than the
 // rule, or of none that has ports.
 func (c *Compiler) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
-	var all ports
 	var plain []state.PortRange
+	var named []namedPort
 	for _, port := range in {
 		for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 			switch {
 			case port.Protocol != 0 && port.Protocol != proto, of.Protocol != 0 && model.Protocol(of.Protocol) != proto:
 			case port.Name != "":
-				n := c.holdNamed(port.Name, proto, local)
-				p.named = append(p.named, n)
-				all.named = append(all.named, n)
+				named = append(named, namedPort{port.Name, proto})
 			case port.First <= port.Last:
 				plain = append(plain, state.PortRange{Protocol: proto, First: port.First, Last: port.Last})
 			}
 		}
 	}
+	if len(plain) == 0 && len(named) == 0 {
+		return nil
+	}
+	all := &ports{}
 	if len(plain) > 0 {
 		all.ranges = c.holdRanges(merged(plain))
 		p.ranges = append(p.ranges, all.ranges)
 	}
-	if all.ranges == nil && all.named == nil {
-		return nil
+	if len(named) > 0 {
+		slices.SortFunc(named, func(a, b namedPort) int {
+			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
+		})
+		all.named = c.holdNamed(slices.Compact(named), local)
+		p.named = append(p.named, all.named)
 	}
-	slices.SortFunc(all.named, func(a, b *namedPorts) int { return strings.Compare(a.key, b.key) })
-	all.named = slices.Compact(all.named)
-	return &all
+	return all
 }
 
 // resolve returns the ports under their present ids.
@@ -53,17 +64,12 @@ func (p *ports) resolve() *state.Ports {
 		return nil
 	}
 	var s state.Ports
-	var text []string
 	if p.ranges != nil {
-		s = p.ranges.content
-		s.ID = p.ranges.id
-		text = append(text, s.Text)
+		s.ID, s.Ranges = p.ranges.id, p.ranges.content.Ranges
 	}
-	for _, n := range p.named {
-		s.Named = append(s.Named, n.id)
-		text = append(text, n.protocol.String()+" "+n.name)
+	if p.named != nil {
+		s.Named = p.named.id
 	}
-	s.Text = strings.Join(text, ", ")
 	return &s
 }
 
@@ -84,20 +90,11 @@ func merged(list []state.PortRange) []state.PortRange {
 	return kept
 }
 
-// rangeTexts writes ranges as "TCP 80, 8000-8100, UDP 53".
-func rangeTexts(list []state.PortRange) string {
-	var b strings.Builder
-	for i, r := range list {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		if i == 0 || list[i-1].Protocol != r.Protocol {
-			b.WriteString(r.Protocol.String() + " ")
-		}
-		b.WriteString(strconv.Itoa(int(r.First)))
-		if r.Last != r.First {
-			b.WriteString("-" + strconv.Itoa(int(r.Last)))
-		}
+// rangeText writes a range as "TCP 8000-8100".
+func rangeText(r state.PortRange) string {
+	text := r.Protocol.String() + " " + strconv.Itoa(int(r.First))
+	if r.Last != r.First {
+		text += "-" + strconv.Itoa(int(r.Last))
 	}
-	return b.String()
+	return text
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"hash"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -144,7 +145,7 @@ func (c *Compiler) sweepPlans() {
 func (c *Compiler) buildPlans() {
 	if c.ids.moved || c.stale {
 		for _, p := range c.plans {
-			if c.ids.moved || p.stale() {
+			if p.forget(c.ids.moved) {
 				c.unbuilt[p] = struct{}{}
 			}
 		}
@@ -164,15 +165,14 @@ func (c *Compiler) buildPlans() {
 	clear(c.unbuilt)
 }
 
-func (p *plan) stale() bool {
+// forget has parts resolved anew, all or those with stale groups, and reports whether there are any.
+func (p *plan) forget(all bool) (any bool) {
 	for _, part := range p.parts {
-		for _, g := range part.groups {
-			if g.stale {
-				return true
-			}
+		if all || slices.ContainsFunc(part.groups, func(g *group) bool { return g.stale }) {
+			part.resolved, any = nil, true
 		}
 	}
-	return false
+	return any
 }
 
 // countProgram counts the plans that come to a program.
@@ -202,15 +202,18 @@ func (p *plan) build() *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, q.obj.Key)
-		for j := range p.parts[i].rules {
-			t.Rules = append(t.Rules, p.parts[i].rules[j].resolve(q.obj.Key))
-		}
+		t.Policies = append(t.Policies, p.parts[i].resolve(q.obj.Key))
 	}
-	h := sha256.New()
-	digest(h, reflect.ValueOf(prog).Elem())
-	prog.ID = state.ProgramID(hex.EncodeToString(h.Sum(nil)[:16]))
+	prog.ID = state.ProgramID(digestOf(prog))
 	return prog
+}
+
+// digestOf identifies what v points to by all that it holds; rules of policies, which many programs
+// share, by their own digest.
+func digestOf(v any) string {
+	h := sha256.New()
+	digest(h, reflect.ValueOf(v).Elem())
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 func idOf(p *state.Program) state.ProgramID {
@@ -242,6 +245,10 @@ func digest(h hash.Hash, v reflect.Value) {
 			return
 		}
 		number(1)
+		if r, ok := v.Interface().(*state.PolicyRules); ok && r.ID != "" {
+			h.Write([]byte(r.ID))
+			return
+		}
 		digest(h, v.Elem())
 	case reflect.Int16:
 		number(uint64(v.Int()))

@@ -399,9 +399,11 @@ func sound(t testing.TB, p *state.Policy) {
 			t.Errorf("program %s is under %s", prog.ID, id)
 		}
 		for _, tier := range prog.Tiers {
-			for _, r := range tier.Rules {
-				for _, e := range []state.End{r.Source, r.Destination} {
-					soundEnd(t, p, e, asked)
+			for _, own := range tier.Policies {
+				for _, r := range own.Rules {
+					for _, e := range []state.End{r.Source, r.Destination} {
+						soundEnd(t, p, e, asked)
+					}
 				}
 			}
 		}
@@ -449,8 +451,6 @@ func soundEnd(t testing.TB, p *state.Policy, e state.End, asked map[state.SetID]
 		if len(ports.Ranges) > 0 && (p.PortSets[ports.ID] == nil || !slices.Equal(p.PortSets[ports.ID].Ranges, ports.Ranges)) {
 			t.Errorf("ports %x are %v", ports.ID, p.PortSets[ports.ID])
 		}
-		for _, id := range ports.Named {
-			asked[id] = true
-		}
+		asked[ports.Named] = true
 	}
 }

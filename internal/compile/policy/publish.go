@@ -171,5 +171,5 @@ func equalLists(a, b *state.List) bool {
 }
 
 func equalPorts(a, b *state.Ports) bool {
-	return a.ID == b.ID && a.Text == b.Text && slices.Equal(a.Ranges, b.Ranges) && slices.Equal(a.Named, b.Named)
+	return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges)
 }

@@ -188,7 +188,7 @@ func TestRefusedSetIsMended(t *testing.T) {
 		}
 		issues := h.compiler.Issues()
 		reason := "denies what its rules on AddressList bad could deny, and allows nothing by it, as nobody knows what is in it: line 1: no address"
-		if doubted := step.want == "r deny"; doubted != (len(issues) == 1) || doubted && issues[0] != (model.Issue{Object: "NetworkPolicy shop/x", Reason: reason}) {
+		if doubted := step.want == "r deny"; doubted != (len(issues) == 1) || doubted && issues[0] != (model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "x"}}).Issue(reason) {
 			t.Errorf("step %d: issues %+v", i, issues)
 		}
 		same(t, h.compiler, h.fresh())
@@ -198,7 +198,7 @@ func TestRefusedSetIsMended(t *testing.T) {
 // A deny list of which nothing is known is not advised to be named, as it is.
 func TestRefusedDenyList(t *testing.T) {
 	c := compiled(Config{Node: "here", DenyLists: []string{"bad"}, DenyDevices: []string{"eth0"}}, testLinks, refusedSet("bad"))
-	want := []model.Issue{{Object: "AddressList bad", Reason: "is to be denied, and nothing is, as nobody knows what is in it: line 1: no address"}}
+	want := []model.Issue{listKey("bad").Ref().Issue("is to be denied, and nothing is, as nobody knows what is in it: line 1: no address")}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)
 	}

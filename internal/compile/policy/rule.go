@@ -12,14 +12,16 @@ import (
 // part is what the rules of a policy for one direction come to, and the sets
 // that they hold.
 type part struct {
-	rules  []rule
-	groups []*group
-	lists  []*list
-	named  []*namedPorts
-	ranges []*ranges
+	rules    []rule
+	groups   []*group
+	lists    []*list
+	named    []*namedPorts
+	ranges   []*ranges
+	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
+	lookups  int                // that its rules come to when they were resolved
 }
 
-// rule is a declared rule, or one of several that a declared one becomes.
+// rule is a declared rule.
 type rule struct {
 	of                  *model.PolicyRule
 	source, destination end
@@ -27,18 +29,14 @@ type rule struct {
 
 // end is what a rule asks of one end.
 type end struct {
-	addrs           condition
+	in, notIn       []*term
 	ports, notPorts *ports
 }
-
-// condition holds for an address that is in each of the one, and none of the other terms.
-type condition struct{ in, notIn []*term }
 
 // term is a union of sets.
 type term struct {
 	group *group // nil: none
 	list  *list  // nil: none
-	text  string
 }
 
 // part compiles rules for one direction. Local tells of either end whether, when
@@ -47,17 +45,13 @@ func (c *Compiler) part(rules []model.PolicyRule, localSource, localDestination 
 	all := &part{}
 	for i := range rules {
 		r, p := &rules[i], &part{}
-		source := c.ends(p, r, &r.Source, localSource)
-		destination := c.ends(p, r, &r.Destination, localDestination)
-		for _, s := range source {
-			for _, d := range destination {
-				p.rules = append(p.rules, rule{of: r, source: s, destination: d})
-			}
-		}
-		if len(p.rules) == 0 {
+		source, ok := c.end(p, r, &r.Source, localSource)
+		destination, too := c.end(p, r, &r.Destination, localDestination)
+		if !ok || !too {
 			c.releasePart(p)
 			continue
 		}
+		p.rules = []rule{{of: r, source: source, destination: destination}}
 		all.take(p)
 	}
 	return all
@@ -87,122 +81,92 @@ func (c *Compiler) releasePart(p *part) {
 	}
 }
 
-// ends returns the ways in which one end of a rule can hold, none if it never can.
-func (c *Compiler) ends(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (ways []end) {
-	var base end
+// end returns what is asked of one end of a rule; not ok: it never holds.
+func (c *Compiler) end(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
 	if len(e.Ports) > 0 {
-		if base.ports = c.ports(p, of, e.Ports, local); base.ports == nil {
-			return nil
+		if all.ports = c.ports(p, of, e.Ports, local); all.ports == nil {
+			return all, false
 		}
 	}
 	if len(e.NotPorts) > 0 {
-		base.notPorts = c.ports(p, of, e.NotPorts, local)
+		all.notPorts = c.ports(p, of, e.NotPorts, local)
 	}
-	conditions := []condition{{}}
-	for _, list := range e.Peers {
-		conditions = each(conditions, c.oneOf(p, list))
-	}
-	for _, alternatives := range c.noneOf(p, e.NotPeers) {
-		conditions = each(conditions, alternatives)
-	}
-	for _, cond := range conditions {
-		way := base
-		way.addrs = cond
-		ways = append(ways, way)
-	}
-	return ways
-}
-
-// each joins every condition with every alternative.
-func each(conditions, alternatives []condition) []condition {
-	var all []condition
-	for _, a := range conditions {
-		for _, b := range alternatives {
-			all = append(all, condition{in: slices.Concat(a.in, b.in), notIn: slices.Concat(a.notIn, b.notIn)})
+	for _, peers := range e.Peers {
+		if len(peers) == 0 {
+			return all, false
 		}
+		all.in = append(all.in, c.term(p, peers))
 	}
-	return all
+	if len(e.NotPeers) > 0 {
+		all.notIn = []*term{c.term(p, e.NotPeers)}
+	}
+	return all, true
 }
 
-// oneOf returns the ways in which one of the peers can hold an address: what
-// needs no exception is one, each block with exceptions another.
-func (c *Compiler) oneOf(p *part, peers []model.Peer) []condition {
-	plain, blocks := c.split(p, peers)
-	var ways []condition
-	if plain != nil {
-		ways = append(ways, condition{in: []*term{plain}})
-	}
-	for _, b := range blocks {
-		ways = append(ways, condition{in: []*term{b.block}, notIn: []*term{b.except}})
-	}
-	return ways
-}
-
-// noneOf returns, for each thing that has to hold so that none of the peers
-// holds an address, the ways in which it can.
-func (c *Compiler) noneOf(p *part, peers []model.Peer) [][]condition {
-	plain, blocks := c.split(p, peers)
-	var all [][]condition
-	if plain != nil {
-		all = append(all, []condition{{notIn: []*term{plain}}})
-	}
-	for _, b := range blocks {
-		all = append(all, []condition{{notIn: []*term{b.block}}, {in: []*term{b.except}}})
-	}
-	return all
-}
-
-// block is a peer with exceptions.
-type block struct{ block, except *term }
-
-// split makes one term of the peers without exceptions, nil where there are none.
-func (c *Compiler) split(p *part, peers []model.Peer) (plain *term, blocks []block) {
+// term is the union of peers. Exceptions are taken out of the networks here, so that
+// the union is one of sets alone.
+func (c *Compiler) term(p *part, peers []model.Peer) *term {
 	var selectors []model.Selector
 	var nets []netip.Prefix
+	t := &term{}
 	for _, peer := range peers {
-		switch {
-		case !peer.Selector.IsZero():
+		if peer.Selector.IsZero() {
+			nets = append(nets, without(peer.Nets, peer.Except)...)
+		} else {
 			selectors = append(selectors, peer.Selector)
-		case len(peer.Except) == 0:
-			nets = append(nets, peer.Nets...)
-		default:
-			blocks = append(blocks, block{c.netTerm(p, peer.Nets), c.netTerm(p, peer.Except)})
 		}
 	}
-	if len(selectors) == 0 && len(nets) == 0 {
-		return nil, blocks
-	}
-	if len(nets) > 0 {
-		plain = c.netTerm(p, nets)
-	} else {
-		plain = &term{}
+	if len(nets) > 0 || len(selectors) == 0 {
+		t.list = c.holdNets(nets)
+		p.lists = append(p.lists, t.list)
 	}
 	if len(selectors) > 0 {
-		s := model.Or(selectors...)
-		plain.group = c.holdGroup(s)
-		p.groups = append(p.groups, plain.group)
-		plain.text = joined(s.String(), plain.text)
+		t.group = c.holdGroup(model.Or(selectors...))
+		p.groups = append(p.groups, t.group)
 	}
-	return plain, blocks
+	return t
 }
 
-func joined(a, b string) string {
-	if b == "" {
-		return a
+// resolve returns the rules with the present ids of their sets. Those that come to too many look-ups, as their selectors
+// select that many network sets, allow nothing: a NetworkPolicy isolates, one of another kind denies.
+func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
+	if p.resolved == nil {
+		r := &state.PolicyRules{Policy: policy}
+		switch p.lookups = p.countLookups(); {
+		case p.lookups <= maxSize:
+			for i := range p.rules {
+				r.Rules = append(r.Rules, p.rules[i].resolve())
+			}
+		case policy.Kind != model.NetworkPolicy:
+			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
+		}
+		r.ID = digestOf(r)
+		p.resolved = r
 	}
-	return a + ", " + b
+	return p.resolved
 }
 
-func (c *Compiler) netTerm(p *part, nets []netip.Prefix) *term {
-	l := c.holdNets(nets)
-	p.lists = append(p.lists, l)
-	return &term{list: l, text: l.content.Name}
+// countLookups counts a look-up for each length of prefix in each list that a rule asks for.
+func (p *part) countLookups() (n int) {
+	for i := range p.rules {
+		for _, e := range []*end{&p.rules[i].source, &p.rules[i].destination} {
+			for _, t := range slices.Concat(e.in, e.notIn) {
+				if t.group == nil {
+					continue
+				}
+				for _, l := range t.group.lists {
+					n += len(l.ref.IPv4) + len(l.ref.IPv6)
+				}
+			}
+		}
+	}
+	return lookupSize * n
 }
 
 // resolve returns the rule with the present ids of its sets.
-func (r *rule) resolve(policy model.PolicyKey) state.Rule {
+func (r *rule) resolve() state.Rule {
 	return state.Rule{
-		Policy: policy, Name: r.of.Name, Action: r.of.Action, Family: r.of.Family,
+		Name: r.of.Name, Action: r.of.Action, Family: r.of.Family,
 		Protocol: r.of.Protocol, NotProtocol: r.of.NotProtocol, ICMP: r.of.ICMP, NotICMP: r.of.NotICMP,
 		Source: r.source.resolve(), Destination: r.destination.resolve(),
 	}
@@ -210,7 +174,7 @@ func (r *rule) resolve(policy model.PolicyKey) state.Rule {
 
 func (e *end) resolve() state.End {
 	return state.End{
-		In: resolveTerms(e.addrs.in), NotIn: resolveTerms(e.addrs.notIn),
+		In: resolveTerms(e.in), NotIn: resolveTerms(e.notIn),
 		Ports: e.ports.resolve(), NotPorts: e.notPorts.resolve(),
 	}
 }
@@ -223,8 +187,7 @@ func resolveTerms(terms []*term) []state.Term {
 	return list
 }
 
-func (t *term) resolve() state.Term {
-	s := state.Term{Text: t.text}
+func (t *term) resolve() (s state.Term) {
 	if t.list != nil {
 		s.Lists = append(s.Lists, t.list.reference())
 	}

@@ -38,7 +38,7 @@ func complete(t testing.TB, c *Compiler) {
 		want := map[state.NamedPort]struct{}{}
 		for _, it := range all {
 			for name, at := range it.portNames {
-				if name == n.name && at.Protocol == n.protocol && (!n.local || it.pod.Node == c.cfg.Node) {
+				if _, asked := n.ports[namedPort{name, at.Protocol}]; asked && (!n.local || it.pod.Node == c.cfg.Node) {
 					want[at] = struct{}{}
 				}
 			}

@@ -1,6 +1,9 @@
 package policy
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,13 +26,12 @@ type group struct {
 	stale    bool            // its network sets changed, or what programs say of them
 }
 
-// namedPorts holds what pods, all or those of this node, call by one name in one protocol.
+// namedPorts holds the ports to which pods, all or those of this node, give one of some names.
 type namedPorts struct {
 	dynamic[state.NamedPort]
-	refs     int
-	name     string
-	protocol model.Protocol
-	local    bool
+	refs  int
+	ports map[namedPort]struct{}
+	local bool
 }
 
 // list holds the networks of a network set, or those that rules name.
@@ -121,21 +123,25 @@ func (c *Compiler) dropGroup(g *group) {
 	c.ids.remove(&g.handle)
 }
 
-func (c *Compiler) holdNamed(name string, p model.Protocol, local bool) *namedPorts {
-	key := "ports named " + name + " " + p.String()
+// holdNamed holds the ports of which there is at least one.
+func (c *Compiler) holdNamed(ports []namedPort, local bool) *namedPorts {
+	key := "ports named " + abridged(ports, namedPort.String)
 	if local {
 		key += " here"
 	}
 	n := c.named[key]
 	if n == nil {
-		n = &namedPorts{name: name, protocol: p, local: local}
+		n = &namedPorts{ports: map[namedPort]struct{}{}, local: local}
 		n.key = key
 		c.named[key] = n
-		c.portNames[name] = append(c.portNames[name], n)
 		c.ids.add(&n.handle)
-		for it := range c.items.byPort[name] {
-			for of, at := range it.portNames {
-				if n.holds(it, of, at) {
+		for _, p := range ports {
+			n.ports[p] = struct{}{}
+			insert(c.portNames, p.name, n)
+		}
+		for it := range c.itemsWithPorts(n) {
+			for name, at := range it.portNames {
+				if n.holds(it, name, at) {
 					n.members.add(at)
 				}
 			}
@@ -146,19 +152,29 @@ func (c *Compiler) holdNamed(name string, p model.Protocol, local bool) *namedPo
 	return n
 }
 
+// itemsWithPorts are those that give a port one of the names.
+func (c *Compiler) itemsWithPorts(n *namedPorts) itemSet {
+	all := itemSet{}
+	for p := range n.ports {
+		maps.Copy(all, c.items.byPort[p.name])
+	}
+	return all
+}
+
 func (c *Compiler) releaseNamed(n *namedPorts) {
 	n.refs--
 	c.touchedNamed[n] = struct{}{}
 }
 
 func (n *namedPorts) holds(it *item, name string, at state.NamedPort) bool {
-	return name == n.name && at.Protocol == n.protocol && (it.local || !n.local)
+	_, asked := n.ports[namedPort{name, at.Protocol}]
+	return asked && (it.local || !n.local)
 }
 
 // name puts the ports that the item names into the sets, or takes them out.
 func (c *Compiler) name(it *item, in bool) {
 	for name, at := range it.portNames {
-		for _, n := range c.portNames[name] {
+		for n := range c.portNames[name] {
 			switch {
 			case !n.holds(it, name, at):
 				continue
@@ -173,9 +189,8 @@ func (c *Compiler) name(it *item, in bool) {
 }
 
 func (c *Compiler) dropNamed(n *namedPorts) {
-	rest := slices.DeleteFunc(c.portNames[n.name], func(o *namedPorts) bool { return o == n })
-	if c.portNames[n.name] = rest; len(rest) == 0 {
-		delete(c.portNames, n.name)
+	for p := range n.ports {
+		discard(c.portNames, p.name, n)
 	}
 	delete(c.named, n.key)
 	c.ids.remove(&n.handle)
@@ -193,7 +208,7 @@ func (c *Compiler) holdSet(set *model.NetworkSet) *list {
 // holdNets holds a list of networks that a rule names.
 func (c *Compiler) holdNets(nets []netip.Prefix) *list {
 	nets = sorted(nets)
-	text := texts(nets)
+	text := abridged(nets, netip.Prefix.String)
 	l := c.holdList("nets " + text)
 	if l.content == nil {
 		l.fill(text, nets)
@@ -257,11 +272,10 @@ func (l *list) reference() state.ListRef {
 }
 
 func (c *Compiler) holdRanges(list []state.PortRange) *ranges {
-	text := rangeTexts(list)
-	key := "ports " + text
+	key := "ports " + abridged(list, rangeText)
 	r := c.ranges[key]
 	if r == nil {
-		r = &ranges{handle: handle{key: key}, content: state.Ports{Ranges: list, Text: text}}
+		r = &ranges{handle: handle{key: key}, content: state.Ports{Ranges: list}}
 		c.ranges[key] = r
 		c.ids.add(&r.handle)
 	}
@@ -290,13 +304,23 @@ func sorted(nets []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-func texts(nets []netip.Prefix) string {
+// abridged names a list by all that is in it; a long one by how it begins, its length and a digest, so
+// that what a name costs does not grow with the list.
+func abridged[T any](list []T, text func(T) string) string {
+	const shown = 8
 	var b strings.Builder
-	for i, p := range nets {
+	for i, v := range list[:min(len(list), shown)] {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(p.String())
+		b.WriteString(text(v))
+	}
+	if len(list) > shown {
+		h := sha256.New() // what is hashed is for tenants to choose
+		for _, v := range list {
+			h.Write([]byte(text(v) + " "))
+		}
+		fmt.Fprintf(&b, " and %d more (%x)", len(list)-shown, h.Sum(nil)[:16])
 	}
 	return b.String()
 }

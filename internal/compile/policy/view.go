@@ -61,35 +61,43 @@ func lostReason(p *policy) string {
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
 func (c *Compiler) Issues() []model.Issue {
 	var all []model.Issue
-	add := func(object, reason string, args ...any) {
-		all = append(all, model.Issue{Object: object, Reason: fmt.Sprintf(reason, args...)})
+	add := func(object model.Ref, reason string, args ...any) {
+		all = append(all, object.Issue(fmt.Sprintf(reason, args...)))
 	}
 	for key, p := range c.policies {
 		if p.lost {
-			add(key.String(), "%s", lostReason(p))
+			add(key.Ref(), "%s", lostReason(p))
+		}
+		if p.excess != "" {
+			add(key.Ref(), "%s; until then it allows nothing", p.excess)
+		}
+		for _, part := range p.parts {
+			if part != nil && part.lookups > maxSize {
+				add(key.Ref(), "%s", tooManyLookups(part.lookups))
+			}
 		}
 		for _, set := range p.doubts {
-			add(key.String(), "%s", doubt(set))
+			add(key.Ref(), "%s", doubt(set))
 		}
 	}
 	for a, claims := range c.claims {
 		winner := slices.MinFunc(claims, compareClaims)
 		for _, e := range claims {
 			if e != winner {
-				add("Pod "+e.item.pod.Name.String(), "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
+				add(model.Ref{Kind: "Pod", Name: e.item.pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
 			}
 		}
 	}
 	for _, name := range c.cfg.DenyLists {
 		if it := c.sets[listKey(name)]; it == nil {
-			add(listKey(name).String(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
+			add(listKey(name).Ref(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
 		} else if it.set.Refused != "" {
-			add(listKey(name).String(), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
+			add(listKey(name).Ref(), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
 		}
 	}
 	for _, name := range c.cfg.DenyDevices {
 		if c.links.known && !slices.ContainsFunc(c.links.Links.Links, func(l model.Link) bool { return l.Name == name }) {
-			add("interface "+name, "is named by --deny-device and this node has no interface of that name, so no deny list holds there")
+			all = append(all, model.Issue{Object: "interface " + name, Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"})
 		}
 	}
 	all = append(all, c.hostIssues()...)
@@ -119,7 +127,7 @@ func (c *Compiler) hostIssues() []model.Issue {
 				break
 			}
 		}
-		all = append(all, model.Issue{Object: "HostEndpoint " + name, Reason: reason + ", so nothing is programmed for it"})
+		all = append(all, model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -60,8 +61,12 @@ func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Dura
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	d := net.Dialer{}
-	if c.bind && proto == model.UDP {
-		d.LocalAddr = &net.UDPAddr{IP: c.from.AsSlice()}
+	if proto == model.UDP {
+		from := &net.UDPAddr{Port: freshPort()}
+		if c.bind {
+			from.IP = c.from.AsSlice()
+		}
+		d.LocalAddr = from
 	} else if c.bind {
 		d.LocalAddr = &net.TCPAddr{IP: c.from.AsSlice()}
 	}
@@ -74,6 +79,12 @@ func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Dura
 	}
 	return &conn{Conn: nc, proto: proto, reader: bufio.NewReader(nc)}, nil
 }
+
+var ports atomic.Uint32
+
+// freshPort is a source port that no flow had lately: one of an earlier flow would go on with that, where it was sent. They
+// are below those that the system chooses from.
+func freshPort() int { return 10_000 + int(ports.Add(1)%20_000) }
 
 // local is the address that the client believes to have.
 func (c *conn) local() netip.AddrPort {

@@ -22,8 +22,11 @@ type cluster struct {
 func newCluster(w *topology, c config) *cluster {
 	cfg := compile.Config{
 		Node:          "node",
-		HostAddresses: []netip.Addr{w.addrs["node2"][ipv4], w.addrs["node2"][ipv6]},
+		HostAddresses: []netip.Prefix{netip.PrefixFrom(w.addrs["node2"][ipv4], 24), netip.PrefixFrom(w.addrs["node2"][ipv6], 64)},
 		MasqueradeAll: c.masqueradeAll,
+	}
+	if c.nodeAddresses {
+		cfg.AllowNodeAddresses = cfg.HostAddresses
 	}
 	if !c.noPrefixes {
 		cfg.ClusterCIDRs, cfg.ServiceCIDRs = clusterCIDRs, serviceCIDRs

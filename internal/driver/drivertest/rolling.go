@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,7 +11,8 @@ import (
 
 // rolling replaces the backends of a service one after the other, as a Deployment
 // does, while a pod and a client outside keep opening connections and exchange
-// data over each: none may fail.
+// data over each: none may fail. An endpoint drains until what was opened before has come to its end, however long
+// that takes here: what is left when it is gone is cut.
 func (r *run) rolling(t *testing.T) {
 	r.start(t, config{})
 	services := func(i int) []svc {
@@ -18,11 +20,12 @@ func (r *run) rolling(t *testing.T) {
 		return []svc{{at: "vip", ports: []port{httpNode}, on: on}}
 	}
 	r.step(t, 0, step{services: services(1)})
-	finish := r.load()
+	load := r.load()
 	for i := 2; i+3 <= mostClients; i++ {
-		r.step(t, i, step{services: services(i), pause: silence / 4})
+		r.step(t, i, step{services: services(i)})
+		load.goOn(10)
 	}
-	finish(t)
+	load.finish(t)
 }
 
 // restarts ends the driver, as a kill does: nothing but its sockets are closed, and opens it
@@ -47,7 +50,7 @@ func (r *run) restarts(t *testing.T) {
 		{name: "local", at: "vip3", ext: "ext", on: "m2", edit: externalLocal},
 	}, sends: underWay})
 	r.step(t, 1, step{services: services(0)})
-	finish := r.load()
+	load := r.load()
 	for i := range 8 {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
@@ -57,36 +60,74 @@ func (r *run) restarts(t *testing.T) {
 		r.adopt(t, true)
 		r.step(t, 2+i, step{services: services(1 + i), sends: underWay})
 	}
-	finish(t)
+	load.finish(t)
+}
+
+// A load is clients that open connections until they are told to stop.
+type load struct {
+	stop    chan struct{}
+	callers []*caller
+}
+
+// A caller makes one connection after the other.
+type caller struct {
+	made  atomic.Int64  // connections that came to their end
+	ended chan struct{} // closed when the caller has stopped, or a connection failed
+	err   error         // set then
 }
 
 // load starts clients of the services in a pod, on the node and outside, of every address that
-// they have. What it returns ends them; none of their connections may have failed.
-func (r *run) load() (finish func(*testing.T)) {
-	stop := make(chan struct{})
-	var running []<-chan error
+// they have.
+func (r *run) load() *load {
+	l := &load{stop: make(chan struct{})}
 	for _, way := range [][2]string{{"c", "vip:80"}, {"node", "vip:80"}, {"outside", "node:30080"}, {"c", "vip2:80"}, {"outside", "lb:80"}, {"outside", "ext:80"}} {
 		if r.cluster.serves(r.addrPort(way[1], r.family)) {
-			running = append(running, r.keepConnecting(way[0], way[1], stop))
+			l.callers = append(l.callers, r.keepConnecting(way[0], way[1], l.stop))
 		}
 	}
-	return func(t *testing.T) {
-		t.Helper()
-		close(stop)
-		for _, done := range running {
-			if err := <-done; err != nil {
-				t.Errorf("under load: %v", err)
-			}
+	return l
+}
+
+// goOn returns when each client has ended n more connections, the first of which it may have begun before, or has stopped.
+func (l *load) goOn(n int64) {
+	want := make([]int64, len(l.callers))
+	for i, c := range l.callers {
+		want[i] = c.made.Load() + n
+	}
+	for i, c := range l.callers {
+		for c.made.Load() < want[i] && !c.stopped() {
+			time.Sleep(time.Millisecond)
 		}
+	}
+}
+
+// finish ends the clients; none of their connections may have failed.
+func (l *load) finish(t *testing.T) {
+	t.Helper()
+	close(l.stop)
+	for _, c := range l.callers {
+		if <-c.ended; c.err != nil {
+			t.Errorf("under load: %v", c.err)
+		}
+	}
+}
+
+func (c *caller) stopped() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
 	}
 }
 
 // keepConnecting makes one connection after the other until stop is closed or one fails.
-func (r *run) keepConnecting(from, to string, stop <-chan struct{}) <-chan error {
+func (r *run) keepConnecting(from, to string, stop <-chan struct{}) *caller {
 	c, dst := r.client(from), r.addrPort(to, r.family)
-	done := make(chan error, 1)
+	caller := &caller{ended: make(chan struct{})}
 	go func() {
-		done <- c.host.ns.Do(func() error {
+		defer close(caller.ended)
+		caller.err = c.host.ns.Do(func() error {
 			for n := 1; ; n++ {
 				select {
 				case <-stop:
@@ -96,8 +137,9 @@ func (r *run) keepConnecting(from, to string, stop <-chan struct{}) <-chan error
 				if res := c.once(send{proto: model.TCP, size: 4096}, dst, patience); res.err != nil {
 					return fmt.Errorf("connection %d from %s to %s: %w", n, from, to, res.err)
 				}
+				caller.made.Add(1)
 			}
 		})
 	}()
-	return done
+	return caller
 }

@@ -23,6 +23,7 @@ type config struct {
 	masqueradeAll bool
 	nodePortsOn   string // names of addresses; "" is the first address of the node
 	noPrefixes    bool   // neither the services' nor the pods' prefixes are configured
+	nodeAddresses bool   // services may have addresses of the node
 	bound         string // names of addresses that the node has, too
 }
 

@@ -42,8 +42,11 @@ func externalRows() []row {
 			{name: "other", at: "vip2", lb: "lb", ports: []port{dns, {name: "admin", proto: http.proto, port: 8443, to: 8081}}, on: "b"}},
 			tcp("outside", "lb:80", by("a").masked()), tcp("outside", "lb:8443", by("b:8081").masked()), udp("outside", "lb:53", by("b").masked())),
 		one("external address that is the node's own", []svc{{at: "vip", ext: "node2", on: "a b x"}},
-			tcp("outside", "node2:80", by("a b x").masked()), tcp("c", "node2:80", by("a b x").masked()), tcp("node", "node2:80", by("a b x").masked()),
-			tcp("outside", "node:80", isRejected)),
+			tcp("outside", "node2:80", isRejected), tcp("c", "node2:80", isRejected), tcp("c", "vip:80", by("a b x"))),
+		{name: "external address that is the node's own, and may be", config: config{nodeAddresses: true}, steps: []step{{
+			services: []svc{{at: "vip", ext: "node2", on: "a b x"}}, sends: []send{
+				tcp("outside", "node2:80", by("a b x").masked()), tcp("c", "node2:80", by("a b x").masked()), tcp("node", "node2:80", by("a b x").masked()),
+				tcp("outside", "node:80", isRejected)}}}},
 		{name: "load balancer that is a proxy", steps: []step{
 			{services: []svc{{at: "vip", lb: "outside2", ports: []port{same}, on: "a", write: proxyMode}, {name: "balancer", on: "outside2"}}, sends: []send{
 				tcp("c", "vip:8080", by("a")), tcp("c", "outside2:8080", by("outside2")), tcp("node", "outside2:8080", by("outside2"))}},

@@ -223,6 +223,13 @@ func flowRows() []row {
 			{services: web("a!unready b"), restart: true, sends: tcpFlows(by)},
 			{services: web("b"), sends: append(tcpFlows(cutAll), tcp("c", "vip:80", by("b")))},
 		}},
+		{name: "TCP flows to an endpoint that came back", steps: []step{
+			{services: web("a")},
+			{services: web("b")},
+			{services: web("a"), sends: tcpFlows(by)},
+			// A driver that ends looks once more for what was to be cut, without waiting for its time.
+			{services: web("a"), restart: true, sends: tcpFlows(by)},
+		}},
 		{name: "TCP flows live while all else changes", steps: []step{
 			{services: web("a"), sends: tcpFlows(by)},
 			{services: append(web("a "+many(12)), svc{name: "other", at: "vip2", on: "b"}), sends: tcpFlows(by)},

@@ -31,7 +31,7 @@ func (r *run) upgrade(t *testing.T, other Open) {
 	}
 	r.step(t, 0, step{services: sticky("a"), sends: sends})
 	r.step(t, 1, step{services: sticky("a b x")})
-	finish := r.load()
+	load := r.load()
 	for i, next := range []Open{other, r.open, other, r.open} {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
@@ -49,5 +49,5 @@ func (r *run) upgrade(t *testing.T, other Open) {
 		r.step(t, 2+i, step{services: sticky("a b x"), sends: sends})
 		r.adopt(t, true)
 	}
-	finish(t)
+	load.finish(t)
 }

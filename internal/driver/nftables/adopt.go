@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
@@ -54,19 +55,68 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, err
 func (d *Driver) adoptTrying(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.failures >= rebuildAfter && !keep {
+		return &rebuilding{d: d, want: want}, 0, nil
+	}
+	next := d.aside.clone()
+	rest := next.rest(want, d.state)
 	for try := 1; ; try++ {
-		p, kept, err := d.adopt(ctx, want, keep)
-		if !errors.Is(err, errInterrupted) || try == adoptTries {
-			return p, kept, err
+		p, kept, err := d.adopt(ctx, rest, keep)
+		switch {
+		case errors.Is(err, errInterrupted) && try < adoptTries:
+		case err != nil:
+			d.failed(err)
+			return nil, 0, err
+		default:
+			p.aside = next
+			p.adopts = true
+			p.refused = func(ctx context.Context, _ uint32, refusal error) error {
+				d.log.Warn("the kernel refuses what is wanted; finding out which part of it", "error", refusal)
+				return d.adoptRest(ctx, want, keep)
+			}
+			p.then = d.afterAdoption
+			return p, kept, nil
 		}
 	}
+}
+
+// afterAdoption removes what a rebuilding that was not finished left, and tries again what was set aside.
+func (d *Driver) afterAdoption(ctx context.Context) error {
+	adopted := d.adopted
+	if err := d.drop(ctx, nextTable); err != nil {
+		return err
+	}
+	d.failures = 0
+	if d.adopted = adopted; adopted {
+		return d.retry(ctx)
+	}
+	return nil
+}
+
+// failed counts an adoption that failed for a reason that lies in the table or in what it is to hold.
+func (d *Driver) failed(err error) {
+	if !errors.Is(err, unix.EPERM) && !errors.Is(err, context.Canceled) && !errors.Is(err, driver.ErrBusy) {
+		d.failures++
+	}
+}
+
+// adoptNow adopts a state that the driver has set nothing aside of.
+func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep bool) error {
+	p, _, err := d.adopt(ctx, want, keep)
+	if err != nil {
+		return err
+	}
+	if err := d.claim(ctx, p.found); err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	return d.carryOut(ctx, p)
 }
 
 // adoptTries is how often an adoption reads again what changed while it read. Where
 // other programs change nftables that often, the agent comes back later.
 const adoptTries = 5
 
-func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
+func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (*plan, int, error) {
 	if (want.Policy != nil) != (d.prog.policy != nil) {
 		return nil, 0, errors.New("adopt a state with policy by a driver without, or the other way round")
 	}
@@ -84,9 +134,12 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (drive
 		sets := d.prog.deniedSetsFor(deniedPrefixes(want.Policy.Denied))
 		d.prog.setDenied(sets[:])
 	}
-	a := &adoption{d: d, want: want, have: have, deep: d.doubt, keeping: keep}
+	a := &adoption{d: d, want: want, have: have, deep: d.doubt, keeping: keep, unsure: newUnsure()}
 	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
-	d.prog.eachRuling(want, func(r []ruling) { a.change.uses.use(r...) })
+	d.prog.eachRuling(want, a.change.uses.use)
+	if err := a.settleKeeping(ctx); err != nil {
+		return nil, 0, err
+	}
 	p, err := a.plan(ctx)
 	return p, a.kept, err
 }
@@ -102,9 +155,12 @@ type adoption struct {
 	keeping bool          // take nothing away that want does not name
 	kept    int           // frontends, addresses of other programs and elements of policy that stay for that reason
 	was     map[setKey]element
+	// mentioned are the chains that name policies which want lacks, where nothing else is lacking; nil: anything may be.
+	mentioned map[string]bool
+	unsure    *unsure // what is kept of policy
 }
 
-func (a *adoption) plan(ctx context.Context) (driver.Plan, error) {
+func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.change.batch
 	switch {
 	case a.have == nil:
@@ -138,15 +194,9 @@ func (a *adoption) done() {
 	if !first {
 		d.cleaner.Cut(a.cutGone())
 	}
-	d.state = &state.State{
-		Settings:   a.want.Settings,
-		Frontends:  maps.Clone(a.want.Frontends),
-		ClusterIPs: maps.Clone(a.want.ClusterIPs),
-		OtherIPs:   maps.Clone(a.want.OtherIPs),
-		Hairpins:   maps.Clone(a.want.Hairpins),
-		Policy:     clonePolicy(a.want.Policy),
-	}
-	d.prog.forgetUnused(a.want.Policy)
+	d.state = cloneState(a.want)
+	d.prog.forgetWritten(a.want.Policy)
+	a.change.uses.forgetRules()
 	d.sums, d.roster, d.adopted = a.change.sums, a.change.uses, a.kept == 0
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
@@ -154,14 +204,26 @@ func (a *adoption) done() {
 	d.doubt = first && !d.owned && a.have != nil && !a.deep
 	// While something is kept, the program knows policies that the state does not.
 	if whole := d.kept > 0 && a.kept == 0; first || changed || whole {
-		d.suspect(suspects{all: a.kept == 0 && d.prog.policy != nil})
+		d.suspect(suspects{all: d.prog.policy != nil})
 	}
-	d.kept = a.kept
+	d.kept, d.unsure = a.kept, a.unsure
 	if first || changed {
 		d.sweep()
 		if a.kept == 0 {
 			d.forget.poke()
 		}
+	}
+}
+
+// cloneState copies what Apply changes, but for health checks, which are not the driver's.
+func cloneState(s *state.State) *state.State {
+	return &state.State{
+		Settings:   s.Settings,
+		Frontends:  maps.Clone(s.Frontends),
+		ClusterIPs: maps.Clone(s.ClusterIPs),
+		OtherIPs:   maps.Clone(s.OtherIPs),
+		Hairpins:   maps.Clone(s.Hairpins),
+		Policy:     clonePolicy(s.Policy),
 	}
 }
 
@@ -179,17 +241,22 @@ func (a *adoption) cutGone() (gone []conntrack.Filter) {
 // of its own: the kernel takes no base chain in one that changes the table's flags. An
 // error wraps driver.ErrBusy if another socket owns the table.
 func (d *Driver) claim(ctx context.Context, have *found) error {
+	return d.claimTable(ctx, TableName, have)
+}
+
+func (d *Driver) claimTable(ctx context.Context, table string, have *found) error {
 	switch {
 	case have == nil:
 		return nil
 	case have.flags&tableFlagOwner != 0 && have.owner != d.sock.port:
-		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, TableName)
+		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, table)
 	case !d.canOwn || have.flags != tableFlagPersist:
 		return nil // ours already, or one that cannot be given an owner
 	}
-	b := newBatch(TableName)
+	b := newBatch(table)
 	b.addTable(tableFlagOwner | tableFlagPersist)
-	return d.commit(ctx, b)
+	_, err := d.commit(ctx, b)
+	return err
 }
 
 // tableFlags are those of a table that is created.
@@ -222,7 +289,7 @@ func (a *adoption) sameProgram() bool {
 		}
 	}
 	for name, c := range a.change.uses.chains {
-		if a.have.chains[name] && a.have.rules[name] != len(c.rules) {
+		if a.have.chains[name] && a.have.rules[name] != c.rules {
 			return false
 		}
 	}
@@ -244,7 +311,7 @@ func (p *program) note() string {
 		}
 	}
 	for _, fp := range p.fam {
-		for _, r := range fp.learnChain(0).rules {
+		for _, r := range fp.learnChain(time.Second).rules {
 			r.write(&a, TableName, "")
 		}
 	}
@@ -290,7 +357,10 @@ func (a *adoption) settleRoster() {
 	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
 	b.stepwise = a.sameProgram() && len(missing(now.chains, a.have.chains))+len(gone) > 0
 	if a.kept > 0 && a.d.prog.policy != nil {
-		a.keepChains(gone)
+		kept := slices.DeleteFunc(slices.Clone(gone), a.isOver)
+		a.keepChains(kept)
+		a.unsure.untracked = slices.ContainsFunc(kept, isEntry)
+		b.deleteRoster(slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
 		return
 	}
 	counters := slices.DeleteFunc(missing(a.have.counters, now.counters), func(name string) bool { return slices.Contains(a.d.prog.counters, name) })
@@ -316,6 +386,10 @@ func (a *adoption) fill(ctx context.Context) error {
 		elements, err := d.content(ctx, s)
 		if err != nil {
 			return fmt.Errorf("read set %s: %w", s.name, err)
+		}
+		if s.ranges() {
+			a.settleRanges(s, elements)
+			continue
 		}
 		content[s] = elements
 	}
@@ -352,6 +426,18 @@ func (a *adoption) worthReading(s *set) bool {
 	return true
 }
 
+// settleRanges has a set of intervals written anew if anything in it differs.
+func (a *adoption) settleRanges(s *set, have map[elementKey]element) {
+	var holds sum
+	for _, e := range have {
+		holds.add(&e)
+	}
+	if a.reused[s] && holds != a.change.sums[s.id] {
+		a.change.batch.flushSet(s)
+		a.reused[s] = false
+	}
+}
+
 func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 	had, ok := old[e.elementKey]
 	delete(old, e.elementKey)
@@ -360,6 +446,7 @@ func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 	}
 	if ok && a.keepsVerdict(&had, e) {
 		a.kept++
+		a.unsure.note(a.d.prog, &had)
 		a.change.sums[e.set.id].remove(e)
 		a.change.sums[e.set.id].add(&had)
 		return
@@ -372,7 +459,8 @@ func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 
 // agrees reports whether the note on the set says that it holds what is wanted.
 func (a *adoption) agrees(s *set) bool {
-	return !a.deep && a.noted(s) == a.change.sums[s.id]
+	_, noted := a.have.notes[s.id] // a note goes before what it says is no longer true: without one, a set may hold anything
+	return noted && !a.deep && a.noted(s) == a.change.sums[s.id]
 }
 
 // noted is what the note on a set says; no note is the sum of an empty set.

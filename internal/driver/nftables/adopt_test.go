@@ -486,7 +486,7 @@ func TestAdoptKeeping(t *testing.T) {
 			delete(part.ClusterIPs, lost.Addr)
 			part.Frontends[vip("10.96.0.7")] = &state.Frontend{Backends: f.Backends[:1]}
 			d = openIn(t, ns, Options{})
-			p, kept, err := d.AdoptKeeping(t.Context(), part)
+			p, kept, err := d.AdoptKeeping(t.Context(), part, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -496,7 +496,7 @@ func TestAdoptKeeping(t *testing.T) {
 			if kept != 1 {
 				t.Errorf("kept %d frontends, want 1", kept)
 			}
-			if p, kept, err := d.AdoptKeeping(t.Context(), part); err != nil || kept != 1 || p.Len() != 0 {
+			if p, kept, err := d.AdoptKeeping(t.Context(), part, nil); err != nil || kept != 1 || p.Len() != 0 {
 				t.Errorf("again: kept %d, %v\n%s", kept, err, p)
 			}
 			if _, err := d.Update(t.Context(), state.Delta{}); err == nil {
@@ -506,7 +506,7 @@ func TestAdoptKeeping(t *testing.T) {
 			// What was declared since the start and is no more was seen to go.
 			fewer := clone(part)
 			delete(fewer.Frontends, vip("10.96.0.7"))
-			p, kept, err = d.AdoptKeeping(t.Context(), fewer)
+			p, kept, err = d.AdoptKeeping(t.Context(), fewer, nil)
 			if err != nil || kept != 1 || !strings.Contains(p.String(), "delete element ip-frontends { 10.96.0.7 ") {
 				t.Errorf("after a deletion: kept %d, %v\n%s", kept, err, p)
 			}
@@ -532,7 +532,7 @@ func TestAdoptKeepingAcrossLayouts(t *testing.T) {
 	adopt(t, d, full)
 	_ = d.Close()
 	d = openIn(t, ns, Options{})
-	p, kept, err := d.AdoptKeeping(t.Context(), state.New())
+	p, kept, err := d.AdoptKeeping(t.Context(), state.New(), nil)
 	if err != nil || kept == 0 || p.Len() != 0 {
 		t.Fatalf("kept %d, %v\n%s", kept, err, p)
 	}

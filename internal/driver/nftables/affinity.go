@@ -1,29 +1,44 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
+
+var _ driver.Rememberer = (*Driver)(nil)
 
 // forgetter removes what is remembered of clients whose backend is no longer one
 // for them. The program does so itself when the client's next connection has
 // been routed; but one to a backend without a route never gets that far, and
 // whether a backend serves clients from outside is not looked at there.
+//
+// Where a map is nearly full, it forgets the oldest clients of the frontends that have most.
 type forgetter struct {
 	reader *socket       // reads the maps while the driver works
 	wake   chan struct{} // capacity 1: something changed
+
+	count     [2]atomic.Int64 // clients of IPv4 and IPv6 when it last looked
+	forgotten atomic.Int64    // to make room
 }
 
-// forgetPause is the time between two readings of the maps, so that busy services do
-// not keep the agent at it.
-const forgetPause = time.Second
+// forgetPause is the time between two readings of the maps after changes, and lookPause without any; reading
+// shall not take more than one part of readShare of the time.
+const (
+	forgetPause = time.Second
+	lookPause   = 5 * time.Second
+	readShare   = 50
+)
 
 func (f *forgetter) poke() {
 	select {
@@ -49,45 +64,159 @@ func losesAffinity(before, after *state.Frontend) bool {
 
 // forgetAffinity works in the background until the driver is closed.
 func (d *Driver) forgetAffinity() {
+	pause, look := time.Duration(0), lookPause
 	for {
 		select {
 		case <-d.life.Done():
 			return
-		case <-d.forget.wake:
-		}
-		for _, fp := range d.prog.fam {
-			if err := d.forgetFamily(fp); err != nil && d.life.Err() == nil {
-				d.log.Warn("forget affinity to backends that are gone", "error", err)
-			}
+		case <-time.After(pause):
 		}
 		select {
 		case <-d.life.Done():
 			return
-		case <-time.After(forgetPause):
+		case <-d.forget.wake:
+		case <-time.After(look - pause):
 		}
+		began := time.Now()
+		for i, fp := range d.prog.fam {
+			if err := d.forgetFamily(i, fp); err != nil && d.life.Err() == nil {
+				d.log.Warn("forget clients with session affinity", "error", err)
+			}
+		}
+		pause = max(forgetPause, readShare*time.Since(began))
+		look = max(lookPause, pause)
 	}
 }
 
-// forgetFamily reads the family's map and deletes what is no longer right.
-func (d *Driver) forgetFamily(fp *familyProgram) error {
+// forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is nearly full.
+func (d *Driver) forgetFamily(i int, fp *familyProgram) error {
 	var wrong []element
-	err := readSet(d.life, d.forget.reader, fp.affinity, func(e element) {
+	counts := map[state.FrontendKey]int{}
+	all := 0
+	err := d.readRemembered(fp, func(e *element) {
+		all++
+		counts[fp.rememberedFor(e)]++
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if d.state != nil && !fp.remembersRight(d.state, &e) {
-			wrong = append(wrong, e)
+		if d.state != nil && !fp.remembersRight(d.state, e) {
+			wrong = append(wrong, *e)
 		}
 	})
-	// No table, no affinity. What an interrupted reading left out, the program forgets.
-	if err != nil && !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
+	if err != nil {
 		return err
 	}
-	for chunk := range slices.Chunk(wrong, 100) {
+	d.forget.count[i].Store(int64(all))
+	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.affinity.size)/4*3 {
+		return err
+	}
+	return d.makeRoom(fp, counts)
+}
+
+// readRemembered yields what the family's map holds. What an interrupted reading leaves out is of the next one.
+func (d *Driver) readRemembered(fp *familyProgram, f func(*element)) error {
+	err := readSet(d.life, d.forget.reader, fp.affinity, func(e element) { f(&e) })
+	if errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT) { // no table, no affinity
+		return nil
+	}
+	return err
+}
+
+// rememberedFor is the frontend that an element of the map of affinity is about.
+func (fp *familyProgram) rememberedFor(e *element) state.FrontendKey {
+	n := fp.ip.bits / 8
+	return readFrontend(e.key[n:], n)
+}
+
+// makeRoom forgets the oldest clients of the frontends that have most, until the map is half full. A frontend that has
+// no more than its share loses none.
+func (d *Driver) makeRoom(fp *familyProgram, counts map[state.FrontendKey]int) error {
+	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.affinity.size)/2)
+	byAge := map[state.FrontendKey][]client{}
+	err := d.readRemembered(fp, func(e *element) {
+		if k := fp.rememberedFor(e); counts[k] > share && e.life != nil {
+			c := client{left: e.life.left}
+			copy(c.addr[:], e.key[:])
+			byAge[k] = append(byAge[k], c)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var gone, most int
+	var of state.FrontendKey
+	for k, clients := range byAge {
+		slices.SortFunc(clients, func(a, b client) int { return cmp.Compare(a.left, b.left) })
+		forgotten := clients[:max(0, len(clients)-share)]
+		for chunk := range slices.Chunk(forgotten, deleteAtOnce) {
+			elements := make([]element, len(chunk))
+			for i, c := range chunk {
+				elements[i] = fp.clientElement(c, k)
+			}
+			if err := d.deleteAll(elements); err != nil {
+				return err
+			}
+		}
+		gone += len(forgotten)
+		d.forget.forgotten.Add(int64(len(forgotten)))
+		if len(clients) > most {
+			most, of = len(clients), k
+		}
+	}
+	d.log.Warn("session affinity: too many clients for the kernel's map; the oldest of the services that have most are balanced anew",
+		"forgotten", gone, "frontends", len(byAge), "most", d.serviceOf(of), "frontend", of, "clients", most)
+	return nil
+}
+
+// client is one that is remembered, and for how long still.
+type client struct {
+	addr [16]byte
+	left time.Duration
+}
+
+func (fp *familyProgram) clientElement(c client, k state.FrontendKey) element {
+	e := element{set: fp.affinity}
+	e.append(c.addr[:fp.ip.bits/8]...)
+	e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+	return e
+}
+
+func (d *Driver) serviceOf(k state.FrontendKey) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil || d.state.Frontends[k] == nil {
+		return ""
+	}
+	return d.state.Frontends[k].Service.String()
+}
+
+// fairShare is the most that each may have so that all together have no more than there is room for.
+func fairShare(counts []int, room int) int {
+	slices.Sort(counts)
+	for i, n := range counts {
+		if n >= room/(len(counts)-i) {
+			return room / (len(counts) - i)
+		}
+		room -= n
+	}
+	return room
+}
+
+// deleteAtOnce is how many clients are forgotten in one transaction, which others wait for.
+const deleteAtOnce = 200
+
+func (d *Driver) deleteAll(elements []element) error {
+	for chunk := range slices.Chunk(elements, deleteAtOnce) {
 		if err := d.deleteRemembered(chunk); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Remembered implements driver.Rememberer.
+func (d *Driver) Remembered() driver.Remembered {
+	return driver.Remembered{IPv4: int(d.forget.count[0].Load()), IPv6: int(d.forget.count[1].Load()),
+		Most: affinitySize, Forgotten: int(d.forget.forgotten.Load())}
 }
 
 // deleteRemembered deletes elements, one by one if some are gone meanwhile: the

@@ -36,6 +36,10 @@ type batch struct {
 	// shows some sets' elements a moment after the others', and who finds a frontend but not yet its source ranges would be dropped.
 	fresh bool
 
+	// closed: its base chains accept everything, before their rules, and those of type nat are not there: it can be filled, and no packet
+	// is judged by it.
+	closed bool
+
 	labels  []string // what each message does; its sequence number is the index here
 	changes int      // operations, for people: elements, chains, sets
 }
@@ -171,15 +175,32 @@ func (b *batch) partFor(c chain) *part {
 }
 
 func (b *batch) addChain(c chain) {
+	if b.leavesOut(c) {
+		return
+	}
 	b.do(b.partFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.name, func(a *attrs) { c.write(a, b.table) })
 }
 
+// leavesOut reports whether the chain is not there as long as the table is closed.
+func (b *batch) leavesOut(c chain) bool { return b.closed && c.hook != nil && c.hook.kind == natHook }
+
 func (b *batch) addRules(c chain) {
+	if b.leavesOut(c) {
+		return
+	}
+	if b.closed && c.hook != nil {
+		c.rules = append([]rule{newRule("closed until all is there").accept()}, c.rules...)
+	}
 	for i, r := range c.rules {
 		b.do(b.partFor(c), unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
-			fmt.Sprintf("create rule %d of chain %s", i+1, c.name), func(a *attrs) { r.write(a, b.table, c.name) })
+			ruleLabel(c.name, i), func(a *attrs) { r.write(a, b.table, c.name) })
 	}
 	b.changes -= len(c.rules) // a chain with its rules is one change to people
+}
+
+// ruleLabel is what a message does that creates the i-th rule of a chain.
+func ruleLabel(chain string, i int) string {
+	return fmt.Sprintf("create rule %d of chain %s", i+1, chain)
 }
 
 // deleteRules removes the rules of a chain, or of all with "".
@@ -212,17 +233,24 @@ func (b *batch) deleteSet(p *part, name string) {
 	})
 }
 
-// flushSet removes all elements of a set.
+// flushSet removes all elements of a set, in the transaction that writes them anew.
 func (b *batch) flushSet(s *set) {
-	b.do(&b.before, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.name, func(a *attrs) {
+	p := &b.before
+	if !s.lookedUp() {
+		p = b.partOf(b.deletions, s)
+	}
+	b.do(p, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.name, func(a *attrs) {
 		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.table)
 		a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	})
 }
 
+// lookedUp reports whether the set is filled before, and emptied after, the rules that look it up.
+func (s *set) lookedUp() bool { return s.policy && !s.verdict && len(s.key) > 1 }
+
 // transactions are the parts in their order.
 func (b *batch) transactions() [][]*part {
-	lookedUp := func(s *set) bool { return b.stepwise && s.policy && !s.verdict && len(s.key) > 1 }
+	lookedUp := func(s *set) bool { return b.stepwise && s.lookedUp() }
 	others := func(s *set) bool { return !lookedUp(s) }
 	first := append([]*part{&b.unnoted, &b.before}, sortedParts(b.additions, lookedUp)...)
 	second := append(sortedParts(b.deletions, others), sortedParts(b.additions, others)...)
@@ -311,7 +339,11 @@ func (p *part) print(out *strings.Builder, labels []string) {
 func (p *part) printElements(out *strings.Builder, verb string, s *set) {
 	p.closeList()
 	p.eachMessage(func(_ uint16, _ uint32, body []byte) {
-		eachAttr(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+		list := findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		if list == nil {
+			fmt.Fprintf(out, "empty set %s\n", s.name)
+		}
+		eachAttr(list, func(_ uint16, v []byte) bool {
 			e := readElement(s, v)
 			fmt.Fprintf(out, "%s element %s { %s }\n", verb, s.name, &e)
 			return true
@@ -379,9 +411,7 @@ func (r rule) write(a *attrs, table, chain string) {
 	a.str(unix.NFTA_RULE_TABLE, table)
 	a.str(unix.NFTA_RULE_CHAIN, chain)
 	list := a.begin(unix.NFTA_RULE_EXPRESSIONS)
-	for _, e := range r.exprs {
-		e.write(a)
-	}
+	a.b = append(a.b, r.exprs.b...)
 	a.end(list)
 	if r.comment != "" {
 		var u userdata

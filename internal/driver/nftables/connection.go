@@ -52,9 +52,25 @@ func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
 	return ok
 }
 
+// asked is the frontend that a connection was opened to; nil: none.
+func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
+	return s.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
+}
+
+// wanted reports whether a connection goes where the state sends it, as one that was opened after its endpoint came back.
+func (d *Driver) wanted(f *conntrack.Flow) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil {
+		return false
+	}
+	fe := asked(d.state, f)
+	return fe != nil && containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+}
+
 // stale reports whether a connection goes where the state does not send it.
 func stale(s *state.State, f conntrack.Flow) bool {
-	fe := s.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
+	fe := asked(s, &f)
 	if fe == nil || f.Protocol != model.UDP && !f.Translated() {
 		return false
 	}

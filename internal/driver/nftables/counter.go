@@ -104,10 +104,7 @@ func nameCounters(names map[string]model.PolicyKey, t state.Tier) {
 	note := func(k model.PolicyKey) {
 		names[counterName(allowed, k)], names[counterName(denied, k)] = k, k
 	}
-	for _, k := range t.Policies {
-		note(k)
-	}
-	for _, r := range t.Rules {
-		note(r.Policy)
+	for _, own := range t.Policies {
+		note(own.Policy)
 	}
 }

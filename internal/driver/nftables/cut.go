@@ -170,16 +170,20 @@ func (w *ways) device(a netip.Addr) int {
 }
 
 // forbids reports whether policies would not let the connection be opened now. What is not known of a pod or of an
-// interface forbids nothing: that may change without a word, and new connections are dropped for it anyway.
+// interface forbids nothing: that may change without a word, and new connections are dropped for it anyway. A connection that a program
+// judges which is only kept stays as it is, unless another of those that judge it forbids it.
 func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == nil || d.state.Policy == nil || d.kept > 0 {
+	if d.state == nil || d.state.Policy == nil {
 		return f.Cut()
 	}
-	p, flow := d.state.Policy, policyFlow(f)
+	p, flow, u := d.state.Policy, policyFlow(f), d.unsure
+	if u.mayBeMember(flow.Source) || u.mayBeMember(flow.Destination) {
+		return f.Cut()
+	}
 	var in, out int
-	if len(p.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
+	if len(p.Hosts)+len(u.hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
 		out = w.device(flow.Destination)
 		if p.Workloads[flow.Source] == nil {
 			in = w.device(flow.Source)
@@ -198,8 +202,11 @@ func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	default:
 		steps = append(policy.Arrive(p, asked, in), policy.Forward(p, flow, in, out)...)
 	}
-	denied, is := policy.Denied(steps)
-	return is && (denied.Drop == policy.ByPolicy || denied.Drop == policy.ByHost)
+	steps = slices.DeleteFunc(steps, func(s policy.Step) bool { return u.judges(s.Stage, flow, in, out) })
+	if denied, is := policy.Denied(steps); is && (denied.Drop == policy.ByPolicy || denied.Drop == policy.ByHost) {
+		return true
+	}
+	return f.Cut() && u.concerns(flow, in, out)
 }
 
 // policyFlow is the connection as policy judges it: from the client's own address to the

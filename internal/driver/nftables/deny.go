@@ -109,7 +109,7 @@ func deniedPrefixes(d state.Denied) []netip.Prefix {
 
 // deniedRulings yields the chains that drop what comes from the denied addresses, where it arrives. Every packet pays
 // for them, so there is no chain in between, and no rule for what is in no list.
-func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield func([]ruling)) {
+func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield useChain) {
 	var rules []rule
 	lengths := prefixLengths(deniedPrefixes(d))
 	for i, fp := range p.fam {
@@ -120,8 +120,7 @@ func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield func([]rulin
 			case bits == f.bits:
 				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, sets[i]).goTo(dropChain(driver.DenyListed)))
 			default:
-				network := matcher{fp, p.policy.ports}.network(f.saddr, uint8(bits))
-				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), fp.policy.members, false, network).goTo(dropChain(driver.DenyListed)))
+				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), fp.policy.members, false, masked(f.saddr, bits)).goTo(dropChain(driver.DenyListed)))
 			}
 		}
 	}
@@ -129,13 +128,14 @@ func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield func([]rulin
 		return
 	}
 	for _, device := range d.Devices {
-		yield([]ruling{{chain: chain{
+		at := chain{
 			// An interface that is made anew under its name is another one: the old one took its hook along.
 			name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
 			hook:    &hook{"filter", ingressHook, -500, device.Name},
 			comment: truncate("deny lists at " + device.Name),
 			rules:   rules,
-		}}})
+		}
+		yield(at.name, func() *ruling { return &ruling{chain: at} })
 	}
 }
 

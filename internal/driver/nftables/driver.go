@@ -14,12 +14,14 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -32,6 +34,8 @@ type Options struct {
 	Shared bool
 	// Policy makes the driver judge what may pass; states must have a Policy then.
 	Policy bool
+	// Apart has rules asked in chains of their own, as large ones are, however small they are: for tests.
+	Apart bool
 	// KeepEstablished lets connections go on that policy has come to forbid.
 	KeepEstablished bool
 	// Remembered, if set, is asked where another program has sent clients of services with session affinity, by an adoption that
@@ -57,23 +61,33 @@ type Driver struct {
 	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
-	mu      sync.Mutex // held by every method, and by what works in the background for moments
-	sock    *socket
-	owned   bool         // the table is protected
-	state   *state.State // what the kernel holds, as far as we know; nil before the first adoption
-	sums    []sum        // of each set's content, by id
-	roster  *roster
-	gen     uint32    // the kernel's generation up to which nobody else interfered
-	doubt   bool      // others may have changed what we programmed: trust no note
-	looked  time.Time // when the kernel was last compared with what is wanted
-	adopted bool      // state is what the kernel holds
-	kept    int       // elements in the kernel that stay though the state does not name them
+	told atomic.Pointer[[]driver.SetAside]
+
+	mu    sync.Mutex // held by every method, and by what works in the background for moments
+	sock  *socket
+	owned bool         // the table is protected
+	state *state.State // what the kernel holds, as far as we know; nil before the first adoption
+	table string       // its name
+	// building: it is a table that no packet is judged by yet.
+	building bool
+	aside    *aside // what the kernel refused
+	failures int    // adoptions that failed one after the other
+	sums     []sum  // of each set's content, by id
+	roster   *roster
+	gen      uint32            // the kernel's generation up to which nobody else interfered
+	doubt    bool              // others may have changed what we programmed: trust no note
+	looked   time.Time         // when the kernel was last compared with what is wanted
+	adopted  bool              // state is what the kernel holds
+	kept     int               // elements in the kernel that stay though the state does not name them
+	unsure   *unsure           // whom the kernel may judge otherwise than the state says
+	lacking  []model.PolicyKey // all that the source lacks; nil: it may be anything
 }
 
 var (
 	_ driver.Driver  = (*Driver)(nil)
 	_ driver.Auditor = (*Driver)(nil)
 	_ driver.Keeper  = (*Driver)(nil)
+	_ driver.Refuser = (*Driver)(nil)
 )
 
 // Open opens the driver's sockets in the calling thread's network namespace,
@@ -100,11 +114,15 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.close(), ct.Close(), sock.close())
 	}
 	d := &Driver{
-		prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
-		ct: ct, cleaner: conntrack.NewCleaner(ct, log), sock: sock,
+		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
+		ct: ct, sock: sock,
 		forget: forgetter{reader: forget, wake: make(chan struct{}, 1)},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
+	if o.Apart {
+		d.prog.limits = apartLimits
+	}
+	d.cleaner = conntrack.NewCleaner(ct, d.wanted, log)
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished {
@@ -158,7 +176,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("program nftables: %w: the agent needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen, nft_hash and nft_ct is known to do; for policy, with nft_limit, nft_log, nft_objref and nfnetlink_log, too)", driver.ErrNotSupported, err)
+		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen, nft_hash, nft_limit and nft_ct is known to do; for policy, with nft_log, nft_objref and nfnetlink_log, too)", driver.ErrNotSupported, err)
 	default:
 		return fmt.Errorf("program nftables: %w", err)
 	}
@@ -184,9 +202,17 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if !d.adopted {
 		return nil, errors.New("update before anything was adopted")
 	}
+	next := d.aside.clone()
+	p := d.planUpdate(next.recall(delta, d.state))
+	p.aside = next
+	return p, nil
+}
+
+// planUpdate plans a change, as one transaction or what stands for one.
+func (d *Driver) planUpdate(delta state.Delta) *plan {
 	c := d.newChange()
 	if delta.Settings != nil {
-		c.replace(
+		c.rewrite(
 			func(yield func(*element)) { d.prog.settingsElements(d.state.Settings, yield) },
 			func(yield func(*element)) { d.prog.settingsElements(*delta.Settings, yield) })
 	}
@@ -201,13 +227,18 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		c.policy(d.state.Policy, delta.Policy)
 		suspects = suspectsOf(d.state.Policy, delta.Policy)
 	}
-	return c.plan(func() {
+	p := c.plan(func() {
 		d.state.Apply(delta)
 		d.suspect(suspects)
-		if len(delta.Policy.Programs) > 0 {
-			d.prog.forgetUnused(d.state.Policy)
+		d.prog.forgetWritten(d.state.Policy)
+	})
+	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
+		if err := d.takeBack(ctx, sent, refusal); !d.refused(err) {
+			return err
 		}
-	}), nil
+		return d.admit(ctx, delta)
+	}
+	return p
 }
 
 // change gathers the operations that lead from one state to another.
@@ -230,7 +261,9 @@ type setKey struct {
 }
 
 func (d *Driver) newChange() *change {
-	return &change{d: d, batch: newBatch(TableName), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]element{}}
+	c := &change{d: d, batch: newBatch(d.table), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]element{}}
+	c.batch.atOnce = d.building
+	return c
 }
 
 func (c *change) add(e *element) {
@@ -268,6 +301,30 @@ func (c *change) replace(before, after func(yield func(*element))) {
 	}
 }
 
+// rewrite plans that those of the sets that differ are emptied and written anew.
+func (c *change) rewrite(before, after func(yield func(*element))) {
+	sums := [2]map[*set]sum{{}, {}}
+	for i, elements := range []func(func(*element)){before, after} {
+		elements(func(e *element) {
+			s := sums[i][e.set]
+			s.add(e)
+			sums[i][e.set] = s
+		})
+	}
+	differs := func(s *set) bool { return sums[0][s] != sums[1][s] }
+	for s := range sums[0] {
+		if differs(s) {
+			c.batch.flushSet(s)
+			c.sums[s.id] = sum{}
+		}
+	}
+	after(func(e *element) {
+		if differs(e.set) {
+			c.add(e)
+		}
+	})
+}
+
 // changeMembers plans what really changes of a set of values.
 func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*element))) {
 	for k, in := range want {
@@ -292,14 +349,15 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 	c.d.prog.learnRuling(k, after, c.use)
 	c.d.prog.learnRuling(k, before, c.release)
 	c.replace(elements(before), elements(after))
+	c.sources(k, before, after)
 	c.cuts = append(c.cuts, cuts(k, before, after)...)
 	c.unremember = c.unremember || losesAffinity(before, after)
 }
 
 // use counts a use of chains that are added if they are not there.
-func (c *change) use(r []ruling) { c.changeUses().use(r...) }
+func (c *change) use(name string, write func() *ruling) { c.changeUses().use(name, write) }
 
-func (c *change) release(r []ruling) { c.changeUses().release(r[0].name) }
+func (c *change) release(name string, _ func() *ruling) { c.changeUses().release(name) }
 
 func (c *change) changeUses() *roster {
 	if c.uses == c.d.roster {
@@ -321,8 +379,11 @@ func (c *change) plan(done func()) *plan {
 		done()
 		c.d.prog.setDenied(c.sets)
 		c.d.sums, c.d.roster = c.sums, c.uses
+		c.d.roster.forgetRules()
 		c.d.adopted = true
-		c.d.cleaner.Cut(c.cuts)
+		if c.d.cleaner != nil { // there is none for a table that no packet was judged by
+			c.d.cleaner.Cut(c.cuts)
+		}
 		if c.unremember {
 			c.d.forget.poke()
 		}
@@ -361,6 +422,14 @@ type plan struct {
 	batch *batch
 	done  func()
 
+	// refused does what can be done where the kernel refused the transaction; nil: nothing.
+	refused func(ctx context.Context, sent uint32, refusal error) error
+	// then, if set, follows what was carried out.
+	then func(ctx context.Context) error
+	// aside is what is set aside as soon as the plan is carried out; nil: what was.
+	aside  *aside
+	adopts bool
+
 	found *found // the table as it was read; nil: there was none, or it is ours
 	spent bool
 }
@@ -371,7 +440,9 @@ func (p *plan) Len() int { return p.batch.changes }
 // String implements driver.Plan.
 func (p *plan) String() string { return p.batch.String() }
 
-// Apply implements driver.Plan. The whole plan is one transaction of the kernel.
+var errSpent = errors.New("apply a plan a second time")
+
+// Apply implements driver.Plan. The whole plan is one transaction of the kernel, unless that refuses a part of it.
 func (p *plan) Apply(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -379,39 +450,61 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if p.spent {
-		return errors.New("apply a plan a second time")
+		return errSpent
 	}
 	if err := p.d.claim(ctx, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.spent = true
-	if err := p.d.commit(ctx, p.batch); err != nil {
-		return err
+	if p.aside != nil {
+		p.d.aside = p.aside
 	}
-	p.done()
+	err := p.d.carryOut(ctx, p)
+	switch {
+	case err == nil:
+		p.d.tell()
+	case p.adopts:
+		p.d.failed(err)
+	}
+	return err
+}
+
+func (d *Driver) carryOut(ctx context.Context, p *plan) error {
+	sent, err := d.commit(ctx, p.batch)
+	switch {
+	case err == nil:
+		p.done()
+	case p.refused == nil || !d.refused(err):
+		return err
+	default:
+		if err := p.refused(ctx, sent, err); err != nil {
+			return err
+		}
+	}
+	if p.then != nil {
+		return p.then(ctx)
+	}
 	return nil
 }
 
-// commit sends a batch and, where others could interfere, watches for their transactions around it.
-func (d *Driver) commit(ctx context.Context, b *batch) error {
+// commit sends a batch and, where others could interfere, watches for their transactions around it. Beside an error it returns
+// the number of the batch's transactions that were carried out before.
+func (d *Driver) commit(ctx context.Context, b *batch) (sent uint32, err error) {
 	d.adopted = false
-	if d.owned {
-		if _, err := b.send(d.sock); err != nil {
-			return fmt.Errorf("change nftables: %w", err)
+	var before uint32
+	if !d.owned {
+		if before, err = d.generation(ctx); err != nil {
+			return 0, err
 		}
-		return nil
 	}
-	before, err := d.generation(ctx)
-	if err != nil {
-		return err
+	if sent, err = b.send(d.sock); err != nil {
+		err = fmt.Errorf("change nftables: %w", err)
 	}
-	sent, err := b.send(d.sock)
-	if err != nil {
-		return fmt.Errorf("change nftables: %w", err)
+	if !d.owned {
+		after, genErr := d.generation(ctx)
+		if genErr == nil && before == d.gen && after == before+sent {
+			d.gen = after // nobody else came in between; otherwise Tampered looks closer
+		}
 	}
-	after, err := d.generation(ctx)
-	if err == nil && before == d.gen && after == before+sent {
-		d.gen = after // nobody else came in between; otherwise Tampered looks closer
-	}
-	return nil // what was sent is done, whether or not the generation could be read again
+	return sent, err // what was sent is done, whether or not the generation could be read again
 }

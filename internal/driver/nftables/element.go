@@ -85,7 +85,7 @@ func (e *element) frontend() (k state.FrontendKey, ok bool) {
 		return k, false // not of services; or someone else's, in a table without an owner
 	}
 	fields, b := e.set.key, e.key[:e.keyLen]
-	if fields[0].magic == fieldSlot.magic {
+	if m := fields[0].magic; m == fieldSlot.magic || m == fieldMark.magic {
 		fields, b = fields[1:], b[4:]
 	}
 	if len(fields) < 3 || fields[1].magic != fieldProto.magic {
@@ -173,6 +173,9 @@ func writeData(a *attrs, typ uint16, v []byte) {
 // readElement decodes an element of a set from its attributes.
 func readElement(s *set, b []byte) element {
 	e := element{set: s}
+	if left := findAttr(b, unix.NFTA_SET_ELEM_EXPIRATION); left != nil {
+		e.life = &life{readMilliseconds(findAttr(b, unix.NFTA_SET_ELEM_TIMEOUT)), readMilliseconds(left)}
+	}
 	eachAttr(b, func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.NFTA_SET_ELEM_FLAGS:
@@ -195,6 +198,13 @@ func readElement(s *set, b []byte) element {
 		return true
 	})
 	return e
+}
+
+func readMilliseconds(b []byte) time.Duration {
+	if len(b) < 8 {
+		return 0
+	}
+	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
 }
 
 // String prints the element as nft does.

@@ -15,6 +15,7 @@ type family struct {
 	saddr, daddr field
 	origSaddr    field // of the connection as its client asked for it
 	origDaddr    field
+	replySaddr   field // of who answers the connection
 }
 
 // field is a part of a key: how it is loaded from a packet, and how nft types
@@ -57,18 +58,21 @@ const (
 	ctDstIP6 = 22
 
 	ctDirOriginal = 0
+	ctDirReply    = 1
 )
 
 var (
 	ipv4 = family{
 		name: "ip", num: unix.NFPROTO_IPV4, bits: 32,
 		saddr: addrField("ipv4_addr", 7, 4, ipv4Src, udataProtoIP, 11), daddr: addrField("ipv4_addr", 7, 4, ipv4Dst, udataProtoIP, 12),
-		origSaddr: ctField("ipv4_addr", 7, 4, ctSrcIP), origDaddr: ctField("ipv4_addr", 7, 4, ctDstIP),
+		origSaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirOriginal), origDaddr: ctField("ipv4_addr", 7, 4, ctDstIP, ctDirOriginal),
+		replySaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirReply),
 	}
 	ipv6 = family{
 		name: "ip6", num: unix.NFPROTO_IPV6, bits: 128,
 		saddr: addrField("ipv6_addr", 8, 16, ipv6Src, udataProtoIP6, 8), daddr: addrField("ipv6_addr", 8, 16, ipv6Dst, udataProtoIP6, 9),
-		origSaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6), origDaddr: ctField("ipv6_addr", 8, 16, ctDstIP6),
+		origSaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirOriginal), origDaddr: ctField("ipv6_addr", 8, 16, ctDstIP6, ctDirOriginal),
+		replySaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirReply),
 	}
 
 	fieldProto = field{
@@ -87,7 +91,7 @@ var (
 		udata: udataPayload(udataProtoTransport, 2),
 	}
 	// fieldOrigDport is the port that the client asked for.
-	fieldOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST))
+	fieldOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
 	// fieldSlot is the place of a backend in its frontend's list; each pick
 	// rule draws it in its own way.
 	fieldSlot = field{
@@ -134,13 +138,13 @@ func udataPayload(proto, typ uint32) func(*userdata) {
 	}
 }
 
-// ctField is a part of the connection's original direction.
-func ctField(name string, magic uint32, size int, key uint32) field {
+// ctField is a part of one of the connection's directions.
+func ctField(name string, magic uint32, size int, key uint32, direction byte) field {
 	return field{name: name, magic: magic, size: size, load: func(reg uint32) expression {
 		return expression{"ct", func(a *attrs) {
 			a.u32(unix.NFTA_CT_KEY, key)
 			a.u32(unix.NFTA_CT_DREG, reg)
-			a.bytes(unix.NFTA_CT_DIRECTION, []byte{ctDirOriginal})
+			a.bytes(unix.NFTA_CT_DIRECTION, []byte{direction})
 		}}
 	}}
 }

@@ -17,7 +17,7 @@ import (
 type policyProgram struct {
 	podDevices, hostDevices *set
 	checked                 *set // interfaces from which only what is routed back may come
-	ports                   *set // ranges of ports
+	ports                   *set // blocks of ports
 	before                  *set // host endpoints, by interface
 	input, output           *set
 	forwardIn, forwardOut   *set
@@ -59,8 +59,8 @@ func (p *program) addPolicySets() {
 		podDevices:  devices("pod-devices", "interfaces that lead to one pod each"),
 		hostDevices: devices("host-devices", "the node's own interfaces"),
 		checked:     devices("checked-devices", "interfaces that lead to pods, bridges too: what comes by them must be routed back by them"),
-		ports: p.addSet(&set{name: "ports", policy: true, typeof: true, interval: true,
-			key: []field{fieldSlot, fieldProto, fieldDport}, comment: "set . protocol . ports"}),
+		ports: p.addSet(&set{name: "ports", policy: true, typeof: true,
+			key: []field{fieldSlot, fieldProto, fieldDport}, comment: "set . protocol . port, or first of a block of ports"}),
 		before:     hosts("host-before", "interface : its host endpoint's preDNAT policies"),
 		input:      hosts("host-input", "interface : its host endpoint's policies towards the node"),
 		output:     hosts("host-output", "interface : its host endpoint's policies from the node"),
@@ -123,16 +123,18 @@ func (p *program) addFilterChains() {
 		return
 	}
 	h := p.policy
-	begin := []rule{newRule("").established().accept(), newRule("established, and forbidden since").cut().goTo(dropChain(driver.Cut))}
+	cut := newRule("established, and forbidden since").cut().goTo(dropChain(driver.Cut))
+	begin := []rule{newRule("").established(expr.CtStateBitESTABLISHED).accept(), cut}
 	both := func(to string) []rule {
 		return []rule{newRule("").family(ipv4).jump(ipv4.name + to), newRule("").family(ipv6).jump(ipv6.name + to)}
 	}
-	forward.rules = concat(begin, strayForward, both("-sent"), both("-received"), []rule{
+	forward.rules = concat(begin, []rule{newRule("").loose().jump("loose-forward")}, both("-sent"), both("-received"), []rule{
 		newRule("by doNotTrack").untracked().accept(),
 		newRule("").vmap([]field{fieldDevice}, h.forwardIn),
 		newRule("").vmap([]field{fieldOutDevice}, h.forwardOut),
 	})
-	input.rules = concat(begin, strayInput, []rule{
+	input.rules = concat(begin, []rule{
+		newRule("").loose().jump("loose-in"),
 		newRule("").device(fieldDevice, loopback).accept(),
 		newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).jump("neighbours"),
 	}, both("-sent"), []rule{
@@ -140,17 +142,23 @@ func (p *program) addFilterChains() {
 		newRule("").vmap([]field{fieldDevice}, h.input),
 	})
 	p.chains = append(p.chains,
-		chain{name: "arrival", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -150, ""},
+		// Before fragments are put together (-400) and connections are tracked (-200), so that a pod has no part in either
+		// under another's address.
+		chain{name: "arrival", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -450, ""},
 			comment: "what a pod sends has the pod's own address",
 			rules:   []rule{newRule("").in([]field{fieldDevice}, h.checked).wrongWay().goTo(dropChain(driver.Spoofed))}},
 		forward, input, p.strayChain(),
+		p.looseChain("loose-forward", strayForward...),
+		p.looseChain("loose-in", append(strayInput, newRule("").invalid().ret())...),
 		chain{name: "local-out", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, 0, ""}, comment: "what the node itself sends",
-			rules: concat(begin, []rule{
+			rules: concat([]rule{newRule("").established(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED).accept(), cut}, []rule{
 				newRule("by doNotTrack").untracked().accept(),
 				newRule("").vmap([]field{fieldOutDevice}, h.output),
 			})},
-		chain{name: "tunnels", comment: "what tunnels carry: the node, or another one, would take what is inside for its own",
-			rules: []rule{newRule("").in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel))}},
+		chain{name: "tunnels", comment: "what tunnels carry: the node, or another one, would take what is inside for its own", rules: []rule{
+			tunnelled(h.ports, len(portBlocks)-1).in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel)),
+			tunnelled(h.ports, 0).in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel)),
+		}},
 		chain{name: "neighbours", comment: "what a host on an IPv6 link needs", rules: neighbourDiscovery()},
 		chain{name: "labels", comment: "never entered: while this rule is there, connections have room for labels",
 			rules: []rule{newRule("").setCut()}},
@@ -162,6 +170,17 @@ func (p *program) addFilterChains() {
 		p.chains = append(p.chains, newDropChain(reason))
 		p.counters = append(p.counters, dropped+string(reason))
 	}
+}
+
+// looseChain judges packets that belong to no connection and those that are about one: ICMP errors, and first packets of
+// connections that a helper of connection tracking expects, which only administrators assign.
+func (p *program) looseChain(name string, stray ...rule) chain {
+	return chain{name: name, comment: "of no connection, or about one", rules: concat(stray, []rule{
+		newRule("").family(ipv4).proto(unix.IPPROTO_ICMP).icmpType(3, 5).jump(ipv4.name + "-errors"),
+		newRule("").family(ipv4).proto(unix.IPPROTO_ICMP).icmpType(11, 12).jump(ipv4.name + "-errors"),
+		newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).icmpType(0, 127).jump(ipv6.name + "-errors"),
+		newRule("").ct(expr.CtKeySTATE, expr.CtStateBitRELATED, expr.CmpOpNeq).accept(),
+	})}
 }
 
 // addPodChains adds the chains that find a pod's program.
@@ -176,7 +195,7 @@ func (p *program) addPodChains(fp *familyProgram) {
 	}
 	p.chains = append(p.chains,
 		chain{name: n("sent"), comment: "what may the source send", rules: []rule{
-			newRule("").family(f).lookup(0, p.policy.ports, false, fieldProto, fieldDport).jump("tunnels"),
+			newRule("").family(f).notProto(unix.IPPROTO_TCP).jump("tunnels"), // none is over TCP
 			newRule("").family(f).vmap([]field{fieldDevice, f.saddr}, pods.from),
 			newRule("").goTo(n("stranger")),
 		}},
@@ -187,6 +206,12 @@ func (p *program) addPodChains(fp *familyProgram) {
 			newRule("leaves by a pod's interface, or by one of which nothing is known").
 				notIn([]field{fieldOutDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownPod)),
 		}},
+		chain{name: n("errors"), comment: "ICMP errors: a router on the way sends them, and of pods the connection's own ends", rules: []rule{
+			newRule("").notIn([]field{fieldDevice}, p.policy.checked).ret(),
+			newRule("of the pod that opened the connection").family(f).in([]field{f.saddr, f.origSaddr}, pods.selves).ret(),
+			newRule("of the pod that answers").family(f).in([]field{f.saddr, f.replySaddr}, pods.selves).ret(),
+			newRule("").goTo(dropChain(driver.ForeignError)),
+		}},
 		chain{name: n("refused"), comment: "but a pod always reaches itself", rules: []rule{
 			newRule("").family(f).in([]field{f.saddr, f.daddr}, pods.selves).accept(),
 			newRule("").goTo(dropChain(driver.ByPolicy)),
@@ -194,13 +219,17 @@ func (p *program) addPodChains(fp *familyProgram) {
 	)
 }
 
+// tunnelled goes on for what tunnels carry: on a port of their own, or by a protocol of their own.
+func tunnelled(ports *set, size int) rule {
+	return portsIn(ports, tunnelPorts, size, fieldDport).test(newRule(""))
+}
+
 // neighbourDiscovery passes what a host on an IPv6 link sends: multicast listener discovery (RFC 2710, RFC
 // 3810), router solicitations, neighbour solicitations and advertisements (RFC 4861). They never leave the
 // link, so they are asked for only where packets are for the node itself. What only routers send is not for pods to say.
 func neighbourDiscovery() (rules []rule) {
 	for _, types := range [][2]byte{{130, 133}, {135, 136}, {143, 143}} {
-		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).
-			between(payload(expr.PayloadBaseTransportHeader, 0, 1), types[:1], types[1:]).accept())
+		rules = append(rules, newRule("").family(ipv6).proto(unix.IPPROTO_ICMPV6).icmpType(types[0], types[1]).accept())
 	}
 	return rules
 }
@@ -215,7 +244,7 @@ func (p *program) strayChain() chain {
 }
 
 // drops are the reasons that have a chain.
-var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Tunnel, driver.Cut, driver.DenyListed}
+var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Tunnel, driver.Cut, driver.DenyListed, driver.ForeignError}
 
 func dropChain(reason driver.Drop) string { return "drop-" + string(reason) }
 
@@ -254,10 +283,9 @@ func (r rule) labelled() rule {
 		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 16, Mask: cutMask(), Xor: make([]byte, 16)})
 }
 
-// established goes on if the packet belongs to a connection that is not cut, or is an
-// ICMP error about one.
-func (r rule) established() rule {
-	return r.ct(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq).
+// established goes on if the packet is in one of the states to a connection that is not cut.
+func (r rule) established(states uint32) rule {
+	return r.ct(expr.CtKeySTATE, states, expr.CmpOpNeq).
 		labelled().compare(expr.CmpOpNeq, cutMask())
 }
 
@@ -267,6 +295,11 @@ func (r rule) cut() rule { return r.labelled().compare(expr.CmpOpEq, cutMask()) 
 func (r rule) setCut() rule {
 	return r.add(&expr.Immediate{Register: firstRegister, Data: cutMask()},
 		&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister, SourceRegister: true})
+}
+
+// loose goes on if the packet belongs to no connection that there is, or could be, or is about one.
+func (r rule) loose() rule {
+	return r.ct(expr.CtKeySTATE, expr.CtStateBitINVALID|expr.CtStateBitRELATED, expr.CmpOpNeq)
 }
 
 func (r rule) untracked() rule {
@@ -287,8 +320,11 @@ func (r rule) wrongWay() rule {
 
 // between goes on if what is loaded is in the range.
 func (r rule) between(load func(uint32) expression, from, to []byte) rule {
-	r.exprs = append(r.exprs, load(firstRegister))
-	return r.add(&expr.Range{Op: expr.CmpOpEq, Register: firstRegister, FromData: from, ToData: to})
+	return r.append(load(firstRegister)).add(&expr.Range{Op: expr.CmpOpEq, Register: firstRegister, FromData: from, ToData: to})
+}
+
+func (r rule) icmpType(from, to byte) rule {
+	return r.between(payload(expr.PayloadBaseTransportHeader, 0, 1), []byte{from}, []byte{to})
 }
 
 func (r rule) goTo(to string) rule {

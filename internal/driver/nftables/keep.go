@@ -2,20 +2,38 @@ package nftables
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // This file is about adopting a kernel without taking from it what want may lack.
 
 // AdoptKeeping implements driver.Keeper. After a plan that kept something, Update fails.
-func (d *Driver) AdoptKeeping(ctx context.Context, want *state.State) (driver.Plan, int, error) {
+func (d *Driver) AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (driver.Plan, int, error) {
+	d.mu.Lock()
+	d.lacking = lacking
+	d.mu.Unlock()
 	return d.adoptTrying(ctx, want, true)
+}
+
+// settleKeeping finds out which programs are to be kept where policies are all that is lacking: if no chain names one of them, they were
+// not in force here, and nothing is kept. Nor is it where the program is another's, as all would have to stay for it.
+func (a *adoption) settleKeeping(ctx context.Context) (err error) {
+	if !a.keeping || a.d.lacking == nil || a.have == nil {
+		return nil
+	}
+	if a.mentioned, err = a.d.mentioning(ctx, a.d.lacking); err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	a.keeping = len(a.mentioned) > 0 && a.sameProgram()
+	return nil
 }
 
 // sameSets reports whether the kernel has all of this program's sets, whatever else.
@@ -26,6 +44,11 @@ func (a *adoption) sameSets() bool {
 // settleRest plans what becomes of the elements that want has no use for.
 func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
 	if a.keeping {
+		for name := range a.mentioned { // those that no element leads to
+			if _, wanted := a.change.uses.chains[name]; !wanted && isEntry(name) {
+				a.kept++
+			}
+		}
 		for s, rest := range content {
 			for _, e := range rest {
 				if a.countsAsKept(s) && a.stays(&e) {
@@ -54,16 +77,16 @@ func (a *adoption) countsAsKept(s *set) bool {
 			return true
 		}
 	}
-	return s.policy
+	return s.policy && (a.mentioned == nil || s.verdict)
 }
 
 // stays reports whether an element that want has no use for may belong to something that
-// want lacks: not if it is a setting's, or a remnant of a frontend that want names or named.
+// want lacks: not if it is a remnant of a frontend that want names or named.
 func (a *adoption) stays(e *element) bool {
-	if e.set.policy {
+	switch {
+	case e.set.policy:
 		return a.policyStays(e)
-	}
-	if e.set.interval && len(e.set.key) == 1 {
+	case a.mentioned != nil:
 		return false
 	}
 	k, ok := e.frontend()
@@ -79,11 +102,41 @@ func (a *adoption) stays(e *element) bool {
 
 // policyStays is stays for the sets of policy. What the node's own links and settings say is always whole.
 func (a *adoption) policyStays(e *element) bool {
-	if len(e.set.key) == 1 && (e.set.interval || !e.set.verdict && e.set.key[0].magic == fieldDevice.magic) {
+	if len(e.set.key) == 1 && !e.set.verdict && e.set.key[0].magic == fieldDevice.magic {
 		return false
 	}
-	_, was := a.named()[setKey{e.set.id, e.elementKey}]
-	return !was
+	if _, was := a.named()[setKey{e.set.id, e.elementKey}]; was {
+		return false
+	}
+	return a.mentioned == nil || a.keptForPolicies(e)
+}
+
+// keptForPolicies is policyStays where policies are all that is lacking: it keeps host endpoints' programs that name one, and sets that only
+// such programs can know. Of pods and of all other sets, what want says is the whole.
+func (a *adoption) keptForPolicies(e *element) bool {
+	p, number := a.want.Policy, nativeUint32(e.key[:4])
+	switch {
+	case e.set.verdict:
+		return isHosts(e.set) && p.Hosts[int(number)] != nil && a.mentioned[e.verdict.chain]
+	case e.set.key[0].magic != fieldSlot.magic || number <= 0xff: // numbers up to that are not of policies
+		return false
+	}
+	id := state.SetID(number &^ 0xff)
+	return p.Groups[id] == nil && p.Lists[id] == nil && p.NamedPorts[id] == nil && p.PortSets[id] == nil
+}
+
+// isHosts reports whether the set leads to programs of host endpoints.
+func isHosts(s *set) bool { return s.verdict && len(s.key) == 1 && s.key[0].magic == fieldDevice.magic }
+
+// isOver reports whether a chain that want does not lead to goes, though something is kept: if packets enter it by themselves and
+// policies are all that is lacking.
+func (a *adoption) isOver(name string) bool {
+	return a.mentioned != nil && isEntry(name) && !a.mentioned[name]
+}
+
+// isEntry reports whether the chain is one of those beside the program's own that packets enter by themselves.
+func isEntry(name string) bool {
+	return strings.HasPrefix(name, "raw-in-") || strings.HasPrefix(name, "raw-out-") || strings.HasPrefix(name, "deny-")
 }
 
 // keepsVerdict reports whether a pod or a host endpoint stays with the program that the kernel has for it, as that
@@ -92,6 +145,9 @@ func (a *adoption) policyStays(e *element) bool {
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
 func (a *adoption) keepsVerdict(had, e *element) bool {
 	if !a.keeping || !e.set.policy || !e.set.verdict || had.verdict == returnIt || had.comment != e.comment {
+		return false
+	}
+	if a.mentioned != nil && !a.mentioned[had.verdict.chain] {
 		return false
 	}
 	was, known := a.named()[setKey{e.set.id, e.elementKey}]
@@ -114,9 +170,12 @@ func (a *adoption) named() map[setKey]element {
 func (a *adoption) keepElement(e *element) {
 	if name := e.verdict.chain; isLearn(name) {
 		fp := a.d.prog.family(!strings.HasPrefix(name, ipv6.name+"-"))
-		if seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:]); err == nil {
-			a.change.uses.use(ruling{chain: fp.learnChain(time.Duration(seconds) * time.Second)})
+		if seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:]); err == nil && seconds > 0 {
+			a.change.uses.use(name, func() *ruling { return &ruling{chain: fp.learnChain(time.Duration(seconds) * time.Second)} })
 		}
+	}
+	if e.set.policy && (e.set.verdict || a.mentioned == nil) {
+		a.unsure.note(a.d.prog, e)
 	}
 	a.change.sums[e.set.id].add(e)
 	if !a.reused[e.set] {
@@ -130,6 +189,6 @@ func isLearn(name string) bool { return strings.Contains(name, "-learn-") }
 // keepChains keeps chains of policy, with the number of their rules, which is all that is known of them.
 func (a *adoption) keepChains(names []string) {
 	for _, name := range names {
-		a.change.uses.chains[name] = enrolled{uses: 1, ruling: ruling{chain: chain{name: name, rules: make([]rule, a.have.rules[name])}}}
+		a.change.uses.chains[name] = enrolled{uses: 1, rules: a.have.rules[name], ruling: &ruling{chain: chain{name: name}}}
 	}
 }

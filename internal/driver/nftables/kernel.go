@@ -12,7 +12,7 @@ import (
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
 func (d *Driver) read(ctx context.Context) (*found, error) {
 	have := &found{chains: map[string]bool{}, rules: map[string]int{}, counters: map[string]bool{}, sets: map[string]setDef{}, notes: map[uint32]string{}}
-	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
+	if err := d.readTable(ctx, TableName, have); errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
@@ -56,9 +56,9 @@ func (d *Driver) read(ctx context.Context) (*found, error) {
 	return have, nil
 }
 
-func (d *Driver) readTable(ctx context.Context, have *found) error {
+func (d *Driver) readTable(ctx context.Context, table string, have *found) error {
 	var name attrs
-	name.str(unix.NFTA_TABLE_NAME, TableName)
+	name.str(unix.NFTA_TABLE_NAME, table)
 	return d.sock.get(ctx, unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_INET, name.b, func(b []byte) {
 		have.flags = beUint32(findAttr(b, unix.NFTA_TABLE_FLAGS))
 		have.owner = beUint32(findAttr(b, tableAttrOwner))
@@ -88,8 +88,12 @@ func (d *Driver) content(ctx context.Context, s *set) (map[elementKey]element, e
 
 // readSet yields each element that the kernel holds in the set.
 func readSet(ctx context.Context, sock *socket, s *set, f func(element)) error {
+	return readTableSet(ctx, sock, TableName, s, f)
+}
+
+func readTableSet(ctx context.Context, sock *socket, table string, s *set, f func(element)) error {
 	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	return sock.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.b, func(b []byte) {
 		eachAttr(findAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
@@ -152,50 +156,39 @@ func sumOf(counts map[string]int) (n int) {
 
 // rules is the number of rules that the table should have.
 func (d *Driver) rules() int {
-	n := d.roster.rules()
+	n := d.roster.ruleCount()
 	for _, c := range d.prog.chains {
 		n += len(c.rules)
 	}
 	return n
 }
 
-// Purge implements driver.Driver. No packet enters the table any more before it goes: one that is in a chain would find the chain's
-// rules, but no elements, and be dropped where it is to be translated.
+// Purge implements driver.Driver.
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	have := &found{}
-	if err := d.readTable(ctx, have); errors.Is(err, unix.ENOENT) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("read table inet %s: %w", TableName, err)
+	for _, table := range []string{TableName, nextTable} {
+		have := &found{}
+		if err := d.readTable(ctx, table, have); errors.Is(err, unix.ENOENT) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("read table inet %s: %w", table, err)
+		}
+		if err := d.claimTable(ctx, table, have); err != nil {
+			return fmt.Errorf("delete table inet %s: %w", table, err)
+		}
+		d.state = nil
+		if err := d.drop(ctx, table); err != nil {
+			return err
+		}
 	}
-	if err := d.claim(ctx, have); err != nil {
-		return fmt.Errorf("delete table inet %s: %w", TableName, err)
-	}
-	entries, err := d.entries(ctx)
-	if err != nil {
-		return fmt.Errorf("list chains: %w", err)
-	}
-	d.state = nil
-	b := newBatch(TableName)
-	for _, name := range entries {
-		b.deleteRules(&b.before, name)
-		b.deleteChain(&b.before, name)
-	}
-	if err := d.commit(ctx, b); err != nil {
-		return err
-	}
-	awaitPackets()
-	b = newBatch(TableName)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+TableName, b.tableName)
-	return d.commit(ctx, b)
+	return nil
 }
 
-// entries are the table's chains that packets enter by themselves.
-func (d *Driver) entries(ctx context.Context) (names []string, err error) {
+// entries are a table's chains that packets enter by themselves.
+func (d *Driver) entries(ctx context.Context, table string) (names []string, err error) {
 	err = d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
-		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == TableName && findAttr(b, unix.NFTA_CHAIN_HOOK) != nil {
+		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == table && findAttr(b, unix.NFTA_CHAIN_HOOK) != nil {
 			names = append(names, cString(findAttr(b, unix.NFTA_CHAIN_NAME)))
 		}
 	})

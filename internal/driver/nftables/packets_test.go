@@ -21,3 +21,9 @@ func TestUpgrade(t *testing.T) {
 func TestFlood(t *testing.T) {
 	drivertest.Flood(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
 }
+
+// A fresh table takes the place of another one, and no packet notices.
+func TestRebuild(t *testing.T) {
+	rebuilding := func() (driver.Driver, error) { return nftables.OpenRebuilding(nftables.Options{}) }
+	drivertest.Upgrade(t, rebuilding, rebuilding)
+}

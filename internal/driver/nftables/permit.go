@@ -40,7 +40,7 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 		p.portElements(id, ports, yield)
 	}
 	if !s.PodTunnels {
-		p.portElements(0, &state.Ports{Ranges: tunnels}, yield)
+		p.portElements(tunnelPorts, &state.Ports{Ranges: tunnels}, yield)
 	}
 	for id, l := range s.Lists {
 		e := new(element)
@@ -59,6 +59,9 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 		p.hostElements(d, h, s.Programs, yield)
 	}
 }
+
+// tunnelPorts is the number of tunnels among the ports; no SetID is zero.
+const tunnelPorts state.SetID = 0
 
 // tunnels are how packets are carried in others: VXLAN on its port and on Linux's old one, Geneve, IPv4 and IPv6 in IP, GRE.
 var tunnels = []state.PortRange{
@@ -114,16 +117,17 @@ func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*el
 	yield(&e)
 }
 
-// portElements yields the ranges of a set of ports.
+// portElements yields the blocks of a set of ports. A hash set of blocks, unlike one of intervals, loses
+// elements as fast as it gets them.
 func (p *program) portElements(id state.SetID, ports *state.Ports, yield func(*element)) {
 	for _, r := range ports.Ranges {
-		e := element{set: p.policy.ports}
-		e.appendUint32(uint32(id))
-		e.append(uint8(r.Protocol), 0, 0, 0)
-		n := copy(e.end[:], e.key[:e.keyLen])
-		e.appendPort(r.First)
-		e.endLen = uint8(n + copy(e.end[n:], []byte{byte(r.Last >> 8), byte(r.Last), 0, 0}))
-		yield(&e)
+		eachBlock(r, func(size int, first uint16) {
+			e := element{set: p.policy.ports}
+			e.appendUint32(uint32(portsID(id, size)))
+			e.append(uint8(r.Protocol), 0, 0, 0)
+			e.appendPort(first)
+			yield(&e)
+		})
 	}
 }
 
@@ -148,24 +152,27 @@ func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs pro
 
 // podVerdict is returnIt where no policy applies. A program that the state lacks denies.
 func (p *program) podVerdict(f family, id state.ProgramID, progs programs) verdict {
-	b, prog := p.podBench(f), progs[id]
+	at, prog := p.podPlace(f), progs[id]
 	switch {
 	case prog != nil:
-		return goTo(p.rulings(b, prog)[0].name)
+		return goTo(p.entry(at, prog))
 	case id != "":
-		return goTo(b.denied)
+		return goTo(at.denied)
 	}
 	return returnIt
 }
 
+// useChain is told of a chain that something leads to, and how to write it.
+type useChain func(name string, write func() *ruling)
+
 // workloadRulings yields the chains that the elements of a workload lead to.
-func (p *program) workloadRulings(a netip.Addr, w *state.Workload, programs programs, yield func([]ruling)) {
-	b := p.podBench(p.family(a.Is4()).ip)
+func (p *program) workloadRulings(a netip.Addr, w *state.Workload, programs programs, yield useChain) {
+	at := p.podPlace(p.family(a.Is4()).ip)
 	if prog := programs[w.Egress]; prog != nil && w.Device != 0 {
-		yield(p.rulings(b, prog))
+		p.ruling(at, prog, yield)
 	}
 	if prog := programs[w.Ingress]; prog != nil {
-		yield(p.rulings(b, prog))
+		p.ruling(at, prog, yield)
 	}
 }
 
@@ -188,9 +195,9 @@ func (p *program) hostElements(device int, h *state.Host, programs programs, yie
 		if j.id == "" {
 			continue
 		}
-		to := hostBench.denied
+		to := hostPlace.denied
 		if prog := programs[j.id]; prog != nil {
-			to = p.rulings(hostBench, prog)[0].name
+			to = p.entry(hostPlace, prog)
 		}
 		e := element{set: j.set, verdict: jumpTo(to), comment: truncate(h.Name + " " + h.Device)}
 		e.appendUint32(uint32(device))
@@ -200,10 +207,10 @@ func (p *program) hostElements(device int, h *state.Host, programs programs, yie
 
 // hostRulings yields the chains of a host endpoint. What judges before connection tracking has base
 // chains of its own, as every packet pays for one.
-func (p *program) hostRulings(device int, h *state.Host, programs programs, yield func([]ruling)) {
+func (p *program) hostRulings(device int, h *state.Host, programs programs, yield useChain) {
 	for _, j := range p.hostJudges(h) {
 		if prog := programs[j.id]; prog != nil {
-			yield(p.rulings(hostBench, prog))
+			p.ruling(hostPlace, prog, yield)
 		}
 	}
 	raw := func(name string, num uint32, by field, id state.ProgramID) {
@@ -211,21 +218,20 @@ func (p *program) hostRulings(device int, h *state.Host, programs programs, yiel
 		if prog == nil {
 			return
 		}
-		rulings := p.rulings(untrackedBench, prog)
-		base := ruling{next: rulings[0].name, chain: chain{
+		base := chain{
 			hook:    &hook{"filter", num, -300, ""},
 			comment: "doNotTrack policies at " + h.Device,
-			rules:   []rule{newRule("").device(by, uint32(device)).jump(rulings[0].name)},
-		}}
+			rules:   []rule{newRule("").device(by, uint32(device)).jump(p.entry(untrackedPlace, prog))},
+		}
 		base.name = name + "-" + digestRules(base.rules)
-		yield(append([]ruling{base}, rulings...))
+		yield(base.name, func() *ruling { return &ruling{chain: base, next: []*ruling{p.write(untrackedPlace, prog)}} })
 	}
 	raw("raw-in", unix.NF_INET_PRE_ROUTING, fieldDevice, h.UntrackedIn)
 	raw("raw-out", unix.NF_INET_LOCAL_OUT, fieldOutDevice, h.UntrackedOut)
 }
 
 // eachPolicyRuling yields all chains that the policy leads to.
-func (p *program) eachPolicyRuling(s *state.Policy, yield func([]ruling)) {
+func (p *program) eachPolicyRuling(s *state.Policy, yield useChain) {
 	for a, w := range s.Workloads {
 		p.workloadRulings(a, w, s.Programs, yield)
 	}
@@ -235,26 +241,52 @@ func (p *program) eachPolicyRuling(s *state.Policy, yield func([]ruling)) {
 	p.deniedRulings(s.Denied, p.deniedSets(), yield)
 }
 
-// rulings are the chains of a program, written once as long as the program is in use.
-func (p *program) rulings(b bench, prog *state.Program) []ruling {
-	key := judged{b.name, prog.ID}
-	if r, ok := p.written[key]; ok {
-		return r
-	}
-	r := p.judge(b, prog)
-	p.written[key] = r
-	return r
-}
-
-// judged names a program at a bench.
+// judged names a program at a place.
 type judged struct {
-	bench string
+	place string
 	id    state.ProgramID
 }
 
-// forgetUnused drops what was written of programs that are not in use.
-func (p *program) forgetUnused(s *state.Policy) {
-	maps.DeleteFunc(p.written, func(j judged, _ []ruling) bool { return s == nil || s.Programs[j.id] == nil })
+// writings are the chains of programs. Their names are known as long as the programs are in use; what they hold, until the
+// kernel has it.
+type writings struct {
+	names   map[judged]string
+	written map[judged]*ruling
+	large   map[policyAt]*ruling
+}
+
+func newWritings() writings {
+	return writings{map[judged]string{}, map[judged]*ruling{}, map[policyAt]*ruling{}}
+}
+
+// write returns the first chain of a program.
+func (p *program) write(at place, prog *state.Program) *ruling {
+	key := judged{at.name, prog.ID}
+	r := p.written[key]
+	if r == nil {
+		r = p.judge(at, prog)
+		p.written[key], p.names[key] = r, r.name
+	}
+	return r
+}
+
+// entry is the name of the first chain of a program.
+func (p *program) entry(at place, prog *state.Program) string {
+	if name, ok := p.names[judged{at.name, prog.ID}]; ok {
+		return name
+	}
+	return p.write(at, prog).name
+}
+
+func (p *program) ruling(at place, prog *state.Program, yield useChain) {
+	yield(p.entry(at, prog), func() *ruling { return p.write(at, prog) })
+}
+
+// forgetWritten drops what the kernel has, and the names of programs that are not in use.
+func (p *program) forgetWritten(s *state.Policy) {
+	clear(p.written)
+	clear(p.large)
+	maps.DeleteFunc(p.names, func(j judged, _ string) bool { return s == nil || s.Programs[j.id] == nil })
 }
 
 // diffPrefixes yields what two sorted lists do not share.

@@ -19,7 +19,7 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		changeMembers(c, checkedDevices(before), checkedDelta(before, d), device(p.policy.checked))
 	}
 	if d.PodCIDRs != nil {
-		c.replace(func(yield func(*element)) { p.ownPodElements(before.PodCIDRs, yield) },
+		c.rewrite(func(yield func(*element)) { p.ownPodElements(before.PodCIDRs, yield) },
 			func(yield func(*element)) { p.ownPodElements(*d.PodCIDRs, yield) })
 	}
 	for id, members := range d.Groups {
@@ -29,8 +29,6 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*element)) { p.namedElement(id, n, yield) })
 	}
 	for id, ports := range d.PortSets {
-		// Ranges that give way to others under their number may overlap them, so both changes have to be one.
-		c.batch.atOnce = c.batch.atOnce || ports != nil && before.PortSets[id] != nil
 		c.replace(elementsOf(id, before.PortSets[id], p.portElements), elementsOf(id, ports, p.portElements))
 	}
 	for id, l := range d.Lists {

@@ -20,8 +20,9 @@ type program struct {
 	policy *policyProgram // nil: without policy
 	notes  *set
 
-	counters []string            // named, beside those of policies
-	written  map[judged][]ruling // of the programs of policy in use
+	counters []string // named, beside those of policies
+	limits   limits
+	writings // of the programs of policy
 }
 
 // familyProgram is one address family's half of the program.
@@ -30,8 +31,9 @@ type familyProgram struct {
 
 	frontends, outside                          *set    // verdict maps: what a client addresses → the chain that serves it
 	backends, localBackends                     [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
-	staged, restricted, sourceRanges            *set
+	staged, restricted, sources                 *set
 	affine, affinity, affineBackends, learn     *set
+	learning                                    *set // what each frontend may still learn
 	masquerade, hairpins                        *set
 	clusterIPs, otherIPs                        *set
 	serviceCIDRs, podCIDRs, keptCIDRs, ownCIDRs *set
@@ -46,13 +48,14 @@ func (p *program) family(is4 bool) *familyProgram {
 	return p.fam[1]
 }
 
-// affinitySize bounds the remembered clients of a family. A full map forgets
-// nobody, but learns no more: new clients are balanced without affinity.
+// affinitySize bounds the remembered clients of a family. A full map learns no more: new clients are balanced
+// without affinity. So that one frontend cannot fill it, each learns a share of it at the most, see learnsTooMuch, and so that
+// many cannot, the agent forgets the oldest clients of those that have most, see forgetter.
 const affinitySize = 1 << 20
 
 // newProgram returns the program for services, and for policy if it is asked for.
 func newProgram(policy bool) *program {
-	p := newSets()
+	p := newSets(affinitySize)
 	if policy {
 		p.addPolicySets()
 	}
@@ -60,10 +63,10 @@ func newProgram(policy bool) *program {
 	return p
 }
 
-func newSets() *program {
-	p := &program{written: map[judged][]ruling{}}
+func newSets(clients uint32) *program {
+	p := &program{limits: usualLimits, writings: newWritings()}
 	for i, f := range []family{ipv4, ipv6} {
-		p.fam[i] = p.addFamily(f)
+		p.fam[i] = p.addFamily(f, clients)
 	}
 	p.notes = p.addSet(&set{
 		name: "notes", key: []field{fieldMark},
@@ -91,7 +94,7 @@ func (p *program) addSet(s *set) *set {
 	return s
 }
 
-func (p *program) addFamily(f family) *familyProgram {
+func (p *program) addFamily(f family, clients uint32) *familyProgram {
 	name := func(s string) string { return f.name + "-" + s }
 	frontend := []field{f.daddr, fieldProto, fieldDport}
 	fp := &familyProgram{ip: f}
@@ -117,13 +120,16 @@ func (p *program) addFamily(f family) *familyProgram {
 	}
 	fp.restricted = p.addSet(&set{name: name("restricted"), key: frontend,
 		comment: "frontends that only the sources in " + name("sources") + " may reach"})
-	fp.sourceRanges = p.addSet(&set{name: name("sources"), key: append(frontend[:3:3], f.saddr), interval: true,
-		comment: "loadBalancerSourceRanges"})
+	// nft 1.0.6 reads no typeof of five parts, and a mark is a number that it lists without.
+	fp.sources = p.addSet(&set{name: name("sources"), key: []field{fieldMark, f.daddr, fieldProto, fieldDport, f.saddr},
+		comment: "loadBalancerSourceRanges: length . service address . network"})
 	fp.affine = p.addSet(&set{name: name("affine"), key: frontend,
 		comment: "frontends with session affinity"})
-	fp.affinity = p.addSet(&set{name: name("affinity"), typeof: true, dynamic: true, size: affinitySize,
+	fp.affinity = p.addSet(&set{name: name("affinity"), typeof: true, dynamic: true, size: clients,
 		key: []field{f.saddr, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport},
 		comment: "client and service address : the backend it was sent to"})
+	fp.learning = p.addSet(&set{name: name("learning"), dynamic: true, size: 1 << 16, key: frontend,
+		comment: "service address and how many clients it may learn"})
 	fp.affineBackends = p.addSet(&set{name: name("affine-to"), typeof: true,
 		key:     []field{f.daddr, fieldProto, fieldDport, f.daddr, fieldDport},
 		comment: "service address and the backends that affinity may keep to"})
@@ -154,6 +160,9 @@ type chain struct {
 	rules         []rule
 }
 
+// natHook is the kind of hook that sees the first packet of a connection alone.
+const natHook = "nat"
+
 type hook struct {
 	kind     string // "nat", "filter"
 	num      uint32
@@ -170,7 +179,7 @@ func (p *program) addBaseChains() {
 			newRule("").family(ipv6).jump(ipv6.name + to),
 		}
 	}
-	nat := func(num uint32, prio int32) *hook { return &hook{"nat", num, prio, ""} }
+	nat := func(num uint32, prio int32) *hook { return &hook{natHook, num, prio, ""} }
 	p.chains = append(p.chains,
 		chain{name: "prerouting", hook: nat(unix.NF_INET_PRE_ROUTING, -100), rules: append(p.beforeServices(), dispatch("-services")...),
 			comment: "new connections from pods and from outside"},
@@ -202,13 +211,13 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 				in([]field{f.daddr}, fp.serviceCIDRs).notIn([]field{f.daddr}, fp.otherIPs).drop(),
 		}},
 		chain{name: n("stages"), comment: "what some frontends have before the choice of a backend", rules: []rule{
-			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).
-				notIn(append(frontend[:3:3], f.saddr), fp.sourceRanges).drop(),
+			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).jump(n("sources")),
 			newRule("session affinity").family(f).in(frontend, fp.affine).
 				dnat(f, fp.affinity, fromClient...),
 			newRule("externalTrafficPolicy Local, seen from outside").family(f).
 				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.outside),
 		}},
+		fp.sourcesChain(),
 		chain{name: n("reject"), comment: "nobody serves this: say so at once", rules: []rule{
 			newRule("").proto(unix.IPPROTO_TCP).rejectTCP(),
 			newRule("").reject(),
@@ -296,6 +305,8 @@ func (fp *familyProgram) learnChain(d time.Duration) chain {
 	})
 	// An update renews an element's time and leaves its data, which is right: an element that is
 	// there is where this connection was sent, or where another one of the client, just before it.
+	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remembered(f, fp.affinity).remember(f, fp.affinity, d).ret() })...)
+	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).learnsTooMuch(f, fp.learning, fp.affinity.size, d).ret() })...)
 	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remember(f, fp.affinity, d) })...)
 	return chain{name: fp.learnName(d), rules: rules, comment: fmt.Sprintf("remember for %s", d)}
 }

@@ -42,7 +42,7 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 			d = openIn(t, ns, Options{Policy: true})
 			want := isolated()
 			c.change(want.Policy)
-			p, kept, err := d.AdoptKeeping(t.Context(), want)
+			p, kept, err := d.AdoptKeeping(t.Context(), want, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,31 +88,35 @@ func TestForbids(t *testing.T) {
 	}
 	nodePort := direct(outside, pod)
 	nodePort.Orig = tuple(outside, node, 40000, 30080)
-	denyNodePort := &state.Program{ID: "node-port", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Allow, Rules: []state.Rule{{
-		Action: model.Deny, Protocol: uint8(model.TCP), Destination: state.End{Ports: &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 30080, Last: 30080}}}}}}}}}
+	denyNodePort := &state.Program{ID: "node-port", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Allow, Policies: []*state.PolicyRules{{Rules: []state.Rule{{
+		Action: model.Deny, Protocol: uint8(model.TCP), Destination: state.End{Ports: &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 30080, Last: 30080}}}}}}}}}}}
 	preDNAT := func(p *state.Policy) {
 		p.Programs[denyNodePort.ID] = denyNodePort
-		p.PortSets[0x100] = denyNodePort.Tiers[0].Rules[0].Destination.Ports
+		p.PortSets[0x100] = denyNodePort.Tiers[0].Policies[0].Rules[0].Destination.Ports
 		p.Hosts[eth0] = &state.Host{Name: "node", Device: "eth0", PreDNAT: denyNodePort.ID}
 	}
 	toNode := direct(outside, node)
 	toNode.Orig, toNode.Reply = tuple(outside, node, 40000, 30080), tuple(node, outside, 30080, 40000)
+	none, listed := new(unsure), &unsure{members: map[netip.Prefix]bool{netip.MustParsePrefix("192.0.2.0/24"): true}}
+	listed.lengths[0][24] = true
 	for name, c := range map[string]struct {
 		flow   conntrack.Flow
 		change func(*state.Policy)
-		kept   int
+		unsure *unsure
 		want   bool
 	}{
-		"nothing forbids it":                   {direct(outside, pod), func(*state.Policy) {}, 0, false},
-		"the pod's policy":                     {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, 0, true},
-		"the pod's policy, and some is kept":   {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, 1, false},
-		"before services":                      {nodePort, preDNAT, 0, true},
-		"before services, to the node":         {toNode, preDNAT, 0, true},
-		"before services, another port":        {direct(outside, pod), preDNAT, 0, false},
-		"an interface that is not known":       {direct(outside, pod), func(p *state.Policy) { preDNAT(p); clear(p.HostDevices) }, 0, false},
-		"a pod that is not known":              {direct(outside, pod), func(p *state.Policy) { clear(p.Workloads) }, 0, false},
-		"a pod whose interface is not known":   {direct(pod, outside), func(p *state.Policy) { p.Workloads[pod].Device = 0; clear(p.PodDevices) }, 0, false},
-		"a pod's policy of what the node gets": {direct(pod, node), func(p *state.Policy) { p.Workloads[pod].Egress = "deny" }, 0, true},
+		"nothing forbids it":                    {direct(outside, pod), func(*state.Policy) {}, none, false},
+		"the pod's policy":                      {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, none, true},
+		"the pod's policy, and it is kept":      {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, &unsure{receivers: map[netip.Addr]bool{pod: true}}, false},
+		"the pod's policy, and another is kept": {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, &unsure{senders: map[netip.Addr]bool{pod: true}}, true},
+		"the pod's policy, and a list is kept":  {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, listed, false},
+		"before services":                       {nodePort, preDNAT, none, true},
+		"before services, to the node":          {toNode, preDNAT, none, true},
+		"before services, another port":         {direct(outside, pod), preDNAT, none, false},
+		"an interface that is not known":        {direct(outside, pod), func(p *state.Policy) { preDNAT(p); clear(p.HostDevices) }, none, false},
+		"a pod that is not known":               {direct(outside, pod), func(p *state.Policy) { clear(p.Workloads) }, none, false},
+		"a pod whose interface is not known":    {direct(pod, outside), func(p *state.Policy) { p.Workloads[pod].Device = 0; clear(p.PodDevices) }, none, false},
+		"a pod's policy of what the node gets":  {direct(pod, node), func(p *state.Policy) { p.Workloads[pod].Egress = "deny" }, none, true},
 	} {
 		p := isolated().Policy
 		p.HostDevices[eth0], p.PodDevices[veth] = struct{}{}, struct{}{}
@@ -121,7 +125,7 @@ func TestForbids(t *testing.T) {
 		c.change(p)
 		s := state.New()
 		s.Policy = p
-		d := &Driver{state: s, kept: c.kept}
+		d := &Driver{state: s, unsure: c.unsure}
 		w := &ways{own: map[netip.Addr]bool{node: true}, devices: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
 		if got := d.forbids(c.flow, w); got != c.want {
 			t.Errorf("%s: forbidden: %v, want %v", name, got, c.want)
@@ -140,8 +144,8 @@ func TestTwiceInOne(t *testing.T) {
 			ports := &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: first, Last: last}}}
 			key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: string(program)}}
 			s.Policy.PortSets[ports.ID] = ports
-			s.Policy.Programs[program] = &state.Program{ID: program, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []model.PolicyKey{key},
-				Rules: []state.Rule{{Policy: key, Name: "ingress[0]", Action: model.Allow, Protocol: uint8(model.TCP), Destination: state.End{Ports: ports}}}}}}
+			s.Policy.Programs[program] = &state.Program{ID: program, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key,
+				Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: uint8(model.TCP), Destination: state.End{Ports: ports}}}}}}}}
 			s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6, Ingress: program}
 			return s
 		}

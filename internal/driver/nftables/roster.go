@@ -18,8 +18,9 @@ type roster struct {
 
 // enrolled is a chain with the number of its uses: map elements, base chains and other chains.
 type enrolled struct {
-	ruling
-	uses int
+	*ruling     // without its rules, once the kernel has them
+	rules   int // how many it has
+	uses    int
 }
 
 func newRoster() *roster { return &roster{map[string]enrolled{}, map[string]int{}} }
@@ -28,21 +29,21 @@ func (r *roster) clone() *roster {
 	return &roster{maps.Clone(r.chains), maps.Clone(r.counters)}
 }
 
-// use counts another use of the first of the rulings, which leads to the others.
-func (r *roster) use(rulings ...ruling) {
-	first := rulings[0]
-	e, known := r.chains[first.name]
+// use counts another use of the chain of that name. If there is none yet, it is written, and uses the chains that it leads to.
+func (r *roster) use(name string, write func() *ruling) {
+	e, known := r.chains[name]
 	if !known {
-		e.ruling = first
-		for _, name := range first.counters {
-			r.counters[name]++
+		e.ruling = write()
+		e.rules = len(e.ruling.rules)
+		for _, counter := range e.counters {
+			r.counters[counter]++
 		}
-		if first.next != "" {
-			r.use(rulings[1:]...)
+		for _, next := range e.next {
+			r.use(next.name, func() *ruling { return next })
 		}
 	}
 	e.uses++
-	r.chains[first.name] = e
+	r.chains[name] = e
 }
 
 // release takes back a use of the chain; the last one takes it off the roster, and its own uses with it.
@@ -58,15 +59,22 @@ func (r *roster) release(name string) {
 			delete(r.counters, counter)
 		}
 	}
-	if e.next != "" {
-		r.release(e.next)
+	for _, next := range e.next {
+		r.release(next.name)
 	}
 }
 
-// rules is the number of rules in all chains.
-func (r *roster) rules() (n int) {
+// forgetRules drops what is in the kernel.
+func (r *roster) forgetRules() {
 	for _, e := range r.chains {
-		n += len(e.rules)
+		e.ruling.rules = nil
+	}
+}
+
+// ruleCount is the number of rules in all chains.
+func (r *roster) ruleCount() (n int) {
+	for _, e := range r.chains {
+		n += e.rules
 	}
 	return n
 }

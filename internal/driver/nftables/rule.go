@@ -9,10 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is a sequence of expressions, built left to right as nft prints it.
+// rule is a sequence of expressions, built left to right as nft prints it, and encoded as it is built.
 type rule struct {
 	comment string
-	exprs   []expression
+	exprs   attrs
+	n       int  // expressions
+	end     *int // of what is written, by this rule or another that began like it; nil: nothing is
 }
 
 // expression is one nf_tables expression: its name and what writes its data.
@@ -54,10 +56,25 @@ func (e expression) write(a *attrs) {
 
 func (r rule) add(e ...expr.Any) rule {
 	for _, e := range e {
-		r.exprs = append(r.exprs, libExpr(e))
+		r = r.append(libExpr(e))
 	}
 	return r
 }
+
+// append leaves rules as they are that began like r: it copies what it has in common with them where one of them
+// went on already.
+func (r rule) append(e expression) rule {
+	if r.end == nil || *r.end != len(r.exprs.b) {
+		r.exprs.b, r.end = append(make([]byte, 0, len(r.exprs.b)+ruleRoom), r.exprs.b...), new(int)
+	}
+	e.write(&r.exprs)
+	*r.end = len(r.exprs.b)
+	r.n++
+	return r
+}
+
+// ruleRoom is what most rules take, in bytes.
+const ruleRoom = 512
 
 // load loads the fields into consecutive registers from firstRegister on, and
 // returns the register after them.
@@ -68,10 +85,10 @@ func (r *rule) load(fields []field) uint32 {
 func (r *rule) loadAt(reg uint32, fields []field) uint32 {
 	for _, f := range fields {
 		if f.load != nil {
-			r.exprs = append(r.exprs, f.load(reg))
+			*r = r.append(f.load(reg))
 		}
 		if f.mask != nil {
-			r.exprs = append(r.exprs, f.mask(reg))
+			*r = r.append(f.mask(reg))
 		}
 		reg += uint32(f.registers())
 	}
@@ -89,6 +106,10 @@ func (r rule) family(f family) rule {
 
 func (r rule) proto(p uint8) rule {
 	return r.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpEq, []byte{p})
+}
+
+func (r rule) notProto(p uint8) rule {
+	return r.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpNeq, []byte{p})
 }
 
 func (r rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) rule {
@@ -187,6 +208,27 @@ func (r rule) dynset(f family, s *set, op uint32, d time.Duration) rule {
 	data := r.load(append([]field{f.origSaddr}, f.origFrontend()...))
 	r.loadAt(data, []field{f.daddr, fieldDport})
 	return r.add(&expr.Dynset{SrcRegKey: firstRegister, SrcRegData: data, SetName: s.name, SetID: s.id, Operation: op, Timeout: d})
+}
+
+// remembered goes on if the map holds a backend for the client and the frontend it asked for: one whose address is not zero, as
+// kernels before 6.5 take no look-up of a map's key alone. (nft lists the zero as of an invalid type.)
+func (r rule) remembered(f family, s *set) rule {
+	r.load(append([]field{f.origSaddr}, f.origFrontend()...))
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.name, SetID: s.id, IsDestRegSet: true, DestRegister: firstRegister}).
+		compare(expr.CmpOpNeq, make([]byte, f.bits/8))
+}
+
+// Of a map of affinity, a frontend may fill 1/learnBurst at once, and 1/learnRate more over the time-out.
+const (
+	learnBurst = 16
+	learnRate  = 2
+)
+
+// learnsTooMuch goes on if the frontend has learnt its share of a map of so many clients.
+func (r rule) learnsTooMuch(f family, s *set, size uint32, d time.Duration) rule {
+	r.load(f.origFrontend())
+	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: max(1, uint64(size/learnRate)/uint64(d/time.Second)), Unit: expr.LimitTimeSecond, Burst: size / learnBurst, Over: true}
+	return r.add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.name, SetID: s.id, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: d, Exprs: []expr.Any{limit}})
 }
 
 // masquerade takes a random source port: predictable ones collide under load, and can be guessed.

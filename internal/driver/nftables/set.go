@@ -81,6 +81,10 @@ func (s *set) flags() (flags uint32) {
 	return flags
 }
 
+// ranges reports whether each element of the set is one end of an interval. The kernel refuses some orders in which
+// single ends are deleted, so such a set is never changed but written anew.
+func (s *set) ranges() bool { return s.interval && len(s.key) == 1 }
+
 // write appends the attributes that create the set.
 func (s *set) write(a *attrs, table string) {
 	a.str(unix.NFTA_SET_TABLE, table)

@@ -21,6 +21,9 @@ type socket struct {
 	port uint32 // our address; the kernel names it as the owner of our table
 	seq  uint32 // of requests; batches count from 0
 	recv []byte
+
+	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it does not take.
+	refuse func(messages [][]byte, labels []string) error
 }
 
 const (
@@ -182,12 +185,17 @@ func appendHeader(a *attrs, typ uint8, flags uint16, seq uint32, family uint8) {
 // with number ackSeq, must ask for an acknowledgement: it comes after the
 // commit, and is all that a successful batch is answered with.
 func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error {
+	if s.refuse != nil {
+		if err := s.refuse(buffers, labels); err != nil {
+			return err
+		}
+	}
 	iov := make([][]byte, 0, len(buffers)+2)
 	iov = append(iov, batchMarker(unix.NFNL_MSG_BATCH_BEGIN))
 	iov = append(iov, buffers...)
 	iov = append(iov, batchMarker(unix.NFNL_MSG_BATCH_END))
 	if _, err := unix.SendmsgBuffers(s.fd, iov, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
-		return fmt.Errorf("send batch to kernel: %w", err)
+		return batchError(err)
 	}
 	var failed error
 	for done := false; !done; {
@@ -197,7 +205,7 @@ func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error 
 			}
 			err := m.errno()
 			if err != nil && failed == nil {
-				failed = fmt.Errorf("%s: %w", labels[m.seq], err)
+				failed = answer(labels[m.seq], err)
 			}
 			// An error of the batch as a whole is reported on its first message, and
 			// nothing follows.
@@ -212,6 +220,25 @@ func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error 
 		}
 	}
 	return failed
+}
+
+// answer is what the kernel says of a batch.
+func answer(what string, err error) error {
+	var errno unix.Errno
+	if !errors.As(err, &errno) {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return &kernelError{what, errno}
+}
+
+// batchError is why a batch could not be sent. One that is too long is refused like one of which the kernel does not take a part.
+func batchError(err error) error {
+	const what = "send batch to kernel"
+	switch {
+	case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		return answer(what, err)
+	}
+	return fmt.Errorf(what+": %w", err)
 }
 
 func batchMarker(typ uint16) []byte {

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/state"
@@ -27,6 +28,9 @@ func (p *program) eachElement(s *state.State, yield func(*element)) {
 	}
 	for k, f := range s.Frontends {
 		p.frontendElements(k, f, yield)
+		for _, c := range f.SourceRanges {
+			p.sourceElements(k, c, yield)
+		}
 	}
 	if p.policy != nil {
 		p.eachPolicyElement(s.Policy, yield)
@@ -83,8 +87,8 @@ func (fp *familyProgram) holds(a netip.Addr) bool { return a.Is4() == (fp.ip.bit
 // cidrElements yields the family's prefixes as the two ends of an interval
 // each. Prefixes inside others are left out, as intervals may not overlap.
 func (fp *familyProgram) cidrElements(s *set, prefixes []netip.Prefix, yield func(*element)) {
-	for i, c := range prefixes {
-		if !fp.holds(c.Addr()) || covered(prefixes, i) {
+	for _, c := range disjoint(prefixes) {
+		if !fp.holds(c.Addr()) {
 			continue
 		}
 		e := element{set: s}
@@ -100,15 +104,16 @@ func (fp *familyProgram) cidrElements(s *set, prefixes []netip.Prefix, yield fun
 	}
 }
 
-// covered reports whether prefix i lies in another one, or repeats an earlier one.
-func covered(prefixes []netip.Prefix, i int) bool {
-	c := prefixes[i].Masked()
-	for j, o := range prefixes {
-		if o = o.Masked(); j != i && o.Contains(c.Addr()) && (o.Bits() < c.Bits() || o == c && j < i) {
-			return true
+// disjoint are the prefixes without those that lie in others, in order.
+func disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare) // one that holds others comes before them
+	kept := sorted[:0]
+	for _, c := range sorted {
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(c) {
+			kept = append(kept, c)
 		}
 	}
-	return false
+	return kept
 }
 
 func lastAddr(c netip.Prefix) netip.Addr {
@@ -120,7 +125,7 @@ func lastAddr(c netip.Prefix) netip.Addr {
 	return a
 }
 
-// frontendElements yields what one frontend puts into the sets.
+// frontendElements yields what one frontend puts into the sets, but for its source ranges.
 func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
 	fp := p.family(k.Addr.Is4())
 	at := func(s *set) element {
@@ -152,7 +157,6 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 	}
 	if len(f.SourceRanges) > 0 {
 		mark(fp.restricted)
-		fp.rangeElements(k, f.SourceRanges, yield)
 	}
 	if timeout := affinity(f); timeout > 0 {
 		mark(fp.affine)
@@ -184,7 +188,7 @@ func frontendComment(f *state.Frontend) string {
 	if f.Kind != state.ClusterIP {
 		c += " " + f.Kind.String()
 	}
-	return c[:min(len(c), nftCommentMax)]
+	return truncate(c)
 }
 
 // serve is the verdict for connections that may use the backends.
@@ -213,20 +217,6 @@ func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.Addr
 	}
 }
 
-func (fp *familyProgram) rangeElements(k state.FrontendKey, ranges []netip.Prefix, yield func(*element)) {
-	for i, c := range ranges {
-		if !fp.holds(c.Addr()) || covered(ranges, i) {
-			continue
-		}
-		e := element{set: fp.sourceRanges}
-		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-		n := copy(e.end[:], e.key[:e.keyLen])
-		e.append(fp.ip.addr(c.Masked().Addr())...)
-		e.endLen = uint8(n + copy(e.end[n:], fp.ip.addr(lastAddr(c))))
-		yield(&e)
-	}
-}
-
 func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
 	one := func(b netip.AddrPort) {
 		e := element{set: fp.affineBackends}
@@ -246,7 +236,7 @@ func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, 
 }
 
 // eachRuling yields the chains, beside the program's own, that the state leads to.
-func (p *program) eachRuling(s *state.State, yield func([]ruling)) {
+func (p *program) eachRuling(s *state.State, yield useChain) {
 	for k, f := range s.Frontends {
 		p.learnRuling(k, f, yield)
 	}
@@ -256,11 +246,12 @@ func (p *program) eachRuling(s *state.State, yield func([]ruling)) {
 }
 
 // learnRuling yields the learn chain of a frontend with affinity.
-func (p *program) learnRuling(k state.FrontendKey, f *state.Frontend, yield func([]ruling)) {
+func (p *program) learnRuling(k state.FrontendKey, f *state.Frontend, yield useChain) {
 	if f == nil || affinity(f) == 0 {
 		return
 	}
-	yield([]ruling{{chain: p.family(k.Addr.Is4()).learnChain(affinity(f))}})
+	fp := p.family(k.Addr.Is4())
+	yield(fp.learnName(affinity(f)), func() *ruling { return &ruling{chain: fp.learnChain(affinity(f))} })
 }
 
 // noteElement is what a note says in the comment of an element.

@@ -72,21 +72,25 @@ func TestFrontendElements(t *testing.T) {
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 		{"source ranges and affinity", state.Frontend{Service: name, Affinity: time.Hour, Backends: addrPorts("10.1.0.1:8080"),
-			SourceRanges: prefixes("192.0.2.0/24", "192.0.2.7/32", "fd00::/8")}, []string{
+			SourceRanges: prefixes("192.0.2.0/23", "fd00::/8")}, []string{
 			`ip-affine { 10.96.0.1 . tcp . 80 }`,
 			`ip-affine-to { 10.96.0.1 . tcp . 80 . 10.1.0.1 . 8080 }`,
 			`ip-backends { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
 			`ip-frontends { 10.96.0.1 . tcp . 80 comment "shop/web" : goto ip-pick-1 }`,
 			`ip-learn { 10.96.0.1 . tcp . 80 : goto ip-learn-3600 }`,
 			`ip-restricted { 10.96.0.1 . tcp . 80 }`,
-			`ip-sources { 10.96.0.1 . tcp . 80 . 192.0.2.0 to 10.96.0.1 . tcp . 80 . 192.0.2.255 }`,
+			`ip-sources { 24 . 10.96.0.1 . tcp . 80 . 192.0.2.0 }`,
+			`ip-sources { 24 . 10.96.0.1 . tcp . 80 . 192.0.3.0 }`,
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 	}
 	p := newProgram(false)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := printed(func(yield func(*element)) { p.frontendElements(vip, &tt.frontend, yield) })
+			s := state.New()
+			s.Settings.MasqueradeAll = true
+			s.Frontends[vip] = &tt.frontend
+			got := printed(func(yield func(*element)) { p.eachElement(s, yield) })
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 			}

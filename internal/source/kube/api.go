@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strconv"
 	"strings"
@@ -27,6 +28,7 @@ const pageSize = 500
 type api struct {
 	credentials *credentials
 	timing      timing
+	dialed      dialed
 }
 
 // errSilent is a server that does not answer, or not to the end.
@@ -59,6 +61,10 @@ func (a *api) get(ctx context.Context, path string, query url.Values, accept str
 
 // send asks, and returns the answer if the server is content with the question.
 func (a *api) send(ctx context.Context, path string, query url.Values, accept string) (*http.Response, error) {
+	return a.do(ctx, http.MethodGet, path, query, http.Header{"Accept": {accept}}, nil)
+}
+
+func (a *api) do(ctx context.Context, method, path string, query url.Values, header http.Header, body io.Reader) (*http.Response, error) {
 	client, base, err := a.credentials.connect()
 	if err != nil {
 		return nil, unreachable{err}
@@ -66,16 +72,16 @@ func (a *api) send(ctx context.Context, path string, query url.Values, accept st
 	target := *base
 	target.Path = strings.TrimSuffix(base.Path, "/") + path
 	target.RawQuery = query.Encode()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, a.dialed.trace()), method, target.String(), body)
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", target.String(), err)
 	}
-	request.Header.Set("Accept", accept)
+	request.Header = header
 	answer, err := client.Do(request)
 	if err != nil {
 		return nil, unreachable{reason(ctx, err)}
 	}
-	if answer.StatusCode != http.StatusOK {
+	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusCreated {
 		defer func() { _ = answer.Body.Close() }()
 		if answer.StatusCode == http.StatusUnauthorized {
 			a.credentials.renew()

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
@@ -125,6 +126,28 @@ func TestStoredNames(t *testing.T) {
 	api.remove(path, "/default.a")
 	api.remove(path, "/b")
 	f.waitNames()
+}
+
+// Policies of which it can't be told whom they select are named as all that is lacking, until something else is.
+func TestPoliciesThatSelectNobodyKnowsWhom(t *testing.T) {
+	const path, odd = calicoV1 + "globalnetworkpolicies", `,"spec":{"selector":"app = 'x'"}}`
+	api := newFakeAPI(t)
+	everything(api)
+	api.putAs(path, "/default.odd", `{"metadata":{"name":"default.odd"}`+odd)
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitIssue("GlobalNetworkPolicy default.odd", "selector")
+	global := func(name string) model.PolicyKey {
+		return model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: name}}
+	}
+	if st := f.source.Status(); len(st.Lacking) != 1 || !slices.Equal(st.LackingPolicies, []model.PolicyKey{global("default.odd"), global("odd")}) {
+		t.Errorf("lacking %q, policies %v", st.Lacking, st.LackingPolicies)
+	}
+	api.putAs(services, "shop/never", `{"metadata":{"name":"never","namespace":"shop","labels":7},"spec":{}}`)
+	f.waitIssue("Service shop/never", "should not be a number")
+	if st := f.source.Status(); len(st.Lacking) != 2 || st.LackingPolicies != nil {
+		t.Errorf("lacking %q, policies %v", st.Lacking, st.LackingPolicies)
+	}
 }
 
 // A network set at fault keeps its last good version, or is delivered as refused.

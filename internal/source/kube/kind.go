@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -20,6 +22,14 @@ func (r resource) path() string {
 		return "/api/" + r.version + "/" + r.plural
 	}
 	return "/apis/" + r.group + "/" + r.version + "/" + r.plural
+}
+
+// in is the resource's place in a namespace; "" is the cluster.
+func (r resource) in(namespace string) string {
+	if namespace == "" {
+		return r.path()
+	}
+	return strings.TrimSuffix(r.path(), r.plural) + "namespaces/" + namespace + "/" + r.plural
 }
 
 // apiVersion is "v1", "projectcalico.org/v3".

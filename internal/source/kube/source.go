@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -51,7 +52,10 @@ type Source struct {
 	outage bool        // it was
 }
 
-var _ source.Source = (*Source)(nil)
+var (
+	_ source.Source = (*Source)(nil)
+	_ source.Dialer = (*Source)(nil)
+)
 
 // New returns a source that delivers to sink.
 func New(config Config, sink source.Sink, log *slog.Logger) *Source {
@@ -61,7 +65,7 @@ func New(config Config, sink source.Sink, log *slog.Logger) *Source {
 func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Source {
 	s := &Source{
 		sink: sink, log: log,
-		api:     &api{&credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, t},
+		api:     &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: t},
 		started: make(chan struct{}), ended: make(chan struct{}),
 	}
 	kinds := serviceKinds()
@@ -206,6 +210,21 @@ func (s *Source) lacking() []string {
 	return all
 }
 
+// lackingPolicies are all that is lacking, if that are single policies.
+func (s *Source) lackingPolicies() (all []model.PolicyKey) {
+	if s.whole {
+		return nil
+	}
+	for _, f := range s.followers {
+		keys := f.lackingPolicies()
+		if len(keys) == 0 && len(f.lacking()) > 0 {
+			return nil
+		}
+		all = append(all, keys...)
+	}
+	return all
+}
+
 // tellOutage logs a trouble common to several kinds once it has lasted for a while, and its end.
 func (s *Source) tellOutage() {
 	victims, reason := s.common()
@@ -247,6 +266,9 @@ func (s *Source) common() (victims, reason string) {
 	return strings.Join(names, ", "), reason
 }
 
+// Dialed implements source.Dialer.
+func (s *Source) Dialed() []netip.AddrPort { return s.api.dialed.list() }
+
 func (s *Source) objects() map[string]int {
 	counts := make(map[string]int)
 	for _, f := range s.followers {
@@ -268,6 +290,7 @@ func (s *Source) Status() source.Status {
 	st := source.Status{
 		Name: "kubernetes", Where: where, Synced: s.synced,
 		Objects: s.objects(), Skipped: map[string]int{}, Issues: []model.Issue{}, Lacking: s.lacking(),
+		LackingPolicies: s.lackingPolicies(),
 	}
 	if fault != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: "kubeconfig", Reason: fault})

@@ -182,7 +182,9 @@ func (f *follower) issues() []model.Issue {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
-		all = append(all, model.Issue{Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce})
+		all = append(all, model.Issue{
+			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce, Ref: model.Ref{Kind: f.kind.kind.String(), Name: name},
+		})
 	}
 	return all
 }
@@ -206,6 +208,18 @@ func (f *follower) unread() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.phase != listed && !f.optional
+}
+
+// lackingPolicies are what is lacking of the kind, if that are single policies.
+func (f *follower) lackingPolicies() (keys []model.PolicyKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.phase == listed && !f.minor {
+		for name := range f.ledger.holes() {
+			keys = append(keys, source.PolicyKeys(f.kind.kind, name)...)
+		}
+	}
+	return keys
 }
 
 // lacking says what was never read of the kind, sorted.

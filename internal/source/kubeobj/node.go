@@ -21,7 +21,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for i := range o.Spec.Taints {
 		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
 	}
-	n.IPs = nodeIPs(o.Status.Addresses, &f)
+	n.IPs, n.OtherIPs = nodeIPs(o.Status.Addresses, &f)
 	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
 	if len(list) == 0 && o.Spec.PodCIDR != "" {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
@@ -38,8 +38,8 @@ func Node(o *corev1.Node) (*model.Node, error) {
 }
 
 // nodeIPs returns the InternalIPs, and the ExternalIPs of a family that has none: as kube-proxy, which takes
-// the first of each family from both in this order.
-func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) []netip.Addr {
+// the first of each family from both in this order. Others are the remaining ExternalIPs.
+func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []netip.Addr) {
 	of := map[corev1.NodeAddressType][]netip.Addr{}
 	for i, in := range addresses {
 		if in.Type != corev1.NodeInternalIP && in.Type != corev1.NodeExternalIP {
@@ -52,14 +52,16 @@ func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) []netip.Addr {
 		}
 		of[in.Type] = append(of[in.Type], a)
 	}
-	list := of[corev1.NodeInternalIP]
+	list = of[corev1.NodeInternalIP]
 	for _, a := range of[corev1.NodeExternalIP] {
 		sameFamily := func(o netip.Addr) bool { return o.Is4() == a.Is4() }
-		if !slices.ContainsFunc(of[corev1.NodeInternalIP], sameFamily) {
+		if slices.ContainsFunc(of[corev1.NodeInternalIP], sameFamily) {
+			others = append(others, a)
+		} else {
 			list = append(list, a)
 		}
 	}
-	return list
+	return list, others
 }
 
 // Namespace translates a v1 Namespace.

@@ -17,15 +17,16 @@ func TestNodeAddresses(t *testing.T) {
 	for _, c := range []struct {
 		in   string // "i" and "e" before addresses say their types
 		want []netip.Addr
+		more []netip.Addr
 		err  []string
 	}{
-		{"", nil, nil},
-		{"i192.0.2.1 i192.0.2.2", addrs("192.0.2.1", "192.0.2.2"), nil},
-		{"e203.0.113.9", addrs("203.0.113.9"), nil},
-		{"e203.0.113.9 i192.0.2.1", addrs("192.0.2.1"), nil},
-		{"e203.0.113.9 e2001:db8::9 i2001:db8::1 e203.0.113.8", addrs("2001:db8::1", "203.0.113.9", "203.0.113.8"), nil},
-		{"ix e203.0.113.9", addrs("203.0.113.9"), []string{"status.addresses[0].address"}},
-		{"i192.0.2.1 ex", addrs("192.0.2.1"), []string{"status.addresses[1].address"}},
+		{"", nil, nil, nil},
+		{"i192.0.2.1 i192.0.2.2", addrs("192.0.2.1", "192.0.2.2"), nil, nil},
+		{"e203.0.113.9", addrs("203.0.113.9"), nil, nil},
+		{"e203.0.113.9 i192.0.2.1", addrs("192.0.2.1"), addrs("203.0.113.9"), nil},
+		{"e203.0.113.9 e2001:db8::9 i2001:db8::1 e203.0.113.8", addrs("2001:db8::1", "203.0.113.9", "203.0.113.8"), addrs("2001:db8::9"), nil},
+		{"ix e203.0.113.9", addrs("203.0.113.9"), nil, []string{"status.addresses[0].address"}},
+		{"i192.0.2.1 ex", addrs("192.0.2.1"), nil, []string{"status.addresses[1].address"}},
 	} {
 		in := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 		for text := range strings.FieldsSeq(c.in) {
@@ -36,6 +37,8 @@ func TestNodeAddresses(t *testing.T) {
 		checkError(t, err, c.err)
 		if got == nil || !slices.Equal(got.IPs, c.want) {
 			t.Errorf("%q: %+v, want %v", c.in, got, c.want)
+		} else if !slices.Equal(got.OtherIPs, c.more) {
+			t.Errorf("%q: other addresses %v, want %v", c.in, got.OtherIPs, c.more)
 		}
 	}
 }

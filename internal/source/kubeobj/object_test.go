@@ -273,7 +273,7 @@ func TestNode(t *testing.T) {
 	}
 	want := &model.Node{
 		Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "a"},
-		IPs: addrs("192.0.2.1", "2001:db8::1"), PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
+		IPs: addrs("192.0.2.1", "2001:db8::1"), OtherIPs: addrs("203.0.113.9"), PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
 	}
 	got, err := kubeobj.Node(in)
 	checkError(t, err, nil)
@@ -290,7 +290,7 @@ func TestNode(t *testing.T) {
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
-	want.IPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil
+	want.IPs, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil, nil
 	if diff := cmp.Diff(want, got, equal); diff != "" {
 		t.Errorf("what is malformed costs more than itself (-want +got):\n%s", diff)
 	}

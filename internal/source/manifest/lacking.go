@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/stamp"
 )
 
@@ -37,10 +39,11 @@ func (s *Source) settleLacking() {
 		return
 	}
 	lacking := s.findLacking()
+	policies := s.findPolicies(lacking)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	mended := len(s.lacking) > 0 && len(lacking) == 0
-	s.lacking, s.whole = lacking, len(lacking) == 0
+	s.lacking, s.lackingPolicies, s.whole = lacking, policies, len(lacking) == 0
 	if mended {
 		s.log.Info("everything has been read", "folder", s.path)
 	}
@@ -76,6 +79,31 @@ func (s *Source) findLacking() []string {
 		list = append(list, path+": "+reasons[path])
 	}
 	return list
+}
+
+// findPolicies lists the policies among what is lacking, if there is nothing else.
+func (s *Source) findPolicies(lacking []string) (keys []model.PolicyKey) {
+	torn := 0
+	for f := range s.ledger.broken {
+		if !f.torn || f.holed {
+			continue
+		}
+		torn++
+		for _, o := range f.objects {
+			if o.value != nil || o.twin {
+				continue
+			}
+			policy := source.PolicyKeys(o.kind, o.name)
+			if policy == nil {
+				return nil
+			}
+			keys = append(keys, policy...)
+		}
+	}
+	if torn < len(lacking) {
+		return nil
+	}
+	return keys
 }
 
 // wasRead tells whether a file's content was ever read.

@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // TestLacking starts on folders in which something can't be read, mends it, and
@@ -27,6 +30,27 @@ func TestLacking(t *testing.T) {
 			f.waitIssue("b.yaml")
 			f.waitLacking() // its last good state is known
 		})
+	}
+}
+
+// TestPoliciesAreAllThatLacks names the policies of which it can't be told whom they select, as long as nothing else is lacking.
+func TestPoliciesAreAllThatLacks(t *testing.T) {
+	odd := "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: odd, namespace: shop}\nspec: {selector: \"app = 'x'\"}\n"
+	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", odd))
+	f.waitSynced()
+	f.waitLacking("b.yaml: it is at fault")
+	want := []model.PolicyKey{{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}}
+	if got := f.source.Status().LackingPolicies; !slices.Equal(got, want) {
+		t.Errorf("policies %v, want %v", got, want)
+	}
+	for _, other := range []string{"kind: [", strings.Replace(serviceYAML("b", 80), "  clusterIP: 10.96.0.10\n", "", 1)} {
+		f.write("c.yaml", other)
+		f.waitLacking("c.yaml: it is at fault")
+		if got := f.source.Status().LackingPolicies; got != nil {
+			t.Errorf("policies %v, though %q is lacking, too", got, other)
+		}
+		f.remove("c.yaml")
+		f.wait("c.yaml is gone", func() bool { return slices.Equal(f.source.Status().LackingPolicies, want) })
 	}
 }
 

@@ -59,7 +59,7 @@ const (
 	// patience is how long the first reading waits for files that somebody is
 	// writing: without them, what they hold would be taken for deleted.
 	patience = time.Second
-	// settle is how long after the first reading its garbage is given back; by
+	// settle is how long after the first reading, or that of a large file, its garbage is given back; by
 	// then, everyone who needs memory for the start has had it.
 	settle = 2 * time.Second
 )
@@ -85,16 +85,18 @@ type Source struct {
 	filled   time.Time       // when a file last came, as long as something is lacking
 	wasEmpty bool            // the folder held nothing at first
 	walked   time.Time       // when all files were last looked at
-	tidy     *time.Timer     // gives memory back after the first reading
+	tidy     *time.Timer     // gives memory back
+	tidied   time.Time       // when it does, or did
 
-	mu      sync.Mutex // guards what Status shows; held for short
-	ledger  *ledger
-	trouble string           // why the folder can't be read
-	below   map[string]error // why folders below can't be
-	synced  bool
-	lacking []string      // what was never read; see source.Status
-	whole   bool          // everything was read once: nothing is lacking any more
-	logged  []model.Issue // as they were last logged
+	mu              sync.Mutex // guards what Status shows; held for short
+	ledger          *ledger
+	trouble         string           // why the folder can't be read
+	below           map[string]error // why folders below can't be
+	synced          bool
+	lacking         []string // what was never read; see source.Status
+	lackingPolicies []model.PolicyKey
+	whole           bool          // everything was read once: nothing is lacking any more
+	logged          []model.Issue // as they were last logged
 }
 
 var _ source.Source = (*Source)(nil)
@@ -347,7 +349,10 @@ func (s *Source) commit(readings []reading) {
 	if first {
 		s.sink.SetSynced()
 		s.logSynced()
-		s.tidy = time.AfterFunc(settle, debug.FreeOSMemory)
+	}
+	large := func(r reading) bool { return r.large }
+	if now := time.Now(); (first || slices.ContainsFunc(readings, large)) && now.After(s.tidied) {
+		s.tidy, s.tidied = time.AfterFunc(settle, debug.FreeOSMemory), now.Add(settle)
 	}
 }
 
@@ -465,6 +470,6 @@ func (s *Source) Status() source.Status {
 		st.Issues = append(st.Issues, model.Issue{Object: folder, Reason: s.below[folder].Error()})
 	}
 	st.Issues = append(st.Issues, s.ledger.issues()...)
-	st.Lacking = slices.Clone(s.lacking)
+	st.Lacking, st.LackingPolicies = slices.Clone(s.lacking), slices.Clone(s.lackingPolicies)
 	return st
 }

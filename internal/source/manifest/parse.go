@@ -51,6 +51,7 @@ type content struct {
 	issues  []model.Issue // those of objects and of parts that hold no object
 	glued   int           // documents whose end was glued to their last line
 	torn    bool          // there are parts of which no good version was ever read
+	holed   bool          // there are parts of which it can't be told what they declare
 }
 
 // parser reads files; one serves one goroutine.
@@ -65,6 +66,7 @@ type parser struct {
 	yaml    bool   // data was made from YAML: all of it counts as being on line
 	counted int    // offset up to which the lines of data were counted
 	text    []byte // that data was made from; nil for JSON
+	place   string // " items[3]" in a list whose items do not have lines of their own
 	twice   error  // a key that is given twice in the YAML that data was made from
 	prev    previous
 	out     content
@@ -99,7 +101,7 @@ func isJSON(name string) bool { return strings.HasSuffix(name, ".json") }
 
 // stream reads JSON values that follow each other.
 func (p *parser) stream(data []byte) {
-	p.scanner, p.counted = scanner{data: data}, 0
+	p.scanner, p.counted, p.place = scanner{data: data}, 0, ""
 	for !p.end() {
 		if err := p.value("", ""); err != nil {
 			p.hole(err)
@@ -135,7 +137,7 @@ func (p *parser) lineAt(offset int) int {
 	return p.line
 }
 
-func (p *parser) source(line int) string { return p.name + ":" + strconv.Itoa(line) }
+func (p *parser) source(line int) string { return p.name + ":" + strconv.Itoa(line) + p.place }
 
 // value reads an object, or a list of them. The names are those that a typed
 // list implies. An error means that nothing behind it can be read.
@@ -164,7 +166,11 @@ func (p *parser) value(apiVersion, kind string) error {
 		}
 	}
 	if wrong, ok := err.(*fieldError); ok {
-		p.holeAt(p.lineAt(start), wrong.Error())
+		reason := wrong.Error()
+		if name := p.identify(start, listKind).Name; p.place != "" && name != "" {
+			reason += " (its metadata.name is " + name + ")"
+		}
+		p.holeAt(p.lineAt(start), reason)
 		return p.reskip(start)
 	}
 	return err
@@ -217,11 +223,21 @@ func (p *parser) items(apiVersion, kind string) error {
 		}
 		lines := itemLines(p.text, p.line)
 		p.text = nil // lists within are on the line of their item
+		outer, last := p.place, p.lineAt(p.pos)
 		return p.scanner.list(func(i int) error {
+			p.peek()
 			if i < len(lines) {
 				p.line = lines[i]
+			} else if line := p.lineAt(p.pos); line == last {
+				p.place = outer + " items[" + strconv.Itoa(i) + "]"
+			} else {
+				last = line
 			}
-			return p.value(apiVersion, kind)
+			if err := p.value(apiVersion, kind); err != nil {
+				return err
+			}
+			p.place = outer
+			return nil
 		})
 	})
 	p.depth = depth

@@ -16,8 +16,10 @@ import (
 
 const (
 	// maxFile bounds the size of a manifest: some 30,000 EndpointSlices of ten
-	// endpoints. YAML takes many times its size while it is parsed.
+	// endpoints. See maxDocument too.
 	maxFile = 64 << 20
+	// largeFile is the size from which reading a file leaves garbage that is worth giving back.
+	largeFile = 4 << 20
 	// keptBuffer is the largest buffer that is kept for the next file.
 	keptBuffer = 1 << 20
 )
@@ -44,6 +46,7 @@ type reading struct {
 	job
 	outcome outcome
 	again   bool // parsed while a writer was still there: to be confirmed
+	large   bool
 	stamp   stamp.Stamp
 	content content
 	err     error
@@ -131,7 +134,7 @@ func (p *parser) read(f *folder, j job) reading {
 		r.outcome, r.err = failed, fmt.Errorf("read file: %w", err)
 		return r
 	}
-	r.stamp = stamp.Of(&st)
+	r.stamp, r.large = stamp.Of(&st), st.Size >= largeFile
 	var prev []object
 	if j.known != nil {
 		prev = j.known.objects
@@ -140,7 +143,7 @@ func (p *parser) read(f *folder, j job) reading {
 		r.outcome, r.err = failed, err
 		return r
 	}
-	r.content.torn = tears(j.known, p.holes, r.content.objects)
+	r.content.torn, r.content.holed = tears(j.known, p.holes, r.content.objects), p.holes
 	if r.again && (p.holes || len(r.content.objects) == 0) {
 		r.outcome = busy
 	}

@@ -29,6 +29,9 @@ func (p *parser) documents(data []byte) {
 	}
 }
 
+// maxDocument bounds a document of YAML, which takes up to fifty times its size while it is parsed.
+const maxDocument = 8 << 20
+
 // Document is a document of a YAML file.
 type Document struct {
 	Line  int    // the number of its first line that says something, from 1
@@ -75,6 +78,11 @@ func parseDocument(line int, text []byte) Document {
 			d.JSON, d.Given = text, true
 			return d
 		}
+	}
+	if len(text) > maxDocument {
+		d.ErrAt = line
+		d.Err = fmt.Errorf("the document has %d bytes, and of YAML at most %d are read as one, as that takes many times the memory: part it with '---', or write it as JSON", len(text), maxDocument)
+		return d
 	}
 	var err error
 	if d.JSON, err = toJSON(text, yaml.YAMLToJSONStrict); err == nil {

@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Who asks an agent that is stopped is told of the process, and what to do, rather than left to wait.
+func TestStoppedAgentIsNamed(t *testing.T) {
+	const env = "SLUICE_TEST_SOCKET"
+	if path := os.Getenv(env); path != "" { // the process that is stopped
+		if _, err := Listen(path); err != nil {
+			t.Fatal(err)
+		}
+		select {}
+	}
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	silent := func() *exec.Cmd {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestStoppedAgentIsNamed$")
+		cmd.Env = append(os.Environ(), env+"="+socket)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		eventually(t, "it listens", func() bool { return Alive(socket) })
+		return cmd
+	}()
+	client := NewClient(socket)
+	client.patience = 100 * time.Millisecond
+	expect := func(say string) {
+		t.Helper()
+		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, status := client.Status(t.Context())
+		_, plan := client.Plan(t.Context())
+		for what, err := range map[string]error{
+			"status": status, "plan": plan, "sync": client.Sync(soon),
+			"drops": client.Drops(t.Context(), nil, func(DropReport) error { return nil }),
+		} {
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("process %d ", silent.Process.Pid)) || !strings.Contains(err.Error(), say) {
+				t.Errorf("%s: %v, want %q", what, err, say)
+			}
+		}
+	}
+	expect("does not answer")
+	if err := silent.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is stopped", func() bool { return stopped(int32(silent.Process.Pid)) })
+	expect("kill -CONT")
+}

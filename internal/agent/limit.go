@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"container/list"
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Time-outs of a request to an HTTP server.
+const (
+	headerTimeout = 5 * time.Second // until the client has sent all of the header
+	probeTimeout  = 10 * time.Second
+	// pageTimeout is how long metrics and profiles may take, beside the seconds that a profile is asked for; a scraper of a busy
+	// machine has more patience than a probe.
+	pageTimeout = time.Minute
+)
+
+// connLimit bounds how many connections its listeners have together. When there are as many, the oldest that is not being
+// answered makes room for a new one: who holds connections without end loses them, and a probe, which is new and soon
+// over, is answered. Were new ones refused or left waiting, an attacker's would keep the probes out.
+type connLimit struct {
+	most int
+
+	mu    sync.Mutex
+	conns list.List // of *limitedConn, the oldest first
+}
+
+// grace is how long a connection has to send its request, however many come after it.
+const grace = 20 * time.Millisecond
+
+// listen returns l with its connections bounded.
+func (c *connLimit) listen(l net.Listener) net.Listener { return limitedListener{l, c} }
+
+type limitedListener struct {
+	net.Listener
+	limit *connLimit
+}
+
+// Accept implements net.Listener.
+func (l limitedListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.limit.admit(conn), nil
+}
+
+func (c *connLimit) admit(conn net.Conn) net.Conn {
+	c.mu.Lock()
+	admitted := &limitedConn{Conn: conn, limit: c, since: time.Now()}
+	admitted.place = c.conns.PushBack(admitted)
+	victim := c.victim()
+	c.mu.Unlock()
+	if victim != nil {
+		time.Sleep(time.Until(victim.since.Add(grace)))
+		_ = victim.Close()
+	}
+	return admitted
+}
+
+// victim is the connection that has to go, if there are too many.
+func (c *connLimit) victim() *limitedConn {
+	if c.conns.Len() <= c.most {
+		return nil
+	}
+	for e := c.conns.Front(); e != c.conns.Back(); e = e.Next() {
+		if conn := e.Value.(*limitedConn); !conn.answered {
+			return conn
+		}
+	}
+	return c.conns.Front().Value.(*limitedConn)
+}
+
+type limitedConn struct {
+	net.Conn
+	limit *connLimit
+	since time.Time
+	place *list.Element
+
+	answered bool // now; limit.mu guards it
+}
+
+// Close implements net.Conn.
+func (c *limitedConn) Close() error {
+	c.limit.mu.Lock()
+	c.limit.conns.Remove(c.place) // which does nothing the second time
+	c.limit.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (c *limitedConn) answers(now bool) {
+	c.limit.mu.Lock()
+	defer c.limit.mu.Unlock()
+	c.answered = now
+}
+
+type connKey struct{}
+
+// keepConn has request's handler find its connection.
+func keepConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}
+
+// answering wraps a handler that needs no body of a request: what a client announces is not waited for, or it would hold
+// the connection for as long as it likes. (http.Server.ReadTimeout would do, but ends longer answers as well.)
+func answering(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, ok := r.Context().Value(connKey{}).(*limitedConn); ok {
+			conn.answers(true)
+			defer conn.answers(false)
+		}
+		if r.ContentLength != 0 {
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0))
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// limits are how many descriptors clients may take; the rest is for the kernel, the sources and the files that they read.
+type limits struct {
+	socket, metrics, health *connLimit
+	checks                  *connLimit // of all healthCheckNodePorts together
+	checkPorts              int        // healthCheckNodePorts that are listened on
+}
+
+// shareDescriptors parts the descriptors that the process may have. (The Go runtime has raised the soft limit to the hard one.)
+func shareDescriptors() limits {
+	all := uint64(1024)
+	var have syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &have) == nil {
+		all = have.Cur
+	}
+	const enough, reserve = 1 << 20, 256
+	n := int(min(all, enough))
+	n -= min(reserve, n/2)
+	share := func(part, most int) *connLimit { return &connLimit{most: max(1, min(n/part, most))} }
+	l := limits{socket: share(8, 64), metrics: share(16, 32), health: share(8, 128), checks: share(4, 256)}
+	l.checkPorts = n - l.socket.most - l.metrics.most - l.health.most - l.checks.most
+	return l
+}

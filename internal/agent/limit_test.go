@@ -1,0 +1,237 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/kubeproxy"
+)
+
+// Requests that clients do not end: without all of the header, without the body that it promises, and without a word.
+var unfinished = []string{
+	"GET / HTTP/1.1\r\nHost: x\r\n",
+	"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+	"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+	"",
+}
+
+// hold makes so many connections that do not end the given requests; those that are open still are counted.
+func hold(t *testing.T, address string, n int, unfinished ...string) (open *atomic.Int64) {
+	t.Helper()
+	open = new(atomic.Int64)
+	for i := range n {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, _ = io.WriteString(conn, unfinished[i%len(unfinished)]) // an error is that of one who was shown the door
+		open.Add(1)
+		go func() {
+			_, _ = io.Copy(io.Discard, conn)
+			open.Add(-1)
+		}()
+	}
+	return open
+}
+
+// probe asks as a load balancer does: each time on a connection of its own.
+func probe(url string) error {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("it answers %s", answer.Status)
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return err
+}
+
+// listening is an agent that is ready, and where it is asked over TCP: its pages by address.
+func listening(t *testing.T) (b *bed, pages map[string]string) {
+	t.Helper()
+	metrics, health := fmt.Sprintf("127.0.0.1:%d", freePort(t)), fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	b = start(t, func(c *Config) {
+		c.MetricsAddress, c.HealthzAddress = metrics, health
+		c.Pages = kubeproxy.Pages(kubeproxy.Default(), true)
+	})
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	check := freePort(t)
+	b.checks.apply(want("web", check, 1))
+	return b, map[string]string{metrics: "/metrics", health: "/healthz", fmt.Sprintf("127.0.0.1:%d", check): "/"}
+}
+
+// Clients that do not end their requests are gone within seconds, and keep nobody else from being answered.
+func TestUnfinishedRequests(t *testing.T) {
+	_, pages := listening(t)
+	open := map[string]*atomic.Int64{}
+	for address, page := range pages {
+		open[page] = hold(t, address, 300, unfinished...)
+	}
+	end := time.Now().Add(2*headerTimeout + 10*time.Second)
+	for left := true; left; time.Sleep(20 * time.Millisecond) {
+		left = false
+		for address, page := range pages {
+			if err := probe("http://" + address + page); err != nil {
+				t.Fatalf("%s beside unfinished requests: %v", page, err)
+			}
+			n := open[page].Load()
+			if left = left || n > 0; left && time.Now().After(end) {
+				t.Fatalf("%d of 300 unfinished requests for %s are still there", n, page)
+			}
+		}
+	}
+}
+
+// However many connections there are, the newest is answered, and the oldest are closed.
+func TestConnectionsAreBounded(t *testing.T) {
+	limit := &connLimit{most: 3}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(0, http.NotFoundHandler())
+	defer func() { _ = s.Close() }()
+	go func() { _ = s.Serve(limit.listen(l)) }()
+	open := hold(t, l.Addr().String(), 20, unfinished[0])
+	eventually(t, "all but three are closed", func() bool { return open.Load() == 3 })
+	if err := probe("http://" + l.Addr().String()); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a new connection: %v", err)
+	}
+	eventually(t, "one more is closed", func() bool { return open.Load() == 2 })
+	limit.mu.Lock()
+	defer limit.mu.Unlock()
+	if n := limit.conns.Len(); n > 3 {
+		t.Errorf("%d connections are counted", n)
+	}
+}
+
+// What takes longer than a request may: profiles, and what is streamed over the socket.
+func TestLongAnswers(t *testing.T) {
+	_, pages := listening(t)
+	for address, page := range pages {
+		if page != "/metrics" {
+			continue
+		}
+		started := time.Now()
+		if err := probe("http://" + address + "/debug/pprof/trace?seconds=6"); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(started); took < headerTimeout {
+			t.Errorf("a profile of 6 s is cut short after %s", took)
+		}
+		answer, err := http.Post("http://"+address+"/debug/pprof/symbol", "", strings.NewReader("0x1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+	}
+}
+
+// fewDescriptors is how many a process gets that is started by TestFewDescriptors.
+const fewDescriptors = 96
+
+// With few descriptors, an agent goes on programming whatever clients do, and answers.
+func TestFewDescriptors(t *testing.T) {
+	if os.Getenv("SLUICE_TEST_FEW") == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestFewDescriptors$", "-test.v")
+		cmd.Env = append(os.Environ(), "SLUICE_TEST_FEW=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
+	// Those that the test itself needs for its clients are another process's.
+	var stand standIn
+	stand.start(t)
+	b, pages := listening(t)
+	checks := want("web", uint16(0), 1)
+	clear(checks)
+	for i := range 200 { // more healthCheckNodePorts than there are descriptors
+		for name, check := range want(fmt.Sprint("more-", i), freePort(t), 1) {
+			checks[name] = check
+		}
+	}
+	b.checks.apply(checks)
+	if issues := b.checks.issues(); len(issues) < 100 || !strings.Contains(issues[0].Reason, "file descriptors") {
+		t.Errorf("issues: %v", issues)
+	}
+	for address := range pages {
+		stand.hold(t, address)
+	}
+	for n := 2; n < 30; n++ {
+		b.source.deliver(web(n, "10.1.0.2")...)
+		if _, err := os.ReadDir("/proc/self/task"); err != nil { // as a source or driver needs descriptors
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all is programmed", func() bool { return len(b.driver.backends()) == 29 })
+	for address, page := range pages {
+		// Few descriptors are few connections: one of a crowd that comes at once may have to try again.
+		eventually(t, page+" answers", func() bool { return probe("http://"+address+page) == nil })
+	}
+	if _, err := b.client.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// standIn is a process that holds connections.
+type standIn struct{ in io.WriteCloser }
+
+func (s *standIn) start(t *testing.T) {
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHolder$")
+	cmd.Env = append(os.Environ(), "SLUICE_TEST_HOLDER=1")
+	var err error
+	if s.in, err = cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.in.Close(); _ = cmd.Wait() })
+	few := syscall.Rlimit{Cur: fewDescriptors, Max: fewDescriptors}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *standIn) hold(t *testing.T, address string) {
+	if _, err := fmt.Fprintln(s.in, address); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHolder is the process of a standIn: it holds 300 connections to each address that it is told.
+func TestHolder(t *testing.T) {
+	if os.Getenv("SLUICE_TEST_HOLDER") == "" {
+		t.Skip("a part of TestFewDescriptors")
+	}
+	for {
+		var address string
+		if _, err := fmt.Scanln(&address); err != nil {
+			return
+		}
+		for i := range 300 {
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			_, _ = io.WriteString(conn, unfinished[i%2*3]) // kept open as long as can be
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package compile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// guard holds the addresses that belong to nodes and to API servers. A Service that had one of them as its own would
+// take connections that are not meant for it: the kubelet's, SSH, and this agent's to its API.
+// See docs/decisions/0018-addresses-that-no-service-may-have.md.
+type guard struct {
+	nodes   map[netip.Addr]string   // addresses of nodes, and which node's
+	servers map[netip.Addr]struct{} // where API servers are reached
+	ports   map[uint16]struct{}     // their ports of TCP
+}
+
+// apiService is the Service by which pods reach the API server; its endpoints are the API servers.
+var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
+
+// newGuard reads who has which address. Of the host's own addresses those count that come with their subnet: one of a
+// single address (/32, /128) may be a service's, put there by keepalived, kube-vip, a local DNS cache, or kube-proxy
+// in mode ipvs. If it is the node's, the Node object says so.
+func newGuard(cfg Config, own *model.Node, v *store.View) guard {
+	g := guard{nodes: map[netip.Addr]string{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
+	if own != nil {
+		g.addNode(own)
+	}
+	for _, name := range v.NodeNames() {
+		g.addNode(v.Node(name))
+	}
+	for _, p := range cfg.HostAddresses {
+		if !p.IsSingleIP() {
+			g.addAddress(p.Addr(), cfg.Node)
+		}
+	}
+	for _, s := range cfg.APIServers {
+		g.servers[s.Addr().Unmap()], g.ports[s.Port()] = struct{}{}, struct{}{}
+	}
+	if svc := v.Service(apiService); svc != nil {
+		g.addServers(svc, v.Slices(apiService))
+	}
+	return g
+}
+
+func (g *guard) addNode(n *model.Node) {
+	for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
+		g.addAddress(a, n.Name)
+	}
+}
+
+func (g *guard) addAddress(a netip.Addr, node string) {
+	if a = a.Unmap(); g.nodes[a] == "" {
+		g.nodes[a] = node
+	}
+}
+
+func (g *guard) addServers(svc *model.Service, list []*model.EndpointSlice) {
+	for _, a := range svc.ClusterIPs {
+		g.servers[a.Unmap()] = struct{}{}
+	}
+	for _, p := range svc.Ports {
+		g.ports[p.Port] = struct{}{}
+	}
+	for _, slice := range list {
+		for i := range slice.Endpoints {
+			g.servers[slice.Endpoints[i].Addr.Unmap()] = struct{}{}
+		}
+		for _, p := range slice.Ports {
+			g.ports[p.Port] = struct{}{}
+		}
+	}
+}
+
+// differs returns the addresses that two guards do not say the same of.
+func (g *guard) differs(o *guard) map[netip.Addr]struct{} {
+	changed := map[netip.Addr]struct{}{}
+	for _, pair := range [...][2]*guard{{g, o}, {o, g}} {
+		for a, node := range pair[0].nodes {
+			if pair[1].nodes[a] != node {
+				changed[a] = struct{}{}
+			}
+		}
+		for a := range pair[0].servers {
+			if _, both := pair[1].servers[a]; !both {
+				changed[a] = struct{}{}
+			}
+		}
+	}
+	if !maps.Equal(g.ports, o.ports) {
+		maps.Copy(changed, g.servers)
+	}
+	return changed
+}
+
+// among reports whether the service may want one of some addresses.
+func (c *Compiler) among(addrs map[netip.Addr]struct{}, svc *model.Service) bool {
+	has := func(a netip.Addr) bool { _, in := addrs[a.Unmap()]; return in }
+	return slices.ContainsFunc(svc.ClusterIPs, has) || slices.ContainsFunc(svc.ExternalIPs, has) || slices.ContainsFunc(svc.LoadBalancerIPs, has) ||
+		slices.ContainsFunc(c.node.nodePort, has) && slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
+}
+
+// refuses says why no service may have an address as one of its own; empty: one may.
+func (c *Compiler) refuses(kind state.Kind, a netip.Addr) string {
+	if why := unusable(a); why != "" {
+		return "is " + why
+	}
+	node, ofNode := c.guard.nodes[a]
+	_, ofServer := c.guard.servers[a]
+	holds := func(p netip.Prefix) bool { return p.Contains(a) }
+	allowed := slices.ContainsFunc(c.cfg.AllowNodeAddresses, holds)
+	switch {
+	case kind == state.ClusterIP && ofNode && node == c.cfg.Node: // of others not: whoever writes a Node could take a service away everywhere
+		return "is an address of node " + node + ", whose other ports would be refused to everybody"
+	case kind == state.ClusterIP:
+	case ofNode && !allowed:
+		return "is an address of node " + node + " (--allow-node-addresses lets services have some)"
+	case ofServer && !allowed:
+		return "is an address of the API server (--allow-node-addresses lets services have some)"
+	case kind == state.ExternalIP && c.cfg.ExternalIPCIDRs != nil && !slices.ContainsFunc(c.cfg.ExternalIPCIDRs, holds):
+		return "is not in --external-ip-cidrs"
+	case kind == state.LoadBalancer && c.cfg.LoadBalancerCIDRs != nil && !slices.ContainsFunc(c.cfg.LoadBalancerCIDRs, holds):
+		return "is not in --load-balancer-cidrs"
+	}
+	return ""
+}
+
+// refusesPort says why no service may have a port at an address outside its cluster IPs; empty: one may.
+func (c *Compiler) refusesPort(kind state.Kind, k state.FrontendKey) string {
+	_, ofNode := c.guard.nodes[k.Addr]
+	_, ofServer := c.guard.servers[k.Addr]
+	_, ofAPI := c.guard.ports[k.Port]
+	switch {
+	case kind == state.ClusterIP:
+	case k.Protocol == model.TCP && ofServer && ofAPI:
+		return "is where the API server is reached"
+	case (ofNode || kind == state.NodePort) && c.reserved(k.Protocol, k.Port):
+		return "is a port that nodes need for themselves (--reserved-ports)"
+	}
+	return ""
+}
+
+// reserved reports whether nodes need a port for themselves.
+func (c *Compiler) reserved(protocol model.Protocol, port uint16) bool {
+	return slices.ContainsFunc(c.cfg.ReservedPorts, func(r state.PortRange) bool { return r.Holds(protocol, port) })
+}
+
+// permitted returns those of a service's addresses that it may have, and reports the others.
+func (c *Compiler) permitted(kind state.Kind, what string, addrs []netip.Addr, rep *report) []netip.Addr {
+	bad := func(a netip.Addr) bool { return a.Is4In6() || c.refuses(kind, a) != "" }
+	if !slices.ContainsFunc(addrs, bad) {
+		return addrs
+	}
+	var list []netip.Addr
+	for _, a := range addrs {
+		if a = a.Unmap(); !bad(a) {
+			list = append(list, a)
+		} else {
+			rep.service(fmt.Sprintf("%s %s %s, it is left out", what, a, c.refuses(kind, a)))
+		}
+	}
+	return list
+}

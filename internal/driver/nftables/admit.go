@@ -1,0 +1,301 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about carrying out a delta that the kernel refused as a whole: in parts, until it is known
+// which of them it refuses. Those are set aside, and all others are in the kernel then.
+
+// kernelError is the kernel's answer to a transaction: nothing of that happened.
+type kernelError struct {
+	what  string // the operation that was refused, or "commit"
+	errno unix.Errno
+}
+
+func (e *kernelError) Error() string { return e.what + ": " + e.errno.Error() }
+func (e *kernelError) Unwrap() error { return e.errno }
+
+// refused reports whether the kernel did not take what it was told, so that it may take a part of it.
+func (d *Driver) refused(err error) bool {
+	var k *kernelError
+	if !errors.As(err, &k) {
+		return false
+	}
+	switch k.errno {
+	case unix.EPERM, unix.EACCES, unix.EINTR, unix.EAGAIN:
+		return false
+	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
+		// The kernel may not hold what the driver believes: nothing that an adoption does not find out. In a table that
+		// nobody else knows it is a refusal like others.
+		return d.building
+	}
+	return true
+}
+
+// starved reports whether the kernel lacked memory: a part that asks for too much of it looks the same as a machine that has none.
+func starved(err error) bool { return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) }
+
+// mostStarved is the number of parts that are set aside for a lack of memory before it is taken for the machine's.
+const mostStarved = 16
+
+// A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is refused among many costs little
+// more than the many.
+const (
+	cutInto    = 8
+	mostAtOnce = 512
+)
+
+// admission carries out a delta in parts.
+type admission struct {
+	*Driver
+	ctx     context.Context
+	delta   state.Delta
+	starved int
+}
+
+// admit carries out a delta that the kernel may refuse parts of: these are set aside. An error is about
+// something else, and the kernel is between two parts then.
+func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
+	a := &admission{Driver: d, ctx: ctx, delta: delta}
+	for _, units := range stages(&delta) {
+		for part := range slices.Chunk(units, mostAtOnce) {
+			if err := a.try(part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// stages are the units of a delta in the order in which they can be carried out one after the other: what is looked up is there
+// before what looks it up, and goes after it. Services come before policy and are independent of it.
+func stages(d *state.Delta) [][]unit {
+	var constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms []unit
+	for kind, f := range fields {
+		f.each(d, func(key any) {
+			u := unit{unitKind(kind), key}
+			to := &constants
+			switch {
+			case u.kind == frontendUnit:
+				to = &frontends
+			case u.isSet() && f.wanted(d, key):
+				to = &sets
+			case u.isSet():
+				to = &oldSets
+			case u.kind == programUnit && f.wanted(d, key):
+				to = &programs
+			case u.kind == programUnit:
+				to = &oldPrograms
+			case u.kind == workloadUnit, u.kind == hostUnit:
+				to = &ends
+			case u.kind == deniedUnit:
+				to = &denied
+			}
+			*to = append(*to, u)
+		})
+	}
+	return [][]unit{constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms}
+}
+
+// try carries out the units, as one if the kernel takes that.
+func (a *admission) try(units []unit) error {
+	units = slices.DeleteFunc(slices.Clone(units), a.aside.has)
+	if len(units) == 0 {
+		return nil
+	}
+	err := a.apply(a.ctx, a.pick(units))
+	switch {
+	case err == nil || !a.refused(err):
+		return err
+	case len(units) == 1:
+		return a.refuse(units[0], err)
+	}
+	for part := range slices.Chunk(units, (len(units)+cutInto-1)/cutInto) {
+		if err := a.try(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pick is the part of the delta that names the units.
+func (a *admission) pick(units []unit) (d state.Delta) {
+	for _, u := range units {
+		u.field().move(&a.delta, u.key, &d)
+	}
+	return a.aside.masked(d)
+}
+
+// apply carries out a delta in one transaction. If it is refused, the kernel is as before.
+func (d *Driver) apply(ctx context.Context, delta state.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p := d.planUpdate(delta)
+	sent, err := d.commit(ctx, p.batch)
+	if err == nil {
+		p.done()
+		return nil
+	}
+	return d.takeBack(ctx, sent, err)
+}
+
+// takeBack undoes what the first steps of a refused change left, and returns the refusal.
+func (d *Driver) takeBack(ctx context.Context, sent uint32, refusal error) error {
+	if !d.refused(refusal) {
+		return refusal
+	}
+	d.adopted = true
+	if sent > 0 {
+		if err := d.adoptNow(ctx, d.state, false); err != nil {
+			return fmt.Errorf("undo the first steps of a change that was refused (%v): %v", refusal, err) // another kernel's answer is no refusal of the change
+		}
+	}
+	return refusal
+}
+
+// refuse sets aside a unit that the kernel does not take.
+func (a *admission) refuse(u unit, err error) error {
+	if !u.field().wanted(&a.delta, u.key) {
+		return err // what is to go cannot be set aside
+	}
+	if starved(err) {
+		if a.starved++; a.starved > mostStarved {
+			return err
+		}
+	}
+	switch {
+	case u.kind == workloadUnit, u.kind == hostUnit:
+		return a.refuseEnd(u, err)
+	case u.isSet():
+		for _, programs := range []programs{a.delta.Policy.Programs, maps.Clone(a.state.Policy.Programs)} {
+			for id, p := range programs {
+				if p == nil || a.aside.has(unit{programUnit, id}) || !refers(p, u) {
+					continue
+				}
+				if err := a.holdProgram(id, err); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return a.hold(u, err)
+}
+
+// refuseEnd finds out which of the programs of a workload or a host the kernel refuses, if it is one of them.
+func (a *admission) refuseEnd(u unit, refusal error) error {
+	var ids []state.ProgramID
+	picked := a.pick([]unit{u})
+	collect := func(id state.ProgramID) state.ProgramID {
+		if a.state.Policy.Programs[id] != nil && !slices.Contains(ids, id) {
+			if _, stands := standsFor(id); !stands {
+				ids = append(ids, id)
+			}
+		}
+		return id
+	}
+	lead(&picked, collect)
+	suspects := make([][]state.ProgramID, 0, len(ids)+1)
+	for _, id := range ids {
+		suspects = append(suspects, []state.ProgramID{id})
+	}
+	if len(ids) > 1 {
+		suspects = append(suspects, ids)
+	}
+	for _, of := range suspects {
+		d := a.pick([]unit{u})
+		for _, id := range of {
+			put(&d.Policy.Programs, standInFor(id), standIn(a.state.Policy.Programs[id]))
+		}
+		lead(&d, func(id state.ProgramID) state.ProgramID {
+			if slices.Contains(of, id) {
+				return standInFor(id)
+			}
+			return id
+		})
+		err := a.apply(a.ctx, d)
+		if err == nil {
+			for _, id := range of {
+				if err := a.holdProgram(id, refusal); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if !a.refused(err) {
+			return err
+		}
+	}
+	return a.hold(u, refusal)
+}
+
+// hold sets a unit aside and takes it out of the kernel. What has one value stays as it was.
+func (a *admission) hold(u unit, refusal error) error {
+	f := u.field()
+	var want, out state.Delta
+	f.read(a.state, u.key, &want)
+	f.move(&a.delta, u.key, &want)
+	a.aside.put(u, a.blameFor(u, refusal), &want)
+	if u.key == nil {
+		return nil
+	}
+	f.takeOut(a.state, u.key, &out)
+	if err := a.apply(a.ctx, out); err != nil {
+		return fmt.Errorf("take out what was refused (%v): %w", refusal, err)
+	}
+	return nil
+}
+
+// holdProgram sets a program aside and has its stand-in judge in its place.
+func (a *admission) holdProgram(id state.ProgramID, refusal error) error {
+	p := a.state.Policy.Programs[id]
+	var out, want state.Delta
+	if p != nil {
+		put(&out.Policy.Programs, id, nil)
+	} else {
+		p = a.delta.Policy.Programs[id]
+	}
+	put(&want.Policy.Programs, id, p)
+	put(&out.Policy.Programs, standInFor(id), standIn(p))
+	u := unit{programUnit, id}
+	a.aside.put(u, a.blameFor(u, refusal), &want)
+	relead(&out, a.state, id, standInFor(id))
+	if err := a.apply(a.ctx, out); err != nil {
+		return fmt.Errorf("have nothing pass where a program was refused (%v): %w", refusal, err)
+	}
+	return nil
+}
+
+// retryAfter is how long a part stays set aside before an adoption tries it again, and mostRetried how many of them one tries.
+const (
+	retryAfter  = time.Minute
+	mostRetried = 16
+)
+
+// retry tries again what was set aside longest ago.
+func (d *Driver) retry(ctx context.Context) error {
+	var due []unit
+	for u, r := range d.aside.why {
+		if time.Since(r.tried) >= retryAfter {
+			due = append(due, u)
+		}
+	}
+	slices.SortFunc(due, func(x, y unit) int { return d.aside.why[x].tried.Compare(d.aside.why[y].tried) })
+	var again state.Delta
+	for _, u := range due[:min(len(due), mostRetried)] {
+		if d.aside.has(u) {
+			d.aside.recallOne(u, &again, d.state)
+		}
+	}
+	return d.admit(ctx, d.aside.recall(again, d.state))
+}

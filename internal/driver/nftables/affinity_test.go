@@ -1,0 +1,187 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+func TestFairShare(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		room   int
+		want   int
+	}{
+		{nil, 10, 10},
+		{[]int{100}, 10, 10},
+		{[]int{5, 100}, 20, 15},
+		{[]int{50, 50, 1}, 21, 10},
+		{[]int{1, 2, 3}, 100, 94},
+	} {
+		got := fairShare(slices.Clone(c.counts), c.room)
+		sum := 0
+		for _, n := range c.counts {
+			sum += min(n, got)
+		}
+		if got != c.want || sum > c.room {
+			t.Errorf("%v in %d: a share of %d, want %d", c.counts, c.room, got, c.want)
+		}
+	}
+}
+
+// floods is a node with services of session affinity, and a machine that sends it datagrams from any address.
+type floods struct {
+	driver, reader *Driver
+	sender         *netns.NS
+	sock           int
+}
+
+const clientsMost = 1024 // that the test's map takes
+
+func newFloods(t *testing.T, services int) *floods {
+	node, sender := testNS(t), testNS(t)
+	run := func(ns *netns.NS, args ...string) {
+		t.Helper()
+		if out, err := ns.Run(args[0], args[1:]...); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	run(node, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", sender.Name)
+	run(node, "ip", "address", "add", "192.0.2.1/24", "dev", "eth0")
+	run(node, "ip", "address", "add", "10.1.0.1/32", "dev", "lo")
+	run(sender, "ip", "address", "add", "192.0.2.2/24", "dev", "eth0")
+	for _, ns := range []*netns.NS{node, sender} {
+		run(ns, "ip", "link", "set", "lo", "up")
+		run(ns, "ip", "link", "set", "eth0", "up")
+	}
+	run(node, "ip", "route", "add", "default", "via", "192.0.2.2")
+	for _, name := range []string{"all", "eth0"} {
+		if err := node.Sysctl("net/ipv4/conf/"+name+"/rp_filter", "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	small := func(o Options) (*Driver, error) {
+		d, err := Open(o)
+		if err == nil {
+			d.prog = newSets(clientsMost)
+			d.prog.addChains()
+		}
+		return d, err
+	}
+	f := &floods{driver: openWith(t, node, small), reader: openIn(t, node, Options{}), sender: sender}
+	s := state.New()
+	for i := range services {
+		b := addrPorts("10.1.0.1:53")
+		s.Frontends[f.frontend(i)] = &state.Frontend{Kind: state.NodePort, Service: model.Name{Namespace: "test", Name: fmt.Sprint("s", i)},
+			Backends: b, Alive: b, Serving: b, Affinity: 3 * time.Hour}
+	}
+	adopt(t, f.driver, s)
+	err := sender.Do(func() (err error) {
+		f.sock, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(f.sock) })
+	return f
+}
+
+func (f *floods) frontend(service int) state.FrontendKey {
+	return state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.UDP, Port: uint16(30000 + service)}
+}
+
+// send sends a datagram to the service from each of n addresses, the first being 198.18.0.0 plus from.
+func (f *floods) send(t *testing.T, service, from, n int) {
+	t.Helper()
+	to := unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}}
+	for i := range n {
+		p := make([]byte, 28)
+		p[0], p[8], p[9] = 0x45, 64, unix.IPPROTO_UDP
+		binary.BigEndian.PutUint32(p[12:], 198<<24|18<<16|uint32(from+i))
+		copy(p[16:], to.Addr[:])
+		binary.BigEndian.PutUint16(p[20:], 40000)
+		binary.BigEndian.PutUint16(p[22:], uint16(30000+service))
+		binary.BigEndian.PutUint16(p[24:], 8)
+		if err := unix.Sendto(f.sock, p, 0, &to); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// remembered are how many clients of each service are.
+func (f *floods) remembered(t *testing.T) map[uint16]int {
+	t.Helper()
+	counts := map[uint16]int{}
+	fp := f.driver.prog.fam[0]
+	for {
+		clear(counts)
+		err := readSet(t.Context(), f.reader.sock, fp.affinity, func(e element) { counts[fp.rememberedFor(&e).Port-30000]++ })
+		if err == nil {
+			return counts
+		}
+		if err != errInterrupted {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (f *floods) waitFor(t *testing.T, what string, ok func(counts map[uint16]int) bool) {
+	t.Helper()
+	var counts map[uint16]int
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if counts = f.remembered(t); ok(counts) {
+			return
+		}
+	}
+	t.Fatalf("%s: in vain; clients of services: %v", what, counts)
+}
+
+// However many addresses send to one service with affinity, clients of another one are remembered; those that return stay.
+func TestFloodOfOneService(t *testing.T) {
+	f := newFloods(t, 2)
+	f.send(t, 1, 0, 20)
+	f.waitFor(t, "clients are learnt", func(n map[uint16]int) bool { return n[1] == 20 })
+	f.send(t, 0, 1000, 5000)
+	f.send(t, 1, 20, 5)
+	f.waitFor(t, "clients are learnt beside a flood", func(n map[uint16]int) bool { return n[1] == 25 })
+	if n := f.remembered(t)[0]; n < clientsMost/learnBurst || n > clientsMost/2 {
+		t.Errorf("%d clients of the flooded service are remembered", n)
+	}
+}
+
+// Floods of so many services that their shares fill the map cost others nothing that lasts.
+func TestFloodOfManyServices(t *testing.T) {
+	const services = 24
+	f := newFloods(t, services+1)
+	f.send(t, services, 0, 20)
+	f.waitFor(t, "clients are learnt", func(n map[uint16]int) bool { return n[services] == 20 })
+	for i := range services {
+		f.send(t, i, 1000, 200)
+	}
+	total := func(n map[uint16]int) (sum int) {
+		for _, c := range n {
+			sum += c
+		}
+		return sum
+	}
+	f.driver.forget.poke()
+	f.waitFor(t, "the oldest are forgotten", func(n map[uint16]int) bool { return total(n) <= clientsMost/4*3 })
+	f.send(t, services, 20, 5)
+	f.waitFor(t, "clients are learnt again", func(n map[uint16]int) bool { return n[services] == 25 })
+	if n := f.remembered(t); n[0] == 0 {
+		t.Errorf("a flooded service has lost all: %v", n)
+	}
+	if n := f.driver.Remembered(); n.IPv4 == 0 || n.Most != affinitySize || n.Forgotten == 0 {
+		t.Errorf("remembered: %+v", n)
+	}
+}

@@ -1,0 +1,290 @@
+package nftables
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about what the kernel refused: it is left out of what is programmed, and remembered with
+// what it is wanted to be, until the kernel takes it.
+
+// aside is what the kernel refused.
+type aside struct {
+	why  map[unit]refusal
+	held state.Delta // what each of them is wanted to be
+}
+
+// refusal is why a unit was refused, and when it was tried last.
+type refusal struct {
+	blame
+	tried time.Time
+}
+
+func newAside() *aside { return &aside{why: map[unit]refusal{}} }
+
+func (a *aside) clone() *aside {
+	c := &aside{why: maps.Clone(a.why)}
+	for u := range a.why {
+		u.field().move(&a.held, u.key, &c.held)
+	}
+	return c
+}
+
+func (a *aside) has(u unit) bool { _, ok := a.why[u]; return ok }
+
+// put sets a unit aside; from says what it is wanted to be.
+func (a *aside) put(u unit, b blame, from *state.Delta) {
+	u.field().move(from, u.key, &a.held)
+	a.why[u] = refusal{b, time.Now()}
+}
+
+func (a *aside) remove(u unit) {
+	u.field().forget(&a.held, u.key)
+	delete(a.why, u)
+}
+
+// The stand-in of a program that was set aside has its failsafe ports, and allows nothing else.
+const standInPrefix = "set aside "
+
+func standInFor(id state.ProgramID) state.ProgramID { return standInPrefix + id }
+
+// standsFor is the program that a stand-in stands for.
+func standsFor(id state.ProgramID) (state.ProgramID, bool) {
+	of, is := strings.CutPrefix(string(id), standInPrefix)
+	return state.ProgramID(of), is
+}
+
+func standIn(p *state.Program) *state.Program {
+	s := &state.Program{ID: standInFor(p.ID), Default: model.Deny}
+	for _, t := range p.Tiers {
+		foreign := func(own *state.PolicyRules) bool { return own.Policy.Kind != model.Failsafe }
+		if len(t.Policies) > 0 && !slices.ContainsFunc(t.Policies, foreign) {
+			s.Tiers = append(s.Tiers, t)
+		}
+	}
+	return s
+}
+
+// programOf is the program, or its stand-in where it was set aside.
+func (a *aside) programOf(id state.ProgramID) state.ProgramID {
+	if a.has(unit{programUnit, id}) {
+		return standInFor(id)
+	}
+	return id
+}
+
+// led returns a copy of a workload whose programs are those that f says.
+func led(w *state.Workload, f func(state.ProgramID) state.ProgramID) *state.Workload {
+	if w == nil {
+		return nil
+	}
+	c := *w
+	c.Ingress, c.Egress = f(w.Ingress), f(w.Egress)
+	return &c
+}
+
+func ledHost(h *state.Host, f func(state.ProgramID) state.ProgramID) *state.Host {
+	if h == nil {
+		return nil
+	}
+	c := *h
+	for _, id := range hostPrograms(&c) {
+		*id = f(*id)
+	}
+	return &c
+}
+
+func hostPrograms(h *state.Host) []*state.ProgramID {
+	return []*state.ProgramID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
+}
+
+// masked leads the workloads and hosts of a delta to stand-ins where their programs were set aside.
+func (a *aside) masked(d state.Delta) state.Delta {
+	if len(a.why) == 0 {
+		return d
+	}
+	lead(&d, a.programOf)
+	return d
+}
+
+// lead leads the workloads and hosts of a delta to the programs that f says; their maps are new ones then.
+func lead(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
+	workloads, hosts := d.Policy.Workloads, d.Policy.Hosts
+	d.Policy.Workloads, d.Policy.Hosts = nil, nil
+	for k, w := range workloads {
+		put(&d.Policy.Workloads, k, led(w, f))
+	}
+	for k, h := range hosts {
+		put(&d.Policy.Hosts, k, ledHost(h, f))
+	}
+}
+
+// recall has the delta try again what it names of what was set aside: whole, with what was set aside for
+// it. What stays aside stays out of the delta. s is what the kernel holds.
+func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
+	if len(a.why) == 0 {
+		return d
+	}
+	d = cloneDelta(d)
+	for u := range maps.Clone(a.why) {
+		f := u.field()
+		if !a.has(u) || !f.names(&d, u.key) {
+			continue
+		}
+		f.move(&d, u.key, &a.held)
+		f.forget(&d, u.key)
+		a.recallOne(u, &d, s)
+	}
+	// What depends on something that stays aside stays aside with it.
+	for id, p := range maps.Clone(d.Policy.Programs) {
+		if because, is := a.misses(p); is {
+			a.put(unit{programUnit, id}, a.why[because].blame, &d)
+			delete(d.Policy.Programs, id)
+			d.Policy.Programs[standInFor(id)] = standIn(p)
+		}
+	}
+	return a.masked(d)
+}
+
+// recallOne has the delta try a unit again, as it is held; one that is not wanted any more is forgotten.
+func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
+	f := u.field()
+	wanted := f.wanted(&a.held, u.key)
+	if wanted {
+		f.move(&a.held, u.key, d)
+	}
+	a.remove(u)
+	if id, is := u.key.(state.ProgramID); is {
+		put(&d.Policy.Programs, standInFor(id), nil)
+		if wanted {
+			relead(d, s, standInFor(id), id)
+		}
+	}
+	if !wanted || !u.isSet() {
+		return
+	}
+	for id, p := range maps.Clone(a.held.Policy.Programs) {
+		if refers(p, u) {
+			a.recallOne(unit{programUnit, id}, d, s)
+		}
+	}
+}
+
+// relead has the delta lead to one program what leads to another one in the state, as far as the delta does not say otherwise.
+func relead(d *state.Delta, s *state.State, from, to state.ProgramID) {
+	change := func(id state.ProgramID) state.ProgramID {
+		if id == from {
+			return to
+		}
+		return id
+	}
+	for k, w := range s.Policy.Workloads {
+		if n, named := d.Policy.Workloads[k]; named {
+			w = n
+		}
+		if w != nil && (w.Ingress == from || w.Egress == from) {
+			put(&d.Policy.Workloads, k, led(w, change))
+		}
+	}
+	for k, h := range s.Policy.Hosts {
+		if n, named := d.Policy.Hosts[k]; named {
+			h = n
+		}
+		if h == nil {
+			continue
+		}
+		if c := ledHost(h, change); *c != *h {
+			put(&d.Policy.Hosts, k, c)
+		}
+	}
+}
+
+// misses returns the set that a program refers to and that was set aside.
+func (a *aside) misses(p *state.Program) (unit, bool) {
+	if p == nil {
+		return unit{}, false
+	}
+	for u := range a.why {
+		if u.isSet() && refers(p, u) {
+			return u, true
+		}
+	}
+	return unit{}, false
+}
+
+// refers reports whether a program looks something up in the set.
+func refers(p *state.Program, u unit) bool {
+	id := u.key.(state.SetID)
+	ports := func(p *state.Ports) bool {
+		return p != nil && (u.kind == portSetUnit && p.ID == id || u.kind == namedPortsUnit && p.Named == id)
+	}
+	term := func(t state.Term) bool {
+		return u.kind == groupUnit && slices.Contains(t.Groups, id) ||
+			u.kind == listUnit && slices.ContainsFunc(t.Lists, func(l state.ListRef) bool { return l.ID == id })
+	}
+	end := func(e *state.End) bool {
+		return slices.ContainsFunc(e.In, term) || slices.ContainsFunc(e.NotIn, term) || ports(e.Ports) || ports(e.NotPorts)
+	}
+	for _, t := range p.Tiers {
+		for _, own := range t.Policies {
+			for i := range own.Rules {
+				if r := &own.Rules[i]; end(&r.Source) || end(&r.Destination) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// rest makes what is aside that of a new whole, and returns the whole without it. What has one value stays as it is in
+// have, which is what the kernel holds; nil: not known.
+func (a *aside) rest(want, have *state.State) *state.State {
+	if len(a.why) == 0 {
+		return want
+	}
+	var gone state.Delta
+	all := policyOf(want)
+	for u := range maps.Clone(a.why) {
+		f := u.field()
+		f.forget(&a.held, u.key)
+		switch {
+		case !f.read(want, u.key, &a.held):
+			a.remove(u)
+		case u.key == nil && have != nil:
+			f.read(have, u.key, &gone)
+		default:
+			f.takeOut(want, u.key, &gone)
+		}
+	}
+	for id, p := range all.Programs {
+		u := unit{programUnit, id}
+		if because, is := a.misses(p); is && !a.has(u) {
+			var d state.Delta
+			put(&d.Policy.Programs, id, p)
+			a.put(u, a.why[because].blame, &d)
+			put(&gone.Policy.Programs, id, nil)
+		}
+		if a.has(u) {
+			put(&gone.Policy.Programs, standInFor(id), standIn(p))
+		}
+	}
+	for k, w := range all.Workloads {
+		if c := led(w, a.programOf); *c != *w && !a.has(unit{workloadUnit, k}) {
+			put(&gone.Policy.Workloads, k, c)
+		}
+	}
+	for k, h := range all.Hosts {
+		if c := ledHost(h, a.programOf); *c != *h && !a.has(unit{hostUnit, k}) {
+			put(&gone.Policy.Hosts, k, c)
+		}
+	}
+	rest := cloneState(want)
+	rest.Apply(gone)
+	return rest
+}

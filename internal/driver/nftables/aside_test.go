@@ -1,0 +1,489 @@
+package nftables
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// poison is what a kernel refuses.
+type poison struct {
+	frontends []state.FrontendKey
+	addrs     []netip.Addr    // cluster IPs
+	sets      []state.SetID   // groups, lists, port sets and named ports
+	policy    model.PolicyKey // rules of it, as soon as they are written
+	deep      model.PolicyKey // chains of it, once something leads there
+}
+
+// refuse has the driver's kernel refuse it.
+func (p poison) refuse(d *Driver) {
+	var keys [][]byte
+	for _, k := range p.frontends {
+		var e element
+		e.appendFrontend(d.prog.family(k.Addr.Is4()).ip, k.Addr, uint8(k.Protocol), k.Port)
+		keys = append(keys, slices.Clone(e.key[:e.keyLen]))
+	}
+	clusterIPs := map[string]bool{}
+	for _, a := range p.addrs {
+		clusterIPs[string(a.AsSlice())] = true
+	}
+	deep := map[string]bool{}
+	names := func(text string, k model.PolicyKey) bool { return k.Kind != "" && strings.Contains(text, k.String()) }
+	d.Refuse(func(m Message) error {
+		switch m.Type {
+		case unix.NFT_MSG_NEWSETELEM:
+			name := cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+			i := slices.IndexFunc(d.prog.sets, func(s *set) bool { return s.name == name })
+			if i < 0 {
+				return nil
+			}
+			s := d.prog.sets[i]
+			var refused error
+			eachAttr(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+				e := readElement(s, v)
+				key := e.key[:e.keyLen]
+				switch {
+				case slices.ContainsFunc(keys, func(k []byte) bool { return !s.policy && bytes.Contains(key, k) }),
+					strings.HasSuffix(name, "-cluster-ips") && clusterIPs[string(key)]:
+					refused = unix.EINVAL
+				case s.policy && s.key[0].magic == fieldSlot.magic:
+					id := state.SetID(nativeUint32(key[:4]))
+					for _, of := range p.sets {
+						if of>>8 == id>>8 {
+							refused = unix.ENFILE
+						}
+					}
+				case s.verdict && deep[e.verdict.chain]:
+					refused = unix.EMLINK
+				}
+				return refused == nil
+			})
+			return refused
+		case unix.NFT_MSG_NEWRULE:
+			if names(string(findAttr(m.Body, unix.NFTA_RULE_USERDATA)), p.policy) {
+				return unix.EFBIG
+			}
+		case unix.NFT_MSG_NEWCHAIN:
+			if names(string(findAttr(m.Body, chainAttrUserdata)), p.deep) {
+				deep[cString(findAttr(m.Body, unix.NFTA_CHAIN_NAME))] = true
+			}
+		}
+		return nil
+	})
+}
+
+// hits reports whether the program is refused.
+func (p poison) hits(prog *state.Program) bool {
+	if prog == nil {
+		return false
+	}
+	for _, t := range prog.Tiers {
+		for _, own := range t.Policies {
+			if own.Policy == p.deep || own.Policy == p.policy {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(p.sets, func(id state.SetID) bool {
+		return slices.ContainsFunc([]unitKind{groupUnit, listUnit, portSetUnit, namedPortsUnit}, func(k unitKind) bool { return refers(prog, unit{k, id}) })
+	})
+}
+
+// without is the state that the kernel takes of want.
+func (p poison) without(want *state.State) *state.State {
+	rest := cloneState(want)
+	for _, k := range p.frontends {
+		delete(rest.Frontends, k)
+	}
+	for _, a := range p.addrs {
+		delete(rest.ClusterIPs, a)
+	}
+	for id, prog := range want.Policy.Programs {
+		if p.hits(prog) {
+			delete(rest.Policy.Programs, id)
+			rest.Policy.Programs[standInFor(id)] = standIn(prog)
+		}
+	}
+	of := func(id state.ProgramID) state.ProgramID {
+		if p.hits(want.Policy.Programs[id]) {
+			return standInFor(id)
+		}
+		return id
+	}
+	for a, w := range want.Policy.Workloads {
+		rest.Policy.Workloads[a] = led(w, of)
+	}
+	for i, h := range want.Policy.Hosts {
+		rest.Policy.Hosts[i] = ledHost(h, of)
+	}
+	for _, id := range p.sets {
+		delete(rest.Policy.Groups, id)
+		delete(rest.Policy.Lists, id)
+		delete(rest.Policy.PortSets, id)
+		delete(rest.Policy.NamedPorts, id)
+	}
+	return rest
+}
+
+// held is what the kernel holds of the table: chains with their number of rules, and elements.
+func held(t *testing.T, d *Driver) (lines []string) {
+	t.Helper()
+	have, err := d.read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range have.chains {
+		lines = append(lines, fmt.Sprintf("chain %s %d", name, have.rules[name]))
+	}
+	for _, s := range d.prog.sets {
+		if s.dynamic || s == d.prog.notes {
+			continue
+		}
+		elements, err := d.content(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range elements {
+			lines = append(lines, fmt.Sprintf("%s %s %v", s.name, &e, e.intervalEnd))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func sameHeld(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	for _, l := range got {
+		if !slices.Contains(want, l) {
+			t.Errorf("%s: the kernel holds %s", what, l)
+		}
+	}
+	for _, l := range want {
+		if !slices.Contains(got, l) {
+			t.Errorf("%s: the kernel lacks %s", what, l)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// poisoned makes some of a random state poison that the kernel does not hold already.
+func poisoned(r *rand.Rand, s, have *state.State, p *poison) {
+	for k := range s.Frontends {
+		_, there := have.ClusterIPs[k.Addr]
+		if have.Frontends[k] == nil && r.IntN(4) == 0 {
+			p.frontends = append(p.frontends, k)
+		} else if !there && r.IntN(4) == 0 {
+			p.addrs = append(p.addrs, k.Addr)
+		}
+	}
+	for _, ids := range [][]state.SetID{slices.Collect(maps.Keys(s.Policy.Groups)), slices.Collect(maps.Keys(s.Policy.Lists)),
+		slices.Collect(maps.Keys(s.Policy.PortSets)), slices.Collect(maps.Keys(s.Policy.NamedPorts))} {
+		for _, id := range ids {
+			if r.IntN(16) == 0 {
+				p.sets = append(p.sets, id)
+			}
+		}
+	}
+	for _, prog := range s.Policy.Programs {
+		t := &prog.Tiers[0]
+		switch r.IntN(5) {
+		case 0:
+			t.Policies = slices.Insert(t.Policies, 0, &state.PolicyRules{Policy: p.policy, Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow}}})
+		case 1:
+			// With a rule, or its chain could be the one of a stand-in.
+			t.Policies = slices.Insert(t.Policies, 0, &state.PolicyRules{ID: "deep", Policy: p.deep, Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: 132}}})
+		}
+	}
+}
+
+// Whatever the kernel refuses, and however it comes to be wanted, all else is in the kernel, and
+// what was refused comes when the kernel takes it.
+func TestRefusedIsSetAside(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		for seed := range uint64(2) {
+			t.Run(fmt.Sprint(seed), func(t *testing.T) { refusals(t, o, seed) })
+		}
+	})
+}
+
+func refusals(t *testing.T, o Options, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 16))
+	ns := testNS(t)
+	devices := addLinks(t, ns)
+	p := poison{policy: key("poison"), deep: key("deep")}
+	want := state.New()
+	next := func() *state.State {
+		s := testState()
+		for k := range s.Frontends {
+			if r.IntN(3) == 0 {
+				delete(s.Frontends, k)
+				delete(s.ClusterIPs, k.Addr)
+			}
+		}
+		s.Policy = randomPolicy(r, devices...)
+		poisoned(r, s, want, &p)
+		return s
+	}
+	expect := func(what string, want *state.State, d *Driver) {
+		t.Helper()
+		clean := testNS(t)
+		addLinks(t, clean)
+		other := openIn(t, clean, o)
+		adopt(t, other, want)
+		sameHeld(t, what, held(t, d), held(t, other))
+	}
+	d := openIn(t, ns, o)
+	want = next()
+	p.refuse(d)
+	adopt(t, d, want) // an empty kernel
+	expect("at the start", p.without(want), d)
+	for round := range 3 {
+		after := next()
+		p.refuse(d)
+		update(t, d, state.Delta{Frontends: mapDelta(want.Frontends, after.Frontends), ClusterIPs: setDelta(want.ClusterIPs, after.ClusterIPs),
+			Policy: policyDelta(want.Policy, after.Policy)})
+		want = after
+		expect(fmt.Sprint("round ", round), p.without(want), d)
+		d.doubt = true
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Fatalf("round %d: the audit finds\n%s", round, text)
+		}
+		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
+			t.Fatalf("round %d: tampered %v, %v", round, tampered, err)
+		}
+	}
+	for _, s := range d.SetAside() {
+		if s.Kind == "" || s.Reason == "" {
+			t.Errorf("set aside: %+v", s)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d = openIn(t, ns, o)
+	want = next()
+	p.refuse(d)
+	adopt(t, d, want) // a kernel that holds another state
+	expect("after a restart", p.without(want), d)
+
+	d.Refuse(func(Message) error { return nil })
+	for range 1000 {
+		if len(d.aside.why) == 0 {
+			break
+		}
+		for u, r := range d.aside.why {
+			r.tried = r.tried.Add(-retryAfter)
+			d.aside.why[u] = r
+		}
+		adopt(t, d, want)
+	}
+	expect("once the kernel takes all", want, d)
+	if list := d.SetAside(); len(list) > 0 {
+		t.Errorf("still set aside: %v", list)
+	}
+}
+
+func key(name string) model.PolicyKey {
+	return model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: name}}
+}
+
+// Whatever makes adoptions fail again and again, a fresh table takes the place of ours.
+func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		ns, want := testNS(t), testState()
+		d := openIn(t, ns, o)
+		adopt(t, d, want)
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, o)
+		want = clone(want)
+		want.Settings.ClusterCIDRs = prefixes("10.2.0.0/16")
+		d.Refuse(func(m Message) error {
+			if m.Type == unix.NFT_MSG_DELSETELEM && strings.HasSuffix(m.Label, "-cidrs") {
+				return unix.ENOENT
+			}
+			return nil
+		})
+		failed := 0
+		for ; failed < 2*rebuildAfter; failed++ {
+			p, err := d.Adopt(t.Context(), want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context()); err == nil {
+				break
+			}
+		}
+		if failed != rebuildAfter {
+			t.Errorf("%d adoptions failed", failed)
+		}
+		d.doubt = true
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("the fresh table lacks\n%s", text)
+		}
+		if tables := tableNames(t, ns); !slices.Equal(tables, []string{TableName}) {
+			t.Errorf("tables: %v", tables)
+		}
+	})
+}
+
+func tableNames(t *testing.T, ns *netns.NS) (names []string) {
+	t.Helper()
+	tables, err := libConn(t, ns).ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		names = append(names, table.Name)
+	}
+	return names
+}
+
+// A rebuilding that ends in between, wherever, is mended by the next driver; and cleaning up removes all of it.
+func TestRebuildingThatEndsInBetween(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		want := testState()
+		want.Policy = isolated().Policy
+		for last := 1; ; last++ {
+			ns := testNS(t)
+			d := openIn(t, ns, o)
+			adopt(t, d, want)
+			d.failures = rebuildAfter
+			sent := 0
+			d.sock.refuse = func([][]byte, []string) error {
+				if sent++; sent > last {
+					return unix.EBADF
+				}
+				return nil
+			}
+			p, err := d.Adopt(t.Context(), want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := p.Apply(t.Context()) == nil
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			d = openIn(t, ns, o)
+			if last%2 == 1 {
+				adopt(t, d, want)
+				d.doubt = true
+				if n, text := adopt(t, d, want); n != 0 {
+					t.Errorf("ended after %d transactions: the next driver's table lacks\n%s", last, text)
+				}
+				if tables := tableNames(t, ns); !slices.Equal(tables, []string{TableName}) {
+					t.Errorf("ended after %d transactions: tables %v", last, tables)
+				}
+			} else if err := d.Purge(t.Context()); err != nil || len(tableNames(t, ns)) > 0 {
+				t.Errorf("ended after %d transactions: purge leaves %v, %v", last, tableNames(t, ns), err)
+			}
+			if done {
+				if last < 10 {
+					t.Errorf("rebuilt with %d transactions", last)
+				}
+				return
+			}
+		}
+	})
+}
+
+// Something that is refused while a source lacks something takes nothing away that is kept.
+func TestRefusedWhileKeeping(t *testing.T) {
+	ns, full := testNS(t), testState()
+	d := openIn(t, ns, Options{})
+	adopt(t, d, full)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d = openIn(t, ns, Options{})
+	want, lacking := clone(full), state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.TCP, Port: 80}
+	delete(want.Frontends, lacking)
+	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
+	good := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.67"), Protocol: model.TCP, Port: 80}
+	want.Frontends[bad], want.Frontends[good] = &state.Frontend{Reject: true}, &state.Frontend{Reject: true}
+	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
+	p, _, err := d.AdoptKeeping(t.Context(), want, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found, err := d.Frontends(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, want := range map[state.FrontendKey]bool{lacking: true, good: true, bad: false} {
+		if _, is := found[k]; is != want {
+			t.Errorf("the kernel has %s: %t", k, is)
+		}
+	}
+}
+
+// An agent that ends between the steps of a change leaves sets without a note: the next one does not take them for empty.
+func TestSetsWithoutNotesAreRead(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		ns, want := testNS(t), isolated()
+		d := openIn(t, ns, o)
+		adopt(t, d, want)
+		sent := 0
+		d.sock.refuse = func([][]byte, []string) error {
+			if sent++; sent == 2 {
+				return unix.EBADF
+			}
+			return nil
+		}
+		none := clone(want)
+		none.Policy = state.NewPolicy()
+		p, err := d.Adopt(t.Context(), none)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(t.Context()); err == nil || sent != 2 {
+			t.Fatalf("%v after %d transactions", err, sent)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, o)
+		adopt(t, d, none)
+		for _, line := range held(t, d) {
+			if strings.Contains(line, "10.1.0.") {
+				t.Errorf("the kernel still holds %s", line)
+			}
+		}
+	})
+}
+
+// A connection that was there before a start that sets something aside is judged, as any other.
+func TestForbidsAfterRefusedStart(t *testing.T) {
+	ns, want := testNS(t), isolated()
+	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
+	want.Frontends[bad] = &state.Frontend{Reject: true}
+	d := openIn(t, ns, Options{Policy: true})
+	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
+	adopt(t, d, want)
+	from, to := netip.MustParseAddrPort("10.9.9.9:40000"), netip.MustParseAddrPort("10.1.0.1:80")
+	f := conntrack.Flow{Protocol: model.TCP, Orig: conntrack.Tuple{Src: from, Dst: to}, Reply: conntrack.Tuple{Src: to, Dst: from}}
+	if !d.forbids(f, &ways{own: map[netip.Addr]bool{}, devices: map[netip.Addr]int{}}) {
+		t.Error("a connection to a pod that nothing may reach is not forbidden")
+	}
+}

@@ -1,0 +1,267 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about tables that are built while no packet is judged by them: to find out what the kernel
+// refuses, and to take the place of a table that can no longer be changed.
+
+// nextTable is the table that is built beside ours.
+const nextTable = TableName + "-next"
+
+// rebuildAfter is the number of adoptions that fail one after the other before a fresh table takes the place of ours.
+const rebuildAfter = 3
+
+// adoptRest adopts what the kernel takes of want, as it refused the whole. What that is, is found out in a table beside, or in
+// ours where there is none yet.
+func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep bool) error {
+	there, err := d.hasTable(ctx, TableName)
+	if err != nil {
+		return err
+	}
+	if !there {
+		n, err := d.replace(ctx, TableName, nextTable, want)
+		if err != nil {
+			return err
+		}
+		return d.takeOver(ctx, n)
+	}
+	n, err := d.build(ctx, nextTable, want)
+	if err != nil {
+		return err
+	}
+	if err := d.drop(ctx, nextTable); err != nil {
+		return err
+	}
+	d.aside = n.aside
+	return d.adoptNow(ctx, d.aside.rest(want, d.state), keep)
+}
+
+// takeOver makes the driver that of the table that another one built in the place of its own.
+func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
+	if d.state != nil {
+		for k, before := range d.state.Frontends {
+			if n.state.Frontends[k] == nil {
+				d.cleaner.Cut(cuts(k, before, nil))
+			}
+		}
+	}
+	d.state, d.sums, d.roster, d.aside = n.state, n.sums, n.roster, n.aside
+	d.unsure = newUnsure()
+	d.adopted, d.owned, d.kept, d.doubt, d.looked = true, d.canOwn, 0, !d.canOwn, time.Now()
+	d.suspect(suspects{all: d.prog.policy != nil})
+	d.sweep()
+	d.forget.poke()
+	d.gen, err = d.generation(ctx)
+	return err
+}
+
+// rebuild puts a fresh table in the place of ours. Another one serves meanwhile, as a table cannot be renamed: at each moment packets meet
+// one of them. What ends it in between is mended by the next adoption.
+func (d *Driver) rebuild(ctx context.Context, want *state.State) error {
+	if _, err := d.replace(ctx, nextTable, TableName, want); err != nil {
+		return err
+	}
+	n, err := d.replace(ctx, TableName, nextTable, want)
+	if err != nil {
+		return err
+	}
+	return d.takeOver(ctx, n)
+}
+
+// replace builds a table that takes the place of another one, if that is there, and inherits what it remembers of clients.
+func (d *Driver) replace(ctx context.Context, table, old string, want *state.State) (*Driver, error) {
+	n, err := d.build(ctx, table, want)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.inherit(ctx, old); err != nil {
+		return nil, fmt.Errorf("fill table inet %s: %w", table, err)
+	}
+	if err := n.open(ctx, old); err != nil {
+		return nil, fmt.Errorf("open table inet %s: %w", table, err)
+	}
+	return n, d.drop(ctx, old)
+}
+
+// build makes a table of all of want that the kernel takes, and returns the driver of it. Its base chains accept everything
+// until it is opened, but lead to all that they will lead to: the kernel follows the rules from there to see how
+// deep they are. Those of services come when it is opened, as a connection that one of them accepts is never translated.
+func (d *Driver) build(ctx context.Context, table string, want *state.State) (*Driver, error) {
+	if err := d.drop(ctx, table); err != nil {
+		return nil, err
+	}
+	n := &Driver{
+		prog: d.prog, sock: d.sock, canOwn: d.canOwn, owned: d.canOwn, log: d.log, remembered: d.remembered,
+		forget: forgetter{wake: make(chan struct{}, 1)},
+		table:  table, building: true, aside: newAside(), state: state.New(), roster: newRoster(), sums: make([]sum, len(d.prog.sets)+1),
+	}
+	if want.Policy != nil {
+		n.state.Policy = state.NewPolicy()
+		n.state.Policy.PodTunnels = want.Policy.PodTunnels
+		sets := d.prog.deniedSetsFor(nil)
+		d.prog.setDenied(sets[:])
+	}
+	c := n.newChange()
+	c.batch.closed = true
+	c.batch.addTable(d.tableFlags())
+	c.batch.addProgram(d.prog, nil, nil)
+	c.batch.note(d.prog, programNote, "", d.prog.note())
+	d.prog.eachElement(n.state, c.add)
+	p := c.plan(func() {})
+	if _, err := n.commit(ctx, p.batch); err != nil {
+		return nil, fmt.Errorf("create table inet %s: %w", table, err)
+	}
+	p.done()
+	if err := n.admit(ctx, whole(want)); err != nil {
+		return nil, fmt.Errorf("fill table inet %s: %w", table, err)
+	}
+	return n, nil
+}
+
+// inherit has a new table begin with what another one remembers of clients, or else another program.
+func (d *Driver) inherit(ctx context.Context, table string) error {
+	a := &adoption{d: d, want: d.state, change: d.newChange()}
+	there, err := d.hasTable(ctx, table)
+	if err != nil {
+		return err
+	}
+	if !there {
+		a.rememberOthers(ctx)
+	}
+	for _, fp := range d.prog.fam {
+		if !there {
+			break
+		}
+		err := readTableSet(ctx, d.sock, table, fp.affinity, func(e element) {
+			if e.life != nil && e.life.left > 0 && fp.remembersRight(d.state, &e) {
+				a.change.batch.add(&e)
+			}
+		})
+		if err != nil && !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	_, err = d.commit(ctx, a.change.batch)
+	return err
+}
+
+// open has packets enter the table, and in the same moment another one no more.
+func (d *Driver) open(ctx context.Context, other string) error {
+	b := newBatch(d.table)
+	for _, c := range d.prog.chains {
+		switch {
+		case c.hook == nil:
+			continue
+		case c.hook.kind == natHook:
+			b.addChain(c)
+		default:
+			b.deleteRules(&b.before, c.name)
+		}
+		b.addRules(c)
+	}
+	if err := d.shut(ctx, b, other); err != nil {
+		return err
+	}
+	_, err := d.commit(ctx, b)
+	return err
+}
+
+// shut has packets enter a table no more.
+func (d *Driver) shut(ctx context.Context, b *batch, table string) error {
+	entries, err := d.entries(ctx, table)
+	if err != nil {
+		return fmt.Errorf("list chains of table inet %s: %w", table, err)
+	}
+	of := b.table
+	b.table = table
+	for _, name := range entries {
+		b.deleteRules(&b.before, name)
+		b.deleteChain(&b.before, name)
+	}
+	b.table = of
+	return nil
+}
+
+// drop deletes a table, if it is there. No packet enters it any more before it goes: one that is in a chain would find the chain's
+// rules, but no elements, and be dropped where it is to be translated.
+func (d *Driver) drop(ctx context.Context, table string) error {
+	if there, err := d.hasTable(ctx, table); err != nil || !there {
+		return err
+	}
+	b := newBatch(table)
+	if err := d.shut(ctx, b, table); err != nil {
+		return err
+	}
+	if _, err := d.commit(ctx, b); err != nil {
+		return err
+	}
+	awaitPackets()
+	b = newBatch(table)
+	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+table, b.tableName)
+	_, err := d.commit(ctx, b)
+	return err
+}
+
+func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
+	err := d.readTable(ctx, table, &found{})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read table inet %s: %w", table, err)
+	}
+	return true, nil
+}
+
+// rebuilding is the plan of a fresh table in the place of ours.
+type rebuilding struct {
+	d     *Driver
+	want  *state.State
+	spent bool
+}
+
+// Len implements driver.Plan.
+func (p *rebuilding) Len() int { return 1 }
+
+// String implements driver.Plan.
+func (p *rebuilding) String() string {
+	return fmt.Sprintf("replace table inet %s by a fresh one, as %d adoptions failed\n", TableName, rebuildAfter)
+}
+
+// Apply implements driver.Plan.
+func (p *rebuilding) Apply(ctx context.Context) error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if p.spent {
+		return errSpent
+	}
+	p.spent = true
+	have := &found{}
+	if err := p.d.readTable(ctx, TableName, have); errors.Is(err, unix.ENOENT) {
+		have = nil
+	} else if err != nil {
+		return fmt.Errorf("read table inet %s: %w", TableName, err)
+	}
+	if err := p.d.claim(ctx, have); err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	p.d.failures = rebuildAfter - 1 // another one is not built before the table has been tried once more
+	if err := p.d.rebuild(ctx, p.want); err != nil {
+		return fmt.Errorf("build a fresh table: %w", err)
+	}
+	p.d.failures = 0
+	p.d.tell()
+	return nil
+}
+
+var _ driver.Plan = (*rebuilding)(nil)

@@ -1,0 +1,193 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file says whose object the kernel refused.
+
+// blame is why a unit was refused, and by whose fault.
+type blame struct {
+	err      error
+	policies []model.PolicyKey // of a program: who declared the rule, or all of its policies if the kernel named none
+}
+
+// blameFor finds out who declared what the kernel refused.
+func (d *Driver) blameFor(u unit, refusal error) blame {
+	b := blame{err: refusal}
+	id, _ := u.key.(state.ProgramID)
+	prog := policyOf(d.state).Programs[id]
+	if prog == nil {
+		return b
+	}
+	var look func(*ruling)
+	look = func(r *ruling) {
+		for i, rule := range r.rules {
+			if strings.Contains(refusal.Error(), ruleLabel(r.name, i)) {
+				b.policies = declaredBy(prog, rule.comment)
+			}
+		}
+		for _, next := range r.next {
+			look(next)
+		}
+	}
+	// What was written of it may be forgotten: the kernel has taken something since.
+	for _, at := range []place{d.prog.podPlace(ipv4), d.prog.podPlace(ipv6), hostPlace, untrackedPlace} {
+		look(d.prog.write(at, prog))
+	}
+	return b
+}
+
+// declaredBy is the policy whose rule has the comment.
+func declaredBy(p *state.Program, text string) []model.PolicyKey {
+	if p == nil {
+		return nil
+	}
+	for _, t := range p.Tiers {
+		for _, own := range t.Policies {
+			for i := range own.Rules {
+				if comment(own, &own.Rules[i]) == text {
+					return []model.PolicyKey{own.Policy}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// said is what the kernel said, for people.
+func said(err error) string {
+	var k *kernelError
+	if errors.As(err, &k) {
+		return k.errno.Error() + " (" + k.what + ")"
+	}
+	return err.Error()
+}
+
+// policiesOf are all policies of a program, sorted.
+func policiesOf(p *state.Program) []model.PolicyKey {
+	all := map[model.PolicyKey]bool{}
+	for _, t := range p.Tiers {
+		for _, own := range t.Policies {
+			all[own.Policy] = true
+		}
+	}
+	maps.DeleteFunc(all, func(k model.PolicyKey, _ bool) bool { return k.Kind == model.Failsafe })
+	return slices.SortedFunc(maps.Keys(all), model.PolicyKey.Compare)
+}
+
+// SetAside implements driver.Refuser.
+func (d *Driver) SetAside() []driver.SetAside {
+	if list := d.told.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
+// tell makes SetAside return what is set aside now.
+func (d *Driver) tell() {
+	var all []driver.SetAside
+	for u, r := range d.aside.why {
+		all = append(all, d.explain(u, r.blame)...)
+	}
+	slices.SortFunc(all, driver.SetAside.Compare)
+	all = slices.Compact(all)
+	d.told.Store(&all)
+}
+
+// explain names the objects that a unit was made of.
+func (d *Driver) explain(u unit, b blame) []driver.SetAside {
+	one := func(kind string, name model.Name, of, inForce string) []driver.SetAside {
+		return []driver.SetAside{{Kind: kind, Name: name, InForce: inForce, Reason: fmt.Sprintf("the kernel refuses %s: %s; everything else works", of, said(b.err))}}
+	}
+	held := &d.aside.held
+	switch key := u.key.(type) {
+	case state.FrontendKey:
+		f := held.Frontends[key]
+		return one("Service", f.Service, "what is made of it for "+key.String(), model.InForceRest)
+	case state.ProgramID:
+		return d.explainProgram(key, held.Policy.Programs[key], b)
+	case netip.Addr:
+		if w := held.Policy.Workloads[key]; u.kind == workloadUnit {
+			return one("Pod", w.Pod, "its address "+key.String(), model.InForceNothing)
+		}
+		return one("Service", d.serviceAt(key), "an entry for the address "+key.String(), model.InForceRest)
+	case state.SetID:
+		if l := held.Policy.Lists[key]; u.kind == listUnit {
+			return one("list", model.Name{Name: l.Name}, "what is made of it", model.InForceNothing)
+		}
+		return nil // the programs that look it up are set aside, too
+	case int:
+		if h := held.Policy.Hosts[key]; u.kind == hostUnit {
+			return one("HostEndpoint", model.Name{Name: h.Name}, "what leads to its policies at "+h.Device, model.InForceNothing)
+		}
+		return one("interface", model.Name{Name: fmt.Sprint("number ", key)}, "an entry for it", model.InForceNothing)
+	}
+	switch u.kind {
+	case deniedUnit:
+		return one("deny lists", model.Name{}, "what is made of them", model.InForceLast)
+	case podCIDRsUnit:
+		return one("pod CIDRs", model.Name{}, "what is made of them", model.InForceLast)
+	}
+	return one("settings", model.Name{}, "what is made of the node's address ranges", model.InForceLast)
+}
+
+func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (all []driver.SetAside) {
+	policies, what := b.policies, "a rule of it"
+	if policies == nil {
+		policies, what = policiesOf(p), "what is made of it"
+		if len(policies) > 1 {
+			what += " and of the other policies of the same pods"
+		}
+	}
+	reason := fmt.Sprintf("the kernel refuses %s: %s; nothing is allowed at %s, everything else works", what, said(b.err), d.judgedBy(standInFor(id)))
+	for _, k := range policies {
+		all = append(all, driver.SetAside{Kind: string(k.Kind), Name: k.Name, Reason: reason, InForce: model.InForceDeny})
+	}
+	return all
+}
+
+// judgedBy names the pods and host endpoints that a program judges, the first few.
+func (d *Driver) judgedBy(id state.ProgramID) string {
+	names := map[string]bool{}
+	for _, w := range d.state.Policy.Workloads {
+		if w.Ingress == id || w.Egress == id {
+			names["pod "+w.Pod.String()] = true
+		}
+	}
+	for _, h := range d.state.Policy.Hosts {
+		for _, of := range hostPrograms(h) {
+			if *of == id {
+				names["host endpoint "+h.Name] = true
+			}
+		}
+	}
+	const most = 3
+	sorted := slices.Sorted(maps.Keys(names))
+	text := strings.Join(sorted[:min(len(sorted), most)], ", ")
+	if more := len(sorted) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// serviceAt is a service that has the address.
+func (d *Driver) serviceAt(a netip.Addr) (name model.Name) {
+	for _, all := range []map[state.FrontendKey]*state.Frontend{d.state.Frontends, d.aside.held.Frontends} {
+		for k, f := range all {
+			if k.Addr == a && (name == model.Name{} || f.Service.Compare(name) < 0) {
+				name = f.Service
+			}
+		}
+	}
+	return name
+}

@@ -1,0 +1,158 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// cidrSettings are settings whose every list holds the prefixes, and the policy's list too.
+func cidrState(cidrs []netip.Prefix) *state.State {
+	s := isolated()
+	s.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs}
+	s.Policy.PodCIDRs = cidrs
+	return s
+}
+
+// lists of CIDRs that a node changes between; the kernel refuses some orders in which two intervals' ends are deleted.
+func cidrLists() [][]netip.Prefix {
+	lists := [][]netip.Prefix{
+		prefixes("10.1.0.0/16", "10.3.0.0/16", "fd00:1::/64", "fd00:3::/64"),
+		prefixes("10.9.0.0/16", "fd00:9::/64"),
+		nil,
+		prefixes("0.0.0.0/0", "::/0"),
+		prefixes("10.0.0.0/16", "10.1.0.0/16", "fd00::/64", "fd00:0:0:1::/64"), // side by side
+		prefixes("10.1.0.0/16", "10.2.0.0/15", "fd00:0:0:1::/64", "fd00:0:0:2::/63"),
+		prefixes("224.0.0.0/3", "128.0.0.0/1", "ffff::/16"), // up to the last address
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		var list []netip.Prefix
+		for range r.IntN(9) {
+			var v6 [16]byte
+			binary.BigEndian.PutUint64(v6[:], r.Uint64N(64)<<56)
+			list = append(list,
+				netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(r.IntN(16)) << 4}), 9+r.IntN(8)).Masked(),
+				netip.PrefixFrom(netip.AddrFrom16(v6), 1+r.IntN(10)).Masked())
+		}
+		slices.SortFunc(list, netip.Prefix.Compare)
+		lists = append(lists, slices.Compact(list))
+	}
+	return lists
+}
+
+// TestIntervalsGiveWay goes through lists of CIDRs, by adoptions after a restart, by those of the same driver, and by updates. The
+// kernel holds what is wanted after each.
+func TestIntervalsGiveWay(t *testing.T) {
+	lists := cidrLists()
+	r := rand.New(rand.NewPCG(3, 4))
+	order := make([]int, 15)
+	for i := range order {
+		order[i] = r.IntN(len(lists))
+	}
+	whole := func(t *testing.T, d *Driver, want *state.State) {
+		t.Helper()
+		d.doubt = true // have it read everything
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Fatalf("the kernel differs:\n%s", text)
+		}
+	}
+	t.Run("restart", func(t *testing.T) {
+		ns := testNS(t)
+		for _, i := range append([]int{0, 1, 0, 1, 0, 1, 0, 1}, order[:4]...) {
+			d := openIn(t, ns, Options{Policy: true})
+			adopt(t, d, cidrState(lists[i]))
+			whole(t, d, cidrState(lists[i]))
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	t.Run("adopt", func(t *testing.T) {
+		d := openIn(t, testNS(t), Options{Policy: true})
+		for _, i := range order {
+			adopt(t, d, cidrState(lists[i]))
+		}
+		whole(t, d, cidrState(lists[order[len(order)-1]]))
+	})
+	t.Run("update", func(t *testing.T) {
+		d := openIn(t, testNS(t), Options{Policy: true})
+		have := cidrState(nil)
+		adopt(t, d, have)
+		for _, i := range order {
+			want := cidrState(lists[i])
+			update(t, d, state.Delta{Settings: &want.Settings, Policy: policyDelta(have.Policy, want.Policy)})
+			whole(t, d, want)
+			have = want
+		}
+	})
+}
+
+// The kernel takes any list of intervals in place of any other where the set is emptied in the same transaction. This is about
+// the kernel alone, and so quick enough for an emulated one.
+func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
+	d := openIn(t, testNS(t), Options{Shared: true})
+	fp := d.prog.fam[0]
+	b := newBatch(TableName)
+	b.addTable(0)
+	b.addSet(fp.podCIDRs)
+	if _, err := b.send(d.sock); err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	for i := range 1000 {
+		var cidrs []netip.Prefix
+		for range r.IntN(12) {
+			cidrs = append(cidrs, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(r.IntN(4)) << 6, byte(r.IntN(16)) << 4}), 1+r.IntN(16)).Masked())
+		}
+		b := newBatch(TableName)
+		b.flushSet(fp.podCIDRs)
+		want := map[elementKey]element{}
+		fp.cidrElements(fp.podCIDRs, cidrs, func(e *element) {
+			b.add(e)
+			want[e.elementKey] = *e
+		})
+		if _, err := b.send(d.sock); err != nil {
+			t.Fatalf("change %d, to %v: %v\n%s", i, cidrs, err, b)
+		}
+		have, err := d.content(t.Context(), fp.podCIDRs)
+		if err != nil || !maps.EqualFunc(have, want, func(a, b element) bool { return a.sameValue(&b) }) {
+			t.Fatalf("change %d, to %v: the kernel holds %v: %v", i, cidrs, slices.Collect(maps.Keys(have)), err)
+		}
+	}
+}
+
+// What is the same is not written again.
+func TestIntervalsThatAreTheSameStay(t *testing.T) {
+	d := openIn(t, testNS(t), Options{Policy: true})
+	s := cidrState(cidrLists()[0])
+	adopt(t, d, s)
+	settings := s.Settings
+	settings.LocalCIDRs = nil
+	text := update(t, d, state.Delta{Settings: &settings})
+	if want := "empty set ip-own-cidrs\nempty set ip6-own-cidrs\n"; text != want {
+		t.Errorf("plans\n%swant\n%s", text, want)
+	}
+}
+
+// A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
+func TestPodCIDRsChangeWithChains(t *testing.T) {
+	d := openIn(t, testNS(t), Options{Policy: true})
+	have := cidrState(cidrLists()[0])
+	adopt(t, d, have)
+	for i := range 20 {
+		want := cidrState(cidrLists()[i%2])
+		id := state.ProgramID(fmt.Sprint("p", i))
+		want.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny}}}
+		want.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "p"}, Device: 6, Ingress: id}
+		update(t, d, state.Delta{Settings: &want.Settings, Policy: policyDelta(have.Policy, want.Policy)})
+		have = want
+	}
+}

@@ -1,0 +1,74 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about loadBalancerSourceRanges. They are in a hash set, under their lengths, as the kernel takes time that
+// grows with the square of their number to remove ranges from a set of intervals. A packet is looked up
+// once for each length that occurs, so few do: a range of another length is written as the networks of the next one that make it up.
+
+// sourceStep is the distance between lengths. With 4, a range is eight networks at the most, and a miss 8 look-ups in IPv4, 32 in IPv6.
+const sourceStep = 4
+
+// sourceLength is the length under which a range is written.
+func sourceLength(bits int) int { return max(sourceStep, (bits+sourceStep-1)/sourceStep*sourceStep) }
+
+// sourceLengths are all there are, those that most ranges have first.
+func sourceLengths(f family) (lengths []int) {
+	for _, step := range []int{16, 8, 4} {
+		for bits := f.bits; bits > 0; bits -= step {
+			if step == 16 || bits%(2*step) != 0 {
+				lengths = append(lengths, bits)
+			}
+		}
+	}
+	return lengths
+}
+
+// sourceElements yields a range of sources that may reach the frontend.
+func (p *program) sourceElements(k state.FrontendKey, c netip.Prefix, yield func(*element)) {
+	fp := p.family(k.Addr.Is4())
+	if !fp.holds(c.Addr()) {
+		return
+	}
+	bits := sourceLength(c.Bits())
+	addr := fp.ip.addr(c.Addr())
+	last := addr[(bits-1)/8] // what varies is within one byte
+	for n := range 1 << (bits - c.Bits()) {
+		addr[(bits-1)/8] = last | byte(n)<<((8-bits%8)%8)
+		e := element{set: fp.sources}
+		e.appendUint32(uint32(bits))
+		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.append(addr...)
+		yield(&e)
+	}
+}
+
+// sourcesChain returns for the sources that a restricted frontend is open to.
+func (fp *familyProgram) sourcesChain() chain {
+	f := fp.ip
+	c := chain{name: f.name + "-sources", comment: "loadBalancerSourceRanges: one look-up for each length"}
+	for _, bits := range sourceLengths(f) {
+		network := masked(f.saddr, bits)
+		c.rules = append(c.rules, newRule("").family(f).lookup(state.SetID(bits), fp.sources, false, f.daddr, fieldProto, fieldDport, network).ret())
+	}
+	c.rules = append(c.rules, newRule("").drop())
+	return c
+}
+
+// sources plans the difference between the ranges of a frontend.
+func (c *change) sources(k state.FrontendKey, before, after *state.Frontend) {
+	var old, now []netip.Prefix
+	if before != nil {
+		old = before.SourceRanges
+	}
+	if after != nil {
+		now = after.SourceRanges
+	}
+	diffPrefixes(old, now,
+		func(r netip.Prefix) { c.d.prog.sourceElements(k, r, c.remove) },
+		func(r netip.Prefix) { c.d.prog.sourceElements(k, r, c.add) })
+}

@@ -1,0 +1,275 @@
+package nftables
+
+import (
+	"maps"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file names the parts of a state and of a delta that the kernel can take apart from each other.
+
+// unit is a part that is programmed or set aside as a whole: an entry of one of the maps of a State,
+// or a field that is none.
+type unit struct {
+	kind unitKind
+	key  any
+}
+
+type unitKind uint8
+
+// The kinds, in the order in which a delta that is carried out in parts is: what is looked up before what looks it up.
+const (
+	settingsUnit unitKind = iota
+	clusterIPUnit
+	otherIPUnit
+	hairpinUnit
+	podDeviceUnit
+	hostDeviceUnit
+	podCIDRsUnit
+	frontendUnit
+	groupUnit
+	namedPortsUnit
+	portSetUnit
+	listUnit
+	programUnit
+	workloadUnit
+	hostUnit
+	deniedUnit
+	unitKinds
+)
+
+func (u unit) field() fieldOf { return fields[u.kind] }
+
+// isSet reports whether programs may refer to the unit.
+func (u unit) isSet() bool { return u.kind >= groupUnit && u.kind <= listUnit }
+
+// fieldOf reads and writes the units of one kind in deltas and states.
+type fieldOf interface {
+	each(d *state.Delta, f func(key any))
+	names(d *state.Delta, key any) bool
+	// wanted reports whether the delta names the unit and does not only take from it.
+	wanted(d *state.Delta, key any) bool
+	forget(d *state.Delta, key any)
+	// move has one delta say what another says of the unit. Members that are taken from what is there already leave it.
+	move(from *state.Delta, key any, to *state.Delta)
+	// read has the delta make the unit what it is in the state; false: it is not there.
+	read(s *state.State, key any, to *state.Delta) bool
+	// takeOut has the delta remove the unit from the state, if it is there.
+	takeOut(s *state.State, key any, to *state.Delta)
+	eachOf(s *state.State, f func(key any))
+}
+
+var fields = [unitKinds]fieldOf{
+	settingsUnit:  valueField[state.Settings]{func(d *state.Delta) **state.Settings { return &d.Settings }, func(s *state.State) *state.Settings { return &s.Settings }},
+	clusterIPUnit: memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.ClusterIPs }},
+	otherIPUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.OtherIPs }},
+	hairpinUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Hairpins }},
+	frontendUnit: mapField[state.FrontendKey, state.Frontend]{func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Frontends },
+		func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Frontends }},
+	podDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.PodDevices },
+		func(s *state.State) map[int]struct{} { return policyOf(s).PodDevices }},
+	hostDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.HostDevices },
+		func(s *state.State) map[int]struct{} { return policyOf(s).HostDevices }},
+	podCIDRsUnit: valueField[[]netip.Prefix]{func(d *state.Delta) **[]netip.Prefix { return &d.Policy.PodCIDRs },
+		func(s *state.State) *[]netip.Prefix { return &policyOf(s).PodCIDRs }},
+	groupUnit: groupField[netip.Addr]{func(d *state.Delta) *map[state.SetID]map[netip.Addr]bool { return &d.Policy.Groups },
+		func(s *state.State) map[state.SetID]map[netip.Addr]struct{} { return policyOf(s).Groups }},
+	namedPortsUnit: groupField[state.NamedPort]{func(d *state.Delta) *map[state.SetID]map[state.NamedPort]bool { return &d.Policy.NamedPorts },
+		func(s *state.State) map[state.SetID]map[state.NamedPort]struct{} { return policyOf(s).NamedPorts }},
+	portSetUnit: mapField[state.SetID, state.Ports]{func(d *state.Delta) *map[state.SetID]*state.Ports { return &d.Policy.PortSets },
+		func(s *state.State) map[state.SetID]*state.Ports { return policyOf(s).PortSets }},
+	listUnit: mapField[state.SetID, state.List]{func(d *state.Delta) *map[state.SetID]*state.List { return &d.Policy.Lists },
+		func(s *state.State) map[state.SetID]*state.List { return policyOf(s).Lists }},
+	programUnit: mapField[state.ProgramID, state.Program]{func(d *state.Delta) *map[state.ProgramID]*state.Program { return &d.Policy.Programs },
+		func(s *state.State) map[state.ProgramID]*state.Program { return policyOf(s).Programs }},
+	workloadUnit: mapField[netip.Addr, state.Workload]{func(d *state.Delta) *map[netip.Addr]*state.Workload { return &d.Policy.Workloads },
+		func(s *state.State) map[netip.Addr]*state.Workload { return policyOf(s).Workloads }},
+	hostUnit: mapField[int, state.Host]{func(d *state.Delta) *map[int]*state.Host { return &d.Policy.Hosts },
+		func(s *state.State) map[int]*state.Host { return policyOf(s).Hosts }},
+	deniedUnit: valueField[state.Denied]{func(d *state.Delta) **state.Denied { return &d.Policy.Denied },
+		func(s *state.State) *state.Denied { return &policyOf(s).Denied }},
+}
+
+// policyOf is the state's policy, or an empty one.
+func policyOf(s *state.State) *state.Policy {
+	if s.Policy == nil {
+		return &state.Policy{}
+	}
+	return s.Policy
+}
+
+// mapField is a map of values.
+type mapField[K comparable, V any] struct {
+	delta func(*state.Delta) *map[K]*V
+	state func(*state.State) map[K]*V
+}
+
+func (f mapField[K, V]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
+func (f mapField[K, V]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
+func (f mapField[K, V]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
+func (f mapField[K, V]) wanted(d *state.Delta, key any) bool    { return (*f.delta(d))[key.(K)] != nil }
+func (f mapField[K, V]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(K)) }
+
+func (f mapField[K, V]) move(from *state.Delta, key any, to *state.Delta) {
+	put(f.delta(to), key.(K), (*f.delta(from))[key.(K)])
+}
+
+func (f mapField[K, V]) read(s *state.State, key any, to *state.Delta) bool {
+	v := f.state(s)[key.(K)]
+	if v != nil {
+		put(f.delta(to), key.(K), v)
+	}
+	return v != nil
+}
+
+func (f mapField[K, V]) takeOut(s *state.State, key any, to *state.Delta) {
+	if f.state(s)[key.(K)] != nil {
+		put(f.delta(to), key.(K), nil)
+	}
+}
+
+// memberField is a set.
+type memberField[K comparable] struct {
+	delta func(*state.Delta) *map[K]bool
+	state func(*state.State) map[K]struct{}
+}
+
+func (f memberField[K]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
+func (f memberField[K]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
+func (f memberField[K]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
+func (f memberField[K]) wanted(d *state.Delta, key any) bool    { return (*f.delta(d))[key.(K)] }
+func (f memberField[K]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(K)) }
+
+func (f memberField[K]) move(from *state.Delta, key any, to *state.Delta) {
+	put(f.delta(to), key.(K), (*f.delta(from))[key.(K)])
+}
+
+func (f memberField[K]) read(s *state.State, key any, to *state.Delta) bool {
+	in := has(f.state(s), key)
+	if in {
+		put(f.delta(to), key.(K), true)
+	}
+	return in
+}
+
+func (f memberField[K]) takeOut(s *state.State, key any, to *state.Delta) {
+	if has(f.state(s), key) {
+		put(f.delta(to), key.(K), false)
+	}
+}
+
+// groupField is a map of sets, each of them a unit.
+type groupField[M comparable] struct {
+	delta func(*state.Delta) *map[state.SetID]map[M]bool
+	state func(*state.State) map[state.SetID]map[M]struct{}
+}
+
+func (f groupField[M]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
+func (f groupField[M]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
+func (f groupField[M]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
+func (f groupField[M]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(state.SetID)) }
+
+func (f groupField[M]) wanted(d *state.Delta, key any) bool {
+	for _, in := range (*f.delta(d))[key.(state.SetID)] {
+		if in {
+			return true
+		}
+	}
+	return false
+}
+
+func (f groupField[M]) move(from *state.Delta, key any, to *state.Delta) {
+	id := key.(state.SetID)
+	was := (*f.delta(to))[id]
+	members := maps.Clone(was)
+	if members == nil {
+		members = map[M]bool{}
+	}
+	for m, in := range (*f.delta(from))[id] {
+		if members[m] = in; !in && was[m] {
+			delete(members, m)
+		}
+	}
+	put(f.delta(to), id, members)
+}
+
+func (f groupField[M]) read(s *state.State, key any, to *state.Delta) bool {
+	return f.members(s, key, to, true)
+}
+
+func (f groupField[M]) takeOut(s *state.State, key any, to *state.Delta) {
+	f.members(s, key, to, false)
+}
+
+func (f groupField[M]) members(s *state.State, key any, to *state.Delta, in bool) bool {
+	id := key.(state.SetID)
+	members := f.state(s)[id]
+	if len(members) == 0 {
+		return false
+	}
+	all := make(map[M]bool, len(members))
+	for m := range members {
+		all[m] = in
+	}
+	put(f.delta(to), id, all)
+	return true
+}
+
+// valueField is a field with one value. Set aside, it is the zero value, or what it was.
+type valueField[V any] struct {
+	delta func(*state.Delta) **V
+	state func(*state.State) *V
+}
+
+func (f valueField[V]) each(d *state.Delta, yield func(any)) {
+	if *f.delta(d) != nil {
+		yield(nil)
+	}
+}
+func (f valueField[V]) eachOf(_ *state.State, yield func(any))         { yield(nil) }
+func (f valueField[V]) names(d *state.Delta, _ any) bool               { return *f.delta(d) != nil }
+func (f valueField[V]) wanted(d *state.Delta, _ any) bool              { return *f.delta(d) != nil }
+func (f valueField[V]) forget(d *state.Delta, _ any)                   { *f.delta(d) = nil }
+func (f valueField[V]) move(from *state.Delta, _ any, to *state.Delta) { *f.delta(to) = *f.delta(from) }
+func (f valueField[V]) takeOut(_ *state.State, _ any, to *state.Delta) { *f.delta(to) = new(V) }
+func (f valueField[V]) read(s *state.State, _ any, to *state.Delta) bool {
+	v := *f.state(s)
+	*f.delta(to) = &v
+	return true
+}
+
+func eachKey[K comparable, V any](m map[K]V, yield func(any)) {
+	for k := range m {
+		yield(k)
+	}
+}
+
+func has[K comparable, V any](m map[K]V, key any) bool {
+	_, ok := m[key.(K)]
+	return ok
+}
+
+// put writes into a map that may be nil still.
+func put[K comparable, V any](m *map[K]V, k K, v V) {
+	if *m == nil {
+		*m = map[K]V{}
+	}
+	(*m)[k] = v
+}
+
+// whole is the delta that leads from nothing to the state.
+func whole(s *state.State) (d state.Delta) {
+	for _, f := range fields {
+		f.eachOf(s, func(key any) { f.read(s, key, &d) })
+	}
+	return d
+}
+
+// cloneDelta copies the maps that hold a delta's units.
+func cloneDelta(d state.Delta) (c state.Delta) {
+	for _, f := range fields {
+		f.each(&d, func(key any) { f.move(&d, key, &c) })
+	}
+	return c
+}

@@ -1,0 +1,44 @@
+package model
+
+import (
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Printable returns a text that others have written as it may be shown on a terminal, in a line of a log or in a comment:
+// whatever does not print (control characters, line breaks and tabs among them, what turns the direction of writing, and
+// bytes that are no UTF-8) is written as in a Go string, as "\x1b" or "\u202e".
+func Printable(text string) string {
+	if !strings.ContainsFunc(text, unprintable) {
+		return text
+	}
+	var b strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			b.WriteString(`\x` + strconv.FormatUint(uint64(text[0]), 16))
+		case unprintable(r):
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			b.WriteString(text[:size])
+		}
+		text = text[size:]
+	}
+	return b.String()
+}
+
+// PrintableLines is Printable for a text of several lines, which stay so.
+func PrintableLines(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		whole := strings.TrimSuffix(line, "\n")
+		b.WriteString(Printable(whole) + line[len(whole):])
+	}
+	return b.String()
+}
+
+// unprintable holds for U+FFFD as well, which stands for bytes that are no UTF-8 where a text is gone through by runes.
+func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }

@@ -1,0 +1,45 @@
+package model
+
+import (
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+func TestPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		"shop/web":                   "shop/web",
+		`a "b" \c 'd'`:               `a "b" \c 'd'`,
+		"Straße 日本 ☃":                "Straße 日本 ☃",
+		"\x1b[31mred\x1b[0m\a":       `\x1b[31mred\x1b[0m\a`,
+		"a\nPROBLEM: b\tc\r":         `a\nPROBLEM: b\tc\r`,
+		"\u009b2J \u0085 \x7f":       `\u009b2J \u0085 \x7f`,
+		"abc\u202ecba \u2066 \u200f": `abc\u202ecba \u2066 \u200f`,
+		"\u2028\u2029\ufeff\u200b":   `\u2028\u2029\ufeff\u200b`,
+		"\xff\xc3 \xe2\x82 é":        `\xff\xc3 \xe2\x82 é`,
+		"\U000e0001":                 `\U000e0001`,
+		"":                           "",
+	} {
+		if got := Printable(text); got != want {
+			t.Errorf("%q is printed as %s, want %s", text, got, want)
+		}
+	}
+	if got := PrintableLines("a\x1b\n\tb\n\nc"); got != "a\\x1b\n\\tb\n\nc" {
+		t.Errorf("lines are printed as %q", got)
+	}
+}
+
+func FuzzPrintable(f *testing.F) {
+	f.Add("a\x1b\xff\u202e\ufffd")
+	f.Fuzz(func(t *testing.T, text string) {
+		got := Printable(text)
+		if !utf8.ValidString(got) || Printable(got) != got {
+			t.Errorf("%q is printed as %q", text, got)
+		}
+		for _, r := range got {
+			if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+				t.Errorf("%q is printed with %q", text, r)
+			}
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/cespare/xxhash/v2"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Recorder tells the Kubernetes API of faults, as Events of the objects at fault: `kubectl describe` shows them.
+//
+// All nodes find the same faults. So the name of an Event is made of the object and of what is said of it: the first node that comes to it
+// creates the Event and repeats it while the fault lasts, and the others find it there. The API server forgets an Event after an hour; then another node takes over.
+//
+// Nothing waits for a Recorder. What cannot be told is tried again, and logged once.
+type Recorder struct {
+	api   *api
+	node  string
+	log   *slog.Logger
+	kinds map[string]kind
+	pace  pace
+	wake  chan struct{} // capacity 1: faults has changed
+
+	mu     sync.Mutex
+	faults map[model.Issue]bool // what there is to tell; replaced as a whole
+
+	// What follows is Run's alone.
+	told    map[model.Issue]*told
+	failing bool // the last attempt failed
+}
+
+// told is what has become of one fault.
+type told struct {
+	due   time.Time // when to tell it, or to tell it again
+	path  string    // of the Event
+	mine  bool      // this node created it
+	count int32     // how often this node has told it
+}
+
+// pace says how often things are told.
+type pace struct {
+	spread  time.Duration // the first time, within this, as all nodes find a fault at once
+	between time.Duration // at the least, whatever there is to tell
+	again   time.Duration // an Event of this node's own
+	others  time.Duration // an Event that another node has created: it may be gone
+	failed  time.Duration // after a failure
+}
+
+var usualPace = pace{spread: 10 * time.Second, between: 200 * time.Millisecond, again: 20 * time.Minute, others: 90 * time.Minute, failed: time.Minute}
+
+const (
+	// mostTold is how many faults are told: whoever has more of them needs no more Events.
+	mostTold = 500
+
+	reportedBy      = "sluice.dev/agent"
+	mostNote        = 1024 // bytes; the API server takes no more
+	mostInstance    = 128  // likewise
+	mostEventName   = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
+	mediaMergePatch = "application/merge-patch+json"
+	mediaMetadata   = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+)
+
+// NewRecorder returns a recorder for the node of that name. It does nothing until it runs.
+func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
+	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
+	r := &Recorder{
+		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), mostInstance)], log: log, pace: usualPace,
+		kinds: map[string]kind{}, wake: make(chan struct{}, 1), told: map[model.Issue]*told{},
+	}
+	for _, k := range append(serviceKinds(), policyKinds()...) {
+		r.kinds[k.kind.String()] = k
+	}
+	return r
+}
+
+// Report says which faults there are now. It returns at once, and is safe for concurrent use.
+func (r *Recorder) Report(issues []model.Issue) {
+	now := map[model.Issue]bool{}
+	for _, i := range issues {
+		if _, known := r.kinds[i.Ref.Kind]; known && i.Ref.Name.Name != "" && len(now) < mostTold {
+			now[i] = true
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if maps.Equal(now, r.faults) {
+		return
+	}
+	r.faults = now
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run tells what is reported until ctx ends.
+func (r *Recorder) Run(ctx context.Context) {
+	for {
+		r.follow()
+		wait := time.Hour
+		if next, t := r.earliest(); t != nil {
+			if wait = time.Until(t.due); wait <= 0 {
+				r.tell(ctx, next, t)
+				wait = r.pace.between
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// follow begins with new faults and forgets those that are gone.
+func (r *Recorder) follow() {
+	r.mu.Lock()
+	faults := r.faults
+	r.mu.Unlock()
+	maps.DeleteFunc(r.told, func(i model.Issue, _ *told) bool { return !faults[i] })
+	for i := range faults {
+		if r.told[i] == nil {
+			r.told[i] = &told{due: time.Now().Add(rand.N(r.pace.spread))}
+		}
+	}
+}
+
+// earliest is what is to be told next; nil: nothing.
+func (r *Recorder) earliest() (next model.Issue, t *told) {
+	for i, candidate := range r.told {
+		if t == nil || candidate.due.Before(t.due) {
+			next, t = i, candidate
+		}
+	}
+	return next, t
+}
+
+// tell has the API know of one fault, and says when to do so again.
+func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
+	err := r.record(ctx, i, t)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		t.due = time.Now().Add(jitter(r.pace.failed))
+		if !r.failing {
+			r.log.Warn("faults cannot be told as Kubernetes Events; trying again", "object", i.Object, "error", err)
+		}
+	case t.mine:
+		t.due = time.Now().Add(jitter(r.pace.again))
+	default:
+		t.due = time.Now().Add(jitter(r.pace.others))
+	}
+	r.failing = err != nil
+}
+
+// record creates the Event, or says in its own one that the fault lasts.
+func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
+	if t.mine {
+		err := r.repeat(ctx, t)
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+		t.mine = false
+	}
+	object, err := r.find(ctx, i.Ref)
+	if err != nil || object == nil {
+		return err
+	}
+	event := r.event(i, object)
+	t.path = resource{eventsv1.GroupName, "v1", "events"}.in(event.Namespace)
+	err = r.write(ctx, http.MethodPost, t.path, mediaJSON, event)
+	t.mine, t.count, t.path = err == nil, 1, t.path+"/"+event.Name
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// repeat makes an Event a series, which lasts.
+func (r *Recorder) repeat(ctx context.Context, t *told) error {
+	series := eventsv1.EventSeries{Count: t.count + 1, LastObservedTime: metav1.NowMicro()}
+	err := r.write(ctx, http.MethodPatch, t.path, mediaMergePatch, map[string]any{"series": series})
+	if err == nil {
+		t.count++
+	}
+	return err
+}
+
+// find asks for what an Event has to say of its object; nil: the object is gone. It takes the right to list, as the agent
+// has no other.
+func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
+	query := url.Values{"fieldSelector": {"metadata.name=" + ref.Name.Name}, "resourceVersion": {"0"}}
+	for _, place := range r.kinds[ref.Kind].places {
+		var page bytes.Buffer
+		_, err := r.api.get(ctx, place.in(ref.Name.Namespace), query, mediaMetadata, &page)
+		if apierrors.IsNotFound(err) {
+			continue // not served there
+		}
+		if err != nil {
+			return nil, err
+		}
+		var list metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(page.Bytes(), &list); err != nil {
+			return nil, fmt.Errorf("read the metadata of %v: %w", ref, err)
+		}
+		if len(list.Items) == 1 {
+			return &corev1.ObjectReference{
+				APIVersion: place.apiVersion(), Kind: strings.TrimPrefix(ref.Kind, "Calico"),
+				Namespace: ref.Name.Namespace, Name: ref.Name.Name, UID: list.Items[0].UID,
+			}, nil
+		}
+	}
+	return nil, nil
+}
+
+// event is what there is to say of a fault.
+func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv1.Event {
+	text := note(i)
+	name := strings.TrimRight(object.Name[:min(len(object.Name), mostEventName)], "-.")
+	e := &eventsv1.Event{
+		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: fmt.Sprintf("%s.%016x", name, xxhash.Sum64String(string(object.UID)+text))},
+		EventTime:  metav1.NowMicro(), ReportingController: reportedBy, ReportingInstance: r.node,
+		Type: corev1.EventTypeWarning, Reason: "Fault", Action: "Program", Note: text, Regarding: *object,
+	}
+	if e.Namespace == "" {
+		e.Namespace = metav1.NamespaceDefault // as the API wants it of objects without
+	}
+	return e
+}
+
+// note is what is wrong, in printable characters.
+func note(i model.Issue) string {
+	text := i.Reason
+	if i.InForce != "" {
+		text += "; in force: " + i.InForce
+	}
+	text = strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return ' '
+		}
+		return c
+	}, text)
+	if len(text) > mostNote {
+		text = strings.ToValidUTF8(text[:mostNote-len("…")], "") + "…"
+	}
+	return text
+}
+
+// write has the API create or change an object.
+func (r *Recorder) write(ctx context.Context, method, path, media string, object any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.api.timing.answer, errSilent)
+	defer cancel()
+	body, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("encode an Event: %w", err)
+	}
+	answer, err := r.api.do(ctx, method, path, nil, http.Header{"Accept": {mediaJSON}, "Content-Type": {media}}, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
+}

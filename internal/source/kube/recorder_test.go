@@ -1,0 +1,257 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// eventAPI is an API server that has a few objects and takes Events.
+type eventAPI struct {
+	t       *testing.T
+	url     string
+	objects map[string]string // path of the list, and name → uid
+
+	mu      sync.Mutex
+	events  map[string]*eventsv1.Event // path → what was created
+	writes  int                        // creations and changes, in vain as well
+	denied  bool                       // nobody may write
+	refused int                        // writes that were denied
+}
+
+func newEventAPI(t *testing.T) *eventAPI {
+	a := &eventAPI{t: t, events: map[string]*eventsv1.Event{}, objects: map[string]string{
+		"/api/v1/namespaces/shop/services web": "uid-web",
+		"/api/v1/nodes worker":                 "uid-worker",
+		"/apis/crd.projectcalico.org/v1/namespaces/shop/networkpolicies default.db": "uid-db",
+	}}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	a.url = server.URL
+	return a
+}
+
+func (a *eventAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch path := r.URL.Path; {
+	case r.Method == http.MethodGet:
+		a.list(w, r)
+	case a.denied:
+		a.refused++
+		fail(w, http.StatusForbidden, "no rule allows it")
+	case r.Method == http.MethodPost:
+		a.writes++
+		var e eventsv1.Event
+		if err := json.NewDecoder(r.Body).Decode(&e); err != nil || path != "/apis/events.k8s.io/v1/namespaces/"+e.Namespace+"/events" {
+			a.t.Errorf("POST %s: %v", path, err)
+		}
+		if path += "/" + e.Name; a.events[path] != nil {
+			w.WriteHeader(http.StatusConflict)
+			_ = json.NewEncoder(w).Encode(status(http.StatusConflict, "AlreadyExists", "it exists"))
+			return
+		}
+		a.events[path] = &e
+		w.WriteHeader(http.StatusCreated)
+	case r.Method == http.MethodPatch && a.events[path] == nil:
+		fail(w, http.StatusNotFound, "no such Event")
+	case r.Method == http.MethodPatch:
+		a.writes++
+		if media := r.Header.Get("Content-Type"); media != mediaMergePatch {
+			a.t.Errorf("a change is %q", media)
+		}
+		if err := json.NewDecoder(r.Body).Decode(a.events[path]); err != nil {
+			a.t.Error(err)
+		}
+	}
+}
+
+// list answers with the metadata of the one object that is asked for.
+func (a *eventAPI) list(w http.ResponseWriter, r *http.Request) {
+	served := slices.ContainsFunc(slices.Collect(maps.Keys(a.objects)), func(o string) bool { return strings.HasPrefix(o, r.URL.Path+" ") })
+	if !served {
+		fail(w, http.StatusNotFound, "not served")
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	items := ""
+	if uid := a.objects[r.URL.Path+" "+name]; uid != "" {
+		items = fmt.Sprintf(`{"metadata":{"name":%q,"uid":%q}}`, name, uid)
+	}
+	_, _ = fmt.Fprintf(w, `{"kind":"PartialObjectMetadataList","items":[%s]}`, items)
+}
+
+// forget is what happens to an Event after an hour.
+func (a *eventAPI) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.events)
+}
+
+// all are the Events: node, object, kind and what is said, sorted.
+func (a *eventAPI) all() (list []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.events {
+		o := e.Regarding
+		list = append(list, fmt.Sprintf("%s: %s %s %s/%s %s: %s", e.ReportingInstance, o.APIVersion, o.Kind, e.Namespace, o.Name, o.UID, e.Note))
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (a *eventAPI) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.writes
+}
+
+// repeated tells how often the one Event says that it was seen.
+func (a *eventAPI) repeated() (n int32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.events {
+		if e.Series != nil {
+			n = e.Series.Count
+		}
+	}
+	return n
+}
+
+// node starts a recorder that is in a hurry.
+func (a *eventAPI) node(t *testing.T, name string, change func(*pace), log *slog.Logger) *Recorder {
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\nclusters: [{name: c, cluster: {server: %q}}]\n", a.url)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return startRecorder(t, path, name, change, log)
+}
+
+func startRecorder(t *testing.T, kubeconfig, name string, change func(*pace), log *slog.Logger) *Recorder {
+	r := NewRecorder(Config{Kubeconfig: kubeconfig}, name, log)
+	r.pace = pace{spread: time.Millisecond, between: time.Millisecond, again: time.Hour, others: time.Hour, failed: 10 * time.Millisecond}
+	change(&r.pace)
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(t.Context()) })
+	t.Cleanup(running.Wait)
+	return r
+}
+
+var (
+	silentLog = slog.New(slog.DiscardHandler)
+	webFault  = model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "web"}}.Issue("port 0 is\nout of range")
+)
+
+func hour(*pace) {}
+
+func TestRecorder(t *testing.T) {
+	a := newEventAPI(t)
+	policy := model.Issue{
+		Object: "CalicoNetworkPolicy shop/default.db", Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
+		Ref: model.Ref{Kind: "CalicoNetworkPolicy", Name: model.Name{Namespace: "shop", Name: "default.db"}},
+	}
+	r := a.node(t, "n1", hour, silentLog)
+	r.Report([]model.Issue{
+		webFault, policy, model.Ref{Kind: "Node", Name: model.Name{Name: "worker"}}.Issue("is gone"),
+		model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "gone"}}.Issue("is of no account"),
+		model.Ref{Kind: "AddressList", Name: model.Name{Name: "bad"}}.Issue("is no object of the API"),
+		{Object: "web.yaml", Reason: "is no object at all"},
+	})
+	want := []string{
+		"n1: crd.projectcalico.org/v1 NetworkPolicy shop/default.db uid-db: " + strings.Repeat("ä", 510) + "…",
+		"n1: v1 Node default/worker uid-worker: is gone",
+		"n1: v1 Service shop/web uid-web: port 0 is out of range",
+	}
+	waitFor(t, "Events of what the API has", func() bool { return len(a.all()) == len(want) })
+	if got := a.all(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestRecorderOnce shows that a fault that many nodes find is one Event, repeated by one of them as long as it lasts.
+func TestRecorderOnce(t *testing.T) {
+	a := newEventAPI(t)
+	first := a.node(t, "n1", func(p *pace) { p.again = 20 * time.Millisecond }, silentLog)
+	first.Report([]model.Issue{webFault})
+	waitFor(t, "it is told", func() bool { return len(a.all()) == 1 })
+	second := a.node(t, "n2", func(p *pace) { p.others = 20 * time.Millisecond }, silentLog)
+	second.Report([]model.Issue{webFault})
+	waitFor(t, "it is repeated", func() bool { return a.repeated() > 3 })
+	if got := a.all(); len(got) != 1 || !strings.HasPrefix(got[0], "n1: ") {
+		t.Errorf("got %q", got)
+	}
+	first.Report(nil)
+	a.forget()
+	waitFor(t, "the other takes over", func() bool { got := a.all(); return len(got) == 1 && strings.HasPrefix(got[0], "n2: ") })
+	second.Report(nil)
+	waitFor(t, "there is nothing more to tell", func() bool { before := a.count(); time.Sleep(100 * time.Millisecond); return a.count() == before })
+}
+
+// TestRecorderRetries shows that a cluster that does not let Events in is told of in one line, and costs nothing else.
+func TestRecorderRetries(t *testing.T) {
+	a := newEventAPI(t)
+	a.denied = true
+	var log lockedBuffer
+	r := a.node(t, "n1", hour, slog.New(slog.NewTextHandler(&log, nil)))
+	r.Report([]model.Issue{webFault})
+	waitFor(t, "it was tried again", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.refused > 3 })
+	if n := strings.Count(log.String(), "no rule allows it"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
+	a.mu.Lock()
+	a.denied = false
+	a.mu.Unlock()
+	waitFor(t, "it is told", func() bool { return len(a.all()) == 1 })
+}
+
+func TestRecorderBounds(t *testing.T) {
+	r := NewRecorder(Config{}, strings.Repeat("n", 200), silentLog)
+	issues := make([]model.Issue, 2*mostTold)
+	for i := range issues {
+		issues[i] = model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: fmt.Sprint("s", i)}}.Issue("bad")
+	}
+	r.Report(issues)
+	if r.follow(); len(r.told) != mostTold || len(r.node) != mostInstance {
+		t.Errorf("%d faults of %d bytes", len(r.told), len(r.node))
+	}
+	r.Report(nil)
+	if r.follow(); len(r.told) != 0 {
+		t.Errorf("%d faults are left", len(r.told))
+	}
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
