@@ -37,6 +37,8 @@ func newBenchCommand() *cobra.Command {
 	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some hour, or small, some fifteen minutes")
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
 	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: as the scale says")
+	fl.IntVar(&o.Objects, "objects", 0, "how many objects the experiment hostile draws; 0: as the scale says")
+	fl.Uint64Var(&o.Seed, "seed", 1, "what they are drawn from")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd
 }

@@ -39,6 +39,8 @@ type Options struct {
 	Scale       Scale
 	Rounds      int           // how often each case is measured; 0: as many as the scale says
 	SoakFor     time.Duration // of the experiment soak; 0: as long as the scale says
+	Objects     int           // of the experiment hostile; 0: as many as the scale says
+	Seed        uint64        // of those
 	Out         string        // folder for results; made if absent
 	Progress    io.Writer     // a line for each step
 	Binary      string        // the sluice program whose agent is measured
@@ -58,8 +60,8 @@ type Experiment struct {
 func Experiments() []Experiment {
 	return []Experiment{
 		connections, requests, latency, programming, changes, footprint, restart,
-		rules, blocking, copying, filling, labels, starting, costing,
-		kubeStart, kubeMemory, kubeChange, kubeBurst, kubeCPU, kubeConnections, kubeRollout, soak,
+		rules, blocking, copying, filling, labels, starting, costing, removal,
+		kubeStart, kubeMemory, kubeChange, kubeBurst, kubeCPU, kubeConnections, kubeRollout, soak, hostileObjects, hostileMemory,
 	}
 }
 

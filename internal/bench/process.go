@@ -115,11 +115,15 @@ type process struct {
 	ended   chan struct{} // closed once it has ended
 }
 
+// objects are the flags that say what is to be programmed.
+func (s *site) objects() []string {
+	return []string{"--manifests", s.manifests(), "--node", cluster.Node,
+		"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String()}
+}
+
 // start runs `sluice run` on the site.
 func (s *site) start() (*process, error) {
-	args := []string{"run", "--manifests", s.manifests(), "--node", cluster.Node, "--socket", s.socket(),
-		"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String(), "--log-level", "warn"}
-	args = append(args, s.flags...)
+	args := append([]string{"run", "--socket", s.socket(), "--log-level", "warn"}, append(s.objects(), s.flags...)...)
 	cmd := exec.Command(s.binary, args...)
 	if s.group != nil { // the shell joins the group before the agent allocates anything
 		cmd = exec.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, s.group.procs(), s.binary}, args...)...)

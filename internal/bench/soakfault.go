@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
+	"sluice.dev/sluice/internal/bench/api"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/hostile"
 	"sluice.dev/sluice/internal/lab/control"
 )
 
@@ -29,6 +33,7 @@ func (t *trial) breakThings(ctx context.Context) error {
 			return t.stopped(func() error { return errors.Join(t.withoutAPI(ctx, 0), wait(ctx, d), t.stand.Compact(ctx)) })
 		}},
 		{"the agent is killed", t.withoutAgent},
+		{"hostile objects come and go", t.withHostile},
 	}
 	draw := rand.New(rand.NewPCG(soakSeed, 2))
 	for {
@@ -67,4 +72,38 @@ func (t *trial) withoutAgent(ctx context.Context, lasting time.Duration) error {
 	defer t.mu.Unlock()
 	t.seat.Kill()
 	return errors.Join(wait(ctx, lasting), t.seat.Start())
+}
+
+// withHostile has the API hold some hostile services and slices for a while. What this API server refuses, as one of another
+// make or size would not, is passed over.
+func (t *trial) withHostile(ctx context.Context, lasting time.Duration) error {
+	objects := hostile.Objects{Seed: soakSeed, Most: 100_000}
+	var errs []error
+	if t.hostile == 0 {
+		for _, f := range hostile.Ground([hostile.Pods]netip.Addr{}) {
+			if kindOf(f) == "Namespace" {
+				errs = append(errs, t.stand.Create(ctx, f))
+			}
+		}
+	}
+	var there []cluster.File
+	for until := t.hostile + 60; t.hostile < until; t.hostile++ {
+		for _, f := range objects.Draw(t.hostile, 0) {
+			if kind := kindOf(f); kind != "Service" && kind != "EndpointSlice" {
+				continue // the agent does not read it here
+			}
+			switch err := t.stand.Create(ctx, f); {
+			case err == nil:
+				there = append(there, f)
+			case !errors.Is(err, api.ErrInvalid):
+				errs = append(errs, err)
+			}
+		}
+	}
+	t.progress("%d hostile objects are there", len(there))
+	errs = append(errs, wait(ctx, lasting))
+	for _, f := range there {
+		errs = append(errs, t.stand.Delete(ctx, f))
+	}
+	return errors.Join(errs...)
 }

@@ -122,6 +122,9 @@ func (s *Server) Put(ctx context.Context, o cluster.File) (version string, err e
 	return s.send(ctx, http.MethodPut, path+"/"+name, o.JSON)
 }
 
+// ErrInvalid is wrapped where the server refuses an object for what is in it.
+var ErrInvalid = errors.New("the object is invalid")
+
 // send returns the version of the object in the answer.
 func (s *Server) send(ctx context.Context, method, path string, body []byte) (version string, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, s.URL()+path, bytes.NewReader(body))
@@ -137,6 +140,9 @@ func (s *Server) send(ctx context.Context, method, path string, body []byte) (ve
 	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return "", fmt.Errorf("read the API server's answer: %w", err)
+	}
+	if resp.StatusCode == http.StatusUnprocessableEntity {
+		return "", fmt.Errorf("%s %s: %w: %.500s", method, path, ErrInvalid, answer)
 	}
 	if resp.StatusCode >= 300 {
 		return "", fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, answer)

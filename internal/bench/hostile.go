@@ -1,0 +1,256 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/hostile"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var hostileObjects = Experiment{
+	Name:  "hostile-objects",
+	Title: "Legal objects at their extremes",
+	How: "A real agent on a node with pods reads a folder into which batches of hostile objects of tenants are put: all kinds that it reads, each field at its extremes, drawn from a seed. Half of them stay for some time and are changed into others; " +
+		"now and then the agent is killed and started among them, and in the end of each series all go. Meanwhile bystanders connect to a service that nothing happens to (a hundred times a second), " +
+		"change the endpoint of another one and wait until packets follow, try what policy forbids, and ask the agent whether it is well. After each series, `sluice plan` of a fresh process must find nothing to do. " +
+		"What fails is made smaller, on testbeds of its own, until it is the least that still does, and told with its seed.",
+	run:   runHostile,
+	paint: paintHostile,
+}
+
+const (
+	takenObjects  = "objects taken"
+	slowestChange = "slowest change of a bystander's service"
+	triedShut     = "connections tried that policy forbids"
+)
+
+// A series of batches ends with all going.
+const (
+	hostileBatch  = 20
+	hostileSeries = 5
+)
+
+func runHostile(ctx context.Context, r *run) (err error) {
+	r.Options.Rounds, r.Result.Rounds = 1, 1
+	t := &hostileTrial{run: r, objects: hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes}, count: r.Objects, found: map[string]int{}, kinds: map[string]int{}, faulty: map[string]int{}}
+	if !r.full() {
+		t.objects.Most = 50_000
+	}
+	if t.count == 0 {
+		t.count = 10_000
+		if !r.full() {
+			t.count = 300
+		}
+	}
+	defer func() { err = errors.Join(err, t.closeBed()) }()
+	for number := 0; number < t.count; number += hostileBatch * hostileSeries {
+		if err := t.series(ctx, number); err != nil {
+			return err
+		}
+		t.progress("%d of %d objects: slowest change %s, most memory %d MB, kinds of trouble: %d", number+hostileBatch*hostileSeries, t.count, t.slowest.Round(time.Millisecond), t.heaviest>>20, len(t.found))
+	}
+	t.judge()
+	return nil
+}
+
+// hostileTrial goes through the objects of a seed.
+type hostileTrial struct {
+	*run
+	objects hostile.Objects
+	count   int
+	bed     *testbed // nil: none that is well
+
+	found    map[string]int // by trouble.key, how often it came
+	kinds    map[string]int // by its kind
+	taken    int            // objects
+	slowest  time.Duration
+	heaviest int // bytes
+	served   int
+	tried    int
+	faulty   map[string]int // reasons for which the agent refused objects
+}
+
+func (t *hostileTrial) closeBed() error {
+	if t.bed == nil {
+		return nil
+	}
+	defer func() { t.bed = nil }()
+	return t.bed.Close()
+}
+
+// series puts some batches of objects on a testbed and takes all away. The first trouble ends it, and is hunted down.
+func (t *hostileTrial) series(ctx context.Context, first int) (err error) {
+	if t.bed == nil {
+		if t.bed, err = t.newTestbed(ctx); err != nil {
+			return err
+		}
+	}
+	var history []cluster.File // in the order in which they came
+	draw := rand.New(rand.NewPCG(t.objects.Seed, uint64(first)))
+	for batch := range hostileSeries {
+		from := first + batch*hostileBatch
+		var files []cluster.File
+		for n := from; n < min(from+hostileBatch, t.count); n++ {
+			files = append(files, t.objects.Draw(n, 0)...)
+		}
+		for n := first; n < from; n++ { // half of what is there becomes something else
+			if draw.IntN(2) == 0 {
+				files = append(files, t.objects.Draw(n, batch)...)
+			}
+		}
+		history = append(history, files...)
+		all, err := t.step(ctx, func() ([]trouble, error) {
+			if err := t.bed.add(files); err != nil || batch != hostileSeries/2 {
+				return nil, err
+			}
+			return t.bed.restart(ctx), nil
+		})
+		if err != nil {
+			return err
+		}
+		if len(all) > 0 {
+			return t.hunt(ctx, all, history)
+		}
+		t.taken += min(hostileBatch, t.count-from)
+	}
+	all, err := t.step(ctx, func() ([]trouble, error) {
+		return nil, t.bed.removeAll()
+	})
+	if err == nil && len(all) == 0 {
+		all = t.bed.leftOver(ctx)
+	}
+	if err == nil && len(all) > 0 {
+		err = t.hunt(ctx, all, history)
+	}
+	return err
+}
+
+// step does something to the testbed and waits until the kernel has followed.
+func (t *hostileTrial) step(ctx context.Context, do func() ([]trouble, error)) ([]trouble, error) {
+	all, err := do()
+	if err != nil || len(all) > 0 {
+		return all, err
+	}
+	seen := t.bed.settle(ctx)
+	t.slowest, t.heaviest = max(t.slowest, seen.slowest), max(t.heaviest, seen.heaviest)
+	t.served, t.tried = t.served+seen.served, t.tried+seen.tried
+	for _, why := range seen.faults {
+		t.faulty[why]++
+	}
+	return seen.trouble, ctx.Err()
+}
+
+// hunt looks for the least that makes the same trouble, once for each.
+func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluster.File) error {
+	if err := t.closeBed(); err != nil {
+		return err
+	}
+	for _, one := range all {
+		t.progress("%s: %.300s", one.kind, one.what)
+		t.kinds[one.kind]++
+		t.found[one.key()]++
+	}
+	worst := all[0]
+	if t.found[worst.key()] > 1 || worst.kind == troubleSlow && worst.took < 2*mostDelay {
+		return nil // it is known, or may be the machine's
+	}
+	began := time.Now()
+	fails := func(files []cluster.File) bool {
+		if ctx.Err() != nil || time.Since(began) > longestHunt {
+			return false
+		}
+		same := t.again(ctx, files, worst)
+		t.progress("hunting %q: %d files of %d bytes: %t", worst.kind, len(files), bytesOf(files), same)
+		return same
+	}
+	files := history
+	told := "but not on a testbed of its own"
+	if fails(files) {
+		files = hostile.Fewer(files, fails)
+		for i := range files {
+			files[i] = hostile.Less(files[i], func(f cluster.File) bool {
+				some := slices.Clone(files)
+				some[i] = f
+				return fails(some)
+			})
+		}
+		told = "the least that does it"
+	}
+	file := fmt.Sprintf("hostile-trouble-%d.json", len(t.found))
+	t.note("Seed %d: %s (%.500s); %s is in %s, %d files of %d bytes: %.1500s", t.objects.Seed, worst.kind, worst.what, told, file, len(files), bytesOf(files), files[0].JSON)
+	return os.WriteFile(filepath.Join(t.Out, file), listOf(files), 0o644)
+}
+
+// longestHunt is when a hunt is given up; what it has found by then is told.
+const longestHunt = 3 * time.Minute
+
+// again puts files on a testbed of their own and tells whether the same trouble comes.
+func (t *hostileTrial) again(ctx context.Context, files []cluster.File, one trouble) bool {
+	b, err := t.newTestbed(ctx)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = b.Close() }() // what is left is swept up in the end
+	same := func(all []trouble) bool {
+		return slices.ContainsFunc(all, func(o trouble) bool { return o.key() == one.key() && o.took >= one.took/2 })
+	}
+	if b.add(files) != nil {
+		return false
+	}
+	if same(b.settle(ctx).trouble) || same(b.restart(ctx)) || same(b.settle(ctx).trouble) {
+		return true
+	}
+	return b.removeAll() == nil && (same(b.settle(ctx).trouble) || same(b.leftOver(ctx)))
+}
+
+func bytesOf(files []cluster.File) (sum int) {
+	for _, f := range files {
+		sum += len(f.JSON)
+	}
+	return sum
+}
+
+// listOf makes one manifest of many.
+func listOf(files []cluster.File) []byte {
+	items := make([]json.RawMessage, len(files))
+	for i, f := range files {
+		items[i] = f.JSON
+	}
+	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+	if err != nil {
+		panic(err) // it was made of JSON
+	}
+	return append(text, '\n')
+}
+
+func (t *hostileTrial) judge() {
+	for _, m := range []struct {
+		metric, unit string
+		n            float64
+	}{
+		{takenObjects, "", float64(t.taken)}, {slowestChange, "ms", float64(t.slowest.Milliseconds())},
+		{resident, "MB", float64(t.heaviest) / 1e6}, {answered, "", float64(t.served)}, {triedShut, "", float64(t.tried)},
+	} {
+		t.add(Measurement{Dataplane: peer.Sluice{}.Name(), Metric: m.metric, Unit: m.unit}, m.n)
+	}
+	for _, kind := range troubleKinds {
+		n := t.kinds[kind]
+		t.goal(fmt.Sprintf("%s hostile objects: %s", chart.Number(float64(t.count)), kind), "never", fmt.Sprintf("%d times", n), n == 0)
+	}
+	for _, why := range slices.Sorted(maps.Keys(t.faulty)) {
+		t.note("Objects refused by name: %s (%d times).", why, t.faulty[why])
+	}
+}
+
+func paintHostile(*Result) []painting { return nil }

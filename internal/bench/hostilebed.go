@@ -1,0 +1,340 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/hostile"
+	"sluice.dev/sluice/internal/bench/lane"
+)
+
+// testbed is an agent on a node with pods of tenants and of bystanders, and what the bystanders notice. Close it.
+type testbed struct {
+	*run
+	*lane.Lane
+	*site
+	watch
+	backend  netip.Addr
+	changing chan struct{} // holds something while a change of the bystanders' is under way
+
+	agent   *process
+	present map[string]int // hostile files, with their sizes
+	bytes   int            // of those
+	most    int            // of bytes, since the agent was started
+	end     func()
+}
+
+// podsOfBystanders are the client and the backend.
+const podsOfBystanders = 2
+
+// newGround makes a testbed with all that is there before anything hostile comes, but without an agent.
+func (r *run) newGround() (_ *testbed, err error) {
+	const pods = podsOfBystanders + hostile.Pods
+	b := &testbed{run: r, backend: cluster.PodAddr(1, pods), present: map[string]int{}, changing: make(chan struct{}, 1), end: func() {}}
+	b.reasons = map[string]int{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	if b.Lane, err = lane.NewPods(r.nextPrefix(), pods); err != nil {
+		return nil, err
+	}
+	if b.site, err = r.newSite(b.Node); err != nil {
+		return nil, err
+	}
+	var addrs [hostile.Pods]netip.Addr
+	for i := range addrs {
+		addrs[i] = cluster.PodAddr(podsOfBystanders+i, pods)
+	}
+	for _, f := range append(hostile.Ground(addrs), b.bystanders(cluster.PodAddr(0, pods))...) {
+		if err := b.write(f); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// newTestbed makes one with an agent, and returns once bystanders are served.
+func (r *run) newTestbed(ctx context.Context) (_ *testbed, err error) {
+	b, err := r.newGround()
+	if err != nil {
+		return nil, err
+	}
+	under, end := context.WithCancel(context.WithoutCancel(ctx))
+	b.end = end
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	if err := serveLetters(under, b.Backend); err != nil {
+		return nil, err
+	}
+	if b.agent, err = b.start(); err != nil {
+		return nil, err
+	}
+	if _, err := b.agent.ready(ctx, time.Minute); err != nil {
+		return nil, err
+	}
+	b.there(b.agent.pid())
+	var all sync.WaitGroup
+	for _, part := range []func(context.Context){b.steady, b.trespass, b.change, b.examine} {
+		all.Go(func() { part(under) })
+	}
+	b.end = func() { end(); all.Wait() }
+	served, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := b.followed(served, 2); err != nil {
+		return nil, err
+	}
+	if n := b.take(); n.lost > 0 || n.opened > 0 {
+		return nil, fmt.Errorf("before anything hostile came, of %d connections %v failed, and %d of %d passed that should not", n.served, n.reasons, n.opened, n.tried)
+	}
+	return b, nil
+}
+
+// Close ends all of it.
+func (b *testbed) Close() error {
+	b.end()
+	if b.agent != nil {
+		b.agent.kill()
+	}
+	var errs []error
+	if b.site != nil {
+		errs = append(errs, b.site.Close())
+	}
+	if b.Lane != nil {
+		errs = append(errs, b.Lane.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// bystanders are their objects. The policy opens one port to friends that are not there, and the others to the client.
+func (b *testbed) bystanders(client netip.Addr) []cluster.File {
+	text := func(name, format string, args ...any) cluster.File {
+		return cluster.File{Name: name, JSON: fmt.Appendf(nil, format, args...)}
+	}
+	files := []cluster.File{cluster.NamespaceFile(), cluster.NodeFile()}
+	for _, p := range []struct {
+		name string
+		addr netip.Addr
+	}{{"client", client}, {"backend", b.backend}} {
+		files = append(files, text(p.name+".json", `{"apiVersion": "v1", "kind": "Pod",
+			"metadata": {"name": %[1]q, "namespace": "bench", "labels": {"app": %[1]q}}, "spec": {"nodeName": %[3]q},
+			"status": {"phase": "Running", "podIP": %[2]q, "podIPs": [{"ip": %[2]q}]}}`, p.name, p.addr, cluster.Node))
+	}
+	files = append(files, text("policy.json", `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+		"metadata": {"name": "backend", "namespace": "bench"}, "spec": {"podSelector": {"matchLabels": {"app": "backend"}}, "ingress": [
+			{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]},
+			{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}], "ports": [{"port": %d, "endPort": %d}]}]}}`, steadyPort, oddPort))
+	for i, port := range []int{steadyPort, evenPort, shutPort} {
+		files = append(files, cluster.Cluster{}.ServiceFile(i), b.slice(i, port))
+	}
+	return files
+}
+
+// slice is that of a service of the bystanders'.
+func (b *testbed) slice(service, port int) cluster.File {
+	return cluster.File{Name: fmt.Sprintf("slice-%d.json", service), JSON: fmt.Appendf(nil, `{
+		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"metadata": {"name": %[1]q, "namespace": "bench", "labels": {"kubernetes.io/service-name": %[1]q}},
+		"ports": [{"name": "http", "port": %d, "protocol": "TCP"}], "endpoints": [{"addresses": [%q], "conditions": {"ready": true}}]}`,
+		cluster.ServiceName(service).Name, port, b.backend)}
+}
+
+// write puts a file among the manifests, or in the place of another.
+func (b *testbed) write(f cluster.File) error { return errors.Join(b.stageFile(f), b.place(f)) }
+
+// add puts hostile files among the manifests.
+func (b *testbed) add(files []cluster.File) error {
+	for _, f := range files {
+		if err := b.write(f); err != nil {
+			return err
+		}
+		b.bytes += len(f.JSON) - b.present[f.Name]
+		b.present[f.Name] = len(f.JSON)
+		b.most = max(b.most, b.bytes)
+	}
+	return nil
+}
+
+// removeAll takes all hostile files away.
+func (b *testbed) removeAll() error {
+	for name := range b.present {
+		if err := os.Remove(filepath.Join(b.manifests(), name)); err != nil {
+			return err
+		}
+	}
+	b.present, b.bytes = map[string]int{}, 0
+	return nil
+}
+
+// followed waits until packets have followed so many changes more.
+func (b *testbed) followed(ctx context.Context, changes int) error {
+	for have := b.done(); b.done() < have+changes; {
+		if err := wait(ctx, 5*time.Millisecond); err != nil {
+			return errors.Join(fmt.Errorf("the changed service does not follow: %w: %s", err, b.agent.log), b.running())
+		}
+	}
+	return nil
+}
+
+// running says how the agent ended, if it did.
+func (b *testbed) running() error {
+	select {
+	case <-b.agent.ended:
+		return fmt.Errorf("the agent has ended: %s", b.agent.log)
+	default:
+		return nil
+	}
+}
+
+// trouble is something that hostile objects have done.
+type trouble struct {
+	kind string // one of those below
+	what string
+	took time.Duration // that a change waited; 0: it is about something else
+}
+
+// The kinds of trouble.
+const (
+	troubleOpened   = "something passed where policy forbids it"
+	troubleLost     = "a bystander's connection failed"
+	troubleEnded    = "the agent ended"
+	troubleRefused  = "the kernel refused something, and all waited"
+	troubleSlow     = "a bystander's change waited for more than a second"
+	troubleMemory   = "the agent's memory was over its bound"
+	troubleSick     = "the agent said that it was not well"
+	troubleUntaken  = "objects were not taken in two minutes"
+	troubleLeftOver = "something was left over or missing in the kernel"
+	troubleRestart  = "the agent could not be started anew"
+)
+
+// troubleKinds are all of them, the worst first.
+var troubleKinds = []string{
+	troubleOpened, troubleLost, troubleEnded, troubleRefused, troubleSlow, troubleMemory, troubleSick, troubleUntaken, troubleLeftOver, troubleRestart,
+}
+
+// key is alike for troubles that are the same but for numbers and names.
+func (t trouble) key() string {
+	if t.kind == troubleRefused {
+		return t.kind + t.what[strings.LastIndex(t.what, ":")+1:]
+	}
+	return t.kind
+}
+
+// The limits.
+const (
+	mostDelay   = time.Second     // from a bystander's change to packets that follow
+	mostTaking  = 2 * time.Minute // until objects are in the kernel
+	mostBase    = 150 << 20       // memory without objects of tenants …
+	mostPerByte = 60              // … and for each byte of theirs
+)
+
+// seen is what was seen while objects were taken.
+type seen struct {
+	noticed
+	trouble  []trouble
+	heaviest int      // bytes of the agent since it was started
+	faults   []string // why objects were refused
+}
+
+// settle waits until the kernel has all objects, and tells of what was seen since it was called last.
+func (b *testbed) settle(ctx context.Context) (s seen) {
+	ctx, cancel := context.WithTimeout(ctx, mostTaking)
+	defer cancel()
+	add := func(bad bool, kind, format string, args ...any) {
+		if bad {
+			s.trouble = append(s.trouble, trouble{kind: kind, what: fmt.Sprintf(format, args...)})
+		}
+	}
+	taken := b.ask().Sync(ctx)
+	if faults, ok := errors.AsType[*agent.FaultError](taken); ok {
+		for _, i := range faults.Issues {
+			s.faults = append(s.faults, i.Reason)
+		}
+		taken = nil
+	}
+	if taken == nil {
+		taken = b.followed(ctx, 2)
+	}
+	s.noticed = b.take()
+	add(s.opened > 0, troubleOpened, "%d of %d", s.opened, s.tried)
+	add(s.lost > 0, troubleLost, "%d of %d: %v", s.lost, s.served, s.reasons)
+	if err := b.running(); err != nil {
+		add(true, troubleEnded, "%s", err)
+		return s
+	}
+	if status, err := b.ask().Status(context.WithoutCancel(ctx)); err == nil && status.Failure != nil {
+		add(true, troubleRefused, "%s", status.Failure.Error)
+	}
+	add(taken != nil, troubleUntaken, "%v", taken)
+	if s.slowest > mostDelay {
+		s.trouble = append(s.trouble, trouble{troubleSlow, s.slowest.Round(time.Millisecond).String(), s.slowest})
+	}
+	var err error
+	s.heaviest, err = peakMemory(b.agent.pid())
+	add(err == nil && s.heaviest > mostBase+mostPerByte*b.most, troubleMemory, "%d MB, with objects of %d bytes", s.heaviest>>20, b.most)
+	add(s.sick != "", troubleSick, "%s", s.sick)
+	return s
+}
+
+// leftOver compares the kernel with what a fresh agent would make of the manifests.
+func (b *testbed) leftOver(ctx context.Context) (all []trouble) {
+	ctx, cancel := context.WithTimeout(ctx, mostTaking)
+	defer cancel()
+	select { // nothing else is to change meanwhile
+	case b.changing <- struct{}{}:
+		defer func() { <-b.changing }()
+	case <-ctx.Done():
+	}
+	var out []byte
+	err := b.Node.Do(func() (err error) {
+		out, err = exec.CommandContext(ctx, b.binary, append([]string{"plan"}, b.objects()...)...).CombinedOutput()
+		return err
+	})
+	if ctx.Err() != nil {
+		return []trouble{{kind: troubleUntaken, what: "the kernel could not be compared with the manifests in time"}}
+	}
+	if text := strings.TrimSpace(string(out)); err != nil || !strings.HasSuffix(text, "nothing to do") {
+		all = append(all, trouble{kind: troubleLeftOver, what: fmt.Sprintf("%v %.2000s", err, text)})
+	}
+	return all
+}
+
+// restart kills the agent and starts it with all that is there now. Bystanders are served meanwhile, changes wait.
+func (b *testbed) restart(ctx context.Context) []trouble {
+	b.there(0)
+	b.agent.kill()
+	b.most = b.bytes
+	var err error
+	if b.agent, err = b.start(); err == nil {
+		_, err = b.agent.ready(ctx, mostTaking)
+		b.there(b.agent.pid())
+	}
+	if err != nil {
+		return []trouble{{kind: troubleRestart, what: err.Error()}}
+	}
+	return nil
+}
+
+// there says that the agent is expected to serve from now on, or not to be there if pid is 0.
+func (b *testbed) there(pid int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.pid, b.answers = pid, 0
+	if !b.changed.IsZero() {
+		b.begin()
+	}
+}

@@ -1,0 +1,147 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/hostile"
+	"sluice.dev/sluice/internal/bench/peer"
+)
+
+var hostileMemory = Experiment{
+	Name:  "hostile-memory",
+	Title: "What memory legal objects at their extremes take",
+	How: "Large hostile objects (100 kB to 1.5 MB) each meet an agent of their own, which reads and programs them beside the tenants' pods. What counts is the most that it ever had resident (VmHWM) " +
+		"beyond that of an agent without the object, by the bytes of the object in JSON. An agent that takes more than 4 GB, or more than a minute, is stopped. " +
+		fmt.Sprintf("The bound is %d MB for what else there is, and %d bytes for each byte of tenants' objects.", mostBase>>20, mostPerByte),
+	run:   runHostileMemory,
+	paint: paintHostile,
+}
+
+const (
+	largeObject   = 100_000 // bytes
+	tooMuchMemory = 4 << 30
+	perByte       = "resident memory for each byte of an object"
+)
+
+// appetite is what an object made an agent take.
+type appetite struct {
+	kind          string
+	number, bytes int
+	resident      int     // bytes, the most
+	factor        float64 // of what it took beyond an agent without the object, and bytes
+	took          time.Duration
+	cut           bool // it was stopped
+}
+
+func runHostileMemory(ctx context.Context, r *run) (err error) {
+	r.Options.Rounds, r.Result.Rounds = 1, 1
+	count := r.Objects
+	if count == 0 {
+		count = 20
+		if r.full() {
+			count = 300
+		}
+	}
+	b, err := r.newGround()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	alone, _, _, err := b.appetite(ctx)
+	if err != nil {
+		return err
+	}
+	objects := hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes}
+	var all []appetite
+	for number := 0; len(all) < count; number++ {
+		files := objects.Draw(number, 0)
+		if bytesOf(files) < largeObject {
+			continue
+		}
+		if err := b.add(files); err != nil {
+			return err
+		}
+		bytes, took, cut, err := b.appetite(ctx)
+		if err != nil {
+			return fmt.Errorf("object %d of seed %d: %w", number, r.Seed, err)
+		}
+		a := appetite{kindOf(files[0]), number, bytesOf(files), bytes, float64(max(0, bytes-alone)) / float64(bytesOf(files)), took, cut}
+		all = append(all, a)
+		r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Variant: a.kind, Metric: perByte, Unit: "bytes"}, a.factor)
+		r.progress("%s", a)
+		if err := b.removeAll(); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(all, func(x, y appetite) int { return int(y.factor) - int(x.factor) })
+	over := 0
+	for _, a := range all {
+		if a.cut || a.resident > mostBase+mostPerByte*a.bytes {
+			over++
+		}
+	}
+	r.goal(fmt.Sprintf("objects of %d large ones that drive an agent's memory over its bound", count), "none",
+		fmt.Sprintf("%d; the worst takes %s bytes for each of its own", over, chart.Number(all[0].factor)), over == 0)
+	for _, a := range all[:min(10, len(all))] {
+		r.note("Seed %d: %s.", r.Seed, a)
+	}
+	return nil
+}
+
+func (a appetite) String() string {
+	text := fmt.Sprintf("object %d, a %s of %d kB: %d MB, %s bytes for each of its own, in %s", a.number, a.kind, a.bytes/1000, a.resident>>20, chart.Number(a.factor), a.took.Round(time.Millisecond))
+	if a.cut {
+		text += ", then it was stopped"
+	}
+	return text
+}
+
+func kindOf(f cluster.File) string {
+	var o struct{ Kind string }
+	_ = json.Unmarshal(f.JSON, &o) // it was made of JSON
+	return o.Kind
+}
+
+// appetite starts an agent and returns the most memory that it had, in bytes, when it is ready or is stopped as it takes too much.
+func (b *testbed) appetite(ctx context.Context) (bytes int, took time.Duration, cut bool, err error) {
+	// A table of an earlier agent would have to be changed; its removal may take the kernel longer than anything.
+	p, err := b.start()
+	if err != nil {
+		return 0, 0, false, err
+	}
+	defer p.kill()
+	ready, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		took, err = p.ready(ready, time.Minute)
+		ended <- err
+	}()
+	for {
+		if now, err := peakMemory(p.pid()); err == nil {
+			bytes = now
+		}
+		select {
+		case err := <-ended:
+			if err != nil {
+				took, cut = time.Since(p.started), true
+			}
+			if now, err := peakMemory(p.pid()); err == nil {
+				bytes = now
+			}
+			return bytes, took, cut, ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+		if bytes > tooMuchMemory {
+			p.kill()
+		}
+	}
+}
