@@ -191,12 +191,18 @@ func inNamespace(path, namespace string) string {
 	return path[:at] + "/namespaces/" + namespace + path[at:]
 }
 
-// remove deletes the object at a path, if it is there.
+// remove deletes the object at a path, if it is there, and waits until it is gone: the definition of a kind goes after its
+// objects, and one that is put meanwhile would go with it.
 func (c *realCluster) remove(t testing.TB, path string) {
 	t.Helper()
 	if code, answer := c.ask(t, http.MethodDelete, path+"?gracePeriodSeconds=0", ""); code/100 != 2 && code != http.StatusNotFound {
 		t.Errorf("delete %s: %d %s", path, code, answer)
+		return
 	}
+	waitFor(t, path+" to be gone", func() bool {
+		code, _ := c.ask(t, http.MethodGet, path, "")
+		return code == http.StatusNotFound
+	})
 }
 
 // user makes a user who may list and watch these resources ("services", "networkpolicies.networking.k8s.io"), and returns a kubeconfig.

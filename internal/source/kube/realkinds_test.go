@@ -92,6 +92,7 @@ func clusterPolicies(t *testing.T) string {
 // Kinds of definitions come and go with those.
 func TestRealKindsComeAndGo(t *testing.T) {
 	c := realAPI(t)
+	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
 	f := followReal(t, c.user(t, c.forward(t).url(), "kinds", allResources...))
 	f.waitSynced()
 	f.waitNoIssue()
@@ -116,6 +117,7 @@ func TestRealKindsComeAndGo(t *testing.T) {
 // So do Calico's, from what it stores, and from what its API serves where that is there.
 func TestRealCalico(t *testing.T) {
 	c := realAPI(t)
+	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
 	f := followReal(t, c.user(t, c.forward(t).url(), "calico", allResources...))
 	f.waitSynced()
 	policy := `{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.shop"},"spec":{"selector":"all()","types":["Ingress"],"tier":"default"}}`
