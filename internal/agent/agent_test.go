@@ -684,3 +684,34 @@ func TestNoInodes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What comes to more than a slice goes in by several attempts, and who asks for the kernel to have it all waits for the last.
+func TestSlices(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.holds(t, web1)
+	before := b.driver.applied()
+	endpoints := make([]string, 40_000)
+	for i := range endpoints {
+		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
+	}
+	var all []store.Event
+	const services = 4
+	for i := range services {
+		all = append(all, web(2+i, endpoints...)...)
+	}
+	b.source.deliver(all...)
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(b.driver.backends()); n != 1+services {
+		t.Errorf("the kernel has %d frontends", n)
+	}
+	if n := b.driver.applied() - before; n != services {
+		t.Errorf("%d services of more than half a slice each went in by %d attempts", services, n)
+	}
+	if s, err := b.client.Status(t.Context()); err != nil || !s.OK {
+		t.Errorf("status %+v, %v", s, err)
+	}
+}

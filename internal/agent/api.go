@@ -152,9 +152,9 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 		return Plan{}, errNotSynced
 	}
 	l.look()
-	delta := l.compile()
-	l.checks.apply(delta.HealthChecks)
 	l.stale = true
+	delta, _ := l.compile()
+	l.checks.apply(delta.HealthChecks)
 	p, _, err := l.adopt(ctx)
 	if l.delay == 0 {
 		l.retry.Reset(0)

@@ -43,7 +43,8 @@ type loop struct {
 	delay  time.Duration // before the next retry; 0: the last attempt succeeded
 	tried  time.Time     // when the last attempt ended
 	retry  *time.Timer
-	due    *time.Timer // the next audit
+	due    *time.Timer   // the next audit
+	more   chan struct{} // services wait for their slice
 
 	lacking bool                       // the source has not been able to read everything yet
 	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
@@ -68,7 +69,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 func newLoop(a *Agent) *loop {
 	l := &loop{
 		Agent: a, linked: a.Links == nil, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
-		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval),
+		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval), more: make(chan struct{}, 1),
 	}
 	l.retry.Stop()
 	return l
@@ -84,6 +85,8 @@ func (l *loop) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-l.Store.Changed():
+			l.changed(ctx)
+		case <-l.more:
 			l.changed(ctx)
 		case <-l.retry.C:
 			l.attempt(ctx, change)
@@ -190,7 +193,8 @@ func (l *loop) tampered(ctx context.Context) bool {
 }
 
 // attempt brings the kernel in step with the store, and does the bookkeeping.
-// Nothing happens before the sources are synced and the node's interfaces known.
+// Nothing happens before the sources are synced and the node's interfaces known. What comes to more than a kernel takes within
+// some tenths of a second goes in by several attempts, among which others have their turn.
 func (l *loop) attempt(ctx context.Context, why string) {
 	if !l.ready() {
 		return
@@ -199,7 +203,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if l.look() {
 		why = change // what goes now was not anyone's tampering
 	}
-	delta := l.compile()
+	delta, more := l.compile()
 	done, err := l.program(ctx, delta, why)
 	l.checks.apply(delta.HealthChecks)
 	l.tried = time.Now()
@@ -209,7 +213,14 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if err != nil {
 		l.failed(err, delta)
 	} else {
-		l.succeeded(done)
+		l.succeeded(done, more)
+	}
+	if more && err == nil {
+		select {
+		case l.more <- struct{}{}:
+		default:
+		}
+		return
 	}
 	for _, w := range l.waiting {
 		w.done <- err
@@ -218,8 +229,8 @@ func (l *loop) attempt(ctx context.Context, why string) {
 }
 
 // compile takes what changed since the last call, and returns the change that this
-// makes to the desired state.
-func (l *loop) compile() state.Delta {
+// makes to the desired state; more services may wait for the next call. What is adopted is the whole.
+func (l *loop) compile() (delta state.Delta, more bool) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()
@@ -229,11 +240,15 @@ func (l *loop) compile() state.Delta {
 		l.since = dirty.Since
 	}
 	l.caused = append(l.caused, dirty.Triggers...)
-	delta := l.Compiler.Update(l.Store, dirty)
+	if l.stale || l.lacking || l.keeping {
+		delta = l.Compiler.Update(l.Store, dirty)
+	} else {
+		delta, more = l.Compiler.Step(l.Store, dirty)
+	}
 	if l.lacking {
 		l.note(delta)
 	}
-	return delta
+	return delta, more
 }
 
 // program has the driver plan and apply the change. If that fails, or if the kernel
@@ -306,15 +321,20 @@ func (l *loop) logPlan(p driver.Plan) {
 	}
 }
 
-// succeeded records that the kernel has all that is wanted.
-func (l *loop) succeeded(done Applied) {
+// succeeded records that the kernel has all that is wanted, but for services that wait.
+func (l *loop) succeeded(done Applied, more bool) {
 	first := !l.health.ready()
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	l.metrics.applied(done, l.since, l.caused)
-	l.since, l.caused = time.Time{}, nil
+	l.metrics.applied(done)
 	l.health.applied()
+	if more {
+		l.health.queued(done.Time)
+	} else {
+		l.metrics.followed(done, l.since, l.caused)
+		l.since, l.caused = time.Time{}, nil
+	}
 	l.mu.Lock()
 	if done.Operations > 0 || first {
 		l.record.last = &done

@@ -96,6 +96,9 @@ type Compiler struct {
 	policy     *policy.Compiler // nil: policy is not compiled
 	change     change
 	scratch    []endpoint
+
+	waiting       map[model.Name]int // services that Step left for later, with the number of Steps that they wait
+	sliceElements int
 }
 
 // New returns a Compiler for one node whose state is empty.
@@ -111,6 +114,9 @@ func New(cfg Config) *Compiler {
 		clusterIPs:  newRefs(s.ClusterIPs),
 		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
+
+		waiting:       map[model.Name]int{},
+		sliceElements: sliceElements,
 	}
 	if cfg.Policy {
 		c.policy = policy.New(policy.Config{
@@ -158,11 +164,12 @@ func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 // way that matters. The store stands still meanwhile.
 func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 	var delta state.Delta
-	s.Read(func(v *store.View) { delta = c.update(v, d) })
+	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
 	return delta
 }
 
-func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
+// update is Update, or Step.
+func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	settings := c.state.Settings
 	if !c.started || len(d.Nodes) > 0 {
 		c.findNode(v)
@@ -170,7 +177,12 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 	if !c.started {
 		d = v.All()
 	}
-	services := d.Services
+	var services map[model.Name]struct{}
+	if step && c.started {
+		services = c.slice(v, d.Services)
+	} else {
+		services = c.union(d.Services)
+	}
 	_, mine := d.Nodes[c.cfg.Node]
 	guarded := c.findGuard(v, d)
 	if !c.started || mine || c.moved {
@@ -180,6 +192,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 			for name := range c.services {
 				services[name] = struct{}{}
 			}
+			clear(c.waiting)
 		}
 		c.node = n
 		c.state.Settings = n.settings
@@ -190,6 +203,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty) state.Delta {
 		for name, s := range c.services {
 			if c.among(guarded, s.svc) {
 				services[name] = struct{}{}
+				delete(c.waiting, name)
 			}
 		}
 	}

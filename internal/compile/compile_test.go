@@ -42,6 +42,22 @@ func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
 	t.Helper()
 	h.store.Apply(events)
 	d := h.compiler.Update(h.store, h.store.Take())
+	h.check(t, d)
+	return d
+}
+
+// step is apply, of as much as one slice holds.
+func (h *history) step(t *testing.T, events ...store.Event) (d state.Delta, more bool) {
+	t.Helper()
+	h.store.Apply(events)
+	d, more = h.compiler.Step(h.store, h.store.Take())
+	h.check(t, d)
+	return d, more
+}
+
+// check holds a delta against the states before and after it.
+func (h *history) check(t *testing.T, d state.Delta) {
+	t.Helper()
 	for _, redundant := range redundant(h.sum, d) {
 		t.Errorf("the delta names %s, which did not change", redundant)
 	}
@@ -49,7 +65,6 @@ func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
 	if diff := differences(h.sum, h.compiler.State()); diff != "" {
 		t.Errorf("the sum of deltas differs from the state: %s", diff)
 	}
-	return d
 }
 
 // fresh compiles what the store holds from nothing.

@@ -32,11 +32,13 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 			state.LoadBalancer: c.permitted(state.LoadBalancer, "load balancer address", svc.LoadBalancerIPs, rep),
 		}
 		from := newObjects(svc, v.Slices(svc.Name), v.Selected(svc))
-		if n := c.elements(next, from); n > maxElements {
+		n := c.elements(next, from)
+		if n > maxElements {
 			next.why = "too large"
 			rep.tooLarge(next, from, n)
 			break
 		}
+		next.elements = n
 		c.program(next, from, old, rep)
 	}
 	if issues := rep.all(); len(issues) > 0 {

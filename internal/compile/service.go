@@ -17,6 +17,7 @@ type service struct {
 	hairpins []netip.Addr                 // of the backends on this node, sorted, unique
 	health   *state.HealthCheck
 	counts   Counts
+	elements int // that it comes to in the kernel, about
 }
 
 // claim is what a service wants at one frontend key.

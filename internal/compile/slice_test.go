@@ -1,0 +1,121 @@
+package compile_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// numbered is the i-th of many services with its endpoints.
+func numbered(i, endpoints int) []store.Event {
+	svc := v4.service(named(fmt.Sprintf("s%d", i), 0), func(s *model.Service) { s.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})} })
+	list := slice(fmt.Sprintf("s%d", i))
+	list.Service = svc.Name.Name
+	for n := range endpoints {
+		list.Endpoints = append(list.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), Ready: true, Serving: true})
+	}
+	return events(svc, list)
+}
+
+// What comes to many elements goes in slices, small services first, and all have their turn, also under small changes without end.
+func TestStepsTakeSmallOnesFirst(t *testing.T) {
+	h := newHistory(compile.Config{})
+	h.apply(t, events(v4.node())...)
+	h.compiler.SetSlice(150)
+	var large []store.Event
+	for i := range 5 {
+		large = append(large, numbered(i, 100)...)
+	}
+	served := func(i int) bool {
+		return h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil
+	}
+	if d, more := h.step(t, large...); len(d.Frontends) != 1 || !more {
+		t.Fatalf("the first step changes %d frontends, more: %t", len(d.Frontends), more)
+	}
+	for n := range 100 {
+		_, more := h.step(t, numbered(100+n, 1+n%2)...)
+		if !served(100 + n) {
+			if h.step(t); !served(100 + n) {
+				t.Fatalf("a small service waits in step %d", n)
+			}
+		}
+		if !more {
+			break
+		}
+	}
+	for i := range 5 {
+		if !served(i) {
+			t.Errorf("service %d had no turn", i)
+		}
+	}
+	// All go at once: that is as much.
+	var gone []store.Event
+	for _, e := range large {
+		gone = append(gone, store.Event{Kind: e.Kind, Name: e.Name})
+	}
+	for steps := 1; ; steps++ {
+		_, more := h.step(t, gone...)
+		if gone = nil; !more {
+			if steps != 5 {
+				t.Errorf("removed in %d steps", steps)
+			}
+			break
+		}
+	}
+	same(t, h.compiler, h.fresh())
+}
+
+// An Update leaves nothing behind.
+func TestUpdateAfterStep(t *testing.T) {
+	h := newHistory(compile.Config{})
+	h.apply(t, events(v4.node())...)
+	h.compiler.SetSlice(1)
+	if _, more := h.step(t, slices.Concat(numbered(1, 10), numbered(2, 10), numbered(3, 10))...); !more {
+		t.Fatal("all at once")
+	}
+	h.apply(t)
+	same(t, h.compiler, h.fresh())
+	if d, more := h.step(t); d.Len() > 0 || more {
+		t.Errorf("a step after that changes %+v, more: %t", d, more)
+	}
+}
+
+// In slices of any size, with other changes between, the end is the same.
+func TestStepsEndAlike(t *testing.T) {
+	for seed := range uint64(100) {
+		w := newWorld(seed)
+		h := newHistory(compile.Config{})
+		h.apply(t, events(v4.node())...)
+		h.compiler.SetSlice(1 + w.IntN(10))
+		for range 20 {
+			var batch []store.Event
+			for range 1 + w.IntN(12) {
+				batch = append(batch, w.event())
+			}
+			_, more := h.step(t, batch...)
+			sound(t, h.compiler.State())
+			if w.chance(20) {
+				h.cfg.APIServers = []netip.AddrPort{netip.AddrPortFrom(w.addr("x", 2), 80)}
+				h.compiler.SetAPIServers(h.cfg.APIServers)
+				_, more = h.step(t)
+			}
+			if w.chance(30) {
+				for steps := 0; more; steps++ {
+					if _, more = h.step(t); steps > 1000 {
+						t.Fatal("no end")
+					}
+				}
+				same(t, h.compiler, h.fresh())
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	}
+}
