@@ -8,8 +8,8 @@ import (
 )
 
 // maxElements is what one Service may come to in the kernel. Its addresses, ports and endpoints multiply there, so that
-// an object of a few kilobytes could ask for all memory. A port with 65,536 endpoints at three addresses is within. It also bounds for how long one service keeps others waiting.
-const maxElements = 1 << 18
+// an object of a few kilobytes could ask for all memory. A port with 65,536 endpoints at three addresses is well within.
+const maxElements = 1 << 19
 
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
 const rangeNetworks = 8

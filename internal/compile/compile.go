@@ -7,7 +7,6 @@
 package compile
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -97,7 +96,7 @@ type Compiler struct {
 	change     change
 	scratch    []endpoint
 
-	waiting       map[model.Name]int // services that Step left for later, with the number of Steps that they wait
+	waiting       map[model.Name]wait // what Step left for later
 	sliceElements int
 }
 
@@ -115,7 +114,7 @@ func New(cfg Config) *Compiler {
 		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
 
-		waiting:       map[model.Name]int{},
+		waiting:       map[model.Name]wait{},
 		sliceElements: sliceElements,
 	}
 	if cfg.Policy {
@@ -177,12 +176,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	if !c.started {
 		d = v.All()
 	}
-	var services map[model.Name]struct{}
-	if step && c.started {
-		services = c.slice(v, d.Services)
-	} else {
-		services = c.union(d.Services)
-	}
+	services, step := d.Services, step && c.started
 	_, mine := d.Nodes[c.cfg.Node]
 	guarded := c.findGuard(v, d)
 	if !c.started || mine || c.moved {
@@ -192,24 +186,32 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			for name := range c.services {
 				services[name] = struct{}{}
 			}
-			clear(c.waiting)
+			step = false
 		}
 		c.node = n
 		c.state.Settings = n.settings
 		c.started, c.moved = true, false
 	}
+	c.change = newChange(len(services))
+	if step {
+		c.take(v, services)
+	} else {
+		for name := range services {
+			c.service(v, name, all)
+			delete(c.waiting, name)
+		}
+		for name := range c.waiting {
+			c.service(v, name, all)
+		}
+		clear(c.waiting)
+	}
 	if len(guarded) > 0 {
-		services = maps.Clone(services)
 		for name, s := range c.services {
 			if c.among(guarded, s.svc) {
-				services[name] = struct{}{}
+				c.service(v, name, all)
 				delete(c.waiting, name)
 			}
 		}
-	}
-	c.change = newChange(len(services))
-	for name := range services {
-		c.service(v, name)
 	}
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
@@ -234,34 +236,43 @@ func (c *Compiler) findGuard(v *store.View, d store.Dirty) map[netip.Addr]struct
 	return c.guard.differs(&old)
 }
 
-// service compiles one service anew and puts the result in place of the old.
-func (c *Compiler) service(v *store.View, name model.Name) {
+// service compiles one service anew and puts the result in place of the old, as far as there is room for: see proceed.
+func (c *Compiler) service(v *store.View, name model.Name, room int) (spent, left int) {
 	old, next := c.services[name], (*service)(nil)
 	if svc := v.Service(name); svc != nil {
 		next = c.compile(v, svc, old)
-		c.services[name] = next
+	} else if delete(c.faults, name); old != nil {
+		next = &service{svc: &model.Service{Name: name}, gone: true}
+	} else {
+		return 0, 0
 	}
-	// Count up before counting down, so that what stays is never seen to go.
-	c.clusterIPs.add(next.addresses())
-	c.clusterIPs.remove(old.addresses())
-	c.otherIPs.add(next.others())
-	c.otherIPs.remove(old.others())
-	c.hairpins.add(next.hairpinned())
-	c.hairpins.remove(old.hairpinned())
-	for family, is4 := range [...]bool{true, false} {
-		c.nodePorts[family] += one(next.hasNodePort(is4)) - one(old.hasNodePort(is4))
+	next.standing = old.stands()
+	c.services[name] = next
+	c.hold(next)
+	if old != nil {
+		next.former, old.former = append(old.former, old), nil
 	}
 	c.settleHealth(name, old.healthCheck(), next.healthCheck())
-	for _, cl := range next.claimed() {
-		c.settle(cl.key, name, cl.frontend)
+	compiled := 1 + next.elements/compilingCost
+	spent, left = c.proceed(name, max(room-compiled, 1))
+	return spent + compiled, left
+}
+
+// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends are of services that are held.
+func (c *Compiler) hold(s *service) {
+	c.clusterIPs.add(s.addresses())
+	c.otherIPs.add(s.others())
+	c.hairpins.add(s.hairpinned())
+	for family, is4 := range [...]bool{true, false} {
+		c.nodePorts[family] += one(s.hasNodePort(is4))
 	}
-	for _, cl := range old.claimed() {
-		if next.claim(cl.key) == nil {
-			c.settle(cl.key, name, nil)
-		}
-	}
-	if next == nil {
-		delete(c.services, name)
-		delete(c.faults, name)
+}
+
+func (c *Compiler) release(s *service) {
+	c.clusterIPs.remove(s.addresses())
+	c.otherIPs.remove(s.others())
+	c.hairpins.remove(s.hairpinned())
+	for family, is4 := range [...]bool{true, false} {
+		c.nodePorts[family] -= one(s.hasNodePort(is4))
 	}
 }

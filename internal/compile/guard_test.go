@@ -201,8 +201,8 @@ func TestBudget(t *testing.T) {
 		want                       string // "": it is served
 	}{
 		{"65,536 endpoints at three addresses", 1, 1, 65_536, 0, nil, ""},
-		{"40,000, local ones apart", 1, 1, 40_000, 0, externalLocal, ""},
-		{"1,000 ports and 80 endpoints", 1, 1_000, 80, 0, nil, ""},
+		{"the same, local ones apart", 1, 1, 65_536, 0, externalLocal, ""},
+		{"1,000 ports and 100 endpoints", 1, 1_000, 100, 0, nil, ""},
 		{"addresses × ports × endpoints", 1_000, 1_000, 5_000, 0, nil, "1001 addresses, 1000 ports, 5000 endpoints and 0 source ranges come to 5011002000 elements in the kernel"},
 		{"addresses × ports", 20_000, 20_000, 0, 0, nil, "20001 addresses, 20000 ports, 0 endpoints and 0 source ranges come to 400040000 elements in the kernel"},
 		{"ports × endpoints", 0, 20_000, 20_000, 0, nil, "1 addresses, 20000 ports, 20000 endpoints and 0 source ranges come to 800040000 elements in the kernel"},
@@ -245,7 +245,7 @@ func TestBudget(t *testing.T) {
 				}
 				return
 			}
-			checkIssues(t, c, "Service shop/hostile: "+tc.want+"; a Service may have 262144, so nothing is programmed for it: part it into several")
+			checkIssues(t, c, "Service shop/hostile: "+tc.want+"; a Service may have 524288, so nothing is programmed for it: part it into several")
 			if len(c.State().Frontends) != 1 {
 				t.Errorf("%d frontends", len(c.State().Frontends))
 			}
@@ -276,12 +276,12 @@ func TestLargeServiceChanges(t *testing.T) {
 	svc.Ports = nil
 	list := slice("a")
 	list.Ports = nil
-	for i := range 500 {
+	for i := range 700 {
 		port := fmt.Sprintf("p%d", i)
 		svc.Ports = append(svc.Ports, model.ServicePort{Name: port, Protocol: model.TCP, Port: uint16(i + 1)})
 		list.Ports = append(list.Ports, model.EndpointPort{Name: port, Protocol: model.TCP, Port: 8080})
 	}
-	for i := range 500 {
+	for i := range 700 {
 		list.Endpoints = append(list.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Ready: true, Serving: true})
 	}
 	s := store.New()
@@ -289,10 +289,10 @@ func TestLargeServiceChanges(t *testing.T) {
 	c := compile.New(compile.Config{Node: "here"})
 	c.Update(s, s.Take())
 	less := *list
-	less.Endpoints = list.Endpoints[:499]
+	less.Endpoints = list.Endpoints[:699]
 	s.Apply(events(&less))
 	begun := time.Now()
-	if d := c.Update(s, s.Take()); len(d.Frontends) != 500 {
+	if d := c.Update(s, s.Take()); len(d.Frontends) != 700 {
 		t.Errorf("%d frontends changed", len(d.Frontends))
 	}
 	t.Logf("took %s", time.Since(begun))

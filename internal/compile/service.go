@@ -18,6 +18,12 @@ type service struct {
 	health   *state.HealthCheck
 	counts   Counts
 	elements int // that it comes to in the kernel, about
+
+	gone    bool // there is no such service any more
+	settled bool // the state has the claims
+	// Until then: those that it has, and earlier versions, of which they may be.
+	standing []claim
+	former   []*service
 }
 
 // claim is what a service wants at one frontend key.
@@ -25,6 +31,17 @@ type claim struct {
 	key      state.FrontendKey
 	port     int32 // index of the service port
 	frontend *state.Frontend
+}
+
+// stands returns the claims that the state has.
+func (s *service) stands() []claim {
+	switch {
+	case s == nil:
+		return nil
+	case s.settled:
+		return s.claims
+	}
+	return s.standing
 }
 
 func (s *service) claimed() []claim {

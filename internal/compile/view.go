@@ -86,6 +86,9 @@ func (c *Compiler) Services() []ServiceView {
 	views := make([]ServiceView, 0, len(c.services))
 	for _, name := range slices.SortedFunc(maps.Keys(c.services), model.Name.Compare) {
 		s := c.services[name]
+		if s.gone {
+			continue
+		}
 		views = append(views, ServiceView{
 			Namespace: name.Namespace, Name: name.Name,
 			Type:      s.kind(),
@@ -110,8 +113,8 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 			n := len(f.Local)
 			v.Local = &n
 		}
-		if holder := c.state.Frontends[cl.key].Service; holder != s.svc.Name {
-			v.HeldBy = holder.String()
+		if holder := c.state.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
+			v.HeldBy = holder.Service.String()
 		}
 		views = append(views, v)
 	}
