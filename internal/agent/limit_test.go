@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/kubeproxy"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Requests that clients do not end: without all of the header, without the body that it promises, and without a word.
@@ -167,7 +169,8 @@ func TestFewDescriptors(t *testing.T) {
 		}
 	}
 	b.checks.apply(checks)
-	if issues := b.checks.issues(); len(issues) < 100 || !strings.Contains(issues[0].Reason, "file descriptors") {
+	scarce := func(i model.Issue) bool { return strings.Contains(i.Reason, "file descriptors") } // others may have got one port twice
+	if issues := b.checks.issues(); len(issues) < 100 || !slices.ContainsFunc(issues, scarce) {
 		t.Errorf("issues: %v", issues)
 	}
 	for address := range pages {
