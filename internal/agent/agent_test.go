@@ -709,7 +709,7 @@ func TestSlices(t *testing.T) {
 		t.Errorf("the kernel has %d frontends", n)
 	}
 	if n := b.driver.applied() - before; n != services {
-		t.Errorf("%d services of more than half a slice each went in by %d attempts", services, n)
+		t.Errorf("%d services of more than a slice each went in by %d attempts", services, n)
 	}
 	if s, err := b.client.Status(t.Context()); err != nil || !s.OK {
 		t.Errorf("status %+v, %v", s, err)

@@ -7,6 +7,7 @@
 package compile
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -192,6 +193,14 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.state.Settings = n.settings
 		c.started, c.moved = true, false
 	}
+	if len(guarded) > 0 {
+		services = maps.Clone(services)
+		for name, s := range c.services {
+			if c.among(guarded, s.svc) {
+				services[name] = struct{}{}
+			}
+		}
+	}
 	c.change = newChange(len(services))
 	if step {
 		c.take(v, services)
@@ -204,14 +213,6 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			c.service(v, name, all)
 		}
 		clear(c.waiting)
-	}
-	if len(guarded) > 0 {
-		for name, s := range c.services {
-			if c.among(guarded, s.svc) {
-				c.service(v, name, all)
-				delete(c.waiting, name)
-			}
-		}
 	}
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// sliceElements is about how many elements of services one Step changes: what a kernel takes in some tenths of a second.
-const sliceElements = 1 << 16
+// sliceElements is about how many elements of services one Step changes: what a kernel takes in a tenth of a second or two.
+const sliceElements = 1 << 15
 
 // compilingCost is how many elements are compiled in the time in which one is programmed.
 const compilingCost = 4
@@ -19,8 +19,8 @@ const compilingCost = 4
 // all is room for whatever there is.
 const all = math.MaxInt
 
-// Step is Update in slices: of services that come to many elements it brings up to date as much as a kernel takes within some tenths
-// of a second, the small ones first, so that no change of one waits for those of many. What is left waits for the next Step
+// Step is Update in slices: of services that come to many elements it brings up to date as much as a kernel takes within a tenth
+// of a second or two, the small ones first, so that no change of one waits for those of many. What is left waits for the next Step
 // or Update, and stays as it was meanwhile; more reports whether anything is. Each Step that a service waits halves what it counts for, so that
 // all have their turn.
 func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta, more bool) {
@@ -172,7 +172,10 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 	return spent, 0
 }
 
+// frontendElements is about how many a frontend has beside those of its endpoints.
+const frontendElements = 3
+
 // weight is about how many elements a frontend is in the kernel.
 func weight(f *state.Frontend) int {
-	return 1 + (len(f.Backends)+len(f.Local))*(1+one(f.Affinity > 0)) + rangeNetworks*len(f.SourceRanges)
+	return frontendElements + (len(f.Backends)+len(f.Local))*(1+one(f.Affinity > 0)) + rangeNetworks*len(f.SourceRanges)
 }
