@@ -14,7 +14,10 @@ const maxElements = 1 << 19
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
 const rangeNetworks = 8
 
-// elements is about what a service with these endpoints comes to, and never too low: for each port at each address one,
+// frontendElements is about how many a port at an address has beside those of its endpoints.
+const frontendElements = 4
+
+// elements is about what a service with these endpoints comes to, and never too low: for each port at each address four,
 // and one for each endpoint (one more where local ones are chosen apart, and one more with session affinity), and eight for
 // each source range, as it becomes so many networks at the most. To count costs the sum of what is multiplied.
 func (c *Compiler) elements(s *service, from *objects) (n int) {
@@ -32,7 +35,7 @@ func (c *Compiler) elements(s *service, from *objects) (n int) {
 		for family, endpoints := range from.count(i) {
 			outside := external[family] + node[family]*one(port.NodePort != 0)
 			backends := min(endpoints, maxBackends)
-			elements := cluster[family]*(1+lists*backends) + outside*(1+outer*backends) + rangeNetworks*balancer[family]*len(s.svc.SourceRanges)
+			elements := cluster[family]*(frontendElements+lists*backends) + outside*(frontendElements+outer*backends) + rangeNetworks*balancer[family]*len(s.svc.SourceRanges)
 			n += max(elements, endpoints)
 		}
 	}

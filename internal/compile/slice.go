@@ -106,7 +106,7 @@ func (c *Compiler) cost(v *store.View, name model.Name) int {
 	if slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 }) {
 		addrs++
 	}
-	return n + min(addrs*(len(svc.Ports)*(1+len(svc.SourceRanges))+endpoints), maxElements)
+	return n + min(addrs*(len(svc.Ports)*(frontendElements+len(svc.SourceRanges))+endpoints), maxElements)
 }
 
 // proceed has the state follow what a compiled service claims, for about so many elements and at least one claim. It returns how many that were, and
@@ -171,9 +171,6 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 	}
 	return spent, 0
 }
-
-// frontendElements is about how many a frontend has beside those of its endpoints.
-const frontendElements = 3
 
 // weight is about how many elements a frontend is in the kernel.
 func weight(f *state.Frontend) int {
