@@ -49,6 +49,7 @@ func event(o any) store.Event {
 type history struct {
 	cfg      Config
 	space    uint32
+	selected int // what selectors may select; 0: as many as in production
 	store    *store.Store
 	compiler *Compiler
 	state    *state.Policy // by the deltas alone
@@ -78,6 +79,7 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 		h.compiler.SetLinks(*h.links) // and not again: whatever depends on them has to be noticed
 		h.known, h.links = *h.links, nil
 	}
+	h.limit(h.compiler)
 	delta := update(h.compiler, h.store, d, h.cidrs)
 	exact(t, h.state, delta)
 	h.state.Apply(delta)
@@ -87,10 +89,17 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 	return delta
 }
 
+func (h *history) limit(c *Compiler) {
+	if h.selected > 0 {
+		c.maxSelected = h.selected
+	}
+}
+
 // fresh is a compiler that sees the objects for the first time.
 func (h *history) fresh() *Compiler {
 	c := newCompiler(h.cfg, h.space)
 	c.SetLinks(h.known)
+	h.limit(c)
 	h.store.Read(func(v *store.View) { c.Update(v, v.All(), h.cidrs) })
 	return c
 }

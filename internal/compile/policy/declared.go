@@ -82,7 +82,9 @@ func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
 		if len(p.doubts) > 0 {
 			rules = c.cautious(rules, allowed)
 		}
-		p.parts[i] = c.part(rules, !s.host() && !s.ingress(), !s.host() && s.ingress())
+		p.parts[i] = &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}}
+		c.fill(p.parts[i])
+		c.parts[p.parts[i]] = struct{}{}
 	}
 	return p.parts[i]
 }
@@ -90,7 +92,8 @@ func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
 func (c *Compiler) release(p *policy, s stage, allowed bool) {
 	i := partOf(s, allowed)
 	if p.refs[i]--; p.refs[i] == 0 {
-		c.releasePart(p.parts[i])
+		c.releaseSets(p.parts[i])
+		delete(c.parts, p.parts[i])
 		p.parts[i] = nil
 	}
 }

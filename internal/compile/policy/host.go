@@ -70,7 +70,7 @@ func coverage(h *model.HostEndpoint, l *model.Link) int {
 		return 0
 	case h.Interface == l.Name:
 		return 3
-	case h.Interface == "" && slices.ContainsFunc(usable(h.Addresses), onLink(l)):
+	case h.Interface == "" && slices.ContainsFunc(h.Addresses, onLink(l)):
 		return 2
 	case h.Interface == "*" && l.Host && l.Name != "lo":
 		return 1

@@ -9,11 +9,15 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
+// manyAddresses are so many that a list of them, which costs each rule that selects it a look-up, costs less than
+// a copy for each group.
+const manyAddresses = lookupSize
+
 // item is one version of something that selectors select: a pod with addresses
 // of its own, a network set or a host endpoint.
 type item struct {
 	pod  *model.Pod
-	set  *model.NetworkSet
+	set  *model.NetworkSet // also of a host endpoint, if it has many addresses
 	host *model.HostEndpoint
 
 	labels labels
@@ -49,11 +53,20 @@ func newSet(set *model.NetworkSet, around map[string]string) *item {
 	return &item{set: set, labels: labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
 }
 
+// newHost gives a host endpoint with many addresses one list of them, rather than a copy to each group that selects it.
 func newHost(host *model.HostEndpoint) *item {
 	if host == nil {
 		return nil
 	}
-	return &item{host: host, addrs: usable(host.Addresses), labels: labels{own: host.Labels}}
+	it := &item{host: host, addrs: usable(host.Addresses), labels: labels{own: host.Labels}}
+	if len(it.addrs) > manyAddresses {
+		it.set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: "HostEndpoint", Name: model.Name{Name: host.Name}}}
+		for _, a := range it.addrs {
+			it.set.Nets = append(it.set.Nets, netip.PrefixFrom(a, a.BitLen()))
+		}
+		it.set.Nets, it.addrs = sorted(it.set.Nets), nil
+	}
+	return it
 }
 
 // selectedLike reports whether selectors and sets can't tell a pod from an older version of it.
@@ -68,6 +81,9 @@ func (it *item) selectedLike(old *item) bool {
 func accountOf(pod *model.Pod) model.Name {
 	return model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}
 }
+
+// size is how many addresses it counts for where a selector selects it. What adds a list rather than addresses counts for one.
+func (it *item) size() int { return max(1, len(it.addrs)) }
 
 // portNames yields the names that it gives to ports, with what they stand for.
 func (it *item) portNames(yield func(name string, at state.NamedPort) bool) {
@@ -86,10 +102,15 @@ func (it *item) portNames(yield func(name string, at state.NamedPort) bool) {
 // usable returns the valid ones of the addresses, without repetition.
 func usable(addrs []netip.Addr) []netip.Addr {
 	list := make([]netip.Addr, 0, len(addrs))
+	known := map[netip.Addr]struct{}{}
 	for _, a := range addrs {
-		if a = a.Unmap().WithZone(""); a.IsValid() && !slices.Contains(list, a) {
-			list = append(list, a)
+		if _, again := known[plain(a)]; !again && a.IsValid() {
+			known[plain(a)] = struct{}{}
+			list = append(list, plain(a))
 		}
 	}
 	return list
 }
+
+// plain returns the address as packets have it.
+func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

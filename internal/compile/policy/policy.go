@@ -60,7 +60,14 @@ type Compiler struct {
 	claims        map[netip.Addr][]*endpoint // pods of this node by their addresses
 	assigned      map[int]*endpoint          // host endpoints by the index of their interfaces
 	plans         map[string]*plan
+	parts         map[*part]struct{}      // of plans
 	uses          map[state.ProgramID]int // plans that come to the program
+
+	maxSelected int            // the constant, but in tests
+	tallies     filing[*tally] // of refused parts
+	size        int            // of all items
+	moves       int            // sizes of what came to groups and tallies, and of what went
+	due         int            // the moves at which parts are weighed
 
 	ids       ids
 	groups    map[string]*group
@@ -82,7 +89,7 @@ type work struct {
 	unpublished map[*endpoint]struct{} // has another program, address or interface
 	readdressed map[netip.Addr]struct{}
 	reassign    bool // host endpoints or interfaces changed
-	stale       bool // there are stale groups
+	stale       bool // there are stale groups, or parts that were filled anew
 
 	touchedGroups map[*group]struct{}
 	touchedNamed  map[*namedPorts]struct{}
@@ -116,7 +123,8 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		tiers: map[string]model.Tier{}, policies: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
-		plans: map[string]*plan{}, uses: map[state.ProgramID]int{},
+		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
+		maxSelected: maxSelected, tallies: filing[*tally]{},
 		ids: newIDs(space), groups: map[string]*group{}, selectors: filing[*group]{},
 		named: map[string]*namedPorts{}, portNames: map[string]map[*namedPorts]struct{}{},
 		lists: map[string]*list{}, ranges: map[string]*ranges{},
@@ -188,7 +196,7 @@ func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
 	if maps.Equal(old, next) {
 		return
 	}
-	c.items.namespaces.relabel(name, old, next)
+	c.items.namespaces.relabel(name, nil, next) // its items are found under both, until all have moved
 	if c.around[name] = next; len(next) == 0 {
 		delete(c.around, name)
 	}
@@ -199,6 +207,7 @@ func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
 			c.setNetworkSet(it.set.Key, it.set)
 		}
 	}
+	c.items.namespaces.relabel(name, old, next)
 }
 
 func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
@@ -210,13 +219,14 @@ func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
 	if maps.Equal(old, next) {
 		return
 	}
-	c.items.accounts.relabel(name, old, next)
+	c.items.accounts.relabel(name, nil, next)
 	if c.identities[name] = next; len(next) == 0 {
 		delete(c.identities, name)
 	}
 	for it := range maps.Clone(c.items.byAccount[name]) {
 		c.setPod(it.pod.Name, it.pod)
 	}
+	c.items.accounts.relabel(name, old, next)
 }
 
 func (c *Compiler) setPod(name model.Name, obj *model.Pod) {
@@ -254,6 +264,9 @@ func (c *Compiler) setHost(name string, obj *model.HostEndpoint) {
 		delete(c.hosts, name)
 	} else {
 		c.hosts[name] = next
+		if next.set != nil {
+			c.refill(next.set)
+		}
 	}
 	c.swap(old, next)
 	c.setHostEndpoint(name, next)
@@ -267,11 +280,16 @@ func (c *Compiler) swap(old, next *item) {
 		for g := range c.selectors.candidates(&next.labels) {
 			c.join(g, next)
 		}
+		c.tally(next, 1)
 		c.name(next, true)
+		c.size += next.size()
 	}
 	if old != nil {
 		c.leave(old)
+		c.tally(old, -1)
 		c.name(old, false)
 		c.items.remove(old)
+		c.size -= old.size()
 	}
+	c.weigh()
 }

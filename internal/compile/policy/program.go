@@ -165,10 +165,10 @@ func (c *Compiler) buildPlans() {
 	clear(c.unbuilt)
 }
 
-// forget has parts resolved anew, all or those with stale groups, and reports whether there are any.
+// forget has parts resolved anew, all or those with stale groups, and reports whether there are any, or some that were filled anew.
 func (p *plan) forget(all bool) (any bool) {
 	for _, part := range p.parts {
-		if all || slices.ContainsFunc(part.groups, func(g *group) bool { return g.stale }) {
+		if all || part.resolved == nil || slices.ContainsFunc(part.groups, func(g *group) bool { return g.stale }) {
 			part.resolved, any = nil, true
 		}
 	}

@@ -185,10 +185,14 @@ func (w world) networkSet() *model.NetworkSet {
 }
 
 func (w world) hostEndpoint() *model.HostEndpoint {
-	return &model.HostEndpoint{
+	h := &model.HostEndpoint{
 		Name: pickOne(w, "h1", "h2"), Node: pickOne(w, "here", "there"),
 		Interface: pickOne(w, "", "*", "eth0", "eth1"), Addresses: w.addrs(), Labels: w.labels(), DefaultAllow: w.chance(50),
 	}
+	if w.chance(30) {
+		h.Addresses = append(h.Addresses, manyAddrs(w.IntN(4), manyAddresses+w.IntN(2))...)
+	}
+	return h
 }
 
 func (w world) newLinks() *model.Links {
@@ -244,6 +248,7 @@ func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(seed)
 		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+		h.selected = pickOne(w, 0, 1, 4, 10, 70)
 		for range 40 {
 			var batch []store.Event
 			for range 1 + w.IntN(4) {
@@ -284,10 +289,12 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		}
 		links := w.newLinks()
 		first := newHistory(worldConfig, crowded)
+		first.selected = pickOne(w, 0, 4, 70)
 		first.links = links
 		first.apply(t, all...)
 		for range 3 {
 			h := newHistory(worldConfig, crowded)
+			h.selected = first.selected
 			w.deliver(t, h, all)
 			h.links = links
 			w.deliver(t, h, final)
@@ -319,6 +326,7 @@ func TestUndo(t *testing.T) {
 	for seed := range uint64(60) {
 		w := newWorld(seed)
 		h := newHistory(Config{Node: "here"}, crowded)
+		h.selected = pickOne(w, 0, 4, 70)
 		current := map[string]store.Event{}
 		var undo []store.Event
 		for range 40 {
@@ -350,7 +358,7 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
-		"assigned": len(c.assigned), "plans": len(c.plans), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
+		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "size": c.size, "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "port names": len(c.portNames), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
 		"by namespace": len(c.items.byNamespace), "by account": len(c.items.byAccount), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
 		"account labels": len(c.items.accounts),

@@ -12,11 +12,7 @@ import (
 // sweep ends what nobody uses any more.
 func (c *Compiler) sweep() {
 	c.sweepPlans()
-	for g := range c.touchedGroups {
-		if g.refs == 0 {
-			c.dropGroup(g)
-		}
-	}
+	c.sweepGroups()
 	for n := range c.touchedNamed {
 		if n.refs == 0 {
 			c.dropNamed(n)
@@ -32,6 +28,15 @@ func (c *Compiler) sweep() {
 		if r.refs == 0 {
 			delete(c.ranges, r.key)
 			c.ids.remove(&r.handle)
+		}
+	}
+}
+
+// sweepGroups ends the groups that nobody holds. It may run more than once in an update.
+func (c *Compiler) sweepGroups() {
+	for g := range c.touchedGroups {
+		if g.refs == 0 && g.id != 0 {
+			c.dropGroup(g)
 		}
 	}
 }

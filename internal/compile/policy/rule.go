@@ -10,15 +10,24 @@ import (
 )
 
 // part is what the rules of a policy for one direction come to, and the sets
-// that they hold.
+// that they hold: neither rules nor sets while their selectors select too many addresses.
 type part struct {
+	declared
 	rules    []rule
 	groups   []*group
 	lists    []*list
 	named    []*namedPorts
 	ranges   []*ranges
+	tallies  []*tally           // of selectors that select too many addresses; nil: they don't
 	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
 	lookups  int                // that its rules come to when they were resolved
+}
+
+// declared are the rules that a part comes from. Local tells of either end whether, when ports are asked for
+// by name there, it is a pod of this node.
+type declared struct {
+	from                          []model.PolicyRule
+	localSource, localDestination bool
 }
 
 // rule is a declared rule.
@@ -35,38 +44,81 @@ type end struct {
 
 // term is a union of sets.
 type term struct {
-	group *group // nil: none
-	list  *list  // nil: none
+	selector model.Selector // zero: none
+	group    *group         // of what the selector selects; nil: none
+	list     *list          // nil: none
 }
 
-// part compiles rules for one direction. Local tells of either end whether, when
-// ports are asked for by name there, it is a pod of this node. A rule that nothing can match is left out.
-func (c *Compiler) part(rules []model.PolicyRule, localSource, localDestination bool) *part {
-	all := &part{}
-	for i := range rules {
-		r, p := &rules[i], &part{}
-		source, ok := c.end(p, r, &r.Source, localSource)
-		destination, too := c.end(p, r, &r.Destination, localDestination)
+// fill compiles the declared rules. A rule that nothing can match is left out. It forgets what the part held before, and
+// releases nothing of it.
+func (c *Compiler) fill(p *part) {
+	*p = part{declared: p.declared}
+	for i := range p.from {
+		r, one := &p.from[i], &part{}
+		source, ok := c.end(one, r, &r.Source, p.localSource)
+		destination, too := c.end(one, r, &r.Destination, p.localDestination)
 		if !ok || !too {
-			c.releasePart(p)
+			c.releaseSets(one)
 			continue
 		}
-		p.rules = []rule{{of: r, source: source, destination: destination}}
-		all.take(p)
+		one.rules = []rule{{of: r, source: source, destination: destination}}
+		p.take(one)
 	}
-	return all
+	if found, tallies := c.count(p); tallies != nil {
+		c.releaseSets(p)
+		*p = part{declared: p.declared, tallies: tallies}
+		for _, t := range tallies {
+			c.tallies.add(t.selector, t)
+		}
+	} else {
+		c.holdGroups(p, found)
+	}
+	c.schedule(p)
+}
+
+// holdGroups gives the terms their groups, each of which the part holds once.
+func (c *Compiler) holdGroups(p *part, found map[string][]*item) {
+	held := map[*group]struct{}{}
+	for t := range p.terms {
+		if t.selector.IsZero() {
+			continue
+		}
+		t.group = c.holdGroup(t.selector, found)
+		if _, again := held[t.group]; again {
+			c.releaseGroup(t.group)
+			continue
+		}
+		held[t.group] = struct{}{}
+		p.groups = append(p.groups, t.group)
+	}
+}
+
+// terms yields all that its rules ask of addresses.
+func (p *part) terms(yield func(*term) bool) {
+	for i := range p.rules {
+		for _, e := range []*end{&p.rules[i].source, &p.rules[i].destination} {
+			for _, t := range slices.Concat(e.in, e.notIn) {
+				if !yield(t) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // take adds what another part has.
 func (p *part) take(o *part) {
 	p.rules = append(p.rules, o.rules...)
-	p.groups = append(p.groups, o.groups...)
 	p.lists = append(p.lists, o.lists...)
 	p.named = append(p.named, o.named...)
 	p.ranges = append(p.ranges, o.ranges...)
 }
 
-func (c *Compiler) releasePart(p *part) {
+// releaseSets ends what the part holds.
+func (c *Compiler) releaseSets(p *part) {
+	for _, t := range p.tallies {
+		c.tallies.remove(t.selector, t)
+	}
 	for _, g := range p.groups {
 		c.releaseGroup(g)
 	}
@@ -121,19 +173,18 @@ func (c *Compiler) term(p *part, peers []model.Peer) *term {
 		p.lists = append(p.lists, t.list)
 	}
 	if len(selectors) > 0 {
-		t.group = c.holdGroup(model.Or(selectors...))
-		p.groups = append(p.groups, t.group)
+		t.selector = model.Or(selectors...)
 	}
 	return t
 }
 
-// resolve returns the rules with the present ids of their sets. Those that come to too many look-ups, as their selectors
-// select that many network sets, allow nothing: a NetworkPolicy isolates, one of another kind denies.
+// resolve returns the rules with the present ids of their sets. Those whose selectors select too many addresses, or so many
+// network sets that they come to too many look-ups, allow nothing: a NetworkPolicy isolates, one of another kind denies.
 func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.countLookups(); {
-		case p.lookups <= maxSize:
+		case p.lookups <= maxSize && p.tallies == nil:
 			for i := range p.rules {
 				r.Rules = append(r.Rules, p.rules[i].resolve())
 			}
@@ -148,16 +199,12 @@ func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
 
 // countLookups counts a look-up for each length of prefix in each list that a rule asks for.
 func (p *part) countLookups() (n int) {
-	for i := range p.rules {
-		for _, e := range []*end{&p.rules[i].source, &p.rules[i].destination} {
-			for _, t := range slices.Concat(e.in, e.notIn) {
-				if t.group == nil {
-					continue
-				}
-				for _, l := range t.group.lists {
-					n += len(l.ref.IPv4) + len(l.ref.IPv6)
-				}
-			}
+	for t := range p.terms {
+		if t.group == nil {
+			continue
+		}
+		for _, l := range t.group.lists {
+			n += len(l.ref.IPv4) + len(l.ref.IPv6)
 		}
 	}
 	return lookupSize * n

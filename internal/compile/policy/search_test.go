@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -32,6 +33,39 @@ func complete(t testing.TB, c *Compiler) {
 		}
 		if !maps.Equal(addrs, c.policy.Groups[g.id]) || lists != len(g.lists) {
 			t.Errorf("%s selects %v and %d lists, want %v and %d", g.key, c.policy.Groups[g.id], len(g.lists), addrs, lists)
+		}
+	}
+	for p := range c.parts {
+		selected := map[string]int{}
+		for _, r := range p.from {
+			for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
+				for _, peers := range append([][]model.Peer{e.NotPeers}, e.Peers...) {
+					var some []model.Selector
+					for _, peer := range peers {
+						some = append(some, peer.Selector)
+					}
+					s, n := model.Or(some...), 0
+					for _, it := range all {
+						if s.Matches(&it.labels) {
+							n += it.size()
+						}
+					}
+					selected[s.String()] = n
+				}
+			}
+		}
+		n := 0
+		for _, addresses := range selected {
+			n += addresses
+		}
+		// A rule that nothing can match selects as well, and does not count.
+		if refused := p.tallies != nil; refused && (n <= c.maxSelected || len(p.groups) > 0 || p.selected() <= c.maxSelected) || !refused && p.selected() > c.maxSelected {
+			t.Errorf("refused: %v, its selectors select %d: %d counted", refused, n, p.selected())
+		}
+		for _, tally := range p.tallies {
+			if n := selected[tally.selector.String()]; n != tally.count {
+				t.Errorf("%s selects %d addresses, not %d", tally.selector, n, tally.count)
+			}
 		}
 	}
 	for _, n := range c.named {

@@ -22,6 +22,7 @@ type group struct {
 	refs     int
 	selector model.Selector
 	items    itemSet         // that the selector selects
+	selected int             // the sum of their sizes
 	lists    map[*item]*list // of the network sets among them
 	stale    bool            // its network sets changed, or what programs say of them
 }
@@ -49,8 +50,11 @@ type ranges struct {
 	content state.Ports // without ID
 }
 
-func (c *Compiler) holdGroup(s model.Selector) *group {
-	key := "group " + s.String()
+func groupKey(s model.Selector) string { return "group " + s.String() }
+
+// holdGroup holds the group of a selector. Found are items that selectors are known to select, by the keys of their groups.
+func (c *Compiler) holdGroup(s model.Selector, found map[string][]*item) *group {
+	key := groupKey(s)
 	g := c.groups[key]
 	if g == nil {
 		g = &group{selector: s, items: itemSet{}}
@@ -58,7 +62,11 @@ func (c *Compiler) holdGroup(s model.Selector) *group {
 		c.groups[key] = g
 		c.ids.add(&g.handle)
 		c.selectors.add(s, g)
-		for it := range c.items.candidates(s) {
+		candidates := c.items.candidates(s)
+		if items, known := found[key]; known {
+			candidates = slices.Values(items)
+		}
+		for it := range candidates {
 			c.join(g, it)
 		}
 	}
@@ -79,6 +87,8 @@ func (c *Compiler) join(g *group, it *item) {
 	}
 	g.items[it] = struct{}{}
 	it.groups = append(it.groups, g)
+	g.selected += it.size()
+	c.moves += it.size()
 	for _, a := range it.addrs {
 		g.members.add(a)
 	}
@@ -96,6 +106,8 @@ func (c *Compiler) join(g *group, it *item) {
 func (c *Compiler) leave(it *item) {
 	for _, g := range it.groups {
 		delete(g.items, it)
+		g.selected -= it.size()
+		c.moves += it.size()
 		for _, a := range it.addrs {
 			g.members.remove(a)
 		}

@@ -14,14 +14,14 @@ const maxSize = 1 << 19
 // What parts of a policy count for.
 const (
 	ruleSize     = 64  // the kernel goes through all rules when a verdict changes, of a service too
-	selectorSize = 128 // whatever it selects: that is not for the policy alone to say
+	selectorSize = 128 // whatever it selects: maxSelected bounds that
 	rangeSize    = 4   // of ports
 	lookupSize   = 64  // for each length of prefix at an end of a rule, and in each network set that a selector selects: a rule of the kernel's
 )
 
 // tooManyLookups says why a policy that was read is not applied.
 func tooManyLookups(n int) string {
-	return fmt.Sprintf("its selectors select network sets of so many lengths of prefix that its rules count for %d, and a policy may have %d; it allows nothing until then: name fewer sets, or make them of fewer lengths", n, maxSize)
+	return fmt.Sprintf("its selectors select network sets of so many lengths of prefix, or so many host endpoints with many addresses, that its rules count for %d, and a policy may have %d; it allows nothing until then: select fewer, or make the sets of fewer lengths", n, maxSize)
 }
 
 // excess says why a policy is too large to be applied; "" if it is not.

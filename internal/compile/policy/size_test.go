@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 // What is left of networks holds the addresses that are in one of them and in no exception, and no others.
@@ -120,5 +123,222 @@ func TestTooManyNetworkSets(t *testing.T) {
 	h.apply(t, gone...)
 	if n := rulesIn(); n != 25 || len(h.compiler.Issues()) != 0 {
 		t.Errorf("%d rules, %v", n, h.compiler.Issues())
+	}
+}
+
+// manyAddrs are n addresses of a network.
+func manyAddrs(network, n int) (list []netip.Addr) {
+	for i := range n {
+		list = append(list, netip.AddrFrom4([4]byte{192, byte(network), byte(i >> 8), byte(i)}))
+	}
+	return list
+}
+
+// The many addresses of a host endpoint are there once, however many selectors select it; the few of
+// another version are members of each group.
+func TestHostEndpointOfManyAddresses(t *testing.T) {
+	h := newHistory(config, idSpace)
+	var rules []model.PolicyRule
+	for i := range 50 {
+		rules = append(rules, from(model.Peer{Selector: model.And(model.Has("host"), model.Not(model.Equal("name", fmt.Sprint(i))))}))
+	}
+	namesake := networkSet(model.GlobalNetworkSet, "h", "192.9.0.0/16")
+	namesake.Labels = map[string]string{"host": "set"}
+	h.apply(t, event(pod(1, "here", "app", "web")), event(namesake), event(networkPolicy("x", ingress(rules...))))
+	six := netip.MustParseAddr("fd00::1")
+	for _, step := range []struct {
+		name           string
+		addrs          []netip.Addr
+		members, lists int
+	}{
+		{"few", manyAddrs(0, 10), 50 * 10, 1},
+		{"many", manyAddrs(0, 9000), 0, 2},
+		{"many others", manyAddrs(1, 9000), 0, 2},
+		{"of both families", append(manyAddrs(1, 9000), six), 0, 2},
+		{"the same many times", slices.Repeat(manyAddrs(2, 10), 100), 50 * 10, 1},
+		{"many again", manyAddrs(2, 100), 0, 2},
+		{"gone", nil, 0, 1},
+	} {
+		e := event(&model.HostEndpoint{Name: "h", Node: "there", Labels: map[string]string{"host": "yes"}, Addresses: step.addrs})
+		if step.addrs == nil {
+			e.Object = nil
+		}
+		h.apply(t, e)
+		p := h.compiler.Policy()
+		members := 0
+		for _, g := range p.Groups {
+			members += len(g)
+		}
+		if members != step.members || len(p.Lists) != step.lists {
+			t.Errorf("%s: %d members, %d lists", step.name, members, len(p.Lists))
+		}
+		known := append(step.addrs, netip.MustParseAddr("192.9.1.1"))
+		for _, a := range []netip.Addr{known[0], known[len(known)-1], manyAddrs(0, 1)[0], manyAddrs(1, 1)[0], manyAddrs(2, 1)[0], six} {
+			for _, r := range rulesOf(p) {
+				if got := verdict.Matches(p, &r, verdict.Flow{Source: a, Destination: pod(1, "").IPs[0]}); got != slices.Contains(known, a) {
+					t.Fatalf("%s: %s matches: %v", step.name, a, got)
+				}
+			}
+		}
+		same(t, h.compiler, h.fresh())
+		sound(t, p)
+		complete(t, h.compiler)
+	}
+}
+
+// rulesOf are those of the only policy.
+func rulesOf(p *state.Policy) []state.Rule {
+	for _, prog := range p.Programs {
+		return prog.Tiers[0].Policies[0].Rules
+	}
+	return nil
+}
+
+// What the selectors of a policy select is bounded, whichever of the policy and the pods comes last: beyond, the policy
+// allows nothing and has no sets, until they select less. Others that have selectors with it go on.
+func TestTooManySelected(t *testing.T) {
+	selecting := func(n int) (rules []model.PolicyRule) { // two rules for each selector, so that it counts once
+		for i := range 2 * n {
+			peer := model.Peer{Selector: model.And(model.Equal("pcns.many", "yes"), model.Has("many"), model.Not(model.Equal("name", fmt.Sprint(i/2))))}
+			rules = append(rules, from(peer, model.Peer{Nets: nets("10.7.0.0/16")}))
+		}
+		return rules
+	}
+	policy := func(kind model.PolicyKind, n int) store.Event {
+		return event(networkPolicy("x", ingress(selecting(n)...), func(p *model.Policy) { p.Key.Kind = kind }))
+	}
+	pods := func(from, to int, node string, kv ...string) (events []store.Event) { // of two addresses each
+		for i := from; i < to; i++ {
+			p := pod(10+i, node, kv...)
+			p.IPs = append(p.IPs, netip.AddrFrom16([16]byte{0xfd, 15: byte(10 + i)}))
+			events = append(events, event(p))
+		}
+		return events
+	}
+	namespace := func(many string) []store.Event {
+		return []store.Event{event(&model.Namespace{Name: "shop", Labels: map[string]string{"many": many}})}
+	}
+	for kind, denies := range map[model.PolicyKind]int{model.NetworkPolicy: 0, model.GlobalNetworkPolicy: 1} {
+		h := newHistory(config, idSpace)
+		h.selected = 100
+		h.apply(t, event(pod(1, "here", "app", "web")), event(pod(2, "here", "app", "api")), namespace("yes")[0],
+			event(networkPolicy("small", ingress(selecting(1)...), func(p *model.Policy) { p.Subject = inShop(model.Equal("app", "api")) })))
+		for _, step := range []struct {
+			name   string
+			events []store.Event
+			fits   int // rules; 0: it is refused; -1: the other one as well
+		}{
+			{"ten selectors of nobody", []store.Event{policy(kind, 10)}, 20},
+			{"of five pods", pods(0, 5, "there", "many", ""), 20},
+			{"of a sixth", pods(5, 6, "there", "many", ""), 0},
+			{"of many", pods(6, 49, "there", "many", ""), 0},
+			{"of five again", gone(pods(5, 49, "there")), 20},
+			{"an eleventh selector", []store.Event{policy(kind, 11)}, 0},
+			{"five, of many pods", append(pods(5, 10, "there", "many", ""), policy(kind, 5)), 10},
+			{"of a namespace with more", append(pods(10, 49, "there", "many", ""), namespace("no")...), 10},
+			{"that they are of", namespace("yes"), 0},
+			{"that they are not of", namespace("no"), 10},
+			{"that they are of again", namespace("yes"), 0},
+			{"of pods without the label", pods(10, 49, "there"), 10},
+			{"of one alone, and its pods many", append(pods(10, 40, "there", "many", ""), policy(kind, 1)), 2},
+			{"of one that selects too many", pods(40, 60, "there", "many", ""), -1},
+		} {
+			h.apply(t, step.events...)
+			var got []state.Rule
+			for _, p := range h.compiler.Policy().Programs {
+				for _, own := range p.Tiers[0].Policies {
+					if own.Policy.Name.Name == "x" {
+						got = own.Rules
+					}
+				}
+			}
+			issues := fmt.Sprint(h.compiler.Issues())
+			if refused := strings.Contains(issues, "NetworkPolicy shop/x") && strings.Contains(issues, "more than 100 addresses"); refused != (step.fits <= 0) {
+				t.Errorf("%s, %s: refused: %v: %s", kind, step.name, refused, issues)
+			}
+			if step.fits > 0 && len(got) != step.fits || step.fits <= 0 && (len(got) != denies || denies > 0 && got[0].Action != model.Deny) {
+				t.Errorf("%s, %s: %d rules", kind, step.name, len(got))
+			}
+			if n, want := len(h.compiler.groups), max(1, step.fits/2); n != want && (step.fits >= 0 || n > 0) {
+				t.Errorf("%s, %s: %d groups", kind, step.name, n)
+			}
+			same(t, h.compiler, h.fresh())
+			sound(t, h.compiler.Policy())
+			complete(t, h.compiler)
+		}
+	}
+}
+
+func gone(events []store.Event) []store.Event {
+	for i := range events {
+		events[i].Object = nil
+	}
+	return events
+}
+
+// A policy that comes to millions of members at once is refused before any is stored, and one that is there already when pods come.
+func TestTooManySelectedAtOnce(t *testing.T) {
+	var rules []model.PolicyRule
+	for i := range 500 {
+		rules = append(rules, from(model.Peer{Selector: model.And(model.Equal("many", "yes"), model.Not(model.Equal("name", fmt.Sprint(i))))}))
+	}
+	p := networkPolicy("x", ingress(rules...))
+	var pods []store.Event
+	for i := range 10_000 {
+		pods = append(pods, event(benchPod(i, "there", "many", "yes")))
+	}
+	for name, order := range map[string][][]store.Event{
+		"pods first":   {pods, {event(p)}},
+		"policy first": {{event(p)}, pods},
+	} {
+		c, s := New(config), store.New()
+		s.Apply([]store.Event{event(pod(1, "here", "app", "web"))})
+		var before, after runtime.MemStats
+		for _, events := range order {
+			s.Apply(events)
+			runtime.ReadMemStats(&before)
+			update(c, s, s.Take(), nil)
+			runtime.ReadMemStats(&after)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; len(c.Issues()) != 1 || len(c.groups) != 0 || n > 1<<30 {
+			t.Errorf("%s: %d bytes, %d groups, %v", name, n, len(c.groups), c.Issues())
+		}
+	}
+}
+
+// What refused policies select is counted anew in the middle of a change of a namespace or of a service account, too.
+func TestTooManySelectedWhileLabelsChange(t *testing.T) {
+	for key, change := range map[string]func(many string) store.Event{
+		"pcns.many": func(many string) store.Event {
+			return event(&model.Namespace{Name: "shop", Labels: map[string]string{"many": many}})
+		},
+		"pcsa.many": func(many string) store.Event {
+			return event(&model.ServiceAccount{Name: model.Name{Namespace: "shop", Name: "a"}, Labels: map[string]string{"many": many}})
+		},
+	} {
+		h := newHistory(config, idSpace)
+		h.selected = 100
+		var rules []model.PolicyRule
+		for i := range 20 {
+			rules = append(rules, from(model.Peer{Selector: model.And(model.Equal(key, "yes"), model.Not(model.Equal("name", fmt.Sprint(i))))}))
+		}
+		events := []store.Event{
+			event(&model.Namespace{Name: "prod", Labels: map[string]string{"many": "yes"}}),
+			event(&model.ServiceAccount{Name: model.Name{Namespace: "prod", Name: "a"}, Labels: map[string]string{"many": "yes"}}),
+			event(pod(1, "here", "app", "web")), event(networkPolicy("x", ingress(rules...))), change("yes"),
+		}
+		for i := range 55 {
+			p := as("a", pod(10+i, "there"))
+			if i < 45 {
+				p = in("prod", p)
+			}
+			events = append(events, event(p))
+		}
+		h.apply(t, events...)
+		for _, many := range []string{"no", "yes", "no"} {
+			h.apply(t, change(many))
+			same(t, h.compiler, h.fresh())
+			complete(t, h.compiler)
+		}
 	}
 }

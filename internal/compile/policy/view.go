@@ -75,6 +75,9 @@ func (c *Compiler) Issues() []model.Issue {
 			if part != nil && part.lookups > maxSize {
 				add(key.Ref(), "%s", tooManyLookups(part.lookups))
 			}
+			if part != nil && part.tallies != nil {
+				add(key.Ref(), "%s", tooManySelected(c.maxSelected))
+			}
 		}
 		for _, set := range p.doubts {
 			add(key.Ref(), "%s", doubt(set))
@@ -133,5 +136,5 @@ func (c *Compiler) hostIssues() []model.Issue {
 }
 
 func onLink(l *model.Link) func(netip.Addr) bool {
-	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, a) }
+	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }
 }
