@@ -1,6 +1,7 @@
 package model
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -112,8 +113,9 @@ func combine(op, empty selectorOp, terms []Selector) Selector {
 			flat = append(flat, t)
 		}
 	}
-	slices.SortFunc(flat, func(a, b Selector) int { return strings.Compare(a.String(), b.String()) })
-	flat = slices.CompactFunc(flat, func(a, b Selector) bool { return a.String() == b.String() })
+	if len(flat) > 1 {
+		flat = distinct(flat)
+	}
 	switch len(flat) {
 	case 0:
 		return Selector{op: empty}
@@ -121,6 +123,19 @@ func combine(op, empty selectorOp, terms []Selector) Selector {
 		return flat[0]
 	}
 	return Selector{op: op, terms: flat}
+}
+
+// distinct sorts terms by their texts and leaves one of each.
+func distinct(terms []Selector) []Selector {
+	byText := make(map[string]Selector, len(terms)) // a text is long to make, and tenants choose how many there are
+	for _, t := range terms {
+		byText[t.String()] = t
+	}
+	sorted := make([]Selector, 0, len(byText))
+	for _, text := range slices.Sorted(maps.Keys(byText)) {
+		sorted = append(sorted, byText[text])
+	}
+	return sorted
 }
 
 // IsZero reports whether s is the zero Selector.
