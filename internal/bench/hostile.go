@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
@@ -146,7 +149,7 @@ func (t *hostileTrial) step(ctx context.Context, do func() ([]trouble, error)) (
 	t.slowest, t.heaviest = max(t.slowest, seen.slowest), max(t.heaviest, seen.heaviest)
 	t.served, t.tried = t.served+seen.served, t.tried+seen.tried
 	for _, why := range seen.faults {
-		t.faulty[why]++
+		t.faulty[numbers.ReplaceAllString(why, "N")]++
 	}
 	return seen.trouble, ctx.Err()
 }
@@ -248,9 +251,17 @@ func (t *hostileTrial) judge() {
 		n := t.kinds[kind]
 		t.goal(fmt.Sprintf("%s hostile objects: %s", chart.Number(float64(t.count)), kind), "never", fmt.Sprintf("%d times", n), n == 0)
 	}
-	for _, why := range slices.Sorted(maps.Keys(t.faulty)) {
-		t.note("Objects refused by name: %s (%d times).", why, t.faulty[why])
+	reasons := slices.SortedFunc(maps.Keys(t.faulty), func(a, b string) int { return cmp.Or(t.faulty[b]-t.faulty[a], strings.Compare(a, b)) })
+	for i, why := range reasons {
+		if i == 12 {
+			t.note("Objects at fault for %d other reasons.", len(reasons)-i)
+			break
+		}
+		t.note("Objects at fault, %s times: %.250s.", chart.Number(float64(t.faulty[why])), why)
 	}
 }
+
+// numbers are what faults of one kind differ in: addresses and counts.
+var numbers = regexp.MustCompile(`[0-9a-f]*:[0-9a-f:]+|[0-9]+`)
 
 func paintHostile(*Result) []painting { return nil }
