@@ -715,3 +715,34 @@ func TestSlices(t *testing.T) {
 		t.Errorf("status %+v, %v", s, err)
 	}
 }
+
+// Who asks for the kernel to have all that is there is answered while a large service goes on changing.
+func TestSyncWhileALargeServiceChanges(t *testing.T) {
+	b := start(t)
+	b.source.sync()
+	endpoints := make([]string, 40_000)
+	for i := range endpoints {
+		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for n := range 3 {
+		all.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				b.source.deliver(web(10+n, endpoints[i%100:]...)...)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	defer all.Wait()
+	defer end()
+	for range 3 {
+		b.source.deliver(web(1, "10.1.0.1")...)
+		asked, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := b.client.Sync(asked); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		b.source.deliver(gone(1)...)
+	}
+}

@@ -112,7 +112,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 	}
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
-		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done})
+		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, time.Now()})
 		l.attempt(ctx, change)
 	})
 	if err != nil {
@@ -121,7 +121,10 @@ func (a *Agent) Sync(ctx context.Context) error {
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		err = fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
+		if !a.Store.Synced() {
+			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
+		}
+		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
 	if err != nil {
 		return err
@@ -153,7 +156,7 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	}
 	l.look()
 	l.stale = true
-	delta, _ := l.compile()
+	delta := l.compile()
 	l.checks.apply(delta.HealthChecks)
 	p, _, err := l.adopt(ctx)
 	if l.delay == 0 {

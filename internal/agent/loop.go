@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -44,7 +45,7 @@ type loop struct {
 	tried  time.Time     // when the last attempt ended
 	retry  *time.Timer
 	due    *time.Timer   // the next audit
-	more   chan struct{} // services wait for their slice
+	more   chan struct{} // holds something if services wait for their slice
 
 	lacking bool                       // the source has not been able to read everything yet
 	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
@@ -53,14 +54,15 @@ type loop struct {
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
-	waiting []waiter        // answered after the next attempt
+	waiting []waiter        // answered after an attempt that fails, or leaves nothing that was there when they asked
 	known   map[model.Issue]bool
 }
 
-// waiter is somebody who waits for the outcome of the next attempt.
+// waiter is somebody who waits until all that was there when he asked is in the kernel.
 type waiter struct {
-	ctx  context.Context
-	done chan<- error // has room for the one answer
+	ctx   context.Context
+	done  chan<- error // has room for the one answer
+	asked time.Time
 }
 
 // abandoned reports whether nobody waits any more.
@@ -203,7 +205,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if l.look() {
 		why = change // what goes now was not anyone's tampering
 	}
-	delta, more := l.compile()
+	delta := l.compile()
 	done, err := l.program(ctx, delta, why)
 	l.checks.apply(delta.HealthChecks)
 	l.tried = time.Now()
@@ -213,24 +215,27 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if err != nil {
 		l.failed(err, delta)
 	} else {
-		l.succeeded(done, more)
+		l.succeeded(done)
 	}
-	if more && err == nil {
+	waiting, since := l.Compiler.Waiting()
+	if waiting > 0 && err == nil {
 		select {
 		case l.more <- struct{}{}:
 		default:
 		}
-		return
 	}
-	for _, w := range l.waiting {
+	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
+		if err == nil && waiting > 0 && !since.After(w.asked) {
+			return false
+		}
 		w.done <- err
-	}
-	l.waiting = nil
+		return true
+	})
 }
 
 // compile takes what changed since the last call, and returns the change that this
-// makes to the desired state; more services may wait for the next call. What is adopted is the whole.
-func (l *loop) compile() (delta state.Delta, more bool) {
+// makes to the desired state. Services may wait for the next call, unless everything is adopted.
+func (l *loop) compile() (delta state.Delta) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()
@@ -243,12 +248,12 @@ func (l *loop) compile() (delta state.Delta, more bool) {
 	if l.stale || l.lacking || l.keeping {
 		delta = l.Compiler.Update(l.Store, dirty)
 	} else {
-		delta, more = l.Compiler.Step(l.Store, dirty)
+		delta = l.Compiler.Step(l.Store, dirty)
 	}
 	if l.lacking {
 		l.note(delta)
 	}
-	return delta, more
+	return delta
 }
 
 // program has the driver plan and apply the change. If that fails, or if the kernel
@@ -322,23 +327,23 @@ func (l *loop) logPlan(p driver.Plan) {
 }
 
 // succeeded records that the kernel has all that is wanted, but for services that wait.
-func (l *loop) succeeded(done Applied, more bool) {
+func (l *loop) succeeded(done Applied) {
 	first := !l.health.ready()
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	l.metrics.applied(done)
+	waiting, since := l.Compiler.Waiting()
+	l.metrics.applied(done, l.since, l.followed(), waiting)
+	l.since = time.Time{}
 	l.health.applied()
-	if more {
-		l.health.queued(done.Time)
-	} else {
-		l.metrics.followed(done, l.since, l.caused)
-		l.since, l.caused = time.Time{}, nil
+	if waiting > 0 {
+		l.health.queued(cmp.Or(since, done.Time))
 	}
 	l.mu.Lock()
 	if done.Operations > 0 || first {
 		l.record.last = &done
 	}
+	l.record.waiting = waiting
 	l.record.failure = nil
 	l.mu.Unlock()
 	if done.Path == pathAdopt {
@@ -351,6 +356,22 @@ func (l *loop) succeeded(done Applied, more bool) {
 	case recovered:
 		l.Log.Info("kernel is in step with the sources again", "operations", done.Operations, "seconds", done.Seconds)
 	}
+}
+
+// followed takes what caused the changes that are in the kernel. Of a service that waits, the first of each family stays.
+func (l *loop) followed() (done []store.Trigger) {
+	seen := map[store.Trigger]bool{}
+	l.caused = slices.DeleteFunc(l.caused, func(c store.Trigger) bool {
+		if !l.Compiler.Waits(c.Service) {
+			done = append(done, c)
+			return true
+		}
+		kind := store.Trigger{Service: c.Service, Is4: c.Is4}
+		again := seen[kind]
+		seen[kind] = true
+		return again
+	})
+	return done
 }
 
 // failed records the error and arranges for the next attempt.

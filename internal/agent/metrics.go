@@ -112,11 +112,15 @@ func (m *metrics) took(d store.Dirty) {
 	m.endpointsPending.Add(float64(d.EndpointChanges))
 }
 
-// applied counts what has been carried out.
-func (m *metrics) applied(done Applied) {
+// applied counts that what was taken is in the kernel, but for services that wait; since is when the oldest
+// of it was queued, or zero if nothing was, and caused is when what its EndpointSlices tell of happened.
+func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger, waiting int) {
+	m.servicesPending.Set(float64(waiting))
+	m.endpointsPending.Set(0)
 	for _, family := range families {
 		m.lastSync.WithLabelValues(family).Set(unixSeconds(done.Time))
 	}
+	m.programmed(done.Time, caused)
 	if done.Path == "" {
 		return // nothing on this node depends on what changed
 	}
@@ -132,15 +136,7 @@ func (m *metrics) applied(done Applied) {
 			path.WithLabelValues(family).Observe(done.Seconds)
 		}
 	}
-}
-
-// followed counts that all which was taken is in the kernel; since is when the oldest
-// of it was queued, or zero if nothing was, and caused is when what its EndpointSlices tell of happened.
-func (m *metrics) followed(done Applied, since time.Time, caused []store.Trigger) {
-	m.servicesPending.Set(0)
-	m.endpointsPending.Set(0)
-	m.programmed(done.Time, caused)
-	if done.Path != "" && !since.IsZero() {
+	if !since.IsZero() {
 		m.change.Observe(done.Time.Sub(since).Seconds())
 	}
 }

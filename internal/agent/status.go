@@ -36,6 +36,7 @@ type Status struct {
 	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
 	Heals     int           `json:"heals"`               // changes by others that were undone
 	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
+	Waiting   int           `json:"waiting,omitempty"`   // services whose last change is large and not in the kernel yet
 	Issues    []model.Issue `json:"issues"`              // objects at fault
 	// Unserved are the addresses that could not be served on so far, as others have them, and what the
 	// system said. That is no problem of services: it is so until kube-proxy has left.
@@ -78,6 +79,7 @@ type record struct {
 	failure *Failure
 	heals   int
 	kept    int // what is only kept in the kernel
+	waiting int // services
 
 	unserved map[string]string // addresses that cannot be served on, and why
 }
@@ -103,7 +105,7 @@ func (a *Agent) Status() Status {
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
-		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Issues: a.issues(),
+		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,
 	}
 	if c, err := ReadConntrack(); err == nil {
@@ -134,6 +136,9 @@ func (a *Agent) problems(s Status) []string {
 	}
 	if s.Kept > 0 {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
+	}
+	if s.Waiting > 0 {
+		problems = append(problems, "large changes of "+Count(s.Waiting, "service")+" are being programmed, in slices among which others have their turn")
 	}
 	if n := len(a.setAside()); n > 0 {
 		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")

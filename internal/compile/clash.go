@@ -45,6 +45,20 @@ func (c *Compiler) holder(rivals map[model.Name]*state.Frontend) model.Name {
 	return first(c.services, rivals)
 }
 
+// lesser is what a health check may say until the frontends of next are settled: it promises no more than before.
+func lesser(old, next *state.HealthCheck) *state.HealthCheck {
+	if next == nil {
+		return nil
+	}
+	h := *next
+	if old == nil {
+		h.LocalEndpoints = 0
+	} else {
+		h.LocalEndpoints = min(h.LocalEndpoints, old.LocalEndpoints)
+	}
+	return &h
+}
+
 // settleHealth records that the service wants its health check to be next, no
 // longer old, and gives the port to the first of those who claim it.
 func (c *Compiler) settleHealth(name model.Name, old, next *state.HealthCheck) {

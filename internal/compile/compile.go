@@ -203,7 +203,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	}
 	c.change = newChange(len(services))
 	if step {
-		c.take(v, services)
+		c.take(v, d, services)
 	} else {
 		for name := range services {
 			c.service(v, name, all)
@@ -249,11 +249,9 @@ func (c *Compiler) service(v *store.View, name model.Name, room int) (spent, lef
 	}
 	next.standing = old.stands()
 	c.services[name] = next
+	next.former = old
 	c.hold(next)
-	if old != nil {
-		next.former, old.former = append(old.former, old), nil
-	}
-	c.settleHealth(name, old.healthCheck(), next.healthCheck())
+	c.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
 	compiled := 1 + next.elements/compilingCost
 	spent, left = c.proceed(name, max(room-compiled, 1))
 	return spent + compiled, left

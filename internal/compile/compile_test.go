@@ -50,9 +50,10 @@ func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
 func (h *history) step(t *testing.T, events ...store.Event) (d state.Delta, more bool) {
 	t.Helper()
 	h.store.Apply(events)
-	d, more = h.compiler.Step(h.store, h.store.Take())
+	d = h.compiler.Step(h.store, h.store.Take())
 	h.check(t, d)
-	return d, more
+	waiting, _ := h.compiler.Waiting()
+	return d, waiting > 0
 }
 
 // check holds a delta against the states before and after it.
@@ -112,6 +113,8 @@ func differences(a, b *state.State) string {
 		return "frontends:\n" + show(a) + "\nand\n" + show(b)
 	case !maps.Equal(a.ClusterIPs, b.ClusterIPs):
 		return "cluster IPs"
+	case !maps.Equal(a.OtherIPs, b.OtherIPs):
+		return "other IPs"
 	case !maps.Equal(a.Hairpins, b.Hairpins):
 		return "hairpins"
 	case !maps.Equal(a.HealthChecks, b.HealthChecks):

@@ -181,17 +181,19 @@ func TestGuardMoves(t *testing.T) {
 	})
 }
 
+// ports are the first n, of a service and its slices.
+func ports(n int) (svc []model.ServicePort, eps []model.EndpointPort) {
+	for i := range n {
+		name := fmt.Sprintf("p%d", i)
+		svc = append(svc, model.ServicePort{Name: name, Protocol: model.TCP, Port: uint16(i + 1), NodePort: uint16(i + 1)})
+		eps = append(eps, model.EndpointPort{Name: name, Protocol: model.TCP, Port: uint16(i + 1)})
+	}
+	return svc, eps
+}
+
 // A service that would multiply to more than the kernel should hold is refused at once, at next to no cost,
 // and everyone else is served.
 func TestBudget(t *testing.T) {
-	ports := func(n int) (svc []model.ServicePort, eps []model.EndpointPort) {
-		for i := range n {
-			name := fmt.Sprintf("p%d", i)
-			svc = append(svc, model.ServicePort{Name: name, Protocol: model.TCP, Port: uint16(i + 1), NodePort: uint16(i + 1)})
-			eps = append(eps, model.EndpointPort{Name: name, Protocol: model.TCP, Port: uint16(i + 1)})
-		}
-		return svc, eps
-	}
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, byte(i >> 16), byte(i >> 8), byte(i)}) }
 	for _, tc := range []struct {
 		name                       string

@@ -21,9 +21,9 @@ type service struct {
 
 	gone    bool // there is no such service any more
 	settled bool // the state has the claims
-	// Until then: those that it has, and earlier versions, of which they may be.
+	// Until then: those that it has, and the version before, of which they may be.
 	standing []claim
-	former   []*service
+	former   *service
 }
 
 // claim is what a service wants at one frontend key.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -20,72 +21,94 @@ const compilingCost = 4
 const all = math.MaxInt
 
 // Step is Update in slices: of services that come to many elements it brings up to date as much as a kernel takes within a tenth
-// of a second or two, the small ones first, so that no change of one waits for those of many. What is left waits for the next Step
-// or Update, and stays as it was meanwhile; more reports whether anything is. Each Step that a service waits halves what it counts for, so that
-// all have their turn.
-func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta, more bool) {
+// of a second or two. The small ones come first, so that no change of one waits for those of many; then the one that has waited longest,
+// cut at its frontends where it does not fit. What is left waits for the next Step or Update, and stays as it was meanwhile: see Waiting.
+// A service that changes while it is cut is brought to what it was compiled to first.
+func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
 	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
-	return delta, len(c.waiting) > 0
+	return delta
 }
 
 // wait is that of a service for its turn.
 type wait struct {
-	steps int // that it has waited
-	left  int // elements that are to be settled of it, which is compiled; 0: it is not
+	since time.Time // when the first of the changes came that it waits for
+	left  int       // elements that are to be settled of it, which is compiled; 0: it is not
+	next  *wait     // nil, or it is to be compiled anew after that
 }
 
-// take goes through the services that wait and are dirty until a slice is full.
-func (c *Compiler) take(v *store.View, dirty map[model.Name]struct{}) {
-	type candidate struct {
-		name       model.Name
-		cost, rank int
+// Waiting returns how many services Step has left for later, and since when the first of them waits: all that changed before is in the state. The
+// time is zero where none waits, or where one does for what the agent itself has found out.
+func (c *Compiler) Waiting() (services int, since time.Time) {
+	first := true
+	for _, w := range c.waiting {
+		if first || w.since.Before(since) {
+			first, since = false, w.since
+		}
 	}
-	list, total := make([]candidate, 0, len(dirty)+len(c.waiting)), 0
-	add := func(name model.Name, w wait) {
+	return len(c.waiting), since
+}
+
+// Waits reports whether Step has left the service for later.
+func (c *Compiler) Waits(service model.Name) bool {
+	_, waits := c.waiting[service]
+	return waits
+}
+
+// take brings one slice of the services that wait and are dirty up to date.
+func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struct{}) {
+	for name := range dirty {
+		w, waits := c.waiting[name]
+		switch {
+		case !waits:
+			w.since = d.Since
+		case w.left > 0 && w.next == nil:
+			w.next = &wait{since: d.Since}
+		}
+		c.waiting[name] = w
+	}
+	type candidate struct {
+		name model.Name
+		cost int
+	}
+	list, total := make([]candidate, 0, len(c.waiting)), 0
+	for name, w := range c.waiting {
 		cost := w.left
 		if cost == 0 {
 			cost = c.cost(v, name)
 		}
-		list, total = append(list, candidate{name, cost, cost >> min(w.steps, 62)}), total+cost
-	}
-	for name := range dirty {
-		add(name, wait{steps: c.waiting[name].steps})
-	}
-	for name, w := range c.waiting {
-		if _, anew := dirty[name]; !anew {
-			add(name, w)
-		}
+		list, total = append(list, candidate{name, cost}), total+cost
 	}
 	if total > c.sliceElements {
-		slices.SortFunc(list, func(a, b candidate) int {
-			return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.cost, b.cost), a.name.Compare(b.name))
-		})
+		slices.SortFunc(list, func(a, b candidate) int { return cmp.Or(a.cost-b.cost, a.name.Compare(b.name)) })
 	}
 	room := c.sliceElements
-	for _, one := range list {
-		w := c.waiting[one.name]
-		if _, anew := dirty[one.name]; anew {
-			w.left = 0
-		}
-		// One that does not fit ends the slice, as those behind it count for more or have waited less; alone it is cut.
-		if room < c.sliceElements && one.cost > room {
-			room = 0
-			w.steps++
-			c.waiting[one.name] = w
-			continue
-		}
-		spent := 0
-		if w.left == 0 {
-			spent, w.left = c.service(v, one.name, room)
-		} else {
-			spent, w.left = c.proceed(one.name, room)
-		}
-		if room -= spent; w.left > 0 {
-			c.waiting[one.name] = w
-		} else {
-			delete(c.waiting, one.name)
-		}
+	for len(list) > 0 && list[0].cost <= room {
+		room -= c.advance(v, list[0].name, room)
+		list = list[1:]
 	}
+	if len(list) > 0 {
+		oldest := slices.MinFunc(list, func(a, b candidate) int { return c.waiting[a.name].since.Compare(c.waiting[b.name].since) })
+		c.advance(v, oldest.name, max(room, c.sliceElements/2))
+	}
+}
+
+// advance compiles a service that waits, or goes on with it, as far as there is room for.
+func (c *Compiler) advance(v *store.View, name model.Name, room int) (spent int) {
+	w := c.waiting[name]
+	if w.left == 0 {
+		spent, w.left = c.service(v, name, room)
+	} else {
+		spent, w.left = c.proceed(name, room)
+	}
+	switch {
+	case w.left > 0:
+		c.waiting[name] = w
+	case w.next != nil:
+		c.waiting[name] = *w.next
+	default:
+		delete(c.waiting, name)
+	}
+	return spent
 }
 
 // cost is about how many elements change with a service: those that it has, and those that it comes to.
@@ -101,6 +124,9 @@ func (c *Compiler) cost(v *store.View, name model.Name) int {
 	endpoints := 0
 	for _, slice := range v.Slices(name) {
 		endpoints += len(slice.Endpoints) * len(slice.Ports)
+	}
+	if len(v.Slices(name)) == 0 {
+		endpoints = len(v.Selected(svc)) * len(svc.Ports)
 	}
 	addrs := len(svc.ClusterIPs) + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs)
 	if slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 }) {
@@ -162,9 +188,10 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 		s.standing = now
 		return spent, left
 	}
-	for _, f := range s.former {
+	for f := s.former; f != nil; f = f.former {
 		c.release(f)
 	}
+	c.settleHealth(name, s.health, s.health)
 	s.settled, s.standing, s.former = true, nil, nil
 	if s.gone {
 		delete(c.services, name)

@@ -85,8 +85,9 @@ type Dirty struct {
 
 // Trigger is when something happened that endpoints of one address family tell of.
 type Trigger struct {
-	Is4 bool
-	At  time.Time
+	Service model.Name
+	Is4     bool
+	At      time.Time
 }
 
 // Len is the number of named keys.
@@ -211,7 +212,7 @@ func (s *Store) triggered(old, next *model.EndpointSlice) {
 	}
 	for _, slice := range []*model.EndpointSlice{next, old} {
 		if slice != nil && len(slice.Endpoints) > 0 {
-			s.dirty.Triggers = append(s.dirty.Triggers, Trigger{Is4: slice.Endpoints[0].Addr.Is4(), At: next.Triggered})
+			s.dirty.Triggers = append(s.dirty.Triggers, Trigger{model.Name{Namespace: next.Name.Namespace, Name: next.Service}, slice.Endpoints[0].Addr.Is4(), next.Triggered})
 			return
 		}
 	}
