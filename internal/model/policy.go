@@ -142,7 +142,7 @@ type Peer struct {
 
 // PolicyPort is a range of ports, or the ports that pods give a name.
 type PolicyPort struct {
-	Protocol    Protocol // 0: that of the rule
+	Protocol    Protocol // 0: that of the rule, or any
 	First, Last uint16   // inclusive; 0 to 65535 for all ports of the protocol
 	Name        string   // a container port's name; First and Last are 0 then
 }

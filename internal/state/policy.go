@@ -85,7 +85,7 @@ type List struct {
 type Ports struct {
 	ID     SetID // of Ranges; 0 if there are none
 	Ranges []PortRange
-	Named  SetID // in Policy.NamedPorts: address, protocol and port are in it; 0: no names
+	Named  []SetID // in Policy.NamedPorts: address, protocol and port are in one of them
 }
 
 // PortRange is a range of ports of one protocol, both ends included. The ranges of a Ports are sorted

@@ -145,6 +145,8 @@ func onPort(p *state.Policy, ports *state.Ports, at state.NamedPort) bool {
 			return true
 		}
 	}
-	_, named := p.NamedPorts[ports.Named][at]
-	return named
+	return slices.ContainsFunc(ports.Named, func(id state.SetID) bool {
+		_, named := p.NamedPorts[id][at]
+		return named
+	})
 }

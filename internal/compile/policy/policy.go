@@ -72,8 +72,7 @@ type Compiler struct {
 	ids       ids
 	groups    map[string]*group
 	selectors filing[*group]
-	named     map[string]*namedPorts
-	portNames map[string]map[*namedPorts]struct{}
+	named     map[namedPort]*namedPorts
 	lists     map[string]*list
 	ranges    map[string]*ranges
 
@@ -126,8 +125,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
 		maxSelected: maxSelected, tallies: filing[*tally]{},
 		ids: newIDs(space), groups: map[string]*group{}, selectors: filing[*group]{},
-		named: map[string]*namedPorts{}, portNames: map[string]map[*namedPorts]struct{}{},
-		lists: map[string]*list{}, ranges: map[string]*ranges{},
+		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},
 		work: work{
 			changed: map[*endpoint]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},
 			unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},

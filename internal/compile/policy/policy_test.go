@@ -126,8 +126,10 @@ func showPorts(p *state.Policy, ports *state.Ports) string {
 		parts = append(parts, rangeText(r))
 	}
 	var members []string
-	for m := range p.NamedPorts[ports.Named] {
-		members = append(members, fmt.Sprintf("%s %s:%d", m.Protocol, m.Addr, m.Port))
+	for _, id := range ports.Named {
+		for m := range p.NamedPorts[id] {
+			members = append(members, fmt.Sprintf("%s %s:%d", m.Protocol, m.Addr, m.Port))
+		}
 	}
 	slices.Sort(members)
 	return strings.Join(append(parts, members...), ", ")
@@ -315,6 +317,21 @@ func TestPods(t *testing.T) {
     else deny
   out else allow
 10.0.0.3 shop/p3 dev 0`},
+		{"named ports: one of several names, of a protocol or of any", []any{
+			named(web, "http", 80), named(pod(2, "there"), "dns", 53), overUDP(named(pod(3, "there"), "http", 90)),
+			networkPolicy("x", ingress(), egress(
+				toPorts(model.PolicyPort{Protocol: model.TCP, Name: "http"}, model.PolicyPort{Protocol: model.TCP, Name: "dns"}, model.PolicyPort{Protocol: model.TCP, Name: "none"}),
+				toPorts(model.PolicyPort{Name: "http"}), func() model.PolicyRule { r := toPorts(model.PolicyPort{Name: "http"}); r.Protocol = 17; return r }()))}, `
+10.0.0.1 shop/p1 dev 0
+  in default x
+    else deny
+  in else allow
+  out default x
+    r allow to port [TCP 10.0.0.1:80, TCP 10.0.0.2:53]
+    r allow to port [TCP 10.0.0.1:80, UDP 10.0.0.3:90]
+    r allow proto 17 to port [UDP 10.0.0.3:90]
+    else deny
+  out else allow`},
 		{"tiers by their order, policies by theirs", []any{web,
 			networkPolicy("b", ingress(from(app("web")))), networkPolicy("a", ingress()), networkPolicy("z", ingress(), func(p *model.Policy) { p.Order = 1 }),
 			networkPolicy("base", ingress(), func(p *model.Policy) { p.Tier = "kube-baseline" }),
@@ -363,6 +380,11 @@ func TestPods(t *testing.T) {
 
 func named(p *model.Pod, name string, port uint16) *model.Pod {
 	p = &model.Pod{Name: p.Name, Labels: p.Labels, IPs: p.IPs, Node: p.Node, Ports: []model.ContainerPort{{Name: name, Protocol: model.TCP, Port: port}}}
+	return p
+}
+
+func overUDP(p *model.Pod) *model.Pod {
+	p.Ports[0].Protocol = model.UDP
 	return p
 }
 

@@ -11,17 +11,16 @@ import (
 
 // ports are the ports that a rule asks for. A nil one asks for nothing.
 type ports struct {
-	ranges *ranges     // nil: none
-	named  *namedPorts // nil: none
+	ranges *ranges // nil: none
+	named  []*namedPorts
 }
 
 // namedPort is a port that a rule asks for by name.
 type namedPort struct {
 	name     string
-	protocol model.Protocol
+	protocol model.Protocol // 0: any
+	local    bool           // of pods of this node alone
 }
-
-func (p namedPort) String() string { return p.protocol.String() + " " + p.name }
 
 // ports resolves a list of ports of a rule; local says that only pods of this node can
 // be meant. It returns nil where none of them can be met: they are of another protocol than the
@@ -30,11 +29,15 @@ func (c *Compiler) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, l
 	var plain []state.PortRange
 	var named []namedPort
 	for _, port := range in {
+		if port.Name != "" && port.Protocol == 0 && of.Protocol == 0 {
+			named = append(named, namedPort{port.Name, 0, local})
+			continue
+		}
 		for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 			switch {
 			case port.Protocol != 0 && port.Protocol != proto, of.Protocol != 0 && model.Protocol(of.Protocol) != proto:
 			case port.Name != "":
-				named = append(named, namedPort{port.Name, proto})
+				named = append(named, namedPort{port.Name, proto, local})
 			case port.First <= port.Last:
 				plain = append(plain, state.PortRange{Protocol: proto, First: port.First, Last: port.Last})
 			}
@@ -48,13 +51,13 @@ func (c *Compiler) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, l
 		all.ranges = c.holdRanges(merged(plain))
 		p.ranges = append(p.ranges, all.ranges)
 	}
-	if len(named) > 0 {
-		slices.SortFunc(named, func(a, b namedPort) int {
-			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
-		})
-		all.named = c.holdNamed(slices.Compact(named), local)
-		p.named = append(p.named, all.named)
+	slices.SortFunc(named, func(a, b namedPort) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
+	})
+	for _, port := range slices.Compact(named) {
+		all.named = append(all.named, c.holdNamed(port))
 	}
+	p.named = append(p.named, all.named...)
 	return all
 }
 
@@ -67,8 +70,8 @@ func (p *ports) resolve() *state.Ports {
 	if p.ranges != nil {
 		s.ID, s.Ranges = p.ranges.id, p.ranges.content.Ranges
 	}
-	if p.named != nil {
-		s.Named = p.named.id
+	for _, n := range p.named {
+		s.Named = append(s.Named, n.id)
 	}
 	return &s
 }

@@ -359,7 +359,7 @@ func empty(t *testing.T, c *Compiler) {
 		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
 		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "size": c.size, "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
-		"named": len(c.named), "port names": len(c.portNames), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
+		"named": len(c.named), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
 		"by namespace": len(c.items.byNamespace), "by account": len(c.items.byAccount), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
 		"account labels": len(c.items.accounts),
 		"changed":        len(c.changed), "unused": len(c.unused), "unbuilt": len(c.unbuilt), "unpublished": len(c.unpublished), "readdressed": len(c.readdressed),
@@ -459,6 +459,8 @@ func soundEnd(t testing.TB, p *state.Policy, e state.End, asked map[state.SetID]
 		if len(ports.Ranges) > 0 && (p.PortSets[ports.ID] == nil || !slices.Equal(p.PortSets[ports.ID].Ranges, ports.Ranges)) {
 			t.Errorf("ports %x are %v", ports.ID, p.PortSets[ports.ID])
 		}
-		asked[ports.Named] = true
+		for _, id := range ports.Named {
+			asked[id] = true
+		}
 	}
 }

@@ -15,7 +15,8 @@ func (c *Compiler) sweep() {
 	c.sweepGroups()
 	for n := range c.touchedNamed {
 		if n.refs == 0 {
-			c.dropNamed(n)
+			delete(c.named, n.of)
+			c.ids.remove(&n.handle)
 		}
 	}
 	for l := range c.touchedLists {

@@ -72,7 +72,7 @@ func complete(t testing.TB, c *Compiler) {
 		want := map[state.NamedPort]struct{}{}
 		for _, it := range all {
 			for name, at := range it.portNames {
-				if _, asked := n.ports[namedPort{name, at.Protocol}]; asked && (!n.local || it.pod.Node == c.cfg.Node) {
+				if name == n.of.name && (n.of.protocol == 0 || n.of.protocol == at.Protocol) && (!n.of.local || it.pod.Node == c.cfg.Node) {
 					want[at] = struct{}{}
 				}
 			}

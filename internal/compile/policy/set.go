@@ -3,7 +3,6 @@ package policy
 import (
 	"crypto/sha256"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,12 +26,12 @@ type group struct {
 	stale    bool            // its network sets changed, or what programs say of them
 }
 
-// namedPorts holds the ports to which pods, all or those of this node, give one of some names.
+// namedPorts holds the ports to which pods give a name. All rules that ask for the name share it, so that
+// what these sets come to is bounded by the pods' ports.
 type namedPorts struct {
 	dynamic[state.NamedPort]
-	refs  int
-	ports map[namedPort]struct{}
-	local bool
+	refs int
+	of   namedPort
 }
 
 // list holds the networks of a network set, or those that rules name.
@@ -135,25 +134,17 @@ func (c *Compiler) dropGroup(g *group) {
 	c.ids.remove(&g.handle)
 }
 
-// holdNamed holds the ports of which there is at least one.
-func (c *Compiler) holdNamed(ports []namedPort, local bool) *namedPorts {
-	key := "ports named " + abridged(ports, namedPort.String)
-	if local {
-		key += " here"
-	}
-	n := c.named[key]
+// holdNamed holds the ports of a name.
+func (c *Compiler) holdNamed(of namedPort) *namedPorts {
+	n := c.named[of]
 	if n == nil {
-		n = &namedPorts{ports: map[namedPort]struct{}{}, local: local}
-		n.key = key
-		c.named[key] = n
+		n = &namedPorts{of: of}
+		n.key = fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
+		c.named[of] = n
 		c.ids.add(&n.handle)
-		for _, p := range ports {
-			n.ports[p] = struct{}{}
-			insert(c.portNames, p.name, n)
-		}
-		for it := range c.itemsWithPorts(n) {
+		for it := range c.items.byPort[of.name] {
 			for name, at := range it.portNames {
-				if n.holds(it, name, at) {
+				if name == of.name && (of.protocol == 0 || of.protocol == at.Protocol) && (it.local || !of.local) {
 					n.members.add(at)
 				}
 			}
@@ -164,48 +155,29 @@ func (c *Compiler) holdNamed(ports []namedPort, local bool) *namedPorts {
 	return n
 }
 
-// itemsWithPorts are those that give a port one of the names.
-func (c *Compiler) itemsWithPorts(n *namedPorts) itemSet {
-	all := itemSet{}
-	for p := range n.ports {
-		maps.Copy(all, c.items.byPort[p.name])
-	}
-	return all
-}
-
 func (c *Compiler) releaseNamed(n *namedPorts) {
 	n.refs--
 	c.touchedNamed[n] = struct{}{}
 }
 
-func (n *namedPorts) holds(it *item, name string, at state.NamedPort) bool {
-	_, asked := n.ports[namedPort{name, at.Protocol}]
-	return asked && (it.local || !n.local)
-}
-
 // name puts the ports that the item names into the sets, or takes them out.
 func (c *Compiler) name(it *item, in bool) {
 	for name, at := range it.portNames {
-		for n := range c.portNames[name] {
-			switch {
-			case !n.holds(it, name, at):
-				continue
-			case in:
-				n.members.add(at)
-			default:
-				n.members.remove(at)
+		for _, protocol := range []model.Protocol{0, at.Protocol} {
+			for _, local := range []bool{false, true} {
+				n := c.named[namedPort{name, protocol, local}]
+				switch {
+				case n == nil || local && !it.local:
+					continue
+				case in:
+					n.members.add(at)
+				default:
+					n.members.remove(at)
+				}
+				c.touchedNamed[n] = struct{}{}
 			}
-			c.touchedNamed[n] = struct{}{}
 		}
 	}
-}
-
-func (c *Compiler) dropNamed(n *namedPorts) {
-	for p := range n.ports {
-		discard(c.portNames, p.name, n)
-	}
-	delete(c.named, n.key)
-	c.ids.remove(&n.handle)
 }
 
 // holdSet holds the list of a network set.

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -16,6 +17,7 @@ const (
 	ruleSize     = 64  // the kernel goes through all rules when a verdict changes, of a service too
 	selectorSize = 128 // whatever it selects: maxSelected bounds that
 	rangeSize    = 4   // of ports
+	nameSize     = 32  // of a port: a look-up of the kernel's for each family
 	lookupSize   = 64  // for each length of prefix at an end of a rule, and in each network set that a selector selects: a rule of the kernel's
 )
 
@@ -27,8 +29,8 @@ func tooManyLookups(n int) string {
 // excess says why a policy is too large to be applied; "" if it is not.
 func excess(p *model.Policy) string {
 	if n := sizeOf(p); n > maxSize {
-		return fmt.Sprintf("it is too large: its rules, networks, exceptions, selectors and ports count for %d, and a policy may have %d (a selector counts for %d, a rule for %d, an exception for each bit by which it is longer than its network); make it several policies",
-			n, maxSize, selectorSize, ruleSize)
+		return fmt.Sprintf("it is too large: its rules, networks, exceptions, selectors and ports count for %d, and a policy may have %d (a selector counts for %d, a port's name for %d, a rule for %d, an exception for each bit by which it is longer than its network); make it several policies",
+			n, maxSize, selectorSize, nameSize, ruleSize)
 	}
 	return ""
 }
@@ -43,7 +45,14 @@ func sizeOf(p *model.Policy) (n int) {
 }
 
 func endSize(e *model.RuleEnd) int {
-	n := rangeSize * (len(e.Ports) + len(e.NotPorts))
+	n := 0
+	for _, p := range slices.Concat(e.Ports, e.NotPorts) {
+		if p.Name != "" {
+			n += nameSize
+		} else {
+			n += rangeSize
+		}
+	}
 	for _, peers := range e.Peers {
 		n += peersSize(peers)
 	}

@@ -54,6 +54,12 @@ func TestTooLarge(t *testing.T) {
 		}
 		return list
 	}
+	names := func(n int) (r model.PolicyRule) {
+		for i := range n {
+			r.Destination.Ports = append(r.Destination.Ports, model.PolicyPort{Protocol: model.TCP, Name: fmt.Sprint("x", i)})
+		}
+		return r
+	}
 	for name, tc := range map[string]struct {
 		rule model.PolicyRule
 		n    int
@@ -64,6 +70,9 @@ func TestTooLarge(t *testing.T) {
 		"networks":         {from(model.Peer{Nets: addresses(60_000)}), 1, false},
 		"rules":            {model.PolicyRule{}, 10_000, true},
 		"many rules":       {model.PolicyRule{}, 8000, false},
+		"names":            {names(20_000), 1, true},
+		"names and rules":  {names(3), 4000, true},
+		"a few names":      {names(10_000), 1, false},
 		"selectors":        {from(slices.Repeat([]model.Peer{app("web")}, 5000)...), 1, true},
 	} {
 		p := networkPolicy("large", ingress(slices.Repeat([]model.PolicyRule{tc.rule}, tc.n)...))
@@ -303,6 +312,51 @@ func TestTooManySelectedAtOnce(t *testing.T) {
 		if n := after.TotalAlloc - before.TotalAlloc; len(c.Issues()) != 1 || len(c.groups) != 0 || n > 1<<30 {
 			t.Errorf("%s: %d bytes, %d groups, %v", name, n, len(c.groups), c.Issues())
 		}
+	}
+}
+
+// What port names come to is bounded by the pods' ports, whatever rules combine them with.
+func TestNamedPortsAreShared(t *testing.T) {
+	h := newHistory(config, idSpace)
+	to := func(n int, names ...string) (rules []model.PolicyRule) {
+		for i := range n {
+			var ports []model.PolicyPort
+			for _, name := range append(names, fmt.Sprint("x", i)) {
+				ports = append(ports, model.PolicyPort{Protocol: model.TCP, Name: name})
+			}
+			rules = append(rules, toPorts(ports...))
+		}
+		return rules
+	}
+	events := []store.Event{event(pod(1, "here", "app", "web")), event(networkPolicy("x", ingress(to(20, "http", "web")...), egress(to(20, "http", "dns")...)))}
+	for i := range 50 {
+		node := "there"
+		if i < 5 {
+			node = "here"
+		}
+		events = append(events, event(named(pod(10+i, node), "http", 8080)))
+	}
+	for _, step := range []struct {
+		name    string
+		events  []store.Event
+		members int // each once for all pods and once for this node's
+	}{
+		{"all", events, 50 + 5},
+		{"fewer pods", gone(slices.Clone(events[10:])), 8 + 5},
+		{"another policy", []store.Event{event(networkPolicy("y", egress(to(10, "http", "ftp")...)))}, 8 + 5},
+		{"no ingress", []store.Event{event(networkPolicy("x", egress(to(20, "http", "dns")...)))}, 8},
+	} {
+		h.apply(t, step.events...)
+		p, members := h.compiler.Policy(), 0
+		for _, ports := range p.NamedPorts {
+			members += len(ports)
+		}
+		if members != step.members {
+			t.Errorf("%s: %d members, want %d", step.name, members, step.members)
+		}
+		same(t, h.compiler, h.fresh())
+		sound(t, p)
+		complete(t, h.compiler)
 	}
 }
 

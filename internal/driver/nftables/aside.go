@@ -221,7 +221,7 @@ func (a *aside) misses(p *state.Program) (unit, bool) {
 func refers(p *state.Program, u unit) bool {
 	id := u.key.(state.SetID)
 	ports := func(p *state.Ports) bool {
-		return p != nil && (u.kind == portSetUnit && p.ID == id || u.kind == namedPortsUnit && p.Named == id)
+		return p != nil && (u.kind == portSetUnit && p.ID == id || u.kind == namedPortsUnit && slices.Contains(p.Named, id))
 	}
 	term := func(t state.Term) bool {
 		return u.kind == groupUnit && slices.Contains(t.Groups, id) ||

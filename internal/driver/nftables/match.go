@@ -177,21 +177,21 @@ func (m matcher) askPorts(q *question, e *state.End, port, addr field) {
 				tests = append(tests, s.test)
 			}
 		}
-		if e.Ports.Named != 0 {
-			tests = append(tests, m.named(e.Ports, port, addr).test)
+		for _, id := range e.Ports.Named {
+			tests = append(tests, m.named(id, port, addr).test)
 		}
 		q.oneOf = append(q.oneOf, tests)
 	}
 	if e.NotPorts != nil {
 		q.never = append(q.never, m.portSets(e.NotPorts, port)...)
-		if e.NotPorts.Named != 0 {
-			q.never = append(q.never, m.named(e.NotPorts, port, addr))
+		for _, id := range e.NotPorts.Named {
+			q.never = append(q.never, m.named(id, port, addr))
 		}
 	}
 }
 
-func (m matcher) named(p *state.Ports, port, addr field) inSet {
-	return inSet{p.Named, m.policy.named, []field{addr, fieldProto, port}}
+func (m matcher) named(id state.SetID, port, addr field) inSet {
+	return inSet{id, m.policy.named, []field{addr, fieldProto, port}}
 }
 
 // portSets has one for each size of block that the ranges are made of.

@@ -149,13 +149,13 @@ func (p policies) ports() *state.Ports {
 	}}
 	ports.Ranges = ports.Ranges[p.IntN(3):]
 	p.state.PortSets[ports.ID] = ports
-	if p.IntN(2) == 0 {
+	for p.IntN(2) == 0 {
 		id := p.id()
 		p.state.NamedPorts[id] = map[state.NamedPort]struct{}{
 			{Addr: netip.MustParseAddr("10.1.0.1"), Protocol: model.TCP, Port: uint16(p.IntN(65536))}: {},
 			{Addr: netip.MustParseAddr("fd00:1::1"), Protocol: model.SCTP, Port: 99}:                  {},
 		}
-		ports.Named = id
+		ports.Named = append(ports.Named, id)
 	}
 	return ports
 }

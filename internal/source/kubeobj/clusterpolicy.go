@@ -198,10 +198,7 @@ func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.L
 	}
 	if in.DestinationNamedPort != "" {
 		fields++
-		name := portName("destinationNamedPort", in.DestinationNamedPort, f)
-		for _, p := range [...]model.Protocol{model.TCP, model.UDP, model.SCTP} {
-			ports = append(ports, model.PolicyPort{Protocol: p, Name: name})
-		}
+		ports = append(ports, model.PolicyPort{Name: portName("destinationNamedPort", in.DestinationNamedPort, f)})
 	}
 	if fields != 1 {
 		f.Reject("tcp", "exactly one of tcp, udp, sctp and destinationNamedPort must be given, not %d of them", fields)
