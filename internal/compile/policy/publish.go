@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -35,10 +36,15 @@ func (c *Compiler) sweep() {
 
 // sweepGroups ends the groups that nobody holds. It may run more than once in an update.
 func (c *Compiler) sweepGroups() {
+	left := itemSet{}
 	for g := range c.touchedGroups {
 		if g.refs == 0 && g.id != 0 {
 			c.dropGroup(g)
+			maps.Copy(left, g.items)
 		}
+	}
+	for it := range left { // once, however many of its groups went
+		it.groups = slices.DeleteFunc(it.groups, func(g *group) bool { return g.id == 0 })
 	}
 }
 

@@ -120,12 +120,8 @@ func (c *Compiler) leave(it *item) {
 	it.groups = nil
 }
 
-// dropGroup ends a group that nobody holds.
+// dropGroup ends a group that nobody holds. Its items still list it.
 func (c *Compiler) dropGroup(g *group) {
-	for it := range g.items {
-		i := slices.Index(it.groups, g)
-		it.groups = slices.Delete(it.groups, i, i+1)
-	}
 	for _, l := range g.lists {
 		c.releaseList(l)
 	}
