@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -20,6 +21,7 @@ type item struct {
 	set  *model.NetworkSet // also of a host endpoint, if it has many addresses
 	host *model.HostEndpoint
 
+	ports  []model.ContainerPort // of the pod, sorted by name
 	labels labels
 	addrs  []netip.Addr // what it adds to the groups that select it
 	local  bool         // a pod of this node
@@ -37,7 +39,7 @@ func (c *Compiler) newPod(pod *model.Pod) *item {
 		return nil
 	}
 	return &item{
-		pod: pod, addrs: addrs, local: pod.Node == c.cfg.Node,
+		pod: pod, ports: byName(pod.Ports), addrs: addrs, local: pod.Node == c.cfg.Node,
 		labels: labels{
 			own: pod.Labels, pod: true,
 			namespace: pod.Name.Namespace, around: c.around[pod.Name.Namespace],
@@ -87,16 +89,31 @@ func (it *item) size() int { return max(1, len(it.addrs)) }
 
 // portNames yields the names that it gives to ports, with what they stand for.
 func (it *item) portNames(yield func(name string, at state.NamedPort) bool) {
-	if it.pod == nil {
-		return
-	}
-	for _, p := range it.pod.Ports {
+	for _, p := range it.ports {
 		for _, a := range it.addrs {
 			if p.Name != "" && p.Port != 0 && !yield(p.Name, state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
 				return
 			}
 		}
 	}
+}
+
+// portsNamed are those of its ports that it gives a name.
+func (it *item) portsNamed(name string) []model.ContainerPort {
+	compare := func(p model.ContainerPort, name string) int { return strings.Compare(p.Name, name) }
+	first, _ := slices.BinarySearchFunc(it.ports, name, compare)
+	after, _ := slices.BinarySearchFunc(it.ports[first:], name+"\x00", compare)
+	return it.ports[first : first+after]
+}
+
+// byName sorts ports by their names.
+func byName(ports []model.ContainerPort) []model.ContainerPort {
+	compare := func(a, b model.ContainerPort) int { return strings.Compare(a.Name, b.Name) }
+	if !slices.IsSortedFunc(ports, compare) {
+		ports = slices.Clone(ports)
+		slices.SortStableFunc(ports, compare)
+	}
+	return ports
 }
 
 // usable returns the valid ones of the addresses, without repetition.

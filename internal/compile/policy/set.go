@@ -139,9 +139,14 @@ func (c *Compiler) holdNamed(of namedPort) *namedPorts {
 		c.named[of] = n
 		c.ids.add(&n.handle)
 		for it := range c.items.byPort[of.name] {
-			for name, at := range it.portNames {
-				if name == of.name && (of.protocol == 0 || of.protocol == at.Protocol) && (it.local || !of.local) {
-					n.members.add(at)
+			if of.local && !it.local {
+				continue
+			}
+			for _, p := range it.portsNamed(of.name) {
+				for _, a := range it.addrs {
+					if p.Port != 0 && (of.protocol == 0 || of.protocol == p.Protocol) {
+						n.members.add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
+					}
 				}
 			}
 		}
