@@ -23,7 +23,7 @@ func (f *addressFlags) register(cmd *cobra.Command) {
 	f.reserved = defaultReserved()
 	fl := cmd.Flags()
 	fl.Var(&f.externalIPs, "external-ip-cidrs", "where services may have externalIPs; 'none' for nowhere (default: anywhere, but for addresses of nodes and the API server)")
-	fl.Var(&f.loadBalancers, "load-balancer-cidrs", "where services may have load balancers' addresses; 'none' for nowhere (default: as for externalIPs)")
+	fl.Var(&f.loadBalancers, "load-balancer-cidrs", "where services may have load balancers' addresses; 'none' for nowhere (default: anywhere, as for externalIPs)")
 	fl.Var(&f.allowed, "allow-node-addresses", "CIDRs of those addresses of nodes and of the API server that services may have as externalIPs and load balancers' addresses (default: none)")
 	fl.Var(&f.reserved, "reserved-ports", "ports of nodes that no service may have, as a node port or at a node's address; 'none' for none")
 }

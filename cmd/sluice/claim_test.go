@@ -28,7 +28,7 @@ func TestTwoAgents(t *testing.T) {
 	// One that has no more patience says who is in its way.
 	patient := claimNamespace
 	claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
-		return agent.ClaimNamespace(ctx, 20*time.Millisecond, lockNamespace, log)
+		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log) // the first has to be asked for its name meanwhile
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {

@@ -29,8 +29,8 @@ func tooManyLookups(n int) string {
 // excess says why a policy is too large to be applied; "" if it is not.
 func excess(p *model.Policy) string {
 	if n := sizeOf(p); n > maxSize {
-		return fmt.Sprintf("it is too large: its rules, networks, exceptions, selectors and ports count for %d, and a policy may have %d (a selector counts for %d, a port's name for %d, a rule for %d, an exception for each bit by which it is longer than its network); make it several policies",
-			n, maxSize, selectorSize, nameSize, ruleSize)
+		return fmt.Sprintf("it is too large: its rules, networks, exceptions, selectors and ports count for %d, and a policy may have %d (a rule counts for %d, a selector for %d, each length of prefix at an end of a rule for %d, a port's name for %d; docs/limits.md has the rest); make it several policies",
+			n, maxSize, ruleSize, selectorSize, lookupSize, nameSize)
 	}
 	return ""
 }
