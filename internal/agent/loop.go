@@ -45,7 +45,7 @@ type loop struct {
 	tried  time.Time     // when the last attempt ended
 	retry  *time.Timer
 	due    *time.Timer   // the next audit
-	more   chan struct{} // holds something if services wait for their slice
+	more   chan struct{} // holds something if services or policies wait for their slice
 
 	lacking bool                       // the source has not been able to read everything yet
 	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
@@ -217,15 +217,15 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	} else {
 		l.succeeded(done)
 	}
-	waiting, since := l.Compiler.Waiting()
-	if waiting > 0 && err == nil {
+	waiting := l.Compiler.Waiting()
+	if waiting.Len() > 0 && err == nil {
 		select {
 		case l.more <- struct{}{}:
 		default:
 		}
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
-		if err == nil && waiting > 0 && !since.After(w.asked) {
+		if err == nil && waiting.Len() > 0 && !waiting.Since.After(w.asked) {
 			return false
 		}
 		w.done <- err
@@ -234,7 +234,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 }
 
 // compile takes what changed since the last call, and returns the change that this
-// makes to the desired state. Services may wait for the next call, unless everything is adopted.
+// makes to the desired state. Services and policies may wait for the next call, unless everything is adopted.
 func (l *loop) compile() (delta state.Delta) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
@@ -326,24 +326,24 @@ func (l *loop) logPlan(p driver.Plan) {
 	}
 }
 
-// succeeded records that the kernel has all that is wanted, but for services that wait.
+// succeeded records that the kernel has all that is wanted, but for what waits.
 func (l *loop) succeeded(done Applied) {
 	first := !l.health.ready()
 	recovered := l.delay > 0
 	l.delay = 0
 	l.retry.Stop()
-	waiting, since := l.Compiler.Waiting()
-	l.metrics.applied(done, l.since, l.followed(), waiting)
+	waiting := l.Compiler.Waiting()
+	l.metrics.applied(done, l.since, l.followed(), waiting.Services)
 	l.since = time.Time{}
 	l.health.applied()
-	if waiting > 0 {
-		l.health.queued(cmp.Or(since, done.Time))
+	if waiting.Len() > 0 {
+		l.health.queued(cmp.Or(waiting.Since, done.Time))
 	}
 	l.mu.Lock()
 	if done.Operations > 0 || first {
 		l.record.last = &done
 	}
-	l.record.waiting = waiting
+	l.record.waiting = waiting.Len()
 	l.record.failure = nil
 	l.mu.Unlock()
 	if done.Path == pathAdopt {

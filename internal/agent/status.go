@@ -36,7 +36,7 @@ type Status struct {
 	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
 	Heals     int           `json:"heals"`               // changes by others that were undone
 	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
-	Waiting   int           `json:"waiting,omitempty"`   // services whose last change is large and not in the kernel yet
+	Waiting   int           `json:"waiting,omitempty"`   // services and policies whose last change is large and not in the kernel yet
 	Issues    []model.Issue `json:"issues"`              // objects at fault
 	// Unserved are the addresses that could not be served on so far, as others have them, and what the
 	// system said. That is no problem of services: it is so until kube-proxy has left.
@@ -79,7 +79,7 @@ type record struct {
 	failure *Failure
 	heals   int
 	kept    int // what is only kept in the kernel
-	waiting int // services
+	waiting int // services and policies
 
 	unserved map[string]string // addresses that cannot be served on, and why
 }
@@ -138,7 +138,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if s.Waiting > 0 {
-		problems = append(problems, "large changes of "+Count(s.Waiting, "service")+" are being programmed, in slices among which others have their turn")
+		problems = append(problems, "large changes of "+Count(s.Waiting, "object")+" are being programmed, in slices among which others have their turn")
 	}
 	if n := len(a.setAside()); n > 0 {
 		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")

@@ -202,8 +202,13 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		}
 	}
 	c.change = newChange(len(services))
+	room := all
 	if step {
-		c.take(v, d, services)
+		room = c.sliceElements
+		if waiting := c.Waiting(); waiting.Policies > 0 && waiting.Services+len(services) > 0 {
+			room /= 2
+		}
+		c.take(v, d, services, room)
 	} else {
 		for name := range services {
 			c.service(v, name, all)
@@ -218,7 +223,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	delta := c.flush()
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.others) > 0 || c.unread)
-		delta.Policy = c.policy.Update(v, d, c.node.podCIDRs)
+		delta.Policy = c.policy.Step(v, d, c.node.podCIDRs, room)
 	}
 	if !settings.Equal(c.state.Settings) {
 		now := c.state.Settings

@@ -52,8 +52,7 @@ func (h *history) step(t *testing.T, events ...store.Event) (d state.Delta, more
 	h.store.Apply(events)
 	d = h.compiler.Step(h.store, h.store.Take())
 	h.check(t, d)
-	waiting, _ := h.compiler.Waiting()
-	return d, waiting > 0
+	return d, h.compiler.Waiting().Len() > 0
 }
 
 // check holds a delta against the states before and after it.

@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// sliceElements is about how many elements of services one Step changes: what a kernel takes in a tenth of a second or two.
+// sliceElements is about how many elements of services and policies one Step changes: what a kernel takes in a tenth of a second or two.
 const sliceElements = 1 << 15
 
 // compilingCost is how many elements are compiled in the time in which one is programmed.
@@ -20,8 +20,8 @@ const compilingCost = 4
 // all is room for whatever there is.
 const all = math.MaxInt
 
-// Step is Update in slices: of services that come to many elements it brings up to date as much as a kernel takes within a tenth
-// of a second or two. The small ones come first, so that no change of one waits for those of many; then the one that has waited longest,
+// Step is Update in slices: of services and policies that come to many elements it brings up to date as much as a kernel takes within a tenth
+// of a second or two; where both wait, each gets half. See policy.Compiler.Step for policies. Of services, the small ones come first, so that no change of one waits for those of many; then the one that has waited longest,
 // cut at its frontends where it does not fit. What is left waits for the next Step or Update, and stays as it was meanwhile: see Waiting.
 // A service that changes while it is cut is brought to what it was compiled to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
@@ -36,16 +36,30 @@ type wait struct {
 	next  *wait     // nil, or it is to be compiled anew after that
 }
 
-// Waiting returns how many services Step has left for later, and since when the first of them waits: all that changed before is in the state. The
-// time is zero where none waits, or where one does for what the agent itself has found out.
-func (c *Compiler) Waiting() (services int, since time.Time) {
-	first := true
+// Backlog is what Step has left for later.
+type Backlog struct {
+	Services, Policies int
+	// Since is when the first of them came: all that changed before is in the state. It is zero where none waits, or where
+	// one does for what the agent itself has found out.
+	Since time.Time
+}
+
+// Len is how much waits.
+func (b Backlog) Len() int { return b.Services + b.Policies }
+
+// Waiting returns what Step has left for later.
+func (c *Compiler) Waiting() Backlog {
+	b := Backlog{Services: len(c.waiting)}
+	if c.policy != nil {
+		b.Policies, b.Since = c.policy.Waiting()
+	}
+	first := b.Policies == 0
 	for _, w := range c.waiting {
-		if first || w.since.Before(since) {
-			first, since = false, w.since
+		if first || w.since.Before(b.Since) {
+			first, b.Since = false, w.since
 		}
 	}
-	return len(c.waiting), since
+	return b
 }
 
 // Waits reports whether Step has left the service for later.
@@ -55,7 +69,7 @@ func (c *Compiler) Waits(service model.Name) bool {
 }
 
 // take brings one slice of the services that wait and are dirty up to date.
-func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struct{}) {
+func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struct{}, room int) {
 	for name := range dirty {
 		w, waits := c.waiting[name]
 		switch {
@@ -78,17 +92,17 @@ func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struc
 		}
 		list, total = append(list, candidate{name, cost}), total+cost
 	}
-	if total > c.sliceElements {
+	if total > room {
 		slices.SortFunc(list, func(a, b candidate) int { return cmp.Or(a.cost-b.cost, a.name.Compare(b.name)) })
 	}
-	room := c.sliceElements
+	least := room / 2
 	for len(list) > 0 && list[0].cost <= room {
 		room -= c.advance(v, list[0].name, room)
 		list = list[1:]
 	}
 	if len(list) > 0 {
 		oldest := slices.MinFunc(list, func(a, b candidate) int { return c.waiting[a.name].since.Compare(c.waiting[b.name].since) })
-		c.advance(v, oldest.name, max(room, c.sliceElements/2))
+		c.advance(v, oldest.name, max(room, least))
 	}
 }
 

@@ -105,7 +105,7 @@ func TestStepsFollowWhatNeverRests(t *testing.T) {
 		next.Endpoints = slices.Clone(list.Endpoints)
 		next.Endpoints[0].Addr = netip.AddrFrom4([4]byte{10, 3, 0, byte(steps)})
 		h.step(t, events(&next)...)
-		if waiting, since := h.compiler.Waiting(); waiting == 0 || since.After(asked) {
+		if b := h.compiler.Waiting(); b.Len() == 0 || b.Since.After(asked) {
 			break
 		}
 		if steps > 100 {

@@ -49,7 +49,9 @@ func event(o any) store.Event {
 type history struct {
 	cfg      Config
 	space    uint32
-	selected int // what selectors may select; 0: as many as in production
+	selected int // what selectors of a policy may select; 0: as many as in production
+	together int // and those of all
+	room     int // for a step; 0: for all
 	store    *store.Store
 	compiler *Compiler
 	state    *state.Policy // by the deltas alone
@@ -80,7 +82,12 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 		h.known, h.links = *h.links, nil
 	}
 	h.limit(h.compiler)
-	delta := update(h.compiler, h.store, d, h.cidrs)
+	room := all
+	if h.room > 0 {
+		room = h.room
+	}
+	var delta state.PolicyDelta
+	h.store.Read(func(v *store.View) { delta = h.compiler.Step(v, d, h.cidrs, room) })
 	exact(t, h.state, delta)
 	h.state.Apply(delta)
 	if diff := differences(h.state, h.compiler.Policy()); diff != "" {
@@ -90,8 +97,11 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 }
 
 func (h *history) limit(c *Compiler) {
+	if h.together > 0 {
+		c.maxTogether = bound{h.together, h.together}
+	}
 	if h.selected > 0 {
-		c.maxSelected = h.selected
+		c.maxSelected = bound{h.selected, h.selected}
 	}
 }
 

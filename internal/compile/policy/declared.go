@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -21,6 +22,11 @@ type policy struct {
 	serial uint64              // tells versions apart
 	parts  [8]*part
 	refs   [8]int // the plans that have the part
+
+	// fresh: endpoints that are there may still have the version before, or none, as parts are not filled.
+	fresh    bool
+	since    time.Time // when it came
+	prepared []int     // the parts that are held until it is no longer fresh
 }
 
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
@@ -82,19 +88,29 @@ func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
 		if len(p.doubts) > 0 {
 			rules = c.cautious(rules, allowed)
 		}
-		p.parts[i] = &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}}
-		c.fill(p.parts[i])
+		p.parts[i] = &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}, of: p, index: i, since: c.since}
 		c.parts[p.parts[i]] = struct{}{}
+		room := c.room
+		if s.host() {
+			room = all // the node itself is not shut while parts are filled
+		}
+		if c.advance(p.parts[i], room); !p.parts[i].progress.settled() {
+			c.queue = append(c.queue, p.parts[i])
+		}
 	}
 	return p.parts[i]
 }
 
-func (c *Compiler) release(p *policy, s stage, allowed bool) {
-	i := partOf(s, allowed)
+// release ends a use of the i-th part.
+func (c *Compiler) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] == 0 {
 		c.releaseSets(p.parts[i])
+		c.releaseTallies(p.parts[i])
 		delete(c.parts, p.parts[i])
 		p.parts[i] = nil
+		if c.crowded {
+			c.weighSoon()
+		}
 	}
 }
 
@@ -118,6 +134,9 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 	for key := range dirty {
 		c.setPolicy(key, v.Policy(key))
 	}
+	for key := range c.later {
+		c.setPolicy(key, v.Policy(key))
+	}
 }
 
 func (c *Compiler) setTier(name string, t *model.Tier) {
@@ -133,7 +152,11 @@ func (c *Compiler) setTier(name string, t *model.Tier) {
 }
 
 func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
+	if !c.hurry(key, obj == nil) {
+		return
+	}
 	if old := c.policies[key]; old != nil {
+		c.unprepare(old)
 		c.subjects.remove(old.obj.Subject, old)
 		c.selectedBy(old.obj.Subject)
 		delete(c.policies, key)
@@ -142,6 +165,8 @@ func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
 		return
 	}
 	p := c.newPolicy(obj)
+	p.fresh, p.since = true, c.since
+	c.fresh[p] = struct{}{}
 	c.policies[key] = p
 	c.subjects.add(obj.Subject, p)
 	c.selectedBy(obj.Subject)

@@ -11,8 +11,10 @@ import (
 
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
-	item  *item // nil: it is gone
-	plans [stages]*plan
+	item     *item // nil: it is gone
+	plans    [stages]*plan
+	planned  *item     // the item that it was when it got them
+	policies []*policy // that they are of, if it is a pod
 	// linked: it is a host endpoint that has an interface.
 	linked bool
 }
@@ -66,6 +68,10 @@ func (c *Compiler) replan(e *endpoint) {
 		c.replanHost(e)
 	default:
 		list := c.applying(&e.item.labels)
+		if e.planned == e.item {
+			list = c.standing(e, list)
+		}
+		e.planned, e.policies = e.item, list
 		c.use(e, podIngress, c.plan(podIngress, list, model.Allow))
 		c.use(e, podEgress, c.plan(podEgress, list, model.Allow))
 	}

@@ -16,6 +16,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -63,14 +64,25 @@ type Compiler struct {
 	parts         map[*part]struct{}      // of plans
 	uses          map[state.ProgramID]int // plans that come to the program
 
-	maxSelected int            // the constant, but in tests
-	tallies     filing[*tally] // of refused parts
-	size        int            // of all items
-	moves       int            // sizes of what came to groups and tallies, and of what went
-	due         int            // the moves at which parts are weighed
+	fresh map[*policy]struct{}
+	later map[model.PolicyKey]time.Time // what is to be taken up, once the version before is in force, and since when
+	queue []*part                       // that are not settled, in the order in which they came
+	since time.Time                     // of the changes that are compiled
+	room  int                           // elements that this update may still change in groups
+	whole bool                          // it may change all
+
+	maxSelected, maxTogether bound // the constants, but in tests
+	counted                  map[string]*tally
+	tallies                  filing[*tally]
+	size                     int  // of all items
+	total                    int  // what the selectors of all groups select
+	moves                    int  // sizes of what came to groups and tallies, and of what went
+	due                      int  // the moves at which parts are weighed
+	crowded                  bool // some parts are too much with others
 
 	ids       ids
 	groups    map[string]*group
+	draining  map[*group]struct{} // that nobody holds any more
 	selectors filing[*group]
 	named     map[namedPort]*namedPorts
 	lists     map[string]*list
@@ -123,8 +135,9 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
 		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
-		maxSelected: maxSelected, tallies: filing[*tally]{},
-		ids: newIDs(space), groups: map[string]*group{}, selectors: filing[*group]{},
+		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{},
+		maxSelected: maxSelected, maxTogether: maxTogether, counted: map[string]*tally{}, tallies: filing[*tally]{},
+		ids: newIDs(space), groups: map[string]*group{}, draining: map[*group]struct{}{}, selectors: filing[*group]{},
 		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},
 		work: work{
 			changed: map[*endpoint]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},
@@ -157,6 +170,14 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // Update brings the policy up to date with what is dirty in the view, and with the addresses
 // of this node's pods, and returns what changed in it: nothing else is named.
 func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix) state.PolicyDelta {
+	return c.Step(v, d, podCIDRs, all)
+}
+
+// Step is Update, but for sets of large policies that change by more than about so many elements. They are filled, and emptied, in slices:
+// what is left waits for the next Step or Update, see Waiting. Until all sets of a policy are there, what stood before it came or changed
+// stands; it allows nothing to a pod that comes meanwhile.
+func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
+	c.room, c.whole, c.since = room, room == all, d.Since
 	for name := range d.Namespaces {
 		c.setNamespace(name, v.Namespace(name))
 	}
@@ -174,10 +195,19 @@ func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix)
 	}
 	c.declare(v, d)
 	c.assign()
+	c.fill(room / 2)
 	for e := range c.changed {
 		c.replan(e)
 	}
 	clear(c.changed)
+	c.introduce()
+	c.sweepPlans()
+	c.sweepGroups()
+	c.drain(max(c.room, room/4))
+	for again := true; again; again = c.whole && c.moves >= c.due {
+		c.weigh()
+		c.fill(room)
+	}
 	c.sweep()
 	c.buildPlans()
 	c.publishSets()

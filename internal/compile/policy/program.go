@@ -61,6 +61,16 @@ func (s stage) holds(p *model.Policy) bool {
 	return p.ApplyOnForward || s != hostForwardIn && s != hostForwardOut
 }
 
+// held returns those of the policies that apply at the stage.
+func (s stage) held(list []*policy) (held []*policy) {
+	for _, p := range list {
+		if s.holds(p.obj) {
+			held = append(held, p)
+		}
+	}
+	return held
+}
+
 // isolates reports whether tiers deny what none of their rules matched. Before connection
 // tracking and translation they do not: it is for the stages after that to judge.
 func (s stage) isolates() bool { return s != hostPreDNAT && !s.untracked() }
@@ -80,12 +90,7 @@ type plan struct {
 // plan returns the plan of the policies that hold at the stage, of those given in
 // their order; nil if everything passes.
 func (c *Compiler) plan(s stage, list []*policy, fallback model.Action) *plan {
-	var held []*policy
-	for _, p := range list {
-		if s.holds(p.obj) {
-			held = append(held, p)
-		}
-	}
+	held := s.held(list)
 	if len(held) == 0 && fallback == model.Allow {
 		return nil
 	}
@@ -133,7 +138,7 @@ func (c *Compiler) sweepPlans() {
 		delete(c.plans, p.key)
 		delete(c.unbuilt, p)
 		for i, q := range p.policies {
-			c.release(q, p.stage, allowsAfter(p.policies, i, p.stage))
+			c.release(q, partOf(p.stage, allowsAfter(p.policies, i, p.stage)))
 		}
 		c.countProgram(p.program, -1)
 	}
@@ -144,8 +149,13 @@ func (c *Compiler) sweepPlans() {
 // plans whose sets have other ids, or other lists.
 func (c *Compiler) buildPlans() {
 	if c.ids.moved || c.stale {
+		for p := range c.parts {
+			if c.ids.moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) {
+				p.resolved = nil
+			}
+		}
 		for _, p := range c.plans {
-			if p.forget(c.ids.moved) {
+			if slices.ContainsFunc(p.parts, func(o *part) bool { return o.resolved == nil }) {
 				c.unbuilt[p] = struct{}{}
 			}
 		}
@@ -163,16 +173,6 @@ func (c *Compiler) buildPlans() {
 		}
 	}
 	clear(c.unbuilt)
-}
-
-// forget has parts resolved anew, all or those with stale groups, and reports whether there are any, or some that were filled anew.
-func (p *plan) forget(all bool) (any bool) {
-	for _, part := range p.parts {
-		if all || part.resolved == nil || slices.ContainsFunc(part.groups, func(g *group) bool { return g.stale }) {
-			part.resolved, any = nil, true
-		}
-	}
-	return any
 }
 
 // countProgram counts the plans that come to a program.

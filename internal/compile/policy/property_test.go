@@ -249,6 +249,7 @@ func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 		w := newWorld(seed)
 		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
 		h.selected = pickOne(w, 0, 1, 4, 10, 70)
+		h.together = pickOne(w, 0, 1, 10, 30)
 		for range 40 {
 			var batch []store.Event
 			for range 1 + w.IntN(4) {
@@ -290,11 +291,12 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		links := w.newLinks()
 		first := newHistory(worldConfig, crowded)
 		first.selected = pickOne(w, 0, 4, 70)
+		first.together = pickOne(w, 0, 10, 30)
 		first.links = links
 		first.apply(t, all...)
 		for range 3 {
 			h := newHistory(worldConfig, crowded)
-			h.selected = first.selected
+			h.selected, h.together = first.selected, first.together
 			w.deliver(t, h, all)
 			h.links = links
 			w.deliver(t, h, final)
@@ -327,6 +329,7 @@ func TestUndo(t *testing.T) {
 		w := newWorld(seed)
 		h := newHistory(Config{Node: "here"}, crowded)
 		h.selected = pickOne(w, 0, 4, 70)
+		h.together = pickOne(w, 0, 10, 30)
 		current := map[string]store.Event{}
 		var undo []store.Event
 		for range 40 {
@@ -358,7 +361,7 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
-		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "size": c.size, "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
+		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "counted": len(c.counted), "size": c.size, "total": c.total, "fresh": len(c.fresh), "later": len(c.later), "queue": len(c.queue), "draining": len(c.draining), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
 		"by namespace": len(c.items.byNamespace), "by account": len(c.items.byAccount), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
 		"account labels": len(c.items.accounts),

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -10,10 +9,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// sweep ends what nobody uses any more.
+// sweep ends what nobody uses any more, but for groups.
 func (c *Compiler) sweep() {
-	c.sweepPlans()
-	c.sweepGroups()
 	for n := range c.touchedNamed {
 		if n.refs == 0 {
 			delete(c.named, n.of)
@@ -31,20 +28,6 @@ func (c *Compiler) sweep() {
 			delete(c.ranges, r.key)
 			c.ids.remove(&r.handle)
 		}
-	}
-}
-
-// sweepGroups ends the groups that nobody holds. It may run more than once in an update.
-func (c *Compiler) sweepGroups() {
-	left := itemSet{}
-	for g := range c.touchedGroups {
-		if g.refs == 0 && g.id != 0 {
-			c.dropGroup(g)
-			maps.Copy(left, g.items)
-		}
-	}
-	for it := range left { // once, however many of its groups went
-		it.groups = slices.DeleteFunc(it.groups, func(g *group) bool { return g.id == 0 })
 	}
 }
 

@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 
@@ -30,9 +29,9 @@ func (c *Compiler) setRefused(old, next *item) {
 	if len(moved) == 0 {
 		return
 	}
-	for _, p := range slices.Collect(maps.Values(c.policies)) {
+	for key, p := range c.policies {
 		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
-			c.setPolicy(p.obj.Key, p.obj)
+			c.wait(key)
 		}
 	}
 }

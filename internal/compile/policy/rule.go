@@ -4,21 +4,33 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // part is what the rules of a policy for one direction come to, and the sets
-// that they hold: neither rules nor sets while their selectors select too many addresses.
+// that they hold: neither rules nor sets while their selectors select too many addresses. Its rules are in force once it is filled.
 type part struct {
 	declared
-	rules    []rule
-	groups   []*group
-	lists    []*list
-	named    []*namedPorts
-	ranges   []*ranges
-	tallies  []*tally           // of selectors that select too many addresses; nil: they don't
+	of       *policy
+	index    int // among those of the policy
+	progress progress
+
+	rules     []rule
+	units     int // that its rules count for
+	selectors []model.Selector
+	tallies   []*tally // of as many selectors as are counted
+	sum       int      // of the tallies when they were
+	groups    []*group
+	ready     int // so many groups are filled
+	lists     []*list
+	named     []*namedPorts
+	ranges    []*ranges
+
+	since    time.Time          // when the change came that it is filled for
+	spent    int                // on it so far, in elements
 	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
 	lookups  int                // that its rules come to when they were resolved
 }
@@ -49,10 +61,8 @@ type term struct {
 	list     *list          // nil: none
 }
 
-// fill compiles the declared rules. A rule that nothing can match is left out. It forgets what the part held before, and
-// releases nothing of it.
-func (c *Compiler) fill(p *part) {
-	*p = part{declared: p.declared}
+// build compiles the declared rules. A rule that nothing can match is left out.
+func (c *Compiler) build(p *part) {
 	for i := range p.from {
 		r, one := &p.from[i], &part{}
 		source, ok := c.end(one, r, &r.Source, p.localSource)
@@ -63,33 +73,36 @@ func (c *Compiler) fill(p *part) {
 		}
 		one.rules = []rule{{of: r, source: source, destination: destination}}
 		p.take(one)
+		p.units += ruleSize + endSize(&r.Source) + endSize(&r.Destination)
 	}
-	if found, tallies := c.count(p); tallies != nil {
-		c.releaseSets(p)
-		*p = part{declared: p.declared, tallies: tallies}
-		for _, t := range tallies {
-			c.tallies.add(t.selector, t)
+	known := map[string]struct{}{}
+	for t := range p.terms {
+		if key := groupKey(t.selector); !t.selector.IsZero() {
+			if _, again := known[key]; !again {
+				known[key] = struct{}{}
+				p.selectors = append(p.selectors, t.selector)
+			}
 		}
-	} else {
-		c.holdGroups(p, found)
 	}
-	c.schedule(p)
 }
 
-// holdGroups gives the terms their groups, each of which the part holds once.
-func (c *Compiler) holdGroups(p *part, found map[string][]*item) {
-	held := map[*group]struct{}{}
+// holdGroups gives the terms their groups, each of which the part holds once. They may still have to be made and filled.
+func (c *Compiler) holdGroups(p *part) {
+	p.progress = filling
+	held := map[string]*group{}
+	for i, s := range p.selectors {
+		size := 0
+		if len(p.tallies) > 0 {
+			size = p.tallies[i].count
+		}
+		g := c.holdGroup(s, size)
+		held[g.key] = g
+		p.groups = append(p.groups, g)
+	}
 	for t := range p.terms {
-		if t.selector.IsZero() {
-			continue
+		if !t.selector.IsZero() {
+			t.group = held[groupKey(t.selector)]
 		}
-		t.group = c.holdGroup(t.selector, found)
-		if _, again := held[t.group]; again {
-			c.releaseGroup(t.group)
-			continue
-		}
-		held[t.group] = struct{}{}
-		p.groups = append(p.groups, t.group)
 	}
 }
 
@@ -114,11 +127,8 @@ func (p *part) take(o *part) {
 	p.ranges = append(p.ranges, o.ranges...)
 }
 
-// releaseSets ends what the part holds.
+// releaseSets ends what the part holds, but for tallies.
 func (c *Compiler) releaseSets(p *part) {
-	for _, t := range p.tallies {
-		c.tallies.remove(t.selector, t)
-	}
 	for _, g := range p.groups {
 		c.releaseGroup(g)
 	}
@@ -131,6 +141,14 @@ func (c *Compiler) releaseSets(p *part) {
 	for _, r := range p.ranges {
 		c.releaseRanges(r)
 	}
+	p.rules, p.units, p.selectors, p.groups, p.ready, p.lists, p.named, p.ranges = nil, 0, nil, nil, 0, nil, nil, nil
+}
+
+func (c *Compiler) releaseTallies(p *part) {
+	for _, t := range p.tallies {
+		c.releaseTally(t)
+	}
+	p.tallies, p.sum = nil, 0
 }
 
 // end returns what is asked of one end of a rule; not ok: it never holds.
@@ -179,12 +197,12 @@ func (c *Compiler) term(p *part, peers []model.Peer) *term {
 }
 
 // resolve returns the rules with the present ids of their sets. Those whose selectors select too many addresses, or so many
-// network sets that they come to too many look-ups, allow nothing: a NetworkPolicy isolates, one of another kind denies.
+// network sets that they come to too many look-ups, allow nothing; nor do those of a part that is not filled yet: a NetworkPolicy isolates, one of another kind denies.
 func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.countLookups(); {
-		case p.lookups <= maxSize && p.tallies == nil:
+		case p.lookups <= maxSize && p.progress == filled:
 			for i := range p.rules {
 				r.Rules = append(r.Rules, p.rules[i].resolve())
 			}

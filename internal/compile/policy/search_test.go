@@ -59,7 +59,11 @@ func complete(t testing.TB, c *Compiler) {
 			n += addresses
 		}
 		// A rule that nothing can match selects as well, and does not count.
-		if refused := p.tallies != nil; refused && (n <= c.maxSelected || len(p.groups) > 0 || p.selected() <= c.maxSelected) || !refused && p.selected() > c.maxSelected {
+		most := c.maxSelected.most
+		switch refused := p.progress == tooMany; {
+		case !p.progress.settled(), len(p.groups) > 0 != (p.progress == filled && len(p.selectors) > 0), len(p.tallies) > 0 && p.progress == filled:
+			t.Errorf("progress %d, %d groups, %d tallies", p.progress, len(p.groups), len(p.tallies))
+		case refused && (n <= most || p.selected() <= most), !refused && p.selected() > most:
 			t.Errorf("refused: %v, its selectors select %d: %d counted", refused, n, p.selected())
 		}
 		for _, tally := range p.tallies {

@@ -1,71 +1,93 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
 
-// maxSelected bounds the sizes of all that the selectors of a policy select in one direction: each selector takes a set of its own, so
-// that without a bound the sets come to the number of selectors times that of pods.
-const maxSelected = 1 << 20
+// bound is a limit of what selectors select: what is over most is refused until it comes to no more than again, so that one pod that
+// comes and goes does not make it flap.
+type bound struct{ most, again int }
+
+// limit is what holds for what is refused, or is not.
+func (b bound) limit(refused bool) int {
+	if refused {
+		return b.again
+	}
+	return b.most
+}
+
+// Each selector takes a set of its own, so that without bounds the sets come to the number of selectors times that of pods.
+var (
+	maxSelected = bound{1 << 20, 7 << 17} // by the selectors of a policy in one direction
+	maxTogether = bound{1 << 22, 7 << 19} // by those of all policies that apply to anything here
+)
 
 // tooManySelected says why a policy that was read is not applied.
 func tooManySelected(limit int) string {
 	return fmt.Sprintf("its selectors select more than %d addresses in one direction, each selector counted by itself and a network set as one; it allows nothing until then: use fewer selectors, or ones that select less", limit)
 }
 
-// tally counts what a selector selects, and keeps none of it.
+// tooManyTogether says the same of one that is too much with others.
+func tooManyTogether(namespace string, limit int) string {
+	who := "the policies of its namespace are among those that select most"
+	if namespace == "" {
+		who = "it is among those that select most"
+	}
+	return fmt.Sprintf("the selectors of all policies that apply here select more than %d addresses, each selector counted once, and %s; it allows nothing until then: use fewer selectors, or ones that select less", limit, who)
+}
+
+// tally counts what a selector selects, and keeps none of it. Parts that ask for the same share it.
 type tally struct {
+	key      string // of its group
+	refs     int
 	selector model.Selector
 	count    int // the sum of the sizes
 }
 
-// count counts what the selectors of the part select. If that is more than they may, it returns tallies of as many of them as select
-// more; otherwise what it found, by the keys of groups. It need not look where there is little to select, or there are few selectors.
-func (c *Compiler) count(p *part) (found map[string][]*item, tallies []*tally) {
-	n := 0
-	for t := range p.terms {
-		if !t.selector.IsZero() {
-			n++
-		}
-	}
-	if n*c.size <= c.maxSelected {
-		return nil, nil
-	}
-	sum, known, found := 0, map[string]struct{}{}, map[string][]*item{}
-	for t := range p.terms {
-		key := groupKey(t.selector)
-		if _, again := known[key]; again || t.selector.IsZero() {
-			continue
-		}
-		known[key] = struct{}{}
-		one := &tally{selector: t.selector}
-		if g := c.groups[key]; g != nil {
-			one.count = g.selected
+// holdTally counts what a selector selects, unless that is known. It returns how many items it was held against.
+func (c *Compiler) holdTally(s model.Selector) (t *tally, looked int) {
+	key := groupKey(s)
+	if t = c.counted[key]; t == nil {
+		t = &tally{key: key, selector: s}
+		if g := c.groups[key]; g != nil && g.made {
+			t.count = g.selected
 		} else {
-			found[key], one.count = c.find(t.selector)
+			var found []*item
+			found, looked = c.find(s)
+			for _, it := range found {
+				t.count += it.size()
+			}
 		}
-		tallies = append(tallies, one)
-		if sum += one.count; sum > c.maxSelected {
-			return nil, tallies
-		}
+		c.counted[key] = t
+		c.tallies.add(s, t)
 	}
-	return found, nil
+	t.refs++
+	return t, looked
 }
 
-// find returns the items that the selector selects, and the sum of their sizes.
-func (c *Compiler) find(s model.Selector) (found []*item, size int) {
+func (c *Compiler) releaseTally(t *tally) {
+	if t.refs--; t.refs == 0 {
+		delete(c.counted, t.key)
+		c.tallies.remove(t.selector, t)
+	}
+}
+
+// find returns the items that the selector selects, and how many it was held against.
+func (c *Compiler) find(s model.Selector) (found []*item, looked int) {
 	known := itemSet{}
 	for it := range c.items.candidates(s) {
+		looked++
 		if _, again := known[it]; !again && s.Matches(&it.labels) {
 			known[it] = struct{}{}
 			found = append(found, it)
-			size += it.size()
 		}
 	}
-	return found, size
+	return found, looked
 }
 
 // tally counts an item into the tallies of the selectors that select it, or out of them.
@@ -82,38 +104,142 @@ func (c *Compiler) tally(it *item, by int) {
 	}
 }
 
-// selected is what the selectors of the part select, by size; of a refused one, those that have tallies.
-func (p *part) selected() (n int) {
-	for _, g := range p.groups {
-		n += g.selected
+// selections yields the selectors of the part, by the keys of their groups, with how much they select: of one that is
+// refused by itself, of as many as were counted.
+func (p *part) selections(yield func(key string, size int) bool) {
+	if p.progress != filling && p.progress != filled {
+		for _, t := range p.tallies {
+			if !yield(t.key, t.count) {
+				return
+			}
+		}
+		return
 	}
-	for _, t := range p.tallies {
-		n += t.count
+	for _, g := range p.groups {
+		if !yield(g.key, g.selected) {
+			return
+		}
+	}
+}
+
+// selected is what the selectors of the part select.
+func (p *part) selected() (n int) {
+	for _, size := range p.selections {
+		n += size
 	}
 	return n
 }
 
-// weigh refuses the parts whose selectors select too much now, and fills those that are refused and fit again. It is called for
+// beyond is how much of what the part selects is not in sets yet.
+func (c *Compiler) beyond(p *part) (n int) {
+	for key, size := range p.selections {
+		if c.groups[key] == nil {
+			n += size
+		}
+	}
+	return n
+}
+
+// weigh refuses the parts whose selectors select too much now, and takes up those that are refused and fit again. It is called for
 // each object, rather than once for an update, so that what one update brings cannot fill groups far beyond the limit.
+//
+// Where all are too much together, those are refused of which the namespace asks for most: each counts for what it selects and what the
+// lesser ones of its namespace do, and the least go first. So nobody's policies are refused for those of others while they ask for less.
 func (c *Compiler) weigh() {
 	if c.moves < c.due {
 		return
 	}
 	c.due = math.MaxInt
-	for p := range c.parts {
-		if refused := p.tallies != nil; refused != (p.selected() > c.maxSelected) {
-			old := *p
-			c.fill(p)
-			c.releaseSets(&old)
-			c.stale = true
+	known, total, crowded := map[string]struct{}{}, 0, false
+	var again []*part
+	for _, p := range c.inTurn() {
+		n, more := p.selected(), 0
+		for key, size := range p.selections {
+			if _, shared := known[key]; !shared {
+				more += size
+			}
 		}
-		c.schedule(p)
+		refused := p.progress.refused()
+		switch {
+		case n > c.maxSelected.limit(p.progress == tooMany):
+			c.refuse(p, tooMany)
+			c.weighAfter(n - c.maxSelected.again)
+			continue
+		case p.progress == tooMany:
+			c.restart(p) // as not all of its selectors were counted
+			continue
+		case total+more > c.maxTogether.limit(refused):
+			c.refuse(p, tooMuch)
+			crowded = true
+			continue
+		case refused:
+			again = append(again, p)
+		}
+		c.weighAfter(c.maxSelected.most + 1 - n)
+		for key := range p.selections {
+			known[key] = struct{}{}
+		}
+		total += more
 	}
-	c.sweepGroups()
+	if c.sweepGroups(); c.whole {
+		c.drain(all)
+	}
+	for _, p := range again {
+		if c.total+c.beyond(p) <= c.maxTogether.most {
+			c.restart(p)
+		} else {
+			crowded = true // until others have gone
+		}
+	}
+	if c.crowded = crowded; crowded {
+		c.weighAfter(1)
+	}
+	c.weighAfter(c.maxTogether.most + 1 - c.total)
 }
 
-// schedule has parts weighed when this one may cross the limit: no sooner than after as much came and went as it is away from it.
-func (c *Compiler) schedule(p *part) {
-	n := p.selected()
-	c.due = min(c.due, c.moves+max(c.maxSelected+1-n, n-c.maxSelected))
+// weighAfter has parts weighed when so much has come or gone, but not for every little.
+func (c *Compiler) weighAfter(moves int) {
+	c.due = min(c.due, c.moves+max(moves, min(c.maxSelected.most>>6, c.maxTogether.most>>8), 1))
+}
+
+// weighSoon has parts weighed in any case.
+func (c *Compiler) weighSoon() { c.due = c.moves }
+
+// inTurn returns the parts whose selectors were counted, in the order in which they may have their sets.
+func (c *Compiler) inTurn() []*part {
+	type turn struct {
+		*part
+		selected, sum int
+	}
+	byNamespace := map[string][]turn{}
+	for p := range c.parts {
+		if p.progress >= filling {
+			name := p.of.obj.Key.Name.Namespace
+			byNamespace[name] = append(byNamespace[name], turn{part: p, selected: p.selected()})
+		}
+	}
+	byName := func(a, b turn) int {
+		return cmp.Or(comparePolicies(a.of, b.of), cmp.Compare(a.of.serial, b.of.serial), cmp.Compare(a.index, b.index))
+	}
+	var all []turn
+	for _, list := range byNamespace {
+		slices.SortFunc(list, func(a, b turn) int { return cmp.Or(cmp.Compare(a.selected, b.selected), byName(a, b)) })
+		known, sum := map[string]struct{}{}, 0
+		for i := range list {
+			for key, size := range list[i].selections {
+				if _, shared := known[key]; !shared {
+					known[key] = struct{}{}
+					sum += size
+				}
+			}
+			list[i].sum = sum
+		}
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, func(a, b turn) int { return cmp.Or(cmp.Compare(a.sum, b.sum), byName(a, b)) })
+	parts := make([]*part, len(all))
+	for i := range all {
+		parts[i] = all[i].part
+	}
+	return parts
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -20,10 +21,13 @@ type group struct {
 	dynamic[netip.Addr]
 	refs     int
 	selector model.Selector
-	items    itemSet         // that the selector selects
-	selected int             // the sum of their sizes
+	made     bool            // its items are those that the selector selects, and follow
+	items    map[*item]bool  // whether their addresses are members
+	selected int             // the sum of their sizes; before it is made, about what that will be
+	left     []*item         // whose addresses are to come, or to go if it drains
 	lists    map[*item]*list // of the network sets among them
 	stale    bool            // its network sets changed, or what programs say of them
+	since    time.Time       // when nobody held it any more, if it drains
 }
 
 // namedPorts holds the ports to which pods give a name. All rules that ask for the name share it, so that
@@ -51,46 +55,47 @@ type ranges struct {
 
 func groupKey(s model.Selector) string { return "group " + s.String() }
 
-// holdGroup holds the group of a selector. Found are items that selectors are known to select, by the keys of their groups.
-func (c *Compiler) holdGroup(s model.Selector, found map[string][]*item) *group {
+// holdGroup holds the group of a selector that selects about so much.
+func (c *Compiler) holdGroup(s model.Selector, size int) *group {
 	key := groupKey(s)
 	g := c.groups[key]
 	if g == nil {
-		g = &group{selector: s, items: itemSet{}}
+		g = &group{selector: s, items: map[*item]bool{}, selected: size}
 		g.key = key
 		c.groups[key] = g
 		c.ids.add(&g.handle)
-		c.selectors.add(s, g)
-		candidates := c.items.candidates(s)
-		if items, known := found[key]; known {
-			candidates = slices.Values(items)
-		}
-		for it := range candidates {
-			c.join(g, it)
-		}
+		c.total += size
 	}
+	delete(c.draining, g)
 	g.refs++
 	c.touchedGroups[g] = struct{}{}
 	return g
 }
 
-func (c *Compiler) releaseGroup(g *group) {
-	g.refs--
-	c.touchedGroups[g] = struct{}{}
+// make has the group follow what its selector selects, and finds what it selects now. It returns how many items it looked at.
+func (c *Compiler) make(g *group) int {
+	found, looked := c.find(g.selector)
+	c.selectors.add(g.selector, g)
+	c.total -= g.selected
+	g.made, g.selected, g.left = true, 0, g.left[:0]
+	for _, it := range found {
+		g.selected += it.size()
+		member, known := g.items[it]
+		if !known {
+			c.enter(g, it, false)
+		}
+		if !member {
+			g.left = append(g.left, it)
+		}
+	}
+	c.total += g.selected
+	return looked
 }
 
-// join makes the item a member of the group if the selector selects it and it is none yet.
-func (c *Compiler) join(g *group, it *item) {
-	if _, in := g.items[it]; in || !g.selector.Matches(&it.labels) {
-		return
-	}
-	g.items[it] = struct{}{}
+// enter makes the item one of the group's, whose addresses are members or not.
+func (c *Compiler) enter(g *group, it *item, member bool) {
+	g.items[it] = member
 	it.groups = append(it.groups, g)
-	g.selected += it.size()
-	c.moves += it.size()
-	for _, a := range it.addrs {
-		g.members.add(a)
-	}
 	if it.set != nil {
 		if g.lists == nil {
 			g.lists = map[*item]*list{}
@@ -98,18 +103,69 @@ func (c *Compiler) join(g *group, it *item) {
 		g.lists[it] = c.holdSet(it.set)
 		g.stale, c.stale = true, true
 	}
+}
+
+// move adds addresses that are left, or removes them if the group drains, as far as there is room for.
+func (c *Compiler) move(g *group, room int) (spent int) {
+	_, drains := c.draining[g]
+	for len(g.left) > 0 && spent < room {
+		it := g.left[len(g.left)-1]
+		g.left = g.left[:len(g.left)-1]
+		if member, there := g.items[it]; !there || member != drains {
+			continue // it left
+		}
+		g.items[it] = !drains
+		for _, a := range it.addrs {
+			if drains {
+				g.members.remove(a)
+			} else {
+				g.members.add(a)
+			}
+		}
+		spent += it.size()
+	}
+	if len(g.left) == 0 {
+		g.left = nil
+	}
 	c.touchedGroups[g] = struct{}{}
+	return spent
+}
+
+func (c *Compiler) releaseGroup(g *group) {
+	g.refs--
+	c.touchedGroups[g] = struct{}{}
+}
+
+// join makes a new item a member of the group if the selector selects it and it is none yet.
+func (c *Compiler) join(g *group, it *item) {
+	if _, in := g.items[it]; in || !g.selector.Matches(&it.labels) {
+		return
+	}
+	c.enter(g, it, true)
+	c.resize(g, it.size())
+	for _, a := range it.addrs {
+		g.members.add(a)
+	}
+	c.touchedGroups[g] = struct{}{}
+}
+
+// resize counts what comes to a group, or leaves it.
+func (c *Compiler) resize(g *group, by int) {
+	g.selected += by
+	c.total += by
+	c.moves += max(by, -by)
 }
 
 // leave takes the item from all its groups.
 func (c *Compiler) leave(it *item) {
 	for _, g := range it.groups {
-		delete(g.items, it)
-		g.selected -= it.size()
-		c.moves += it.size()
-		for _, a := range it.addrs {
-			g.members.remove(a)
+		if g.items[it] {
+			for _, a := range it.addrs {
+				g.members.remove(a)
+			}
 		}
+		delete(g.items, it)
+		c.resize(g, -it.size())
 		if l := g.lists[it]; l != nil {
 			delete(g.lists, it)
 			c.releaseList(l)
@@ -120,12 +176,55 @@ func (c *Compiler) leave(it *item) {
 	it.groups = nil
 }
 
-// dropGroup ends a group that nobody holds. Its items still list it.
+// sweepGroups has the groups drained that nobody holds.
+func (c *Compiler) sweepGroups() {
+	for g := range c.touchedGroups {
+		if _, already := c.draining[g]; already || g.refs > 0 || g.id == 0 {
+			continue
+		}
+		c.draining[g] = struct{}{}
+		if g.made {
+			c.selectors.remove(g.selector, g)
+		}
+		g.made, g.left, g.since = false, g.left[:0], c.since
+		for it, member := range g.items {
+			if member {
+				g.left = append(g.left, it)
+			}
+		}
+	}
+}
+
+// drain goes on with the groups that nobody holds, for about so many elements, and ends those of which nothing is left.
+func (c *Compiler) drain(room int) {
+	left, gone := itemSet{}, false
+	for g := range c.draining {
+		if room -= c.move(g, room); len(g.left) == 0 {
+			c.dropGroup(g)
+			gone = true
+			for it := range g.items {
+				left[it] = struct{}{}
+			}
+		}
+		if room <= 0 {
+			break
+		}
+	}
+	for it := range left { // once, however many of its groups went
+		it.groups = slices.DeleteFunc(it.groups, func(g *group) bool { return g.id == 0 })
+	}
+	if c.crowded && gone && len(c.draining) == 0 {
+		c.weighSoon()
+	}
+}
+
+// dropGroup ends a group that has drained. Its items still list it.
 func (c *Compiler) dropGroup(g *group) {
 	for _, l := range g.lists {
 		c.releaseList(l)
 	}
-	c.selectors.remove(g.selector, g)
+	c.resize(g, -g.selected)
+	delete(c.draining, g)
 	delete(c.groups, g.key)
 	c.ids.remove(&g.handle)
 }

@@ -95,10 +95,11 @@ func peersSize(peers []model.Peer) (n int) {
 		}
 		n += len(p.Nets)
 		for _, e := range p.Except {
-			n += e.Bits()
+			longer := e.Bits()
 			if len(p.Nets) == 1 {
-				n -= p.Nets[0].Bits()
+				longer -= p.Nets[0].Bits()
 			}
+			n += max(longer, 0)
 		}
 	}
 	return n

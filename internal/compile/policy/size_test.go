@@ -67,6 +67,7 @@ func TestTooLarge(t *testing.T) {
 	}{
 		"exceptions":       {from(model.Peer{Nets: nets("::/0"), Except: addresses(10_000)}), 1, true},
 		"a few exceptions": {from(model.Peer{Nets: nets("::/0"), Except: addresses(1000)}), 1, false},
+		"wide exceptions":  {from(model.Peer{Nets: addresses(1), Except: nets("0.0.0.0/0")}), 10_000, true},
 		"networks":         {from(model.Peer{Nets: addresses(60_000)}), 1, false},
 		"rules":            {model.PolicyRule{}, 10_000, true},
 		"many rules":       {model.PolicyRule{}, 8000, false},

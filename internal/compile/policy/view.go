@@ -75,8 +75,11 @@ func (c *Compiler) Issues() []model.Issue {
 			if part != nil && part.lookups > maxSize {
 				add(key.Ref(), "%s", tooManyLookups(part.lookups))
 			}
-			if part != nil && part.tallies != nil {
-				add(key.Ref(), "%s", tooManySelected(c.maxSelected))
+			if part != nil && part.progress == tooMany {
+				add(key.Ref(), "%s", tooManySelected(c.maxSelected.most))
+			}
+			if part != nil && part.progress == tooMuch {
+				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.maxTogether.most))
 			}
 		}
 		for _, set := range p.doubts {

@@ -1,0 +1,264 @@
+package policy
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Parts are filled in slices: their selectors are counted, then the groups made and filled, while nothing refers to them yet.
+// What stood before a policy came or changed stands until its parts are filled. Only a pod that
+// comes, or changes so that other policies select it, does not wait: until then they allow it nothing.
+
+// all is room for whatever there is.
+const all = math.MaxInt
+
+// matchingCost is how many items a selector is held against in the time in which an address is programmed.
+const matchingCost = 16
+
+// progress is how far a part is.
+type progress uint8
+
+const (
+	unbuilt  progress = iota // its rules are not compiled yet
+	counting                 // what its selectors select
+	filling                  // it has groups, to which addresses are added
+	filled
+	tooMany // its selectors select too many addresses
+	tooMuch // with those of others
+)
+
+func (p progress) refused() bool { return p >= tooMany }
+
+// settled reports whether there is nothing more to do for it.
+func (p progress) settled() bool { return p >= filled }
+
+// advance goes on with a part as far as there is room for, which it takes.
+func (c *Compiler) advance(p *part, room int) {
+	began := c.room
+	for !p.progress.settled() && began-c.room < room {
+		c.room -= c.step(p, room-(began-c.room))
+	}
+	p.spent += began - c.room
+}
+
+// step takes one step with a part that is not settled: at the most, one selector is counted, or one group made or filled as far as
+// there is room for. It returns about how many elements a kernel takes in that time.
+func (c *Compiler) step(p *part, room int) (spent int) {
+	switch p.progress {
+	case unbuilt:
+		c.build(p)
+		p.progress = counting
+		if n := len(p.selectors) * c.size; n <= c.maxSelected.most>>5 && c.total+n <= c.maxTogether.most {
+			c.holdGroups(p) // it need not be counted
+		}
+		return p.units
+	case counting:
+		if len(p.tallies) == len(p.selectors) {
+			if c.total+c.beyond(p) > c.maxTogether.most {
+				c.refuse(p, tooMuch)
+				c.weighSoon() // others may have to go for it
+			} else {
+				c.holdGroups(p)
+			}
+			return 1
+		}
+		t, looked := c.holdTally(p.selectors[len(p.tallies)])
+		p.tallies = append(p.tallies, t)
+		if p.sum += t.count; p.sum > c.maxSelected.most && p.selected() > c.maxSelected.most {
+			c.refuse(p, tooMany)
+		}
+		return 1 + looked/matchingCost
+	}
+	if p.ready == len(p.groups) {
+		c.settle(p, filled)
+		c.weighAfter(c.maxSelected.most + 1 - p.selected())
+		if c.weighAfter(c.maxTogether.most + 1 - c.total); c.total > c.maxTogether.most || p.selected() > c.maxSelected.most {
+			c.weighSoon() // more has come since it was counted
+		}
+		return 1
+	}
+	switch g := p.groups[p.ready]; {
+	case !g.made:
+		spent = 1 + c.make(g)/matchingCost
+	case len(g.left) > 0:
+		spent = c.move(g, room)
+	default:
+		p.ready++
+	}
+	return spent
+}
+
+// settle ends the way of a part: its rules change now, and endpoints that waited for it may have it.
+func (c *Compiler) settle(p *part, now progress) {
+	p.progress, p.resolved, c.stale = now, nil, true
+	if p.of.fresh {
+		c.selectedBy(p.of.obj.Subject)
+	}
+	if now == filled {
+		c.releaseTallies(p)
+	}
+}
+
+// refuse takes a part's sets away, and counts what it selects from now on.
+func (c *Compiler) refuse(p *part, why progress) {
+	c.crowded = c.crowded || why == tooMuch
+	if p.progress == why {
+		return
+	}
+	if len(p.tallies) == 0 && len(p.groups) > 0 {
+		for _, g := range p.groups {
+			t, _ := c.holdTally(g.selector)
+			p.tallies = append(p.tallies, t)
+		}
+	}
+	c.releaseSets(p)
+	c.settle(p, why)
+	if why == tooMany {
+		c.weighAfter(p.selected() - c.maxSelected.again)
+	}
+}
+
+// restart takes up a part that was refused.
+func (c *Compiler) restart(p *part) {
+	c.releaseSets(p)
+	c.releaseTallies(p)
+	p.progress, p.spent, p.since = unbuilt, 0, c.since
+	c.queue = append(c.queue, p)
+}
+
+// fill goes on with the parts that wait, for about so many elements. The one that has waited longest gets half of that; otherwise the one
+// that has got least so far comes first, so that no small part waits for large ones.
+func (c *Compiler) fill(room int) {
+	c.queue = slices.DeleteFunc(c.queue, func(p *part) bool {
+		_, there := c.parts[p]
+		return !there || p.progress.settled()
+	})
+	left, share := c.room-min(room, c.room), max(room/2, 1)
+	next := func() int { return 0 } // the queue is in the order in which they came
+	for len(c.queue) > 0 && c.room > left {
+		i := next()
+		p := c.queue[i]
+		if c.advance(p, min(share, c.room-left)); p.progress.settled() {
+			c.queue = slices.Delete(c.queue, i, i+1)
+		}
+		share = max(room/8, 1)
+		next = func() int {
+			least := 0
+			for i, p := range c.queue {
+				if p.spent < c.queue[least].spent {
+					least = i
+				}
+			}
+			return least
+		}
+	}
+}
+
+// standing returns the policies of the list, but those whose parts are not filled yet as the endpoint has them: in the version before, or not
+// at all.
+func (c *Compiler) standing(e *endpoint, list []*policy) []*policy {
+	var waiting []*policy
+	for _, s := range []stage{podIngress, podEgress} {
+		held := s.held(list)
+		for i, p := range held {
+			if p.fresh && !c.prepare(p, s, allowsAfter(held, i, s)) && !slices.Contains(waiting, p) {
+				waiting = append(waiting, p)
+			}
+		}
+	}
+	if len(waiting) == 0 {
+		return list
+	}
+	var stands []*policy
+	for _, p := range list {
+		if !slices.Contains(waiting, p) {
+			stands = append(stands, p)
+		} else if i := slices.IndexFunc(e.policies, func(old *policy) bool { return old.obj.Key == p.obj.Key }); i >= 0 {
+			stands = append(stands, e.policies[i])
+		}
+	}
+	slices.SortFunc(stands, comparePolicies)
+	return stands
+}
+
+// prepare has the part of a policy filled before anyone uses it, and reports whether it is.
+func (c *Compiler) prepare(p *policy, s stage, allowed bool) bool {
+	i := partOf(s, allowed)
+	if !slices.Contains(p.prepared, i) {
+		c.hold(p, s, allowed)
+		p.prepared = append(p.prepared, i)
+	}
+	return p.parts[i].progress.settled()
+}
+
+// introduce ends what was prepared for policies whose parts are filled: those who have to use them by now.
+func (c *Compiler) introduce() {
+	for p := range c.fresh {
+		if !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !o.progress.settled() }) {
+			c.unprepare(p)
+		}
+	}
+}
+
+func (c *Compiler) unprepare(p *policy) {
+	p.fresh = false
+	delete(c.fresh, p)
+	for _, i := range p.prepared {
+		c.release(p, i)
+	}
+	p.prepared = nil
+}
+
+// hurry reports whether a policy may change though its version before is not in force yet. If not, it is taken up when that
+// one is, so that one which changes all the time is followed.
+func (c *Compiler) hurry(key model.PolicyKey, gone bool) bool {
+	old := c.policies[key]
+	if old == nil || !old.fresh || gone || c.whole {
+		delete(c.later, key)
+		return true
+	}
+	c.wait(key)
+	return false
+}
+
+// wait has a policy taken up, in this update or when the version before is in force.
+func (c *Compiler) wait(key model.PolicyKey) {
+	if _, waits := c.later[key]; !waits {
+		c.later[key] = c.since
+	}
+}
+
+// Waiting returns how many policies Step has left for later, and since when the first of them waits. What is being removed counts as one, as
+// do those that were refused and may fit now.
+func (c *Compiler) Waiting() (policies int, since time.Time) {
+	first := true
+	note := func(at time.Time) {
+		if first || at.Before(since) {
+			first, since = false, at
+		}
+	}
+	waiting := map[model.PolicyKey]struct{}{}
+	for _, p := range c.queue {
+		waiting[p.of.obj.Key] = struct{}{}
+		note(p.since)
+	}
+	for key, at := range c.later {
+		waiting[key] = struct{}{}
+		note(at)
+	}
+	for p := range c.fresh {
+		waiting[p.obj.Key] = struct{}{}
+		note(p.since)
+	}
+	policies = len(waiting)
+	for g := range c.draining {
+		note(g.since)
+	}
+	if len(c.draining) > 0 || c.moves >= c.due {
+		policies++
+	}
+	return policies, since
+}
