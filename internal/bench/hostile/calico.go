@@ -47,6 +47,10 @@ func (d *dice) calicoSpec(global bool) object {
 	if !global {
 		put(d, spec, "selector", d.calicoSelector)
 	}
+	if d.IntN(3) == 0 {
+		d.wideCalico(spec)
+		return spec
+	}
 	put(d, spec, "serviceAccountSelector", d.calicoSelector)
 	put(d, spec, "types", func() []string { return one(d, []string{"Ingress"}, []string{"Egress"}, []string{"Ingress", "Egress"}) })
 	for _, side := range []string{"ingress", "egress"} {

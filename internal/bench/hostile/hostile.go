@@ -26,6 +26,8 @@ const least = 300
 type Objects struct {
 	Seed uint64
 	Most int // bytes of an object, 10,000 at the least and MaxBytes at the most
+	// Addresses are how many a selector of everything selects: what a policy's selectors may select in all is an extreme as well.
+	Addresses int
 }
 
 // kinds are drawn with the weights of how often they are here.
@@ -46,7 +48,7 @@ func (o Objects) Draw(number, version int) []cluster.File {
 	for room := int(least * math.Pow(float64(most)/least, size)); ; room /= 2 {
 		d := &dice{
 			Rand: rand.New(rand.NewPCG(o.Seed+uint64(version)<<32+1, uint64(number))), number: number, room: room,
-			self: rand.New(rand.NewPCG(o.Seed, uint64(number))),
+			self: rand.New(rand.NewPCG(o.Seed, uint64(number))), edge: Edge(o.Addresses),
 		}
 		var files []cluster.File
 		fit := true
@@ -72,13 +74,18 @@ func file(name string, o object) cluster.File {
 // Pods are how many pods of tenants are on the node.
 const Pods = 4
 
-// Ground is what hostile objects are about: the tenants' namespaces, tiers, and pods, of which the ones on the
+// Ground is what hostile objects are about: the tenants' namespaces and those of others, tiers, and pods, of which the ones on the
 // node have the given addresses.
 func Ground(addrs [Pods]netip.Addr) []cluster.File {
 	var all []object
 	for i := range tenants {
 		all = append(all, object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{
 			"name": tenant(i), "labels": object{"team": "hostile", "kubernetes.io/metadata.name": tenant(i)},
+		}})
+	}
+	for i := range others {
+		all = append(all, object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{
+			"name": other(i), "labels": object{"team": word(i), "kubernetes.io/metadata.name": other(i)},
 		}})
 	}
 	for i := range tiers {
@@ -115,6 +122,7 @@ type dice struct {
 	number int
 	room   int        // bytes that lists may still take, roughly
 	self   *rand.Rand // of what all versions have alike
+	edge   int        // see Edge
 }
 
 // one draws from a list.

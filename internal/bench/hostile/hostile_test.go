@@ -3,14 +3,17 @@ package hostile
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )
@@ -33,14 +36,10 @@ func TestDrawnAlike(t *testing.T) {
 
 // TestLegal has objects read as users' are: nothing is found in them that an API server would refuse.
 func TestLegal(t *testing.T) {
-	var addrs [Pods]netip.Addr
-	for i := range addrs {
-		addrs[i] = cluster.PodAddr(i, Pods)
-	}
 	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 50}} {
 		dir := t.TempDir()
-		o, largest := Objects{Seed: 1, Most: tc.most}, 0
-		files := Ground(addrs)
+		o, largest := Objects{Seed: 1, Most: tc.most, Addresses: 10_000}, 0
+		files := Ground(addresses())
 		for n := range tc.count {
 			files = append(files, o.Draw(n, n%3)...)
 		}
@@ -49,6 +48,10 @@ func TestLegal(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, f.Name), f.JSON, 0o600); err != nil {
 				t.Fatal(err)
 			}
+		}
+		crowd := Crowd(1).Change(0)
+		if err := os.WriteFile(filepath.Join(dir, crowd.Name), crowd.JSON, 0o600); err != nil {
+			t.Fatal(err)
 		}
 		s := manifest.New(dir, store.New(), slog.New(slog.DiscardHandler))
 		ctx, stop := context.WithCancel(t.Context())
@@ -102,5 +105,132 @@ func TestShrunk(t *testing.T) {
 	}
 	if asked > 100 {
 		t.Errorf("asked %d times", asked)
+	}
+}
+
+// reader reads files as an agent does, and makes policy of them.
+type reader struct {
+	*testing.T
+	dir      string
+	source   *manifest.Source
+	store    *store.Store
+	compiler *policy.Compiler
+}
+
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	r := &reader{T: t, dir: t.TempDir(), store: store.New(), compiler: policy.New(policy.Config{Node: cluster.Node})}
+	r.source = manifest.New(r.dir, r.store, slog.New(slog.DiscardHandler))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.source.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *reader) write(files ...cluster.File) {
+	r.Helper()
+	for _, f := range files {
+		if err := os.WriteFile(filepath.Join(r.dir, f.Name), f.JSON, 0o600); err != nil {
+			r.Fatal(err)
+		}
+	}
+}
+
+func (r *reader) update() {
+	r.Helper()
+	if err := r.source.Flush(r.Context()); err != nil {
+		r.Fatal(err)
+	}
+	dirty := r.store.Take()
+	r.store.Read(func(v *store.View) { r.compiler.Update(v, dirty, nil) })
+}
+
+// TestDrawnPoliciesSelect: many policies apply to a pod of the node, and many of those select as much as a policy may, about; what
+// is said of how many selectors they have is true.
+func TestDrawnPoliciesSelect(t *testing.T) {
+	const crowd = Crowd(1_000)
+	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
+	r := newReader(t)
+	r.write(Ground(addresses())...)
+	for i := range crowd.Files() {
+		r.write(crowd.File(i, 0))
+	}
+	r.update()
+	drawn, applied, large, much, refused := 0, 0, 0, 0, 0
+	for n := range 120 {
+		files := o.Draw(n, 0)
+		r.write(files...)
+		r.update()
+		views, issues, selected := r.compiler.Views(), fmt.Sprint(r.compiler.Issues()), 0
+		for _, g := range r.compiler.Policy().Groups {
+			selected += len(g)
+		}
+		if len(views) > 0 {
+			in, out := Selectors(files[0])
+			if most := (in + out) * (o.Addresses + 100); selected > most {
+				t.Errorf("object %d selects %d addresses, and is said to select %d at most", n, selected, most)
+			}
+			drawn++
+			if views[0].Pods > 0 {
+				applied++
+			}
+			if many := strings.Contains(issues, "addresses in one direction"); many || selected > MostSelected/10 {
+				large++
+				if selected > MostSelected/2 {
+					much++
+				}
+				if many {
+					refused++
+				}
+			}
+		}
+		for _, f := range files {
+			if err := os.Remove(filepath.Join(r.dir, f.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.update()
+	}
+	t.Logf("of %d policies %d apply to a pod of the node, %d select more than a tenth of what they may (%d more than half), %d too much", drawn, applied, large, much, refused)
+	if applied < drawn/2 || large < drawn/20 || refused == 0 {
+		t.Error("too few do")
+	}
+}
+
+func addresses() (addrs [Pods]netip.Addr) {
+	for i := range addrs {
+		addrs[i] = cluster.PodAddr(i, Pods)
+	}
+	return addrs
+}
+
+// TestCrowd: the crowd is about as large as it is to be, and some dozens of its pods differ between versions of a file.
+func TestCrowd(t *testing.T) {
+	for _, c := range []Crowd{1, 500, 10_000} {
+		pods, most := 0, 0
+		for i := range c.Files() {
+			pods += len(c.pods(i, 0))
+			most = max(most, len(c.File(i, 0).JSON))
+		}
+		t.Logf("%d pods for %d, %d addresses, files of %d bytes", pods, c, c.Addresses(), most)
+		if pods < int(c)*9/10 || pods > max(2*inFile, int(c)*11/10) {
+			t.Errorf("%d pods for %d", pods, c)
+		}
+	}
+	var was, now []string
+	for _, p := range Crowd(100).pods(0, 0) {
+		was = append(was, fmt.Sprint(p))
+	}
+	for _, p := range Crowd(100).pods(0, 1) {
+		now = append(now, fmt.Sprint(p))
+	}
+	if stay := len(was) - len(slices.DeleteFunc(was, func(p string) bool { return slices.Contains(now, p) })); stay < 20 || stay > 80 {
+		t.Errorf("%d of %d pods stay as they were", stay, len(now))
 	}
 }

@@ -5,13 +5,19 @@ import (
 	"net/netip"
 )
 
+// sides are the fields of a policy and of its rules.
+var sides = [][2]string{{"ingress", "from"}, {"egress", "to"}}
+
 // networkPolicy is one of a tenant's.
 func (d *dice) networkPolicy() []object {
+	if d.IntN(3) == 0 {
+		return []object{networkPolicy(d.namespaced(253), d.wideNetworkPolicy())}
+	}
 	spec := object{"podSelector": d.podSelector()}
 	put(d, spec, "policyTypes", func() []string {
 		return one(d, []string{"Ingress"}, []string{"Egress"}, []string{"Ingress", "Egress"})
 	})
-	for _, side := range [][2]string{{"ingress", "from"}, {"egress", "to"}} {
+	for _, side := range sides {
 		put(d, spec, side[0], func() []object {
 			return list(d, 0, 5_000, 200, func(int) object {
 				r := object{}
@@ -21,7 +27,11 @@ func (d *dice) networkPolicy() []object {
 			})
 		})
 	}
-	return []object{{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": d.namespaced(253), "spec": spec}}
+	return []object{networkPolicy(d.namespaced(253), spec)}
+}
+
+func networkPolicy(meta, spec object) object {
+	return object{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 }
 
 // podSelector selects all of a tenant's pods as often as not.
@@ -97,11 +107,16 @@ func (d *dice) clusterPolicy() []object {
 		subject = object{"pods": object{"namespaceSelector": hostile, "podSelector": d.podSelector()}}
 	}
 	spec := object{"tier": one(d, "Admin", "Baseline"), "priority": one(d, 0, 1000, d.IntN(1001), 500), "subject": subject}
-	for _, side := range [][2]string{{"ingress", "from"}, {"egress", "to"}} {
+	wide := d.IntN(3) == 0
+	for _, side := range sides {
 		put(d, spec, side[0], func() []object {
-			return list(d, 0, 25, 200, func(int) object {
+			return list(d, 0, 25, 200, func(i int) object {
 				r := object{"action": one(d, "Accept", "Deny", "Pass")}
 				networks := side[1] == "to" && d.IntN(2) == 0
+				if wide {
+					r[side[1]] = []object{d.wideClusterPeer(i)}
+					return r
+				}
 				r[side[1]] = list(d, 1, 25, 120, func(int) object { return d.clusterPeer(networks) })
 				put(d, r, "name", func() string { return fmt.Sprintf("%0100d", d.number) })
 				put(d, r, "protocols", func() []object {

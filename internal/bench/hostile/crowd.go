@@ -1,0 +1,94 @@
+package hostile
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+)
+
+// Crowd is how many pods, about, are on other nodes: of tenants, of bystanders and of others. What policies
+// cost that select most of a cluster goes by them. They are in files of some hundred each.
+type Crowd int
+
+const (
+	inFile   = 100 // pods, about
+	seats    = inFile * 5 / 4
+	families = 8 // every so many has an address of the other family, too
+	others   = 20
+)
+
+// bystanders is the namespace of those who are to notice nothing.
+var bystanders = cluster.ServiceName(0).Namespace
+
+// other is a namespace of pods that have nothing to do with either.
+func other(i int) string { return fmt.Sprint("other-", i) }
+
+// Files are how many there are.
+func (c Crowd) Files() int { return (int(c) + inFile - 1) / inFile }
+
+// File is a version of one of them. Between any two, some dozens of pods come, go or have other labels.
+func (c Crowd) File(number, version int) cluster.File {
+	return file(fmt.Sprintf("crowd-%04d.json", number), object{"apiVersion": "v1", "kind": "List", "items": c.pods(number, version)})
+}
+
+// Change is the file that changes with a step of a trial, as it is then.
+func (c Crowd) Change(step int) cluster.File { return c.File(step%c.Files(), 1+step) }
+
+// Addresses are how many addresses the pods have, before any comes or goes.
+func (c Crowd) Addresses() (n int) {
+	for i := range c.Files() {
+		for _, p := range c.pods(i, 0) {
+			n += len(p["status"].(object)["podIPs"].([]object))
+		}
+	}
+	return n
+}
+
+func (c Crowd) pods(number, version int) (all []object) {
+	draw := rand.New(rand.NewPCG(uint64(number), uint64(version)))
+	for seat := range seats {
+		there, changed := draw.IntN(5) > 0, draw.IntN(4) == 0
+		if !there {
+			continue
+		}
+		i := number*seats + seat
+		namespace, labels := crowdLabels(i)
+		if changed {
+			labels["version"] = fmt.Sprint("v", version)
+		}
+		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		p := podObject(namespace, fmt.Sprint("crowd-", i), "elsewhere", labels, addr.String())
+		if i%families == 0 {
+			six := netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x69, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
+			p["status"].(object)["podIPs"] = []object{{"ip": addr.String()}, {"ip": six.String()}}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// crowdLabels are those that a deployment's pods have, a stateful set's, or a job's; or none. A third are tenants'.
+func crowdLabels(i int) (namespace string, labels object) {
+	switch i % 9 {
+	case 0, 1, 2:
+		namespace = tenant(i % tenants)
+	case 3:
+		namespace = bystanders
+	default:
+		namespace = other(i / 9 % others)
+	}
+	app := i / 9 / 20 // of twenty pods or so
+	switch i % 10 {
+	case 0:
+		labels = object{"app": word(app), "statefulset.kubernetes.io/pod-name": fmt.Sprintf("db-%d", i), "apps.kubernetes.io/pod-index": fmt.Sprint(i % 20)}
+	case 1:
+		labels = object{"batch.kubernetes.io/job-name": fmt.Sprintf("job-%d", i), "batch.kubernetes.io/controller-uid": fmt.Sprintf("%032x", i)}
+	case 2:
+		labels = object{}
+	default:
+		labels = object{"app": word(app), "role": word(i), "version": fmt.Sprint("v", app%3), "pod-template-hash": fmt.Sprintf("%010x", app*2654435761)}
+	}
+	return namespace, labels
+}
