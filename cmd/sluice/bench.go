@@ -38,6 +38,8 @@ func newBenchCommand() *cobra.Command {
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
 	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: as the scale says")
 	fl.IntVar(&o.Objects, "objects", 0, "how many objects the experiment hostile draws; 0: as the scale says")
+	fl.IntVar(&o.From, "from", 0, "the number of the first of them: a long run may be cut in parts (one that is interrupted says how to go on)")
+	fl.IntVar(&o.Pods, "pods", 0, "how many pods, about, are on other nodes beside them; 0: as the scale says")
 	fl.Uint64Var(&o.Seed, "seed", 1, "what they are drawn from")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd

@@ -40,7 +40,9 @@ type Options struct {
 	Rounds      int           // how often each case is measured; 0: as many as the scale says
 	SoakFor     time.Duration // of the experiment soak; 0: as long as the scale says
 	Objects     int           // of the experiment hostile; 0: as many as the scale says
-	Seed        uint64        // of those
+	From        int           // number of the first of those
+	Pods        int           // about as many are on other nodes beside them; 0: as the scale says
+	Seed        uint64        // of those objects
 	Out         string        // folder for results; made if absent
 	Progress    io.Writer     // a line for each step
 	Binary      string        // the sluice program whose agent is measured
@@ -72,6 +74,7 @@ type run struct {
 	prefix string // of the names of its namespaces
 	lanes  int    // made so far
 	stands stands // shared by all experiments
+	cut    bool   // it was stopped before its end, and what it has by then counts
 }
 
 // progress prints what happens now.
@@ -172,7 +175,7 @@ func runOne(ctx context.Context, o Options, e Experiment, number int, shared sta
 	if err := e.run(ctx, r); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); err != nil && !r.cut {
 		return fmt.Errorf("stopped before the end, nothing kept: %w", err)
 	}
 	r.Seconds = time.Since(began).Round(time.Millisecond).Seconds()

@@ -26,7 +26,7 @@ var hostileObjects = Experiment{
 	Title: "Legal objects at their extremes",
 	How: "A real agent on a node with pods reads a folder into which batches of hostile objects of tenants are put: all kinds that it reads, each field at its extremes, drawn from a seed. Half of them stay for some time and are changed into others; " +
 		"now and then the agent is killed and started among them, and in the end of each series all go. Meanwhile bystanders connect to a service that nothing happens to (a hundred times a second), " +
-		"change the endpoint of another one and wait until packets follow, try what policy forbids, and ask the agent whether it is well. After each series, `sluice plan` of a fresh process must find nothing to do. " +
+		"change the endpoint of another one and wait until packets follow, try what policy forbids, and ask the agent whether it is well. 10,000 pods are on other nodes, some dozens of which change with each batch. After each series, `sluice plan` of a fresh process must find nothing to do. " +
 		"What fails is made smaller, on testbeds of its own, until it is the least that still does, and told with its seed.",
 	run:   runHostile,
 	paint: paintHostile,
@@ -34,6 +34,7 @@ var hostileObjects = Experiment{
 
 const (
 	takenObjects  = "objects taken"
+	takenVersions = "versions of objects taken"
 	slowestChange = "slowest change of a bystander's service"
 	triedShut     = "connections tried that policy forbids"
 )
@@ -46,7 +47,7 @@ const (
 
 func runHostile(ctx context.Context, r *run) (err error) {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
-	t := &hostileTrial{run: r, objects: hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes}, count: r.Objects, found: map[string]int{}, kinds: map[string]int{}, faulty: map[string]int{}}
+	t := &hostileTrial{run: r, objects: r.hostileObjects(), count: r.Objects, found: map[string]int{}, kinds: map[string]int{}, faulty: map[string]int{}}
 	if !r.full() {
 		t.objects.Most = 50_000
 	}
@@ -57,14 +58,35 @@ func runHostile(ctx context.Context, r *run) (err error) {
 		}
 	}
 	defer func() { err = errors.Join(err, t.closeBed()) }()
-	for number := 0; number < t.count; number += hostileBatch * hostileSeries {
-		if err := t.series(ctx, number); err != nil {
+	for done := 0; done < t.count; done += hostileBatch * hostileSeries {
+		err := t.series(ctx, r.From+done, r.From+t.count)
+		if ctx.Err() != nil { // what came of those before it counts
+			r.cut = true
+			t.note("Stopped after %d of %d objects; go on with --from %d.", t.taken, t.count, r.From+done)
+			break
+		}
+		if err != nil {
 			return err
 		}
-		t.progress("%d of %d objects: slowest change %s, most memory %d MB, kinds of trouble: %d", number+hostileBatch*hostileSeries, t.count, t.slowest.Round(time.Millisecond), t.heaviest>>20, len(t.found))
+		t.progress("%d of %d objects: slowest change %s, most memory %d MB, kinds of trouble: %d", min(done+hostileBatch*hostileSeries, t.count), t.count, t.slowest.Round(time.Millisecond), t.heaviest>>20, len(t.found))
 	}
 	t.judge()
 	return nil
+}
+
+// crowd is how many pods are on other nodes.
+func (r *run) crowd() hostile.Crowd {
+	switch {
+	case r.Pods > 0:
+		return hostile.Crowd(r.Pods)
+	case r.full():
+		return 10_000
+	}
+	return 500
+}
+
+func (r *run) hostileObjects() hostile.Objects {
+	return hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes, Addresses: r.crowd().Addresses()}
 }
 
 // hostileTrial goes through the objects of a seed.
@@ -77,6 +99,7 @@ type hostileTrial struct {
 	found    map[string]int // by trouble.key, how often it came
 	kinds    map[string]int // by its kind
 	taken    int            // objects
+	versions int            // of them, those that they become included
 	slowest  time.Duration
 	heaviest int // bytes
 	served   int
@@ -92,8 +115,8 @@ func (t *hostileTrial) closeBed() error {
 	return t.bed.Close()
 }
 
-// series puts some batches of objects on a testbed and takes all away. The first trouble ends it, and is hunted down.
-func (t *hostileTrial) series(ctx context.Context, first int) (err error) {
+// series puts some batches of objects, those before end, on a testbed and takes all away. The first trouble ends it, and is hunted down.
+func (t *hostileTrial) series(ctx context.Context, first, end int) (err error) {
 	if t.bed == nil {
 		if t.bed, err = t.newTestbed(ctx); err != nil {
 			return err
@@ -104,17 +127,20 @@ func (t *hostileTrial) series(ctx context.Context, first int) (err error) {
 	for batch := range hostileSeries {
 		from := first + batch*hostileBatch
 		var files []cluster.File
-		for n := from; n < min(from+hostileBatch, t.count); n++ {
+		versions := 0
+		for n := from; n < min(from+hostileBatch, end); n++ {
 			files = append(files, t.objects.Draw(n, 0)...)
+			versions++
 		}
-		for n := first; n < from; n++ { // half of what is there becomes something else
+		for n := first; n < min(from, end); n++ { // half of what is there becomes something else
 			if draw.IntN(2) == 0 {
 				files = append(files, t.objects.Draw(n, batch)...)
+				versions++
 			}
 		}
 		history = append(history, files...)
 		all, err := t.step(ctx, func() ([]trouble, error) {
-			if err := t.bed.add(files); err != nil || batch != hostileSeries/2 {
+			if err := errors.Join(t.bed.add(files), t.bed.write(t.crowd().Change(from/hostileBatch))); err != nil || batch != hostileSeries/2 {
 				return nil, err
 			}
 			return t.bed.restart(ctx), nil
@@ -122,10 +148,10 @@ func (t *hostileTrial) series(ctx context.Context, first int) (err error) {
 		if err != nil {
 			return err
 		}
+		t.taken, t.versions = t.taken+max(0, min(hostileBatch, end-from)), t.versions+versions
 		if len(all) > 0 {
 			return t.hunt(ctx, all, history)
 		}
-		t.taken += min(hostileBatch, t.count-from)
 	}
 	all, err := t.step(ctx, func() ([]trouble, error) {
 		return nil, t.bed.removeAll()
@@ -156,7 +182,7 @@ func (t *hostileTrial) step(ctx context.Context, do func() ([]trouble, error)) (
 
 // hunt looks for the least that makes the same trouble, once for each.
 func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluster.File) error {
-	if err := t.closeBed(); err != nil {
+	if err := errors.Join(ctx.Err(), t.closeBed()); err != nil { // what seems wrong of one that is stopped is not
 		return err
 	}
 	for _, one := range all {
@@ -190,6 +216,9 @@ func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluste
 		}
 		told = "the least that does it"
 	}
+	if ctx.Err() != nil {
+		told = "what was there; nobody has looked for less"
+	}
 	file := fmt.Sprintf("hostile-trouble-%d.json", len(t.found))
 	t.note("Seed %d: %s (%.500s); %s is in %s, %d files of %d bytes: %.1500s", t.objects.Seed, worst.kind, worst.what, told, file, len(files), bytesOf(files), files[0].JSON)
 	return os.WriteFile(filepath.Join(t.Out, file), listOf(files), 0o644)
@@ -211,7 +240,7 @@ func (t *hostileTrial) again(ctx context.Context, files []cluster.File, one trou
 	if b.add(files) != nil {
 		return false
 	}
-	if same(b.settle(ctx).trouble) || same(b.restart(ctx)) || same(b.settle(ctx).trouble) {
+	if same(b.settle(ctx).trouble) || b.write(t.crowd().Change(0)) == nil && same(b.settle(ctx).trouble) || same(b.restart(ctx)) || same(b.settle(ctx).trouble) {
 		return true
 	}
 	return b.removeAll() == nil && (same(b.settle(ctx).trouble) || same(b.leftOver(ctx)))
@@ -242,14 +271,14 @@ func (t *hostileTrial) judge() {
 		metric, unit string
 		n            float64
 	}{
-		{takenObjects, "", float64(t.taken)}, {slowestChange, "ms", float64(t.slowest.Milliseconds())},
+		{takenObjects, "", float64(t.taken)}, {takenVersions, "", float64(t.versions)}, {slowestChange, "ms", float64(t.slowest.Milliseconds())},
 		{resident, "MB", float64(t.heaviest) / 1e6}, {answered, "", float64(t.served)}, {triedShut, "", float64(t.tried)},
 	} {
 		t.add(Measurement{Dataplane: peer.Sluice{}.Name(), Metric: m.metric, Unit: m.unit}, m.n)
 	}
 	for _, kind := range troubleKinds {
 		n := t.kinds[kind]
-		t.goal(fmt.Sprintf("%s hostile objects: %s", chart.Number(float64(t.count)), kind), "never", fmt.Sprintf("%d times", n), n == 0)
+		t.goal(fmt.Sprintf("%s hostile objects: %s", chart.Number(float64(t.taken)), kind), "never", fmt.Sprintf("%d times", n), n == 0)
 	}
 	reasons := slices.SortedFunc(maps.Keys(t.faulty), func(a, b string) int { return cmp.Or(t.faulty[b]-t.faulty[a], strings.Compare(a, b)) })
 	for i, why := range reasons {

@@ -28,19 +28,41 @@ type testbed struct {
 	changing chan struct{} // holds something while a change of the bystanders' is under way
 
 	agent   *process
-	present map[string]int // hostile files, with their sizes
-	bytes   int            // of those
-	most    int            // of bytes, since the agent was started
+	present map[string]hunger // hostile files
+	hunger                    // of those
+	most    int               // of their bound, since the agent was started
+	each    int               // addresses that a selector selects at the most
 	end     func()
+}
+
+// hunger is what memory goes by.
+type hunger struct {
+	bytes    int // of objects
+	selected int // addresses, by selectors of policies, at the most
+}
+
+// bound is how much the agent may have where so many pods are on other nodes.
+func (h hunger) bound(crowd hostile.Crowd) int {
+	return mostBase + mostPerPod*int(crowd) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected)
+}
+
+// hungerOf is that of an object where a selector selects so many addresses at the most.
+func hungerOf(f cluster.File, addresses int) hunger {
+	in, out := hostile.Selectors(f)
+	return hunger{len(f.JSON), min(in*addresses, hostile.MostSelected) + min(out*addresses, hostile.MostSelected)}
 }
 
 // podsOfBystanders are the client and the backend.
 const podsOfBystanders = 2
 
+// others are the addresses beside those of the crowd, about.
+const others = 200
+
 // newGround makes a testbed with all that is there before anything hostile comes, but without an agent.
 func (r *run) newGround() (_ *testbed, err error) {
 	const pods = podsOfBystanders + hostile.Pods
-	b := &testbed{run: r, backend: cluster.PodAddr(1, pods), present: map[string]int{}, changing: make(chan struct{}, 1), end: func() {}}
+	b := &testbed{run: r, backend: cluster.PodAddr(1, pods), present: map[string]hunger{}, changing: make(chan struct{}, 1), end: func() {}}
+	b.most, b.each = b.bound(r.crowd()), r.crowd().Addresses()+others
 	b.reasons = map[string]int{}
 	defer func() {
 		if err != nil {
@@ -53,11 +75,18 @@ func (r *run) newGround() (_ *testbed, err error) {
 	if b.site, err = r.newSite(b.Node); err != nil {
 		return nil, err
 	}
+	if g, err := newMemoryGroup(fmt.Sprintf("%s-%d", r.prefix, r.lanes)); err == nil { // it is asked only where kernel memory counts
+		b.group = g
+	}
 	var addrs [hostile.Pods]netip.Addr
 	for i := range addrs {
 		addrs[i] = cluster.PodAddr(podsOfBystanders+i, pods)
 	}
-	for _, f := range append(hostile.Ground(addrs), b.bystanders(cluster.PodAddr(0, pods))...) {
+	files := append(hostile.Ground(addrs), b.bystanders(cluster.PodAddr(0, pods))...)
+	for i := range r.crowd().Files() {
+		files = append(files, r.crowd().File(i, 0))
+	}
+	for _, f := range files {
 		if err := b.write(f); err != nil {
 			return nil, err
 		}
@@ -112,6 +141,9 @@ func (b *testbed) Close() error {
 	}
 	var errs []error
 	if b.site != nil {
+		if b.group != nil {
+			errs = append(errs, b.group.Close())
+		}
 		errs = append(errs, b.site.Close())
 	}
 	if b.Lane != nil {
@@ -162,9 +194,10 @@ func (b *testbed) add(files []cluster.File) error {
 		if err := b.write(f); err != nil {
 			return err
 		}
-		b.bytes += len(f.JSON) - b.present[f.Name]
-		b.present[f.Name] = len(f.JSON)
-		b.most = max(b.most, b.bytes)
+		now, was := hungerOf(f, b.each), b.present[f.Name]
+		b.bytes, b.selected = b.bytes+now.bytes-was.bytes, b.selected+now.selected-was.selected
+		b.present[f.Name] = now
+		b.most = max(b.most, b.bound(b.crowd()))
 	}
 	return nil
 }
@@ -176,7 +209,7 @@ func (b *testbed) removeAll() error {
 			return err
 		}
 	}
-	b.present, b.bytes = map[string]int{}, 0
+	b.present, b.hunger = map[string]hunger{}, hunger{}
 	return nil
 }
 
@@ -236,10 +269,13 @@ func (t trouble) key() string {
 
 // The limits.
 const (
-	mostDelay   = time.Second     // from a bystander's change to packets that follow
-	mostTaking  = 2 * time.Minute // until objects are in the kernel
-	mostBase    = 150 << 20       // memory without objects of tenants …
-	mostPerByte = 60              // … and for each byte of theirs
+	mostDelay      = time.Second     // from a bystander's change to packets that follow
+	mostTaking     = 2 * time.Minute // until objects are in the kernel
+	mostBase       = 150 << 20       // memory without objects of tenants …
+	mostPerPod     = 4 << 10         // … for each pod of other nodes …
+	mostPerByte    = 60              // … for each byte of tenants' objects …
+	mostPerAddress = 400             // … and for each address that their policies' selectors select, of as many …
+	mostSelected   = 1 << 22         // … as all together may select, see docs/limits.md
 )
 
 // seen is what was seen while objects were taken.
@@ -285,7 +321,7 @@ func (b *testbed) settle(ctx context.Context) (s seen) {
 	}
 	var err error
 	s.heaviest, err = peakMemory(b.agent.pid())
-	add(err == nil && s.heaviest > mostBase+mostPerByte*b.most, troubleMemory, "%d MB, with objects of %d bytes", s.heaviest>>20, b.most)
+	add(err == nil && s.heaviest > b.most, troubleMemory, "%d MB, of %d MB that they may take; now there are objects of %d bytes that select %d addresses at most", s.heaviest>>20, b.most>>20, b.bytes, b.selected)
 	add(s.sick != "", troubleSick, "%s", s.sick)
 	return s
 }
@@ -317,7 +353,7 @@ func (b *testbed) leftOver(ctx context.Context) (all []trouble) {
 func (b *testbed) restart(ctx context.Context) []trouble {
 	b.there(0)
 	b.agent.kill()
-	b.most = b.bytes
+	b.most = b.bound(b.crowd())
 	var err error
 	if b.agent, err = b.start(); err == nil {
 		_, err = b.agent.ready(ctx, mostTaking)

@@ -11,7 +11,6 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/hostile"
 	"sluice.dev/sluice/internal/bench/peer"
 )
 
@@ -20,7 +19,8 @@ var hostileMemory = Experiment{
 	Title: "What memory legal objects at their extremes take",
 	How: "Large hostile objects (100 kB to 1.5 MB) each meet an agent of their own, which reads and programs them beside the tenants' pods. What counts is the most that it ever had resident (VmHWM) " +
 		"beyond that of an agent without the object, by the bytes of the object in JSON. An agent that takes more than 4 GB, or more than a minute, is stopped. " +
-		fmt.Sprintf("The bound is %d MB for what else there is, and %d bytes for each byte of tenants' objects.", mostBase>>20, mostPerByte),
+		fmt.Sprintf("The bound is %d MB for what else there is, %d kB for each pod of other nodes, %d bytes for each byte of tenants' objects, and %d for each address that selectors of policies select, of which there may be %d. ", mostBase>>20, mostPerPod>>10, mostPerByte, mostPerAddress, mostSelected) +
+		"Then policies that each select as much as one may come together, in one namespace and in several, to an agent that runs, beside bystanders; pods change under them, and the agent is killed and started.",
 	run:   runHostileMemory,
 	paint: paintHostile,
 }
@@ -33,12 +33,13 @@ const (
 
 // appetite is what an object made an agent take.
 type appetite struct {
-	kind          string
-	number, bytes int
-	resident      int     // bytes, the most
-	factor        float64 // of what it took beyond an agent without the object, and bytes
-	took          time.Duration
-	cut           bool // it was stopped
+	kind   string
+	number int
+	hunger
+	resident int     // bytes, the most
+	factor   float64 // of what it took beyond an agent without the object, and bytes
+	took     time.Duration
+	cut      bool // it was stopped
 }
 
 func runHostileMemory(ctx context.Context, r *run) (err error) {
@@ -59,9 +60,9 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 	if err != nil {
 		return err
 	}
-	objects := hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes}
+	objects := r.hostileObjects()
 	var all []appetite
-	for number := 0; len(all) < count; number++ {
+	for number := r.From; len(all) < count; number++ {
 		files := objects.Draw(number, 0)
 		if bytesOf(files) < largeObject {
 			continue
@@ -73,7 +74,7 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 		if err != nil {
 			return fmt.Errorf("object %d of seed %d: %w", number, r.Seed, err)
 		}
-		a := appetite{kindOf(files[0]), number, bytesOf(files), bytes, float64(max(0, bytes-alone)) / float64(bytesOf(files)), took, cut}
+		a := appetite{kindOf(files[0]), number, b.hunger, bytes, float64(max(0, bytes-alone)) / float64(bytesOf(files)), took, cut}
 		all = append(all, a)
 		r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Variant: a.kind, Metric: perByte, Unit: "bytes"}, a.factor)
 		r.progress("%s", a)
@@ -84,7 +85,7 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 	slices.SortFunc(all, func(x, y appetite) int { return int(y.factor) - int(x.factor) })
 	over := 0
 	for _, a := range all {
-		if a.cut || a.resident > mostBase+mostPerByte*a.bytes {
+		if a.cut || a.resident > a.bound(r.crowd()) {
 			over++
 		}
 	}
@@ -93,7 +94,8 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 	for _, a := range all[:min(10, len(all))] {
 		r.note("Seed %d: %s.", r.Seed, a)
 	}
-	return nil
+	r.note("An agent with %s pods on other nodes and nothing hostile has %d MB.", chart.Number(float64(r.crowd())), alone>>20)
+	return r.allTogether(ctx)
 }
 
 func (a appetite) String() string {

@@ -187,7 +187,7 @@ func (b *testbed) change(ctx context.Context) {
 		b.changes++
 		b.mu.Unlock()
 		<-b.changing
-		_ = wait(ctx, 100*time.Millisecond)
+		_ = wait(ctx, 20*time.Millisecond)
 	}
 }
 
