@@ -62,7 +62,7 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 	}
 	objects := r.hostileObjects()
 	var all []appetite
-	for number := r.From; len(all) < count; number++ {
+	for number := r.From; len(all) < count && ctx.Err() == nil; number++ {
 		files := objects.Draw(number, 0)
 		if bytesOf(files) < largeObject {
 			continue
@@ -71,6 +71,9 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 			return err
 		}
 		bytes, took, cut, err := b.appetite(ctx)
+		if ctx.Err() != nil {
+			break
+		}
 		if err != nil {
 			return fmt.Errorf("object %d of seed %d: %w", number, r.Seed, err)
 		}
@@ -82,6 +85,9 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 			return err
 		}
 	}
+	if len(all) == 0 {
+		return ctx.Err()
+	}
 	slices.SortFunc(all, func(x, y appetite) int { return int(y.factor) - int(x.factor) })
 	over := 0
 	for _, a := range all {
@@ -89,13 +95,18 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 			over++
 		}
 	}
-	r.goal(fmt.Sprintf("objects of %d large ones that drive an agent's memory over its bound", count), "none",
+	r.goal(fmt.Sprintf("objects of %d large ones that drive an agent's memory over its bound", len(all)), "none",
 		fmt.Sprintf("%d; the worst takes %s bytes for each of its own", over, chart.Number(all[0].factor)), over == 0)
 	for _, a := range all[:min(10, len(all))] {
 		r.note("Seed %d: %s.", r.Seed, a)
 	}
 	r.note("An agent with %s pods on other nodes and nothing hostile has %d MB.", chart.Number(float64(r.crowd())), alone>>20)
-	return r.allTogether(ctx)
+	if err := r.allTogether(ctx); ctx.Err() == nil {
+		return err
+	}
+	r.cut = true
+	r.note("Stopped before the end.")
+	return nil
 }
 
 func (a appetite) String() string {

@@ -19,7 +19,7 @@ var soak = Experiment{
 	Name:  "soak",
 	Title: "Churn and faults for ten minutes",
 	How: "An agent follows a real API server with 1,000 services of ten endpoints, 50 of which change each second: endpoints come, go and end, up to twenty and down to none, slices and services are deleted and made anew. " +
-		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that nobody can go on from where he was, the agent is killed, it is stopped for seconds so that all events come late, and hostile services come and go. " +
+		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that nobody can go on from where he was, the agent is killed, it is stopped for seconds so that all events come late, and hostile services and policies come and go, beside 500 pods some of which do, too. " +
 		"500 requests a second, a connection each, go to services that nothing happens to. In the end, the agent is asked what it would change; another one programs an empty node from the same API; and the tables of both nodes are compared.",
 	run:   runSoak,
 	paint: paintSoak,
@@ -60,11 +60,14 @@ func (r *run) soakFor(ctx context.Context, services int, lasting time.Duration) 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	s, err := r.newSeat(st, seat.Sluice(r.Binary))
+	s, err := r.newSeat(st, seat.SluiceWithPolicy(r.Binary))
 	if err != nil {
 		return err
 	}
 	st.seats = append(st.seats, s)
+	if err := st.fillHostile(ctx); err != nil {
+		return fmt.Errorf("make what hostile objects are about: %w", err)
+	}
 	if err := s.Start(); err != nil {
 		return err
 	}

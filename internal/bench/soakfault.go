@@ -1,11 +1,13 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/api"
@@ -74,36 +76,69 @@ func (t *trial) withoutAgent(ctx context.Context, lasting time.Duration) error {
 	return errors.Join(wait(ctx, lasting), t.seat.Start())
 }
 
-// withHostile has the API hold some hostile services and slices for a while. What this API server refuses, as one of another
-// make or size would not, is passed over.
-func (t *trial) withHostile(ctx context.Context, lasting time.Duration) error {
-	objects := hostile.Objects{Seed: soakSeed, Most: 100_000}
+// soakCrowd is how many pods are on other nodes.
+const soakCrowd = hostile.Crowd(500)
+
+// fillHostile makes the tenants' namespaces and their pods, whose addresses are nobody else's, and the crowd.
+func (st *stand) fillHostile(ctx context.Context) error {
+	var addrs [hostile.Pods]netip.Addr
+	for i := range addrs {
+		addrs[i] = netip.AddrFrom4([4]byte{10, 63, 255, byte(1 + i)})
+	}
+	files := hostile.Ground(addrs)
+	for i := range soakCrowd.Files() {
+		files = append(files, soakCrowd.Pods(i, 0)...)
+	}
 	var errs []error
-	if t.hostile == 0 {
-		for _, f := range hostile.Ground([hostile.Pods]netip.Addr{}) {
-			if kindOf(f) == "Namespace" {
-				errs = append(errs, t.stand.Create(ctx, f))
-			}
+	for _, f := range files {
+		switch kindOf(f) {
+		case "Namespace":
+			errs = append(errs, st.Create(ctx, f))
+		case "Pod":
+			errs = append(errs, st.CreateRunning(ctx, f))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// withHostile has the API hold some hostile objects for a while, under which pods come and go. What this API server refuses, as one
+// of another make or size would not, is passed over.
+func (t *trial) withHostile(ctx context.Context, lasting time.Duration) error {
+	objects := hostile.Objects{Seed: soakSeed, Most: 100_000, Addresses: soakCrowd.Addresses()}
+	const each = 60
+	var errs []error
 	var there []cluster.File
-	for until := t.hostile + 60; t.hostile < until; t.hostile++ {
+	kinds := map[string]int{}
+	for until := t.hostile + each; t.hostile < until; t.hostile++ {
 		for _, f := range objects.Draw(t.hostile, 0) {
-			if kind := kindOf(f); kind != "Service" && kind != "EndpointSlice" {
-				continue // the agent does not read it here
+			kind := kindOf(f)
+			if !slices.Contains([]string{"Service", "EndpointSlice", "NetworkPolicy", "ServiceAccount"}, kind) || calicos(f) {
+				continue // the API server knows none of the others, or nobody would end what they begin
 			}
 			switch err := t.stand.Create(ctx, f); {
 			case err == nil:
 				there = append(there, f)
+				kinds[kind]++
 			case !errors.Is(err, api.ErrInvalid):
 				errs = append(errs, err)
 			}
 		}
 	}
-	t.progress("%d hostile objects are there", len(there))
+	t.progress("hostile objects are there: %v", kinds)
+	step := t.hostile / each
+	file, was := (step-1)%soakCrowd.Files(), (step-1)/soakCrowd.Files()
+	for _, f := range soakCrowd.Pods(file, was) {
+		errs = append(errs, t.stand.Delete(ctx, f))
+	}
+	for _, f := range soakCrowd.Pods(file, was+1) {
+		errs = append(errs, t.stand.CreateRunning(ctx, f))
+	}
 	errs = append(errs, wait(ctx, lasting))
 	for _, f := range there {
 		errs = append(errs, t.stand.Delete(ctx, f))
 	}
 	return errors.Join(errs...)
 }
+
+// calicos are objects whose kinds are called like those of Kubernetes.
+func calicos(f cluster.File) bool { return bytes.Contains(f.JSON, []byte(`"projectcalico.org/v3"`)) }

@@ -29,7 +29,7 @@ func (t *trial) verify(ctx context.Context) (err error) {
 	if plan.Operations > 0 {
 		t.note("What the agent would still do: %.2000s", plan.Text)
 	}
-	other, err := t.newSeat(t.stand, seat.Sluice(t.Binary))
+	other, err := t.newSeat(t.stand, seat.SluiceWithPolicy(t.Binary))
 	if err != nil {
 		return err
 	}

@@ -174,5 +174,9 @@ func pathOf(object []byte) (path, name string, err error) {
 	if o.Metadata.Namespace != "" {
 		path += "/namespaces/" + o.Metadata.Namespace
 	}
-	return path + "/" + strings.ToLower(o.Kind) + "s", o.Metadata.Name, nil
+	plural := strings.ToLower(o.Kind) + "s"
+	if stem, found := strings.CutSuffix(plural, "ys"); found {
+		plural = stem + "ies"
+	}
+	return path + "/" + plural, o.Metadata.Name, nil
 }

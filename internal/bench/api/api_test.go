@@ -21,6 +21,8 @@ func TestPathOf(t *testing.T) {
 		{cluster.NamespaceFile(), "/api/v1/namespaces", "bench"},
 		{cluster.NodeFile(), "/api/v1/nodes", "node"},
 		{c.ServiceFile(0), "/api/v1/namespaces/bench/services", "svc-000000"},
+		{cluster.File{JSON: []byte(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "a", "namespace": "b"}}`)},
+			"/apis/networking.k8s.io/v1/namespaces/b/networkpolicies", "a"},
 		{c.SliceFile(0, 1), "/apis/discovery.k8s.io/v1/namespaces/bench/endpointslices", "svc-000000"},
 	} {
 		if path, name, err := pathOf(tc.file.JSON); path != tc.path || name != tc.name || err != nil {

@@ -17,7 +17,7 @@ func (s *Server) Delete(ctx context.Context, o cluster.File) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.send(ctx, http.MethodDelete, path+"/"+name, nil)
+	_, err = s.send(ctx, http.MethodDelete, path+"/"+name+"?gracePeriodSeconds=0", nil) // no kubelet says that a pod has ended
 	return err
 }
 
@@ -28,6 +28,18 @@ func (s *Server) Create(ctx context.Context, o cluster.File) error {
 		return err
 	}
 	_, err = s.send(ctx, http.MethodPost, path, o.JSON)
+	return err
+}
+
+// CreateRunning makes a pod that is not there, and says of it what its kubelet would.
+func (s *Server) CreateRunning(ctx context.Context, pod cluster.File) error {
+	if err := s.Create(ctx, pod); err != nil {
+		return err
+	}
+	path, name, err := pathOf(pod.JSON)
+	if err == nil {
+		_, err = s.send(ctx, http.MethodPut, path+"/"+name+"/status", pod.JSON)
+	}
 	return err
 }
 

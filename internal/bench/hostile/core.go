@@ -10,7 +10,7 @@ import (
 func podObject(namespace, name, node string, labels object, addr string) object {
 	return object{
 		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": namespace, "labels": labels},
-		"spec": object{"nodeName": node, "serviceAccountName": "default", "containers": []object{{"name": "main", "ports": []object{
+		"spec": object{"nodeName": node, "serviceAccountName": "default", "containers": []object{{"name": "main", "image": "none", "ports": []object{
 			{"name": portName(0), "containerPort": 8080, "protocol": "TCP"}, {"name": portName(1), "containerPort": 9999, "protocol": "TCP"},
 		}}}},
 		"status": object{
@@ -35,7 +35,7 @@ func (d *dice) pod() []object {
 	put(d, spec, "serviceAccountName", func() string { return fmt.Sprint("a", d.IntN(10)) })
 	if d.often() {
 		spec["containers"] = list(d, 1, 500, 60, func(i int) object {
-			return object{"name": fmt.Sprint("c", i), "ports": list(d, 0, 20_000, 55, func(j int) object {
+			return object{"name": fmt.Sprint("c", i), "image": "none", "ports": list(d, 0, 20_000, 55, func(j int) object {
 				return object{"name": portName(j), "containerPort": 1 + j%65535, "protocol": one(d, protocols...)}
 			})}
 		})

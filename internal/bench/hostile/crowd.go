@@ -33,6 +33,14 @@ func (c Crowd) File(number, version int) cluster.File {
 	return file(fmt.Sprintf("crowd-%04d.json", number), object{"apiVersion": "v1", "kind": "List", "items": c.pods(number, version)})
 }
 
+// Pods are those of a version of a file, each as a file of its own.
+func (c Crowd) Pods(number, version int) (all []cluster.File) {
+	for _, p := range c.pods(number, version) {
+		all = append(all, file(fmt.Sprint(p["metadata"].(object)["name"], ".json"), p))
+	}
+	return all
+}
+
 // Change is the file that changes with a step of a trial, as it is then.
 func (c Crowd) Change(step int) cluster.File { return c.File(step%c.Files(), 1+step) }
 

@@ -21,12 +21,17 @@ type Program struct {
 }
 
 // Sluice is the agent, as node agents run it where only kube-proxy is to be replaced: without policy.
-func Sluice(binary string) Program {
+func Sluice(binary string) Program { return sluice(binary, "--policy=false") }
+
+// SluiceWithPolicy is the agent with all that it does.
+func SluiceWithPolicy(binary string) Program { return sluice(binary) }
+
+func sluice(binary string, flags ...string) Program {
 	return Program{
 		Name: peer.Sluice{}.Name(),
 		command: func(dir, kubeconfig string) (*exec.Cmd, error) {
-			return exec.Command(binary, "run", "--kubeconfig", kubeconfig, "--node", cluster.Node, "--socket", socketIn(dir),
-				"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String(), "--policy=false"), nil
+			return exec.Command(binary, append([]string{"run", "--kubeconfig", kubeconfig, "--node", cluster.Node, "--socket", socketIn(dir),
+				"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String()}, flags...)...), nil
 		},
 		synced: []string{"read the Kubernetes API"},
 	}
