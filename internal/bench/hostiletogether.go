@@ -26,19 +26,24 @@ func (r *run) allTogether(ctx context.Context) error {
 		if !r.full() && c.policies > 10 {
 			continue
 		}
-		if err := r.together(ctx, c.policies, c.namespaces); err != nil {
+		alive, err := r.together(ctx, c.policies, c.namespaces)
+		if err != nil {
 			return fmt.Errorf("%d policies together in %d namespaces: %w", c.policies, c.namespaces, err)
+		}
+		if !alive { // more might take the machine
+			r.skip("more than %d policies together: those were too many already", c.policies)
+			break
 		}
 	}
 	return nil
 }
 
 // together has policies that each select as much as one may come to an agent, has pods change under them, starts the agent
-// anew, and takes the policies away. The first time that it goes too far ends it.
-func (r *run) together(ctx context.Context, policies, namespaces int) (err error) {
+// anew, and takes the policies away. An agent that goes too far is stopped, and that is the end of it.
+func (r *run) together(ctx context.Context, policies, namespaces int) (alive bool, err error) {
 	b, err := r.newTestbed(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	selectors := hostile.Edge(b.each)
@@ -68,11 +73,11 @@ func (r *run) together(ctx context.Context, policies, namespaces int) (err error
 			all = b.restart(ctx)
 		}
 		if err := step.do(); err != nil {
-			return err
+			return false, err
 		}
 		seen := b.settleWithin(ctx, tooMuchTogether)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return false, ctx.Err()
 		}
 		all = append(all, seen.trouble...)
 		took := time.Since(began)
@@ -95,31 +100,35 @@ func (r *run) together(ctx context.Context, policies, namespaces int) (err error
 			for _, one := range all {
 				r.note("%s, %s: %s: %.300s.", what, step.name, one.kind, one.what)
 			}
-			if !b.alive() {
+			if b.running() != nil {
 				break
 			}
 		}
 	}
 	r.goal(fmt.Sprintf("%s, beside %s pods: what goes wrong", what, chart.Number(float64(r.crowd()))), "nothing", bad, bad == "nothing")
-	return nil
+	return b.running() == nil, nil
 }
 
-// tooMuchTogether is when an agent is stopped, so that the machine is left some memory.
-const tooMuchTogether = 6 << 30
+// tooMuchTogether is when an agent is stopped, and leastLeft what the machine is to have left: what the kernel takes for an agent's
+// transaction is in no process's memory, and others' processes end when there is none.
+const (
+	tooMuchTogether = 6 << 30
+	leastLeft       = 12 << 30
+)
 
-// settleWithin is settle, and kills an agent that takes more memory than that.
+// settleWithin is settle, and kills an agent that takes more memory than that, or with which the kernel does.
 func (b *testbed) settleWithin(ctx context.Context, most int) seen {
-	done := make(chan struct{})
-	ended := make(chan struct{})
+	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		least := min(leastLeft, availableMemory()/2)
 		for {
 			select {
 			case <-done:
 				return
 			case <-time.After(20 * time.Millisecond):
 			}
-			if now, err := peakMemory(b.agent.pid()); err == nil && now > most {
+			if now, err := peakMemory(b.agent.pid()); err == nil && (now > most || availableMemory() < least) {
 				b.agent.kill()
 				return
 			}
@@ -131,4 +140,5 @@ func (b *testbed) settleWithin(ctx context.Context, most int) seen {
 	return s
 }
 
-func (b *testbed) alive() bool { return b.running() == nil }
+// availableMemory is what the machine has left, in bytes.
+func availableMemory() int { return kilobytes(field("/proc/meminfo", "MemAvailable")) }
