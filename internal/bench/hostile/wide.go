@@ -16,9 +16,12 @@ func Edge(addresses int) int { return MostSelected / max(1, addresses) }
 // What follows are policies of many selectors, each different and each of most of the pods that there are: what they come to is the
 // product. A list of peers counts as one selector, so that each has a rule of its own.
 
-// wideCount is a number of selectors: few, or as many as a policy may have, about.
+// wideCount is a number of selectors: few, or now and then as many as a policy may have, about. Those take seconds, to come and to go.
 func (d *dice) wideCount(each int) int {
-	n := one(d, 1, 8, d.edge/2, d.edge-1, d.edge, d.edge, d.edge+1, 2*d.edge, 8*d.edge)
+	n := one(d, 1, 1, 2, 4)
+	if d.IntN(8) == 0 {
+		n = one(d, d.edge/2, d.edge-1, d.edge, d.edge, d.edge+1, 2*d.edge, 8*d.edge)
+	}
 	n = max(1, min(n, d.room/each))
 	d.room -= n * each
 	return n
