@@ -66,6 +66,12 @@ func (p *Product) Set(o *oracle.Objects) (state.Delta, error) {
 
 // Apply tells the store events, and returns what changes in the state.
 func (p *Product) Apply(events []store.Event) state.Delta {
+	p.tell(events)
+	return p.Compiler.Update(p.store, p.store.Take())
+}
+
+// tell tells the store events.
+func (p *Product) tell(events []store.Event) {
 	for _, e := range events {
 		if k := (eventKey{e.Kind, e.Name}); e.Object == nil {
 			delete(p.events, k)
@@ -74,7 +80,6 @@ func (p *Product) Apply(events []store.Event) state.Delta {
 		}
 	}
 	p.store.Apply(events)
-	return p.Compiler.Update(p.store, p.store.Take())
 }
 
 // changes are the events that lead from what the store was told before to now.
