@@ -116,17 +116,16 @@ func byName(ports []model.ContainerPort) []model.ContainerPort {
 	return ports
 }
 
-// usable returns the valid ones of the addresses, without repetition.
+// usable returns the valid ones of the addresses, sorted and without repetition.
 func usable(addrs []netip.Addr) []netip.Addr {
 	list := make([]netip.Addr, 0, len(addrs))
-	known := map[netip.Addr]struct{}{}
 	for _, a := range addrs {
-		if _, again := known[plain(a)]; !again && a.IsValid() {
-			known[plain(a)] = struct{}{}
+		if a.IsValid() {
 			list = append(list, plain(a))
 		}
 	}
-	return list
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
 }
 
 // plain returns the address as packets have it.
