@@ -192,12 +192,12 @@ func (c *Compiler) newPolicy(obj *model.Policy) *policy {
 // selectedBy marks the endpoints that a subject selects.
 func (c *Compiler) selectedBy(s model.Selector) {
 	for _, e := range c.podEndpoints {
-		if s.Matches(&e.item.labels) {
+		if s.Matches(e.item.labels) {
 			c.changed[e] = struct{}{}
 		}
 	}
 	for _, e := range c.hostEndpoints {
-		if s.Matches(&e.item.labels) {
+		if s.Matches(e.item.labels) {
 			c.changed[e] = struct{}{}
 		}
 	}

@@ -67,7 +67,7 @@ func (c *Compiler) replan(e *endpoint) {
 	case e.item.host != nil:
 		c.replanHost(e)
 	default:
-		list := c.applying(&e.item.labels)
+		list := c.applying(e.item.labels)
 		if e.planned == e.item {
 			list = c.standing(e, list)
 		}

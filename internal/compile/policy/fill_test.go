@@ -33,7 +33,7 @@ func cautiously(t testing.TB, c *Compiler) {
 		want := map[netip.Addr]struct{}{}
 		for _, it := range slices.Concat(slices.Collect(maps.Values(c.pods)), slices.Collect(maps.Values(c.sets)), slices.Collect(maps.Values(c.hosts))) {
 			for _, a := range it.addrs {
-				if g.selector.Matches(&it.labels) {
+				if g.selector.Matches(it.labels) {
 					want[a] = struct{}{}
 				}
 			}
@@ -56,7 +56,7 @@ func cautiously(t testing.TB, c *Compiler) {
 		}
 	}
 	for name, e := range c.podEndpoints {
-		for _, p := range c.applying(&e.item.labels) {
+		for _, p := range c.applying(e.item.labels) {
 			if !slices.Contains(e.policies, p) && (!p.fresh || e.planned != e.item) {
 				t.Errorf("pod %s has no %s", name, p.obj.Key)
 			}

@@ -81,7 +81,7 @@ func coverage(h *model.HostEndpoint, l *model.Link) int {
 // replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects is
 // denied, unless its profile allows it; what only passes through is not.
 func (c *Compiler) replanHost(e *endpoint) {
-	list := c.applying(&e.item.labels)
+	list := c.applying(e.item.labels)
 	own := model.Deny
 	if e.item.host.DefaultAllow {
 		own = model.Allow

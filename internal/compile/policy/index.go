@@ -2,6 +2,8 @@ package policy
 
 import (
 	"iter"
+	"maps"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -108,14 +110,11 @@ func namesNamespace(key string) bool {
 	return key == model.NamespaceLabel || key == model.NamespaceLabelPrefix+model.MetadataNameLabel
 }
 
-// itemSet is a set of items.
-type itemSet map[*item]struct{}
-
-// items finds the items that a selector may select, and those that name a port.
-type items struct {
-	byNamespace map[string]itemSet // "": those in none
-	byAccount   map[model.Name]itemSet
-	byLabel     map[string]map[string]itemSet
+// index finds the classes that a selector may select, and the items that name a port.
+type index struct {
+	byNamespace map[string]classSet // "": those in none
+	byAccount   map[model.Name]classSet
+	byLabel     map[string]map[string]classSet
 	byPort      map[string]itemSet
 	namespaces  labelled[string]     // names of namespaces
 	accounts    labelled[model.Name] // names of service accounts
@@ -124,46 +123,48 @@ type items struct {
 // labelled holds names by the labels of what they name: by key and value.
 type labelled[N comparable] map[string]map[string]map[N]struct{}
 
-func newItems() items {
-	return items{
-		byNamespace: map[string]itemSet{},
-		byAccount:   map[model.Name]itemSet{},
-		byLabel:     map[string]map[string]itemSet{},
+func newIndex() index {
+	return index{
+		byNamespace: map[string]classSet{},
+		byAccount:   map[model.Name]classSet{},
+		byLabel:     map[string]map[string]classSet{},
 		byPort:      map[string]itemSet{},
 		namespaces:  labelled[string]{},
 		accounts:    labelled[model.Name]{},
 	}
 }
 
-func (x *items) add(it *item) {
-	insert(x.byNamespace, it.labels.namespace, it)
-	if it.pod != nil {
-		insert(x.byAccount, accountOf(it.pod), it)
+func (x *index) add(cl *class) {
+	insert(x.byNamespace, cl.namespace, cl)
+	if cl.pod {
+		insert(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
-	for k, v := range it.labels.unshared() {
+	for k, v := range cl.unshared() {
 		if x.byLabel[k] == nil {
-			x.byLabel[k] = map[string]itemSet{}
+			x.byLabel[k] = map[string]classSet{}
 		}
-		insert(x.byLabel[k], v, it)
-	}
-	for name := range it.portNames {
-		insert(x.byPort, name, it)
+		insert(x.byLabel[k], v, cl)
 	}
 }
 
-func (x *items) remove(it *item) {
-	discard(x.byNamespace, it.labels.namespace, it)
-	if it.pod != nil {
-		discard(x.byAccount, accountOf(it.pod), it)
+func (x *index) remove(cl *class) {
+	discard(x.byNamespace, cl.namespace, cl)
+	if cl.pod {
+		discard(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
-	for k, v := range it.labels.unshared() {
-		if discard(x.byLabel[k], v, it); len(x.byLabel[k]) == 0 {
+	for k, v := range cl.unshared() {
+		if discard(x.byLabel[k], v, cl); len(x.byLabel[k]) == 0 {
 			delete(x.byLabel, k)
 		}
 	}
-	for name := range it.portNames {
-		discard(x.byPort, name, it)
+}
+
+// itemsOf are all items of the classes.
+func itemsOf(classes classSet) (all []*item) {
+	for cl := range classes {
+		all = slices.AppendSeq(all, maps.Keys(cl.items))
 	}
+	return all
 }
 
 // relabel files a name under its labels, no longer under its old ones.
@@ -182,8 +183,8 @@ func (x labelled[N]) relabel(name N, old, next map[string]string) {
 }
 
 // under yields what is filed, in by, under the names that have the label.
-func (x labelled[N]) under(key string, a model.Anchor, by map[N]itemSet) iter.Seq[itemSet] {
-	return func(yield func(itemSet) bool) {
+func (x labelled[N]) under(key string, a model.Anchor, by map[N]classSet) iter.Seq[classSet] {
+	return func(yield func(classSet) bool) {
 		for names := range valued(x[key], a) {
 			for name := range names {
 				if !yield(by[name]) {
@@ -194,13 +195,13 @@ func (x labelled[N]) under(key string, a model.Anchor, by map[N]itemSet) iter.Se
 	}
 }
 
-// candidates yields items of which the selector selects some, some of them perhaps more
+// candidates yields classes of which the selector selects some, some of them perhaps more
 // than once; it takes the shorter way where there are two.
-func (x *items) candidates(s model.Selector) iter.Seq[*item] {
-	return func(yield func(*item) bool) {
+func (x *index) candidates(s model.Selector) iter.Seq[*class] {
+	return func(yield func(*class) bool) {
 		for set := range x.shortest(s) {
-			for it := range set {
-				if !yield(it) {
+			for cl := range set {
+				if !yield(cl) {
 					return
 				}
 			}
@@ -208,9 +209,9 @@ func (x *items) candidates(s model.Selector) iter.Seq[*item] {
 	}
 }
 
-func (x *items) shortest(s model.Selector) iter.Seq[itemSet] {
+func (x *index) shortest(s model.Selector) iter.Seq[classSet] {
 	anchors, anchored := s.Anchors()
-	byAnchor := func(yield func(itemSet) bool) {
+	byAnchor := func(yield func(classSet) bool) {
 		for _, a := range anchors {
 			for set := range x.under(a) {
 				if !yield(set) {
@@ -220,7 +221,7 @@ func (x *items) shortest(s model.Selector) iter.Seq[itemSet] {
 		}
 	}
 	names, confined := s.Namespaces()
-	byNamespace := func(yield func(itemSet) bool) {
+	byNamespace := func(yield func(classSet) bool) {
 		for _, name := range names {
 			if !yield(x.byNamespace[name]) {
 				return
@@ -236,13 +237,13 @@ func (x *items) shortest(s model.Selector) iter.Seq[itemSet] {
 	return x.everywhere
 }
 
-// under yields the sets of items that have, or may have, the label of an anchor.
-func (x *items) under(a model.Anchor) iter.Seq[itemSet] {
+// under yields the sets of classes that have, or may have, the label of an anchor.
+func (x *index) under(a model.Anchor) iter.Seq[classSet] {
 	if a.Key == model.OrchestratorLabel || namesNamespace(a.Key) && a.Any {
 		return x.everywhere
 	}
 	if namesNamespace(a.Key) {
-		return func(yield func(itemSet) bool) { yield(x.byNamespace[a.Value]) }
+		return func(yield func(classSet) bool) { yield(x.byNamespace[a.Value]) }
 	}
 	if key, ok := strings.CutPrefix(a.Key, model.NamespaceLabelPrefix); ok {
 		return x.namespaces.under(key, a, x.byNamespace)
@@ -268,7 +269,7 @@ func valued[S any](byValue map[string]S, a model.Anchor) iter.Seq[S] {
 	}
 }
 
-func (x *items) everywhere(yield func(itemSet) bool) {
+func (x *index) everywhere(yield func(classSet) bool) {
 	for _, set := range x.byNamespace {
 		if !yield(set) {
 			return
@@ -276,7 +277,7 @@ func (x *items) everywhere(yield func(itemSet) bool) {
 	}
 }
 
-func size(sets iter.Seq[itemSet]) int {
+func size(sets iter.Seq[classSet]) int {
 	n := 0
 	for set := range sets {
 		n += len(set)

@@ -22,10 +22,10 @@ type item struct {
 	host *model.HostEndpoint
 
 	ports  []model.ContainerPort // of the pod, sorted by name
-	labels labels
+	labels *labels               // those of its class, once it has one
+	class  *class
 	addrs  []netip.Addr // what it adds to the groups that select it
 	local  bool         // a pod of this node
-	groups []*group     // that select it
 }
 
 // newPod returns nil for a pod that has no address of its own: it is on its
@@ -40,7 +40,7 @@ func (c *Compiler) newPod(pod *model.Pod) *item {
 	}
 	return &item{
 		pod: pod, ports: byName(pod.Ports), addrs: addrs, local: pod.Node == c.cfg.Node,
-		labels: labels{
+		labels: &labels{
 			own: pod.Labels, pod: true,
 			namespace: pod.Name.Namespace, around: c.around[pod.Name.Namespace],
 			account: pod.ServiceAccount, identity: c.identities[accountOf(pod)],
@@ -52,7 +52,7 @@ func newSet(set *model.NetworkSet, around map[string]string) *item {
 	if set == nil {
 		return nil
 	}
-	return &item{set: set, labels: labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
+	return &item{set: set, labels: &labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
 }
 
 // newHost gives a host endpoint with many addresses one list of them, rather than a copy to each group that selects it.
@@ -60,7 +60,7 @@ func newHost(host *model.HostEndpoint) *item {
 	if host == nil {
 		return nil
 	}
-	it := &item{host: host, addrs: usable(host.Addresses), labels: labels{own: host.Labels}}
+	it := &item{host: host, addrs: usable(host.Addresses), labels: &labels{own: host.Labels}}
 	if len(it.addrs) > manyAddresses {
 		it.set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: "HostEndpoint", Name: model.Name{Name: host.Name}}}
 		for _, a := range it.addrs {

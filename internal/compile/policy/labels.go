@@ -1,7 +1,11 @@
 package policy
 
 import (
+	"fmt"
 	"iter"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -47,6 +51,22 @@ func (l *labels) Label(key string) (string, bool) {
 	}
 	v, ok := l.own[key]
 	return v, ok
+}
+
+// text differs between labels that selectors can tell apart.
+func (l *labels) text() string {
+	b := make([]byte, 0, 256)
+	add := func(s string) { b = append(strconv.AppendInt(b, int64(len(s)), 36), ':'); b = append(b, s...) }
+	for _, k := range slices.Sorted(maps.Keys(l.own)) {
+		add(k)
+		add(l.own[k])
+	}
+	b = append(b, '/')
+	add(l.namespace)
+	add(l.account)
+	// What changed has another map.
+	b = fmt.Appendf(b, "%t %p %p", l.pod, l.around, l.identity)
+	return string(b)
 }
 
 // all yields every label.

@@ -47,7 +47,8 @@ type Compiler struct {
 	pods       map[model.Name]*item
 	sets       map[model.NetworkSetKey]*item
 	hosts      map[string]*item
-	items      items
+	classes    map[string]*class
+	index      index
 	refused    map[*item]struct{} // sets that are
 
 	tiers     map[string]model.Tier
@@ -73,6 +74,7 @@ type Compiler struct {
 
 	maxSelected, maxTogether bound // the constants, but in tests
 	counted                  map[string]*tally
+	tallied                  map[*class][]*tally // that select the class, as long as tallies do not change
 	tallies                  filing[*tally]
 	size                     int  // of all items
 	total                    int  // what the selectors of all groups select
@@ -130,13 +132,13 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		cfg: cfg, policy: p, links: newLinks(model.Links{}),
 		around: map[string]map[string]string{}, identities: map[model.Name]map[string]string{},
 		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		items: newItems(), refused: map[*item]struct{}{},
+		classes: map[string]*class{}, index: newIndex(), refused: map[*item]struct{}{},
 		tiers: map[string]model.Tier{}, policies: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
 		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
 		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{},
-		maxSelected: maxSelected, maxTogether: maxTogether, counted: map[string]*tally{}, tallies: filing[*tally]{},
+		maxSelected: maxSelected, maxTogether: maxTogether, counted: map[string]*tally{}, tallied: map[*class][]*tally{}, tallies: filing[*tally]{},
 		ids: newIDs(space), groups: map[string]*group{}, draining: map[*group]struct{}{}, selectors: filing[*group]{},
 		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},
 		work: work{
@@ -224,18 +226,18 @@ func (c *Compiler) setNamespace(name string, obj *model.Namespace) {
 	if maps.Equal(old, next) {
 		return
 	}
-	c.items.namespaces.relabel(name, nil, next) // its items are found under both, until all have moved
+	c.index.namespaces.relabel(name, nil, next) // its items are found under both, until all have moved
 	if c.around[name] = next; len(next) == 0 {
 		delete(c.around, name)
 	}
-	for it := range maps.Clone(c.items.byNamespace[name]) {
+	for _, it := range itemsOf(c.index.byNamespace[name]) {
 		if it.pod != nil {
 			c.setPod(it.pod.Name, it.pod)
 		} else {
 			c.setNetworkSet(it.set.Key, it.set)
 		}
 	}
-	c.items.namespaces.relabel(name, old, next)
+	c.index.namespaces.relabel(name, old, next)
 }
 
 func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
@@ -247,14 +249,14 @@ func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
 	if maps.Equal(old, next) {
 		return
 	}
-	c.items.accounts.relabel(name, nil, next)
+	c.index.accounts.relabel(name, nil, next)
 	if c.identities[name] = next; len(next) == 0 {
 		delete(c.identities, name)
 	}
-	for it := range maps.Clone(c.items.byAccount[name]) {
+	for _, it := range itemsOf(c.index.byAccount[name]) {
 		c.setPod(it.pod.Name, it.pod)
 	}
-	c.items.accounts.relabel(name, old, next)
+	c.index.accounts.relabel(name, old, next)
 }
 
 func (c *Compiler) setPod(name model.Name, obj *model.Pod) {
@@ -304,19 +306,13 @@ func (c *Compiler) setHost(name string, obj *model.HostEndpoint) {
 // what stays is never seen to go.
 func (c *Compiler) swap(old, next *item) {
 	if next != nil {
-		c.items.add(next)
-		for g := range c.selectors.candidates(&next.labels) {
-			c.join(g, next)
-		}
-		c.tally(next, 1)
+		c.enter(next)
 		c.name(next, true)
 		c.size += next.size()
 	}
 	if old != nil {
 		c.leave(old)
-		c.tally(old, -1)
 		c.name(old, false)
-		c.items.remove(old)
 		c.size -= old.size()
 	}
 	c.weigh()

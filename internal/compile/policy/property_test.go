@@ -363,8 +363,8 @@ func empty(t *testing.T, c *Compiler) {
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
 		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "counted": len(c.counted), "size": c.size, "total": c.total, "fresh": len(c.fresh), "later": len(c.later), "queue": len(c.queue), "draining": len(c.draining), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
-		"by namespace": len(c.items.byNamespace), "by account": len(c.items.byAccount), "by label": len(c.items.byLabel), "by port": len(c.items.byPort), "namespace labels": len(c.items.namespaces),
-		"account labels": len(c.items.accounts),
+		"classes": len(c.classes), "by namespace": len(c.index.byNamespace), "by account": len(c.index.byAccount), "by label": len(c.index.byLabel), "by port": len(c.index.byPort), "namespace labels": len(c.index.namespaces),
+		"account labels": len(c.index.accounts),
 		"changed":        len(c.changed), "unused": len(c.unused), "unbuilt": len(c.unbuilt), "unpublished": len(c.unpublished), "readdressed": len(c.readdressed),
 	} {
 		if n != 0 {

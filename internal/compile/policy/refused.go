@@ -69,7 +69,7 @@ func ruleRefers(r *model.PolicyRule, it *item) bool {
 }
 
 func holds(peers []model.Peer, it *item) bool {
-	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(&it.labels) })
+	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(it.labels) })
 }
 
 // cautious returns rules that let nothing pass which the given ones would not, whatever is in the refused

@@ -21,7 +21,7 @@ func complete(t testing.TB, c *Compiler) {
 		addrs := map[netip.Addr]struct{}{}
 		lists := 0
 		for _, it := range all {
-			if !g.selector.Matches(&it.labels) {
+			if !g.selector.Matches(it.labels) {
 				continue
 			}
 			for _, a := range it.addrs {
@@ -46,7 +46,7 @@ func complete(t testing.TB, c *Compiler) {
 					}
 					s, n := model.Or(some...), 0
 					for _, it := range all {
-						if s.Matches(&it.labels) {
+						if s.Matches(it.labels) {
 							n += it.size()
 						}
 					}
@@ -88,12 +88,12 @@ func complete(t testing.TB, c *Compiler) {
 	for _, e := range c.podEndpoints {
 		var want []*policy
 		for _, p := range c.policies {
-			if p.obj.Subject.Matches(&e.item.labels) {
+			if p.obj.Subject.Matches(e.item.labels) {
 				want = append(want, p)
 			}
 		}
 		slices.SortFunc(want, comparePolicies)
-		if got := c.applying(&e.item.labels); !slices.Equal(got, want) {
+		if got := c.applying(e.item.labels); !slices.Equal(got, want) {
 			t.Errorf("pod %s has %d policies, want %d", e.item.pod.Name, len(got), len(want))
 		}
 	}

@@ -49,7 +49,7 @@ type tally struct {
 	count    int // the sum of the sizes
 }
 
-// holdTally counts what a selector selects, unless that is known. It returns how many items it was held against.
+// holdTally counts what a selector selects, unless that is known. It returns how many classes it was held against.
 func (c *Compiler) holdTally(s model.Selector) (t *tally, looked int) {
 	key := groupKey(s)
 	if t = c.counted[key]; t == nil {
@@ -57,14 +57,15 @@ func (c *Compiler) holdTally(s model.Selector) (t *tally, looked int) {
 		if g := c.groups[key]; g != nil && g.made {
 			t.count = g.selected
 		} else {
-			var found []*item
+			var found []*class
 			found, looked = c.find(s)
-			for _, it := range found {
-				t.count += it.size()
+			for _, cl := range found {
+				t.count += cl.size
 			}
 		}
 		c.counted[key] = t
 		c.tallies.add(s, t)
+		clear(c.tallied)
 	}
 	t.refs++
 	return t, looked
@@ -74,34 +75,21 @@ func (c *Compiler) releaseTally(t *tally) {
 	if t.refs--; t.refs == 0 {
 		delete(c.counted, t.key)
 		c.tallies.remove(t.selector, t)
+		clear(c.tallied)
 	}
 }
 
-// find returns the items that the selector selects, and how many it was held against.
-func (c *Compiler) find(s model.Selector) (found []*item, looked int) {
-	known := itemSet{}
-	for it := range c.items.candidates(s) {
+// find returns the classes that the selector selects, and how many it was held against.
+func (c *Compiler) find(s model.Selector) (found []*class, looked int) {
+	known := classSet{}
+	for cl := range c.index.candidates(s) {
 		looked++
-		if _, again := known[it]; !again && s.Matches(&it.labels) {
-			known[it] = struct{}{}
-			found = append(found, it)
+		if _, again := known[cl]; !again && s.Matches(&cl.labels) {
+			known[cl] = struct{}{}
+			found = append(found, cl)
 		}
 	}
 	return found, looked
-}
-
-// tally counts an item into the tallies of the selectors that select it, or out of them.
-func (c *Compiler) tally(it *item, by int) {
-	hit := map[*tally]struct{}{}
-	for t := range c.tallies.candidates(&it.labels) {
-		if t.selector.Matches(&it.labels) {
-			hit[t] = struct{}{}
-		}
-	}
-	for t := range hit {
-		t.count += by * it.size()
-		c.moves += it.size()
-	}
 }
 
 // selections yields the selectors of the part, by the keys of their groups, with how much they select: of one that is

@@ -3,6 +3,7 @@ package policy
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,10 +22,10 @@ type group struct {
 	dynamic[netip.Addr]
 	refs     int
 	selector model.Selector
-	made     bool            // its items are those that the selector selects, and follow
-	items    map[*item]bool  // whether their addresses are members
-	selected int             // the sum of their sizes; before it is made, about what that will be
-	left     []*item         // whose addresses are to come, or to go if it drains
+	made     bool            // it follows what the selector selects; otherwise it is new, or drains
+	classes  classSet        // that the selector selects
+	selected int             // the sum of their sizes; before it is made, about what that will be, and of those left if it drains
+	left     itemSet         // whose addresses are not members yet, or still are if it drains
 	lists    map[*item]*list // of the network sets among them
 	stale    bool            // its network sets changed, or what programs say of them
 	since    time.Time       // when nobody held it any more, if it drains
@@ -60,7 +61,7 @@ func (c *Compiler) holdGroup(s model.Selector, size int) *group {
 	key := groupKey(s)
 	g := c.groups[key]
 	if g == nil {
-		g = &group{selector: s, items: map[*item]bool{}, selected: size}
+		g = &group{selector: s, classes: classSet{}, selected: size}
 		g.key = key
 		c.groups[key] = g
 		c.ids.add(&g.handle)
@@ -72,60 +73,65 @@ func (c *Compiler) holdGroup(s model.Selector, size int) *group {
 	return g
 }
 
-// make has the group follow what its selector selects, and finds what it selects now. It returns how many items it looked at.
+// make has the group follow what its selector selects, and finds what it selects now. It returns how many classes it looked at.
 func (c *Compiler) make(g *group) int {
 	found, looked := c.find(g.selector)
 	c.selectors.add(g.selector, g)
 	c.total -= g.selected
-	g.made, g.selected, g.left = true, 0, g.left[:0]
-	for _, it := range found {
-		g.selected += it.size()
-		member, known := g.items[it]
-		if !known {
-			c.enter(g, it, false)
-		}
-		if !member {
-			g.left = append(g.left, it)
+	members := g.left
+	g.made, g.selected, g.left = true, 0, itemSet{}
+	for _, cl := range found {
+		c.chosen(g, cl)
+		g.selected += cl.size
+		for it := range cl.items {
+			if _, member := members[it]; !member {
+				g.left[it] = struct{}{}
+			}
+			c.list(g, it)
 		}
 	}
 	c.total += g.selected
 	return looked
 }
 
-// enter makes the item one of the group's, whose addresses are members or not.
-func (c *Compiler) enter(g *group, it *item, member bool) {
-	g.items[it] = member
-	it.groups = append(it.groups, g)
-	if it.set != nil {
-		if g.lists == nil {
-			g.lists = map[*item]*list{}
-		}
-		g.lists[it] = c.holdSet(it.set)
-		g.stale, c.stale = true, true
+// chosen notes that the group's selector selects a class.
+func (c *Compiler) chosen(g *group, cl *class) {
+	if _, known := g.classes[cl]; !known {
+		g.classes[cl] = struct{}{}
+		cl.groups = append(cl.groups, g)
 	}
+}
+
+// list has the group hold the list of a network set.
+func (c *Compiler) list(g *group, it *item) {
+	if it.set == nil || g.lists[it] != nil {
+		return
+	}
+	if g.lists == nil {
+		g.lists = map[*item]*list{}
+	}
+	g.lists[it] = c.holdSet(it.set)
+	g.stale, c.stale = true, true
 }
 
 // move adds addresses that are left, or removes them if the group drains, as far as there is room for.
 func (c *Compiler) move(g *group, room int) (spent int) {
-	_, drains := c.draining[g]
-	for len(g.left) > 0 && spent < room {
-		it := g.left[len(g.left)-1]
-		g.left = g.left[:len(g.left)-1]
-		if member, there := g.items[it]; !there || member != drains {
-			continue // it left
+	for it := range g.left {
+		if spent >= room {
+			break
 		}
-		g.items[it] = !drains
+		delete(g.left, it)
 		for _, a := range it.addrs {
-			if drains {
-				g.members.remove(a)
-			} else {
+			if g.made {
 				g.members.add(a)
+			} else {
+				g.members.remove(a)
 			}
 		}
+		if !g.made {
+			c.resize(g, -it.size())
+		}
 		spent += it.size()
-	}
-	if len(g.left) == 0 {
-		g.left = nil
 	}
 	c.touchedGroups[g] = struct{}{}
 	return spent
@@ -136,16 +142,19 @@ func (c *Compiler) releaseGroup(g *group) {
 	c.touchedGroups[g] = struct{}{}
 }
 
-// join makes a new item a member of the group if the selector selects it and it is none yet.
+// holds reports whether the addresses of an item that it selects are members.
+func (g *group) holds(it *item) bool {
+	_, left := g.left[it]
+	return g.made != left
+}
+
+// join makes a new item of a class that the group's selector selects a member.
 func (c *Compiler) join(g *group, it *item) {
-	if _, in := g.items[it]; in || !g.selector.Matches(&it.labels) {
-		return
-	}
-	c.enter(g, it, true)
 	c.resize(g, it.size())
 	for _, a := range it.addrs {
 		g.members.add(a)
 	}
+	c.list(g, it)
 	c.touchedGroups[g] = struct{}{}
 }
 
@@ -154,26 +163,6 @@ func (c *Compiler) resize(g *group, by int) {
 	g.selected += by
 	c.total += by
 	c.moves += max(by, -by)
-}
-
-// leave takes the item from all its groups.
-func (c *Compiler) leave(it *item) {
-	for _, g := range it.groups {
-		if g.items[it] {
-			for _, a := range it.addrs {
-				g.members.remove(a)
-			}
-		}
-		delete(g.items, it)
-		c.resize(g, -it.size())
-		if l := g.lists[it]; l != nil {
-			delete(g.lists, it)
-			c.releaseList(l)
-			g.stale, c.stale = true, true
-		}
-		c.touchedGroups[g] = struct{}{}
-	}
-	it.groups = nil
 }
 
 // sweepGroups has the groups drained that nobody holds.
@@ -186,39 +175,42 @@ func (c *Compiler) sweepGroups() {
 		if g.made {
 			c.selectors.remove(g.selector, g)
 		}
-		g.made, g.left, g.since = false, g.left[:0], c.since
-		for it, member := range g.items {
-			if member {
-				g.left = append(g.left, it)
+		members := itemSet{}
+		for cl := range g.classes {
+			for it := range cl.items {
+				if g.holds(it) {
+					members[it] = struct{}{}
+				} else {
+					c.resize(g, -it.size())
+				}
 			}
 		}
+		g.made, g.left, g.since = false, members, c.since
 	}
 }
 
 // drain goes on with the groups that nobody holds, for about so many elements, and ends those of which nothing is left.
 func (c *Compiler) drain(room int) {
-	left, gone := itemSet{}, false
+	left, gone := classSet{}, false
 	for g := range c.draining {
 		if room -= c.move(g, room); len(g.left) == 0 {
 			c.dropGroup(g)
 			gone = true
-			for it := range g.items {
-				left[it] = struct{}{}
-			}
+			maps.Copy(left, g.classes)
 		}
 		if room <= 0 {
 			break
 		}
 	}
-	for it := range left { // once, however many of its groups went
-		it.groups = slices.DeleteFunc(it.groups, func(g *group) bool { return g.id == 0 })
+	for cl := range left { // once, however many of its groups went
+		cl.groups = slices.DeleteFunc(cl.groups, func(g *group) bool { return g.id == 0 })
 	}
 	if c.crowded && gone && len(c.draining) == 0 {
 		c.weighSoon()
 	}
 }
 
-// dropGroup ends a group that has drained. Its items still list it.
+// dropGroup ends a group that has drained. Its classes still list it.
 func (c *Compiler) dropGroup(g *group) {
 	for _, l := range g.lists {
 		c.releaseList(l)
@@ -237,7 +229,7 @@ func (c *Compiler) holdNamed(of namedPort) *namedPorts {
 		n.key = fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
 		c.named[of] = n
 		c.ids.add(&n.handle)
-		for it := range c.items.byPort[of.name] {
+		for it := range c.index.byPort[of.name] {
 			if of.local && !it.local {
 				continue
 			}
@@ -263,6 +255,11 @@ func (c *Compiler) releaseNamed(n *namedPorts) {
 // name puts the ports that the item names into the sets, or takes them out.
 func (c *Compiler) name(it *item, in bool) {
 	for name, at := range it.portNames {
+		if in {
+			insert(c.index.byPort, name, it)
+		} else {
+			discard(c.index.byPort, name, it)
+		}
 		for _, protocol := range []model.Protocol{0, at.Protocol} {
 			for _, local := range []bool{false, true} {
 				n := c.named[namedPort{name, protocol, local}]

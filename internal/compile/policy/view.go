@@ -29,12 +29,12 @@ func (c *Compiler) Views() []View {
 	views := make([]View, 0, len(c.policies))
 	pods, hosts := map[*policy]int{}, map[*policy]int{}
 	for _, e := range c.podEndpoints {
-		for _, p := range c.applying(&e.item.labels) {
+		for _, p := range c.applying(e.item.labels) {
 			pods[p]++
 		}
 	}
 	for _, e := range c.hostEndpoints {
-		for _, p := range c.applying(&e.item.labels) {
+		for _, p := range c.applying(e.item.labels) {
 			hosts[p]++
 		}
 	}

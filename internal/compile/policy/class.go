@@ -1,0 +1,101 @@
+package policy
+
+import (
+	"maps"
+	"slices"
+)
+
+// class is all items with the same labels. Selectors can't tell them from each other, so each is held against one of them alone.
+type class struct {
+	labels
+	key    string
+	items  itemSet
+	size   int      // the sum of their sizes
+	groups []*group // that select them
+}
+
+// classSet is a set of classes.
+type classSet map[*class]struct{}
+
+// itemSet is a set of items.
+type itemSet map[*item]struct{}
+
+// enter makes an item known.
+func (c *Compiler) enter(it *item) {
+	key := it.labels.text()
+	cl := c.classes[key]
+	if cl == nil {
+		cl = &class{labels: *it.labels, key: key, items: itemSet{}}
+		c.classes[key] = cl
+		c.index.add(cl)
+		for g := range c.selectors.candidates(&cl.labels) {
+			if g.selector.Matches(&cl.labels) {
+				c.chosen(g, cl)
+			}
+		}
+	}
+	it.class, it.labels = cl, &cl.labels
+	cl.items[it] = struct{}{}
+	cl.size += it.size()
+	for _, g := range cl.groups {
+		if g.made {
+			c.join(g, it)
+		}
+	}
+	c.tally(cl, it.size())
+}
+
+// leave takes an item from all that has it.
+func (c *Compiler) leave(it *item) {
+	cl := it.class
+	for _, g := range cl.groups {
+		if g.holds(it) {
+			for _, a := range it.addrs {
+				g.members.remove(a)
+			}
+		}
+		if _, left := g.left[it]; g.made || left {
+			c.resize(g, -it.size())
+		}
+		delete(g.left, it)
+		if l := g.lists[it]; l != nil {
+			delete(g.lists, it)
+			c.releaseList(l)
+			g.stale, c.stale = true, true
+		}
+		c.touchedGroups[g] = struct{}{}
+	}
+	c.tally(cl, -it.size())
+	delete(cl.items, it)
+	cl.size -= it.size()
+	if len(cl.items) > 0 {
+		return
+	}
+	for _, g := range cl.groups {
+		delete(g.classes, cl)
+	}
+	delete(c.classes, cl.key)
+	c.index.remove(cl)
+}
+
+// tally counts a change of a class into the tallies of the selectors that select it.
+func (c *Compiler) tally(cl *class, by int) {
+	if len(c.tallies) == 0 {
+		return
+	}
+	hit, known := c.tallied[cl]
+	if !known {
+		some := map[*tally]struct{}{}
+		for t := range c.tallies.candidates(&cl.labels) {
+			if t.selector.Matches(&cl.labels) {
+				some[t] = struct{}{}
+			}
+		}
+		hit = slices.Collect(maps.Keys(some))
+		c.tallied[cl] = hit
+	}
+	for _, t := range hit {
+		t.count += by
+	}
+	c.moves += len(hit) * max(by, -by)
+}
