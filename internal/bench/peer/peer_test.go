@@ -51,12 +51,12 @@ func checkRequests(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Clust
 	for _, target := range targets {
 		r, err := load.Run(t.Context(), load.Config{
 			Client: l.Client, Sources: lane.ClientAddrs(), Target: target, Backend: l.Backend, Port: cluster.TargetPort,
-			Rate: 200, Duration: 250 * time.Millisecond,
+			Rate: 200, Duration: time.Second,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Failed != 0 || r.Requests < 10 {
+		if r.Failed != 0 || r.Requests < 30 {
 			t.Errorf("%s: %d answered, %d failed %v", target, r.Requests, r.Failed, r.Reasons)
 		}
 	}
