@@ -3,9 +3,15 @@ package lab
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/probe"
 )
 
 // A node says each refusal, however many there are in a second.
@@ -18,5 +24,24 @@ func TestNodesRefuseWithoutLimit(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// Requests do not come from a pod that is about to go.
+func TestEndingPodsAreNotAsked(t *testing.T) {
+	pod := func(name string, ending *metav1.Time) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, DeletionTimestamp: ending}, Spec: corev1.PodSpec{NodeName: "node1"}}
+	}
+	l := &Lab{Name: "testending", Kubernetes: &Kubernetes{}, Cluster: &plan.Cluster{
+		Nodes: []plan.Node{{Name: "node1"}}, Pods: []*corev1.Pod{pod("goes", &metav1.Time{}), pod("stays", nil)},
+	}}
+	var asked []string
+	for _, s := range slices.Concat(l.sources(), l.clients()) {
+		if s.Kind == probe.FromPod {
+			asked = append(asked, s.Name)
+		}
+	}
+	if want := []string{"shop/stays", "shop/stays"}; !slices.Equal(asked, want) {
+		t.Errorf("asked from %v, want %v", asked, want)
 	}
 }

@@ -106,7 +106,7 @@ func (l *Lab) sources() []probe.Source {
 	have := map[string]bool{} // workloads
 	for _, n := range l.Cluster.Nodes {
 		nodes = append(nodes, probe.Source{Kind: probe.FromNode, Name: n.Name, Node: n.Name, NetNS: l.NodeNS(n.Name), Addrs: n.IPs})
-		on := func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name && !p.Spec.HostNetwork }
+		on := func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name && l.canAsk(p) }
 		i := slices.IndexFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return on(p) && !have[plan.WorkloadOf(p)] })
 		if i < 0 {
 			i = slices.IndexFunc(l.Cluster.Pods, on)
@@ -125,12 +125,17 @@ func (l *Lab) clients() []probe.Source {
 	var clients []probe.Source
 	seen := map[string]bool{}
 	for _, p := range l.Cluster.Pods {
-		if w := plan.WorkloadOf(p); !seen[w] && !p.Spec.HostNetwork {
+		if w := plan.WorkloadOf(p); !seen[w] && l.canAsk(p) {
 			seen[w] = true
 			clients = append(clients, l.source(p))
 		}
 	}
 	return clients
+}
+
+// canAsk says whether requests may come from a pod: it has a network of its own, which is not about to go with it.
+func (l *Lab) canAsk(p *corev1.Pod) bool {
+	return !p.Spec.HostNetwork && (l.Kubernetes == nil || p.DeletionTimestamp == nil)
 }
 
 func (l *Lab) source(p *corev1.Pod) probe.Source {

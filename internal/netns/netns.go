@@ -6,6 +6,7 @@
 package netns
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -57,11 +58,17 @@ func New(name string) (*NS, error) {
 	return ns, nil
 }
 
-// Open opens an existing namespace.
+// Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is none of that name, or only its file,
+// as while it is made or deleted.
 func Open(name string) (*NS, error) {
 	fd, err := netns.GetFromName(name)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(fd), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+		_ = fd.Close()
+		return nil, fmt.Errorf("open network namespace %s: %w", name, cmp.Or(err, os.ErrNotExist))
 	}
 	h, err := netlink.NewHandleAt(fd)
 	if err != nil {
