@@ -1,8 +1,12 @@
 package takeover_test
 
 import (
+	"errors"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -142,14 +146,46 @@ spec:
 	wanted("0")
 }
 
+// TestLossIsSeen has packets lost: the traffic of these tests tells of each.
+func TestLossIsSeen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	c := &cluster{t: t}
+	ns := c.namespace("loss")
+	serve(t, "one", ns)
+	rules := func(text string) {
+		t.Helper()
+		_, err := ns.Run("sh", "-c", "nft -f - <<'E'\nflush ruleset\ntable inet t { chain c { type filter hook input priority 0; tcp dport 8080 "+text+" drop; "+
+			"tcp dport 9 "+text+" drop; tcp dport 9 reject with icmpx port-unreachable; }; }\nE")
+		c.must(err)
+	}
+	for text, want := range map[string]int{"tcp flags == syn numgen inc mod 2 == 0": 1, "tcp flags == fin": 0} {
+		rules(text)
+		conn, err := dial(ns, "tcp4", "127.0.0.1:8080", answerLimit)
+		c.must(err)
+		if n := lost(conn); n != want {
+			t.Errorf("%s: %d packets of a connection were lost, want %d", text, n, want)
+		}
+		if n, err := refuse(ns, "tcp4", "127.0.0.1:9"); n != want || !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: %d attempts were not refused, want %d: %v", text, n, want, err)
+		}
+		rules("tcp flags psh numgen inc mod 2 == 0")
+		if name, _, err := ask(conn, answerLimit); name != "one" || err != nil || lost(conn) != want+1 {
+			t.Errorf("%s, and one on the connection: %d lost, want %d; %s %v", text, lost(conn), want+1, name, err)
+		}
+		_ = conn.Close()
+	}
+}
+
 // served waits until kube-proxy has programmed the services.
 func (c *cluster) served() {
 	c.t.Helper()
 	for _, w := range c.ways() {
 		eventually(c.t, w.what, func() string {
-			conn, err := dial(w.from, w.network, w.to)
+			conn, err := dial(w.from, w.network, w.to, time.Second) // before it is programmed, nobody answers
 			if err == nil {
-				_, _, err = ask(conn)
+				_, _, err = ask(conn, time.Second)
 				_ = conn.Close()
 			}
 			if err != nil {

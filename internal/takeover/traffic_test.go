@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -57,21 +59,78 @@ func serve(t *testing.T, name string, ns *netns.NS) {
 	}()
 }
 
-// answerLimit is less than TCP's first retransmission takes: no lost packet goes unseen.
-const answerLimit = 900 * time.Millisecond
+// answerLimit is more than a machine with other work takes: what it delays is not lost. A packet of TCP that is lost is sent again, and
+// counted; one of UDP is never answered.
+const answerLimit = 10 * time.Second
 
 // dial connects from a namespace.
-func dial(ns *netns.NS, network, to string) (conn net.Conn, err error) {
+func dial(ns *netns.NS, network, to string, limit time.Duration) (conn net.Conn, err error) {
 	err = ns.Do(func() error {
-		conn, err = (&net.Dialer{Timeout: answerLimit}).Dial(network, to)
+		conn, err = (&net.Dialer{Timeout: limit}).Dial(network, to)
 		return err
 	})
 	return conn, err
 }
 
+// lost is how many packets that a connection has sent did not arrive: TCP has sent them again, and nobody has had them twice.
+func lost(conn net.Conn) (n int) {
+	tcp, is := conn.(*net.TCPConn)
+	if !is {
+		return 0
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	for end := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) { // that one came twice is said a moment later
+		_ = raw.Control(func(fd uintptr) { n = again(int(fd)) })
+		if n == 0 || time.Now().After(end) {
+			return n
+		}
+	}
+}
+
+// again is how many packets of a TCP socket were sent again for want of the first.
+func again(fd int) int {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0
+	}
+	return max(0, int(info.Total_retrans)-int(info.Dsack_dups))
+}
+
+// refuse makes a connection that is to be refused, and returns how many of its attempts were not. A refusal by ICMP that comes
+// while the system call is still at work counts for the kernel only when the connection is tried again, a second later
+// (tcp_v4_err: sock_owned_by_user); the socket's queue of errors has it all the same.
+func refuse(ns *netns.NS, network, to string) (missed int, err error) {
+	fd := -1
+	d := net.Dialer{Timeout: answerLimit, Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(s uintptr) {
+			_ = unix.SetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+			fd, _ = unix.Dup(int(s))
+		})
+	}}
+	err = ns.Do(func() error {
+		conn, err := d.Dial(network, to)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	})
+	defer func() { _ = unix.Close(fd) }()
+	attempts, refusals := 1+again(fd), 0
+	for refusals < attempts {
+		if _, _, _, _, err := unix.Recvmsg(fd, nil, make([]byte, 512), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
+			break
+		}
+		refusals++
+	}
+	return attempts - max(1, refusals), err // one may have been refused by TCP
+}
+
 // ask sends a line and returns the name of who answers, with the client's address as seen there.
-func ask(conn net.Conn) (name, client string, err error) {
-	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+func ask(conn net.Conn, limit time.Duration) (name, client string, err error) {
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
 		return "", "", err
 	}
 	if _, err := conn.Write([]byte("who\n")); err != nil {
@@ -166,19 +225,24 @@ func (tr *traffic) every(what string, pause time.Duration, f func()) {
 // hold keeps one connection, which has to stay where it is.
 func (tr *traffic) hold(w way) {
 	tr.t.Helper()
-	conn, err := dial(w.from, w.network, w.to)
+	conn, err := dial(w.from, w.network, w.to, answerLimit)
 	if err != nil {
 		tr.t.Fatalf("%s: %v", w.what, err)
 	}
 	tr.t.Cleanup(func() { _ = conn.Close() })
-	first, as, err := ask(conn)
+	first, as, err := ask(conn, answerLimit)
 	if err != nil {
 		tr.t.Fatalf("%s: %v", w.what, err)
 	}
+	missing := 0
 	tr.every("held: "+w.what, 20*time.Millisecond, func() {
-		name, client, err := ask(conn)
+		name, client, err := ask(conn, answerLimit)
 		if err != nil || name != first || client != as {
 			tr.fail("held, %s: was %s as %s, now %s as %s: %v", w.what, first, as, name, client, err)
+		}
+		if n := lost(conn); n > missing {
+			tr.fail("held, %s: %d packets were lost", w.what, n-missing)
+			missing = n
 		}
 	})
 }
@@ -187,9 +251,12 @@ func (tr *traffic) hold(w way) {
 func (tr *traffic) renew(w way) {
 	tr.every("new: "+w.what, 5*time.Millisecond, func() {
 		begun := time.Now()
-		conn, err := dial(w.from, w.network, w.to)
+		conn, err := dial(w.from, w.network, w.to, answerLimit)
 		if err == nil {
-			_, _, err = ask(conn)
+			_, _, err = ask(conn, answerLimit)
+			if n := lost(conn); n > 0 {
+				tr.fail("new, %s from %s: %d packets were lost", w.what, conn.LocalAddr(), n)
+			}
 			_ = conn.Close()
 		}
 		if err != nil {
@@ -201,12 +268,9 @@ func (tr *traffic) renew(w way) {
 // refused makes connections that are to be refused at once.
 func (tr *traffic) refused(w way) {
 	tr.every("refused: "+w.what, 20*time.Millisecond, func() {
-		conn, err := dial(w.from, w.network, w.to)
-		if err == nil {
-			_ = conn.Close()
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			tr.fail("refused, %s: %v", w.what, err)
+		missed, err := refuse(w.from, w.network, w.to)
+		if !errors.Is(err, syscall.ECONNREFUSED) || missed > 0 {
+			tr.fail("refused, %s: %v, and %d attempts were not refused", w.what, err, missed)
 		}
 	})
 }
@@ -262,7 +326,7 @@ func (s sticky) where() []string {
 			return err
 		})
 		s.must(err)
-		name, _, err := ask(conn)
+		name, _, err := ask(conn, answerLimit)
 		_ = conn.Close()
 		s.must(err)
 		names = append(names, name)
