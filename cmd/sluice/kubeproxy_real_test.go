@@ -23,6 +23,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
+	"sluice.dev/sluice/internal/logtest"
 )
 
 // proxySeat is a node with a real API server, for kube-proxy or us to serve.
@@ -107,7 +108,7 @@ func (s *proxySeat) get(url string) (code int, body string) {
 type program struct {
 	cmd   *exec.Cmd
 	ended chan error
-	said  buffer
+	said  logtest.Log
 }
 
 // start runs a program on the node until the test ends.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
@@ -325,7 +324,7 @@ func TestKernelDrops(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	var out, notes buffer
+	var out, notes logtest.Log
 	ended := make(chan int, 1)
 	go func() { ended <- execute(ctx, []string{"drops", "--socket", socket, "--count", "1"}, &out, &notes) }()
 	eventually(t, "drops are watched", func() bool { return strings.Contains(notes.String(), "watching") })
@@ -484,22 +483,4 @@ func openTalk(t *testing.T, from, to *netns.NS, address string) func(time.Durati
 		_, err := server.Read(make([]byte, 64))
 		return err == nil
 	}
-}
-
-// buffer can be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }

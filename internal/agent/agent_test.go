@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -33,14 +33,14 @@ type bed struct {
 	driver *fakeDriver
 	source *fakeSource
 	client *Client
-	log    *logBuffer
+	log    *logtest.Log
 }
 
 // start runs an agent until the test ends; its source is not synced yet.
 func start(t *testing.T, change ...func(*Config)) *bed {
 	t.Helper()
 	st := store.New()
-	b := &bed{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logBuffer{}}
+	b := &bed{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logtest.Log{}}
 	c := Config{
 		Node: "node-a", Version: "v1", Store: st, Source: b.source, Driver: b.driver,
 		Compiler: compile.New(compile.Config{Node: "node-a"}),
@@ -69,24 +69,6 @@ func start(t *testing.T, change ...func(*Config)) *bed {
 	})
 	eventually(t, "socket answers", func() bool { return Alive(c.Socket) })
 	return b
-}
-
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // eventually fails the test if f does not become true in ten seconds.
@@ -261,7 +243,7 @@ func TestOneFailureIsMendedAtOnce(t *testing.T) {
 }
 
 func TestPlanIsLogged(t *testing.T) {
-	log := &logBuffer{}
+	log := &logtest.Log{}
 	b := start(t, func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})

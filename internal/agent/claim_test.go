@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
 )
@@ -185,10 +186,10 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 }
 
 // claimed is a claim of a network namespace, what its holder logs, and what connects to it as a user.
-func claimed(t *testing.T) (c *Claim, log *logBuffer, dial func(user uintptr) net.Conn) {
+func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) net.Conn) {
 	t.Helper()
 	ns := claimNS(t, "agent-held-")
-	log = new(logBuffer)
+	log = new(logtest.Log)
 	err := ns.Do(func() (err error) {
 		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.NewTextHandler(log, nil)))
 		return err

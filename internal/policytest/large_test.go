@@ -62,22 +62,7 @@ func largeRows() []row {
 }
 
 // TestLargePolicies follows packets through policies of sizes at which they met the kernel's limits.
-func TestLargePolicies(t *testing.T) {
-	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, "large", pods)
-	for _, r := range largeRows() {
-		t.Run(r.name, func(t *testing.T) {
-			k.declare(t, r)
-			for family := range Families {
-				for _, p := range r.packets {
-					k.follow(t, p, family)
-				}
-			}
-		})
-	}
-	k.declare(t, row{})
-	k.settled(t)
-}
+func TestLargePolicies(t *testing.T) { followRows(t, "large", largeRows()) }
 
 func many(n int, f func(int) string) string { return strings.Join(texts(n, f), "") }
 

@@ -247,10 +247,13 @@ func hostRows() []row {
 
 // TestRows follows the packets of every row, in both families. What "why" says must be what the
 // kernel does.
-func TestRows(t *testing.T) {
+func TestRows(t *testing.T) { followRows(t, "rows", rows()) }
+
+// followRows has a kernel to itself.
+func followRows(t *testing.T, name string, rows []row) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, "rows", pods)
-	for _, r := range rows() {
+	k := openKernel(t, name, pods)
+	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)
 			for family := range Families {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 
@@ -61,15 +62,9 @@ func checkedDelta(before *state.Policy, d state.PolicyDelta) map[int]bool {
 
 // list sends the difference of two lists alone, however long they are.
 func (c *change) list(id state.SetID, before, after *state.List) {
-	var old, now []netip.Prefix
-	if before != nil {
-		old = before.Prefixes
-	}
-	if after != nil {
-		now = after.Prefixes
-	}
+	var none state.List
 	e := new(element)
-	diffPrefixes(old, now,
+	diffPrefixes(cmp.Or(before, &none).Prefixes, cmp.Or(after, &none).Prefixes,
 		func(p netip.Prefix) { c.remove(c.d.prog.listElement(e, id, p)) },
 		func(p netip.Prefix) { c.add(c.d.prog.listElement(e, id, p)) })
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/state"
@@ -61,14 +62,8 @@ func (fp *familyProgram) sourcesChain() chain {
 
 // sources plans the difference between the ranges of a frontend.
 func (c *change) sources(k state.FrontendKey, before, after *state.Frontend) {
-	var old, now []netip.Prefix
-	if before != nil {
-		old = before.SourceRanges
-	}
-	if after != nil {
-		now = after.SourceRanges
-	}
-	diffPrefixes(old, now,
+	var none state.Frontend
+	diffPrefixes(cmp.Or(before, &none).SourceRanges, cmp.Or(after, &none).SourceRanges,
 		func(r netip.Prefix) { c.d.prog.sourceElements(k, r, c.remove) },
 		func(r netip.Prefix) { c.d.prog.sourceElements(k, r, c.add) })
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -207,7 +207,7 @@ func TestRecorderOnce(t *testing.T) {
 func TestRecorderRetries(t *testing.T) {
 	a := newEventAPI(t)
 	a.denied = true
-	var log lockedBuffer
+	var log logtest.Log
 	r := a.node(t, "n1", hour, slog.New(slog.NewTextHandler(&log, nil)))
 	r.Report([]model.Issue{webFault})
 	waitFor(t, "it was tried again", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.refused > 3 })
@@ -234,24 +234,4 @@ func TestRecorderBounds(t *testing.T) {
 	if r.follow(); len(r.told) != 0 {
 		t.Errorf("%d faults are left", len(r.told))
 	}
-}
-
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-var _ io.Writer = (*lockedBuffer)(nil)
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -70,31 +71,13 @@ type fixture struct {
 	path   string
 	sink   *sink
 	source *Source
-	log    *record
-}
-
-// record keeps what is logged.
-type record struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (r *record) Write(line []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(line)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
+	log    *logtest.Log
 }
 
 // follow runs a source on a file until the test ends.
 func follow(t *testing.T, path string) *fixture {
 	t.Helper()
-	f := &fixture{t: t, path: path, sink: &sink{}, log: &record{}}
+	f := &fixture{t: t, path: path, sink: &sink{}, log: &logtest.Log{}}
 	f.source = New(Files{{Name: "bad", Path: path}}, f.sink, slog.New(slog.NewTextHandler(f.log, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
