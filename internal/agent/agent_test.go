@@ -459,6 +459,14 @@ func TestStatusAndServices(t *testing.T) {
 	if err != nil || len(views) != 1 {
 		t.Errorf("services: %+v, %v", views, err)
 	}
+	// A service is shown with all of its faults, whoever finds them.
+	b.source.fault(model.Issue{Object: "Service shop/web-1", Reason: "an odd field"}, model.Issue{Object: "Service shop/web-2", Reason: "not this one's"})
+	b.driver.setsAside(driver.SetAside{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "web-1"}, Reason: "refused", InForce: model.InForceRest})
+	if views, err = b.client.Services(t.Context()); err != nil || len(views) != 1 || !slices.Equal(views[0].Issues, []string{"an odd field", "refused; in force: the rest of it"}) {
+		t.Errorf("services with faults: %+v, %v", views, err)
+	}
+	b.source.fault()
+	b.driver.setsAside()
 	plan, err := b.client.Plan(t.Context())
 	if err != nil || plan.Operations != 0 {
 		t.Errorf("plan when all is well: %+v, %v", plan, err)

@@ -76,11 +76,21 @@ func reply(w http.ResponseWriter, v any, err error) {
 	writeJSON(w, http.StatusConflict, f)
 }
 
-// Services returns the services as they are wanted on this node; safe for concurrent use.
+// Services returns the services as they are wanted on this node, with all that is wrong with them, whoever has found it; safe for
+// concurrent use.
 func (a *Agent) Services() []compile.ServiceView {
+	faults := map[string][]model.Issue{}
+	for _, i := range a.issues() {
+		faults[i.Object] = append(faults[i.Object], i)
+	}
 	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Services()
+	views := a.Compiler.Services()
+	a.compiling.Unlock()
+	for i, v := range views {
+		service := model.Ref{Kind: "Service", Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
+		views[i].Issues = notes(faults[service.String()], "")
+	}
+	return views
 }
 
 // Plan compares the whole wanted state with the kernel and returns what would be
