@@ -48,8 +48,16 @@ func (r *report) tooLarge(s *service, from *objects, n int) {
 	for _, list := range s.addrs {
 		addrs += len(list)
 	}
-	r.service(fmt.Sprintf("%d addresses, %d ports, %d endpoints and %d source ranges come to %d elements in the kernel; a Service may have %d, so nothing is programmed for it: part it into several",
-		addrs, len(s.svc.Ports), from.size(), len(s.svc.SourceRanges), n, maxElements))
+	r.service(fmt.Sprintf("%s, %s, %s and %s come to %d elements in the kernel; a Service may have %d, so nothing is programmed for it: part it into several",
+		count(addrs, "address", "es"), count(len(s.svc.Ports), "port", "s"), count(from.size(), "endpoint", "s"), count(len(s.svc.SourceRanges), "source range", "s"), n, maxElements))
+}
+
+// count is a number of things, whose plural has the ending.
+func count(n int, what, ending string) string {
+	if n == 1 {
+		ending = ""
+	}
+	return fmt.Sprint(n, " ", what, ending)
 }
 
 // objects are those that say what a service's endpoints are.
