@@ -132,13 +132,17 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 		}
 		return one("interface", model.Name{Name: fmt.Sprint("number ", key)}, "an entry for it", model.InForceNothing)
 	}
+	kind, of, last := "settings", "what is made of the node's address ranges", true
 	switch u.kind {
 	case deniedUnit:
-		return one("deny lists", model.Name{}, "what is made of them", model.InForceLast)
+		kind, of, last = "deny lists", "what is made of them", len(d.state.Policy.Denied.Lists) > 0
 	case podCIDRsUnit:
-		return one("pod CIDRs", model.Name{}, "what is made of them", model.InForceLast)
+		kind, of, last = "pod CIDRs", "what is made of them", len(d.state.Policy.PodCIDRs) > 0
 	}
-	return one("settings", model.Name{}, "what is made of the node's address ranges", model.InForceLast)
+	if last {
+		return one(kind, model.Name{}, of, model.InForceLast)
+	}
+	return one(kind, model.Name{}, of, model.InForceNothing) // the table is new
 }
 
 func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (all []driver.SetAside) {

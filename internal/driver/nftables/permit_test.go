@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -438,5 +440,42 @@ func TestDenyListsOutgrowTheirSets(t *testing.T) {
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Fatalf("after another list at the start, the kernel differs:\n%s", text)
 		}
+	})
+}
+
+// What is said to be in force of deny lists that the kernel refuses was taken once: on a new table that is nothing.
+func TestRefusedDenyLists(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		ns := testNS(t)
+		devices := addLinks(t, ns)
+		d := openIn(t, ns, o)
+		want := state.New()
+		want.Policy = state.NewPolicy()
+		deny := func(prefix string) *state.Denied {
+			want.Policy.Denied = state.Denied{Devices: devices, Lists: []*state.List{{Name: "test", Prefixes: []netip.Prefix{netip.MustParsePrefix(prefix)}}}}
+			return &want.Policy.Denied
+		}
+		inForce := func(text string) {
+			t.Helper()
+			if list := d.SetAside(); len(list) != 1 || list[0].Kind != "deny lists" || list[0].InForce != text {
+				t.Errorf("set aside: %+v, want deny lists with %q in force", list, text)
+			}
+		}
+		refuse := func(m Message) error {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
+				return unix.ENFILE
+			}
+			return nil
+		}
+		deny("10.3.0.1/32")
+		d.Refuse(refuse)
+		adopt(t, d, want)
+		inForce(model.InForceNothing)
+		d.Refuse(func(Message) error { return nil })
+		update(t, d, state.Delta{Policy: state.PolicyDelta{Denied: deny("10.3.0.1/32")}})
+		d.Refuse(refuse)
+		update(t, d, state.Delta{Policy: state.PolicyDelta{Denied: deny("10.4.0.1/32")}})
+		inForce(model.InForceLast)
 	})
 }
