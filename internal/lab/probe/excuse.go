@@ -81,7 +81,7 @@ func versions(t Try, c *plan.Cluster) (all []string) {
 
 // OfKubeProxy changes tries to what kube-proxy makes of them where that is known to be something else: it leads
 // pods past externalTrafficPolicy Local on other nodes than their own, but leaves their addresses as they are, so that
-// the answer of a pod on a third node comes back by another way and is not translated.
+// the answer of a pod on a third node comes back by another way and is not translated. And it lets services have nodes' addresses.
 func OfKubeProxy(c *plan.Cluster, tries []Try) {
 	local := map[string]bool{}
 	for _, svc := range c.Services {
@@ -89,6 +89,9 @@ func OfKubeProxy(c *plan.Cluster, tries []Try) {
 	}
 	for i := range tries {
 		t := &tries[i]
+		if t.Why == whyOfNode {
+			t.Fate = Unjudged
+		}
 		past := t.Source.Kind == FromPod && t.Frontend.Kind == NodePort && local[t.Service] && t.Source.Node != t.Frontend.Node
 		if past && t.Fate == Answered && slices.ContainsFunc(c.Pods, func(p *corev1.Pod) bool {
 			return t.Expect.By[p.Namespace+"/"+p.Name] && p.Spec.NodeName != t.Frontend.Node

@@ -244,6 +244,9 @@ type judge struct {
 }
 
 func (j judge) expect(src Source) Expect {
+	if e, own := j.ofNode(); own {
+		return e
+	}
 	if len(usable(j.eps)) == 0 {
 		return Expect{Fate: Refused, Why: "no endpoints"}
 	}
@@ -276,6 +279,23 @@ func (j judge) expect(src Source) Expect {
 	}
 	e.Own = j.own(src, eps)
 	return j.judged(e, eps)
+}
+
+// whyOfNode is what a node has its address for.
+const whyOfNode = "a node's address, which no service may have"
+
+// ofNode is what becomes of requests to a node's address that a service asks for as its own: the node has it, and nothing listens
+// there. Where something may, or policies are asked, nobody can tell.
+func (j judge) ofNode() (e Expect, own bool) {
+	i := slices.IndexFunc(j.c.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, j.To.Addr()) })
+	if i < 0 || j.Kind != ExternalIP && j.Kind != LoadBalancer {
+		return Expect{}, false
+	}
+	listens := func(p *corev1.Pod) bool { return p.Spec.HostNetwork && p.Spec.NodeName == j.c.Nodes[i].Name }
+	if len(j.c.Policies) > 0 || slices.ContainsFunc(j.c.Pods, listens) {
+		return Expect{Fate: Unjudged, Why: whyOfNode}, true
+	}
+	return Expect{Fate: Refused, Why: whyOfNode}, true
 }
 
 // scope says whether only one node's endpoints count for a source, and which node's.

@@ -107,6 +107,9 @@ func TestExpect(t *testing.T) {
 		{"external IP", "selector: {app: web}, externalIPs: [203.0.113.1]", nil, map[string]string{
 			"outside ExternalIP": "12", "pod1 ExternalIP": "12",
 		}},
+		{"a node's address as external IP", "selector: {app: web}, externalIPs: [10.10.0.12]", nil, map[string]string{
+			"outside ExternalIP node2": "refused", "pod1 ExternalIP": "refused", "node2 ExternalIP": "refused", "pod1 ClusterIP": "12 keep",
+		}},
 		{"zones", "selector: {app: web}, trafficDistribution: PreferClose", nil, map[string]string{
 			"pod1 ClusterIP": "1 keep", "node2 ClusterIP": "2", "pod3 ClusterIP": "12 keep",
 		}},
