@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -66,7 +65,7 @@ func refusedAddresses(ctx context.Context, socket string) (refused []string, err
 	if agent.Alive(socket) {
 		status, err := agent.NewClient(socket).Status(ctx)
 		for _, issue := range status.Issues {
-			if strings.HasPrefix(issue.Object, "Service ") && strings.Contains(issue.Reason, "left out") {
+			if issue.Refused {
 				refused = append(refused, issue.String())
 			}
 		}

@@ -105,7 +105,7 @@ func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.Servi
 			continue
 		}
 		if why := unusable(addr); why != "" {
-			rep.add("Pod", pod.Name, "address "+addr.String()+" is "+why+", it is left out")
+			rep.add(model.Ref{Kind: "Pod", Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
 			continue
 		}
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == c.cfg.Node}

@@ -74,7 +74,7 @@ func (c *Compiler) program(next *service, from *objects, old *service, rep *repo
 	switch {
 	case !svc.ExternalLocal || svc.HealthCheckNodePort == 0:
 	case c.reserved(model.TCP, svc.HealthCheckNodePort):
-		rep.service(fmt.Sprintf("healthCheckNodePort %d is a port that nodes need for themselves (--reserved-ports), it is left out", svc.HealthCheckNodePort))
+		rep.refused(fmt.Sprint("healthCheckNodePort ", svc.HealthCheckNodePort), "is a port that nodes need for themselves (--reserved-ports)")
 	default:
 		next.health = &state.HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
@@ -179,7 +179,7 @@ func (c *Compiler) want(next *service, i int, number uint16, addrs []netip.Addr,
 	for _, addr := range addrs {
 		key := state.FrontendKey{Addr: addr, Protocol: next.svc.Ports[i].Protocol, Port: number}
 		if why := c.refusesPort(f.Kind, key); why != "" {
-			rep.service(fmt.Sprintf("%s %s, it is left out", key, why))
+			rep.refused(key.String(), why)
 			continue
 		}
 		next.claims = append(next.claims, claim{key: key, port: int32(i), frontend: f})

@@ -1,7 +1,6 @@
 package compile
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -161,7 +160,7 @@ func (c *Compiler) permitted(kind state.Kind, what string, addrs []netip.Addr, r
 		if a = a.Unmap(); !bad(a) {
 			list = append(list, a)
 		} else {
-			rep.service(fmt.Sprintf("%s %s %s, it is left out", what, a, c.refuses(kind, a)))
+			rep.refused(what+" "+a.String(), c.refuses(kind, a))
 		}
 	}
 	return list

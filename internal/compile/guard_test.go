@@ -118,6 +118,11 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 				check := func(c *compile.Compiler) {
 					t.Helper()
 					checkIssues(t, c, want...)
+					for _, i := range c.Issues() {
+						if i.Refused != strings.HasSuffix(i.Reason, "left out") {
+							t.Errorf("%v: marked as refused: %t", i, i.Refused)
+						}
+					}
 					got := sorted(show(c.State()))
 					if wanted := sorted(strings.TrimSpace("ClusterIP c9:443 of kubernetes -> n9:6443\n" + tc.want)); got != wanted {
 						t.Errorf("got:\n%s\nwant:\n%s", got, wanted)

@@ -120,8 +120,7 @@ func familiesOf(svc *model.Service) (f families) {
 const maxIssues = 64
 
 // add adds an issue, once.
-func (r *report) add(kind string, name model.Name, reason string) {
-	issue := model.Ref{Kind: kind, Name: name}.Issue(reason)
+func (r *report) add(issue model.Issue) {
 	switch {
 	case slices.Contains(r.issues, issue):
 	case len(r.issues) < maxIssues:
@@ -139,10 +138,19 @@ func (r *report) all() []model.Issue {
 	return append(r.issues, model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(fmt.Sprintf("and %d more", r.more)))
 }
 
-func (r *report) service(reason string) { r.add("Service", r.svc.Name, reason) }
+func (r *report) service(reason string) {
+	r.add(model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(reason))
+}
+
+// refused adds what the service may not have.
+func (r *report) refused(what, why string) {
+	issue := model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(what + " " + why + ", it is left out")
+	issue.Refused = true
+	r.add(issue)
+}
 
 func (r *report) slice(slice *model.EndpointSlice, reason string) {
-	r.add("EndpointSlice", slice.Name, reason)
+	r.add(model.Ref{Kind: "EndpointSlice", Name: slice.Name}.Issue(reason))
 }
 
 // checkPort reports whether a service port can be served.

@@ -181,6 +181,8 @@ type Issue struct {
 	// InForce says what is in force in the meantime: one of the texts below. Empty
 	// where that is no matter, or not known.
 	InForce string `json:"inForce,omitempty"`
+	// Refused: an address or port that a Service asks for, and may not have.
+	Refused bool `json:"refused,omitempty"`
 	// Ref is the object, where it is known by kind and name; Object is its text then.
 	Ref Ref `json:"-"`
 }
