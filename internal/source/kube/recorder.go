@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -248,12 +249,22 @@ func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv
 	return e
 }
 
-// note is what is wrong, in printable characters.
+// objectName is how texts name an object that has a namespace: "Service shop/web", "pod shop/web-1".
+var objectName = regexp.MustCompile(`\b([A-Z][A-Za-z]*|pod) ([a-z0-9][-a-z0-9]*)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?`)
+
+// note is what is wrong, in printable characters. Whoever reads the Events of the object's namespace may know of no other namespace:
+// an object there is "another Service".
 func note(i model.Issue) string {
 	text := i.Reason
 	if i.InForce != "" {
 		text += "; in force: " + i.InForce
 	}
+	text = objectName.ReplaceAllStringFunc(text, func(name string) string {
+		if part := objectName.FindStringSubmatch(name); part[2] != i.Ref.Name.Namespace {
+			return "another " + part[1]
+		}
+		return name
+	})
 	text = strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) {
 			return ' '

@@ -235,3 +235,18 @@ func TestRecorderBounds(t *testing.T) {
 		t.Errorf("%d faults are left", len(r.told))
 	}
 }
+
+// An Event names no object of another namespace: those who read it may not know of that.
+func TestEventsKeepToTheirNamespace(t *testing.T) {
+	for _, c := range []struct{ namespace, reason, want string }{
+		{"shop", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port"},
+		{"shop", "TCP 10.0.0.1:80 belongs to Service bank/vault.v1, which was there first", "TCP 10.0.0.1:80 belongs to another Service, which was there first"},
+		{"shop", "address 10.1.0.1 is Pod shop-2/a's too", "address 10.1.0.1 is another Pod's too"},
+		{"", "nothing is allowed at pod bank/a-1, pod shop/b and 3 more", "nothing is allowed at another pod, another pod and 3 more"},
+		{"shop", "label kubernetes.io/name: CIDR 10.0.0.0/8 and fd00::/8 of node worker", "label kubernetes.io/name: CIDR 10.0.0.0/8 and fd00::/8 of node worker"},
+	} {
+		if got := note(model.Issue{Reason: c.reason, Ref: model.Ref{Kind: "Service", Name: model.Name{Namespace: c.namespace, Name: "x"}}}); got != c.want {
+			t.Errorf("in %q: %q, want %q", c.namespace, got, c.want)
+		}
+	}
+}
