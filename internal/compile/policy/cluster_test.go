@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -98,10 +99,10 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 
 func (h *history) limit(c *Compiler) {
 	if h.together > 0 {
-		c.maxTogether = bound{h.together, h.together}
+		c.maxTogether = fair.Bound{Most: h.together, Again: h.together}
 	}
 	if h.selected > 0 {
-		c.maxSelected = bound{h.selected, h.selected}
+		c.maxSelected = fair.Bound{Most: h.selected, Again: h.selected}
 	}
 }
 

@@ -51,13 +51,13 @@ func (c *Compiler) step(p *part, room int) (spent int) {
 	case unbuilt:
 		c.build(p)
 		p.progress = counting
-		if n := len(p.selectors) * c.size; n <= c.maxSelected.most>>5 && c.total+n <= c.maxTogether.most {
+		if n := len(p.selectors) * c.size; n <= c.maxSelected.Most>>5 && c.total+n <= c.maxTogether.Most {
 			c.holdGroups(p) // it need not be counted
 		}
 		return p.units
 	case counting:
 		if len(p.tallies) == len(p.selectors) {
-			if c.total+c.beyond(p) > c.maxTogether.most {
+			if c.total+c.beyond(p) > c.maxTogether.Most {
 				c.refuse(p, tooMuch)
 				c.weighSoon() // others may have to go for it
 			} else {
@@ -67,15 +67,15 @@ func (c *Compiler) step(p *part, room int) (spent int) {
 		}
 		t, looked := c.holdTally(p.selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
-		if p.sum += t.count; p.sum > c.maxSelected.most && p.selected() > c.maxSelected.most {
+		if p.sum += t.count; p.sum > c.maxSelected.Most && p.selected() > c.maxSelected.Most {
 			c.refuse(p, tooMany)
 		}
 		return 1 + looked/matchingCost
 	}
 	if p.ready == len(p.groups) {
 		c.settle(p, filled)
-		c.weighAfter(c.maxSelected.most + 1 - p.selected())
-		if c.weighAfter(c.maxTogether.most + 1 - c.total); c.total > c.maxTogether.most || p.selected() > c.maxSelected.most {
+		c.weighAfter(c.maxSelected.Most + 1 - p.selected())
+		if c.weighAfter(c.maxTogether.Most + 1 - c.total); c.total > c.maxTogether.Most || p.selected() > c.maxSelected.Most {
 			c.weighSoon() // more has come since it was counted
 		}
 		return 1
@@ -117,7 +117,7 @@ func (c *Compiler) refuse(p *part, why progress) {
 	c.releaseSets(p)
 	c.settle(p, why)
 	if why == tooMany {
-		c.weighAfter(p.selected() - c.maxSelected.again)
+		c.weighAfter(p.selected() - c.maxSelected.Again)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -248,8 +249,8 @@ func TestTooMuchTogether(t *testing.T) {
 // One pod that comes and goes does not make a policy at its limit come and go.
 func TestLimitsDoNotFlap(t *testing.T) {
 	for name, limit := range map[string]func(c *Compiler){
-		"of one":  func(c *Compiler) { c.maxSelected = bound{100, 80} },
-		"of both": func(c *Compiler) { c.maxTogether = bound{200, 160} },
+		"of one":  func(c *Compiler) { c.maxSelected = fair.Bound{Most: 100, Again: 80} },
+		"of both": func(c *Compiler) { c.maxTogether = fair.Bound{Most: 200, Again: 160} },
 	} {
 		h := newHistory(config, idSpace)
 		limit(h.compiler)

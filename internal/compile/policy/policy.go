@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -72,7 +73,7 @@ type Compiler struct {
 	room  int                           // elements that this update may still change in groups
 	whole bool                          // it may change all
 
-	maxSelected, maxTogether bound // the constants, but in tests
+	maxSelected, maxTogether fair.Bound // the constants, but in tests
 	counted                  map[string]*tally
 	tallied                  map[*class][]*tally // that select the class, as long as tallies do not change
 	tallies                  filing[*tally]

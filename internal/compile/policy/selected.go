@@ -3,28 +3,17 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"math"
-	"slices"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 )
 
-// bound is a limit of what selectors select: what is over most is refused until it comes to no more than again, so that one pod that
-// comes and goes does not make it flap.
-type bound struct{ most, again int }
-
-// limit is what holds for what is refused, or is not.
-func (b bound) limit(refused bool) int {
-	if refused {
-		return b.again
-	}
-	return b.most
-}
-
 // Each selector takes a set of its own, so that without bounds the sets come to the number of selectors times that of pods.
 var (
-	maxSelected = bound{1 << 20, 7 << 17} // by the selectors of a policy in one direction
-	maxTogether = bound{1 << 22, 7 << 19} // by those of all policies that apply to anything here
+	maxSelected = fair.Bound{Most: 1 << 20, Again: 7 << 17} // by the selectors of a policy in one direction
+	maxTogether = fair.Bound{Most: 1 << 22, Again: 7 << 19} // by those of all policies that apply to anything here
 )
 
 // tooManySelected says why a policy that was read is not applied.
@@ -131,8 +120,7 @@ func (c *Compiler) beyond(p *part) (n int) {
 // weigh refuses the parts whose selectors select too much now, and takes up those that are refused and fit again. It is called for
 // each object, rather than once for an update, so that what one update brings cannot fill groups far beyond the limit.
 //
-// Where all are too much together, those are refused of which the namespace asks for most: each counts for what it selects and what the
-// lesser ones of its namespace do, and the least go first. So nobody's policies are refused for those of others while they ask for less.
+// Where all are too much together, those go without whose turn comes last: see fair.Turns.
 func (c *Compiler) weigh() {
 	if c.moves < c.due {
 		return
@@ -149,21 +137,21 @@ func (c *Compiler) weigh() {
 		}
 		refused := p.progress.refused()
 		switch {
-		case n > c.maxSelected.limit(p.progress == tooMany):
+		case n > c.maxSelected.Limit(p.progress == tooMany):
 			c.refuse(p, tooMany)
-			c.weighAfter(n - c.maxSelected.again)
+			c.weighAfter(n - c.maxSelected.Again)
 			continue
 		case p.progress == tooMany:
 			c.restart(p) // as not all of its selectors were counted
 			continue
-		case total+more > c.maxTogether.limit(refused):
+		case total+more > c.maxTogether.Limit(refused):
 			c.refuse(p, tooMuch)
 			crowded = true
 			continue
 		case refused:
 			again = append(again, p)
 		}
-		c.weighAfter(c.maxSelected.most + 1 - n)
+		c.weighAfter(c.maxSelected.Most + 1 - n)
 		for key := range p.selections {
 			known[key] = struct{}{}
 		}
@@ -173,7 +161,7 @@ func (c *Compiler) weigh() {
 		c.drain(all)
 	}
 	for _, p := range again {
-		if c.total+c.beyond(p) <= c.maxTogether.most {
+		if c.total+c.beyond(p) <= c.maxTogether.Most {
 			c.restart(p)
 		} else {
 			crowded = true // until others have gone
@@ -182,12 +170,12 @@ func (c *Compiler) weigh() {
 	if c.crowded = crowded; crowded {
 		c.weighAfter(1)
 	}
-	c.weighAfter(c.maxTogether.most + 1 - c.total)
+	c.weighAfter(c.maxTogether.Most + 1 - c.total)
 }
 
 // weighAfter has parts weighed when so much has come or gone, but not for every little.
 func (c *Compiler) weighAfter(moves int) {
-	c.due = min(c.due, c.moves+max(moves, min(c.maxSelected.most>>6, c.maxTogether.most>>8), 1))
+	c.due = min(c.due, c.moves+max(moves, min(c.maxSelected.Most>>6, c.maxTogether.Most>>8), 1))
 }
 
 // weighSoon has parts weighed in any case.
@@ -195,39 +183,16 @@ func (c *Compiler) weighSoon() { c.due = c.moves }
 
 // inTurn returns the parts whose selectors were counted, in the order in which they may have their sets.
 func (c *Compiler) inTurn() []*part {
-	type turn struct {
-		*part
-		selected, sum int
-	}
-	byNamespace := map[string][]turn{}
+	var counted []*part
 	for p := range c.parts {
 		if p.progress >= filling {
-			name := p.of.obj.Key.Name.Namespace
-			byNamespace[name] = append(byNamespace[name], turn{part: p, selected: p.selected()})
+			counted = append(counted, p)
 		}
 	}
-	byName := func(a, b turn) int {
-		return cmp.Or(comparePolicies(a.of, b.of), cmp.Compare(a.of.serial, b.of.serial), cmp.Compare(a.index, b.index))
-	}
-	var all []turn
-	for _, list := range byNamespace {
-		slices.SortFunc(list, func(a, b turn) int { return cmp.Or(cmp.Compare(a.selected, b.selected), byName(a, b)) })
-		known, sum := map[string]struct{}{}, 0
-		for i := range list {
-			for key, size := range list[i].selections {
-				if _, shared := known[key]; !shared {
-					known[key] = struct{}{}
-					sum += size
-				}
-			}
-			list[i].sum = sum
-		}
-		all = append(all, list...)
-	}
-	slices.SortFunc(all, func(a, b turn) int { return cmp.Or(cmp.Compare(a.sum, b.sum), byName(a, b)) })
-	parts := make([]*part, len(all))
-	for i := range all {
-		parts[i] = all[i].part
-	}
-	return parts
+	return fair.Turns(counted,
+		func(p *part) string { return p.of.obj.Key.Name.Namespace },
+		func(p *part) iter.Seq2[string, int] { return p.selections },
+		func(a, b *part) int {
+			return cmp.Or(comparePolicies(a.of, b.of), cmp.Compare(a.of.serial, b.of.serial), cmp.Compare(a.index, b.index))
+		})
 }

@@ -76,10 +76,10 @@ func (c *Compiler) Issues() []model.Issue {
 				add(key.Ref(), "%s", tooManyLookups(part.lookups))
 			}
 			if part != nil && part.progress == tooMany {
-				add(key.Ref(), "%s", tooManySelected(c.maxSelected.most))
+				add(key.Ref(), "%s", tooManySelected(c.maxSelected.Most))
 			}
 			if part != nil && part.progress == tooMuch {
-				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.maxTogether.most))
+				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.maxTogether.Most))
 			}
 		}
 		for _, set := range p.doubts {
