@@ -2,7 +2,9 @@ package compile
 
 import (
 	"fmt"
+	"iter"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -10,6 +12,9 @@ import (
 // maxElements is what one Service may come to in the kernel. Its addresses, ports and endpoints multiply there, so that
 // an object of a few kilobytes could ask for all memory. A port with 65,536 endpoints at three addresses is well within.
 const maxElements = 1 << 19
+
+// maxTogether is what all Services may come to. 150,000 pods of two families in two services each, one of them at three addresses, are half of it.
+var maxTogether = fair.Bound{Most: 1 << 22, Again: 7 << 19}
 
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
 const rangeNetworks = 8
@@ -50,6 +55,94 @@ func (r *report) tooLarge(s *service, from *objects, n int) {
 	}
 	r.service(fmt.Sprintf("%s, %s, %s and %s come to %d elements in the kernel; a Service may have %d, so nothing is programmed for it: part it into several",
 		count(addrs, "address", "es"), count(len(s.svc.Ports), "port", "s"), count(from.size(), "endpoint", "s"), count(len(s.svc.SourceRanges), "source range", "s"), n, maxElements))
+}
+
+// tooMuch says the same where it is too much with others.
+func (r *report) tooMuch(n, most int) {
+	r.service(fmt.Sprintf("it comes to %d elements in the kernel; all Services may have %d, and those of its namespace are among those that ask for most, so nothing is programmed for it: ask for less", n, most))
+}
+
+// weigh decides which services may be programmed, where all come to too much: see fair.Turns. It returns those of which that has changed: who may
+// be comes once there is room, when others have gone.
+func (c *Compiler) weigh() (changed []model.Name) {
+	if !c.reweigh {
+		return nil
+	}
+	c.reweigh = false
+	if len(c.denied) == 0 && c.asked <= c.maxTogether.Most {
+		return nil
+	}
+	asking := make([]*service, 0, len(c.services))
+	for _, s := range c.services {
+		if s.asked > 0 {
+			asking = append(asking, s)
+		}
+	}
+	total, given := 0, c.given
+	for _, s := range fair.Turns(asking,
+		func(s *service) string { return s.svc.Name.Namespace },
+		func(s *service) iter.Seq2[string, int] {
+			return func(yield func(string, int) bool) { yield(s.svc.Name.Name, s.asked) }
+		},
+		func(a, b *service) int { return a.svc.Name.Compare(b.svc.Name) }) {
+		name := s.svc.Name
+		_, was := c.denied[name]
+		if total+s.asked > c.maxTogether.Limit(was) {
+			if c.denied[name] = struct{}{}; !was {
+				changed = append(changed, name)
+			}
+			continue
+		}
+		total += s.asked
+		switch {
+		case !was:
+		case given+s.asked > c.maxTogether.Most:
+			c.reweigh = true
+		default:
+			given += s.asked
+			delete(c.denied, name)
+			changed = append(changed, name)
+		}
+	}
+	return changed
+}
+
+// fits notes what a service asks for, and reports whether there is room for it. If there is not, others may have to go for it.
+func (c *Compiler) fits(next, old *service, n int) bool {
+	next.asked = n
+	_, denied := c.denied[next.svc.Name]
+	if n == 0 {
+		return true
+	}
+	if !denied && c.given-old.given()+n > c.maxTogether.Most {
+		c.denied[next.svc.Name] = struct{}{}
+		denied = true
+	}
+	return !denied
+}
+
+// account counts what a service asks for and has in place of its old version.
+func (c *Compiler) account(next, old *service) {
+	was := 0
+	if old != nil {
+		was = old.asked
+	}
+	if next.asked != was || next.asked != next.elements {
+		c.reweigh = true
+	}
+	c.asked += next.asked - was
+	c.given += next.given() - old.given()
+	if next.asked == 0 {
+		delete(c.denied, next.svc.Name)
+	}
+}
+
+// given is what a service has of all elements.
+func (s *service) given() int {
+	if s == nil {
+		return 0
+	}
+	return s.elements
 }
 
 // count is a number of things, whose plural has the ending.

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -87,7 +88,13 @@ type Compiler struct {
 	// healthPorts holds what claims each healthCheckNodePort.
 	healthPorts map[uint16]map[model.Name]*state.HealthCheck
 	// faults are the issues found in each service that has any.
-	faults    map[model.Name][]model.Issue
+	faults map[model.Name][]model.Issue
+
+	maxTogether  fair.Bound              // the constant, but in tests
+	asked, given int                     // elements that all services ask for, and that they have
+	denied       map[model.Name]struct{} // those for which there is no room
+	reweigh      bool                    // others may have room since the last update
+
 	nodePorts [2]int // services that have one, of IPv4 and IPv6
 
 	clusterIPs refs
@@ -114,6 +121,8 @@ func New(cfg Config) *Compiler {
 		clusterIPs:  newRefs(s.ClusterIPs),
 		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
+
+		maxTogether: maxTogether, denied: map[model.Name]struct{}{},
 
 		waiting:       map[model.Name]wait{},
 		sliceElements: sliceElements,
@@ -209,6 +218,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			room /= 2
 		}
 		c.take(v, d, services, room)
+		for _, name := range c.weigh() {
+			c.wait(name, d.Since)
+		}
 	} else {
 		for name := range services {
 			c.service(v, name, all)
@@ -218,6 +230,11 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			c.service(v, name, all)
 		}
 		clear(c.waiting)
+		for c.reweigh {
+			for _, name := range c.weigh() {
+				c.service(v, name, all)
+			}
+		}
 	}
 	c.scratch = nil // it may be large, and holds on to objects
 	delta := c.flush()
@@ -252,6 +269,7 @@ func (c *Compiler) service(v *store.View, name model.Name, room int) (spent, lef
 	} else {
 		return 0, 0
 	}
+	c.account(next, old)
 	next.standing = old.stands()
 	c.services[name] = next
 	next.former = old

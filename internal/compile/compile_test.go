@@ -31,6 +31,13 @@ type history struct {
 	store    *store.Store
 	compiler *compile.Compiler
 	sum      *state.State // of all deltas
+	together int          // elements of all services; 0: as many as in production
+}
+
+// limit has all services come to so many elements at the most.
+func (h *history) limit(together int) {
+	h.together = together
+	h.compiler.SetTogether(together)
 }
 
 func newHistory(cfg compile.Config) *history {
@@ -70,6 +77,7 @@ func (h *history) check(t *testing.T, d state.Delta) {
 // fresh compiles what the store holds from nothing.
 func (h *history) fresh() *compile.Compiler {
 	c := compile.New(h.cfg)
+	c.SetTogether(h.together)
 	c.Update(h.store, store.Dirty{})
 	return c
 }

@@ -38,6 +38,11 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 			rep.tooLarge(next, from, n)
 			break
 		}
+		if !c.fits(next, old, n) {
+			next.why = "too much"
+			rep.tooMuch(n, c.maxTogether.Most)
+			break
+		}
 		next.elements = n
 		c.program(next, from, old, rep)
 	}

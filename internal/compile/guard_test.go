@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,6 +261,58 @@ func TestBudget(t *testing.T) {
 				t.Errorf("refusing it took %d MB", spent>>20)
 			}
 		})
+	}
+}
+
+// Where all services come to too much, those of the namespace that asks for most are refused, its largest first, and taken up when there is room; one endpoint that comes
+// and goes does not make them come and go. So it is in slices, too.
+func TestTooMuchTogether(t *testing.T) {
+	in := func(namespace string, i, endpoints int) (all []store.Event) {
+		all = numbered(i, endpoints)
+		all[0].Object.(*model.Service).Name.Namespace, all[0].Name.Namespace = namespace, namespace
+		all[1].Object.(*model.EndpointSlice).Name.Namespace, all[1].Name.Namespace = namespace, namespace
+		return all
+	}
+	for sliced, step := range map[bool]func(*history, ...store.Event){
+		false: func(h *history, events ...store.Event) { h.apply(t, events...) },
+		true: func(h *history, events ...store.Event) {
+			for more := true; more; events = nil {
+				_, more = h.step(t, events...)
+			}
+		},
+	} {
+		h := newHistory(compile.Config{})
+		h.apply(t, events(v4.node())...)
+		h.compiler.SetSlice(64)
+		h.limit(500)
+		expect := func(when string, want ...int) {
+			t.Helper()
+			var got []int
+			for i := range 9 {
+				if h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil {
+					got = append(got, i)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, in slices: %t: %v are served, not %v", when, sliced, got, want)
+			}
+			same(t, h.compiler, h.fresh())
+		}
+		step(h, slices.Concat(in("many", 1, 96), in("many", 2, 96), in("many", 3, 96), in("many", 4, 96))...)
+		expect("there is room", 1, 2, 3, 4)
+		step(h, in("shop", 5, 196)...)
+		expect("another asks for less than all of them", 1, 2, 3, 5)
+		if got := fmt.Sprint(h.compiler.Issues()); !strings.Contains(got, "it comes to 100 elements in the kernel; all Services may have 500") {
+			t.Error(got)
+		}
+		step(h, in("many", 1, 200)...)
+		expect("one of them grows", 2, 3, 4, 5)
+		less := in("shop", 5, 46)
+		step(h, less...)
+		expect("there is not enough room for it", 2, 3, 4, 5)
+		step(h, in("shop", 5, 0)...)
+		step(h, in("many", 1, 96)...)
+		expect("there is", 1, 2, 3, 4, 5)
 	}
 }
 

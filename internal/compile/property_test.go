@@ -193,6 +193,7 @@ func TestStateDependsOnObjectsAlone(t *testing.T) {
 		}
 		h.cfg.ReservedPorts = []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}
 		h.compiler = compile.New(h.cfg)
+		h.limit(pickOne(w, 0, 20, 100))
 		for range 60 {
 			if w.chance(10) {
 				h.cfg.APIServers = []netip.AddrPort{netip.AddrPortFrom(w.addr("x", 2), 80)}
@@ -233,9 +234,11 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			final = append(final, e)
 		}
 		first := newHistory(compile.Config{})
+		first.limit(pickOne(w, 0, 0, 50))
 		first.apply(t, all...)
 		for range 4 {
 			h := newHistory(compile.Config{})
+			h.limit(first.together)
 			w.deliver(t, h, append(slices.Clone(all), final...), len(final))
 			same(t, h.compiler, first.compiler)
 			if t.Failed() {

@@ -17,7 +17,8 @@ type service struct {
 	hairpins []netip.Addr                 // of the backends on this node, sorted, unique
 	health   *state.HealthCheck
 	counts   Counts
-	elements int // that it comes to in the kernel, about
+	asked    int // elements that it would come to in the kernel, about; 0 if it is refused by itself
+	elements int // that it comes to
 
 	gone    bool // there is no such service any more
 	settled bool // the state has the claims

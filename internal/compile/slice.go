@@ -71,14 +71,7 @@ func (c *Compiler) Waits(service model.Name) bool {
 // take brings one slice of the services that wait and are dirty up to date.
 func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struct{}, room int) {
 	for name := range dirty {
-		w, waits := c.waiting[name]
-		switch {
-		case !waits:
-			w.since = d.Since
-		case w.left > 0 && w.next == nil:
-			w.next = &wait{since: d.Since}
-		}
-		c.waiting[name] = w
+		c.wait(name, d.Since)
 	}
 	type candidate struct {
 		name model.Name
@@ -104,6 +97,18 @@ func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struc
 		oldest := slices.MinFunc(list, func(a, b candidate) int { return c.waiting[a.name].since.Compare(c.waiting[b.name].since) })
 		c.advance(v, oldest.name, max(room, least))
 	}
+}
+
+// wait has a service compiled anew, for what changed at that time.
+func (c *Compiler) wait(name model.Name, since time.Time) {
+	w, waits := c.waiting[name]
+	switch {
+	case !waits:
+		w.since = since
+	case w.left > 0 && w.next == nil:
+		w.next = &wait{since: since}
+	}
+	c.waiting[name] = w
 }
 
 // advance compiles a service that waits, or goes on with it, as far as there is room for.
