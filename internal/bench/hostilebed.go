@@ -39,17 +39,18 @@ type testbed struct {
 type hunger struct {
 	bytes    int // of objects
 	selected int // addresses, by selectors of policies, at the most
+	elements int // of wide services
 }
 
 // bound is how much the agent may have where so many pods are on other nodes.
 func (h hunger) bound(crowd hostile.Crowd) int {
-	return mostBase + mostPerPod*int(crowd) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected)
+	return mostBase + mostPerPod*int(crowd) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected) + mostPerElement*min(h.elements, mostElements)
 }
 
 // hungerOf is that of an object where a selector selects so many addresses at the most.
 func hungerOf(f cluster.File, addresses int) hunger {
 	in, out := hostile.Selectors(f)
-	return hunger{len(f.JSON), min(in*addresses, hostile.MostSelected) + min(out*addresses, hostile.MostSelected)}
+	return hunger{bytes: len(f.JSON), selected: min(in*addresses, hostile.MostSelected) + min(out*addresses, hostile.MostSelected)}
 }
 
 // podsOfBystanders are the client and the backend.
@@ -274,8 +275,10 @@ const (
 	mostBase       = 150 << 20       // memory without objects of tenants …
 	mostPerPod     = 4 << 10         // … for each pod of other nodes …
 	mostPerByte    = 60              // … for each byte of tenants' objects …
-	mostPerAddress = 450             // … and for each address that their policies' selectors select, of as many …
-	mostSelected   = 1 << 22         // … as all together may select, see docs/limits.md
+	mostPerAddress = 450             // … for each address that their policies' selectors select, of as many …
+	mostSelected   = 1 << 22         // … as all together may select, see docs/limits.md …
+	mostPerElement = 300             // … and for each element of their services, of as many …
+	mostElements   = 1 << 22         // … as all together may have
 )
 
 // seen is what was seen while objects were taken.

@@ -12,35 +12,46 @@ import (
 	"sluice.dev/sluice/internal/bench/peer"
 )
 
-// What is measured of policies together, after each of what happens to them.
+// What is measured of policies and services together, after each of what happens to them.
 const (
-	togetherResident = "most resident memory with policies together"
-	togetherKernel   = "kernel memory with policies together"
-	togetherTook     = "time until all is in the kernel with policies together"
-	togetherChange   = "slowest change of a bystander's service with policies together"
+	togetherResident = "most resident memory with many together"
+	togetherKernel   = "kernel memory with many together"
+	togetherTook     = "time until all is in the kernel with many together"
+	togetherChange   = "slowest change of a bystander's service with many together"
 )
 
-// allTogether measures policies that are each within their limits, and are many.
+// herd is many objects of a kind that are each within their limits.
+type herd struct{ policies, services, namespaces int }
+
+// allTogether measures herds.
 func (r *run) allTogether(ctx context.Context) error {
-	for _, c := range []struct{ policies, namespaces int }{{1, 1}, {10, 1}, {10, 3}, {100, 1}, {100, 3}} {
-		if !r.full() && c.policies > 10 {
+	for _, h := range []herd{{1, 0, 1}, {10, 0, 1}, {10, 0, 3}, {100, 0, 1}, {100, 0, 3}, {0, 1, 1}, {0, 20, 3}} {
+		if !r.full() && h.policies+h.services > 10 {
 			continue
 		}
-		alive, err := r.together(ctx, c.policies, c.namespaces)
+		alive, err := r.together(ctx, h)
 		if err != nil {
-			return fmt.Errorf("%d policies together in %d namespaces: %w", c.policies, c.namespaces, err)
+			return fmt.Errorf("%s together: %w", h, err)
 		}
 		if !alive { // more might take the machine
-			r.skip("more than %d policies together: those were too many already", c.policies)
+			r.skip("more than %s together: those were too many already", h)
 			break
 		}
 	}
 	return nil
 }
 
-// together has policies that each select as much as one may come to an agent, has pods change under them, starts the agent
-// anew, and takes the policies away. An agent that goes too far is stopped, and that is the end of it.
-func (r *run) together(ctx context.Context, policies, namespaces int) (alive bool, err error) {
+func (h herd) String() string {
+	what := fmt.Sprintf("%d policies", h.policies)
+	if h.services > 0 {
+		what = fmt.Sprintf("%d services of %s elements", h.services, chart.Number(hostile.WideElements))
+	}
+	return fmt.Sprintf("%s in %d namespaces", what, h.namespaces)
+}
+
+// together has policies that each select as much as one may, or services that come to as much, come to an agent, has pods change under them, starts the agent
+// anew, and takes them away. An agent that goes too far is stopped, and that is the end of it.
+func (r *run) together(ctx context.Context, h herd) (alive bool, err error) {
 	b, err := r.newTestbed(ctx)
 	if err != nil {
 		return false, err
@@ -48,8 +59,15 @@ func (r *run) together(ctx context.Context, policies, namespaces int) (alive boo
 	defer func() { err = errors.Join(err, b.Close()) }()
 	selectors := hostile.Edge(b.each)
 	var files []cluster.File
-	for i := range policies {
-		files = append(files, hostile.WidePolicy(i%namespaces, i, selectors))
+	for i := range h.policies {
+		files = append(files, hostile.WidePolicy(i%h.namespaces, i, selectors))
+	}
+	for i := range h.services {
+		files = append(files, hostile.WideService(i%h.namespaces, i)...)
+	}
+	come := func() error {
+		b.elements = h.services * hostile.WideElements
+		return b.add(files)
 	}
 	changes := func() error {
 		var errs []error
@@ -58,13 +76,13 @@ func (r *run) together(ctx context.Context, policies, namespaces int) (alive boo
 		}
 		return errors.Join(errs...)
 	}
-	what := fmt.Sprintf("%d policies of %d selectors in %d namespaces", policies, selectors, namespaces)
+	what := h.String()
 	bad := "nothing"
 	for _, step := range []struct {
 		name string
 		do   func() error
 	}{
-		{"before", func() error { return nil }}, {"when they come", func() error { return b.add(files) }}, {"when pods change", changes},
+		{"before", func() error { return nil }}, {"when they come", come}, {"when pods change", changes},
 		{"when the agent starts anew", func() error { return nil }}, {"when they go", b.removeAll},
 	} {
 		began := time.Now()
@@ -85,12 +103,12 @@ func (r *run) together(ctx context.Context, policies, namespaces int) (alive boo
 			metric, unit string
 			n            float64
 		}{{togetherResident, "MB", float64(seen.heaviest) / 1e6}, {togetherTook, "ms", float64(took.Milliseconds())}, {togetherChange, "ms", float64(seen.slowest.Milliseconds())}} {
-			r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: policies, Variant: fmt.Sprintf("%d namespaces, %s", namespaces, step.name), Metric: m.metric, Unit: m.unit}, m.n)
+			r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: fmt.Sprintf("%d namespaces, %s", h.namespaces, step.name), Metric: m.metric, Unit: m.unit}, m.n)
 		}
 		kernel := 0
 		if b.group != nil {
 			if kernel, err = b.group.kernelBytes(); err == nil {
-				r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: policies, Variant: fmt.Sprintf("%d namespaces, %s", namespaces, step.name), Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
+				r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: fmt.Sprintf("%d namespaces, %s", h.namespaces, step.name), Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
 			}
 		}
 		r.progress("%s, %s: %d MB of %d MB, kernel %d MB, taken in %s, slowest change %s, faults: %d", what, step.name, seen.heaviest>>20, b.most>>20, kernel>>20,

@@ -10,6 +10,39 @@ import (
 
 var protocols = []string{"TCP", "UDP", "SCTP"}
 
+// A WideService has so many ports, each with so many endpoints: nearly as much as a Service may come to in the kernel.
+const (
+	widePorts     = 1_000
+	wideEndpoints = 500
+	WideElements  = widePorts * (4 + wideEndpoints)
+)
+
+// WideService is a Service of a tenant's and its slices.
+func WideService(namespace, number int) (files []cluster.File) {
+	d := &dice{number: number}
+	name, ns := fmt.Sprint("wide-", number), tenant(namespace%tenants)
+	ports, targets := make([]object, widePorts), make([]object, widePorts)
+	for i := range ports {
+		ports[i] = object{"name": fmt.Sprint("p", i), "port": 1 + i, "protocol": "TCP"}
+		targets[i] = object{"name": fmt.Sprint("p", i), "port": 1 + i, "protocol": "TCP"}
+	}
+	addr := d.serviceAddr(false).String()
+	all := []object{{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": ns},
+		"spec": object{"clusterIP": addr, "clusterIPs": []string{addr}, "ports": ports}}}
+	for first := 0; first < wideEndpoints; first += 100 {
+		endpoints := make([]object, 100)
+		for i := range endpoints {
+			endpoints[i] = object{"addresses": []string{netip.AddrFrom4([4]byte{10, 250, byte((first + i) >> 8), byte(first + i)}).String()}, "conditions": object{"ready": true}}
+		}
+		all = append(all, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "ports": targets, "endpoints": endpoints,
+			"metadata": object{"name": fmt.Sprint(name, "-", first), "namespace": ns, "labels": object{"kubernetes.io/service-name": name}}})
+	}
+	for i, o := range all {
+		files = append(files, file(fmt.Sprintf("wide-service-%04d-%d.json", number, i), o))
+	}
+	return files
+}
+
 // service is a service of any type with its slices.
 func (d *dice) service() []object {
 	meta := d.namespaced(63)
