@@ -54,7 +54,9 @@ func equalValues[V comparable](a, b *V) bool { return *a == *b }
 type members[M comparable] struct {
 	set  map[M]struct{}
 	more map[M]int  // reasons beyond the first; most members have none
-	was  map[M]bool // touched since the last settle: whether it was in the set
+	was  map[M]bool // touched since the set was published last: whether it was in it
+	// published: the set has been. Before, there is nothing that it differs from.
+	published bool
 }
 
 func (m *members[M]) add(e M) {
@@ -85,6 +87,9 @@ func (m *members[M]) remove(e M) {
 }
 
 func (m *members[M]) touch(e M, in bool) {
+	if !m.published {
+		return
+	}
 	if m.was == nil {
 		m.was = map[M]bool{}
 	}
@@ -143,7 +148,7 @@ func (t *memberTable[M]) publish(d *dynamic[M]) {
 			t.touch(d.id, e, was)
 		}
 	}
-	d.members.was = nil
+	d.members.was, d.members.published = nil, true
 	d.published = d.id
 	if len(d.members.set) == 0 {
 		delete(t.now, d.id)
