@@ -57,11 +57,14 @@ func (c *Compiler) step(p *part, room int) (spent int) {
 		return p.units
 	case counting:
 		if len(p.tallies) == len(p.selectors) {
-			if c.total+c.beyond(p) > c.maxTogether.Most {
+			if beyond := c.beyond(p); beyond > 0 && c.total+beyond > c.maxTogether.Most && !p.host() {
 				c.refuse(p, tooMuch)
+				p.early = true
 				c.weighSoon() // others may have to go for it
-			} else {
-				c.holdGroups(p)
+				return 1
+			}
+			if c.holdGroups(p); c.crowded || c.total > c.maxTogether.Most {
+				c.weighSoon() // it may not be its turn
 			}
 			return 1
 		}
@@ -93,7 +96,7 @@ func (c *Compiler) step(p *part, room int) (spent int) {
 
 // settle ends the way of a part: its rules change now, and endpoints that waited for it may have it.
 func (c *Compiler) settle(p *part, now progress) {
-	p.progress, p.resolved, c.stale = now, nil, true
+	p.progress, p.early, p.resolved, c.stale = now, false, nil, true
 	if p.of.fresh {
 		c.selectedBy(p.of.obj.Subject)
 	}
@@ -106,6 +109,7 @@ func (c *Compiler) settle(p *part, now progress) {
 func (c *Compiler) refuse(p *part, why progress) {
 	c.crowded = c.crowded || why == tooMuch
 	if p.progress == why {
+		p.early = false
 		return
 	}
 	if len(p.tallies) == 0 && len(p.groups) > 0 {
@@ -160,24 +164,28 @@ func (c *Compiler) fill(room int) {
 // standing returns the policies of the list, but those whose parts are not filled yet as the endpoint has them: in the version before, or not
 // at all.
 func (c *Compiler) standing(e *endpoint, list []*policy) []*policy {
-	var waiting []*policy
+	waiting := map[*policy]struct{}{}
 	for _, s := range []stage{podIngress, podEgress} {
 		held := s.held(list)
 		for i, p := range held {
-			if p.fresh && !c.prepare(p, s, allowsAfter(held, i, s)) && !slices.Contains(waiting, p) {
-				waiting = append(waiting, p)
+			if p.fresh && !c.prepare(p, s, allowsAfter(held, i, s)) {
+				waiting[p] = struct{}{}
 			}
 		}
 	}
 	if len(waiting) == 0 {
 		return list
 	}
+	before := make(map[model.PolicyKey]*policy, len(e.policies))
+	for _, p := range e.policies {
+		before[p.obj.Key] = p
+	}
 	var stands []*policy
 	for _, p := range list {
-		if !slices.Contains(waiting, p) {
+		if _, waits := waiting[p]; !waits {
 			stands = append(stands, p)
-		} else if i := slices.IndexFunc(e.policies, func(old *policy) bool { return old.obj.Key == p.obj.Key }); i >= 0 {
-			stands = append(stands, e.policies[i])
+		} else if old := before[p.obj.Key]; old != nil {
+			stands = append(stands, old)
 		}
 	}
 	slices.SortFunc(stands, comparePolicies)

@@ -17,6 +17,7 @@ type part struct {
 	of       *policy
 	index    int // among those of the policy
 	progress progress
+	early    bool // it was refused as there was no room when it came, not in its turn
 
 	rules     []rule
 	units     int // that its rules count for
@@ -105,6 +106,9 @@ func (c *Compiler) holdGroups(p *part) {
 		}
 	}
 }
+
+// host reports whether it is for host endpoints.
+func (p *part) host() bool { return p.index&2 != 0 }
 
 // terms yields all that its rules ask of addresses.
 func (p *part) terms(yield func(*term) bool) {

@@ -107,10 +107,10 @@ func (p *part) selected() (n int) {
 	return n
 }
 
-// beyond is how much of what the part selects is not in sets yet.
+// beyond is how much of what the part selects is not in sets yet; or in such as others wait for to go.
 func (c *Compiler) beyond(p *part) (n int) {
 	for key, size := range p.selections {
-		if c.groups[key] == nil {
+		if g := c.groups[key]; g == nil || c.crowded && g.refs == 0 {
 			n += size
 		}
 	}
@@ -144,7 +144,7 @@ func (c *Compiler) weigh() {
 		case p.progress == tooMany:
 			c.restart(p) // as not all of its selectors were counted
 			continue
-		case total+more > c.maxTogether.Limit(refused):
+		case total+more > c.maxTogether.Limit(refused && !p.early):
 			c.refuse(p, tooMuch)
 			crowded = true
 			continue
