@@ -52,6 +52,7 @@ type history struct {
 	space    uint32
 	selected int // what selectors of a policy may select; 0: as many as in production
 	together int // and those of all
+	again    int // so much less of both before what is refused is applied again
 	room     int // for a step; 0: for all
 	store    *store.Store
 	compiler *Compiler
@@ -99,10 +100,10 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 
 func (h *history) limit(c *Compiler) {
 	if h.together > 0 {
-		c.maxTogether = fair.Bound{Most: h.together, Again: h.together}
+		c.maxTogether = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
 	}
 	if h.selected > 0 {
-		c.maxSelected = fair.Bound{Most: h.selected, Again: h.selected}
+		c.maxSelected = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}
 	}
 }
 

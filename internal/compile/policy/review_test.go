@@ -1,0 +1,220 @@
+package policy
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"sluice.dev/sluice/internal/store"
+)
+
+// seeds are as many as the environment asks for.
+func seeds(from, n uint64) (first, after uint64) {
+	if text := os.Getenv("SEEDS"); text != "" {
+		n, _ = strconv.ParseUint(text, 10, 64)
+	}
+	if text := os.Getenv("FIRST"); text != "" {
+		from, _ = strconv.ParseUint(text, 10, 64)
+	}
+	return from, from + n
+}
+
+// counts checks what is counted against the objects themselves.
+func counts(t testing.TB, c *Compiler) {
+	t.Helper()
+	sizes := func(matches func(*item) bool) (n int) {
+		for _, it := range c.pods {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		for _, it := range c.sets {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		for _, it := range c.hosts {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		return n
+	}
+	if n := sizes(func(*item) bool { return true }); n != c.size {
+		t.Errorf("size is %d, want %d", c.size, n)
+	}
+	total, refs := 0, map[string]int{}
+	for key, g := range c.groups {
+		total += g.selected
+		if g.key != key || g.id == 0 {
+			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
+		}
+		if n := sizes(func(it *item) bool { return g.selector.Matches(&it.labels) }); g.made && n != g.selected {
+			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
+		}
+		n := 0
+		for it := range g.items {
+			n += it.size()
+			if !slices.Contains(it.groups, g) {
+				t.Errorf("an item does not know of group %s", key)
+			}
+		}
+		if g.made && n != g.selected {
+			t.Errorf("group %s has items of %d, counts %d", key, n, g.selected)
+		}
+		if _, drains := c.draining[g]; drains != (g.refs == 0) {
+			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
+		}
+	}
+	if total != c.total {
+		t.Errorf("total is %d, want %d", c.total, total)
+	}
+	tallies := map[string]int{}
+	for p := range c.parts {
+		for _, g := range p.groups {
+			refs[g.key]++
+		}
+		for _, t := range p.tallies {
+			tallies[t.key]++
+		}
+		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
+			t.Errorf("a filled part of %s has %d tallies", p.of.obj.Key, len(p.tallies))
+		}
+		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
+			t.Errorf("a refused part of %s holds something", p.of.obj.Key)
+		}
+		if !p.progress.settled() && !slices.Contains(c.queue, p) {
+			t.Errorf("a part of %s is neither settled nor in the queue", p.of.obj.Key)
+		}
+	}
+	for i, p := range c.queue {
+		if slices.Contains(c.queue[:i], p) {
+			t.Errorf("a part of %s is twice in the queue", p.of.obj.Key)
+		}
+	}
+	for key, g := range c.groups {
+		if refs[key] != g.refs {
+			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
+		}
+	}
+	for key, tl := range c.counted {
+		if tallies[key] != tl.refs {
+			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
+		}
+		if n := sizes(func(it *item) bool { return tl.selector.Matches(&it.labels) }); n != tl.count {
+			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
+		}
+	}
+}
+
+// bounded checks what must hold of limits once nothing waits.
+func bounded(t testing.TB, c *Compiler) {
+	t.Helper()
+	if c.total > c.maxTogether.most {
+		t.Errorf("%d are selected together, more than %d", c.total, c.maxTogether.most)
+	}
+	known, total := map[string]bool{}, 0
+	for _, p := range c.inTurn() {
+		n, more := p.selected(), 0
+		for key, size := range p.selections {
+			if !known[key] {
+				more += size
+			}
+		}
+		switch p.progress {
+		case filled:
+			if n > c.maxSelected.most {
+				t.Errorf("%s selects %d", p.of.obj.Key, n)
+			}
+			for key := range p.selections {
+				known[key] = true
+			}
+			total += more
+		case tooMany:
+			if n <= c.maxSelected.again {
+				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
+			}
+		case tooMuch:
+			if total+more <= c.maxTogether.again {
+				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
+			}
+		default:
+			t.Errorf("%s is not settled", p.of.obj.Key)
+		}
+	}
+	if total != c.total {
+		t.Errorf("parts come to %d, groups to %d", total, c.total)
+	}
+}
+
+func TestReviewBounds(t *testing.T) {
+	first, after := seeds(0, 100)
+	for seed := first; seed < after; seed++ {
+		w := newWorld(seed)
+		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+		h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
+		h.room = pickOne(w, 0, 1, 5, 50, 500)
+		for range 40 {
+			var batch []store.Event
+			for range 1 + w.IntN(4) {
+				batch = append(batch, w.event())
+			}
+			if w.chance(10) {
+				h.links = w.newLinks()
+			}
+			h.apply(t, batch...)
+			cautiously(t, h.compiler)
+			counts(t, h.compiler)
+			if w.chance(20) {
+				h.finish(t)
+				counts(t, h.compiler)
+				bounded(t, h.compiler)
+				if h.again == 0 {
+					same(t, h.compiler, h.fresh())
+					complete(t, h.compiler)
+				}
+				sound(t, h.compiler.Policy())
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	}
+}
+
+// Undoing every step in slices leaves nothing behind.
+func TestReviewUndo(t *testing.T) {
+	first, after := seeds(0, 60)
+	for seed := first; seed < after; seed++ {
+		w := newWorld(seed)
+		h := newHistory(Config{Node: "here"}, crowded)
+		h.selected, h.together, h.again = pickOne(w, 0, 4, 70), pickOne(w, 0, 10, 30), pickOne(w, 0, 1, 4)
+		h.room = pickOne(w, 1, 5, 50, 500)
+		current := map[string]store.Event{}
+		var undo []store.Event
+		for range 40 {
+			e := w.event()
+			key := fmt.Sprint(e.Kind, e.Name)
+			back, ok := current[key]
+			if !ok {
+				back = store.Event{Kind: e.Kind, Name: e.Name}
+			}
+			undo = append(undo, back)
+			current[key] = e
+			h.apply(t, e)
+		}
+		slices.Reverse(undo)
+		for _, e := range undo {
+			h.apply(t, e)
+			counts(t, h.compiler)
+		}
+		h.finish(t)
+		same(t, h.compiler, newHistory(h.cfg, crowded).fresh())
+		empty(t, h.compiler)
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
