@@ -27,6 +27,10 @@ type policy struct {
 	fresh    bool
 	since    time.Time // when it came
 	prepared []int     // the parts that are held until it is no longer fresh
+
+	// outdated: its tier changed, or a set of its rules is refused and so empty. It does not stand until the next version is filled: beside
+	// others that are up to date it might let pass what neither version does.
+	outdated bool
 }
 
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
@@ -91,7 +95,7 @@ func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
 		p.parts[i] = &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}, of: p, index: i, since: c.since}
 		c.parts[p.parts[i]] = struct{}{}
 		room := c.room
-		if s.host() {
+		if _, known := c.known[p]; known || s.host() {
 			room = all // the node itself is not shut while parts are filled
 		}
 		if c.advance(p.parts[i], room); !p.parts[i].progress.settled() {
@@ -127,6 +131,7 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 		}
 		for key, p := range c.policies {
 			if _, moved := d.Tiers[p.obj.Tier]; moved {
+				p.outdated = true
 				dirty[key] = struct{}{}
 			}
 		}
@@ -155,7 +160,9 @@ func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
 	if !c.hurry(key, obj == nil) {
 		return
 	}
-	if old := c.policies[key]; old != nil {
+	old := c.policies[key]
+	filled := old != nil && !old.fresh
+	if old != nil {
 		c.unprepare(old)
 		c.subjects.remove(old.obj.Subject, old)
 		c.selectedBy(old.obj.Subject)
@@ -165,8 +172,12 @@ func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
 		return
 	}
 	p := c.newPolicy(obj)
-	p.fresh, p.since = true, c.since
-	c.fresh[p] = struct{}{}
+	if p.since = c.since; old == nil || !old.outdated {
+		p.fresh = true
+		c.fresh[p] = struct{}{}
+	} else if filled && old.obj == obj {
+		c.known[p] = struct{}{}
+	}
 	c.policies[key] = p
 	c.subjects.add(obj.Subject, p)
 	c.selectedBy(obj.Subject)

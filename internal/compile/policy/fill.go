@@ -130,7 +130,9 @@ func (c *Compiler) restart(p *part) {
 	c.releaseSets(p)
 	c.releaseTallies(p)
 	p.progress, p.spent, p.since = unbuilt, 0, c.since
-	c.queue = append(c.queue, p)
+	if !slices.Contains(c.queue, p) {
+		c.queue = append(c.queue, p)
+	}
 }
 
 // fill goes on with the parts that wait, for about so many elements. The one that has waited longest gets half of that; otherwise the one
@@ -224,7 +226,7 @@ func (c *Compiler) unprepare(p *policy) {
 // one is, so that one which changes all the time is followed.
 func (c *Compiler) hurry(key model.PolicyKey, gone bool) bool {
 	old := c.policies[key]
-	if old == nil || !old.fresh || gone || c.whole {
+	if old == nil || !old.fresh || old.outdated || gone || c.whole {
 		delete(c.later, key)
 		return true
 	}

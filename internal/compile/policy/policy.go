@@ -98,6 +98,7 @@ type Compiler struct {
 // work is what an update has left to do.
 type work struct {
 	changed     map[*endpoint]struct{} // other policies may select it
+	known       map[*policy]struct{}   // has the sets of the version before, which does not stand
 	unused      map[*plan]struct{}     // may have no user any more
 	unbuilt     map[*plan]struct{}
 	unpublished map[*endpoint]struct{} // has another program, address or interface
@@ -143,7 +144,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		ids: newIDs(space), groups: map[string]*group{}, draining: map[*group]struct{}{}, selectors: filing[*group]{},
 		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},
 		work: work{
-			changed: map[*endpoint]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},
+			changed: map[*endpoint]struct{}{}, known: map[*policy]struct{}{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{},
 			unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
 			touchedGroups: map[*group]struct{}{}, touchedNamed: map[*namedPorts]struct{}{},
 			touchedLists: map[*list]struct{}{}, touchedRanges: map[*ranges]struct{}{},
@@ -203,6 +204,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 		c.replan(e)
 	}
 	clear(c.changed)
+	clear(c.known)
 	c.introduce()
 	c.sweepPlans()
 	c.sweepGroups()

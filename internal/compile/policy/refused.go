@@ -31,6 +31,7 @@ func (c *Compiler) setRefused(old, next *item) {
 	}
 	for key, p := range c.policies {
 		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
+			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
 			c.wait(key)
 		}
 	}
