@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -42,6 +43,7 @@ func (c *Compiler) advance(p *part, room int) {
 		c.room -= c.step(p, room-(began-c.room))
 	}
 	p.spent += began - c.room
+	c.got[p.namespace()] += began - c.room
 }
 
 // step takes one step with a part that is not settled: at the most, one selector is counted, or one group made or filled as far as
@@ -135,32 +137,52 @@ func (c *Compiler) restart(p *part) {
 	}
 }
 
-// fill goes on with the parts that wait, for about so many elements. The one that has waited longest gets half of that; otherwise the one
-// that has got least so far comes first, so that no small part waits for large ones.
+// fill goes on with the parts that wait, for about so many elements. Half of them go to the namespaces that have got least so far, and there to the
+// parts that have, so that no small part waits for large ones, nor for the many of another namespace; then the part that has waited longest gets what is left.
 func (c *Compiler) fill(room int) {
+	c.tidy()
+	room = min(room, c.room)
+	left, share := c.room-room, max(room/8, 1)
+	waiting := map[string][]*part{}
+	for _, p := range c.queue {
+		waiting[p.namespace()] = append(waiting[p.namespace()], p)
+	}
+	maps.DeleteFunc(c.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
+	least := func(until int) {
+		for len(waiting) > 0 && c.room > until {
+			first, found := "", false
+			for namespace := range waiting {
+				if !found || c.got[namespace] < c.got[first] {
+					first, found = namespace, true
+				}
+			}
+			list, i := waiting[first], 0
+			for j, p := range list {
+				if p.spent < list[i].spent {
+					i = j
+				}
+			}
+			if c.advance(list[i], min(share, c.room-until)); list[i].progress.settled() {
+				if waiting[first] = slices.Delete(list, i, i+1); len(waiting[first]) == 0 {
+					delete(waiting, first)
+				}
+			}
+		}
+	}
+	least(left + room/2)
+	if i := slices.IndexFunc(c.queue, func(p *part) bool { return !p.progress.settled() }); i >= 0 { // the queue is in the order in which they came
+		c.advance(c.queue[i], c.room-left)
+	}
+	least(left)
+	c.tidy()
+}
+
+// tidy takes parts out of the queue that do not wait any more.
+func (c *Compiler) tidy() {
 	c.queue = slices.DeleteFunc(c.queue, func(p *part) bool {
 		_, there := c.parts[p]
 		return !there || p.progress.settled()
 	})
-	left, share := c.room-min(room, c.room), max(room/2, 1)
-	next := func() int { return 0 } // the queue is in the order in which they came
-	for len(c.queue) > 0 && c.room > left {
-		i := next()
-		p := c.queue[i]
-		if c.advance(p, min(share, c.room-left)); p.progress.settled() {
-			c.queue = slices.Delete(c.queue, i, i+1)
-		}
-		share = max(room/8, 1)
-		next = func() int {
-			least := 0
-			for i, p := range c.queue {
-				if p.spent < c.queue[least].spent {
-					least = i
-				}
-			}
-			return least
-		}
-	}
 }
 
 // standing returns the policies of the list, but those whose parts are not filled yet as the endpoint has them: in the version before, or not

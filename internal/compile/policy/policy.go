@@ -69,6 +69,7 @@ type Compiler struct {
 	fresh map[*policy]struct{}
 	later map[model.PolicyKey]time.Time // what is to be taken up, once the version before is in force, and since when
 	queue []*part                       // that are not settled, in the order in which they came
+	got   map[string]int                // elements for parts so far, by the namespaces of those in the queue
 	since time.Time                     // of the changes that are compiled
 	room  int                           // elements that this update may still change in groups
 	whole bool                          // it may change all
@@ -139,7 +140,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
 		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
-		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{},
+		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}, got: map[string]int{},
 		maxSelected: maxSelected, maxTogether: maxTogether, counted: map[string]*tally{}, tallied: map[*class][]*tally{}, tallies: filing[*tally]{},
 		ids: newIDs(space), groups: map[string]*group{}, draining: map[*group]struct{}{}, selectors: filing[*group]{},
 		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},

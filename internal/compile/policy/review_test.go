@@ -51,18 +51,18 @@ func counts(t testing.TB, c *Compiler) {
 		if g.key != key || g.id == 0 {
 			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
 		}
-		if n := sizes(func(it *item) bool { return g.selector.Matches(&it.labels) }); g.made && n != g.selected {
+		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.made && n != g.selected {
 			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
 		}
 		n := 0
-		for it := range g.items {
-			n += it.size()
-			if !slices.Contains(it.groups, g) {
-				t.Errorf("an item does not know of group %s", key)
+		for cl := range g.classes {
+			n += cl.size
+			if !slices.Contains(cl.groups, g) {
+				t.Errorf("a class does not know of group %s", key)
 			}
 		}
 		if g.made && n != g.selected {
-			t.Errorf("group %s has items of %d, counts %d", key, n, g.selected)
+			t.Errorf("group %s has classes of %d, counts %d", key, n, g.selected)
 		}
 		if _, drains := c.draining[g]; drains != (g.refs == 0) {
 			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
@@ -103,7 +103,7 @@ func counts(t testing.TB, c *Compiler) {
 		if tallies[key] != tl.refs {
 			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
 		}
-		if n := sizes(func(it *item) bool { return tl.selector.Matches(&it.labels) }); n != tl.count {
+		if n := sizes(func(it *item) bool { return tl.selector.Matches(it.labels) }); n != tl.count {
 			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
 		}
 	}
@@ -112,8 +112,8 @@ func counts(t testing.TB, c *Compiler) {
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.total > c.maxTogether.most {
-		t.Errorf("%d are selected together, more than %d", c.total, c.maxTogether.most)
+	if c.total > c.maxTogether.Most {
+		t.Errorf("%d are selected together, more than %d", c.total, c.maxTogether.Most)
 	}
 	known, total := map[string]bool{}, 0
 	for _, p := range c.inTurn() {
@@ -125,7 +125,7 @@ func bounded(t testing.TB, c *Compiler) {
 		}
 		switch p.progress {
 		case filled:
-			if n > c.maxSelected.most {
+			if n > c.maxSelected.Most {
 				t.Errorf("%s selects %d", p.of.obj.Key, n)
 			}
 			for key := range p.selections {
@@ -133,11 +133,11 @@ func bounded(t testing.TB, c *Compiler) {
 			}
 			total += more
 		case tooMany:
-			if n <= c.maxSelected.again {
+			if n <= c.maxSelected.Again {
 				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
 			}
 		case tooMuch:
-			if total+more <= c.maxTogether.again {
+			if total+more <= c.maxTogether.Again {
 				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
 			}
 		default:

@@ -110,6 +110,9 @@ func (c *Compiler) holdGroups(p *part) {
 // host reports whether it is for host endpoints.
 func (p *part) host() bool { return p.index&2 != 0 }
 
+// namespace is that of its policy; "": it is of none.
+func (p *part) namespace() string { return p.of.obj.Key.Name.Namespace }
+
 // terms yields all that its rules ask of addresses.
 func (p *part) terms(yield func(*term) bool) {
 	for i := range p.rules {

@@ -190,7 +190,7 @@ func (c *Compiler) inTurn() []*part {
 		}
 	}
 	return fair.Turns(counted,
-		func(p *part) string { return p.of.obj.Key.Name.Namespace },
+		(*part).namespace,
 		func(p *part) iter.Seq2[string, int] { return p.selections },
 		func(a, b *part) int {
 			return cmp.Or(comparePolicies(a.of, b.of), cmp.Compare(a.of.serial, b.of.serial), cmp.Compare(a.index, b.index))
