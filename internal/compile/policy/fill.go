@@ -111,7 +111,9 @@ func (c *Compiler) settle(p *part, now progress) {
 func (c *Compiler) refuse(p *part, why progress) {
 	c.crowded = c.crowded || why == tooMuch
 	if p.progress == why {
-		p.early = false
+		if p.early {
+			c.settle(p, why)
+		}
 		return
 	}
 	if len(p.tallies) == 0 && len(p.groups) > 0 {
@@ -223,13 +225,16 @@ func (c *Compiler) prepare(p *policy, s stage, allowed bool) bool {
 		c.hold(p, s, allowed)
 		p.prepared = append(p.prepared, i)
 	}
-	return p.parts[i].progress.settled()
+	return c.decided(p.parts[i])
 }
+
+// decided reports whether a part's rules may be in force. One that was refused early is to be weighed first: if others go for it, what stood before goes on.
+func (c *Compiler) decided(p *part) bool { return p.progress.settled() && (!p.early || c.whole) }
 
 // introduce ends what was prepared for policies whose parts are filled: those who have to use them by now.
 func (c *Compiler) introduce() {
 	for p := range c.fresh {
-		if !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !o.progress.settled() }) {
+		if !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !c.decided(o) }) {
 			c.unprepare(p)
 		}
 	}
