@@ -149,7 +149,7 @@ func bounded(t testing.TB, c *Compiler) {
 	}
 }
 
-func TestReviewBounds(t *testing.T) {
+func TestLimitsHold(t *testing.T) {
 	first, after := seeds(0, 100)
 	for seed := first; seed < after; seed++ {
 		w := newWorld(seed)
@@ -185,7 +185,7 @@ func TestReviewBounds(t *testing.T) {
 }
 
 // Undoing every step in slices leaves nothing behind.
-func TestReviewUndo(t *testing.T) {
+func TestUndoInSlices(t *testing.T) {
 	first, after := seeds(0, 60)
 	for seed := first; seed < after; seed++ {
 		w := newWorld(seed)
