@@ -129,11 +129,17 @@ func (c *Compiler) refuse(p *part, why progress) {
 	}
 }
 
-// restart takes up a part that was refused.
+// restart takes up a part that was refused. One that is counted holds its groups from now on: otherwise greater ones might, until it is counted again.
 func (c *Compiler) restart(p *part) {
-	c.releaseSets(p)
+	if p.progress == tooMuch {
+		c.build(p)
+		c.holdGroups(p)
+		c.room -= p.units
+	} else {
+		p.progress = unbuilt
+	}
 	c.releaseTallies(p)
-	p.progress, p.spent, p.since = unbuilt, 0, c.since
+	p.spent, p.since = 0, c.since
 	if !slices.Contains(c.queue, p) {
 		c.queue = append(c.queue, p)
 	}

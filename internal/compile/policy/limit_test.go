@@ -152,34 +152,38 @@ func bounded(t testing.TB, c *Compiler) {
 func TestLimitsHold(t *testing.T) {
 	first, after := seeds(0, 100)
 	for seed := first; seed < after; seed++ {
-		w := newWorld(seed)
-		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
-		h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
-		h.room = pickOne(w, 0, 1, 5, 50, 500)
-		for range 40 {
-			var batch []store.Event
-			for range 1 + w.IntN(4) {
-				batch = append(batch, w.event())
-			}
-			if w.chance(10) {
-				h.links = w.newLinks()
-			}
-			h.apply(t, batch...)
-			cautiously(t, h.compiler)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { reviewBounds(t, seed) })
+	}
+}
+
+func reviewBounds(t *testing.T, seed uint64) {
+	w := newWorld(seed)
+	h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+	h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
+	h.room = pickOne(w, 0, 1, 5, 50, 500)
+	for range 40 {
+		var batch []store.Event
+		for range 1 + w.IntN(4) {
+			batch = append(batch, w.event())
+		}
+		if w.chance(10) {
+			h.links = w.newLinks()
+		}
+		h.apply(t, batch...)
+		cautiously(t, h.compiler)
+		counts(t, h.compiler)
+		if w.chance(20) {
+			h.finish(t)
 			counts(t, h.compiler)
-			if w.chance(20) {
-				h.finish(t)
-				counts(t, h.compiler)
-				bounded(t, h.compiler)
-				if h.again == 0 {
-					same(t, h.compiler, h.fresh())
-					complete(t, h.compiler)
-				}
-				sound(t, h.compiler.Policy())
+			bounded(t, h.compiler)
+			if h.again == 0 {
+				same(t, h.compiler, h.fresh())
+				complete(t, h.compiler)
 			}
-			if t.Failed() {
-				t.Fatalf("seed %d", seed)
-			}
+			sound(t, h.compiler.Policy())
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
 		}
 	}
 }
