@@ -25,6 +25,7 @@ type policy struct {
 
 	// fresh: endpoints that are there may still have the version before, or none, as parts are not filled.
 	fresh    bool
+	awaited  bool      // by some of them
 	since    time.Time // when it came
 	prepared []int     // the parts that are held until it is no longer fresh
 

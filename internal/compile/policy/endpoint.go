@@ -57,8 +57,8 @@ func (c *Compiler) readdress(it *item) {
 	}
 }
 
-// replan gives the endpoint the plans of the policies that select it now.
-func (c *Compiler) replan(e *endpoint) {
+// replan gives the endpoint the plans of the policies that select it now: those that apply to its class.
+func (c *Compiler) replan(e *endpoint, applying map[*class][]*policy) {
 	switch {
 	case e.item == nil || e.item.host != nil && !e.linked:
 		for s := range stages {
@@ -67,7 +67,11 @@ func (c *Compiler) replan(e *endpoint) {
 	case e.item.host != nil:
 		c.replanHost(e)
 	default:
-		list := c.applying(e.item.labels)
+		list, known := applying[e.item.class]
+		if !known {
+			list = c.applying(e.item.labels)
+			applying[e.item.class] = list
+		}
 		if e.planned == e.item {
 			list = c.standing(e, list)
 		}

@@ -96,12 +96,9 @@ func (c *Compiler) step(p *part, room int) (spent int) {
 	return spent
 }
 
-// settle ends the way of a part: its rules change now, and endpoints that waited for it may have it.
+// settle ends the way of a part: its rules change now.
 func (c *Compiler) settle(p *part, now progress) {
 	p.progress, p.early, p.resolved, c.stale = now, false, nil, true
-	if p.of.fresh {
-		c.selectedBy(p.of.obj.Subject)
-	}
 	if now == filled {
 		c.releaseTallies(p)
 	}
@@ -196,21 +193,24 @@ func (c *Compiler) tidy() {
 // standing returns the policies of the list, but those whose parts are not filled yet as the endpoint has them: in the version before, or not
 // at all.
 func (c *Compiler) standing(e *endpoint, list []*policy) []*policy {
+	before := make(map[model.PolicyKey]*policy, len(e.policies))
+	for _, p := range e.policies {
+		before[p.obj.Key] = p
+	}
 	waiting := map[*policy]struct{}{}
 	for _, s := range []stage{podIngress, podEgress} {
 		held := s.held(list)
 		for i, p := range held {
-			if p.fresh && !c.prepare(p, s, allowsAfter(held, i, s)) {
-				waiting[p] = struct{}{}
+			if !p.fresh {
+				continue
+			}
+			if o := c.prepare(p, s, allowsAfter(held, i, s)); !o.progress.settled() || !c.decided(o) && before[p.obj.Key] != nil {
+				waiting[p], p.awaited = struct{}{}, true
 			}
 		}
 	}
 	if len(waiting) == 0 {
 		return list
-	}
-	before := make(map[model.PolicyKey]*policy, len(e.policies))
-	for _, p := range e.policies {
-		before[p.obj.Key] = p
 	}
 	var stands []*policy
 	for _, p := range list {
@@ -224,26 +224,41 @@ func (c *Compiler) standing(e *endpoint, list []*policy) []*policy {
 	return stands
 }
 
-// prepare has the part of a policy filled before anyone uses it, and reports whether it is.
-func (c *Compiler) prepare(p *policy, s stage, allowed bool) bool {
+// prepare has the part of a policy filled before anyone uses it.
+func (c *Compiler) prepare(p *policy, s stage, allowed bool) *part {
 	i := partOf(s, allowed)
 	if !slices.Contains(p.prepared, i) {
 		c.hold(p, s, allowed)
 		p.prepared = append(p.prepared, i)
 	}
-	return c.decided(p.parts[i])
+	return p.parts[i]
 }
 
-// decided reports whether a part's rules may be in force. One that was refused early is to be weighed first: if others go for it, what stood before goes on.
+// decided reports whether a part's rules may take the place of others. One that was refused early is to be weighed first: if others go for it, what stood before goes on.
 func (c *Compiler) decided(p *part) bool { return p.progress.settled() && (!p.early || c.whole) }
 
-// introduce ends what was prepared for policies whose parts are filled: those who have to use them by now.
+// recall marks the endpoints that wait for policies whose parts are filled.
+func (c *Compiler) recall() {
+	for p := range c.fresh {
+		if p.awaited && c.complete(p) {
+			p.awaited = false
+			c.selectedBy(p.obj.Subject)
+		}
+	}
+}
+
+// introduce ends what was prepared for policies for which nobody waits any more.
 func (c *Compiler) introduce() {
 	for p := range c.fresh {
-		if !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !c.decided(o) }) {
+		if !p.awaited && c.complete(p) {
 			c.unprepare(p)
 		}
 	}
+}
+
+// complete reports whether all parts of a policy that anyone uses are decided.
+func (c *Compiler) complete(p *policy) bool {
+	return !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !c.decided(o) })
 }
 
 func (c *Compiler) unprepare(p *policy) {

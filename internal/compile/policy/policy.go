@@ -201,8 +201,10 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	c.declare(v, d)
 	c.assign()
 	c.fill(room / 2)
+	c.recall()
+	applying := map[*class][]*policy{}
 	for e := range c.changed {
-		c.replan(e)
+		c.replan(e, applying)
 	}
 	clear(c.changed)
 	clear(c.known)
