@@ -28,11 +28,13 @@ func (c *Compiler) enter(it *item) {
 		cl = &class{labels: *it.labels, key: key, items: itemSet{}}
 		c.classes[key] = cl
 		c.index.add(cl)
+		looked := 0
 		for g := range c.selectors.candidates(&cl.labels) {
-			if g.selector.Matches(&cl.labels) {
+			if looked++; g.selector.Matches(&cl.labels) {
 				c.chosen(g, cl)
 			}
 		}
+		c.room -= looked / matchingCost
 	}
 	it.class, it.labels = cl, &cl.labels
 	cl.items[it] = struct{}{}
@@ -43,6 +45,7 @@ func (c *Compiler) enter(it *item) {
 		}
 	}
 	c.tally(cl, it.size())
+	c.room -= 1 + len(cl.groups)*it.size()
 }
 
 // leave takes an item from all that has it.
@@ -66,6 +69,7 @@ func (c *Compiler) leave(it *item) {
 		c.touchedGroups[g] = struct{}{}
 	}
 	c.tally(cl, -it.size())
+	c.room -= len(cl.groups) * it.size()
 	delete(cl.items, it)
 	cl.size -= it.size()
 	if len(cl.items) > 0 {
@@ -85,14 +89,15 @@ func (c *Compiler) tally(cl *class, by int) {
 	}
 	hit, known := c.tallied[cl]
 	if !known {
-		some := map[*tally]struct{}{}
+		some, looked := map[*tally]struct{}{}, 0
 		for t := range c.tallies.candidates(&cl.labels) {
-			if t.selector.Matches(&cl.labels) {
+			if looked++; t.selector.Matches(&cl.labels) {
 				some[t] = struct{}{}
 			}
 		}
 		hit = slices.Collect(maps.Keys(some))
 		c.tallied[cl] = hit
+		c.room -= looked / matchingCost
 	}
 	for _, t := range hit {
 		t.count += by

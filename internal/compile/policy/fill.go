@@ -289,8 +289,8 @@ func (c *Compiler) wait(key model.PolicyKey) {
 	}
 }
 
-// Waiting returns how many policies Step has left for later, and since when the first of them waits. What is being removed counts as one, as
-// do those that were refused and may fit now.
+// Waiting returns how many policies Step has left for later, and since when the first of them waits. What is being removed, pods that are to be
+// followed, and policies that were refused and may fit now count as one.
 func (c *Compiler) Waiting() (policies int, since time.Time) {
 	first := true
 	note := func(at time.Time) {
@@ -311,11 +311,14 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.obj.Key] = struct{}{}
 		note(p.since)
 	}
+	for _, at := range c.latePods {
+		note(at)
+	}
 	policies = len(waiting)
 	for g := range c.draining {
 		note(g.since)
 	}
-	if len(c.draining) > 0 || c.moves >= c.due {
+	if len(c.draining) > 0 || len(c.latePods) > 0 || c.moves >= c.due {
 		policies++
 	}
 	return policies, since

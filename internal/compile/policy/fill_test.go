@@ -294,3 +294,25 @@ func TestRefusedPoliciesShareCounts(t *testing.T) {
 	complete(t, h.compiler)
 	same(t, h.compiler, h.fresh())
 }
+
+// Pods of other nodes that change many sets are followed in slices; those of this node, and small policies, do not wait for them.
+func TestPodsAreFollowedInSlices(t *testing.T) {
+	h := newHistory(config, idSpace)
+	h.apply(t, event(pod(1, "here", "app", "web")), event(large("x", 20)))
+	h.room = 200
+	h.apply(t, manyPods(100)...)
+	if n := len(h.compiler.latePods); n < 80 {
+		t.Errorf("%d pods wait", n)
+	}
+	h.apply(t, event(pod(2, "here", "app", "api")), event(networkPolicy("small", ingress())))
+	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.latePods) == 0 {
+		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.latePods))
+	}
+	if got := inForce(h); !maps.Equal(got, map[string]int{"small": 0, "x": 20}) {
+		t.Errorf("in force are %v", got)
+	}
+	h.apply(t, gone(manyPods(100)[:50])...)
+	h.finish(t)
+	same(t, h.compiler, h.fresh())
+	complete(t, h.compiler)
+}

@@ -66,13 +66,14 @@ type Compiler struct {
 	parts         map[*part]struct{}      // of plans
 	uses          map[state.ProgramID]int // plans that come to the program
 
-	fresh map[*policy]struct{}
-	later map[model.PolicyKey]time.Time // what is to be taken up, once the version before is in force, and since when
-	queue []*part                       // that are not settled, in the order in which they came
-	got   map[string]int                // elements for parts so far, by the namespaces of those in the queue
-	since time.Time                     // of the changes that are compiled
-	room  int                           // elements that this update may still change in groups
-	whole bool                          // it may change all
+	fresh    map[*policy]struct{}
+	later    map[model.PolicyKey]time.Time // what is to be taken up, once the version before is in force, and since when
+	latePods map[model.Name]time.Time      // pods of other nodes that are not followed yet, and since when
+	queue    []*part                       // that are not settled, in the order in which they came
+	got      map[string]int                // elements for parts so far, by the namespaces of those in the queue
+	since    time.Time                     // of the changes that are compiled
+	room     int                           // elements that this update may still change in groups
+	whole    bool                          // it may change all
 
 	maxSelected, maxTogether fair.Bound // the constants, but in tests
 	counted                  map[string]*tally
@@ -140,7 +141,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		podEndpoints: map[model.Name]*endpoint{}, hostEndpoints: map[string]*endpoint{},
 		claims: map[netip.Addr][]*endpoint{}, assigned: map[int]*endpoint{},
 		plans: map[string]*plan{}, parts: map[*part]struct{}{}, uses: map[state.ProgramID]int{},
-		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}, got: map[string]int{},
+		fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}, latePods: map[model.Name]time.Time{}, got: map[string]int{},
 		maxSelected: maxSelected, maxTogether: maxTogether, counted: map[string]*tally{}, tallied: map[*class][]*tally{}, tallies: filing[*tally]{},
 		ids: newIDs(space), groups: map[string]*group{}, draining: map[*group]struct{}{}, selectors: filing[*group]{},
 		named: map[namedPort]*namedPorts{}, lists: map[string]*list{}, ranges: map[string]*ranges{},
@@ -178,7 +179,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix)
 	return c.Step(v, d, podCIDRs, all)
 }
 
-// Step is Update, but for sets of large policies that change by more than about so many elements. They are filled, and emptied, in slices:
+// Step is Update, but for sets of large policies that change by more than about so many elements. They are filled, and emptied, in slices, and so are
+// pods of other nodes followed:
 // what is left waits for the next Step or Update, see Waiting. Until all sets of a policy are there, what stood before it came or changed
 // stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
@@ -189,9 +191,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	for name := range d.ServiceAccounts {
 		c.setAccount(name, v.ServiceAccount(name))
 	}
-	for name := range d.Pods {
-		c.setPod(name, v.Pod(name))
-	}
+	c.takePods(v, d.Pods)
 	for key := range d.NetworkSets {
 		c.setNetworkSet(key, v.NetworkSet(key))
 	}
@@ -263,6 +263,27 @@ func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
 		c.setPod(it.pod.Name, it.pod)
 	}
 	c.index.accounts.relabel(name, old, next)
+}
+
+// takePods follows pods as far as half of the room goes; those of this node in any case, as what is not known of them is shut.
+func (c *Compiler) takePods(v *store.View, dirty map[model.Name]struct{}) {
+	for name := range dirty {
+		pod, old := v.Pod(name), c.pods[name]
+		if c.whole || pod != nil && pod.Node == c.cfg.Node || old != nil && old.local {
+			delete(c.latePods, name)
+			c.setPod(name, pod)
+		} else if _, waits := c.latePods[name]; !waits {
+			c.latePods[name] = c.since
+		}
+	}
+	least := c.room / 2
+	for name := range c.latePods {
+		if !c.whole && c.room < least {
+			break
+		}
+		delete(c.latePods, name)
+		c.setPod(name, v.Pod(name))
+	}
 }
 
 func (c *Compiler) setPod(name model.Name, obj *model.Pod) {

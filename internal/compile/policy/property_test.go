@@ -361,7 +361,7 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
 		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
-		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "counted": len(c.counted), "size": c.size, "total": c.total, "fresh": len(c.fresh), "later": len(c.later), "queue": len(c.queue), "draining": len(c.draining), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
+		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "counted": len(c.counted), "size": c.size, "total": c.total, "fresh": len(c.fresh), "later": len(c.later), "queue": len(c.queue), "late pods": len(c.latePods), "draining": len(c.draining), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
 		"named": len(c.named), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
 		"classes": len(c.classes), "by namespace": len(c.index.byNamespace), "by account": len(c.index.byAccount), "by label": len(c.index.byLabel), "by port": len(c.index.byPort), "namespace labels": len(c.index.namespaces),
 		"account labels": len(c.index.accounts),
