@@ -16,7 +16,7 @@ import (
 // all is room for whatever there is.
 const all = math.MaxInt
 
-// matchingCost is how many items a selector is held against in the time in which an address is programmed.
+// matchingCost is how many classes a selector is held against in the time in which an address is programmed.
 const matchingCost = 16
 
 // progress is how far a part is.
@@ -193,6 +193,9 @@ func (c *Compiler) tidy() {
 // standing returns the policies of the list, but those whose parts are not filled yet as the endpoint has them: in the version before, or not
 // at all.
 func (c *Compiler) standing(e *endpoint, list []*policy) []*policy {
+	if !slices.ContainsFunc(list, func(p *policy) bool { return p.fresh }) {
+		return list
+	}
 	before := make(map[model.PolicyKey]*policy, len(e.policies))
 	for _, p := range e.policies {
 		before[p.obj.Key] = p
