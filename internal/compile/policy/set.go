@@ -22,10 +22,10 @@ type group struct {
 	dynamic[netip.Addr]
 	refs     int
 	selector model.Selector
-	made     bool            // it follows what the selector selects; otherwise it is new, or drains
+	made     bool            // it follows what the selector selects; otherwise it is new, or being emptied
 	classes  classSet        // that the selector selects
 	selected int             // the sum of their sizes; before it is made, about what that will be, and of those left if it drains
-	left     itemSet         // whose addresses are not members yet, or still are if it drains
+	left     itemSet         // whose addresses are not members yet, or still are if it is not made
 	lists    map[*item]*list // of the network sets among them
 	stale    bool            // its network sets changed, or what programs say of them
 	since    time.Time       // when nobody held it any more, if it drains
@@ -67,7 +67,10 @@ func (c *Compiler) holdGroup(s model.Selector, size int) *group {
 		c.ids.add(&g.handle)
 		c.total += size
 	}
-	delete(c.draining, g)
+	if _, drains := c.draining[g]; drains {
+		delete(c.draining, g)
+		c.unmake(g) // it does not know what came meanwhile
+	}
 	g.refs++
 	c.touchedGroups[g] = struct{}{}
 	return g
@@ -114,7 +117,7 @@ func (c *Compiler) list(g *group, it *item) {
 	g.stale, c.stale = true, true
 }
 
-// move adds addresses that are left, or removes them if the group drains, as far as there is room for.
+// move adds addresses that are left, or removes them if the group is not made, as far as there is room for.
 func (c *Compiler) move(g *group, room int) (spent int) {
 	for it := range g.left {
 		if spent >= room {
@@ -175,24 +178,34 @@ func (c *Compiler) sweepGroups() {
 		if g.made {
 			c.selectors.remove(g.selector, g)
 		}
-		members := itemSet{}
-		for cl := range g.classes {
-			for it := range cl.items {
-				if g.holds(it) {
-					members[it] = struct{}{}
-				} else {
-					c.resize(g, -it.size())
-				}
+		g.since = c.since
+	}
+}
+
+// unmake ends that the group follows what its selector selects. It returns how many items' addresses are left in it.
+func (c *Compiler) unmake(g *group) int {
+	if !g.made {
+		return 0
+	}
+	members := itemSet{}
+	for cl := range g.classes {
+		for it := range cl.items {
+			if g.holds(it) {
+				members[it] = struct{}{}
+			} else {
+				c.resize(g, -it.size())
 			}
 		}
-		g.made, g.left, g.since = false, members, c.since
 	}
+	g.made, g.left = false, members
+	return len(members)
 }
 
 // drain goes on with the groups that nobody holds, for about so many elements, and ends those of which nothing is left.
 func (c *Compiler) drain(room int) {
 	left, gone := classSet{}, false
 	for g := range c.draining {
+		room -= c.unmake(g) / matchingCost
 		if room -= c.move(g, room); len(g.left) == 0 {
 			c.dropGroup(g)
 			gone = true
