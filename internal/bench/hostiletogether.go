@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/hostile"
@@ -42,11 +43,14 @@ func (r *run) allTogether(ctx context.Context) error {
 }
 
 func (h herd) String() string {
-	what := fmt.Sprintf("%d policies", h.policies)
-	if h.services > 0 {
-		what = fmt.Sprintf("%d services of %s elements", h.services, chart.Number(hostile.WideElements))
+	what := fmt.Sprintf("%d large policies", h.policies)
+	switch {
+	case h.policies == 1:
+		what = "1 large policy"
+	case h.services > 0:
+		what = fmt.Sprintf("%s of %s elements", agent.Count(h.services, "service"), chart.Number(hostile.WideElements))
 	}
-	return fmt.Sprintf("%s in %d namespaces", what, h.namespaces)
+	return what + " in " + agent.Count(h.namespaces, "namespace")
 }
 
 // together has policies that each select as much as one may, or services that come to as much, come to an agent, has pods change under them, starts the agent
@@ -103,12 +107,12 @@ func (r *run) together(ctx context.Context, h herd) (alive bool, err error) {
 			metric, unit string
 			n            float64
 		}{{togetherResident, "MB", float64(seen.heaviest) / 1e6}, {togetherTook, "ms", float64(took.Milliseconds())}, {togetherChange, "ms", float64(seen.slowest.Milliseconds())}} {
-			r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: fmt.Sprintf("%d namespaces, %s", h.namespaces, step.name), Metric: m.metric, Unit: m.unit}, m.n)
+			r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: agent.Count(h.namespaces, "namespace") + ", " + step.name, Metric: m.metric, Unit: m.unit}, m.n)
 		}
 		kernel := 0
 		if b.group != nil {
 			if kernel, err = b.group.kernelBytes(); err == nil {
-				r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: fmt.Sprintf("%d namespaces, %s", h.namespaces, step.name), Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
+				r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: agent.Count(h.namespaces, "namespace") + ", " + step.name, Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
 			}
 		}
 		r.progress("%s, %s: %d MB of %d MB, kernel %d MB, taken in %s, slowest change %s, faults: %d", what, step.name, seen.heaviest>>20, b.most>>20, kernel>>20,
