@@ -13,7 +13,7 @@ import (
 // an object of a few kilobytes could ask for all memory. A port with 65,536 endpoints at three addresses is well within.
 const maxElements = 1 << 19
 
-// maxTogether is what all Services may come to. 150,000 pods of two families in two services each, one of them at three addresses, are half of it.
+// maxTogether is what all Services may come to. 150,000 pods of two families in two services each, one of them at three addresses, are less than a third of it.
 var maxTogether = fair.Bound{Most: 1 << 22, Again: 7 << 19}
 
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
@@ -86,9 +86,9 @@ func (c *Compiler) weigh() (changed []model.Name) {
 		},
 		func(a, b *service) int { return a.svc.Name.Compare(b.svc.Name) }) {
 		name := s.svc.Name
-		_, was := c.denied[name]
-		if total+s.asked > c.maxTogether.Limit(was) {
-			if c.denied[name] = struct{}{}; !was {
+		weighed, was := c.denied[name]
+		if total+s.asked > c.maxTogether.Limit(weighed) {
+			if c.denied[name] = true; !was {
 				changed = append(changed, name)
 			}
 			continue
@@ -107,15 +107,20 @@ func (c *Compiler) weigh() (changed []model.Name) {
 	return changed
 }
 
-// fits notes what a service asks for, and reports whether there is room for it. If there is not, others may have to go for it.
+// fits notes what a service asks for, and reports whether there is room for it. If there is not, others may have to go for it. One that is served
+// and grows goes on until that is decided, unless all would be beyond the limit by more than what one may have.
 func (c *Compiler) fits(next, old *service, n int) bool {
 	next.asked = n
 	_, denied := c.denied[next.svc.Name]
 	if n == 0 {
 		return true
 	}
-	if !denied && c.given-old.given()+n > c.maxTogether.Most {
-		c.denied[next.svc.Name] = struct{}{}
+	most := c.maxTogether.Most
+	if old.given() > 0 {
+		most += maxElements
+	}
+	if !denied && c.given-old.given()+n > most {
+		c.denied[next.svc.Name] = false
 		denied = true
 	}
 	return !denied
@@ -127,11 +132,11 @@ func (c *Compiler) account(next, old *service) {
 	if old != nil {
 		was = old.asked
 	}
+	c.asked += next.asked - was
+	c.given += next.given() - old.given()
 	if next.asked != was || next.asked != next.elements {
 		c.reweigh = true
 	}
-	c.asked += next.asked - was
-	c.given += next.given() - old.given()
 	if next.asked == 0 {
 		delete(c.denied, next.svc.Name)
 	}

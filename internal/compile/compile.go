@@ -90,10 +90,10 @@ type Compiler struct {
 	// faults are the issues found in each service that has any.
 	faults map[model.Name][]model.Issue
 
-	maxTogether  fair.Bound              // the constant, but in tests
-	asked, given int                     // elements that all services ask for, and that they have
-	denied       map[model.Name]struct{} // those for which there is no room
-	reweigh      bool                    // others may have room since the last update
+	maxTogether  fair.Bound          // the constant, but in tests
+	asked, given int                 // elements that all services ask for, and that they have
+	denied       map[model.Name]bool // those for which there is no room; true: in their turn, false: when they came
+	reweigh      bool                // others may have room since the last update
 
 	nodePorts [2]int // services that have one, of IPv4 and IPv6
 
@@ -122,7 +122,7 @@ func New(cfg Config) *Compiler {
 		otherIPs:    newRefs(s.OtherIPs),
 		hairpins:    newRefs(s.Hairpins),
 
-		maxTogether: maxTogether, denied: map[model.Name]struct{}{},
+		maxTogether: maxTogether, denied: map[model.Name]bool{},
 
 		waiting:       map[model.Name]wait{},
 		sliceElements: sliceElements,

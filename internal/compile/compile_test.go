@@ -37,7 +37,7 @@ type history struct {
 // limit has all services come to so many elements at the most.
 func (h *history) limit(together int) {
 	h.together = together
-	h.compiler.SetTogether(together)
+	h.compiler.SetTogether(together, together)
 }
 
 func newHistory(cfg compile.Config) *history {
@@ -77,7 +77,7 @@ func (h *history) check(t *testing.T, d state.Delta) {
 // fresh compiles what the store holds from nothing.
 func (h *history) fresh() *compile.Compiler {
 	c := compile.New(h.cfg)
-	c.SetTogether(h.together)
+	c.SetTogether(h.together, h.together)
 	c.Update(h.store, store.Dirty{})
 	return c
 }

@@ -5,9 +5,9 @@ import "sluice.dev/sluice/internal/compile/fair"
 // SetSlice has each Step change so many elements.
 func (c *Compiler) SetSlice(elements int) { c.sliceElements = elements }
 
-// SetTogether has all services come to so many elements at the most; 0: as many as in production.
-func (c *Compiler) SetTogether(elements int) {
+// SetTogether has all services come to so many elements at the most, and to so many where one is to come back; 0: as many as in production.
+func (c *Compiler) SetTogether(elements, again int) {
 	if elements > 0 {
-		c.maxTogether = fair.Bound{Most: elements, Again: elements}
+		c.maxTogether = fair.Bound{Most: elements, Again: again}
 	}
 }

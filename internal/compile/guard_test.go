@@ -316,6 +316,52 @@ func TestTooMuchTogether(t *testing.T) {
 	}
 }
 
+// Nobody's service is refused, or interrupted, for those of somebody who asks for more: neither when it grows, nor at an agent's start, whatever
+// it takes to come back.
+func TestWhoAsksForLessIsServed(t *testing.T) {
+	in := func(namespace string, i, endpoints int) (all []store.Event) {
+		all = numbered(i, endpoints)
+		all[0].Object.(*model.Service).Name.Namespace, all[0].Name.Namespace = namespace, namespace
+		all[1].Object.(*model.EndpointSlice).Name.Namespace, all[1].Name.Namespace = namespace, namespace
+		return all
+	}
+	var victims, all []store.Event
+	for i := range 9 {
+		victims = append(victims, in("victim", i, 45)...) // 49 elements each
+	}
+	all = append(all, victims...)
+	for i := range 11 {
+		all = append(all, in("attacker", 20+i, 46)...) // 50 each
+	}
+	for _, sliced := range []bool{false, true} {
+		for range 20 {
+			h := newHistory(compile.Config{})
+			h.apply(t, events(v4.node())...)
+			h.compiler.SetTogether(1000, 875)
+			h.compiler.SetSlice(64)
+			h.apply(t, all...)
+			served := func() {
+				t.Helper()
+				for i := range 9 {
+					if h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] == nil {
+						t.Fatalf("service %d is not served, in slices: %t", i, sliced)
+					}
+				}
+			}
+			served()
+			changes := in("victim", 0, 56)
+			for more := true; more; changes = nil {
+				if more = sliced; sliced {
+					_, more = h.step(t, changes...)
+				} else {
+					h.apply(t, changes...)
+				}
+				served()
+			}
+		}
+	}
+}
+
 // The faults of one service do not fill the status.
 func TestManyFaults(t *testing.T) {
 	svc := v4.service(func(s *model.Service) {

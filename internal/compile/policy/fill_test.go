@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -315,4 +316,18 @@ func TestPodsAreFollowedInSlices(t *testing.T) {
 	h.finish(t)
 	same(t, h.compiler, h.fresh())
 	complete(t, h.compiler)
+}
+
+// Pods of other nodes have their turn though those of this node change without end.
+func TestLatePodsHaveTheirTurn(t *testing.T) {
+	h := newHistory(config, idSpace)
+	h.apply(t, append(manyPods(3), event(pod(1, "here", "app", "web")), event(large("x", 60)))...)
+	h.room = 100
+	h.apply(t, append(gone(manyPods(2)), event(pod(1, "here", "app", "web", "many", "yes", "v", "0")))...)
+	for i := range 10 {
+		h.apply(t, event(pod(1, "here", "app", "web", "many", "yes", "v", fmt.Sprint(i+1))))
+	}
+	if n := len(h.compiler.latePods); n != 0 {
+		t.Errorf("%d pods still wait", n)
+	}
 }

@@ -13,6 +13,7 @@
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -265,7 +266,7 @@ func (c *Compiler) setAccount(name model.Name, obj *model.ServiceAccount) {
 	c.index.accounts.relabel(name, old, next)
 }
 
-// takePods follows pods as far as half of the room goes; those of this node in any case, as what is not known of them is shut.
+// takePods follows pods as far as half of the room goes, the oldest first and one at least; those of this node in any case, as what is not known of them is shut.
 func (c *Compiler) takePods(v *store.View, dirty map[model.Name]struct{}) {
 	for name := range dirty {
 		pod, old := v.Pod(name), c.pods[name]
@@ -277,8 +278,10 @@ func (c *Compiler) takePods(v *store.View, dirty map[model.Name]struct{}) {
 		}
 	}
 	least := c.room / 2
-	for name := range c.latePods {
-		if !c.whole && c.room < least {
+	for i, name := range slices.SortedFunc(maps.Keys(c.latePods), func(a, b model.Name) int {
+		return cmp.Or(c.latePods[a].Compare(c.latePods[b]), a.Compare(b))
+	}) {
+		if !c.whole && i > 0 && c.room < least {
 			break
 		}
 		delete(c.latePods, name)
