@@ -24,7 +24,7 @@ type poison struct {
 	addrs     []netip.Addr    // cluster IPs
 	sets      []state.SetID   // groups, lists, port sets and named ports
 	policy    model.PolicyKey // rules of it, as soon as they are written
-	deep      model.PolicyKey // chains of it, once something leads there
+	deep      model.PolicyKey // what leads to a chain with rules of it
 }
 
 // refuse has the driver's kernel refuse it.
@@ -72,12 +72,17 @@ func (p poison) refuse(d *Driver) {
 			})
 			return refused
 		case unix.NFT_MSG_NEWRULE:
-			if names(string(findAttr(m.Body, unix.NFTA_RULE_USERDATA)), p.policy) {
+			comment := string(findAttr(m.Body, unix.NFTA_RULE_USERDATA))
+			if names(comment, p.policy) {
 				return unix.EFBIG
 			}
-		case unix.NFT_MSG_NEWCHAIN:
-			if names(string(findAttr(m.Body, chainAttrUserdata)), p.deep) {
-				deep[cString(findAttr(m.Body, unix.NFTA_CHAIN_NAME))] = true
+			if names(comment, p.deep) {
+				deep[cString(findAttr(m.Body, unix.NFTA_RULE_CHAIN))] = true
+			}
+			for chain := range deep {
+				if bytes.Contains(findAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS), append([]byte(chain), 0)) {
+					return unix.EMLINK
+				}
 			}
 		}
 		return nil
