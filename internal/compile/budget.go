@@ -19,10 +19,11 @@ var maxTogether = fair.Bound{Most: 1 << 22, Again: 7 << 19}
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
 const rangeNetworks = 8
 
-// frontendElements is about how many a port at an address has beside those of its endpoints.
-const frontendElements = 4
+// frontendElements is what a port at an address counts, beside its endpoints. It has four to seven, but whenever a service or a rule of
+// policy comes, the kernel follows what leads from each of them to a chain: a microsecond for each with session affinity and a node port.
+const frontendElements = 16
 
-// elements is about what a service with these endpoints comes to, and never too low: for each port at each address four,
+// elements is about what a service with these endpoints comes to, and never too low: for each port at each address sixteen,
 // and one for each endpoint (one more where local ones are chosen apart, and one more with session affinity), and eight for
 // each source range, as it becomes so many networks at the most. To count costs the sum of what is multiplied.
 func (c *Compiler) elements(s *service, from *objects) (n int) {

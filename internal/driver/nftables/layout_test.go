@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -30,6 +31,25 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 		slices.SortFunc(filled, netip.AddrPort.Compare)
 		if !slices.Equal(filled, backends) {
 			t.Fatalf("%d backends: slots hold %v", n, filled)
+		}
+	}
+}
+
+// Whenever a service comes, the kernel walks each map from frontends to chains, once for each rule that uses it.
+func TestFrontendsAreWalkedOnce(t *testing.T) {
+	p := newProgram(true)
+	for _, s := range p.sets {
+		if !s.verdict || s.policy {
+			continue
+		}
+		used := 0
+		for _, c := range p.chains {
+			for _, r := range c.rules {
+				used += bytes.Count(r.exprs.b, append([]byte(s.name), 0))
+			}
+		}
+		if used != 1 {
+			t.Errorf("%d rules use the map %s", used, s.name)
 		}
 	}
 }

@@ -255,8 +255,8 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options) {
 	}
 	empty := state.NewPolicy()
 	update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
-	if n := len(d.prog.names) + d.roster.ruleCount() + len(d.roster.counters); n != 2*12*2 {
-		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*12*2)
+	if n := len(d.prog.names) + d.roster.ruleCount() + len(d.roster.counters); n != 2*4*2 {
+		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*4*2)
 	}
 	want.Policy = empty
 	d.doubt = true

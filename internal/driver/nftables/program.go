@@ -223,9 +223,9 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 			newRule("").reject(),
 		}},
 		chain{name: n("remember"), comment: "session affinity: learn or renew the chosen backend",
-			rules: perProtocol(func(r rule) rule { return r.vmap(f.origFrontend(), fp.learn) })},
+			rules: []rule{newRule("").vmap(f.origFrontend(), fp.learn)}},
 		chain{name: n("forget"), comment: "the remembered backend is no longer one: the client's next try chooses anew",
-			rules: append(perProtocol(func(r rule) rule { return r.family(f).forget(f, fp.affinity) }), newRule("").drop())},
+			rules: []rule{newRule("").family(f).forget(f, fp.affinity), newRule("").drop()}},
 		chain{name: n("source"), comment: "masquerade where the answer would not find its way back", rules: fp.sourceRules()},
 		chain{name: n("masquerade"), comment: "external frontends: always", rules: []rule{newRule("").masquerade()}},
 		chain{name: n("keep"), comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", rules: []rule{
@@ -242,14 +242,14 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 // sourceRules decide on the source address of a translated connection.
 func (fp *familyProgram) sourceRules() []rule {
 	f := fp.ip
-	rules := perProtocol(func(r rule) rule { return r.vmap(f.origFrontend(), fp.masquerade) })
-	return append(rules,
+	return []rule{
+		newRule("").vmap(f.origFrontend(), fp.masquerade),
 		newRule("balanced back to itself").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
 		// The source first: it is a pod's for most connections, and the set of a few prefixes is
 		// at hand, while one of all cluster IPs is a trip to memory.
 		newRule("a cluster IP, asked from outside the cluster").family(f).notIn([]field{f.saddr}, fp.keptCIDRs).
 			in([]field{f.origDaddr}, fp.clusterIPs).masquerade(),
-	)
+	}
 }
 
 // pickChain balances over a size class. Slots may be empty: a miss falls
@@ -300,23 +300,12 @@ func (fp *familyProgram) learnName(d time.Duration) string {
 // time-out, so that there is a chain for each that services use.
 func (fp *familyProgram) learnChain(d time.Duration) chain {
 	f := fp.ip
-	rules := perProtocol(func(r rule) rule {
-		return r.family(f).notIn(append(f.origFrontend(), f.daddr, fieldDport), fp.affineBackends).jump(fp.ip.name + "-forget")
-	})
-	// An update renews an element's time and leaves its data, which is right: an element that is
-	// there is where this connection was sent, or where another one of the client, just before it.
-	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remembered(f, fp.affinity).remember(f, fp.affinity, d).ret() })...)
-	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).learnsTooMuch(f, fp.learning, fp.affinity.size, d).ret() })...)
-	rules = append(rules, perProtocol(func(r rule) rule { return r.family(f).remember(f, fp.affinity, d) })...)
-	return chain{name: fp.learnName(d), rules: rules, comment: fmt.Sprintf("remember for %s", d)}
-}
-
-// perProtocol makes a rule for each transport, as nft wants the transport
-// known before it reads a connection's original port.
-func perProtocol(f func(rule) rule) []rule {
-	var rules []rule
-	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-		rules = append(rules, f(newRule("").proto(p)))
-	}
-	return rules
+	return chain{name: fp.learnName(d), comment: fmt.Sprintf("remember for %s", d), rules: []rule{
+		newRule("").family(f).notIn(append(f.origFrontend(), f.daddr, fieldDport), fp.affineBackends).jump(fp.ip.name + "-forget"),
+		// An update renews an element's time and leaves its data, which is right: an element that is
+		// there is where this connection was sent, or where another one of the client, just before it.
+		newRule("").family(f).remembered(f, fp.affinity).remember(f, fp.affinity, d).ret(),
+		newRule("").family(f).learnsTooMuch(f, fp.learning, fp.affinity.size, d).ret(),
+		newRule("").family(f).remember(f, fp.affinity, d),
+	}}
 }
