@@ -44,6 +44,9 @@ const (
 	guestPlan = "/plan.json"
 )
 
+// protocols are the names by which nft prints transports, as on any node.
+const protocols = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
+
 // pack builds the test binaries and writes the initramfs to a file.
 func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string) error {
 	work, err := os.MkdirTemp("", "sluice-vm-")
@@ -98,6 +101,9 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 		if err := a.tool(ctx, tool); err != nil {
 			return err
 		}
+	}
+	if err := a.bytes("/etc/protocols", []byte(protocols)); err != nil {
+		return err
 	}
 	b, err := json.Marshal(p)
 	if err != nil {
