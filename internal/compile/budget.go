@@ -13,20 +13,24 @@ import (
 // an object of a few kilobytes could ask for all memory. A port with 65,536 endpoints at three addresses is well within.
 const maxElements = 1 << 19
 
-// maxTogether is what all Services may come to. 150,000 pods of two families in two services each, one of them at three addresses, are less than a third of it.
+// maxTogether is what all Services may come to. 150,000 pods of two families in two services each, one of them at three addresses, are less than half of it, with 10,000 services.
 var maxTogether = fair.Bound{Most: 1 << 22, Again: 7 << 19}
 
 // rangeNetworks is how many networks a source range becomes at the most, with lengths that are multiples of four.
 const rangeNetworks = 8
 
-// frontendElements is what a port at an address counts, beside its endpoints. It has four to seven, but whenever a service or a rule of
-// policy comes, the kernel follows what leads from each of them to a chain: a microsecond for each with session affinity and a node port.
-const frontendElements = 16
+// frontendElements is about how many a port at an address has beside those of its endpoints, and frontendCost what it counts where all
+// Services are added up. It counts more, as the kernel visits each one whenever something that leads to a chain is added: decision 22.
+const (
+	frontendElements = 4
+	frontendCost     = 16
+)
 
-// elements is about what a service with these endpoints comes to, and never too low: for each port at each address sixteen,
+// elements is about what a service with these endpoints comes to, and never too low: for each port at each address four,
 // and one for each endpoint (one more where local ones are chosen apart, and one more with session affinity), and eight for
 // each source range, as it becomes so many networks at the most. To count costs the sum of what is multiplied.
-func (c *Compiler) elements(s *service, from *objects) (n int) {
+// cost is what they count where all Services are added up.
+func (c *Compiler) elements(s *service, from *objects) (n, cost int) {
 	var cluster, external, balancer, node [2]int
 	for family, is4 := range [...]bool{true, false} {
 		cluster[family] = len(inFamily(s.addrs[state.ClusterIP], is4))
@@ -43,9 +47,10 @@ func (c *Compiler) elements(s *service, from *objects) (n int) {
 			backends := min(endpoints, maxBackends)
 			elements := cluster[family]*(frontendElements+lists*backends) + outside*(frontendElements+outer*backends) + rangeNetworks*balancer[family]*len(s.svc.SourceRanges)
 			n += max(elements, endpoints)
+			cost += (cluster[family] + outside) * (frontendCost - frontendElements)
 		}
 	}
-	return n
+	return n, n + cost
 }
 
 // tooLarge says that nothing is programmed for the service.
@@ -60,7 +65,7 @@ func (r *report) tooLarge(s *service, from *objects, n int) {
 
 // tooMuch says the same where it is too much with others.
 func (r *report) tooMuch(n, most int) {
-	r.service(fmt.Sprintf("it comes to %d elements in the kernel; all Services may have %d, and those of its namespace are among those that ask for most, so nothing is programmed for it: ask for less", n, most))
+	r.service(fmt.Sprintf("it counts for %d elements in the kernel; all Services may have %d, and those of its namespace are among those that ask for most, so nothing is programmed for it: ask for less", n, most))
 }
 
 // weigh decides which services may be programmed, where all come to too much: see fair.Turns. It returns those of which that has changed: who may
@@ -110,17 +115,17 @@ func (c *Compiler) weigh() (changed []model.Name) {
 
 // fits notes what a service asks for, and reports whether there is room for it. If there is not, others may have to go for it. One that is served
 // and grows goes on until that is decided, unless all would be beyond the limit by more than what one may have.
-func (c *Compiler) fits(next, old *service, n int) bool {
-	next.asked = n
+func (c *Compiler) fits(next, old *service, cost int) bool {
+	next.asked = cost
 	_, denied := c.denied[next.svc.Name]
-	if n == 0 {
+	if cost == 0 {
 		return true
 	}
 	most := c.maxTogether.Most
 	if old.given() > 0 {
 		most += maxElements
 	}
-	if !denied && c.given-old.given()+n > most {
+	if !denied && c.given-old.given()+cost > most {
 		c.denied[next.svc.Name] = false
 		denied = true
 	}
@@ -135,7 +140,7 @@ func (c *Compiler) account(next, old *service) {
 	}
 	c.asked += next.asked - was
 	c.given += next.given() - old.given()
-	if next.asked != was || next.asked != next.elements {
+	if next.asked != was || next.asked != next.given() {
 		c.reweigh = true
 	}
 	if next.asked == 0 {
@@ -143,12 +148,12 @@ func (c *Compiler) account(next, old *service) {
 	}
 }
 
-// given is what a service has of all elements.
+// given is what a service has of what it asked for: all or nothing.
 func (s *service) given() int {
-	if s == nil {
+	if s == nil || s.elements == 0 {
 		return 0
 	}
-	return s.elements
+	return s.asked
 }
 
 // count is a number of things, whose plural has the ending.

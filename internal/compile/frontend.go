@@ -32,15 +32,15 @@ func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *ser
 			state.LoadBalancer: c.permitted(state.LoadBalancer, "load balancer address", svc.LoadBalancerIPs, rep),
 		}
 		from := newObjects(svc, v.Slices(svc.Name), v.Selected(svc))
-		n := c.elements(next, from)
+		n, cost := c.elements(next, from)
 		if n > maxElements {
 			next.why = "too large"
 			rep.tooLarge(next, from, n)
 			break
 		}
-		if !c.fits(next, old, n) {
+		if !c.fits(next, old, cost) {
 			next.why = "too much"
-			rep.tooMuch(n, c.maxTogether.Most)
+			rep.tooMuch(cost, c.maxTogether.Most)
 			break
 		}
 		next.elements = n

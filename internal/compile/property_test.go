@@ -193,7 +193,7 @@ func TestStateDependsOnObjectsAlone(t *testing.T) {
 		}
 		h.cfg.ReservedPorts = []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}
 		h.compiler = compile.New(h.cfg)
-		h.limit(pickOne(w, 0, 20, 100))
+		h.limit(pickOne(w, 0, 60, 300))
 		for range 60 {
 			if w.chance(10) {
 				h.cfg.APIServers = []netip.AddrPort{netip.AddrPortFrom(w.addr("x", 2), 80)}
@@ -234,7 +234,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			final = append(final, e)
 		}
 		first := newHistory(compile.Config{})
-		first.limit(pickOne(w, 0, 0, 50))
+		first.limit(pickOne(w, 0, 0, 150))
 		first.apply(t, all...)
 		for range 4 {
 			h := newHistory(compile.Config{})

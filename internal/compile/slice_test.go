@@ -164,7 +164,7 @@ func TestStepsEndAlike(t *testing.T) {
 		h := newHistory(compile.Config{})
 		h.apply(t, events(v4.node())...)
 		h.compiler.SetSlice(1 + w.IntN(10))
-		h.limit(pickOne(w, 0, 0, 20, 100))
+		h.limit(pickOne(w, 0, 0, 60, 300))
 		for range 20 {
 			var batch []store.Event
 			for range 1 + w.IntN(12) {

@@ -39,7 +39,9 @@ func (p poison) refuse(d *Driver) {
 	for _, a := range p.addrs {
 		clusterIPs[string(a.AsSlice())] = true
 	}
-	deep := map[string]bool{}
+	deep := map[string]bool{} // chains with such rules
+	var led [][]byte          // the expressions of all rules: some lead to chains
+	leads := func(rule []byte, chain string) bool { return bytes.Contains(rule, append([]byte(chain), 0)) }
 	names := func(text string, k model.PolicyKey) bool { return k.Kind != "" && strings.Contains(text, k.String()) }
 	d.Refuse(func(m Message) error {
 		switch m.Type {
@@ -76,11 +78,17 @@ func (p poison) refuse(d *Driver) {
 			if names(comment, p.policy) {
 				return unix.EFBIG
 			}
+			rule := slices.Clone(findAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS))
+			led = append(led, rule)
 			if names(comment, p.deep) {
-				deep[cString(findAttr(m.Body, unix.NFTA_RULE_CHAIN))] = true
+				chain := cString(findAttr(m.Body, unix.NFTA_RULE_CHAIN))
+				deep[chain] = true
+				if slices.ContainsFunc(led, func(r []byte) bool { return leads(r, chain) }) {
+					return unix.EMLINK
+				}
 			}
 			for chain := range deep {
-				if bytes.Contains(findAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS), append([]byte(chain), 0)) {
+				if leads(rule, chain) {
 					return unix.EMLINK
 				}
 			}

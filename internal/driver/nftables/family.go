@@ -90,7 +90,7 @@ var (
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),
 	}
-	// fieldOrigDport is the port that the client asked for.
+	// fieldOrigDport is the port that the client asked for. A key that has it has the protocol, too: no rule needs to ask for that first.
 	fieldOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
 	// fieldSlot is the place of a backend in its frontend's list; each pick
 	// rule draws it in its own way.

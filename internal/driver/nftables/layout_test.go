@@ -35,8 +35,8 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 	}
 }
 
-// Whenever a service comes, the kernel walks each map from frontends to chains, once for each rule that uses it.
-func TestFrontendsAreWalkedOnce(t *testing.T) {
+// One rule uses each map from frontends to chains: whenever a service comes, the kernel visits all of its elements for each.
+func TestOneRuleUsesEachVerdictMap(t *testing.T) {
 	p := newProgram(true)
 	for _, s := range p.sets {
 		if !s.verdict || s.policy {
