@@ -14,7 +14,7 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	if rivals == nil {
 		holder := c.state.Frontends[key]
 		if f == nil || holder == nil || holder.Service == name {
-			c.setFrontend(key, f)
+			c.frontends.Set(key, f)
 			return
 		}
 		rivals = map[model.Name]*state.Frontend{holder.Service: holder}
@@ -25,7 +25,7 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	} else {
 		rivals[name] = f
 	}
-	c.setFrontend(key, rivals[c.holder(rivals)])
+	c.frontends.Set(key, rivals[c.holder(rivals)])
 	if len(rivals) == 1 {
 		delete(c.contested, key)
 	}
@@ -64,7 +64,7 @@ func lesser(old, next *state.HealthCheck) *state.HealthCheck {
 func (c *Compiler) settleHealth(name model.Name, old, next *state.HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
 		delete(c.healthPorts[old.Port], name)
-		c.setHealth(name, nil)
+		c.healthChecks.Set(name, nil)
 		c.awardHealth(old.Port)
 	}
 	if next == nil {
@@ -86,9 +86,9 @@ func (c *Compiler) awardHealth(port uint16) {
 	winner := first(c.services, rivals)
 	for name := range rivals {
 		if name == winner {
-			c.setHealth(name, rivals[name])
+			c.healthChecks.Set(name, rivals[name])
 		} else {
-			c.setHealth(name, nil)
+			c.healthChecks.Set(name, nil)
 		}
 	}
 }

@@ -97,12 +97,9 @@ type Compiler struct {
 
 	nodePorts [2]int // services that have one, of IPv4 and IPv6
 
-	clusterIPs refs
-	otherIPs   refs
-	hairpins   refs
-	policy     *policy.Compiler // nil: policy is not compiled
-	change     change
-	scratch    []endpoint
+	written
+	policy  *policy.Compiler // nil: policy is not compiled
+	scratch []endpoint
 
 	waiting       map[model.Name]wait // what Step left for later
 	sliceElements int
@@ -118,9 +115,7 @@ func New(cfg Config) *Compiler {
 		contested:   map[state.FrontendKey]map[model.Name]*state.Frontend{},
 		healthPorts: map[uint16]map[model.Name]*state.HealthCheck{},
 		faults:      map[model.Name][]model.Issue{},
-		clusterIPs:  newRefs(s.ClusterIPs),
-		otherIPs:    newRefs(s.OtherIPs),
-		hairpins:    newRefs(s.Hairpins),
+		written:     newWritten(s),
 
 		maxTogether: maxTogether, denied: map[model.Name]bool{},
 
@@ -210,7 +205,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			}
 		}
 	}
-	c.change = newChange(len(services))
+	c.frontends.Expect(len(services))
 	room := all
 	if step {
 		room = c.sliceElements
@@ -237,7 +232,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		}
 	}
 	c.scratch = nil // it may be large, and holds on to objects
-	delta := c.flush()
+	delta := c.flush(c.state)
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.node.podCIDRs, room)
@@ -282,18 +277,18 @@ func (c *Compiler) service(v *store.View, name model.Name, room int) (spent, lef
 
 // hold counts what a service has of addresses and kinds of frontends: all of a state's frontends are of services that are held.
 func (c *Compiler) hold(s *service) {
-	c.clusterIPs.add(s.addresses())
-	c.otherIPs.add(s.others())
-	c.hairpins.add(s.hairpinned())
+	each(s.addresses(), c.clusterIPs.Add)
+	each(s.others(), c.otherIPs.Add)
+	each(s.hairpinned(), c.hairpins.Add)
 	for family, is4 := range [...]bool{true, false} {
 		c.nodePorts[family] += one(s.hasNodePort(is4))
 	}
 }
 
 func (c *Compiler) release(s *service) {
-	c.clusterIPs.remove(s.addresses())
-	c.otherIPs.remove(s.others())
-	c.hairpins.remove(s.hairpinned())
+	each(s.addresses(), c.clusterIPs.Remove)
+	each(s.others(), c.otherIPs.Remove)
+	each(s.hairpinned(), c.hairpins.Remove)
 	for family, is4 := range [...]bool{true, false} {
 		c.nodePorts[family] -= one(s.hasNodePort(is4))
 	}

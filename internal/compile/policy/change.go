@@ -1,110 +1,17 @@
 package policy
 
-import "sluice.dev/sluice/internal/state"
-
-// table writes to a map of the state and remembers what its keys held before
-// this update, so that a value which went and came back is no change.
-type table[K comparable, V any] struct {
-	now   map[K]*V
-	was   map[K]*V
-	equal func(a, b *V) bool
-}
-
-func newTable[K comparable, V any](now map[K]*V, equal func(a, b *V) bool) table[K, V] {
-	return table[K, V]{now: now, was: map[K]*V{}, equal: equal}
-}
-
-// set puts v under k, or removes k where v is nil.
-func (t *table[K, V]) set(k K, v *V) {
-	old := t.now[k]
-	if old == v {
-		return
-	}
-	if _, touched := t.was[k]; !touched {
-		t.was[k] = old
-	}
-	if v == nil {
-		delete(t.now, k)
-	} else {
-		t.now[k] = v
-	}
-}
-
-// flush returns what differs from before the update.
-func (t *table[K, V]) flush() map[K]*V {
-	if len(t.was) == 0 {
-		return nil
-	}
-	d := t.was
-	for k, old := range d {
-		now := t.now[k]
-		if now == old || now != nil && old != nil && t.equal(now, old) {
-			delete(d, k)
-		} else {
-			d[k] = now
-		}
-	}
-	t.was = map[K]*V{}
-	return d
-}
-
-func equalValues[V comparable](a, b *V) bool { return *a == *b }
-
-// members counts what puts each member into a set.
-type members[M comparable] struct {
-	set  map[M]struct{}
-	more map[M]int  // reasons beyond the first; most members have none
-	was  map[M]bool // touched since the set was published last: whether it was in it
-	// published: the set has been. Before, there is nothing that it differs from.
-	published bool
-}
-
-func (m *members[M]) add(e M) {
-	if _, in := m.set[e]; in {
-		if m.more == nil {
-			m.more = map[M]int{}
-		}
-		m.more[e]++
-		return
-	}
-	if m.set == nil {
-		m.set = map[M]struct{}{}
-	}
-	m.touch(e, false)
-	m.set[e] = struct{}{}
-}
-
-func (m *members[M]) remove(e M) {
-	switch m.more[e] {
-	case 0:
-		m.touch(e, true)
-		delete(m.set, e)
-	case 1:
-		delete(m.more, e)
-	default:
-		m.more[e]--
-	}
-}
-
-func (m *members[M]) touch(e M, in bool) {
-	if !m.published {
-		return
-	}
-	if m.was == nil {
-		m.was = map[M]bool{}
-	}
-	if _, touched := m.was[e]; !touched {
-		m.was[e] = in
-	}
-}
+import (
+	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/state"
+)
 
 // dynamic is a set of the state whose members come and go one by one.
 type dynamic[M comparable] struct {
 	handle
-	members members[M]
+	members diff.Set[M]
 }
 
-// memberTable is table for dynamic sets.
+// memberTable is diff.Map for dynamic sets.
 type memberTable[M comparable] struct {
 	now map[state.SetID]map[M]struct{}
 	was map[state.SetID]map[M]bool
@@ -120,12 +27,13 @@ func (t *memberTable[M]) retract(d *dynamic[M]) {
 	if d.published == 0 || d.published == d.id {
 		return
 	}
-	for e := range d.members.set {
-		if was, touched := d.members.was[e]; !touched || was {
+	touched := d.members.Touched()
+	for e := range d.members.Members() {
+		if was, is := touched[e]; !is || was {
 			t.touch(d.published, e, true)
 		}
 	}
-	for e, was := range d.members.was {
+	for e, was := range touched {
 		if was {
 			t.touch(d.published, e, true)
 		}
@@ -140,20 +48,20 @@ func (t *memberTable[M]) publish(d *dynamic[M]) {
 		return
 	}
 	if d.published == 0 {
-		for e := range d.members.set {
+		for e := range d.members.Members() {
 			t.touch(d.id, e, false)
 		}
 	} else {
-		for e, was := range d.members.was {
+		for e, was := range d.members.Touched() {
 			t.touch(d.id, e, was)
 		}
 	}
-	d.members.was, d.members.published = nil, true
+	d.members.Publish()
 	d.published = d.id
-	if len(d.members.set) == 0 {
+	if now := d.members.Members(); len(now) == 0 {
 		delete(t.now, d.id)
 	} else {
-		t.now[d.id] = d.members.set
+		t.now[d.id] = now
 	}
 }
 
@@ -175,14 +83,7 @@ func (t *memberTable[M]) flush() map[state.SetID]map[M]bool {
 	}
 	d := t.was
 	for id, m := range d {
-		for e, was := range m {
-			if _, in := t.now[id][e]; in == was {
-				delete(m, e)
-			} else {
-				m[e] = in
-			}
-		}
-		if len(m) == 0 {
+		if diff.Settle(m, t.now[id]); len(m) == 0 {
 			delete(d, id)
 		}
 	}

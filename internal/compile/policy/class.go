@@ -54,7 +54,7 @@ func (c *Compiler) leave(it *item) {
 	for _, g := range cl.groups {
 		if g.holds(it) {
 			for _, a := range it.addrs {
-				g.members.remove(a)
+				g.members.Remove(a)
 			}
 		}
 		if _, left := g.left[it]; g.made || left {

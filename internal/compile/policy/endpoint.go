@@ -102,7 +102,7 @@ func (c *Compiler) publishEndpoints() {
 		}
 	}
 	for a := range c.readdressed {
-		c.workloads.set(a, c.workload(a))
+		c.workloads.Set(a, c.workload(a))
 	}
 	if hosts {
 		c.publishHosts()

@@ -98,11 +98,11 @@ func (c *Compiler) replanHost(e *endpoint) {
 func (c *Compiler) publishHosts() {
 	for index := range c.policy.Hosts {
 		if c.assigned[index] == nil {
-			c.hostTable.set(index, nil)
+			c.hostTable.Set(index, nil)
 		}
 	}
 	for index, e := range c.assigned {
-		c.hostTable.set(index, &state.Host{
+		c.hostTable.Set(index, &state.Host{
 			Name: e.item.host.Name, Device: c.links.byIndex[index].Name,
 			Input: e.program(hostInput), Output: e.program(hostOutput),
 			ForwardIn: e.program(hostForwardIn), ForwardOut: e.program(hostForwardOut),

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -117,11 +118,11 @@ type work struct {
 
 // tables are the parts of the state.
 type tables struct {
-	programs   table[state.ProgramID, state.Program]
-	workloads  table[netip.Addr, state.Workload]
-	hostTable  table[int, state.Host]
-	listTable  table[state.SetID, state.List]
-	portTable  table[state.SetID, state.Ports]
+	programs   diff.Map[state.ProgramID, state.Program]
+	workloads  diff.Map[netip.Addr, state.Workload]
+	hostTable  diff.Map[int, state.Host]
+	listTable  diff.Map[state.SetID, state.List]
+	portTable  diff.Map[state.SetID, state.Ports]
 	groupTable memberTable[netip.Addr]
 	namedTable memberTable[state.NamedPort]
 }
@@ -153,11 +154,11 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 			touchedLists: map[*list]struct{}{}, touchedRanges: map[*ranges]struct{}{},
 		},
 		tables: tables{
-			programs:   newTable(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
-			workloads:  newTable(p.Workloads, equalValues[state.Workload]),
-			hostTable:  newTable(p.Hosts, equalValues[state.Host]),
-			listTable:  newTable(p.Lists, equalLists),
-			portTable:  newTable(p.PortSets, equalPorts),
+			programs:   diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+			workloads:  diff.NewMap(p.Workloads, diff.Values[state.Workload]),
+			hostTable:  diff.NewMap(p.Hosts, diff.Values[state.Host]),
+			listTable:  diff.NewMap(p.Lists, equalLists),
+			portTable:  diff.NewMap(p.PortSets, equalPorts),
 			groupTable: newMemberTable(p.Groups),
 			namedTable: newMemberTable(p.NamedPorts),
 		},

@@ -182,12 +182,12 @@ func (c *Compiler) countProgram(p *state.Program, by int) {
 	}
 	if c.uses[p.ID] += by; c.uses[p.ID] > 0 {
 		if c.policy.Programs[p.ID] == nil {
-			c.programs.set(p.ID, p)
+			c.programs.Set(p.ID, p)
 		}
 		return
 	}
 	delete(c.uses, p.ID)
-	c.programs.set(p.ID, nil)
+	c.programs.Set(p.ID, nil)
 }
 
 // build makes the program.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -71,16 +72,16 @@ func (c *Compiler) publishSets() {
 	c.ids.moved, c.stale = false, false
 }
 
-func retract[V any](t *table[state.SetID, V], h *handle) {
+func retract[V any](t *diff.Map[state.SetID, V], h *handle) {
 	if h.published != 0 && h.published != h.id {
-		t.set(h.published, nil)
+		t.Set(h.published, nil)
 		h.published = 0
 	}
 }
 
-func publish[V any](t *table[state.SetID, V], h *handle, content *V) {
+func publish[V any](t *diff.Map[state.SetID, V], h *handle, content *V) {
 	if h.id != 0 {
-		t.set(h.id, content)
+		t.Set(h.id, content)
 		h.published = h.id
 	}
 }
@@ -103,9 +104,9 @@ func (c *Compiler) touchAll() {
 // flush returns what differs from before the Update.
 func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	d := state.PolicyDelta{
-		Programs: c.programs.flush(), Workloads: c.workloads.flush(), Hosts: c.hostTable.flush(),
+		Programs: c.programs.Flush(), Workloads: c.workloads.Flush(), Hosts: c.hostTable.Flush(),
 		Groups: c.groupTable.flush(), NamedPorts: c.namedTable.flush(),
-		PortSets: c.portTable.flush(), Lists: c.listTable.flush(),
+		PortSets: c.portTable.Flush(), Lists: c.listTable.Flush(),
 	}
 	d.PodDevices, d.HostDevices = c.publishDevices()
 	if denied := c.deniedNow(); !equalDenied(denied, c.policy.Denied) {

@@ -126,9 +126,9 @@ func (c *Compiler) move(g *group, room int) (spent int) {
 		delete(g.left, it)
 		for _, a := range it.addrs {
 			if g.made {
-				g.members.add(a)
+				g.members.Add(a)
 			} else {
-				g.members.remove(a)
+				g.members.Remove(a)
 			}
 		}
 		if !g.made {
@@ -155,7 +155,7 @@ func (g *group) holds(it *item) bool {
 func (c *Compiler) join(g *group, it *item) {
 	c.resize(g, it.size())
 	for _, a := range it.addrs {
-		g.members.add(a)
+		g.members.Add(a)
 	}
 	c.list(g, it)
 	c.touchedGroups[g] = struct{}{}
@@ -249,7 +249,7 @@ func (c *Compiler) holdNamed(of namedPort) *namedPorts {
 			for _, p := range it.portsNamed(of.name) {
 				for _, a := range it.addrs {
 					if p.Port != 0 && (of.protocol == 0 || of.protocol == p.Protocol) {
-						n.members.add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
+						n.members.Add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
 					}
 				}
 			}
@@ -280,9 +280,9 @@ func (c *Compiler) name(it *item, in bool) {
 				case n == nil || local && !it.local:
 					continue
 				case in:
-					n.members.add(at)
+					n.members.Add(at)
 				default:
-					n.members.remove(at)
+					n.members.Remove(at)
 				}
 				c.touchedNamed[n] = struct{}{}
 			}
