@@ -12,6 +12,8 @@ import (
 	rtnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/wake"
 )
 
 // addressPause is how long the host's addresses may change before they are
@@ -35,7 +37,7 @@ func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Pref
 		return nil, fmt.Errorf("follow host addresses: %w", err)
 	}
 	context.AfterFunc(ctx, func() { _ = notices.Close() }) // ends Receive, too
-	changed := make(chan struct{}, 1)
+	changed := wake.New()
 	changed <- struct{}{} // what changed before the socket was open
 	go noticeChanges(ctx, log, func() error { _, err := notices.Receive(); return err }, changed)
 	told := make(chan []netip.Prefix)
@@ -50,7 +52,7 @@ func followAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Pref
 // noticeChanges fills changed, which has room for one, each time that notices came or may
 // have been lost, until ctx ends. The kernel drops notices that don't fit and says so (ENOBUFS); the
 // socket goes on then, and as all addresses are listed after it, nothing is missed.
-func noticeChanges(ctx context.Context, log *slog.Logger, receive func() error, changed chan<- struct{}) {
+func noticeChanges(ctx context.Context, log *slog.Logger, receive func() error, changed wake.Signal) {
 	for failing := false; ; {
 		err := receive()
 		lost := err != nil && !errors.Is(err, unix.ENOBUFS)
@@ -67,10 +69,7 @@ func noticeChanges(ctx context.Context, log *slog.Logger, receive func() error, 
 		if ctx.Err() != nil {
 			return
 		}
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
+		changed.Set()
 	}
 }
 

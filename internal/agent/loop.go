@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/wake"
 )
 
 const (
@@ -44,8 +45,8 @@ type loop struct {
 	delay  time.Duration // before the next retry; 0: the last attempt succeeded
 	tried  time.Time     // when the last attempt ended
 	retry  *time.Timer
-	due    *time.Timer   // the next audit
-	more   chan struct{} // holds something if services or policies wait for their slice
+	due    *time.Timer // the next audit
+	more   wake.Signal // set if services or policies wait for their slice
 
 	lacking bool                       // the source has not been able to read everything yet
 	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
@@ -71,7 +72,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 func newLoop(a *Agent) *loop {
 	l := &loop{
 		Agent: a, linked: a.Links == nil, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
-		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval), more: make(chan struct{}, 1),
+		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
 	return l
@@ -219,10 +220,7 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	}
 	waiting := l.Compiler.Waiting()
 	if waiting.Len() > 0 && err == nil {
-		select {
-		case l.more <- struct{}{}:
-		default:
-		}
+		l.more.Set()
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
 		if err == nil && waiting.Len() > 0 && !waiting.Since.After(w.asked) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // The time between two passes: passInterval if there are UDP flows to cut, whose next packet would go to a backend that is
@@ -34,7 +35,7 @@ type Cleaner struct {
 	log     *slog.Logger
 	deleted atomic.Uint64
 	done    chan struct{}
-	wake    chan struct{} // capacity 1: something changed
+	wake    wake.Signal
 
 	mu     sync.Mutex
 	fresh  []Filter      // to be cut in the next pass, and in the one after it
@@ -47,7 +48,7 @@ type Cleaner struct {
 // after the Cleaner. What spare returns true for is left alone: by the second pass a backend may have come back
 // and have new flows. It may be nil, and must not call the Cleaner.
 func NewCleaner(conn deleter, spare func(*Flow) bool, log *slog.Logger) *Cleaner {
-	c := &Cleaner{conn: conn, spare: spare, log: log, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+	c := &Cleaner{conn: conn, spare: spare, log: log, done: make(chan struct{}), wake: wake.New()}
 	go c.run()
 	return c
 }
@@ -67,7 +68,7 @@ func (c *Cleaner) Cut(filters []Filter) {
 	if c.idle == nil {
 		c.idle = make(chan struct{})
 	}
-	c.poke()
+	c.wake.Set()
 }
 
 // Wait returns when all that was asked for is done, both times, or when ctx ends, with its error.
@@ -93,7 +94,7 @@ func (c *Cleaner) Deleted() uint64 { return c.deleted.Load() }
 func (c *Cleaner) Close() {
 	c.mu.Lock()
 	c.ending = true
-	c.poke()
+	c.wake.Set()
 	c.mu.Unlock()
 	<-c.done
 }
@@ -168,9 +169,3 @@ func (c *Cleaner) sleep(d time.Duration) {
 }
 
 // poke wakes the worker.
-func (c *Cleaner) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}

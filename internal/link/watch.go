@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/wake"
 )
 
 const (
@@ -53,12 +54,12 @@ func Watch(ctx context.Context) (<-chan model.Links, error) {
 type watcher struct {
 	events  *netlink.Conn
 	handle  *rtnl.Handle
-	changed chan struct{} // capacity 1
+	changed wake.Signal
 	out     chan model.Links
 }
 
 func newWatcher() *watcher {
-	return &watcher{changed: make(chan struct{}, 1), out: make(chan model.Links)}
+	return &watcher{changed: wake.New(), out: make(chan model.Links)}
 }
 
 // open subscribes before anything is read, so that no change is missed.
@@ -93,7 +94,7 @@ func (w *watcher) start(ctx context.Context, links model.Links) {
 func (w *watcher) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		_, err := w.events.Receive()
-		w.poke()
+		w.changed.Set()
 		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			pause(ctx, retry)
 		}
@@ -122,7 +123,7 @@ func (w *watcher) run(ctx context.Context, links model.Links) {
 			case err != nil:
 				slog.Warn("could not read the links; what is known of pods' interfaces may be old", "error", err)
 				pause(ctx, retry)
-				w.poke()
+				w.changed.Set()
 			case !reflect.DeepEqual(now, links):
 				links, out = now, w.out
 			}
@@ -132,13 +133,6 @@ func (w *watcher) run(ctx context.Context, links model.Links) {
 }
 
 // poke has run read again.
-func (w *watcher) poke() {
-	select {
-	case w.changed <- struct{}{}:
-	default:
-	}
-}
-
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

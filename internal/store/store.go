@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // Kind names a kind of object that the store holds.
@@ -102,12 +103,12 @@ type Store struct {
 	view    View
 	dirty   Dirty
 	synced  bool
-	changed chan struct{}
+	changed wake.Signal
 }
 
 // New returns an empty store that is not synced.
 func New() *Store {
-	return &Store{view: newView(), dirty: newDirty(), changed: make(chan struct{}, 1)}
+	return &Store{view: newView(), dirty: newDirty(), changed: wake.New()}
 }
 
 func newDirty() Dirty {
@@ -126,7 +127,7 @@ func (s *Store) Apply(events []Event) {
 		if s.dirty.Since.IsZero() {
 			s.dirty.Since = time.Now()
 		}
-		s.signal()
+		s.changed.Set()
 	}
 }
 
@@ -275,7 +276,7 @@ func (s *Store) SetSynced() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.synced = true
-	s.signal()
+	s.changed.Set()
 }
 
 // Synced reports whether SetSynced was called.
@@ -288,13 +289,6 @@ func (s *Store) Synced() bool {
 // Changed receives a value after something became dirty or the store became
 // synced; several changes may share one value. There is one receiver.
 func (s *Store) Changed() <-chan struct{} { return s.changed }
-
-func (s *Store) signal() {
-	select {
-	case s.changed <- struct{}{}:
-	default: // the receiver has not seen the last one yet
-	}
-}
 
 // Take returns what became dirty since the last Take, which the caller then owns.
 func (s *Store) Take() Dirty {

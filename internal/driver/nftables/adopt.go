@@ -210,7 +210,7 @@ func (a *adoption) done() {
 	if first || changed {
 		d.sweep()
 		if a.kept == 0 {
-			d.forget.poke()
+			d.forget.wake.Set()
 		}
 	}
 }

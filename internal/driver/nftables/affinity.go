@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/wake"
 )
 
 var _ driver.Rememberer = (*Driver)(nil)
@@ -25,8 +26,8 @@ var _ driver.Rememberer = (*Driver)(nil)
 //
 // Where a map is nearly full, it forgets the oldest clients of the frontends that have most.
 type forgetter struct {
-	reader *socket       // reads the maps while the driver works
-	wake   chan struct{} // capacity 1: something changed
+	reader *socket // reads the maps while the driver works
+	wake   wake.Signal
 
 	count     [2]atomic.Int64 // clients of IPv4 and IPv6 when it last looked
 	forgotten atomic.Int64    // to make room
@@ -39,13 +40,6 @@ const (
 	lookPause   = 5 * time.Second
 	readShare   = 50
 )
-
-func (f *forgetter) poke() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
-}
 
 // losesAffinity reports whether a client may be remembered on a backend that the
 // change takes from it.

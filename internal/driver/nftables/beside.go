@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // This file is about tables that are built while no packet is judged by them: to find out what the kernel
@@ -60,7 +61,7 @@ func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	d.adopted, d.owned, d.kept, d.doubt, d.looked = true, d.canOwn, 0, !d.canOwn, time.Now()
 	d.suspect(suspects{all: d.prog.policy != nil})
 	d.sweep()
-	d.forget.poke()
+	d.forget.wake.Set()
 	d.gen, err = d.generation(ctx)
 	return err
 }
@@ -102,7 +103,7 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	}
 	n := &Driver{
 		prog: d.prog, sock: d.sock, canOwn: d.canOwn, owned: d.canOwn, log: d.log, remembered: d.remembered,
-		forget: forgetter{wake: make(chan struct{}, 1)},
+		forget: forgetter{wake: wake.New()},
 		table:  table, building: true, aside: newAside(), state: state.New(), roster: newRoster(), sums: make([]sum, len(d.prog.sets)+1),
 	}
 	if want.Policy != nil {

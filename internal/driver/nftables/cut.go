@@ -15,13 +15,14 @@ import (
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/state"
 	policy "sluice.dev/sluice/internal/verdict"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
 	routes *netlink.Handle
-	wake   chan struct{} // capacity 1: something changed
+	wake   wake.Signal
 	total  atomic.Uint64 // connections cut, or given back
 
 	mu           sync.Mutex
@@ -71,14 +72,7 @@ func (c *cutter) suspect(s suspects) {
 	c.mu.Lock()
 	c.fresh.merge(s)
 	c.mu.Unlock()
-	c.poke()
-}
-
-func (c *cutter) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.wake.Set()
 }
 
 // next takes what is to be looked at in a pass.
@@ -89,7 +83,7 @@ func (c *cutter) next() suspects {
 	s.merge(c.fresh)
 	c.again, c.fresh = c.fresh, suspects{}
 	if !c.again.empty() {
-		c.poke()
+		c.wake.Set()
 	}
 	return s
 }
@@ -246,5 +240,5 @@ func newCutter() (*cutter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open routing socket: %w", err)
 	}
-	return &cutter{routes: routes, wake: make(chan struct{}, 1)}, nil
+	return &cutter{routes: routes, wake: wake.New()}, nil
 }

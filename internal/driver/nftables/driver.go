@@ -23,6 +23,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // Options configure a Driver; the zero value is right for an agent.
@@ -116,7 +117,7 @@ func Open(o Options) (*Driver, error) {
 	d := &Driver{
 		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
 		ct: ct, sock: sock,
-		forget: forgetter{reader: forget, wake: make(chan struct{}, 1)},
+		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	if o.Apart {
@@ -385,7 +386,7 @@ func (c *change) plan(done func()) *plan {
 			c.d.cleaner.Cut(c.cuts)
 		}
 		if c.unremember {
-			c.d.forget.poke()
+			c.d.forget.wake.Set()
 		}
 	}}
 }

@@ -21,6 +21,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/kubeapi"
 	"sluice.dev/sluice/internal/lab/pool"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // Route has traffic for an address go to one of the nodes, which are sorted by name; to none, if there
@@ -34,7 +35,7 @@ type balancer struct {
 	route Route
 	log   *slog.Logger
 
-	wake     chan struct{}
+	wake     wake.Signal
 	mu       sync.Mutex // guards what the feeds write
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName]slice
@@ -83,7 +84,7 @@ func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, rout
 
 func newBalancer(api *kubeapi.Client, prefixes []netip.Prefix, route Route, log *slog.Logger) *balancer {
 	b := &balancer{
-		api: api, route: route, log: log, wake: make(chan struct{}, 1),
+		api: api, route: route, log: log, wake: wake.New(),
 		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
 		nodeIPs: map[string][]netip.Addr{},
 		dirty:   map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},

@@ -27,7 +27,7 @@ func (f *feed[T]) Update(obj any) error {
 		return fmt.Errorf("follow the API: got a %T", obj)
 	}
 	f.b.mu.Lock()
-	defer f.b.poke()
+	defer f.b.wake.Set()
 	defer f.b.mu.Unlock()
 	f.known[nameOf(o)] = true
 	f.see(o)
@@ -40,7 +40,7 @@ func (f *feed[T]) Delete(obj any) error {
 		return fmt.Errorf("follow the API: got a %T", obj)
 	}
 	f.b.mu.Lock()
-	defer f.b.poke()
+	defer f.b.wake.Set()
 	defer f.b.mu.Unlock()
 	delete(f.known, nameOf(o))
 	f.forget(nameOf(o))
@@ -49,7 +49,7 @@ func (f *feed[T]) Delete(obj any) error {
 
 func (f *feed[T]) Replace(list []any, _ string) error {
 	f.b.mu.Lock()
-	defer f.b.poke()
+	defer f.b.wake.Set()
 	defer f.b.mu.Unlock()
 	before := f.known
 	f.known = map[types.NamespacedName]bool{}
@@ -79,13 +79,6 @@ func nameOf(o metav1.Object) types.NamespacedName {
 }
 
 // poke wakes the worker.
-func (b *balancer) poke() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
-	}
-}
-
 func (b *balancer) seeService(svc *corev1.Service) {
 	name := nameOf(svc)
 	if !ours(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.gave(svc) {

@@ -9,6 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"sluice.dev/sluice/internal/wake"
 )
 
 // publisher brings a pod's status to the API, the newest only, for as long as that takes, so
@@ -17,7 +19,7 @@ type publisher struct {
 	k    *kubelet
 	name types.NamespacedName
 	uid  types.UID
-	wake chan struct{}
+	wake wake.Signal
 
 	mu     sync.Mutex
 	status *corev1.PodStatus // to be written; nil: nothing
@@ -25,7 +27,7 @@ type publisher struct {
 }
 
 func newPublisher(k *kubelet, pod *corev1.Pod) *publisher {
-	return &publisher{k: k, name: nameOf(pod), uid: pod.UID, wake: make(chan struct{}, 1)}
+	return &publisher{k: k, name: nameOf(pod), uid: pod.UID, wake: wake.New()}
 }
 
 // set has a status written, and then the pod removed from the API if remove says so.
@@ -33,10 +35,7 @@ func (p *publisher) set(status *corev1.PodStatus, remove bool) {
 	p.mu.Lock()
 	p.status, p.remove = status, remove
 	p.mu.Unlock()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.wake.Set()
 }
 
 // run publishes until ctx ends.

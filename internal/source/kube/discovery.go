@@ -12,6 +12,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/wake"
 )
 
 // discovery finds out where the API serves the kinds that it need not have.
@@ -22,7 +24,7 @@ type discovery struct {
 	api       *api
 	log       *slog.Logger
 	followers []*follower
-	kick      chan struct{} // asks for a look out of turn
+	kick      wake.Signal // asks for a look out of turn
 
 	mu      sync.Mutex // held during a look
 	missing map[*follower]bool
@@ -32,7 +34,7 @@ type discovery struct {
 }
 
 func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
-	return &discovery{api: a, log: log, followers: followers, kick: make(chan struct{}, 1), missing: make(map[*follower]bool)}
+	return &discovery{api: a, log: log, followers: followers, kick: wake.New(), missing: make(map[*follower]bool)}
 }
 
 // run looks now and again until ctx ends.
@@ -60,12 +62,7 @@ func (d *discovery) run(ctx context.Context) {
 }
 
 // soon asks for a look.
-func (d *discovery) soon() {
-	select {
-	case d.kick <- struct{}{}:
-	default:
-	}
-}
+func (d *discovery) soon() { d.kick.Set() }
 
 // look tells the followers where the API serves their kinds. Again says that it
 // takes another look soon to know all.

@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // phase is how far a follower has come.
@@ -36,7 +37,7 @@ type follower struct {
 	lost   func() // called when the API does not know the place any more
 	tidy   func() // called when all was read
 
-	wake chan struct{} // ends a pause
+	wake wake.Signal // ends a pause
 
 	mu         sync.Mutex
 	place      *resource // where the API serves it; nil: nowhere, or it is not known
@@ -57,7 +58,7 @@ type follower struct {
 }
 
 func newFollower(k kind, a *api, sink source.Sink, log *slog.Logger) *follower {
-	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", k.kind.String()), wake: make(chan struct{}, 1), ledger: newLedger(k.kind, 0)}
+	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", k.kind.String()), wake: wake.New(), ledger: newLedger(k.kind, 0)}
 	if !k.optional {
 		f.place, f.placed = &k.places[0], true
 	}

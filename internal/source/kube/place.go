@@ -43,10 +43,7 @@ func (f *follower) poke() {
 	if f.interrupt != nil {
 		f.interrupt()
 	}
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	f.wake.Set()
 }
 
 // flush returns once all that the API has of the kind now is delivered. It has

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // Recorder tells the Kubernetes API of faults, as Events of the objects at fault: `kubectl describe` shows them.
@@ -37,7 +38,7 @@ type Recorder struct {
 	log   *slog.Logger
 	kinds map[string]kind
 	pace  pace
-	wake  chan struct{} // capacity 1: faults has changed
+	wake  wake.Signal // faults has changed
 
 	mu     sync.Mutex
 	faults map[model.Issue]bool // what there is to tell; replaced as a whole
@@ -83,7 +84,7 @@ func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	r := &Recorder{
 		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), mostInstance)], log: log, pace: usualPace,
-		kinds: map[string]kind{}, wake: make(chan struct{}, 1), told: map[model.Issue]*told{},
+		kinds: map[string]kind{}, wake: wake.New(), told: map[model.Issue]*told{},
 	}
 	for _, k := range append(serviceKinds(), policyKinds()...) {
 		r.kinds[k.kind.String()] = k
@@ -105,10 +106,7 @@ func (r *Recorder) Report(issues []model.Issue) {
 		return
 	}
 	r.faults = now
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	r.wake.Set()
 }
 
 // Run tells what is reported until ctx ends.

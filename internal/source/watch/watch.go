@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/wake"
 )
 
 // watched are the events that tell that a file has got its content, or lost
@@ -36,7 +38,7 @@ type Watcher struct {
 	raw  syscall.RawConn
 
 	// Ready has an item when there are events to take.
-	Ready chan struct{}
+	Ready wake.Signal
 
 	mu      sync.Mutex
 	pending []Event
@@ -52,7 +54,7 @@ func New() (*Watcher, error) {
 		}
 		return nil, fmt.Errorf("watch for changes: %w", err)
 	}
-	w := &Watcher{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, Ready: make(chan struct{}, 1)}
+	w := &Watcher{file: os.NewFile(uintptr(fd), "inotify"), fd: fd, Ready: wake.New()}
 	if w.raw, err = w.file.SyscallConn(); err != nil {
 		w.file.Close()
 		return nil, fmt.Errorf("watch for changes: %w", err)
@@ -69,10 +71,7 @@ func (w *Watcher) Run() {
 		if err := w.raw.Read(func(uintptr) bool { return w.drain() }); err != nil {
 			return
 		}
-		select {
-		case w.Ready <- struct{}{}:
-		default:
-		}
+		w.Ready.Set()
 	}
 }
 
