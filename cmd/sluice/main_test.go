@@ -96,13 +96,13 @@ func (d kernelDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := kernelPlan{d.kernel, map[state.FrontendKey]*state.Frontend{}}
-	for k, f := range want.Frontends {
+	for k, f := range want.Services.Frontends {
 		if !f.Equal(d.holds[k]) {
 			p.set[k] = f
 		}
 	}
 	for k := range d.holds {
-		if want.Frontends[k] == nil {
+		if want.Services.Frontends[k] == nil {
 			p.set[k] = nil
 		}
 	}
@@ -122,7 +122,7 @@ func (d kernelDriver) AdoptKeeping(ctx context.Context, want *state.State, _ []m
 }
 
 func (d kernelDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
-	return kernelPlan{d.kernel, maps.Clone(delta.Frontends)}, nil
+	return kernelPlan{d.kernel, maps.Clone(delta.Services.Frontends)}, nil
 }
 
 func (d kernelDriver) Purge(context.Context) error {

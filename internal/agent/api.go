@@ -166,8 +166,8 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	}
 	l.look()
 	l.stale = true
-	delta := l.compile()
-	l.checks.apply(delta.HealthChecks)
+	_, checks := l.compile()
+	l.checks.apply(checks)
 	p, _, err := l.adopt(ctx)
 	if l.delay == 0 {
 		l.retry.Reset(0)

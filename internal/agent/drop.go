@@ -59,7 +59,7 @@ func (a *Agent) explain(p Packet) Drop {
 	defer a.compiling.Unlock()
 	d.Interface = a.interfaces[cmp.Or(p.In, p.Out)]
 	s := a.Compiler.State()
-	if front := s.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]; front != nil && d.To.Name == "" {
+	if front := s.Services.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]; front != nil && d.To.Name == "" {
 		d.To.Name = "service " + front.Service.String()
 	}
 	if s.Policy != nil {

@@ -74,14 +74,14 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 	defer d.mu.Unlock()
 	d.gone = false
 	p := &fakePlan{driver: d, adopts: true, set: map[state.FrontendKey]*state.Frontend{}}
-	for k, f := range want.Frontends {
+	for k, f := range want.Services.Frontends {
 		if !f.Equal(d.kernel[k]) {
 			p.set[k] = f
 		}
 		p.names = append(p.names, k)
 	}
 	for k := range d.kernel {
-		if want.Frontends[k] == nil {
+		if want.Services.Frontends[k] == nil {
 			p.set[k] = nil
 		}
 	}
@@ -118,7 +118,7 @@ func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, 
 		d.misused = append(d.misused, "Update though something is kept")
 		return nil, errors.New("something is kept: adopt again")
 	}
-	return &fakePlan{driver: d, set: maps.Clone(delta.Frontends), names: slices.Collect(maps.Keys(delta.Frontends))}, nil
+	return &fakePlan{driver: d, set: maps.Clone(delta.Services.Frontends), names: slices.Collect(maps.Keys(delta.Services.Frontends))}, nil
 }
 
 func (d *fakeDriver) Tampered(context.Context) (bool, error) {

@@ -21,22 +21,22 @@ func familyOf(is4 bool) int {
 
 // touched tells the families whose services a change is about: none, if it is one of policy alone.
 func touched(d state.Delta) (which [2]bool) {
-	if d.Settings != nil {
+	if d.Services.Settings != nil {
 		return bothFamilies
 	}
-	for key := range d.Frontends {
+	for key := range d.Services.Frontends {
 		which[familyOf(key.Addr.Is4())] = true
 		if which == bothFamilies {
 			return which
 		}
 	}
-	for addr := range d.ClusterIPs {
+	for addr := range d.Services.ClusterIPs {
 		which[familyOf(addr.Is4())] = true
 	}
-	for addr := range d.OtherIPs {
+	for addr := range d.Services.OtherIPs {
 		which[familyOf(addr.Is4())] = true
 	}
-	for addr := range d.Hairpins {
+	for addr := range d.Services.Hairpins {
 		which[familyOf(addr.Is4())] = true
 	}
 	return which

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/state"
 )
 
 // healthChecks answers cloud load balancers on the healthCheckNodePort of each
@@ -30,7 +30,7 @@ type healthChecks struct {
 
 // healthCheck is one service's server; server is nil while its port cannot be had.
 type healthCheck struct {
-	want     state.HealthCheck
+	want     compile.HealthCheck
 	local    atomic.Int64
 	listener net.Listener
 	server   *http.Server
@@ -42,7 +42,7 @@ func newHealthChecks(log *slog.Logger, healthy func() bool, l limits) *healthChe
 }
 
 // apply carries out a change of the desired health checks.
-func (h *healthChecks) apply(changes map[model.Name]*state.HealthCheck) {
+func (h *healthChecks) apply(changes map[model.Name]*compile.HealthCheck) {
 	if len(changes) == 0 {
 		return
 	}

@@ -62,7 +62,7 @@ func Unread(kinds []string) string {
 // note remembers which frontends have had endpoints: once those of a frontend were
 // read, those in the kernel are no better.
 func (l *loop) note(d state.Delta) {
-	for k, f := range d.Frontends {
+	for k, f := range d.Services.Frontends {
 		if f != nil && hasEndpoints(f) {
 			l.had[k] = true
 		}
@@ -115,12 +115,12 @@ func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool
 // withBackends is the state without those frontends that never had an endpoint: theirs may be
 // what is lacking, and then those in the kernel are better.
 func withBackends(want *state.State, had map[state.FrontendKey]bool) *state.State {
-	s := *want
-	s.Frontends = maps.Clone(want.Frontends)
+	s := *want.Services
+	s.Frontends = maps.Clone(s.Frontends)
 	maps.DeleteFunc(s.Frontends, func(k state.FrontendKey, f *state.Frontend) bool {
 		return !hasEndpoints(f) && !had[k]
 	})
-	return &s
+	return &state.State{Services: &s, Policy: want.Policy}
 }
 
 func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
@@ -206,9 +207,9 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	if l.look() {
 		why = change // what goes now was not anyone's tampering
 	}
-	delta := l.compile()
+	delta, checks := l.compile()
 	done, err := l.program(ctx, delta, why)
-	l.checks.apply(delta.HealthChecks)
+	l.checks.apply(checks)
 	l.tried = time.Now()
 	if ctx.Err() != nil {
 		return
@@ -232,8 +233,8 @@ func (l *loop) attempt(ctx context.Context, why string) {
 }
 
 // compile takes what changed since the last call, and returns the change that this
-// makes to the desired state. Services and policies may wait for the next call, unless everything is adopted.
-func (l *loop) compile() (delta state.Delta) {
+// makes to the desired state, and to the services' health checks. Services and policies may wait for the next call, unless everything is adopted.
+func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()
@@ -251,7 +252,7 @@ func (l *loop) compile() (delta state.Delta) {
 	if l.lacking {
 		l.note(delta)
 	}
-	return delta
+	return delta, l.Compiler.HealthChecks()
 }
 
 // program has the driver plan and apply the change. If that fails, or if the kernel
@@ -435,7 +436,7 @@ func (l *loop) logIssues() {
 func services(d state.Delta) []string {
 	seen := map[model.Name]bool{}
 	var names []string
-	for _, f := range d.Frontends {
+	for _, f := range d.Services.Frontends {
 		if f == nil || seen[f.Service] {
 			continue
 		}

@@ -222,7 +222,7 @@ func (a *Agent) totals() totals {
 	var t totals
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	for key, f := range a.Compiler.State().Frontends {
+	for key, f := range a.Compiler.State().Services.Frontends {
 		family := familyOf(key.Addr.Is4())
 		t.frontends++
 		t.backends += len(f.Backends)

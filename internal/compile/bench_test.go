@@ -68,8 +68,8 @@ func BenchmarkStart(b *testing.B) {
 			var c *compile.Compiler
 			for b.Loop() {
 				c = compile.New(compile.Config{Node: "node-0"})
-				if d := c.Update(s, store.Dirty{}); len(d.Frontends) != sc.services {
-					b.Fatalf("%d frontends", len(d.Frontends))
+				if d := c.Update(s, store.Dirty{}); len(d.Services.Frontends) != sc.services {
+					b.Fatalf("%d frontends", len(d.Services.Frontends))
 				}
 			}
 			b.StopTimer()
@@ -104,7 +104,7 @@ func BenchmarkChange(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				s.Apply([]store.Event{event(next)})
-				if d := c.Update(s, s.Take()); len(d.Frontends) != 1 {
+				if d := c.Update(s, s.Take()); len(d.Services.Frontends) != 1 {
 					b.Fatal(d)
 				}
 				if next == less {

@@ -12,7 +12,7 @@ import (
 func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
 	rivals := c.contested[key]
 	if rivals == nil {
-		holder := c.state.Frontends[key]
+		holder := c.state.Services.Frontends[key]
 		if f == nil || holder == nil || holder.Service == name {
 			c.frontends.Set(key, f)
 			return
@@ -46,7 +46,7 @@ func (c *Compiler) holder(rivals map[model.Name]*state.Frontend) model.Name {
 }
 
 // lesser is what a health check may say until the frontends of next are settled: it promises no more than before.
-func lesser(old, next *state.HealthCheck) *state.HealthCheck {
+func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func lesser(old, next *state.HealthCheck) *state.HealthCheck {
 
 // settleHealth records that the service wants its health check to be next, no
 // longer old, and gives the port to the first of those who claim it.
-func (c *Compiler) settleHealth(name model.Name, old, next *state.HealthCheck) {
+func (c *Compiler) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
 		delete(c.healthPorts[old.Port], name)
 		c.healthChecks.Set(name, nil)
@@ -71,7 +71,7 @@ func (c *Compiler) settleHealth(name model.Name, old, next *state.HealthCheck) {
 		return
 	}
 	if c.healthPorts[next.Port] == nil {
-		c.healthPorts[next.Port] = map[model.Name]*state.HealthCheck{}
+		c.healthPorts[next.Port] = map[model.Name]*HealthCheck{}
 	}
 	c.healthPorts[next.Port][name] = next
 	c.awardHealth(next.Port)

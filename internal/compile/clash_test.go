@@ -2,7 +2,6 @@ package compile_test
 
 import (
 	"fmt"
-	"maps"
 	"testing"
 
 	"sluice.dev/sluice/internal/compile"
@@ -165,11 +164,11 @@ func TestClashEnds(t *testing.T) {
 			t.Run(tc.name, func(t *testing.T) {
 				h := newHistory(compile.Config{})
 				h.apply(t, events(older, newer)...)
-				if got := h.compiler.State().Frontends[key].Service; got != older.Name {
+				if got := h.compiler.State().Services.Frontends[key].Service; got != older.Name {
 					t.Fatalf("%s has it first", got)
 				}
 				d := h.apply(t, tc.end)
-				if f := d.Frontends[key]; f == nil || f.Service != newer.Name {
+				if f := d.Services.Frontends[key]; f == nil || f.Service != newer.Name {
 					t.Errorf("the delta gives it to %v", f)
 				}
 			})
@@ -207,7 +206,7 @@ func TestServiceClashesWithItself(t *testing.T) {
 		})
 		c := compiled(compile.Config{}, svc)
 		key := state.FrontendKey{Addr: f.addr("c1"), Protocol: model.TCP, Port: 80}
-		if got := c.State().Frontends[key].Port; got != "http" {
+		if got := c.State().Services.Frontends[key].Port; got != "http" {
 			t.Errorf("it leads to port %q", got)
 		}
 		claimed := "Service shop/web: " + key.String() + " is claimed by its port http and its port "
@@ -220,20 +219,20 @@ func TestHealthCheckPortClash(t *testing.T) {
 	checked := func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 }
 	a := v4.service(named("a", 20), checked)
 	b := v4.service(named("b", 10), checked, func(s *model.Service) { s.ClusterIPs = v4.addrs("c2") })
-	only := func(n string) map[model.Name]state.HealthCheck {
-		return map[model.Name]state.HealthCheck{name(n): {Service: name(n), Port: 31000}}
+	only := func(n string) map[model.Name]*compile.HealthCheck {
+		return map[model.Name]*compile.HealthCheck{name(n): {Service: name(n), Port: 31000}}
 	}
 	for _, order := range orders(events(a, b)) {
 		h := newHistory(compile.Config{})
 		for _, e := range order {
 			h.apply(t, e)
 		}
-		if got := h.compiler.State().HealthChecks; !maps.Equal(got, only("b")) {
+		if got := h.compiler.AllHealthChecks(); !sameChecks(got, only("b")) {
 			t.Errorf("got %v", got)
 		}
 		checkIssues(t, h.compiler, "Service shop/a: healthCheckNodePort 31000 belongs to Service shop/b, which was there first; give one of them another address or port")
 		h.apply(t, gone(b))
-		if got := h.compiler.State().HealthChecks; !maps.Equal(got, only("a")) {
+		if got := h.compiler.AllHealthChecks(); !sameChecks(got, only("a")) {
 			t.Errorf("after b is gone: %v", got)
 		}
 	}

@@ -79,8 +79,8 @@ func labels(list []netip.AddrPort) string {
 // Alive where it is more than Serving.
 func show(s *state.State) string {
 	var b strings.Builder
-	for _, k := range slices.SortedFunc(maps.Keys(s.Frontends), state.FrontendKey.Compare) {
-		b.WriteString(showFrontend(k, s.Frontends[k]) + "\n")
+	for _, k := range slices.SortedFunc(maps.Keys(s.Services.Frontends), state.FrontendKey.Compare) {
+		b.WriteString(showFrontend(k, s.Services.Frontends[k]) + "\n")
 	}
 	return strings.TrimSpace(b.String())
 }

@@ -81,12 +81,13 @@ type Compiler struct {
 	unread   bool        // see SetPodsUnread
 	others   []string    // the nodes that there are, where the own one has never been among them
 	state    *state.State
+	checks   map[model.Name]*HealthCheck
 	services map[model.Name]*service
 	// contested holds, for each frontend key that several services claim, what each
 	// of them wants there.
 	contested map[state.FrontendKey]map[model.Name]*state.Frontend
 	// healthPorts holds what claims each healthCheckNodePort.
-	healthPorts map[uint16]map[model.Name]*state.HealthCheck
+	healthPorts map[uint16]map[model.Name]*HealthCheck
 	// faults are the issues found in each service that has any.
 	faults map[model.Name][]model.Issue
 
@@ -107,15 +108,16 @@ type Compiler struct {
 
 // New returns a Compiler for one node whose state is empty.
 func New(cfg Config) *Compiler {
-	s := state.New()
+	s, checks := state.New(), map[model.Name]*HealthCheck{}
 	c := &Compiler{
 		cfg:         cfg,
 		state:       s,
+		checks:      checks,
 		services:    map[model.Name]*service{},
 		contested:   map[state.FrontendKey]map[model.Name]*state.Frontend{},
-		healthPorts: map[uint16]map[model.Name]*state.HealthCheck{},
+		healthPorts: map[uint16]map[model.Name]*HealthCheck{},
 		faults:      map[model.Name][]model.Issue{},
-		written:     newWritten(s),
+		written:     newWritten(s.Services, checks),
 
 		maxTogether: maxTogether, denied: map[model.Name]bool{},
 
@@ -135,6 +137,17 @@ func New(cfg Config) *Compiler {
 // State is the whole desired state after the last Update. The Compiler owns it
 // and changes it in the next Update; callers only read.
 func (c *Compiler) State() *state.State { return c.state }
+
+// HealthCheck is what a healthCheckNodePort answers for one service. The agent serves it; no kernel has a part in it.
+type HealthCheck struct {
+	Service        model.Name
+	Port           uint16
+	LocalEndpoints int // ready endpoints of the service on this node
+}
+
+// HealthChecks returns what changed in the health checks of services since the last call: new values, and nil for those
+// that are gone.
+func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck { return c.healthChecks.Flush() }
 
 // SetHostAddresses replaces Config.HostAddresses; the next Update follows.
 func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
@@ -174,7 +187,7 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 
 // update is Update, or Step.
 func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
-	settings := c.state.Settings
+	settings := c.state.Services.Settings
 	if !c.started || len(d.Nodes) > 0 {
 		c.findNode(v)
 	}
@@ -194,7 +207,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 			step = false
 		}
 		c.node = n
-		c.state.Settings = n.settings
+		c.state.Services.Settings = n.settings
 		c.started, c.moved = true, false
 	}
 	if len(guarded) > 0 {
@@ -232,14 +245,14 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		}
 	}
 	c.scratch = nil // it may be large, and holds on to objects
-	delta := c.flush(c.state)
+	delta := state.Delta{Services: c.flush()}
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.node.podCIDRs, room)
 	}
-	if !settings.Equal(c.state.Settings) {
-		now := c.state.Settings
-		delta.Settings = &now
+	if !settings.Equal(c.state.Services.Settings) {
+		now := c.state.Services.Settings
+		delta.Services.Settings = &now
 	}
 	return delta
 }

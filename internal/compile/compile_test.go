@@ -31,7 +31,8 @@ type history struct {
 	store    *store.Store
 	compiler *compile.Compiler
 	sum      *state.State // of all deltas
-	together int          // elements of all services; 0: as many as in production
+	checks   map[model.Name]*compile.HealthCheck
+	together int // elements of all services; 0: as many as in production
 }
 
 // limit has all services come to so many elements at the most.
@@ -42,7 +43,7 @@ func (h *history) limit(together int) {
 
 func newHistory(cfg compile.Config) *history {
 	cfg.Node = "here"
-	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New()}
+	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New(), checks: map[model.Name]*compile.HealthCheck{}}
 }
 
 func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
@@ -69,9 +70,25 @@ func (h *history) check(t *testing.T, d state.Delta) {
 		t.Errorf("the delta names %s, which did not change", redundant)
 	}
 	h.sum.Apply(d)
+	for n, check := range h.compiler.HealthChecks() {
+		if old, was := h.checks[n]; was == (check != nil) && (check == nil || *check == *old) {
+			t.Errorf("the health check of %s is named, which did not change", n)
+		}
+		if delete(h.checks, n); check != nil {
+			h.checks[n] = check
+		}
+	}
+	if all := h.compiler.AllHealthChecks(); !sameChecks(h.checks, all) {
+		t.Errorf("the sum of changes of health checks, %v, differs from what there is: %v", h.checks, all)
+	}
 	if diff := differences(h.sum, h.compiler.State()); diff != "" {
 		t.Errorf("the sum of deltas differs from the state: %s", diff)
 	}
+}
+
+// sameChecks compares health checks.
+func sameChecks(a, b map[model.Name]*compile.HealthCheck) bool {
+	return maps.EqualFunc(a, b, func(a, b *compile.HealthCheck) bool { return *a == *b })
 }
 
 // fresh compiles what the store holds from nothing.
@@ -85,27 +102,22 @@ func (h *history) fresh() *compile.Compiler {
 // redundant names what d sets to the value it has in s.
 func redundant(s *state.State, d state.Delta) []string {
 	var list []string
-	if d.Settings != nil && d.Settings.Equal(s.Settings) {
+	if d.Services.Settings != nil && d.Services.Settings.Equal(s.Services.Settings) {
 		list = append(list, "the settings")
 	}
-	for k, f := range d.Frontends {
-		if f.Equal(s.Frontends[k]) {
+	for k, f := range d.Services.Frontends {
+		if f.Equal(s.Services.Frontends[k]) {
 			list = append(list, k.String())
 		}
 	}
-	for a, in := range d.ClusterIPs {
-		if _, was := s.ClusterIPs[a]; was == in {
+	for a, in := range d.Services.ClusterIPs {
+		if _, was := s.Services.ClusterIPs[a]; was == in {
 			list = append(list, "cluster IP "+a.String())
 		}
 	}
-	for a, in := range d.Hairpins {
-		if _, was := s.Hairpins[a]; was == in {
+	for a, in := range d.Services.Hairpins {
+		if _, was := s.Services.Hairpins[a]; was == in {
 			list = append(list, "hairpin "+a.String())
-		}
-	}
-	for n, h := range d.HealthChecks {
-		if old, was := s.HealthChecks[n]; was == (h != nil) && (h == nil || *h == old) {
-			list = append(list, "health check "+n.String())
 		}
 	}
 	return list
@@ -114,18 +126,16 @@ func redundant(s *state.State, d state.Delta) []string {
 // differences between two states; empty for none.
 func differences(a, b *state.State) string {
 	switch {
-	case !a.Settings.Equal(b.Settings):
+	case !a.Services.Settings.Equal(b.Services.Settings):
 		return "settings"
-	case !maps.EqualFunc(a.Frontends, b.Frontends, (*state.Frontend).Equal):
+	case !maps.EqualFunc(a.Services.Frontends, b.Services.Frontends, (*state.Frontend).Equal):
 		return "frontends:\n" + show(a) + "\nand\n" + show(b)
-	case !maps.Equal(a.ClusterIPs, b.ClusterIPs):
+	case !maps.Equal(a.Services.ClusterIPs, b.Services.ClusterIPs):
 		return "cluster IPs"
-	case !maps.Equal(a.OtherIPs, b.OtherIPs):
+	case !maps.Equal(a.Services.OtherIPs, b.Services.OtherIPs):
 		return "other IPs"
-	case !maps.Equal(a.Hairpins, b.Hairpins):
+	case !maps.Equal(a.Services.Hairpins, b.Services.Hairpins):
 		return "hairpins"
-	case !maps.Equal(a.HealthChecks, b.HealthChecks):
-		return "health checks"
 	}
 	return ""
 }
@@ -138,28 +148,28 @@ func TestDeltas(t *testing.T) {
 			return state.FrontendKey{Addr: f.addr(n), Protocol: model.TCP, Port: 80}
 		}
 		ext := func(s *model.Service) { s.ExternalIPs = f.addrs("x1") }
-		if d := h.apply(t, events(f.service(), slice("a", f.endpoint("e1")))...); len(d.Frontends) != 1 || len(d.ClusterIPs) != 1 {
+		if d := h.apply(t, events(f.service(), slice("a", f.endpoint("e1")))...); len(d.Services.Frontends) != 1 || len(d.Services.ClusterIPs) != 1 {
 			t.Errorf("created: %+v", d)
 		}
 		if d := h.apply(t, events(f.service(), slice("a", f.endpoint("e1")))...); d.Len() != 0 {
 			t.Errorf("repeated: %+v", d)
 		}
-		if d := h.apply(t, event(f.service(ext))); len(d.Frontends) != 1 || d.Frontends[key("x1")] == nil || d.Len() != 1 {
+		if d := h.apply(t, event(f.service(ext))); len(d.Services.Frontends) != 1 || d.Services.Frontends[key("x1")] == nil || d.Len() != 1 {
 			t.Errorf("external IP added: %+v", d)
 		}
-		if d := h.apply(t, event(slice("a", f.endpoint("e1"), f.endpoint("e2", here)))); len(d.Frontends) != 2 || len(d.Hairpins) != 1 || d.Len() != 3 {
+		if d := h.apply(t, event(slice("a", f.endpoint("e1"), f.endpoint("e2", here)))); len(d.Services.Frontends) != 2 || len(d.Services.Hairpins) != 1 || d.Len() != 3 {
 			t.Errorf("endpoint added: %+v", d)
 		}
 		if d := h.apply(t, gone(slice("a")), event(slice("b", f.endpoint("e2", here), f.endpoint("e1")))); d.Len() != 0 {
 			t.Errorf("the same endpoints in another slice: %+v", d)
 		}
-		if d := h.apply(t, event(f.service())); len(d.Frontends) != 1 || d.Len() != 1 {
+		if d := h.apply(t, event(f.service())); len(d.Services.Frontends) != 1 || d.Len() != 1 {
 			t.Errorf("external IP removed: %+v", d)
 		}
 		if d := h.apply(t, event(&model.Node{Name: "there"})); d.Len() != 0 {
 			t.Errorf("another node: %+v", d)
 		}
-		if d := h.apply(t, gone(f.service())); len(d.Frontends) != 1 || len(d.ClusterIPs) != 1 || len(d.Hairpins) != 1 || d.Len() != 3 {
+		if d := h.apply(t, gone(f.service())); len(d.Services.Frontends) != 1 || len(d.Services.ClusterIPs) != 1 || len(d.Services.Hairpins) != 1 || d.Len() != 3 {
 			t.Errorf("deleted: %+v", d)
 		}
 	})
@@ -188,7 +198,7 @@ func TestOwnNode(t *testing.T) {
 		}
 		moved := f.node()
 		moved.Labels["topology.kubernetes.io/zone"] = "z2"
-		if d := h.apply(t, event(moved)); len(d.Frontends) != 2 || d.Len() != 2 {
+		if d := h.apply(t, event(moved)); len(d.Services.Frontends) != 2 || d.Len() != 2 {
 			t.Errorf("another zone: %+v", d)
 		}
 	})
@@ -224,9 +234,9 @@ func TestUnchangedFrontendsStay(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.service(), slice("a", v4.endpoint("e1")))...)
 	key := state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}
-	before := h.compiler.State().Frontends[key]
+	before := h.compiler.State().Services.Frontends[key]
 	h.apply(t, event(v4.service(func(s *model.Service) { s.ExternalIPs = v4.addrs("x1") })))
-	if h.compiler.State().Frontends[key] != before {
+	if h.compiler.State().Services.Frontends[key] != before {
 		t.Error("it was replaced by an equal one")
 	}
 }
@@ -239,8 +249,8 @@ func TestFrontendsShareLists(t *testing.T) {
 	local := *svc
 	local.ExternalLocal = true
 	h.apply(t, event(&local))
-	first := h.compiler.State().Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}]
-	for k, f := range h.compiler.State().Frontends {
+	first := h.compiler.State().Services.Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}]
+	for k, f := range h.compiler.State().Services.Frontends {
 		if &f.Backends[0] != &first.Backends[0] || &f.Alive[0] != &first.Backends[0] || &f.Serving[0] != &first.Backends[0] {
 			t.Errorf("%s has lists of its own", k)
 		}

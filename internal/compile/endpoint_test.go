@@ -210,7 +210,7 @@ func TestDualStackKeepsFamiliesApart(t *testing.T) {
 		ExternalIP x1:80 -> e1:8080
 		ClusterIP c1:80 -> e1:8080
 		NodePort n1:30080 -> e1:8080`)
-	for k, f := range c.State().Frontends {
+	for k, f := range c.State().Services.Frontends {
 		for _, b := range f.Backends {
 			if b.Addr().Is4() != k.Addr.Is4() {
 				t.Errorf("%s has the backend %s", k, b)

@@ -1,6 +1,14 @@
 package compile
 
-import "sluice.dev/sluice/internal/compile/fair"
+import (
+	"maps"
+
+	"sluice.dev/sluice/internal/compile/fair"
+	"sluice.dev/sluice/internal/model"
+)
+
+// AllHealthChecks are those that there are.
+func (c *Compiler) AllHealthChecks() map[model.Name]*HealthCheck { return maps.Clone(c.checks) }
 
 // SetSlice has each Step change so many elements.
 func (c *Compiler) SetSlice(elements int) { c.sliceElements = elements }

@@ -81,7 +81,7 @@ func (c *Compiler) program(next *service, from *objects, old *service, rep *repo
 	case c.reserved(model.TCP, svc.HealthCheckNodePort):
 		rep.refused(fmt.Sprint("healthCheckNodePort ", svc.HealthCheckNodePort), "is a port that nodes need for themselves (--reserved-ports)")
 	default:
-		next.health = &state.HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
+		next.health = &HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
 }
 

@@ -169,7 +169,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 			s.LoadBalancerIPs, s.SourceRanges = f.addrs("l1 l2"), single("e9", "n2")
 		}))...)
 		ranges := func(vip string) []netip.Prefix {
-			return h.compiler.State().Frontends[state.FrontendKey{Addr: f.addr(vip), Protocol: model.TCP, Port: 80}].SourceRanges
+			return h.compiler.State().Services.Frontends[state.FrontendKey{Addr: f.addr(vip), Protocol: model.TCP, Port: 80}].SourceRanges
 		}
 		for _, vip := range []string{"l1", "l2"} {
 			if got, want := ranges(vip), single("e9", "n2", vip); !slices.Equal(got, want) {
@@ -178,7 +178,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 		}
 		moved := f.node()
 		moved.IPs = f.addrs("n1")
-		if d := h.apply(t, event(moved)); len(d.Frontends) != 2 {
+		if d := h.apply(t, event(moved)); len(d.Services.Frontends) != 2 {
 			t.Errorf("the node's address is no longer in a range: %+v", d)
 		}
 		if got, want := ranges("l1"), single("e9", "n2"); !slices.Equal(got, want) {
@@ -198,7 +198,7 @@ func TestSourceRangesOfTheOtherFamilyAlone(t *testing.T) {
 			s.LoadBalancerIPs = f.addrs("l1")
 			s.SourceRanges = []netip.Prefix{netip.PrefixFrom(other.addr("e0"), 24)}
 		}))
-		got := c.State().Frontends[state.FrontendKey{Addr: f.addr("l1"), Protocol: model.TCP, Port: 80}].SourceRanges
+		got := c.State().Services.Frontends[state.FrontendKey{Addr: f.addr("l1"), Protocol: model.TCP, Port: 80}].SourceRanges
 		if want := []netip.Prefix{netip.MustParsePrefix(nobody)}; !slices.Equal(got, want) {
 			t.Errorf("source ranges %v, want %v", got, want)
 		}
@@ -235,8 +235,8 @@ func TestNodePortAddresses(t *testing.T) {
 			svc := v4.service(nodePort, func(s *model.Service) { s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1")) })
 			c := compiled(tc.cfg, node, svc)
 			var got []string
-			for _, k := range slices.SortedFunc(maps.Keys(c.State().Frontends), state.FrontendKey.Compare) {
-				if c.State().Frontends[k].Kind == state.NodePort {
+			for _, k := range slices.SortedFunc(maps.Keys(c.State().Services.Frontends), state.FrontendKey.Compare) {
+				if c.State().Services.Frontends[k].Kind == state.NodePort {
 					got = append(got, k.Addr.String())
 				}
 			}
@@ -256,28 +256,28 @@ func TestHealthChecks(t *testing.T) {
 		name   string
 		change func(*model.Service)
 		eps    func(f family) []model.Endpoint
-		want   map[model.Name]state.HealthCheck
+		want   map[model.Name]*compile.HealthCheck
 	}{
 		{"ready endpoints on this node count", checked, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e1", here), f.endpoint("e2", here), f.endpoint("e3"), f.endpoint("e4", here, notReady), f.endpoint("e5", here, draining)}
-		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 2}}},
+		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 2}}},
 		{"terminating ones do not, though they serve", checked, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e5", here, draining)}
-		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000}}},
+		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000}}},
 		{"an endpoint of two ports counts once", func(s *model.Service) {
 			checked(s)
 			s.Ports = append(s.Ports, model.ServicePort{Name: "http", Protocol: model.TCP, Port: 81})
 		}, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e1", here)}
-		}, map[model.Name]state.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
-		{"only where there is a port for it", externalLocal, func(f family) []model.Endpoint { return nil }, map[model.Name]state.HealthCheck{}},
+		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
+		{"only where there is a port for it", externalLocal, func(f family) []model.Endpoint { return nil }, map[model.Name]*compile.HealthCheck{}},
 		{"only under externalTrafficPolicy Local", func(s *model.Service) { s.HealthCheckNodePort = 31000 },
-			func(f family) []model.Endpoint { return nil }, map[model.Name]state.HealthCheck{}},
+			func(f family) []model.Endpoint { return nil }, map[model.Name]*compile.HealthCheck{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bothFamilies(t, func(t *testing.T, f family) {
 				c := compiled(compile.Config{}, f.service(tc.change), slice("a", tc.eps(f)...))
-				if got := c.State().HealthChecks; !maps.Equal(got, tc.want) {
+				if got := c.AllHealthChecks(); !sameChecks(got, tc.want) {
 					t.Errorf("got %v, want %v", got, tc.want)
 				}
 			})
@@ -292,7 +292,7 @@ func TestHealthCheckOfDualStackEndpoints(t *testing.T) {
 		s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1"))
 	})
 	c := compiled(compile.Config{}, svc, slice("a", v4.endpoint("e1", here), v4.endpoint("e2", here)), slice("b", v6.endpoint("e1", here)))
-	if got := c.State().HealthChecks[name("web")].LocalEndpoints; got != 2 {
+	if got := c.AllHealthChecks()[name("web")].LocalEndpoints; got != 2 {
 		t.Errorf("%d local endpoints, want 2", got)
 	}
 }
@@ -307,14 +307,14 @@ func TestHairpins(t *testing.T) {
 		h := newHistory(compile.Config{})
 		h.apply(t, events(f.service(), web, db, dbSlice)...)
 		want := map[netip.Addr]struct{}{f.addr("e1"): {}}
-		if got := h.compiler.State().Hairpins; !maps.Equal(got, want) {
+		if got := h.compiler.State().Services.Hairpins; !maps.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		if d := h.apply(t, gone(web)); len(d.Hairpins) != 0 {
-			t.Errorf("one of two users gone: %v", d.Hairpins)
+		if d := h.apply(t, gone(web)); len(d.Services.Hairpins) != 0 {
+			t.Errorf("one of two users gone: %v", d.Services.Hairpins)
 		}
-		if d := h.apply(t, gone(db)); !maps.Equal(d.Hairpins, map[netip.Addr]bool{f.addr("e1"): false}) {
-			t.Errorf("both users gone: %v", d.Hairpins)
+		if d := h.apply(t, gone(db)); !maps.Equal(d.Services.Hairpins, map[netip.Addr]bool{f.addr("e1"): false}) {
+			t.Errorf("both users gone: %v", d.Services.Hairpins)
 		}
 	})
 }
@@ -326,14 +326,14 @@ func TestClusterIPsAreThoseOfProxiedServices(t *testing.T) {
 		h := newHistory(compile.Config{})
 		h.apply(t, events(f.service(), second, headless)...)
 		want := map[netip.Addr]struct{}{f.addr("c1"): {}}
-		if got := h.compiler.State().ClusterIPs; !maps.Equal(got, want) {
+		if got := h.compiler.State().Services.ClusterIPs; !maps.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		if d := h.apply(t, gone(second)); len(d.ClusterIPs) != 0 {
-			t.Errorf("one of two users gone: %v", d.ClusterIPs)
+		if d := h.apply(t, gone(second)); len(d.Services.ClusterIPs) != 0 {
+			t.Errorf("one of two users gone: %v", d.Services.ClusterIPs)
 		}
-		if d := h.apply(t, gone(f.service())); !maps.Equal(d.ClusterIPs, map[netip.Addr]bool{f.addr("c1"): false}) {
-			t.Errorf("both users gone: %v", d.ClusterIPs)
+		if d := h.apply(t, gone(f.service())); !maps.Equal(d.Services.ClusterIPs, map[netip.Addr]bool{f.addr("c1"): false}) {
+			t.Errorf("both users gone: %v", d.Services.ClusterIPs)
 		}
 	})
 }
@@ -372,7 +372,7 @@ func TestSettings(t *testing.T) {
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := compiled(tc.cfg, tc.nodes...).State().Settings; !got.Equal(tc.want) {
+			if got := compiled(tc.cfg, tc.nodes...).State().Services.Settings; !got.Equal(tc.want) {
 				t.Errorf("got %+v, want %+v", got, tc.want)
 			}
 		})

@@ -162,7 +162,7 @@ func TestGuardMoves(t *testing.T) {
 		expect := func(what string, names ...string) {
 			t.Helper()
 			for _, n := range strings.Fields("n3 x1") {
-				_, got := h.compiler.State().Frontends[state.FrontendKey{Addr: f.addr(n), Protocol: model.TCP, Port: 80}]
+				_, got := h.compiler.State().Services.Frontends[state.FrontendKey{Addr: f.addr(n), Protocol: model.TCP, Port: 80}]
 				if want := strings.Contains(strings.Join(names, " "), n); got != want {
 					t.Errorf("%s: %s served: %t, want %t", what, n, got, want)
 				}
@@ -243,10 +243,10 @@ func TestBudget(t *testing.T) {
 			took := time.Since(begun)
 			runtime.ReadMemStats(&after)
 			t.Logf("%s, %d kB", took, (after.TotalAlloc-before.TotalAlloc)/1024)
-			if c.State().Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}] == nil {
+			if c.State().Services.Frontends[state.FrontendKey{Addr: v4.addr("c1"), Protocol: model.TCP, Port: 80}] == nil {
 				t.Error("the other service is not served")
 			}
-			_, served := c.State().Frontends[state.FrontendKey{Addr: v4.addr("c2"), Protocol: model.TCP, Port: 1}]
+			_, served := c.State().Services.Frontends[state.FrontendKey{Addr: v4.addr("c2"), Protocol: model.TCP, Port: 1}]
 			if tc.want == "" {
 				if !served {
 					t.Errorf("it is not served: %v", c.Issues())
@@ -254,8 +254,8 @@ func TestBudget(t *testing.T) {
 				return
 			}
 			checkIssues(t, c, "Service shop/hostile: "+tc.want+"; a Service may have 524288, so nothing is programmed for it: part it into several")
-			if len(c.State().Frontends) != 1 {
-				t.Errorf("%d frontends", len(c.State().Frontends))
+			if len(c.State().Services.Frontends) != 1 {
+				t.Errorf("%d frontends", len(c.State().Services.Frontends))
 			}
 			if spent := after.TotalAlloc - before.TotalAlloc; spent > 20<<20 {
 				t.Errorf("refusing it took %d MB", spent>>20)
@@ -289,7 +289,7 @@ func TestTooMuchTogether(t *testing.T) {
 			t.Helper()
 			var got []int
 			for i := range 9 {
-				if h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil {
+				if h.compiler.State().Services.Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil {
 					got = append(got, i)
 				}
 			}
@@ -343,7 +343,7 @@ func TestWhoAsksForLessIsServed(t *testing.T) {
 			served := func() {
 				t.Helper()
 				for i := range 9 {
-					if h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] == nil {
+					if h.compiler.State().Services.Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] == nil {
 						t.Fatalf("service %d is not served, in slices: %t", i, sliced)
 					}
 				}
@@ -398,8 +398,8 @@ func TestLargeServiceChanges(t *testing.T) {
 	less.Endpoints = list.Endpoints[:699]
 	s.Apply(events(&less))
 	begun := time.Now()
-	if d := c.Update(s, s.Take()); len(d.Frontends) != 700 {
-		t.Errorf("%d frontends changed", len(d.Frontends))
+	if d := c.Update(s, s.Take()); len(d.Services.Frontends) != 700 {
+		t.Errorf("%d frontends changed", len(d.Services.Frontends))
 	}
 	t.Logf("took %s", time.Since(begun))
 	s.Apply(events(func() *model.Service { more := *svc; more.Affinity = time.Hour; return &more }()))

@@ -28,7 +28,7 @@ func TestHostAddressesMove(t *testing.T) {
 			t.Errorf("%s: %d changes, want %d: %+v", addr, d.Len(), step.changes, d)
 		}
 		chosen := false
-		for k, f := range c.State().Frontends {
+		for k, f := range c.State().Services.Frontends {
 			chosen = chosen || f.Kind == state.NodePort && k.Addr == addr
 		}
 		if want := addr.As4()[0] == 198; chosen != want {

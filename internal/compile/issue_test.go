@@ -132,8 +132,8 @@ func TestMappedAddresses(t *testing.T) {
 	e.Addr = mapped(e.Addr)
 	c := compiled(compile.Config{}, svc, slice("a", e))
 	check(t, c, `ClusterIP c1:80 -> e1:8080`)
-	if _, ok := c.State().ClusterIPs[v4.addr("c1")]; !ok {
-		t.Errorf("cluster IPs: %v", c.State().ClusterIPs)
+	if _, ok := c.State().Services.ClusterIPs[v4.addr("c1")]; !ok {
+		t.Errorf("cluster IPs: %v", c.State().Services.ClusterIPs)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestTooManyEndpoints(t *testing.T) {
 		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: netip.AddrFrom4(b), Ready: true, Serving: true, Node: "here"})
 	}
 	c := compiled(compile.Config{}, v4.service(externalLocal, func(s *model.Service) { s.ExternalIPs = v4.addrs("x1") }), s)
-	for k, f := range c.State().Frontends {
+	for k, f := range c.State().Services.Frontends {
 		if len(f.Backends) != 1<<16 || f.Backends[0].Addr() != netip.MustParseAddr("10.0.0.0") || len(f.Alive) != n {
 			t.Errorf("%s: %d backends from %s, %d alive", k, len(f.Backends), f.Backends[0], len(f.Alive))
 		}
@@ -155,7 +155,7 @@ func TestTooManyEndpoints(t *testing.T) {
 			t.Errorf("%s: %d local ones", k, len(f.Local))
 		}
 	}
-	if got := len(c.State().Hairpins); got != 1<<16 {
+	if got := len(c.State().Services.Hairpins); got != 1<<16 {
 		t.Errorf("%d hairpins", got)
 	}
 	checkIssues(t, c, "Service shop/web: port 80 has 65546 endpoints; connections go to the first 65536 only")

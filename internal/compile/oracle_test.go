@@ -38,7 +38,7 @@ func TestBackendsFollowTheRules(t *testing.T) {
 		c := compiled(compile.Config{}, objects...)
 		for address, want := range expected(svc, eps, zone) {
 			key := state.FrontendKey{Addr: f.addr(address), Protocol: model.TCP, Port: 80}
-			if got := c.State().Frontends[key]; !got.Equal(want) {
+			if got := c.State().Services.Frontends[key]; !got.Equal(want) {
 				t.Errorf("seed %d, %+v\ngot:  %s\nwant: %s", seed, eps, showFrontend(key, got), showFrontend(key, want))
 			}
 		}

@@ -305,6 +305,9 @@ func same(t *testing.T, got, want *compile.Compiler) {
 	if diff := differences(got.State(), want.State()); diff != "" {
 		t.Errorf("states differ: %s", diff)
 	}
+	if diff := cmp.Diff(want.AllHealthChecks(), got.AllHealthChecks()); diff != "" {
+		t.Errorf("health checks differ: %s", diff)
+	}
 	if diff := cmp.Diff(want.Issues(), got.Issues()); diff != "" {
 		t.Errorf("issues differ: %s", diff)
 	}
@@ -316,7 +319,7 @@ func same(t *testing.T, got, want *compile.Compiler) {
 // sound checks what package state promises to drivers.
 func sound(t *testing.T, s *state.State) {
 	t.Helper()
-	for k, f := range s.Frontends {
+	for k, f := range s.Services.Frontends {
 		for what, list := range map[string][]netip.AddrPort{"Backends": f.Backends, "Local": f.Local, "Alive": f.Alive, "Serving": f.Serving} {
 			for i, a := range list {
 				if a.Addr().Is4() != k.Addr.Is4() || a.Port() == 0 {
@@ -342,7 +345,7 @@ func sound(t *testing.T, s *state.State) {
 		if len(f.SourceRanges) > 0 && f.Kind != state.LoadBalancer || k.Port == 0 {
 			t.Errorf("%s: %s with source ranges %v", k, f.Kind, f.SourceRanges)
 		}
-		if _, ok := s.ClusterIPs[k.Addr]; f.Kind == state.ClusterIP && !ok {
+		if _, ok := s.Services.ClusterIPs[k.Addr]; f.Kind == state.ClusterIP && !ok {
 			t.Errorf("%s is not among the cluster IPs", k)
 		}
 	}

@@ -15,7 +15,7 @@ type service struct {
 	addrs    [state.NodePort][]netip.Addr // those it may have, by kind; none where nothing is programmed
 	claims   []claim                      // sorted by key, unique
 	hairpins []netip.Addr                 // of the backends on this node, sorted, unique
-	health   *state.HealthCheck
+	health   *HealthCheck
 	counts   Counts
 	asked    int // elements that it would come to in the kernel, about; 0 if it is refused by itself
 	elements int // that it comes to
@@ -93,7 +93,7 @@ func (s *service) hairpinned() []netip.Addr {
 	return s.hairpins
 }
 
-func (s *service) healthCheck() *state.HealthCheck {
+func (s *service) healthCheck() *HealthCheck {
 	if s == nil {
 		return nil
 	}

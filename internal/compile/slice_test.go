@@ -34,10 +34,10 @@ func TestStepsTakeSmallOnesFirst(t *testing.T) {
 		large = append(large, numbered(i, 100)...)
 	}
 	served := func(i int) bool {
-		return h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil
+		return h.compiler.State().Services.Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), Protocol: model.TCP, Port: 80}] != nil
 	}
-	if d, more := h.step(t, large...); len(d.Frontends) != 2 || !more {
-		t.Fatalf("the first step changes %d frontends, more: %t", len(d.Frontends), more)
+	if d, more := h.step(t, large...); len(d.Services.Frontends) != 2 || !more {
+		t.Fatalf("the first step changes %d frontends, more: %t", len(d.Services.Frontends), more)
 	}
 	for n := range 100 {
 		_, more := h.step(t, numbered(100+n, 1+n%2)...)
@@ -89,10 +89,10 @@ func TestStepsFollowWhatNeverRests(t *testing.T) {
 		next.Endpoints = slices.Clone(list.Endpoints)
 		next.Endpoints[0].Addr = netip.AddrFrom4([4]byte{10, 2, 0, byte(n)})
 		h.step(t, append(numbered(n, 1), events(&next)...)...)
-		if h.compiler.State().Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(n)}), Protocol: model.TCP, Port: 80}] == nil {
+		if h.compiler.State().Services.Frontends[state.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, 1, byte(n)}), Protocol: model.TCP, Port: 80}] == nil {
 			t.Fatalf("a small service waits in step %d", n)
 		}
-		if f := h.compiler.State().Frontends[last]; f != nil && fmt.Sprint(f.Backends) != was {
+		if f := h.compiler.State().Services.Frontends[last]; f != nil && fmt.Sprint(f.Backends) != was {
 			changes, was = changes+1, fmt.Sprint(f.Backends)
 		}
 	}
@@ -127,14 +127,14 @@ func TestHealthFollowsFrontends(t *testing.T) {
 	svc.Ports, list.Ports = ports(20)
 	svc.LoadBalancerIPs, svc.HealthCheckNodePort = v4.addrs("l1"), 32_000
 	list.Endpoints = []model.Endpoint{{Addr: v4.addr("e1"), Ready: true, Serving: true, Node: "here"}}
-	check := func() int { return h.compiler.State().HealthChecks[svc.Name].LocalEndpoints }
+	check := func() int { return h.compiler.AllHealthChecks()[svc.Name].LocalEndpoints }
 	for _, more := h.step(t, events(svc, list)...); more; _, more = h.step(t) {
 		if n := check(); n != 0 {
-			t.Fatalf("%d local endpoints with %d frontends", n, len(h.compiler.State().Frontends))
+			t.Fatalf("%d local endpoints with %d frontends", n, len(h.compiler.State().Services.Frontends))
 		}
 	}
-	if n := check(); n != 1 || len(h.compiler.State().Frontends) != 60 {
-		t.Fatalf("%d local endpoints, %d frontends", n, len(h.compiler.State().Frontends))
+	if n := check(); n != 1 || len(h.compiler.State().Services.Frontends) != 60 {
+		t.Fatalf("%d local endpoints, %d frontends", n, len(h.compiler.State().Services.Frontends))
 	}
 	list = slice("a")
 	if h.step(t, events(list)...); check() != 0 {

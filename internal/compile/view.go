@@ -113,7 +113,7 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 			n := len(f.Local)
 			v.Local = &n
 		}
-		if holder := c.state.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
+		if holder := c.state.Services.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
 			v.HeldBy = holder.Service.String()
 		}
 		views = append(views, v)

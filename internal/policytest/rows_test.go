@@ -420,7 +420,7 @@ func (k *kernel) arrives(p drivertest.Packet) bool {
 	policy := k.Policy()
 	steps := verdict.Arrive(policy, f, device)
 	key := state.FrontendKey{Addr: p.To, Protocol: p.Protocol, Port: p.Port}
-	if service := k.Compiler.State().Frontends[key]; service != nil { // they have one backend each
+	if service := k.Compiler.State().Services.Frontends[key]; service != nil { // they have one backend each
 		if len(service.SourceRanges) > 0 && !slices.ContainsFunc(service.SourceRanges, func(r netip.Prefix) bool { return r.Contains(p.From) }) {
 			return false
 		}

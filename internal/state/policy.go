@@ -1,6 +1,7 @@
 package state
 
 import (
+	"maps"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
@@ -231,6 +232,27 @@ func (p *Policy) Apply(d PolicyDelta) {
 	if d.PodCIDRs != nil {
 		p.PodCIDRs = *d.PodCIDRs
 	}
+}
+
+// Clone returns a copy that Apply changes apart from p; nil of nil.
+func (p *Policy) Clone() *Policy {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	c.Programs, c.Workloads, c.Hosts = maps.Clone(p.Programs), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
+	c.PortSets, c.Lists = maps.Clone(p.PortSets), maps.Clone(p.Lists)
+	c.PodDevices, c.HostDevices = maps.Clone(p.PodDevices), maps.Clone(p.HostDevices)
+	c.Groups, c.NamedPorts = cloneMembers(p.Groups), cloneMembers(p.NamedPorts)
+	return &c
+}
+
+func cloneMembers[M comparable](groups map[SetID]map[M]struct{}) map[SetID]map[M]struct{} {
+	c := make(map[SetID]map[M]struct{}, len(groups))
+	for id, members := range groups {
+		c[id] = maps.Clone(members)
+	}
+	return c
 }
 
 func applyMap[K comparable, V any](m map[K]*V, d map[K]*V) {

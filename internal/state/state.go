@@ -1,5 +1,5 @@
-// Package state is the desired state of one node: flat, comparable values that
-// the compiler writes and drivers read.
+// Package state is the desired state of one node, in parts: flat, comparable values that the compiler
+// writes and reconcilers read.
 //
 // A *Frontend is immutable once published, so that compiler and drivers share
 // it. Everything in here is a function of the current objects alone, never of
@@ -8,6 +8,7 @@ package state
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -132,16 +133,41 @@ func (s Settings) Equal(o Settings) bool {
 		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs)
 }
 
-// HealthCheck is what a healthCheckNodePort answers for one service. It is
-// served by the agent, not by a driver.
-type HealthCheck struct {
-	Service        model.Name
-	Port           uint16
-	LocalEndpoints int // ready endpoints of the service on this node
+// State is what one node's kernel should hold, in parts. Each part is a value of its own that its own
+// reconciler keeps the kernel in step with. A part that is nil is not Sluice's business, or left as it is.
+type State struct {
+	Services *Services
+	Policy   *Policy
 }
 
-// State is all that one node's kernel should hold.
-type State struct {
+// New returns a State of services that are none, without policy.
+func New() *State { return &State{Services: NewServices()} }
+
+// Delta is a change of a State: of each part what is named is set, or removed where the value is nil or
+// false; what is not named stays.
+type Delta struct {
+	Services ServicesDelta
+	Policy   PolicyDelta
+}
+
+// Len is the number of named changes; 0 means nothing to do.
+func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() }
+
+// Apply changes the parts that s has by d.
+func (s *State) Apply(d Delta) {
+	if s.Services != nil {
+		s.Services.Apply(d.Services)
+	}
+	if s.Policy != nil {
+		s.Policy.Apply(d.Policy)
+	}
+}
+
+// Clone returns a copy that Apply changes apart from s.
+func (s *State) Clone() *State { return &State{Services: s.Services.Clone(), Policy: s.Policy.Clone()} }
+
+// Services is the part of the State that says where new connections to services go.
+type Services struct {
 	Settings  Settings
 	Frontends map[FrontendKey]*Frontend
 	// ClusterIPs are the addresses of proxied services; a port that no
@@ -153,49 +179,38 @@ type State struct {
 	// Hairpins are the addresses of endpoints on this node: a connection
 	// that comes from one and is balanced back to the same is masqueraded.
 	Hairpins map[netip.Addr]struct{}
-	// HealthChecks by service.
-	HealthChecks map[model.Name]HealthCheck
-	// Policy is what may pass; nil: the node's policy is not Sluice's business.
-	Policy *Policy
 }
 
-// New returns an empty State without policy.
-func New() *State {
-	return &State{
-		Frontends:    map[FrontendKey]*Frontend{},
-		ClusterIPs:   map[netip.Addr]struct{}{},
-		OtherIPs:     map[netip.Addr]struct{}{},
-		Hairpins:     map[netip.Addr]struct{}{},
-		HealthChecks: map[model.Name]HealthCheck{},
+// NewServices returns empty Services.
+func NewServices() *Services {
+	return &Services{
+		Frontends:  map[FrontendKey]*Frontend{},
+		ClusterIPs: map[netip.Addr]struct{}{},
+		OtherIPs:   map[netip.Addr]struct{}{},
+		Hairpins:   map[netip.Addr]struct{}{},
 	}
 }
 
-// Delta is a change of State: what is named is set, or removed where the value
-// is nil or false; what is not named stays.
-type Delta struct {
-	Settings     *Settings
-	Frontends    map[FrontendKey]*Frontend
-	ClusterIPs   map[netip.Addr]bool
-	OtherIPs     map[netip.Addr]bool
-	Hairpins     map[netip.Addr]bool
-	HealthChecks map[model.Name]*HealthCheck
-	Policy       PolicyDelta
+// ServicesDelta is a change of Services.
+type ServicesDelta struct {
+	Settings   *Settings
+	Frontends  map[FrontendKey]*Frontend
+	ClusterIPs map[netip.Addr]bool
+	OtherIPs   map[netip.Addr]bool
+	Hairpins   map[netip.Addr]bool
 }
 
-// Len is the number of named changes; 0 means nothing to do.
-func (d Delta) Len() int {
-	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins) + len(d.HealthChecks) + d.Policy.Len()
+// Len is the number of named changes.
+func (d ServicesDelta) Len() int {
+	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins)
 	if d.Settings != nil {
 		n++
 	}
 	return n
 }
 
-// Apply changes s by d. A driver may leave HealthChecks nil: it does not serve them.
-func (s *State) Apply(d Delta) {
-	if s.HealthChecks == nil && len(d.HealthChecks) > 0 {
-		s.HealthChecks = map[model.Name]HealthCheck{}
-	}
+// Apply changes s by d.
+func (s *Services) Apply(d ServicesDelta) {
 	if d.Settings != nil {
 		s.Settings = *d.Settings
 	}
@@ -203,15 +218,16 @@ func (s *State) Apply(d Delta) {
 	applySet(s.ClusterIPs, d.ClusterIPs)
 	applySet(s.OtherIPs, d.OtherIPs)
 	applySet(s.Hairpins, d.Hairpins)
-	for n, h := range d.HealthChecks {
-		if h == nil {
-			delete(s.HealthChecks, n)
-		} else {
-			s.HealthChecks[n] = *h
-		}
+}
+
+// Clone returns a copy that Apply changes apart from s; nil of nil.
+func (s *Services) Clone() *Services {
+	if s == nil {
+		return nil
 	}
-	if s.Policy != nil {
-		s.Policy.Apply(d.Policy)
+	return &Services{
+		Settings: s.Settings, Frontends: maps.Clone(s.Frontends),
+		ClusterIPs: maps.Clone(s.ClusterIPs), OtherIPs: maps.Clone(s.OtherIPs), Hairpins: maps.Clone(s.Hairpins),
 	}
 }
 

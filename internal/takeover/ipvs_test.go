@@ -212,10 +212,10 @@ func (w *ipvsNode) asProxy() error {
 func (w *ipvsNode) program() {
 	w.t.Helper()
 	s := state.New()
-	s.ClusterIPs[vip] = struct{}{}
+	s.Services.ClusterIPs[vip] = struct{}{}
 	to := []netip.AddrPort{netip.AddrPortFrom(backend, 8080)}
-	s.Frontends[state.FrontendKey{Addr: vip, Protocol: model.TCP, Port: 80}] = &state.Frontend{Service: model.Name{Namespace: "a", Name: "b"}, Backends: to, Alive: to, Serving: to}
-	s.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("172.31.1.0/24"), netip.MustParsePrefix("10.244.0.0/16")}
+	s.Services.Frontends[state.FrontendKey{Addr: vip, Protocol: model.TCP, Port: 80}] = &state.Frontend{Service: model.Name{Namespace: "a", Name: "b"}, Backends: to, Alive: to, Serving: to}
+	s.Services.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("172.31.1.0/24"), netip.MustParsePrefix("10.244.0.0/16")}
 	plan, err := w.driver.Adopt(w.t.Context(), s)
 	w.must(err)
 	w.must(plan.Apply(w.t.Context()))

@@ -116,14 +116,14 @@ func (a *asker) route(to netip.Addr) (device int, own bool) {
 func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
 	key := state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}
 	step = Step{Stage: Service}
-	f := a.s.Frontends[key]
+	f := a.s.Services.Frontends[key]
 	if f == nil {
 		step.Text, ok = a.noFrontend()
 		return step, nil, ok
 	}
 	step.Of = f.Service.String() + " (" + f.Kind.String() + ")"
 	backends = f.Backends
-	outside := f.LocalOnly && !a.fromNode && !within(a.s.Settings.ClusterCIDRs, a.q.From)
+	outside := f.LocalOnly && !a.fromNode && !within(a.s.Services.Settings.ClusterCIDRs, a.q.From)
 	if outside {
 		backends = f.Local
 	}
@@ -149,10 +149,10 @@ func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
 
 // noFrontend says what befalls an address of services that has no such port.
 func (a *asker) noFrontend() (text string, ok bool) {
-	if _, is := a.s.ClusterIPs[a.q.To]; is {
+	if _, is := a.s.Services.ClusterIPs[a.q.To]; is {
 		return "refused: the service has no such port", true
 	}
-	if _, other := a.s.OtherIPs[a.q.To]; !other && within(a.s.Settings.ServiceCIDRs, a.q.To) {
+	if _, other := a.s.Services.OtherIPs[a.q.To]; !other && within(a.s.Services.Settings.ServiceCIDRs, a.q.To) {
 		return "dropped: an address of services that no service has", true
 	}
 	return "", false
@@ -265,8 +265,8 @@ func (a *asker) node(addr netip.Addr) string {
 
 // masquerades reports whether the client's address is replaced when the flow leaves this node.
 func (a *asker) masquerades() bool {
-	f := a.s.Frontends[state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}]
-	set := a.s.Settings
+	f := a.s.Services.Frontends[state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}]
+	set := a.s.Services.Settings
 	switch {
 	case f == nil:
 		return false

@@ -16,17 +16,17 @@ import (
 func testState() *state.State {
 	s := state.New()
 	s.Policy = testNode()
-	s.Settings.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/16")}
-	s.Settings.ClusterCIDRs = []netip.Prefix{prefix("10.1.0.0/16")}
-	s.Settings.LocalCIDRs = []netip.Prefix{prefix("10.1.0.0/24")}
+	s.Services.Settings.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/16")}
+	s.Services.Settings.ClusterCIDRs = []netip.Prefix{prefix("10.1.0.0/16")}
+	s.Services.Settings.LocalCIDRs = []netip.Prefix{prefix("10.1.0.0/24")}
 	add := func(at string, port uint16, name string, f state.Frontend, backends ...string) {
 		f.Service = model.Name{Namespace: "shop", Name: name}
 		for _, b := range backends {
 			f.Backends = append(f.Backends, netip.MustParseAddrPort(b))
 		}
-		s.Frontends[state.FrontendKey{Addr: addr(at), Protocol: model.TCP, Port: port}] = &f
+		s.Services.Frontends[state.FrontendKey{Addr: addr(at), Protocol: model.TCP, Port: port}] = &f
 		if f.Kind == state.ClusterIP {
-			s.ClusterIPs[addr(at)] = struct{}{}
+			s.Services.ClusterIPs[addr(at)] = struct{}{}
 		}
 	}
 	db, far := "10.1.0.7:5432", "10.1.1.7:5432"

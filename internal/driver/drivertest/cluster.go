@@ -62,7 +62,7 @@ func (c *cluster) declare(now objects) state.Delta {
 
 // serves reports whether the node's state has the address and port, over TCP.
 func (c *cluster) serves(at netip.AddrPort) bool {
-	return c.state().Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: model.TCP, Port: at.Port()}] != nil
+	return c.state().Services.Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: model.TCP, Port: at.Port()}] != nil
 }
 
 func (c *cluster) state() *state.State { return c.compiler.State() }

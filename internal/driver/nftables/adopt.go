@@ -194,7 +194,7 @@ func (a *adoption) done() {
 	if !first {
 		d.cleaner.Cut(a.cutGone())
 	}
-	d.state = cloneState(a.want)
+	d.state = a.want.Clone()
 	d.prog.forgetWritten(a.want.Policy)
 	a.change.uses.forgetRules()
 	d.sums, d.roster, d.adopted = a.change.sums, a.change.uses, a.kept == 0
@@ -215,22 +215,10 @@ func (a *adoption) done() {
 	}
 }
 
-// cloneState copies what Apply changes, but for health checks, which are not the driver's.
-func cloneState(s *state.State) *state.State {
-	return &state.State{
-		Settings:   s.Settings,
-		Frontends:  maps.Clone(s.Frontends),
-		ClusterIPs: maps.Clone(s.ClusterIPs),
-		OtherIPs:   maps.Clone(s.OtherIPs),
-		Hairpins:   maps.Clone(s.Hairpins),
-		Policy:     clonePolicy(s.Policy),
-	}
-}
-
 // cutGone are the connections of frontends that are wanted no more.
 func (a *adoption) cutGone() (gone []conntrack.Filter) {
-	for k, before := range a.d.state.Frontends {
-		if a.want.Frontends[k] == nil {
+	for k, before := range a.d.state.Services.Frontends {
+		if a.want.Services.Frontends[k] == nil {
 			gone = append(gone, cuts(k, before, nil)...)
 		}
 	}

@@ -72,7 +72,7 @@ func update(t *testing.T, d *Driver, delta state.Delta) string {
 // testState holds a frontend of every sort, in both families.
 func testState() *state.State {
 	s := state.New()
-	s.Settings = state.Settings{
+	s.Services.Settings = state.Settings{
 		ServiceCIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"),
 		ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/64"), LocalCIDRs: prefixes("10.1.0.0/24"),
 	}
@@ -88,8 +88,8 @@ func testState() *state.State {
 			a := netip.MustParseAddr(fmt.Sprintf("%s%d", fam, host))
 			f.Service = model.Name{Namespace: "test", Name: fmt.Sprint("s", host)}
 			f.Alive = f.Backends
-			s.Frontends[state.FrontendKey{Addr: a, Protocol: model.TCP, Port: 80}] = &f
-			s.ClusterIPs[a] = struct{}{}
+			s.Services.Frontends[state.FrontendKey{Addr: a, Protocol: model.TCP, Port: 80}] = &f
+			s.Services.ClusterIPs[a] = struct{}{}
 		}
 		put(1, state.Frontend{Backends: backends(1)})
 		put(2, state.Frontend{Backends: backends(5)})
@@ -98,15 +98,15 @@ func testState() *state.State {
 		put(5, state.Frontend{Kind: state.LoadBalancer, Backends: backends(9), Affinity: 10800 * time.Second,
 			SourceRanges: prefixes("192.0.2.0/24", "fd00:2::/64")})
 		put(6, state.Frontend{Backends: backends(2), Affinity: time.Minute})
-		s.Hairpins[backends(1)[0].Addr()] = struct{}{}
-		s.OtherIPs[netip.MustParseAddr(fam+"99")] = struct{}{}
+		s.Services.Hairpins[backends(1)[0].Addr()] = struct{}{}
+		s.Services.OtherIPs[netip.MustParseAddr(fam+"99")] = struct{}{}
 	}
 	return s
 }
 
 func clone(s *state.State) *state.State {
-	return &state.State{Settings: s.Settings, Frontends: maps.Clone(s.Frontends),
-		ClusterIPs: maps.Clone(s.ClusterIPs), OtherIPs: maps.Clone(s.OtherIPs), Hairpins: maps.Clone(s.Hairpins), HealthChecks: maps.Clone(s.HealthChecks)}
+	return &state.State{Services: &state.Services{Settings: s.Services.Settings, Frontends: maps.Clone(s.Services.Frontends),
+		ClusterIPs: maps.Clone(s.Services.ClusterIPs), OtherIPs: maps.Clone(s.Services.OtherIPs), Hairpins: maps.Clone(s.Services.Hairpins)}}
 }
 
 // modes are the two ways to hold the table: protected where the kernel can,
@@ -150,11 +150,11 @@ func TestAdoptionPlansTheDifference(t *testing.T) {
 	_ = d.Close()
 
 	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.TCP, Port: 80}
-	f := *want.Frontends[key]
+	f := *want.Services.Frontends[key]
 	f.Backends = append(f.Backends[:4:4], netip.MustParseAddrPort("10.1.0.99:80"))
 	want = clone(want)
-	want.Frontends[key] = &f
-	delete(want.Frontends, state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.6"), Protocol: model.TCP, Port: 80})
+	want.Services.Frontends[key] = &f
+	delete(want.Services.Frontends, state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.6"), Protocol: model.TCP, Port: 80})
 
 	d = openIn(t, ns, Options{})
 	_, text := adopt(t, d, want)
@@ -178,31 +178,31 @@ func TestUpdatesAddUp(t *testing.T) {
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, state.New())
-	settings := want.Settings
-	update(t, d, state.Delta{Settings: &settings})
-	for k, f := range want.Frontends {
+	settings := want.Services.Settings
+	update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &settings}})
+	for k, f := range want.Services.Frontends {
 		more := *f
 		more.Backends = append(more.Backends[:len(more.Backends):len(more.Backends)], testKey{k}.backend(250))
 		more.Affinity = 30 * time.Second
-		update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: &more}})
+		update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: &more}}})
 	}
-	delta := state.Delta{Frontends: maps.Clone(want.Frontends), ClusterIPs: map[netip.Addr]bool{}, OtherIPs: map[netip.Addr]bool{}, Hairpins: map[netip.Addr]bool{}}
-	for a := range want.ClusterIPs {
-		delta.ClusterIPs[a] = true
+	delta := state.Delta{Services: state.ServicesDelta{Frontends: maps.Clone(want.Services.Frontends), ClusterIPs: map[netip.Addr]bool{}, OtherIPs: map[netip.Addr]bool{}, Hairpins: map[netip.Addr]bool{}}}
+	for a := range want.Services.ClusterIPs {
+		delta.Services.ClusterIPs[a] = true
 	}
-	for a := range want.OtherIPs {
-		delta.OtherIPs[a] = true
+	for a := range want.Services.OtherIPs {
+		delta.Services.OtherIPs[a] = true
 	}
-	for a := range want.Hairpins {
-		delta.Hairpins[a] = true
+	for a := range want.Services.Hairpins {
+		delta.Services.Hairpins[a] = true
 	}
 	update(t, d, delta)
 	d.doubt = true // have it read everything
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("the kernel differs:\n%s", text)
 	}
-	for k := range want.Frontends {
-		update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}})
+	for k := range want.Services.Frontends {
+		update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}}})
 	}
 	for _, c := range chainNames(t, ns) {
 		if isLearn(c) {
@@ -351,7 +351,7 @@ func TestTamperedAfterFailedUpdate(t *testing.T) {
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	p, err := d.Update(t.Context(), state.Delta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}})
+	p, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,7 @@ func TestFailedApplyIsAdoptedAgain(t *testing.T) {
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
 	ctx, cancel := context.WithCancel(t.Context())
-	p, err := d.Update(ctx, state.Delta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}})
+	p, err := d.Update(ctx, state.Delta{Services: state.ServicesDelta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.96.9.9"): true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -479,12 +479,12 @@ func TestAdoptKeeping(t *testing.T) {
 			// One frontend is known to be smaller, one is not known any more, and one is new.
 			part := clone(full)
 			smaller, lost := vip("10.96.0.5"), vip("10.96.0.6")
-			f := *full.Frontends[smaller]
+			f := *full.Services.Frontends[smaller]
 			f.Backends = f.Backends[:2]
-			part.Frontends[smaller] = &f
-			delete(part.Frontends, lost)
-			delete(part.ClusterIPs, lost.Addr)
-			part.Frontends[vip("10.96.0.7")] = &state.Frontend{Backends: f.Backends[:1]}
+			part.Services.Frontends[smaller] = &f
+			delete(part.Services.Frontends, lost)
+			delete(part.Services.ClusterIPs, lost.Addr)
+			part.Services.Frontends[vip("10.96.0.7")] = &state.Frontend{Backends: f.Backends[:1]}
 			d = openIn(t, ns, Options{})
 			p, kept, err := d.AdoptKeeping(t.Context(), part, nil)
 			if err != nil {
@@ -505,7 +505,7 @@ func TestAdoptKeeping(t *testing.T) {
 
 			// What was declared since the start and is no more was seen to go.
 			fewer := clone(part)
-			delete(fewer.Frontends, vip("10.96.0.7"))
+			delete(fewer.Services.Frontends, vip("10.96.0.7"))
 			p, kept, err = d.AdoptKeeping(t.Context(), fewer, nil)
 			if err != nil || kept != 1 || !strings.Contains(p.String(), "delete element ip-frontends { 10.96.0.7 ") {
 				t.Errorf("after a deletion: kept %d, %v\n%s", kept, err, p)
@@ -513,8 +513,8 @@ func TestAdoptKeeping(t *testing.T) {
 
 			// What is whole again needs nothing for what was kept.
 			whole := clone(part)
-			whole.Frontends[lost] = full.Frontends[lost]
-			whole.ClusterIPs[lost.Addr] = struct{}{}
+			whole.Services.Frontends[lost] = full.Services.Frontends[lost]
+			whole.Services.ClusterIPs[lost.Addr] = struct{}{}
 			if n, text := adopt(t, d, whole); n != 0 {
 				t.Errorf("what was lost is back, and to do is\n%s", text)
 			}

@@ -177,10 +177,10 @@ func (fp *familyProgram) clientElement(c client, k state.FrontendKey) element {
 func (d *Driver) serviceOf(k state.FrontendKey) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == nil || d.state.Frontends[k] == nil {
+	if d.state == nil || d.state.Services.Frontends[k] == nil {
 		return ""
 	}
-	return d.state.Frontends[k].Service.String()
+	return d.state.Services.Frontends[k].Service.String()
 }
 
 // fairShare is the most that each may have so that all together have no more than there is room for.
@@ -248,12 +248,12 @@ func (d *Driver) deleteElements(elements []element) error {
 func (fp *familyProgram) remembersRight(s *state.State, e *element) bool {
 	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b); return a }
 	n := fp.ip.bits / 8
-	client, f := addr(e.key[:n]), s.Frontends[readFrontend(e.key[n:], n)]
+	client, f := addr(e.key[:n]), s.Services.Frontends[readFrontend(e.key[n:], n)]
 	if f == nil || affinity(f) == 0 {
 		return false
 	}
 	backend := netip.AddrPortFrom(addr(e.data[:n]), binary.BigEndian.Uint16(e.data[n:]))
-	pod := slices.ContainsFunc(s.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
+	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
 	if f.LocalOnly && !pod {
 		// Outside, or the node itself, which then chooses again among all: that is no harm.
 		return containsSorted(f.Local, backend)

@@ -81,7 +81,7 @@ func newFloods(t *testing.T, services int) *floods {
 	s := state.New()
 	for i := range services {
 		b := addrPorts("10.1.0.1:53")
-		s.Frontends[f.frontend(i)] = &state.Frontend{Kind: state.NodePort, Service: model.Name{Namespace: "test", Name: fmt.Sprint("s", i)},
+		s.Services.Frontends[f.frontend(i)] = &state.Frontend{Kind: state.NodePort, Service: model.Name{Namespace: "test", Name: fmt.Sprint("s", i)},
 			Backends: b, Alive: b, Serving: b, Affinity: 3 * time.Hour}
 	}
 	adopt(t, f.driver, s)

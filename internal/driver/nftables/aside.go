@@ -284,7 +284,7 @@ func (a *aside) rest(want, have *state.State) *state.State {
 			put(&gone.Policy.Hosts, k, c)
 		}
 	}
-	rest := cloneState(want)
+	rest := want.Clone()
 	rest.Apply(gone)
 	return rest
 }

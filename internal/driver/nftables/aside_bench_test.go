@@ -18,7 +18,7 @@ import (
 // large is a node with 10,000 services of 10 endpoints, and 100 pods with policies.
 func large() *state.State {
 	s := state.New()
-	s.Settings = state.Settings{ServiceCIDRs: prefixes("10.96.0.0/12"), ClusterCIDRs: prefixes("10.0.0.0/12")}
+	s.Services.Settings = state.Settings{ServiceCIDRs: prefixes("10.96.0.0/12"), ClusterCIDRs: prefixes("10.0.0.0/12")}
 	for i := range 10_000 {
 		f := &state.Frontend{Service: model.Name{Namespace: "bench", Name: fmt.Sprint("s", i)}}
 		for j := range 10 {
@@ -28,8 +28,8 @@ func large() *state.State {
 		slices.SortFunc(f.Backends, netip.AddrPort.Compare)
 		f.Alive, f.Serving = f.Backends, f.Backends
 		a := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
-		s.Frontends[state.FrontendKey{Addr: a, Protocol: model.TCP, Port: 80}] = f
-		s.ClusterIPs[a] = struct{}{}
+		s.Services.Frontends[state.FrontendKey{Addr: a, Protocol: model.TCP, Port: 80}] = f
+		s.Services.ClusterIPs[a] = struct{}{}
 	}
 	s.Policy = state.NewPolicy()
 	s.Policy.HostDevices[1] = struct{}{}
@@ -56,7 +56,7 @@ func cpuTime(b *testing.B) time.Duration {
 func BenchmarkRefused(b *testing.B) {
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.100.0.1"), Protocol: model.TCP, Port: 80}
 	good, all := large(), large()
-	all.Frontends[bad] = &state.Frontend{Service: model.Name{Namespace: "bench", Name: "bad"}, Reject: true}
+	all.Services.Frontends[bad] = &state.Frontend{Service: model.Name{Namespace: "bench", Name: "bad"}, Reject: true}
 	id := state.ProgramID("poison")
 	all.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 		Policies: []*state.PolicyRules{{Policy: key("poison"), Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow}}}}}}}
@@ -130,7 +130,7 @@ func BenchmarkRefused(b *testing.B) {
 	run("empty kernel", nil, false, nil)
 	run("restart", good, true, nil)
 	run("change", good, false, func(d *Driver) error {
-		p, err := d.Update(b.Context(), state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{bad: all.Frontends[bad]},
+		p, err := d.Update(b.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{bad: all.Services.Frontends[bad]}},
 			Policy: state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{id: all.Policy.Programs[id]}, Workloads: map[netip.Addr]*state.Workload{a: w}}})
 		if err != nil {
 			return err

@@ -116,12 +116,12 @@ func (p poison) hits(prog *state.Program) bool {
 
 // without is the state that the kernel takes of want.
 func (p poison) without(want *state.State) *state.State {
-	rest := cloneState(want)
+	rest := want.Clone()
 	for _, k := range p.frontends {
-		delete(rest.Frontends, k)
+		delete(rest.Services.Frontends, k)
 	}
 	for _, a := range p.addrs {
-		delete(rest.ClusterIPs, a)
+		delete(rest.Services.ClusterIPs, a)
 	}
 	for id, prog := range want.Policy.Programs {
 		if p.hits(prog) {
@@ -195,9 +195,9 @@ func sameHeld(t *testing.T, what string, got, want []string) {
 
 // poisoned makes some of a random state poison that the kernel does not hold already.
 func poisoned(r *rand.Rand, s, have *state.State, p *poison) {
-	for k := range s.Frontends {
-		_, there := have.ClusterIPs[k.Addr]
-		if have.Frontends[k] == nil && r.IntN(4) == 0 {
+	for k := range s.Services.Frontends {
+		_, there := have.Services.ClusterIPs[k.Addr]
+		if have.Services.Frontends[k] == nil && r.IntN(4) == 0 {
 			p.frontends = append(p.frontends, k)
 		} else if !there && r.IntN(4) == 0 {
 			p.addrs = append(p.addrs, k.Addr)
@@ -242,10 +242,10 @@ func refusals(t *testing.T, o Options, seed uint64) {
 	want := state.New()
 	next := func() *state.State {
 		s := testState()
-		for k := range s.Frontends {
+		for k := range s.Services.Frontends {
 			if r.IntN(3) == 0 {
-				delete(s.Frontends, k)
-				delete(s.ClusterIPs, k.Addr)
+				delete(s.Services.Frontends, k)
+				delete(s.Services.ClusterIPs, k.Addr)
 			}
 		}
 		s.Policy = randomPolicy(r, devices...)
@@ -268,7 +268,7 @@ func refusals(t *testing.T, o Options, seed uint64) {
 	for round := range 3 {
 		after := next()
 		p.refuse(d)
-		update(t, d, state.Delta{Frontends: mapDelta(want.Frontends, after.Frontends), ClusterIPs: setDelta(want.ClusterIPs, after.ClusterIPs),
+		update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: mapDelta(want.Services.Frontends, after.Services.Frontends), ClusterIPs: setDelta(want.Services.ClusterIPs, after.Services.ClusterIPs)},
 			Policy: policyDelta(want.Policy, after.Policy)})
 		want = after
 		expect(fmt.Sprint("round ", round), p.without(want), d)
@@ -326,7 +326,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 		}
 		d = openIn(t, ns, o)
 		want = clone(want)
-		want.Settings.ClusterCIDRs = prefixes("10.2.0.0/16")
+		want.Services.Settings.ClusterCIDRs = prefixes("10.2.0.0/16")
 		d.Refuse(func(m Message) error {
 			if m.Type == unix.NFT_MSG_DELSETELEM && strings.HasSuffix(m.Label, "-cidrs") {
 				return unix.ENOENT
@@ -427,10 +427,10 @@ func TestRefusedWhileKeeping(t *testing.T) {
 	}
 	d = openIn(t, ns, Options{})
 	want, lacking := clone(full), state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.TCP, Port: 80}
-	delete(want.Frontends, lacking)
+	delete(want.Services.Frontends, lacking)
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
 	good := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.67"), Protocol: model.TCP, Port: 80}
-	want.Frontends[bad], want.Frontends[good] = &state.Frontend{Reject: true}, &state.Frontend{Reject: true}
+	want.Services.Frontends[bad], want.Services.Frontends[good] = &state.Frontend{Reject: true}, &state.Frontend{Reject: true}
 	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
 	p, _, err := d.AdoptKeeping(t.Context(), want, nil)
 	if err != nil {
@@ -490,7 +490,7 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 func TestForbidsAfterRefusedStart(t *testing.T) {
 	ns, want := testNS(t), isolated()
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
-	want.Frontends[bad] = &state.Frontend{Reject: true}
+	want.Services.Frontends[bad] = &state.Frontend{Reject: true}
 	d := openIn(t, ns, Options{Policy: true})
 	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
 	adopt(t, d, want)

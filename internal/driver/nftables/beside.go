@@ -50,8 +50,8 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep bool) er
 // takeOver makes the driver that of the table that another one built in the place of its own.
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	if d.state != nil {
-		for k, before := range d.state.Frontends {
-			if n.state.Frontends[k] == nil {
+		for k, before := range d.state.Services.Frontends {
+			if n.state.Services.Frontends[k] == nil {
 				d.cleaner.Cut(cuts(k, before, nil))
 			}
 		}

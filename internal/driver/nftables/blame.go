@@ -112,7 +112,7 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 	held := &d.aside.held
 	switch key := u.key.(type) {
 	case state.FrontendKey:
-		f := held.Frontends[key]
+		f := held.Services.Frontends[key]
 		return one("Service", f.Service, "what is made of it for "+key.String(), model.InForceRest)
 	case state.ProgramID:
 		return d.explainProgram(key, held.Policy.Programs[key], b)
@@ -186,7 +186,7 @@ func (d *Driver) judgedBy(id state.ProgramID) string {
 
 // serviceAt is a service that has the address.
 func (d *Driver) serviceAt(a netip.Addr) (name model.Name) {
-	for _, all := range []map[state.FrontendKey]*state.Frontend{d.state.Frontends, d.aside.held.Frontends} {
+	for _, all := range []map[state.FrontendKey]*state.Frontend{d.state.Services.Frontends, d.aside.held.Services.Frontends} {
 		for k, f := range all {
 			if k.Addr == a && (name == model.Name{} || f.Service.Compare(name) < 0) {
 				name = f.Service

@@ -54,7 +54,7 @@ func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
 
 // asked is the frontend that a connection was opened to; nil: none.
 func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
-	return s.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
+	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
 // wanted reports whether a connection goes where the state sends it, as one that was opened after its endpoint came back.

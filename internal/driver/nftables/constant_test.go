@@ -20,9 +20,9 @@ import (
 // a frontend can ask for.
 func everyKind(n int) *state.State {
 	s := state.New()
-	s.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
-	s.Settings.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/108")}
-	s.Settings.LocalCIDRs = s.Settings.ClusterCIDRs
+	s.Services.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
+	s.Services.Settings.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/108")}
+	s.Services.Settings.LocalCIDRs = s.Services.Settings.ClusterCIDRs
 	for i := range n {
 		hi, lo := byte(i>>8), byte(i)
 		addFrontend(s, i, netip.AddrFrom4([4]byte{10, 96, hi, lo}), netip.AddrFrom4([4]byte{10, 244, hi, lo}))
@@ -46,9 +46,9 @@ func addFrontend(s *state.State, i int, vip, backend netip.Addr) {
 		f.LocalOnly, f.Local = f.External(), f.Backends
 	}
 	proto := []model.Protocol{model.TCP, model.UDP, model.SCTP}[i%3]
-	s.Frontends[state.FrontendKey{Addr: vip, Protocol: proto, Port: 80}] = f
-	s.ClusterIPs[vip] = struct{}{}
-	s.Hairpins[backend] = struct{}{}
+	s.Services.Frontends[state.FrontendKey{Addr: vip, Protocol: proto, Port: 80}] = f
+	s.Services.ClusterIPs[vip] = struct{}{}
+	s.Services.Hairpins[backend] = struct{}{}
 }
 
 // testNS makes a network namespace that ends with the test.

@@ -212,16 +212,16 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 // planUpdate plans a change, as one transaction or what stands for one.
 func (d *Driver) planUpdate(delta state.Delta) *plan {
 	c := d.newChange()
-	if delta.Settings != nil {
+	if delta.Services.Settings != nil {
 		c.rewrite(
-			func(yield func(*element)) { d.prog.settingsElements(d.state.Settings, yield) },
-			func(yield func(*element)) { d.prog.settingsElements(*delta.Settings, yield) })
+			func(yield func(*element)) { d.prog.settingsElements(d.state.Services.Settings, yield) },
+			func(yield func(*element)) { d.prog.settingsElements(*delta.Services.Settings, yield) })
 	}
-	changeMembers(c, d.state.ClusterIPs, delta.ClusterIPs, d.prog.clusterIPElement)
-	changeMembers(c, d.state.OtherIPs, delta.OtherIPs, d.prog.otherIPElement)
-	changeMembers(c, d.state.Hairpins, delta.Hairpins, d.prog.hairpinElement)
-	for k, f := range delta.Frontends {
-		c.frontend(k, d.state.Frontends[k], f)
+	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.clusterIPElement)
+	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.otherIPElement)
+	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.hairpinElement)
+	for k, f := range delta.Services.Frontends {
+		c.frontend(k, d.state.Services.Frontends[k], f)
 	}
 	var suspects suspects
 	if d.prog.policy != nil && delta.Policy.Len() > 0 {

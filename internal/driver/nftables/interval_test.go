@@ -16,7 +16,7 @@ import (
 // cidrSettings are settings whose every list holds the prefixes, and the policy's list too.
 func cidrState(cidrs []netip.Prefix) *state.State {
 	s := isolated()
-	s.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs}
+	s.Services.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs}
 	s.Policy.PodCIDRs = cidrs
 	return s
 }
@@ -88,7 +88,7 @@ func TestIntervalsGiveWay(t *testing.T) {
 		adopt(t, d, have)
 		for _, i := range order {
 			want := cidrState(lists[i])
-			update(t, d, state.Delta{Settings: &want.Settings, Policy: policyDelta(have.Policy, want.Policy)})
+			update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &want.Services.Settings}, Policy: policyDelta(have.Policy, want.Policy)})
 			whole(t, d, want)
 			have = want
 		}
@@ -134,9 +134,9 @@ func TestIntervalsThatAreTheSameStay(t *testing.T) {
 	d := openIn(t, testNS(t), Options{Policy: true})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
-	settings := s.Settings
+	settings := s.Services.Settings
 	settings.LocalCIDRs = nil
-	text := update(t, d, state.Delta{Settings: &settings})
+	text := update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &settings}})
 	if want := "empty set ip-own-cidrs\nempty set ip6-own-cidrs\n"; text != want {
 		t.Errorf("plans\n%swant\n%s", text, want)
 	}
@@ -152,7 +152,7 @@ func TestPodCIDRsChangeWithChains(t *testing.T) {
 		id := state.ProgramID(fmt.Sprint("p", i))
 		want.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny}}}
 		want.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "p"}, Device: 6, Ingress: id}
-		update(t, d, state.Delta{Settings: &want.Settings, Policy: policyDelta(have.Policy, want.Policy)})
+		update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &want.Services.Settings}, Policy: policyDelta(have.Policy, want.Policy)})
 		have = want
 	}
 }

@@ -93,10 +93,10 @@ func (a *adoption) stays(e *element) bool {
 	if !ok {
 		return true // an address
 	}
-	if _, named := a.want.Frontends[k]; named || a.d.state == nil {
+	if _, named := a.want.Services.Frontends[k]; named || a.d.state == nil {
 		return !named
 	}
-	_, was := a.d.state.Frontends[k]
+	_, was := a.d.state.Services.Frontends[k]
 	return !was // what was named since this driver began was seen to go
 }
 

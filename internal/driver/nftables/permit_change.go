@@ -109,24 +109,3 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		c.deny(before.Denied, *d.Denied)
 	}
 }
-
-// clonePolicy copies what Apply changes.
-func clonePolicy(p *state.Policy) *state.Policy {
-	if p == nil {
-		return nil
-	}
-	c := *p
-	c.Programs, c.Workloads, c.Hosts = maps.Clone(p.Programs), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
-	c.PortSets, c.Lists = maps.Clone(p.PortSets), maps.Clone(p.Lists)
-	c.PodDevices, c.HostDevices = maps.Clone(p.PodDevices), maps.Clone(p.HostDevices)
-	c.Groups, c.NamedPorts = cloneMembers(p.Groups), cloneMembers(p.NamedPorts)
-	return &c
-}
-
-func cloneMembers[M comparable](groups map[state.SetID]map[M]struct{}) map[state.SetID]map[M]struct{} {
-	c := make(map[state.SetID]map[M]struct{}, len(groups))
-	for id, members := range groups {
-		c[id] = maps.Clone(members)
-	}
-	return c
-}

@@ -22,7 +22,7 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 	seen := map[elementKey]bool{} // the kernel refuses a key that comes twice with other data
 	for _, r := range list {
 		for _, k := range byBackend[protocolBackend{r.Protocol, r.Backend}] {
-			f := a.want.Frontends[k]
+			f := a.want.Services.Frontends[k]
 			if r.Service != (model.Name{}) && (r.Service != f.Service || r.Port != f.Port) || r.Client.Is4() != k.Addr.Is4() {
 				continue
 			}
@@ -52,7 +52,7 @@ type protocolBackend struct {
 // affineFrontends are the frontends with session affinity, by their backends.
 func (a *adoption) affineFrontends() map[protocolBackend][]state.FrontendKey {
 	by := map[protocolBackend][]state.FrontendKey{}
-	for k, f := range a.want.Frontends {
+	for k, f := range a.want.Services.Frontends {
 		if affinity(f) == 0 {
 			continue
 		}

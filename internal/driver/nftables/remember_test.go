@@ -22,7 +22,7 @@ func TestRememberOthers(t *testing.T) {
 	s := state.New()
 	backends := []netip.AddrPort{one, two}
 	for port, sticky := range map[uint16]time.Duration{80: 3 * time.Hour, 81: 0} {
-		s.Frontends[state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: port}] = &state.Frontend{
+		s.Services.Frontends[state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: port}] = &state.Frontend{
 			Service: service, Port: "http", Backends: backends, Alive: backends, Serving: backends, Affinity: sticky}
 	}
 	asked := 0
@@ -74,8 +74,8 @@ func TestFrontendsOfAnother(t *testing.T) {
 	served := state.FrontendKey{Addr: netip.MustParseAddr("fd00::1"), Protocol: model.UDP, Port: 53}
 	refused := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
 	s := state.New()
-	s.Frontends[served] = &state.Frontend{Backends: to, Alive: to, Serving: to}
-	s.Frontends[refused] = &state.Frontend{Reject: true}
+	s.Services.Frontends[served] = &state.Frontend{Backends: to, Alive: to, Serving: to}
+	s.Services.Frontends[refused] = &state.Frontend{Reject: true}
 	plan, err := d.Adopt(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)

@@ -84,11 +84,11 @@ func TestSourcesChange(t *testing.T) {
 	adopt(t, d, s)
 	k := vip("10.96.0.5")
 	for _, ranges := range [][]netip.Prefix{prefixes("192.0.2.0/23"), prefixes("192.0.2.0/24", "198.51.100.0/25"), prefixes("198.51.100.0/24"), nil, prefixes("10.0.0.0/9", "10.128.0.0/9")} {
-		f := *s.Frontends[k]
+		f := *s.Services.Frontends[k]
 		f.SourceRanges = ranges
-		text := update(t, d, state.Delta{Frontends: map[state.FrontendKey]*state.Frontend{k: &f}})
+		text := update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: &f}}})
 		s = clone(s)
-		s.Frontends[k] = &f
+		s.Services.Frontends[k] = &f
 		d.doubt = true // have it read everything
 		if n, rest := adopt(t, d, s); n != 0 {
 			t.Errorf("ranges %v: planned\n%sbut the kernel differs:\n%s", ranges, text, rest)

@@ -61,12 +61,12 @@ type fieldOf interface {
 }
 
 var fields = [unitKinds]fieldOf{
-	settingsUnit:  valueField[state.Settings]{func(d *state.Delta) **state.Settings { return &d.Settings }, func(s *state.State) *state.Settings { return &s.Settings }},
-	clusterIPUnit: memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.ClusterIPs }},
-	otherIPUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.OtherIPs }},
-	hairpinUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Hairpins }},
-	frontendUnit: mapField[state.FrontendKey, state.Frontend]{func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Frontends },
-		func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Frontends }},
+	settingsUnit:  valueField[state.Settings]{func(d *state.Delta) **state.Settings { return &d.Services.Settings }, func(s *state.State) *state.Settings { return &s.Services.Settings }},
+	clusterIPUnit: memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.ClusterIPs }},
+	otherIPUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.OtherIPs }},
+	hairpinUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.Hairpins }},
+	frontendUnit: mapField[state.FrontendKey, state.Frontend]{func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Services.Frontends },
+		func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Services.Frontends }},
 	podDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.PodDevices },
 		func(s *state.State) map[int]struct{} { return policyOf(s).PodDevices }},
 	hostDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.HostDevices },

@@ -16,17 +16,17 @@ const nftCommentMax = 127
 
 // eachElement yields all elements of the state.
 func (p *program) eachElement(s *state.State, yield func(*element)) {
-	p.settingsElements(s.Settings, yield)
-	for a := range s.ClusterIPs {
+	p.settingsElements(s.Services.Settings, yield)
+	for a := range s.Services.ClusterIPs {
 		p.clusterIPElement(a, yield)
 	}
-	for a := range s.OtherIPs {
+	for a := range s.Services.OtherIPs {
 		p.otherIPElement(a, yield)
 	}
-	for a := range s.Hairpins {
+	for a := range s.Services.Hairpins {
 		p.hairpinElement(a, yield)
 	}
-	for k, f := range s.Frontends {
+	for k, f := range s.Services.Frontends {
 		p.frontendElements(k, f, yield)
 		for _, c := range f.SourceRanges {
 			p.sourceElements(k, c, yield)
@@ -237,7 +237,7 @@ func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, 
 
 // eachRuling yields the chains, beside the program's own, that the state leads to.
 func (p *program) eachRuling(s *state.State, yield useChain) {
-	for k, f := range s.Frontends {
+	for k, f := range s.Services.Frontends {
 		p.learnRuling(k, f, yield)
 	}
 	if p.policy != nil {

@@ -88,8 +88,8 @@ func TestFrontendElements(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := state.New()
-			s.Settings.MasqueradeAll = true
-			s.Frontends[vip] = &tt.frontend
+			s.Services.Settings.MasqueradeAll = true
+			s.Services.Frontends[vip] = &tt.frontend
 			got := printed(func(yield func(*element)) { p.eachElement(s, yield) })
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
@@ -132,14 +132,14 @@ func TestElementRoundTrip(t *testing.T) {
 		if !a.Is4() {
 			backend, source = "[fd00::1]:80", "fd00:2::/64"
 		}
-		s.Frontends[state.FrontendKey{Addr: a, Protocol: model.UDP, Port: 53}] = &state.Frontend{
+		s.Services.Frontends[state.FrontendKey{Addr: a, Protocol: model.UDP, Port: 53}] = &state.Frontend{
 			Kind: state.LoadBalancer, Backends: addrPorts(backend), Local: addrPorts(backend), LocalOnly: true,
 			SourceRanges: prefixes(source), Affinity: time.Minute, Port: "dns", Service: model.Name{Namespace: "n", Name: "s"},
 		}
-		s.ClusterIPs[a] = struct{}{}
-		s.Hairpins[a] = struct{}{}
+		s.Services.ClusterIPs[a] = struct{}{}
+		s.Services.Hairpins[a] = struct{}{}
 	}
-	s.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
+	s.Services.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
 	p.eachElement(s, func(e *element) {
 		var a attrs
 		e.write(&a, false)
