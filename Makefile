@@ -10,7 +10,7 @@ comma := ,
 export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION)
 
 # Manifests for `make run`, folders and files, parted by commas; without it, examples/shop and, if it is
 # in the folder BOUTIQUE, Online Boutique.
@@ -37,9 +37,9 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t h; do printf '  make %-10s %s\n' "$$t" "$$h"; done
 
 .PHONY: build
-build: ## Build bin/sluice, one static binary
+build: ## Build bin/sluice and bin/sluice-lab, static binaries
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-lab
 
 .PHONY: run
 run: build ## Start a lab cluster, send traffic through an application's services, show what went where and who may reach what (APP=folder or files)
@@ -62,7 +62,7 @@ endif
 .PHONY: test
 test: ## Run all tests that one machine can run, kernel tests in network namespaces included
 	@hack/need "the tests" $(TEST_TOOLS)
-	go run ./cmd/sluice lab build
+	go run ./cmd/sluice-lab lab build
 	go test -count=1 -timeout 20m ./...
 
 .PHONY: test-vm

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
 )
@@ -79,7 +80,7 @@ func TestAddressFlags(t *testing.T) {
 			}
 			delete(got, at)
 		}
-		if code != exitOK || len(got) > 0 {
+		if code != cli.ExitOK || len(got) > 0 {
 			t.Errorf("%q: exits with %d; served too: %v", flags, code, got)
 		}
 		for _, say := range []string{"Service thieves/cluster: clusterIP 192.0.2.1 is an address of node node-a"} {
@@ -93,7 +94,7 @@ func TestAddressFlags(t *testing.T) {
 		{"--allow-node-addresses all", "no CIDR"}, {"--reserved-ports 22", "tcp:22"},
 	} {
 		code, _, stderr := sluice(t, append([]string{"run", "--manifests", dir}, strings.Fields(c.args)...)...)
-		if code != exitUsage || !strings.Contains(stderr, c.say) {
+		if code != cli.ExitUsage || !strings.Contains(stderr, c.say) {
 			t.Errorf("run %s exits with %d: %s", c.args, code, stderr)
 		}
 	}
@@ -115,7 +116,7 @@ spec: {type: NodePort, clusterIP: 10.0.0.14, ports: [{port: 80, nodePort: 10999}
 	}
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, dir, socket, ns.Do, "--healthz-address", "192.0.2.1:10999")
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError && code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError && code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	for _, at := range []string{"192.0.2.1:22", "192.0.2.1:10250"} {
@@ -182,7 +183,7 @@ func TestPreflightNamesAddresses(t *testing.T) {
 	}
 	expect("TCP 192.0.2.1:443 (a/own:https), which is this node's own address", "node port 0.0.0.0:10250 (a/low:https), which is one of the agent's --reserved-ports")
 	startAgent(t, folder(t, map[string]string{"thieves.yaml": thieves}), socket, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError && code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError && code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	expect("thieves/external: externalIP 192.0.2.1 ", "thieves/balanced: load balancer address 192.0.2.2 ", "thieves/nodeport: TCP 192.0.2.1:22 ",

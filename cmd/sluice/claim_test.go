@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -21,7 +22,7 @@ func TestTwoAgents(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	first, second := filepath.Join(t.TempDir(), "1.sock"), filepath.Join(t.TempDir(), "2.sock")
 	stop := startAgent(t, dir, first, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", first); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", first); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 
@@ -32,7 +33,7 @@ func TestTwoAgents(t *testing.T) {
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {
-		if code := execute(t.Context(), []string{"run", "--manifests", dir, "--socket", second}, &out, &out); code == exitOK {
+		if code := execute(t.Context(), []string{"run", "--manifests", dir, "--socket", second}, &out, &out); code == cli.ExitOK {
 			t.Error("a second agent ends as if all were well")
 		}
 		return nil
@@ -53,7 +54,7 @@ func TestTwoAgents(t *testing.T) {
 	stop()
 	stop = <-started
 	defer stop()
-	if code, _, stderr := sluice(t, "sync", "--socket", second); code != exitOK || !backends() {
+	if code, _, stderr := sluice(t, "sync", "--socket", second); code != cli.ExitOK || !backends() {
 		t.Errorf("the second agent has not taken over: %d %s", code, stderr)
 	}
 }

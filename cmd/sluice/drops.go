@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 )
 
 // dropOptions say how long to look, and in which form.
@@ -36,10 +37,10 @@ is said on the standard error. While nobody looks, nothing is logged.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.format != "text" && o.format != "json" {
-				return usageError{fmt.Errorf("-o %s: choose text or json", o.format)}
+				return cli.Usage(fmt.Errorf("-o %s: choose text or json", o.format))
 			}
 			if o.count < 0 || o.span < 0 {
-				return usageError{errors.New("--count and --for must not be negative")}
+				return cli.Usage(errors.New("--count and --for must not be negative"))
 			}
 			return watchDrops(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/netns"
@@ -71,7 +72,7 @@ func TestKernel(t *testing.T) {
 		return code, b.String()
 	}
 
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	if table := nft(t, ns, "list table inet sluice"); !strings.Contains(table, "10.0.0.1") || !strings.Contains(table, "10.1.0.2") {
@@ -92,11 +93,11 @@ func TestKernel(t *testing.T) {
 	}
 
 	stop()
-	if code, out := inside("plan", "--manifests", dir, "--node", "node-a"); code != exitOK || out != "nothing to do\n" {
+	if code, out := inside("plan", "--manifests", dir, "--node", "node-a"); code != cli.ExitOK || out != "nothing to do\n" {
 		t.Errorf("plan after the agent has stopped exits with %d: %s", code, out)
 	}
 	stop = startAgent(t, dir, socket, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	if s := status(); s.LastApply == nil || s.LastApply.Operations != 0 {
@@ -104,7 +105,7 @@ func TestKernel(t *testing.T) {
 	}
 
 	stop()
-	if code, out := inside("cleanup", "--socket", socket); code != exitOK {
+	if code, out := inside("cleanup", "--socket", socket); code != cli.ExitOK {
 		t.Errorf("cleanup exits with %d: %s", code, out)
 	}
 	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
@@ -131,20 +132,20 @@ func TestKernelKeeps(t *testing.T) {
 		}
 	}
 	stop := startAgent(t, dir, socket, ns.Do)
-	sync(exitOK)
+	sync(cli.ExitOK)
 	stop()
 	write(t, dir, "other.yaml", "kind: [")
 	startAgent(t, dir, socket, ns.Do)
-	sync(exitError)
+	sync(cli.ExitError)
 	holds("10.1.0.7", true)
 
 	write(t, dir, "web.yaml", web[:strings.Index(web, "endpoints:")]+"endpoints: []\n")
-	sync(exitError)
+	sync(cli.ExitError)
 	holds("10.1.0.1", false)
 	holds("10.1.0.7", true)
 
 	write(t, dir, "web.yaml", web)
-	sync(exitError)
+	sync(cli.ExitError)
 	holds("10.1.0.1", true)
 	s, err := agent.NewClient(socket).Status(t.Context())
 	if err != nil || s.Kept != 1 || s.Failure != nil || s.Heals != 0 {
@@ -152,6 +153,6 @@ func TestKernelKeeps(t *testing.T) {
 	}
 
 	write(t, dir, "other.yaml", other)
-	sync(exitOK)
+	sync(cli.ExitOK)
 	holds("10.1.0.7", true)
 }

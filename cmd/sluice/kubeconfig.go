@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kube"
 )
@@ -38,12 +39,12 @@ func (f *kubeFlags) recorder(node string, log *slog.Logger) *kube.Recorder {
 }
 
 func (f *kubeFlags) api(policies bool) kube.Config {
-	return kube.Config{Kubeconfig: f.kubeconfig, Policies: policies, UserAgent: "sluice/" + versionString()}
+	return kube.Config{Kubeconfig: f.kubeconfig, Policies: policies, UserAgent: "sluice/" + cli.Version()}
 }
 
 var (
-	errNoObjects   = usageError{errors.New("say with --manifests which folder holds the objects, or with --kubeconfig or --in-cluster which Kubernetes API does")}
-	errManyObjects = usageError{errors.New("--manifests, --kubeconfig and --in-cluster each say where the objects are: leave out all but one")}
+	errNoObjects   = cli.Usage(errors.New("say with --manifests which folder holds the objects, or with --kubeconfig or --in-cluster which Kubernetes API does"))
+	errManyObjects = cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster each say where the objects are: leave out all but one"))
 )
 
 // checkObjects tells what is wrong with where the flags say that the objects are.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 )
 
 // An agent that reads an API programs what that has.
@@ -39,7 +40,7 @@ func TestKubeconfig(t *testing.T) {
 
 	k := useKernel(t)
 	code, stdout, stderr := sluice(t, "plan", "--kubeconfig", config, "--node", "node-a", "--policy=false")
-	if code != exitOK || stdout == "nothing to do\n" || k.len() != 0 {
+	if code != cli.ExitOK || stdout == "nothing to do\n" || k.len() != 0 {
 		t.Errorf("plan exits with %d: %s%s", code, stdout, stderr)
 	}
 	socket := filepath.Join(dir, "s.sock")
@@ -51,12 +52,12 @@ func TestKubeconfig(t *testing.T) {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		if code := <-ended; code != exitOK {
+		if code := <-ended; code != cli.ExitOK {
 			t.Errorf("run exits with %d", code)
 		}
 	})
 	eventually(t, "the agent answers", func() bool { return agent.Alive(socket) })
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK || k.len() != 1 {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK || k.len() != 1 {
 		t.Errorf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, api.URL) {
@@ -69,7 +70,7 @@ func TestWhereObjectsAre(t *testing.T) {
 		{"run", "--manifests", ".", "--kubeconfig", "x"},
 		{"plan", "--in-cluster", "--kubeconfig", "x"},
 	} {
-		if code, _, stderr := sluice(t, args...); code != exitUsage || !strings.Contains(stderr, "leave out all but one") {
+		if code, _, stderr := sluice(t, args...); code != cli.ExitUsage || !strings.Contains(stderr, "leave out all but one") {
 			t.Errorf("%v exits with %d: %s", args, code, stderr)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -30,7 +31,7 @@ func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
 	}
 	loaded, err := o.kubeProxy.Load()
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	settings, err := loaded.Config.Settings()
 	if err != nil {
@@ -38,11 +39,11 @@ func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
 		if o.kubeProxy.File != "" {
 			what = "--config " + o.kubeProxy.File
 		}
-		return nil, usageError{fmt.Errorf("%s: %w", what, err)}
+		return nil, cli.Usage(fmt.Errorf("%s: %w", what, err))
 	}
 	s := &seat{settings, loaded, o.kubeProxy.File}
 	if o.node != "" && s.Node != "" && nodeName(o.node) != s.Node {
-		return nil, usageError{fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node)}
+		return nil, cli.Usage(fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node))
 	}
 	return s, o.follow(s, func(flag string) bool { return cmd.Flags().Changed(flag) })
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
 	"sluice.dev/sluice/internal/logtest"
@@ -197,7 +198,7 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 
 	s.file(t, "config.conf", "another\n")
 	var exit *exec.ExitError
-	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != exitError || !strings.Contains(p.said.String(), "the configuration file has changed") {
+	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != cli.ExitError || !strings.Contains(p.said.String(), "the configuration file has changed") {
 		t.Errorf("a changed file ends the agent with %v", err)
 	} else {
 		p.ended <- err
@@ -239,7 +240,7 @@ func TestSameConfigAsKubeProxy(t *testing.T) {
 		"--logging-format=json --hostname-override=a",
 	} {
 		ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
-		if code, _, stderr := sluice(t, append([]string{"run", "--write-config-to", ours}, strings.Fields(flags)...)...); code != exitOK {
+		if code, _, stderr := sluice(t, append([]string{"run", "--write-config-to", ours}, strings.Fields(flags)...)...); code != cli.ExitOK {
 			t.Errorf("%s: %s", flags, stderr)
 			continue
 		}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/cli"
 )
 
 const proxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -33,7 +35,7 @@ func TestSeatUsage(t *testing.T) {
 		{"nor one of the words primary, all and localhost", []string{"--nodeport-addresses", "somewhere"}},
 	} {
 		code, _, stderr := sluice(t, append([]string{"run"}, tc.args...)...)
-		if code != exitUsage || !strings.Contains(stderr, tc.want) {
+		if code != cli.ExitUsage || !strings.Contains(stderr, tc.want) {
 			t.Errorf("%v exits with %d: %s", tc.args, code, stderr)
 		}
 	}
@@ -41,7 +43,7 @@ func TestSeatUsage(t *testing.T) {
 
 func TestWriteConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.yaml")
-	if code, _, stderr := sluice(t, "run", "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16", "--nodeport-addresses=primary,192.0.2.0/24", "--write-config-to", path); code != exitOK {
+	if code, _, stderr := sluice(t, "run", "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16", "--nodeport-addresses=primary,192.0.2.0/24", "--write-config-to", path); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	text, err := os.ReadFile(path)

@@ -1,57 +1,15 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"iter"
 	"reflect"
 	"strings"
-	"text/tabwriter"
 	"time"
-
-	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
 )
-
-// outputFlag adds -o.
-func outputFlag(cmd *cobra.Command, format *string) {
-	cmd.Flags().StringVarP(format, "output", "o", "table", "table, json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-}
-
-// checkOutput refuses what print could not.
-func checkOutput(format string) error {
-	switch format {
-	case "table", "json", "yaml":
-		return nil
-	}
-	return usageError{fmt.Errorf("-o %s: choose table, json or yaml", format)}
-}
-
-// print writes v as JSON or YAML, or has table write it for people, in columns
-// parted by tabs.
-func print(w io.Writer, format string, v any, table func(io.Writer)) error {
-	if format == "table" {
-		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		table(tw)
-		return tw.Flush()
-	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode output: %w", err)
-	}
-	b = append(b, '\n')
-	if format == "yaml" {
-		if b, err = yaml.JSONToYAML(b); err != nil {
-			return fmt.Errorf("encode output: %w", err)
-		}
-	}
-	_, err = w.Write(b)
-	return err
-}
 
 // printf writes a line or a row for people. Names, paths and messages come from others, so that texts among args are made
 // printable: they can neither steer the terminal nor make lines and columns of their own.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/verdict"
@@ -53,7 +54,7 @@ spec: {podSelector: {}}
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, dir, socket, here)
 	code, _, stderr := sluice(t, "sync", "--socket", socket)
-	if code != exitError {
+	if code != cli.ExitError {
 		t.Errorf("sync exits with %d", code)
 	}
 	clean(t, "sync", stderr, 0)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -25,7 +26,7 @@ says what is wrong with a policy, and what is in force of it in the meantime: it
 selects, or its last good version is in force, or nothing of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			client := agent.NewClient(socket)
@@ -40,11 +41,11 @@ selects, or its last good version is in force, or nothing of it.`,
 			if s.Kept > 0 {
 				_ = printf(cmd.ErrOrStderr(), "warning: %s\n", agent.Contradicts(true, s.Kept, s.Source.Lacking))
 			}
-			return print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
+			return cli.Print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
 		},
 	}
 	socketFlag(cmd, &socket)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	return cmd
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
@@ -63,7 +64,7 @@ func shopAgent(t *testing.T, more ...string) (socket string) {
 	useKernel(t)
 	socket = filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, folder(t, map[string]string{"shop.yaml": shop, "web.yaml": web}), socket, here, more...)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	return socket
@@ -76,26 +77,26 @@ func TestWhy(t *testing.T) {
 		code     int
 		says     string
 	}{
-		{"203.0.113.1", "shop/db:5432", exitDeny, "isolated by NetworkPolicy shop/db"},
-		{"203.0.113.1", "shop/web:80", exitOK, "no policy applies"},
-		{"203.0.113.1", "203.0.113.2:80/udp", exitOK, "allowed"},
-		{"shop/far", "203.0.113.2:80", exitAsk, "not judged here: ask on node node-b"},
-		{"shop/web", "x/a:80/tpc", exitUsage, "no protocol that is known"},
-		{"shop/wep", "shop/db:5432", exitError, "did you mean shop/web"},
-		{"shop/web", "shop/db", exitUsage, "TO:PORT"},
-		{"shop/web", "shop/db:http", exitError, "gives no port a name"},
+		{"203.0.113.1", "shop/db:5432", int(statusDenied), "isolated by NetworkPolicy shop/db"},
+		{"203.0.113.1", "shop/web:80", cli.ExitOK, "no policy applies"},
+		{"203.0.113.1", "203.0.113.2:80/udp", cli.ExitOK, "allowed"},
+		{"shop/far", "203.0.113.2:80", int(statusElsewhere), "not judged here: ask on node node-b"},
+		{"shop/web", "x/a:80/tpc", cli.ExitUsage, "no protocol that is known"},
+		{"shop/wep", "shop/db:5432", cli.ExitError, "did you mean shop/web"},
+		{"shop/web", "shop/db", cli.ExitUsage, "TO:PORT"},
+		{"shop/web", "shop/db:http", cli.ExitError, "gives no port a name"},
 	} {
 		code, stdout, stderr := sluice(t, "why", "--socket", socket, c.from, c.to)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("why %s %s exits with %d and does not say %q:\n%s%s", c.from, c.to, code, c.says, stdout, stderr)
 		}
-		if (code == exitDeny || code == exitAsk) && stderr != "" {
+		if (code == int(statusDenied) || code == int(statusElsewhere)) && stderr != "" {
 			t.Errorf("why %s %s complains of its answer: %s", c.from, c.to, stderr)
 		}
 	}
 	code, stdout, _ := sluice(t, "why", "--socket", socket, "-o", "json", "203.0.113.1", "shop/db:5432")
 	var e agent.Explanation
-	if err := json.Unmarshal([]byte(stdout), &e); code != exitDeny || err != nil || e.Allowed || len(e.Answers) != 1 {
+	if err := json.Unmarshal([]byte(stdout), &e); code != int(statusDenied) || err != nil || e.Allowed || len(e.Answers) != 1 {
 		t.Errorf("why -o json exits with %d: %v\n%s", code, err, stdout)
 	}
 }
@@ -105,7 +106,7 @@ func TestPoliciesTable(t *testing.T) {
 	code, stdout, _ := sluice(t, "policies", "--socket", socket)
 	want := "TIER     ORDER  KIND           NAMESPACE  NAME  PODS  HOSTS  ALLOWED  DENIED  NOTE\n" +
 		"default  1000   NetworkPolicy  shop       db    1     0      -        -       \n"
-	if diff := cmp.Diff(want, stdout); code != exitOK || diff != "" {
+	if diff := cmp.Diff(want, stdout); code != cli.ExitOK || diff != "" {
 		t.Errorf("policies exits with %d (-want +got):\n%s", code, diff)
 	}
 	_, stdout, _ = sluice(t, "status", "--socket", socket)
@@ -139,11 +140,11 @@ func TestPoliciesAtFault(t *testing.T) {
 	dir := folder(t, map[string]string{"good.yaml": policy("good", "80"), "bad.yaml": policy("bad", "99999")})
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, dir, socket, here)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "99999") {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "99999") {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
 	write(t, dir, "good.yaml", policy("good", "77777"))
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "77777") {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "77777") {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
 	_, stdout, _ := sluice(t, "policies", "--socket", socket)
@@ -163,14 +164,14 @@ func TestPoliciesAtFault(t *testing.T) {
 func TestWithoutPolicy(t *testing.T) {
 	socket := shopAgent(t, "--policy=false")
 	for _, command := range []string{"policies", "drops"} {
-		if code, _, stderr := sluice(t, command, "--socket", socket); code != exitError || !strings.Contains(stderr, "--policy=false") {
+		if code, _, stderr := sluice(t, command, "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "--policy=false") {
 			t.Errorf("%s exits with %d: %s", command, code, stderr)
 		}
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "not carried out (--policy=false)") {
 		t.Errorf("status:\n%s", stdout)
 	}
-	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != exitOK || !strings.Contains(stdout, "warning: this agent does not carry out policy") {
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != cli.ExitOK || !strings.Contains(stdout, "warning: this agent does not carry out policy") {
 		t.Errorf("why exits with %d:\n%s", code, stdout)
 	}
 }
@@ -203,15 +204,15 @@ func TestDrops(t *testing.T) {
 	useDrops(t, p)
 	socket := shopAgent(t)
 	code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--count", "1")
-	if code != exitOK || !strings.HasPrefix(stdout, "03:04:05.678 policy         203.0.113.9:40000 -> shop/db:5432 TCP: ") || strings.Count(stdout, "\n") != 1 {
+	if code != cli.ExitOK || !strings.HasPrefix(stdout, "03:04:05.678 policy         203.0.113.9:40000 -> shop/db:5432 TCP: ") || strings.Count(stdout, "\n") != 1 {
 		t.Errorf("drops exits with %d: %s%s", code, stdout, stderr)
 	}
 	code, stdout, _ = sluice(t, "drops", "--socket", socket, "--count", "2", "-o", "json")
 	var d agent.Drop
-	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != exitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != driver.ByPolicy {
+	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != cli.ExitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != driver.ByPolicy {
 		t.Errorf("drops -o json exits with %d: %v: %s", code, err, stdout)
 	}
-	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--for", "10ms"); code != exitOK || !strings.Contains(stderr, "watching") {
+	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--for", "10ms"); code != cli.ExitOK || !strings.Contains(stderr, "watching") {
 		t.Errorf("drops --for exits with %d: %s%s", code, stdout, stderr)
 	}
 }
@@ -251,7 +252,7 @@ func TestPolicyFlags(t *testing.T) {
 		{"--failsafe-outbound icmp:8", "tcp:22"},
 	} {
 		code, _, stderr := sluice(t, append([]string{"run", "--manifests", t.TempDir()}, strings.Fields(c.args)...)...)
-		if code != exitUsage || !strings.Contains(stderr, c.say) {
+		if code != cli.ExitUsage || !strings.Contains(stderr, c.say) {
 			t.Errorf("run %s exits with %d: %s", c.args, code, stderr)
 		}
 	}
@@ -259,7 +260,7 @@ func TestPolicyFlags(t *testing.T) {
 		"why a": "2 arg", "why a b:80 --family 5": "--family", "why a b:0": "out of range", "why a b:80 -o xml": "xml",
 		"drops -o yaml": "choose text or json", "drops --count -1": "--count", "policies -o xml": "xml",
 	} {
-		if code, _, stderr := sluice(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, say) {
+		if code, _, stderr := sluice(t, strings.Fields(args)...); code != cli.ExitUsage || !strings.Contains(stderr, say) {
 			t.Errorf("%s exits with %d: %s", args, code, stderr)
 		}
 	}
@@ -288,21 +289,21 @@ func TestAddressListFlag(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, here,
 		"--address-list", "good="+filepath.Join(dir, "good.txt"), "--deny-list", "good", "--deny-device", "lo")
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "good 2") || !strings.Contains(stdout, "2 in 1 list of networks") {
 		t.Errorf("status does not count the list:\n%s", stdout)
 	}
 	write(t, dir, "good.txt", "\n")
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "good 0") {
 		t.Errorf("status does not count the empty list:\n%s", stdout)
 	}
 	write(t, dir, "good.txt", "198.51.100.0/24\nnonsense\n")
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError || !strings.Contains(stderr, "nonsense") {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "nonsense") {
 		t.Errorf("sync with a broken list exits with %d: %s", code, stderr)
 	}
 }
@@ -319,7 +320,7 @@ func TestKernelDrops(t *testing.T) {
 	t.Cleanup(func() { openDrops = real })
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, folder(t, map[string]string{"shop.yaml": shop}), socket, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -331,10 +332,10 @@ func TestKernelDrops(t *testing.T) {
 	if err := knock(pods[0], "10.1.0.2:5432"); err == nil {
 		t.Error("the policy lets the connection pass")
 	}
-	if code := <-ended; code != exitOK || !strings.Contains(out.String(), "-> shop/db:5432 TCP: shop/db, ingress: isolated by NetworkPolicy shop/db") {
+	if code := <-ended; code != cli.ExitOK || !strings.Contains(out.String(), "-> shop/db:5432 TCP: shop/db, ingress: isolated by NetworkPolicy shop/db") {
 		t.Errorf("drops exits with %d: %s%s", code, &out, &notes)
 	}
-	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != exitDeny || !strings.Contains(stdout, "isolated by NetworkPolicy shop/db") {
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != int(statusDenied) || !strings.Contains(stdout, "isolated by NetworkPolicy shop/db") {
 		t.Errorf("why exits with %d: %s", code, stdout)
 	}
 	if err := knock(pods[1], "10.1.0.1:80"); err == nil || !strings.Contains(err.Error(), "refused") {
@@ -354,19 +355,19 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	dir := folder(t, map[string]string{"pods.yaml": shop[:at], "policy.yaml": shop[at:]})
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	stop := startAgent(t, dir, socket, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitOK {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 		t.Fatal(stderr)
 	}
 	stop()
 	write(t, dir, "policy.yaml", "kind: [")
 	startAgent(t, dir, socket, ns.Do)
-	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != exitError {
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
 	if err := knock(pods[0], "10.1.0.2:5432"); err == nil || strings.Contains(err.Error(), "refused") {
 		t.Errorf("the policy that was kept lets the connection pass: %v", err)
 	}
-	for command, want := range map[string]int{"why shop/web shop/db:5432": exitOK, "policies": exitOK, "status": exitOK} {
+	for command, want := range map[string]int{"why shop/web shop/db:5432": cli.ExitOK, "policies": cli.ExitOK, "status": cli.ExitOK} {
 		code, stdout, stderr := sluice(t, append(strings.Fields(command), "--socket", socket)...)
 		if out := stdout + stderr; code != want || !strings.Contains(out, "policies did not change since the start are still judged by what ") || !strings.Contains(out, "policy.yaml: ") {
 			t.Errorf("%s exits with %d and does not warn of what is kept, and why:\n%s", command, code, out)

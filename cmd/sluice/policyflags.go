@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
@@ -46,17 +47,17 @@ func (f *policyFlags) register(cmd *cobra.Command) {
 func (f *policyFlags) configure(c *compile.Config) error {
 	if !f.policy {
 		if len(f.denyLists) > 0 {
-			return usageError{errors.New("--deny-list does nothing with --policy=false: leave out one of them")}
+			return cli.Usage(errors.New("--deny-list does nothing with --policy=false: leave out one of them"))
 		}
 		return nil
 	}
 	for _, name := range f.denyLists {
 		if !slices.ContainsFunc(f.lists, func(l list.File) bool { return l.Name == name }) {
-			return usageError{fmt.Errorf("--deny-list %s: say with --address-list %s=FILE which file it is", name, name)}
+			return cli.Usage(fmt.Errorf("--deny-list %s: say with --address-list %s=FILE which file it is", name, name))
 		}
 	}
 	if len(f.denyDevices) > 0 && len(f.denyLists) == 0 {
-		return usageError{errors.New("--deny-device needs a --deny-list")}
+		return cli.Usage(errors.New("--deny-device needs a --deny-list"))
 	}
 	c.Policy, c.DenyLists, c.DenyDevices = true, f.denyLists, f.denyDevices
 	c.PodTunnels = f.tunnels

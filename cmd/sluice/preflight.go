@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/takeover"
@@ -30,14 +31,14 @@ traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-rou
 ports, addresses of services that are a node's, and memory limits. Exits with 1 if a check fails; warnings do not count.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
 				Driver:  func(ctx context.Context) error { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			results := preflight.Check(facts)
-			err := print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
+			err := cli.Print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
 			if err == nil && preflight.Failed(results) {
 				err = errNotReady
 			}
@@ -45,7 +46,7 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 		},
 	}
 	socketFlag(cmd, &socket)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	cmd.Flags().BoolVar(&policy, "policy", true, "the agent is to carry out network policy, too")
 	cmd.Flags().Var(&cidrs, "service-cidr", "the services' addresses, one or two CIDRs (default: the address families that the node uses)")
 	return cmd

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
 )
@@ -38,7 +39,7 @@ func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 
 func TestPreflightTable(t *testing.T) {
 	status, out, errs := preflightIn(t, "--service-cidr", "10.96.0.0/12,fd00::/108")
-	if status != exitError || !strings.Contains(errs, "cannot carry services and policy yet") {
+	if status != cli.ExitError || !strings.Contains(errs, "cannot carry services and policy yet") {
 		t.Errorf("status %d, %q", status, errs)
 	}
 	words := strings.Join(strings.Fields(out), " ")
@@ -55,13 +56,13 @@ func TestPreflightJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &results); err != nil {
 		t.Fatal(err)
 	}
-	if status != exitError || !preflight.Failed(results) {
+	if status != cli.ExitError || !preflight.Failed(results) {
 		t.Errorf("status %d of %+v", status, results)
 	}
 }
 
 func TestPreflightRefusesUnknownFormats(t *testing.T) {
-	if status, _, errs := preflightIn(t, "-o", "xml"); status != exitUsage || !strings.Contains(errs, "choose table, json or yaml") {
+	if status, _, errs := preflightIn(t, "-o", "xml"); status != cli.ExitUsage || !strings.Contains(errs, "choose table, json or yaml") {
 		t.Errorf("status %d, %q", status, errs)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
@@ -78,10 +79,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	if o.events && !o.kubeFlags.named() {
-		return usageError{errors.New("--events tells a Kubernetes API: name one with --kubeconfig or --in-cluster")}
+		return cli.Usage(errors.New("--events tells a Kubernetes API: name one with --kubeconfig or --in-cluster"))
 	}
 	if o.auditInterval <= 0 {
-		return usageError{errors.New("--audit-interval must be longer than 0")}
+		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
 	}
 	config, err := o.config()
 	if err != nil {
@@ -103,7 +104,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	defer func() { _ = d.Close() }()
 	objects := store.New()
 	c := agent.Config{
-		Node: config.Node, Version: versionString(),
+		Node: config.Node, Version: cli.Version(),
 		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d, Claim: claim,
 		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
 		AuditInterval: o.auditInterval, Obstacles: preflight.Obstacles, Log: log,
@@ -199,5 +200,5 @@ func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, erro
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, options)), nil
 	}
-	return nil, usageError{fmt.Errorf("--log-format %s: choose text or json", format)}
+	return nil, cli.Usage(fmt.Errorf("--log-format %s: choose text or json", format))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 )
 
@@ -20,18 +21,18 @@ func newServicesCommand() *cobra.Command {
 		Short: "List the services as this node has them",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			views, err := agent.NewClient(socket).Services(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return print(cmd.OutOrStdout(), format, views, func(w io.Writer) { servicesTable(w, views) })
+			return cli.Print(cmd.OutOrStdout(), format, views, func(w io.Writer) { servicesTable(w, views) })
 		},
 	}
 	socketFlag(cmd, &socket)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	return cmd
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 )
 
 func newStatusCommand() *cobra.Command {
@@ -20,18 +21,18 @@ func newStatusCommand() *cobra.Command {
 		Short: "Show how the agent is doing",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			s, err := agent.NewClient(socket).Status(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return print(cmd.OutOrStdout(), format, s, func(w io.Writer) { statusTable(w, s) })
+			return cli.Print(cmd.OutOrStdout(), format, s, func(w io.Writer) { statusTable(w, s) })
 		},
 	}
 	socketFlag(cmd, &socket)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	return cmd
 }
 

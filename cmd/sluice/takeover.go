@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/sysctl"
@@ -41,7 +42,7 @@ was. The exit status is 0 only if everything is done.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if (from == kubeProxy) == (to == kubeProxy) || from+to != kubeProxy {
-				return usageError{errors.New("say --from kube-proxy, or --to kube-proxy")}
+				return cli.Usage(errors.New("say --from kube-proxy, or --to kube-proxy"))
 			}
 			return runTakeover(cmd, o, from == kubeProxy)
 		},

@@ -1,20 +1,20 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 )
 
-// What ends `sluice why` where the answer, which has been printed already, is not yes.
-var (
-	errDenied    = errors.New("denied")
-	errElsewhere = errors.New("not judged here")
+// How `sluice why` ends where the answer, which has been printed by then, is not yes.
+const (
+	statusDenied    = cli.Status(3)
+	statusElsewhere = cli.Status(4)
 )
 
 func newWhyCommand() *cobra.Command {
@@ -48,35 +48,35 @@ node, and 1 or 2 if there is no answer.`,
   sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			if family != 0 && family != 4 && family != 6 {
-				return usageError{fmt.Errorf("--family %d: choose 4 or 6", family)}
+				return cli.Usage(fmt.Errorf("--family %d: choose 4 or 6", family))
 			}
 			q, err := agent.ParseQuestion(args[0], args[1])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			q.Family = family
 			e, err := agent.NewClient(socket).Explain(cmd.Context(), q)
 			if err != nil {
 				return err
 			}
-			if err := print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
+			if err := cli.Print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
 				return err
 			}
 			switch {
 			case e.Denied():
-				return errDenied
+				return statusDenied
 			case len(e.Elsewhere) > 0:
-				return errElsewhere
+				return statusElsewhere
 			}
 			return nil
 		},
 	}
 	socketFlag(cmd, &socket)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: this address family alone (default: each that both ends have)")
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -149,6 +150,8 @@ var rules = []rule{
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
 	{"internal", []string{"cmd"},
 		"cmd/sluice wires the parts; no part knows of it"},
+	{"internal", []string{"internal/cli"},
+		"cli is of the command lines; no part knows of it"},
 }
 
 // exempt packages run a driver, or the whole, on objects as users write them: they
@@ -230,6 +233,25 @@ func TestNobodyDependsOnTheExempt(t *testing.T) {
 				if below(strings.TrimPrefix(name, module), e) {
 					t.Errorf("%s (%v) imports %s: it is there to show and test the product, which has to work without", p.path, files, name)
 				}
+			}
+		}
+	}
+}
+
+// What is installed on a node is the product alone: the lab and the bench are in sluice-lab.
+func TestSluiceLinksTheProductAlone(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/sluice")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	linked := strings.Fields(string(out))
+	if err != nil || !slices.Contains(linked, module+"cmd/sluice") {
+		t.Fatalf("go list: %v: %s", err, out)
+	}
+	for _, name := range linked {
+		name = strings.TrimPrefix(name, module)
+		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing"}, apart...) {
+			if below(name, never) {
+				t.Errorf("cmd/sluice links %s: it is there to show and test the product, which has to work without", name)
 			}
 		}
 	}

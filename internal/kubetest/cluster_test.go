@@ -55,18 +55,18 @@ func (c *labCluster) logs() string {
 	return text.String()
 }
 
-// program builds the sluice binary for a test's lab.
-func program(t *testing.T) string {
+// programs builds sluice and sluice-lab for a test's lab, and returns the folder that they are in.
+func programs(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("build sluice: %v\n%s", err, out)
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-lab").CombinedOutput(); err != nil {
+		t.Fatalf("build sluice and sluice-lab: %v\n%s", err, out)
 	}
-	return path
+	return dir
 }
 
-// start brings up a lab with a dataplane, which ends with the test.
-func start(t *testing.T, exe string, d Dataplane) *labCluster {
+// start brings up a lab with a dataplane, of the programs in a folder, which ends with the test.
+func start(t *testing.T, programs string, d Dataplane) *labCluster {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
@@ -75,11 +75,11 @@ func start(t *testing.T, exe string, d Dataplane) *labCluster {
 	k := &lab.Kubernetes{Bin: bin}
 	cfg := lab.Config{
 		Name: fmt.Sprintf("kubetest%d", os.Getpid()), Nodes: len(nodes), Objects: &plan.Objects{}, Kubernetes: k,
-		Executable: exe, Transient: true,
+		Executable: filepath.Join(programs, "sluice-lab"), Sluice: filepath.Join(programs, "sluice"), Transient: true,
 	}
 	switch d {
 	case Sluice:
-		cfg.Agent = sluiceAgent(exe)
+		cfg.Agent = sluiceAgent()
 	case NFTables:
 		k.Proxy = "nftables"
 	case IPTables:
@@ -102,11 +102,11 @@ func start(t *testing.T, exe string, d Dataplane) *labCluster {
 }
 
 // sluiceAgent runs Sluice as users do, policy and all.
-func sluiceAgent(exe string) *lab.Agent {
+func sluiceAgent() *lab.Agent {
 	return &lab.Agent{
 		Command: func(c lab.AgentConfig) []string {
 			return []string{
-				exe, "run", "--node", c.Node, "--socket", c.Socket, "--kubeconfig", c.Kubeconfig,
+				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket, "--kubeconfig", c.Kubeconfig,
 				"--cluster-cidr", join(c.ClusterCIDRs), "--service-cidr", join(c.ServiceCIDRs),
 			}
 		},

@@ -32,11 +32,11 @@ func TestConformance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
-	exe := program(t)
+	built := programs(t)
 	results := Results{}
 	for _, d := range chosenDataplanes() {
 		t.Run(string(d), func(t *testing.T) {
-			c := start(t, exe, d)
+			c := start(t, built, d)
 			err := Run(t.Context(), c, d, chosenCases(), width, func(r Result) {
 				results[d] = append(results[d], r)
 				t.Run(r.Case.Name, func(t *testing.T) {

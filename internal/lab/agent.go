@@ -28,6 +28,7 @@ type Agent struct {
 
 // AgentConfig is what an agent has to know.
 type AgentConfig struct {
+	Sluice       string // the lab's own, see Config
 	Node         string
 	Manifests    string // the folder of objects, or "" if Kubeconfig is what to follow
 	Kubeconfig   string // of the cluster's API
@@ -42,7 +43,7 @@ const syncTimeout = time.Minute
 func (l *Lab) socket(node string) string { return l.path(node, "agent.sock") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
-	c := AgentConfig{Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs}
+	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs}
 	if l.Kubernetes == nil {
 		c.Manifests = l.manifests()
 	} else {

@@ -53,9 +53,9 @@ func (l *Lab) find(target string) (place, error) {
 }
 
 // Exec replaces this process by a command that runs at a place of the lab: a node,
-// "outside", or a pod. The command sluice is this program, installed or not. It returns only if that fails.
+// "outside", or a pod. The command sluice is the lab's own, installed or not. It returns only if that fails.
 func (l *Lab) Exec(target string, args []string) error {
-	path, err := lookPath(args[0])
+	path, err := l.lookPath(args[0])
 	if err != nil {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
@@ -67,9 +67,9 @@ func (l *Lab) Exec(target string, args []string) error {
 	})
 }
 
-func lookPath(command string) (string, error) {
-	if command == "sluice" {
-		return os.Executable()
+func (l *Lab) lookPath(command string) (string, error) {
+	if command == "sluice" && l.Sluice != "" {
+		return l.Sluice, nil
 	}
 	return exec.LookPath(command)
 }

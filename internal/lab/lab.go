@@ -35,11 +35,13 @@ type Config struct {
 	Objects *plan.Objects
 	// Kubernetes, if set, has the lab run a real control plane. The objects are left to whoever speaks to its API.
 	Kubernetes *Kubernetes
-	// Executable is the sluice binary, for the pods' servers (`sluice lab serve`).
+	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and what else the lab starts of its own.
 	Executable string
-	Agent      *Agent       // nil: no agents, the nodes are left to something else
-	Progress   func(string) // is told what is done now; may be nil
-	Transient  bool         // the lab counts as dead, and may be replaced, once this process has ended
+	// Sluice is the sluice binary, for agents and commands on the nodes.
+	Sluice    string
+	Agent     *Agent       // nil: no agents, the nodes are left to something else
+	Progress  func(string) // is told what is done now; may be nil
+	Transient bool         // the lab counts as dead, and may be replaced, once this process has ended
 }
 
 // Lab is a lab that is up. Its methods are not safe for concurrent use.
@@ -50,6 +52,8 @@ type Lab struct {
 	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
 
 	Kubernetes *Kubernetes `json:",omitempty"`
+
+	Sluice string // see Config
 
 	Owner *process.Process `json:",omitempty"` // the process that a transient lab belongs to
 
@@ -83,7 +87,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if cfg.Transient {
 		self := process.Self()
 		l.Owner = &self

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"sluice.dev/sluice/examples"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/balancer"
 	"sluice.dev/sluice/internal/lab/control"
@@ -121,14 +122,11 @@ func newLabRestartCommand() *cobra.Command {
 		Short: "Start anew the kubelet and agent (or kube-proxy) of a node, or what has died elsewhere in a lab with a control plane",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if os.Geteuid() != 0 {
-				return errNotRoot
-			}
 			exe, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
-			l, err := lab.Open(name, labAgent(exe))
+			l, err := openLab(name)
 			if err != nil {
 				return err
 			}
@@ -160,7 +158,7 @@ func newLabBalancerCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("read %s: %w", kubeconfig, err)
 			}
-			api.UserAgent = "sluice-lab-balancer/" + versionString()
+			api.UserAgent = "sluice-lab-balancer/" + cli.Version()
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			kube.TakeLogs(log)
 			return balancer.Run(cmd.Context(), api, plan.BalancerCIDRs, l.RouteOutside, log)

@@ -24,15 +24,16 @@ func newBenchCommand() *cobra.Command {
 			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			binary, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the agent's program: %w", err)
+			var err error
+			if o.Binary, err = findSluice(o.Binary); err != nil {
+				return err
 			}
-			o.Experiments, o.Binary, o.Progress = args, binary, cmd.ErrOrStderr()
+			o.Experiments, o.Progress = args, cmd.ErrOrStderr()
 			o.Command = strings.Join(append([]string{"sluice"}, os.Args[1:]...), " ")
 			return bench.Run(cmd.Context(), o)
 		},
 	}
+	sluiceFlag(cmd, &o.Binary)
 	fl := cmd.Flags()
 	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some hour, or small, some fifteen minutes")
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")

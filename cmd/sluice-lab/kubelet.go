@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/kubelet"
 	"sluice.dev/sluice/internal/source/kube"
@@ -28,15 +29,15 @@ func newLabKubeletCommand() *cobra.Command {
 			l := &lab.Lab{Name: name}
 			cfg.NodeNS, cfg.NSPrefix = l.NodeNS(cfg.Node), l.NodeNS("")
 			if cfg.IPs, err = parseAll(ips, netip.ParseAddr); err != nil {
-				return usageError{fmt.Errorf("--node-ip: %w", err)}
+				return cli.Usage(fmt.Errorf("--node-ip: %w", err))
 			}
 			if cfg.PodCIDRs, err = parseAll(podCIDRs, netip.ParsePrefix); err != nil {
-				return usageError{fmt.Errorf("--pod-cidr: %w", err)}
+				return cli.Usage(fmt.Errorf("--pod-cidr: %w", err))
 			}
 			if cfg.API, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 				return fmt.Errorf("read %s: %w", kubeconfig, err)
 			}
-			cfg.API.UserAgent = "sluice-lab-kubelet/" + versionString()
+			cfg.API.UserAgent = "sluice-lab-kubelet/" + cli.Version()
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			kube.TakeLogs(cfg.Log)
 			return kubelet.Run(cmd.Context(), cfg)

@@ -2,33 +2,16 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
 )
-
-// TestMain lets this test program stand in for the sluice binary: a lab starts its agents and servers as
-// os.Executable.
-// TestMain makes the test binary a sluice for those that start one.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
-		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-}
 
 // shopLab brings up a lab with the example shop and agents on a real kernel.
 func shopLab(t *testing.T, name string) *lab.Lab {
@@ -40,7 +23,7 @@ func shopLab(t *testing.T, name string) *lab.Lab {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 3}
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv)}
 	l, err := o.up(t.Context(), &progress, nil)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
@@ -52,7 +35,7 @@ func TestLabDemo(t *testing.T) {
 	needRoot(t)
 	t.Cleanup(func() { _ = lab.Down("testdemo") })
 	var stdout, stderr bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testdemo", "../../examples/shop"}, &stdout, &stderr); got != exitOK {
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testdemo", "../../examples/shop"}, &stdout, &stderr); got != cli.ExitOK {
 		t.Errorf("exit status %d\n%s\n%s", got, stdout.String(), stderr.String())
 	}
 	if !strings.Contains(stdout.String(), "all as they should be") {
@@ -111,21 +94,21 @@ func TestLabCommandLine(t *testing.T) {
 		exit int
 		want string // on either output
 	}{
-		{[]string{"lab", "status", "--name", l.Name}, exitOK, "in sync"},
-		{[]string{"lab", "status", "--name", l.Name, "-o", "json"}, exitOK, `"agent": "in sync"`},
-		{[]string{"lab", "status", "--name", l.Name, "-o", "xml"}, exitUsage, "choose table, json or yaml"},
-		{[]string{"lab", "probe", "--name", l.Name, "cart", "-o", "yaml"}, exitOK, "service: shop/cart"},
-		{[]string{"lab", "probe", "--name", l.Name, "--requests", "0"}, exitUsage, "at least 1"},
-		{[]string{"lab", "probe", "--name", l.Name, "nosuch"}, exitError, "no Service nosuch"},
-		{[]string{"lab", "exec", "--name", l.Name, "nosuch", "true"}, exitError, "no such node, pod or workload"},
-		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, exitError, "not found"},
-		{[]string{"lab", "up", "--name", l.Name}, exitError, "up already"},
-		{[]string{"lab", "up", "--name", "Not-A-Name"}, exitError, "lower-case"},
-		{[]string{"lab", "up", "/nonexistent.yaml"}, exitError, "/nonexistent.yaml"},
-		{[]string{"lab", "probe", "--name", "testnone"}, exitError, "sluice lab up --name testnone"},
-		{[]string{"lab", "down", "--name", l.Name}, exitOK, "is down"},
-		{[]string{"lab", "down", "--name", l.Name}, exitOK, "is down"},
-		{[]string{"lab", "status", "--name", l.Name}, exitError, "there is none"},
+		{[]string{"lab", "status", "--name", l.Name}, cli.ExitOK, "in sync"},
+		{[]string{"lab", "status", "--name", l.Name, "-o", "json"}, cli.ExitOK, `"agent": "in sync"`},
+		{[]string{"lab", "status", "--name", l.Name, "-o", "xml"}, cli.ExitUsage, "choose table, json or yaml"},
+		{[]string{"lab", "probe", "--name", l.Name, "cart", "-o", "yaml"}, cli.ExitOK, "service: shop/cart"},
+		{[]string{"lab", "probe", "--name", l.Name, "--requests", "0"}, cli.ExitUsage, "at least 1"},
+		{[]string{"lab", "probe", "--name", l.Name, "nosuch"}, cli.ExitError, "no Service nosuch"},
+		{[]string{"lab", "exec", "--name", l.Name, "nosuch", "true"}, cli.ExitError, "no such node, pod or workload"},
+		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, cli.ExitError, "not found"},
+		{[]string{"lab", "up", "--name", l.Name}, cli.ExitError, "up already"},
+		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
+		{[]string{"lab", "up", "/nonexistent.yaml"}, cli.ExitError, "/nonexistent.yaml"},
+		{[]string{"lab", "probe", "--name", "testnone"}, cli.ExitError, "sluice lab up --name testnone"},
+		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
+		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
+		{[]string{"lab", "status", "--name", l.Name}, cli.ExitError, "there is none"},
 	} {
 		var out bytes.Buffer
 		if got := execute(t.Context(), tc.args, &out, &out); got != tc.exit || !strings.Contains(out.String(), tc.want) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench"
+	"sluice.dev/sluice/internal/cli"
 )
 
 // TestSoak keeps an agent under churn and faults for a while, on a real API server that is killed and has its history taken, and wants
@@ -53,15 +54,11 @@ func TestBenchBesideKubeProxy(t *testing.T) {
 	}
 }
 
-// measure runs an experiment at its small scale, with this test as the agent's program.
+// measure runs an experiment at its small scale.
 func measure(t *testing.T, o bench.Options) bench.Result {
 	t.Helper()
 	needRoot(t)
-	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Scale, o.Out, o.Progress, o.Binary = bench.Small, t.TempDir(), t.Output(), binary
+	o.Scale, o.Out, o.Progress, o.Binary = bench.Small, t.TempDir(), t.Output(), os.Getenv(cli.SluiceEnv)
 	if err := bench.Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}

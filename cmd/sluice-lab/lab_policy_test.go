@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/probe"
@@ -108,7 +109,7 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 		}
 	})
 	var out bytes.Buffer
-	o := labOptions{name: name, nodes: 3}
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv)}
 	l, err := o.up(t.Context(), &out, []string{app})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
@@ -130,7 +131,7 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	delete(want, "* to quay/gate:80")
 	checkPairs(t, l, 37, want)
 	checkWhy(t, l, want)
-	if got := execute(t.Context(), []string{"lab", "probe", "--name", name, "--requests", "1"}, &out, &out); got != exitOK || !strings.Contains(out.String(), "37 of 132 pairs pass, as the policies say") {
+	if got := execute(t.Context(), []string{"lab", "probe", "--name", name, "--requests", "1"}, &out, &out); got != cli.ExitOK || !strings.Contains(out.String(), "37 of 132 pairs pass, as the policies say") {
 		t.Errorf("exit status %d, and no count of the pairs:\n%s", got, out.String())
 	}
 

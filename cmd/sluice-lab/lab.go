@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/examples"
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
@@ -50,6 +51,7 @@ type labOptions struct {
 	name    string
 	nodes   int
 	noAgent bool
+	sluice  string
 
 	withKubernetes bool
 	kubernetesBin  string
@@ -62,6 +64,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	labNameFlag(cmd, &o.name, name)
 	cmd.Flags().IntVar(&o.nodes, "nodes", 3, "how many nodes")
 	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "leave the nodes without agents, to run something else there")
+	sluiceFlag(cmd, &o.sluice)
 	fl := cmd.Flags()
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and pods as its API says; its programs are built once, which takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` of etcd, kube-apiserver, … and kubectl, instead of building them")
@@ -86,11 +89,11 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	}
 	switch {
 	case o.kubeProxy != "" && !o.withKubernetes:
-		return nil, usageError{errors.New("--kube-proxy goes with --kubernetes: it reads the API")}
+		return nil, cli.Usage(errors.New("--kube-proxy goes with --kubernetes: it reads the API"))
 	case o.kubeProxy != "" && o.noAgent:
-		return nil, usageError{errors.New("--kube-proxy and --no-agent: one of the two")}
+		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent: one of the two"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
-		return nil, usageError{fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy)}
+		return nil, cli.Usage(fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy))
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -108,8 +111,12 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
+	cfg.Sluice, err = findSluice(o.sluice)
 	if !o.noAgent && o.kubeProxy == "" {
-		cfg.Agent = labAgent(exe)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Agent = labAgent()
 	}
 	if !o.withKubernetes {
 		return lab.Up(ctx, cfg)
@@ -125,12 +132,12 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 
 var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make and enter: run this as root")
 
-// openLab opens a lab whose agents are this program.
+// openLab opens a lab whose agents are sluice.
 func openLab(name string) (*lab.Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
 	}
-	return lab.Open(name, labAgent(""))
+	return lab.Open(name, labAgent())
 }
 
 func newLabUpCommand() *cobra.Command {
@@ -188,7 +195,7 @@ func newLabStatusCommand() *cobra.Command {
 		Short: "Show a lab's nodes, agents, pods, services and policies",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(format); err != nil {
+			if err := cli.CheckOutput(format); err != nil {
 				return err
 			}
 			l, err := openLab(name)
@@ -196,7 +203,7 @@ func newLabStatusCommand() *cobra.Command {
 				return err
 			}
 			s := l.Status(cmd.Context())
-			if err := print(cmd.OutOrStdout(), format, s, s.Table); err != nil {
+			if err := cli.Print(cmd.OutOrStdout(), format, s, s.Table); err != nil {
 				return err
 			}
 			if !s.Up {
@@ -209,7 +216,7 @@ func newLabStatusCommand() *cobra.Command {
 		},
 	}
 	labNameFlag(cmd, &name, defaultLab)
-	outputFlag(cmd, &format)
+	cli.OutputFlag(cmd, &format)
 	return cmd
 }
 
@@ -258,22 +265,22 @@ type probeOptions struct {
 
 func (o *probeOptions) register(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&o.requests, "requests", 5, "requests from each source through each address")
-	outputFlag(cmd, &o.format)
+	cli.OutputFlag(cmd, &o.format)
 }
 
 // run probes a lab and prints what went where. What should have worked and did not is an error.
 func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) error {
-	if err := checkOutput(o.format); err != nil {
+	if err := cli.CheckOutput(o.format); err != nil {
 		return err
 	}
 	if o.requests < 1 {
-		return usageError{errors.New("--requests must be at least 1")}
+		return cli.Usage(errors.New("--requests must be at least 1"))
 	}
 	rep, err := l.Probe(cmd.Context(), o.requests, services)
 	if err != nil {
 		return err
 	}
-	if err := print(cmd.OutOrStdout(), o.format, rep, rep.Table); err != nil {
+	if err := cli.Print(cmd.OutOrStdout(), o.format, rep, rep.Table); err != nil {
 		return err
 	}
 	if o.format == "table" {
@@ -356,7 +363,7 @@ fails or on Ctrl-C. The exit status is that of the probe.`,
 			}
 			defer func() { err = errors.Join(err, l.Down()) }()
 			s := l.Status(cmd.Context())
-			if err := print(cmd.OutOrStdout(), "table", s, s.Table); err != nil {
+			if err := cli.Print(cmd.OutOrStdout(), "table", s, s.Table); err != nil {
 				return err
 			}
 			_, _ = fmt.Fprintln(cmd.OutOrStdout())

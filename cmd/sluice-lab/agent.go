@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// labAgent runs this program as the nodes' agent.
-func labAgent(exe string) *lab.Agent {
+// labAgent runs sluice as the nodes' agent.
+func labAgent() *lab.Agent {
 	return &lab.Agent{
 		Socket: agent.DefaultSocket,
 		Command: func(c lab.AgentConfig) []string {
@@ -24,7 +24,7 @@ func labAgent(exe string) *lab.Agent {
 				source = []string{"--kubeconfig", c.Kubeconfig}
 			}
 			return append([]string{
-				exe, "run", "--node", c.Node, "--socket", c.Socket,
+				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket,
 				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
 			}, source...)
 		},

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/echo"
@@ -64,7 +65,7 @@ func TestLabKubernetes(t *testing.T) {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 3, withKubernetes: true}
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
 	l, err := o.up(t.Context(), &progress, []string{file})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
@@ -120,10 +121,10 @@ func TestLabKubernetes(t *testing.T) {
 		exit int
 		want string
 	}{
-		{[]string{"lab", "status", "--name", name}, exitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
-		{[]string{"lab", "up", "--kubernetes", "--name", name}, exitError, "it is up, though agent on node2 has died"},
-		{[]string{"lab", "restart", "--name", name, "node9"}, exitError, "no node"},
-		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, exitOK, ""},
+		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
+		{[]string{"lab", "up", "--kubernetes", "--name", name}, cli.ExitError, "it is up, though agent on node2 has died"},
+		{[]string{"lab", "restart", "--name", name, "node9"}, cli.ExitError, "no node"},
+		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, cli.ExitOK, ""},
 	} {
 		var out bytes.Buffer
 		if code := execute(t.Context(), tc.args, &out, &out); code != tc.exit || !strings.Contains(out.String(), tc.want) {
@@ -142,7 +143,7 @@ func TestLabKubernetes(t *testing.T) {
 		t.Errorf("probe: %v: %+v", err, rep)
 	}
 	var out bytes.Buffer
-	if code := execute(t.Context(), []string{"lab", "status", "--name", name}, &out, &out); code != exitOK || strings.Count(out.String(), "in sync") != 3 {
+	if code := execute(t.Context(), []string{"lab", "status", "--name", name}, &out, &out); code != cli.ExitOK || strings.Count(out.String(), "in sync") != 3 {
 		t.Errorf("status: exit status %d:\n%s", code, out.String())
 	}
 }

@@ -1,0 +1,47 @@
+// Command sluice-lab shows and measures Sluice on one machine: the lab and the bench. `sluice lab` and `sluice bench`
+// run it.
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/cli"
+)
+
+func main() { cli.Main(newRootCommand()) }
+
+// newRootCommand makes the command that goes by the name that this program was started with, which is sluice where
+// that has started it.
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   filepath.Base(os.Args[0]),
+		Short: "Clusters in network namespaces that show what Sluice does, and measurements of it",
+	}
+	root.AddCommand(newLabCommand(), newBenchCommand(), cli.NewVersionCommand())
+	return root
+}
+
+// sluiceFlag adds --sluice. A sluice that starts this program names itself in the environment, to be the one that is used.
+func sluiceFlag(cmd *cobra.Command, program *string) {
+	cmd.Flags().StringVar(program, "sluice", os.Getenv(cli.SluiceEnv), "the `program` sluice; if not given, the one beside this program, or on the PATH")
+}
+
+// findSluice returns the absolute path of the program that --sluice names.
+func findSluice(program string) (string, error) {
+	if program == "" {
+		return cli.Find("sluice")
+	}
+	path, err := exec.LookPath(program)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("--sluice: %w", err)
+	}
+	return path, nil
+}

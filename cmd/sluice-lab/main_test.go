@@ -1,0 +1,94 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/cli"
+)
+
+// TestMain makes the test binary a sluice-lab for the labs that start one, and builds the sluice that the tests use.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(withSluice(m.Run))
+}
+
+// withSluice builds sluice, names it as --sluice of all commands, and runs the tests.
+func withSluice(run func() int) int {
+	dir, err := os.MkdirTemp("", "sluice-lab-test-*")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		path := filepath.Join(dir, "sluice")
+		var out []byte
+		if out, err = exec.Command("go", "build", "-trimpath", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
+			err = fmt.Errorf("build sluice: %w: %s", err, out)
+		} else {
+			err = os.Setenv(cli.SluiceEnv, path)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return run()
+}
+
+// execute runs a command line as sluice hands it on, and returns the exit status.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRootCommand()
+	root.Use = "sluice"
+	return cli.Execute(ctx, root, args, stdout, stderr)
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		say  string
+	}{
+		{[]string{"lab", "frob"}, "frob"},
+		{[]string{"lab", "frob"}, "Run 'sluice lab --help'"},
+		{[]string{"lab", "probe", "--nonsense"}, "Run 'sluice lab probe --help'"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := execute(t.Context(), c.args, &stdout, &stderr)
+		if code != cli.ExitUsage || !strings.Contains(stderr.String(), c.say) || stdout.Len() > 0 {
+			t.Errorf("sluice %s exits with %d: %s%s", strings.Join(c.args, " "), code, stdout.String(), stderr.String())
+		}
+	}
+}
+
+func TestFindSluice(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	file := filepath.Join(dir, "mine")
+	if err := os.WriteFile(file, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	for _, name := range []string{file, "./mine", "mine"} {
+		if got, err := findSluice(name); err != nil || got != file {
+			t.Errorf("--sluice %s is %s, %v, want %s", name, got, err, file)
+		}
+	}
+	for _, name := range []string{"", "none", "./none"} {
+		if got, err := findSluice(name); err == nil || !strings.Contains(err.Error(), "sluice") {
+			t.Errorf("--sluice %q is %s, %v", name, got, err)
+		}
+	}
+}

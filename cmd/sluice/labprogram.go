@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/cli"
+)
+
+func newLabCommand() *cobra.Command {
+	return newLabProgramCommand("lab", "A cluster in network namespaces on this machine: start it, look at it, send traffic through it")
+}
+
+func newBenchCommand() *cobra.Command {
+	return newLabProgramCommand("bench", "Measure what Sluice promises, beside other programs, on this machine")
+}
+
+// newLabProgramCommand makes a command that another program, sluice-lab, carries out, with its help and completion:
+// what only shows and measures Sluice is not to be on every node.
+func newLabProgramCommand(name, short string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:                name,
+		Short:              short,
+		DisableFlagParsing: true, // what follows is for sluice-lab
+		RunE:               func(*cobra.Command, []string) error { return execLabProgram() },
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return cobra.AppendActiveHelp(nil, execLabProgram().Error()), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) { cmd.PrintErrln(execLabProgram()) })
+	return cmd
+}
+
+// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only if that fails.
+func execLabProgram() error {
+	path, err := cli.Find("sluice-lab")
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err == nil {
+		err = os.Setenv(cli.SluiceEnv, self)
+	}
+	if err != nil {
+		return fmt.Errorf("name this program to sluice-lab: %w", err)
+	}
+	return fmt.Errorf("run %s: %w", path, unix.Exec(path, os.Args, os.Environ()))
+}

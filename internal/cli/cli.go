@@ -1,0 +1,105 @@
+// Package cli is what the command lines of sluice and sluice-lab have in common: exit statuses,
+// output formats, the version, and how each finds the other.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Exit statuses of every command.
+const (
+	ExitOK    = 0
+	ExitError = 1
+	ExitUsage = 2
+)
+
+// Status is an error of a command that has said all there is to say: the program ends with that exit
+// status and prints no more.
+type Status int
+
+// Error implements error.
+func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// Usage makes err an error of the command line, found after its syntax was accepted.
+func Usage(err error) error { return usageError{err} }
+
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// Main runs the program's command line and ends the process. SIGINT and SIGTERM end the context of
+// the command, and a second one the process.
+func Main(root *cobra.Command) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(Execute(ctx, root, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// Execute runs a command line and returns the exit status.
+func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SilenceUsage, root.SilenceErrors = true, true
+	started := false
+	markStart(root, &started)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	if status, ok := errors.AsType[Status](err); ok {
+		return int(status)
+	}
+	_, _ = fmt.Fprintf(stderr, "%s: %s\n", root.Name(), model.PrintableLines(err.Error()))
+	if usage := (usageError{}); started && !errors.As(err, &usage) {
+		return ExitError
+	}
+	_, _ = fmt.Fprintf(stderr, "Run '%s --help' for what there is.\n", cmd.CommandPath())
+	return ExitUsage
+}
+
+// markStart notes when a command's own work begins: what fails before is the
+// command line's fault.
+func markStart(cmd *cobra.Command, started *bool) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			*started = true
+			return run(cmd, args)
+		}
+	}
+	for _, c := range cmd.Commands() {
+		markStart(c, started)
+	}
+}
+
+// SluiceEnv is the environment variable in which sluice tells sluice-lab its own path.
+const SluiceEnv = "SLUICE_PROGRAM"
+
+// Find returns the path of another program of Sluice: the one beside this program, or else that on
+// the PATH.
+func Find(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	dir := filepath.Dir(self)
+	if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+		return path, nil
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	return "", fmt.Errorf("the program %s is neither in %s nor on the PATH: `make build`, in Sluice's sources, puts sluice and sluice-lab into bin", name, dir)
+}

@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+func TestVersion(t *testing.T) {
+	version = "v1.2.3"
+	t.Cleanup(func() { version = "" })
+	root := &cobra.Command{Use: "sluice"}
+	root.AddCommand(NewVersionCommand())
+	var out bytes.Buffer
+	if code := Execute(t.Context(), root, []string{"version"}, &out, &out); code != ExitOK || !strings.HasPrefix(out.String(), "sluice v1.2.3 (go") {
+		t.Errorf("version exits with %d: %s", code, out.String())
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		err    error
+		status int
+		says   string
+	}{
+		{nil, nil, ExitOK, ""},
+		{nil, errors.New("no \x1b[2Jkernel"), ExitError, "prog: no \\x1b[2Jkernel\n"},
+		{nil, Usage(errors.New("not both")), ExitUsage, "prog: not both\nRun 'prog do --help' for what there is.\n"},
+		{[]string{"--nonsense"}, nil, ExitUsage, "prog: unknown flag: --nonsense\nRun 'prog do --help' for what there is.\n"},
+		{nil, Status(7), 7, ""},
+	} {
+		root := &cobra.Command{Use: "prog"}
+		root.AddCommand(&cobra.Command{Use: "do", RunE: func(*cobra.Command, []string) error { return c.err }})
+		var out bytes.Buffer
+		if status := Execute(t.Context(), root, append([]string{"do"}, c.args...), &out, &out); status != c.status || out.String() != c.says {
+			t.Errorf("%q, %v: exit status %d, want %d, and says %q, want %q", c.args, c.err, status, c.status, out.String(), c.says)
+		}
+	}
+}
+
+// A program is looked for beside this one first, and then on the PATH.
+func TestFind(t *testing.T) {
+	const name = "sluice-findtest"
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside, path := filepath.Join(filepath.Dir(self), name), t.TempDir()
+	t.Setenv("PATH", path)
+	if _, err := Find(name); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("of a program that is not there it says %v", err)
+	}
+	for _, file := range []string{filepath.Join(path, name), beside} {
+		if err := os.WriteFile(file, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(file) })
+		if got, err := Find(name); err != nil || got != file {
+			t.Errorf("found: %s, %v, want %s", got, err, file)
+		}
+	}
+}

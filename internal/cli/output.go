@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// OutputFlag adds -o.
+func OutputFlag(cmd *cobra.Command, format *string) {
+	cmd.Flags().StringVarP(format, "output", "o", "table", "table, json or yaml")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// CheckOutput refuses what Print could not.
+func CheckOutput(format string) error {
+	switch format {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return Usage(fmt.Errorf("-o %s: choose table, json or yaml", format))
+}
+
+// Print writes v as JSON or YAML, or has table write it for people, in columns
+// parted by tabs.
+func Print(w io.Writer, format string, v any, table func(io.Writer)) error {
+	if format == "table" {
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		table(tw)
+		return tw.Flush()
+	}
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode output: %w", err)
+	}
+	b = append(b, '\n')
+	if format == "yaml" {
+		if b, err = yaml.JSONToYAML(b); err != nil {
+			return fmt.Errorf("encode output: %w", err)
+		}
+	}
+	_, err = w.Write(b)
+	return err
+}
