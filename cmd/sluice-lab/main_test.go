@@ -14,7 +14,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestMain makes the test binary a sluice-lab for the labs that start one, and builds the sluice that the tests use.
+// TestMain makes the test binary a sluice-lab for those that start one, and builds the sluice that
+// the tests use.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))

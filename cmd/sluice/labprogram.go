@@ -18,8 +18,8 @@ func newBenchCommand() *cobra.Command {
 	return newLabProgramCommand("bench", "Measure what Sluice promises, beside other programs, on this machine")
 }
 
-// newLabProgramCommand makes a command that another program, sluice-lab, carries out, with its help and completion:
-// what only shows and measures Sluice is not to be on every node.
+// newLabProgramCommand makes a command that another program, sluice-lab, carries out, with its help
+// and completion: what only shows and measures Sluice has no place on a node.
 func newLabProgramCommand(name, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                name,
@@ -34,7 +34,8 @@ func newLabProgramCommand(name, short string) *cobra.Command {
 	return cmd
 }
 
-// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only if that fails.
+// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only if
+// that fails.
 func execLabProgram() error {
 	path, err := cli.Find("sluice-lab")
 	if err != nil {

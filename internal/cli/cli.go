@@ -25,8 +25,8 @@ const (
 	ExitUsage = 2
 )
 
-// Status is an error of a command that has said all there is to say: the program ends with that exit
-// status and prints no more.
+// Status is the error of a command that has printed all there is to say: the program ends with that
+// exit status and prints no more.
 type Status int
 
 // Error implements error.
