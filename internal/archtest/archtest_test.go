@@ -149,9 +149,7 @@ var rules = []rule{
 	{"internal/agent", kubernetes,
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
 	{"internal", []string{"cmd"},
-		"cmd/sluice wires the parts; no part knows of it"},
-	{"internal", []string{"internal/cli"},
-		"cli is of the command lines; no part knows of it"},
+		"the commands wire the parts; no part knows of them"},
 }
 
 // exempt packages run a driver, or the whole, on objects as users write them: they
