@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -89,6 +90,7 @@ func TestLabFollowsChanges(t *testing.T) {
 
 func TestLabCommandLine(t *testing.T) {
 	l := shopLab(t, "testline")
+	checkExec(t, l)
 	for _, tc := range []struct {
 		args []string
 		exit int
@@ -114,5 +116,19 @@ func TestLabCommandLine(t *testing.T) {
 		if got := execute(t.Context(), tc.args, &out, &out); got != tc.exit || !strings.Contains(out.String(), tc.want) {
 			t.Errorf("%v: exit status %d, want %d and %q in:\n%s", tc.args, got, tc.exit, tc.want, out.String())
 		}
+	}
+}
+
+// checkExec runs sluice on a node: it is the lab's own, installed or not, and asks that node's agent.
+func checkExec(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "lab", "exec", "--name", l.Name, "node2", "--", "sluice", "status")
+	cmd.Env = []string{"PATH=/nonexistent"}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "OK: the kernel has all") || !strings.Contains(string(out), "node2") {
+		t.Errorf("sluice status on node2: %v\n%s", err, out)
 	}
 }
