@@ -10,7 +10,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -40,7 +39,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	if agent.Alive(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 	}
-	d, err := openDriver(nftables.Options{})
+	d, err := openDriver(driver.Options{})
 	if err != nil {
 		return privilege(err)
 	}

@@ -13,7 +13,9 @@ import (
 
 // openDriver opens the driver of the calling thread's network namespace; tests put a
 // fake kernel in its place.
-var openDriver = func(o nftables.Options) (driver.Driver, error) { return nftables.Open(o) }
+var openDriver = func(o driver.Options) (driver.Driver, error) {
+	return nftables.Open(nftables.Options{Options: o})
+}
 
 // privilege says what is missing where the kernel refused for want of privileges.
 func privilege(err error) error {

@@ -33,9 +33,8 @@ func nodeNS(t *testing.T) *netns.NS {
 		}
 	})
 	real := openDriver
-	openDriver = func(o nftables.Options) (driver.Driver, error) {
-		o.Shared = true
-		return nftables.Open(o)
+	openDriver = func(o driver.Options) (driver.Driver, error) {
+		return nftables.Open(nftables.Options{Options: o, Shared: true})
 	}
 	t.Cleanup(func() { openDriver = real })
 	nft(t, ns, "add table inet other")

@@ -19,8 +19,6 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -64,7 +62,7 @@ type kernel struct {
 func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openDriver
-	openDriver = func(nftables.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
+	openDriver = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
 	claim := claimNamespace
 	claimNamespace = func(context.Context, *slog.Logger) (*agent.Claim, error) { return nil, nil }
 	t.Cleanup(func() { openDriver, claimNamespace = real, claim })
@@ -85,45 +83,41 @@ func (k *kernel) breaks(err error) {
 
 type kernelDriver struct{ *kernel }
 
-var (
-	_ driver.Driver = kernelDriver{}
-	_ driver.Keeper = kernelDriver{}
-)
+var _ driver.Driver = kernelDriver{}
+
+func (d kernelDriver) Capabilities() driver.Capabilities {
+	return driver.Capabilities{Name: "fake", Can: driver.All}
+}
+func (d kernelDriver) Held(func(*state.State))                {}
+func (d kernelDriver) SetAside() []driver.SetAside            { return nil }
+func (d kernelDriver) Tampered(context.Context) (bool, error) { return false, nil }
 
 func (d kernelDriver) Probe(context.Context) error { return nil }
 func (d kernelDriver) Close() error                { return nil }
 
-func (d kernelDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, error) {
+func (d kernelDriver) Adopt(_ context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := kernelPlan{d.kernel, map[state.FrontendKey]*state.Frontend{}}
+	p := kernelPlan{d.kernel, map[state.FrontendKey]*state.Frontend{}, 0}
 	for k, f := range want.Services.Frontends {
 		if !f.Equal(d.holds[k]) {
 			p.set[k] = f
 		}
 	}
 	for k := range d.holds {
-		if want.Services.Frontends[k] == nil {
+		switch {
+		case want.Services.Frontends[k] != nil:
+		case keep.Services:
+			p.kept++
+		default:
 			p.set[k] = nil
 		}
 	}
 	return p, nil
 }
 
-func (d kernelDriver) AdoptKeeping(ctx context.Context, want *state.State, _ []model.PolicyKey) (driver.Plan, int, error) {
-	p, err := d.Adopt(ctx, want)
-	kept := 0
-	for k, f := range p.(kernelPlan).set {
-		if f == nil {
-			delete(p.(kernelPlan).set, k)
-			kept++
-		}
-	}
-	return p, kept, err
-}
-
 func (d kernelDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
-	return kernelPlan{d.kernel, maps.Clone(delta.Services.Frontends)}, nil
+	return kernelPlan{d.kernel, maps.Clone(delta.Services.Frontends), 0}, nil
 }
 
 func (d kernelDriver) Purge(context.Context) error {
@@ -138,8 +132,11 @@ func (d kernelDriver) Purge(context.Context) error {
 
 type kernelPlan struct {
 	*kernel
-	set map[state.FrontendKey]*state.Frontend
+	set  map[state.FrontendKey]*state.Frontend
+	kept int
 }
+
+func (p kernelPlan) Kept() driver.Kept { return driver.Kept{Services: p.kept} }
 
 func (p kernelPlan) Len() int { return len(p.set) }
 

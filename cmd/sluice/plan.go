@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -91,11 +92,11 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}
-	plan, kept, err := agent.Adopt(ctx, d, c.State(), len(read.Lacking) > 0, read.LackingPolicies, nil)
+	plan, err := reconcile.Adopt(ctx, d, c.State(), reconcile.Lacking{Any: len(read.Lacking) > 0, Policies: read.LackingPolicies}, nil)
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}
-	if kept > 0 {
+	if kept := plan.Kept().Elements(); kept > 0 {
 		_ = printf(warn, "warning: %s\n", agent.Keeping(kept, read.Lacking))
 	}
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil

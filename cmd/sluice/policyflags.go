@@ -15,7 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/state"
@@ -76,8 +76,8 @@ func (f *policyFlags) configure(c *compile.Config) error {
 }
 
 // options are the driver's.
-func (f *policyFlags) options(log *slog.Logger) nftables.Options {
-	return nftables.Options{Log: log, Policy: f.policy, KeepEstablished: f.keepEstablished, Remembered: takeover.Remembered}
+func (f *policyFlags) options(log *slog.Logger) driver.Options {
+	return driver.Options{Log: log, Policy: f.policy, Remembered: takeover.Remembered}
 }
 
 // defaultDevices names the interfaces of the default routes in the calling thread's network namespace, sorted.

@@ -11,7 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/takeover"
 )
@@ -53,7 +53,7 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 }
 
 func probeDriver(ctx context.Context, policy bool) error {
-	d, err := openDriver(nftables.Options{Policy: policy})
+	d, err := openDriver(driver.Options{Policy: policy})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/upkeep"
 )
 
 type runOptions struct {
@@ -97,7 +98,11 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	defer claim.Release()
-	d, err := openDriver(o.options(log))
+	programs, err := openDriver(o.options(log))
+	if err != nil {
+		return privilege(err)
+	}
+	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: o.policy, KeepEstablished: o.keepEstablished})
 	if err != nil {
 		return privilege(err)
 	}
@@ -105,7 +110,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	objects := store.New()
 	c := agent.Config{
 		Node: config.Node, Version: cli.Version(),
-		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d, Claim: claim,
+		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d, FlowsCut: d.FlowsCut, Claim: claim,
 		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
 		AuditInterval: o.auditInterval, Obstacles: preflight.Obstacles, Log: log,
 		Prepare: func() {

@@ -68,7 +68,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	} else {
 		row("last change", "none yet")
 	}
-	if f := s.Failure; f != nil {
+	for _, f := range s.Failures {
 		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), agent.Count(f.Attempts, "attempt"), f.Error)
 	}
 	row("healed", "%s", agent.Count(s.Heals, "time"))

@@ -12,7 +12,6 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/internal/takeover"
 )
@@ -68,13 +67,13 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		}
 		o.Node = name
 	}
-	d, err := openDriver(nftables.Options{})
+	d, err := openDriver(driver.Options{})
 	if err != nil {
 		return privilege(err)
 	}
 	defer func() { _ = d.Close() }()
-	lister, ok := d.(driver.Lister)
-	if !ok {
+	lister := d.Capabilities().Lister
+	if lister == nil {
 		return errors.New("this driver can't tell what it has programmed")
 	}
 	o.Kernel, o.Out = lister, cmd.OutOrStdout()

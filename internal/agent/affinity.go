@@ -17,11 +17,11 @@ const affinityWarning = 75
 
 // remembered is nil where the driver cannot tell.
 func (a *Agent) remembered() *driver.Remembered {
-	d, ok := a.Driver.(driver.Rememberer)
-	if !ok {
+	r := a.Driver.Capabilities().Rememberer
+	if r == nil {
 		return nil
 	}
-	return new(d.Remembered())
+	return new(r.Remembered())
 }
 
 func (c collector) collectAffinity(ch chan<- prometheus.Metric) {

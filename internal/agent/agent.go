@@ -38,6 +38,9 @@ type Config struct {
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the caller closes it after Run
 
+	// FlowsCut, if set, counts the established connections that policy has come to forbid and that were cut, or given back.
+	FlowsCut func() uint64
+
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server

@@ -24,6 +24,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -237,7 +238,7 @@ func TestOneFailureIsMendedAtOnce(t *testing.T) {
 		t.Errorf("Sync when only the update failed: %v", err)
 	}
 	b.holds(t, web1, web2)
-	if s := b.Status(); !s.OK || s.Heals != 0 || s.LastApply.Path != pathAdopt {
+	if s := b.Status(); !s.OK || s.Heals != 0 || s.LastApply.Path != reconcile.PathAdopt {
 		t.Errorf("status: %+v", s)
 	}
 }
@@ -247,12 +248,12 @@ func TestPlanIsLogged(t *testing.T) {
 	b := start(t, func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
-	for n := range maxLogged + 1 {
+	for n := range reconcile.MaxLogged + 1 {
 		b.source.deliver(web(n, "10.1.0.1")...)
 	}
 	b.source.sync()
 	eventually(t, "the first apply is done", b.health.ready)
-	if text := log.String(); !strings.Contains(text, "set TCP 10.0.0.1:80 ->") || strings.Count(text, "operation=") != maxLogged || !strings.Contains(text, "plan is longer") {
+	if text := log.String(); !strings.Contains(text, "set TCP 10.0.0.1:80 ->") || strings.Count(text, "operation=") != reconcile.MaxLogged || !strings.Contains(text, "plan is longer") {
 		t.Errorf("log:\n%s", text)
 	}
 }

@@ -123,7 +123,8 @@ func (a *Agent) Sync(ctx context.Context) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
 		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, time.Now()})
-		l.attempt(ctx, change)
+		l.kernel.Hurry()
+		l.attempt(ctx)
 	})
 	if err != nil {
 		return err
@@ -165,11 +166,10 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 		return Plan{}, errNotSynced
 	}
 	l.look()
-	l.stale = true
-	_, checks := l.compile()
+	delta, checks := l.compile()
 	l.checks.apply(checks)
-	p, _, err := l.adopt(ctx)
-	if l.delay == 0 {
+	p, err := l.kernel.Plan(ctx, l.Compiler.State(), delta)
+	if _, failing := l.kernel.Due(); !failing {
 		l.retry.Reset(0)
 	}
 	if err != nil {

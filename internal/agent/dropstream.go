@@ -75,8 +75,7 @@ type tally struct {
 }
 
 func newTally(ctx context.Context, d driver.Driver) *tally {
-	t := &tally{}
-	t.counter, _ = d.(driver.Counter)
+	t := &tally{counter: d.Capabilities().Counter}
 	t.first, _ = t.dropped(ctx)
 	t.last = t.first
 	return t

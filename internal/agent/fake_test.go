@@ -18,10 +18,7 @@ import (
 
 var (
 	_ driver.Driver  = (*fakeDriver)(nil)
-	_ driver.Auditor = (*fakeDriver)(nil)
-	_ driver.Keeper  = (*fakeDriver)(nil)
 	_ driver.Counter = (*fakeDriver)(nil)
-	_ driver.Refuser = (*fakeDriver)(nil)
 
 	_ source.Source = (*fakeSource)(nil)
 )
@@ -42,7 +39,6 @@ type fakeDriver struct {
 
 	aside    []driver.SetAside
 	counted  []driver.PolicyCounter
-	cut      uint64
 	dropped  uint64
 	countErr error
 }
@@ -59,6 +55,12 @@ func (d *fakeDriver) restart() {
 	clear(d.named)
 }
 
+func (d *fakeDriver) Capabilities() driver.Capabilities {
+	return driver.Capabilities{Name: "fake", Can: driver.All &^ driver.Policy, Counter: d}
+}
+
+func (d *fakeDriver) Held(func(*state.State)) {}
+
 func (d *fakeDriver) Probe(context.Context) error { return d.probeErr }
 func (d *fakeDriver) Close() error                { return nil }
 
@@ -69,7 +71,7 @@ func (d *fakeDriver) Purge(context.Context) error {
 	return nil
 }
 
-func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, error) {
+func (d *fakeDriver) Adopt(_ context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gone = false
@@ -81,31 +83,15 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State) (driver.Plan, e
 		p.names = append(p.names, k)
 	}
 	for k := range d.kernel {
-		if want.Services.Frontends[k] == nil {
+		switch {
+		case want.Services.Frontends[k] != nil:
+		case keep.Services && !d.named[k]:
+			p.kept++
+		default:
 			p.set[k] = nil
 		}
 	}
 	return p, nil
-}
-
-func (d *fakeDriver) AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (driver.Plan, int, error) {
-	if lacking != nil { // no policy judges frontends
-		p, err := d.Adopt(ctx, want)
-		return p, 0, err
-	}
-	p, err := d.Adopt(ctx, want)
-	kept := 0
-	plan := p.(*fakePlan)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for k, f := range plan.set {
-		if f == nil && !d.named[k] {
-			delete(plan.set, k)
-			kept++
-		}
-	}
-	plan.keeps = kept > 0
-	return p, kept, err
 }
 
 func (d *fakeDriver) Update(_ context.Context, delta state.Delta) (driver.Plan, error) {
@@ -137,12 +123,6 @@ func (d *fakeDriver) DropCounts(context.Context) (map[driver.Drop]uint64, error)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return map[driver.Drop]uint64{driver.ByPolicy: d.dropped}, d.countErr
-}
-
-func (d *fakeDriver) FlowsCut() uint64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.cut
 }
 
 // counts makes the policies have decided so much.
@@ -208,12 +188,13 @@ func (d *fakeDriver) backends() []string {
 type fakePlan struct {
 	driver *fakeDriver
 	adopts bool
-	keeps  bool
+	kept   int
 	names  []state.FrontendKey
 	set    map[state.FrontendKey]*state.Frontend
 }
 
-func (p *fakePlan) Len() int { return len(p.set) }
+func (p *fakePlan) Len() int          { return len(p.set) }
+func (p *fakePlan) Kept() driver.Kept { return driver.Kept{Services: p.kept} }
 
 func (p *fakePlan) String() string {
 	var text string
@@ -254,7 +235,7 @@ func (p *fakePlan) Apply(context.Context) error {
 		d.named[k] = true
 	}
 	if p.adopts {
-		d.adopted, d.keeping = true, p.keeps
+		d.adopted, d.keeping = true, p.kept > 0
 	}
 	return nil
 }

@@ -1,15 +1,11 @@
 package agent
 
 import (
-	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -27,9 +23,11 @@ func (l *loop) look() (changed bool) {
 	s := l.sourceStatus()
 	changed = l.open(slices.Contains(s.Unread, store.Pods.String()))
 	if len(s.Lacking) > 0 {
+		l.kernel.Lack(reconcile.Lacking{Any: true, Policies: s.LackingPolicies})
 		return changed
 	}
-	l.lacking, l.stale, l.had = false, true, nil
+	l.lacking = false
+	l.kernel.Lack(reconcile.Lacking{})
 	return true
 }
 
@@ -59,24 +57,8 @@ func Unread(kinds []string) string {
 	return text
 }
 
-// note remembers which frontends have had endpoints: once those of a frontend were
-// read, those in the kernel are no better.
-func (l *loop) note(d state.Delta) {
-	for k, f := range d.Services.Frontends {
-		if f != nil && hasEndpoints(f) {
-			l.had[k] = true
-		}
-	}
-}
-
-// adopt plans to bring the whole kernel in step: taking nothing from it while something is lacking.
-func (l *loop) adopt(ctx context.Context) (p driver.Plan, kept int, err error) {
-	return Adopt(ctx, l.Driver, l.Compiler.State(), l.lacking, l.sourceStatus().LackingPolicies, l.had)
-}
-
 // keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of policy.
 func (l *loop) keeps(kept int) {
-	l.keeping = kept > 0
 	l.mu.Lock()
 	was := l.record.kept
 	l.record.kept = kept
@@ -88,42 +70,6 @@ func (l *loop) keeps(kept int) {
 		l.Log.Info("the kernel has nothing any more that was only kept", "were", was)
 	}
 }
-
-// Adopt plans to bring the kernel in step with want. If something may be lacking
-// in want, the plan takes nothing from the kernel, as far as the driver knows how, and kept is how
-// much stays for that reason alone: frontends, and parts of policy. The frontends in had have had
-// endpoints in this life: if they have none now, they lost them. If policies are all that is lacking, they
-// are named.
-func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking bool, policies []model.PolicyKey, had map[state.FrontendKey]bool) (p driver.Plan, kept int, err error) {
-	keeper, ok := d.(driver.Keeper)
-	if !ok || !lacking {
-		p, err = d.Adopt(ctx, want)
-		return p, 0, err
-	}
-	if len(policies) > 0 {
-		return keeper.AdoptKeeping(ctx, want, policies)
-	}
-	p, kept, err = keeper.AdoptKeeping(ctx, withBackends(want, had), nil)
-	if err == nil && kept == 0 {
-		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
-		// were put there by us: they are programmed as they stand, as Update does it.
-		return keeper.AdoptKeeping(ctx, want, nil)
-	}
-	return p, kept, err
-}
-
-// withBackends is the state without those frontends that never had an endpoint: theirs may be
-// what is lacking, and then those in the kernel are better.
-func withBackends(want *state.State, had map[state.FrontendKey]bool) *state.State {
-	s := *want.Services
-	s.Frontends = maps.Clone(s.Frontends)
-	maps.DeleteFunc(s.Frontends, func(k state.FrontendKey, f *state.Frontend) bool {
-		return !hasEndpoints(f) && !had[k]
-	})
-	return &state.State{Services: &s, Policy: want.Policy}
-}
-
-func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
 
 // Contradicts warns those who ask what is wanted that the kernel may do otherwise while it keeps
 // something; policy says whether policy is carried out.

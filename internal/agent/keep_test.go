@@ -24,7 +24,7 @@ func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 		compiler := compile.New(compile.Config{Node: "node-a"})
 		compiler.Update(s, s.Take())
 		d := c.Driver.(*fakeDriver)
-		p, err := d.Adopt(t.Context(), compiler.State())
+		p, err := d.Adopt(t.Context(), compiler.State(), driver.Keep{})
 		if err == nil {
 			err = p.Apply(t.Context())
 		}
@@ -191,9 +191,18 @@ func TestNothingToKeepWithoutEndpoints(t *testing.T) {
 	}
 }
 
+// forgetful is a driver that cannot keep anything.
+type forgetful struct{ *fakeDriver }
+
+func (d forgetful) Capabilities() driver.Capabilities {
+	c := d.fakeDriver.Capabilities()
+	c.Can &^= driver.Keeps
+	return c
+}
+
 // A driver that knows no keeping adopts as ever.
 func TestDriverThatKeepsNothing(t *testing.T) {
-	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = struct{ driver.Driver }{c.Driver} })
+	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = forgetful{c.Driver.(*fakeDriver)} })
 	b.source.lacks("b.yaml: it is at fault")
 	b.source.deliver(web(2, "10.1.0.2")...)
 	b.source.sync()

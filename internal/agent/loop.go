@@ -3,56 +3,33 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
-	"log/slog"
 	"net/netip"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/wake"
 )
 
-const (
-	watchInterval = 500 * time.Millisecond // between two looks for tampering and new issues
-	firstDelay    = 50 * time.Millisecond  // before the first retry; doubles
-	lastDelay     = 10 * time.Second
-	// hurriedDelay is how long a change or a busy kernel waits at the most
-	// between two attempts while attempts fail: what changed may be the cure.
-	hurriedDelay = 250 * time.Millisecond
-
-	maxLogged = 200 // operations of one plan
-)
-
-// What an attempt is made for.
-const (
-	change    = "change"
-	audit     = "audit"
-	tampering = "tampering"
-)
+const watchInterval = 500 * time.Millisecond // between two looks for tampering and new issues
 
 // loop is the goroutine that owns the driver.
 type loop struct {
 	*Agent
-	linked bool          // the compiler knows the node's interfaces, or needs none
-	stale  bool          // what the driver believes of the kernel may be wrong: adopt
-	delay  time.Duration // before the next retry; 0: the last attempt succeeded
-	tried  time.Time     // when the last attempt ended
-	retry  *time.Timer
-	due    *time.Timer // the next audit
+	kernel *reconcile.Reconciler
+	linked bool        // the compiler knows the node's interfaces, or needs none
+	retry  *time.Timer // of what failed
+	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
 
-	lacking bool                       // the source has not been able to read everything yet
-	unread  bool                       // no Pod could be read so far: what no known one sends or gets passes
-	had     map[state.FrontendKey]bool // while lacking: what has had an endpoint since the start
-	keeping bool                       // what was adopted last kept something: a change needs an adoption, too
+	lacking bool // the source has not been able to read everything yet
+	unread  bool // no Pod could be read so far: what no known one sends or gets passes
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
@@ -72,8 +49,8 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{
-		Agent: a, linked: a.Links == nil, stale: true, lacking: true, had: map[state.FrontendKey]bool{},
-		retry: time.NewTimer(0), due: time.NewTimer(a.AuditInterval), more: wake.New(),
+		Agent: a, kernel: reconcile.New(a.Driver, a.Log), linked: a.Links == nil, lacking: true,
+		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
 	return l
@@ -89,15 +66,15 @@ func (l *loop) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-l.Store.Changed():
-			l.changed(ctx)
+			l.attempt(ctx)
 		case <-l.more:
-			l.changed(ctx)
+			l.attempt(ctx)
 		case <-l.retry.C:
-			l.attempt(ctx, change)
-		case <-l.due.C:
-			if l.delay == 0 {
-				l.stale = true
-				l.attempt(ctx, audit)
+			l.attempt(ctx)
+		case <-l.audit.C:
+			if _, failing := l.kernel.Due(); !failing {
+				l.kernel.Doubt("audit")
+				l.attempt(ctx)
 			}
 		case <-watch.C:
 			l.health.beat()
@@ -112,18 +89,6 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// changed programs a change at once, unless attempts fail at the moment: then it
-// only hastens the next.
-func (l *loop) changed(ctx context.Context) {
-	if l.delay > 0 {
-		if hurriedDelay < l.delay {
-			l.retry.Reset(max(time.Until(l.tried.Add(hurriedDelay)), 0))
-		}
-		return
-	}
-	l.attempt(ctx, change)
-}
-
 // moved has the compiler follow the host's addresses.
 func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
 	if !ok {
@@ -133,7 +98,7 @@ func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
 	l.compiling.Lock()
 	l.Compiler.SetHostAddresses(addrs)
 	l.compiling.Unlock()
-	l.changed(ctx)
+	l.attempt(ctx)
 }
 
 // rewired has the compiler follow the node's interfaces and routes.
@@ -151,7 +116,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.interfaces = names
 	l.compiling.Unlock()
 	l.linked = true
-	l.changed(ctx)
+	l.attempt(ctx)
 }
 
 // ready reports whether all is known that programming needs: what was left out
@@ -169,55 +134,43 @@ func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
 	if l.lacking && l.ready() && l.look() {
-		l.attempt(ctx, change)
+		l.attempt(ctx)
 	}
-	if !l.stale && l.tampered(ctx) {
-		l.stale = true
-		l.attempt(ctx, tampering)
+	if l.kernel.Tampered(ctx) {
+		l.kernel.Doubt(reconcile.Tampering)
+		l.attempt(ctx)
 	}
 	l.compiling.Lock()
 	moved := l.protect()
 	l.compiling.Unlock()
 	if moved {
-		l.changed(ctx)
+		l.attempt(ctx)
 	}
-}
-
-// tampered asks the driver whether someone else touched its part of the kernel.
-func (l *loop) tampered(ctx context.Context) bool {
-	auditor, ok := l.Driver.(driver.Auditor)
-	if !ok {
-		return false
-	}
-	tampered, err := auditor.Tampered(ctx)
-	if err != nil && ctx.Err() == nil {
-		l.Log.Warn("cannot tell whether someone else changed the kernel's tables", "error", err)
-	}
-	return tampered
 }
 
 // attempt brings the kernel in step with the store, and does the bookkeeping.
 // Nothing happens before the sources are synced and the node's interfaces known. What comes to more than a kernel takes within
 // some tenths of a second goes in by several attempts, among which others have their turn.
-func (l *loop) attempt(ctx context.Context, why string) {
+func (l *loop) attempt(ctx context.Context) {
 	if !l.ready() {
 		return
 	}
 	l.health.queued(time.Now())
-	if l.look() {
-		why = change // what goes now was not anyone's tampering
-	}
+	l.look()
 	delta, checks := l.compile()
-	done, err := l.program(ctx, delta, why)
+	done, err := l.kernel.Attempt(ctx, l.Compiler.State(), delta)
 	l.checks.apply(checks)
-	l.tried = time.Now()
 	if ctx.Err() != nil {
 		return
 	}
+	l.schedule(done)
+	if done.UpdateFailed {
+		l.metrics.failed(touched(delta))
+	}
 	if err != nil {
-		l.failed(err, delta)
+		l.failed(err)
 	} else {
-		l.succeeded(done)
+		l.succeeded(applied(done, delta))
 	}
 	waiting := l.Compiler.Waiting()
 	if waiting.Len() > 0 && err == nil {
@@ -232,6 +185,31 @@ func (l *loop) attempt(ctx context.Context, why string) {
 	})
 }
 
+// schedule sets the timers of what is due without a change, and says what was found.
+func (l *loop) schedule(done reconcile.Done) {
+	if at, failing := l.kernel.Due(); failing {
+		l.retry.Reset(max(time.Until(at), 0))
+	} else {
+		l.retry.Stop()
+	}
+	if done.Path == reconcile.PathAdopt {
+		l.audit.Reset(l.AuditInterval)
+		l.keeps(l.kernel.Kept())
+	}
+	if done.Healed {
+		l.healed(done)
+	}
+}
+
+// applied is what an attempt did, for people and metrics.
+func applied(done reconcile.Done, delta state.Delta) Applied {
+	a := Applied{Time: done.Time, Path: done.Path, Operations: done.Operations, Seconds: done.Took.Seconds(), families: touched(delta)}
+	if done.Path == reconcile.PathAdopt {
+		a.families = bothFamilies
+	}
+	return a
+}
+
 // compile takes what changed since the last call, and returns the change that this
 // makes to the desired state, and to the services' health checks. Services and policies may wait for the next call, unless everything is adopted.
 func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
@@ -244,93 +222,17 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.Heal
 		l.since = dirty.Since
 	}
 	l.caused = append(l.caused, dirty.Triggers...)
-	if l.stale || l.lacking || l.keeping {
-		delta = l.Compiler.Update(l.Store, dirty)
-	} else {
+	if l.kernel.InSlices() {
 		delta = l.Compiler.Step(l.Store, dirty)
-	}
-	if l.lacking {
-		l.note(delta)
+	} else {
+		delta = l.Compiler.Update(l.Store, dirty)
 	}
 	return delta, l.Compiler.HealthChecks()
-}
-
-// program has the driver plan and apply the change. If that fails, or if the kernel
-// may not be what the driver believes or holds what is only kept, it adopts the kernel with
-// the whole state instead.
-func (l *loop) program(ctx context.Context, delta state.Delta, why string) (Applied, error) {
-	if !l.stale && delta.Len() == 0 {
-		return Applied{Time: time.Now()}, nil
-	}
-	if !l.stale && !l.keeping {
-		done, err := l.apply(ctx, pathUpdate, func() (driver.Plan, error) { return l.Driver.Update(ctx, delta) })
-		done.families = touched(delta)
-		if err == nil || ctx.Err() != nil {
-			return done, err
-		}
-		if l.tampered(ctx) {
-			why = tampering
-		} else {
-			l.Log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", services(delta), "policy", delta.Policy.Len())
-			l.metrics.failed(done.families)
-		}
-		l.stale = true
-	}
-	kept := 0
-	done, err := l.apply(ctx, pathAdopt, func() (p driver.Plan, err error) {
-		p, kept, err = l.adopt(ctx)
-		return p, err
-	})
-	done.families = bothFamilies
-	if err != nil {
-		return done, err
-	}
-	l.stale = false
-	l.keeps(kept)
-	l.due.Reset(l.AuditInterval)
-	if done.Operations > 0 && (why == tampering || why == audit && delta.Len() == 0) {
-		l.healed(done, why)
-	}
-	return done, nil
-}
-
-// apply carries out one plan.
-func (l *loop) apply(ctx context.Context, path string, plan func() (driver.Plan, error)) (Applied, error) {
-	started := time.Now()
-	done := Applied{Path: path}
-	p, err := plan()
-	if err != nil {
-		return done, err
-	}
-	done.Operations = p.Len()
-	if done.Operations > 0 && l.Log.Enabled(ctx, slog.LevelDebug) {
-		l.logPlan(p)
-	}
-	err = p.Apply(ctx)
-	done.Time = time.Now()
-	done.Seconds = done.Time.Sub(started).Seconds()
-	return done, err
-}
-
-// logPlan logs what is about to be done, one operation a line.
-func (l *loop) logPlan(p driver.Plan) {
-	logged := 0
-	for operation := range strings.Lines(p.String()) {
-		if logged == maxLogged {
-			l.Log.Debug("plan is longer", "operations", p.Len())
-			return
-		}
-		l.Log.Debug("plan", "operation", strings.TrimSpace(operation))
-		logged++
-	}
 }
 
 // succeeded records that the kernel has all that is wanted, but for what waits.
 func (l *loop) succeeded(done Applied) {
 	first := !l.health.ready()
-	recovered := l.delay > 0
-	l.delay = 0
-	l.retry.Stop()
 	waiting := l.Compiler.Waiting()
 	l.metrics.applied(done, l.since, l.followed(), waiting.Services)
 	l.since = time.Time{}
@@ -343,9 +245,10 @@ func (l *loop) succeeded(done Applied) {
 		l.record.last = &done
 	}
 	l.record.waiting = waiting.Len()
-	l.record.failure = nil
+	recovered := len(l.record.failures) > 0
+	l.record.failures = nil
 	l.mu.Unlock()
-	if done.Path == pathAdopt {
+	if done.Path == reconcile.PathAdopt {
 		// Looking at everything leaves garbage several times the size of what stays.
 		go debug.FreeOSMemory()
 	}
@@ -373,38 +276,22 @@ func (l *loop) followed() (done []store.Trigger) {
 	return done
 }
 
-// failed records the error and arranges for the next attempt.
-func (l *loop) failed(err error, delta state.Delta) {
-	l.stale = true
+// failed records what fails.
+func (l *loop) failed(err error) {
 	l.metrics.failed(bothFamilies)
 	l.health.failed(err)
-	l.delay = min(max(2*l.delay, firstDelay), lastDelay)
-	if errors.Is(err, driver.ErrBusy) {
-		l.delay = hurriedDelay // the owner may be on its way out
-	}
-	l.retry.Reset(l.delay)
 	l.mu.Lock()
-	old := l.record.failure
-	f := &Failure{Since: l.tried, Error: err.Error()}
-	if old != nil {
-		f.Since, f.Attempts = old.Since, old.Attempts
-	}
-	f.Attempts++
-	l.record.failure = f
+	l.record.failures = failures(l.kernel.Failed(), l.kernel.Parts())
 	l.mu.Unlock()
-	if old != nil && old.Error == f.Error && l.delay < lastDelay {
-		return // said already; once the delay has its full length it is said each time
-	}
-	l.Log.Error("programming the kernel failed; retrying", "error", err, "services", services(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", l.delay)
 }
 
 // healed records that someone else's change was undone.
-func (l *loop) healed(done Applied, why string) {
+func (l *loop) healed(done reconcile.Done) {
 	l.metrics.heals.Inc()
 	l.mu.Lock()
 	l.record.heals++
 	l.mu.Unlock()
-	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", why, "operations", done.Operations, "seconds", done.Seconds)
+	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "operations", done.Operations, "seconds", done.Took.Seconds())
 }
 
 // logIssues says once that an object is at fault, and once that it no longer is. A
@@ -430,21 +317,4 @@ func (l *loop) logIssues() {
 		}
 	}
 	l.known = now
-}
-
-// services names the services that a change is about, five at the most.
-func services(d state.Delta) []string {
-	seen := map[model.Name]bool{}
-	var names []string
-	for _, f := range d.Services.Frontends {
-		if f == nil || seen[f.Service] {
-			continue
-		}
-		if len(names) == 5 {
-			return append(names, "…")
-		}
-		seen[f.Service] = true
-		names = append(names, f.Service.String())
-	}
-	return names
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -127,7 +127,7 @@ func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger,
 	m.operationsTotal.Add(float64(done.Operations))
 	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)
 	path := m.partial
-	if done.Path == pathAdopt {
+	if done.Path == reconcile.PathAdopt {
 		path = m.full
 	}
 	for i, family := range families {
@@ -263,7 +263,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	issues := c.issues()
 	gauge(descIssues, float64(len(issues)))
-	gauge(descAside, float64(len(c.setAside())))
+	gauge(descAside, float64(len(c.Driver.SetAside())))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
 		gauge(descIssue, 1, i.Object, i.Source, i.Reason)
 	}
@@ -297,13 +297,15 @@ func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prom
 			count(descDecided, n.Denied, key.String(), "denied")
 		}
 	}
-	if counter, ok := c.Driver.(driver.Counter); ok {
+	if counter := c.Driver.Capabilities().Counter; counter != nil {
 		if drops, err := counter.DropCounts(ctx); err == nil {
 			for reason, n := range drops {
 				count(descDropped, n, string(reason))
 			}
 		}
-		count(descCut, counter.FlowsCut())
+	}
+	if c.FlowsCut != nil {
+		count(descCut, c.FlowsCut())
 	}
 }
 

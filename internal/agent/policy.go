@@ -97,8 +97,8 @@ func keyOf(v compile.PolicyView) model.PolicyKey {
 
 // counters reads what policies have decided; nothing, if the driver does not count.
 func (a *Agent) counters(ctx context.Context) (map[model.PolicyKey]driver.PolicyCounter, error) {
-	counter, ok := a.Driver.(driver.Counter)
-	if !ok {
+	counter := a.Driver.Capabilities().Counter
+	if counter == nil {
 		return nil, nil
 	}
 	list, err := counter.PolicyCounters(ctx)

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 )
 
@@ -33,7 +34,8 @@ type Status struct {
 	Backends  int            `json:"backends"` // over all frontends
 
 	LastApply *Applied      `json:"lastApply,omitempty"` // that changed something in the kernel
-	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed
+	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
+	Failures  []Failure     `json:"failures,omitempty"`  // of the parts of what is wanted that fail; all others are in the kernel
 	Heals     int           `json:"heals"`               // changes by others that were undone
 	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
 	Waiting   int           `json:"waiting,omitempty"`   // services and policies whose last change is large and not in the kernel yet
@@ -50,12 +52,6 @@ type Status struct {
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"` // other programs' rules that may drop what is accepted here
 }
 
-// The ways in which the kernel is brought up to date.
-const (
-	pathUpdate = "update" // only what changed
-	pathAdopt  = "adopt"  // everything is compared with the kernel
-)
-
 // Applied describes a plan that was carried out.
 type Applied struct {
 	Time       time.Time `json:"time"`
@@ -68,18 +64,43 @@ type Applied struct {
 
 // Failure describes attempts to program the kernel that go on failing.
 type Failure struct {
+	Part     string    `json:"part,omitempty"` // of what is wanted: "services" or "policy"; empty: all of it, for the same reason
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error"` // of the last attempt
 	Attempts int       `json:"attempts"`
 }
 
+// String says it in words.
+func (f Failure) String() string {
+	what := "the kernel could not be programmed"
+	if f.Part != "" {
+		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
+	}
+	return fmt.Sprintf("%s in %s since %s: %s", what, Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
+}
+
+// failures are those of parts, as one where all parts fail alike.
+func failures(failed map[reconcile.Part]reconcile.Failure, parts int) (list []Failure) {
+	alike := len(failed) == parts
+	for _, p := range slices.Sorted(maps.Keys(failed)) {
+		f := failed[p]
+		alike = alike && (len(list) == 0 || f.Error == list[0].Error)
+		list = append(list, Failure{Part: p.String(), Since: f.Since, Error: f.Error, Attempts: f.Attempts})
+	}
+	if alike && len(list) > 0 {
+		list = list[:1]
+		list[0].Part = ""
+	}
+	return list
+}
+
 // record is what the loop leaves for Status.
 type record struct {
-	last    *Applied
-	failure *Failure
-	heals   int
-	kept    int // what is only kept in the kernel
-	waiting int // services and policies
+	last     *Applied
+	failures []Failure
+	heals    int
+	kept     int // what is only kept in the kernel
+	waiting  int // services and policies
 
 	unserved map[string]string // addresses that cannot be served on, and why
 }
@@ -105,8 +126,11 @@ func (a *Agent) Status() Status {
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
-		LastApply: r.last, Failure: r.failure, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
+		LastApply: r.last, Failures: r.failures, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,
+	}
+	if len(s.Failures) > 0 {
+		s.Failure = &s.Failures[0]
 	}
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
@@ -126,8 +150,10 @@ func (a *Agent) problems(s Status) []string {
 	switch {
 	case !a.Store.Synced():
 		problems = append(problems, fmt.Sprintf("%s %s have not been read in full yet: nothing is programmed before", s.Source.Name, s.Source.Where))
-	case s.Failure != nil:
-		problems = append(problems, fmt.Sprintf("the kernel could not be programmed in %s since %s: %s", Count(s.Failure.Attempts, "attempt"), s.Failure.Since.Format(time.TimeOnly), s.Failure.Error))
+	case len(s.Failures) > 0:
+		for _, f := range s.Failures {
+			problems = append(problems, f.String())
+		}
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
@@ -140,7 +166,7 @@ func (a *Agent) problems(s Status) []string {
 	if s.Waiting > 0 {
 		problems = append(problems, "large changes of "+Count(s.Waiting, "object")+" are being programmed, in slices among which others have their turn")
 	}
-	if n := len(a.setAside()); n > 0 {
+	if n := len(a.Driver.SetAside()); n > 0 {
 		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")
 	}
 	if n := len(s.Issues); n > 0 {
@@ -188,15 +214,7 @@ func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
 	a.compiling.Unlock()
-	return slices.Concat(issues, a.checks.issues(), refusals(a.setAside()))
-}
-
-// setAside is what the driver set aside, as the kernel refuses it.
-func (a *Agent) setAside() []driver.SetAside {
-	if refuser, ok := a.Driver.(driver.Refuser); ok {
-		return refuser.SetAside()
-	}
-	return nil
+	return slices.Concat(issues, a.checks.issues(), refusals(a.Driver.SetAside()))
 }
 
 func refusals(list []driver.SetAside) []model.Issue {

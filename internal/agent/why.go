@@ -203,10 +203,10 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 	a.mu.Lock()
 	r := a.record
 	a.mu.Unlock()
-	if r.failure != nil {
-		warnings = append(warnings, "the kernel may hold an older state: "+r.failure.Error)
+	for _, f := range r.failures {
+		warnings = append(warnings, "the kernel may hold an older state: "+f.Error)
 	}
-	if aside := a.setAside(); len(aside) > 0 {
+	if aside := a.Driver.SetAside(); len(aside) > 0 {
 		names := make([]string, len(aside))
 		for i, s := range aside {
 			names[i] = s.Object()

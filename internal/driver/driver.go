@@ -1,11 +1,13 @@
-// Package driver is the contract between the desired state and a kernel that
-// carries it out. Drivers live in sub-packages and pass the one table of
-// packets in drivertest.
+// Package driver is the contract between the desired state and a kernel that carries it out. Drivers
+// live in sub-packages and pass the one table of packets in drivertest, but for what they say that
+// they lack.
 package driver
 
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -18,22 +20,58 @@ var ErrNotSupported = errors.New("not supported by this kernel")
 // ErrBusy is wrapped when another process owns the driver's kernel objects.
 var ErrBusy = errors.New("owned by another process")
 
-// Driver programs the kernel of the network namespace it was opened in. A
-// Driver is not safe for concurrent use.
+// ErrWhole is returned by Adopt where the driver cannot adopt some parts of the state without the
+// others, as it programs them for the first time, or anew.
+var ErrWhole = errors.New("all parts of the state are needed at once")
+
+// Options configure any driver; the zero value carries out services.
+type Options struct {
+	// Log receives what happens in the background; nil: slog.Default().
+	Log *slog.Logger
+	// Policy has the driver judge what may pass; states have a Policy then, and none otherwise.
+	Policy bool
+	// Remembered, if set, is asked where another program has sent clients of services with session
+	// affinity, by an adoption that finds nothing of the driver's in the kernel, so that those clients
+	// stay where they are. It is called from the goroutine that adopts. What it returns beside an error
+	// counts, and what it says of backends that are none is left out.
+	Remembered func(context.Context) ([]state.Remembered, error)
+}
+
+// Driver programs the kernel of the network namespace it was opened in. A Driver is not safe for
+// concurrent use, except where a method says so.
 //
-// What the kernel refuses should be set aside part by part, object by object, and hold up nothing else: see Refuser.
+// What the kernel refuses is set aside, part by part and object by object: it is not in the kernel,
+// and all else is. A plan that sets something aside is applied without an error. What was set aside is
+// tried again when a delta names it, and by later adoptions. A service is set aside with the address
+// and port that the kernel refuses. Of a pod or host endpoint whose policies it refuses, nothing passes
+// but the failsafe ports.
 type Driver interface {
+	// Capabilities returns what the driver can do; always the same. Safe for concurrent use.
+	Capabilities() Capabilities
 	// Probe checks that this kernel and these privileges suffice, and
 	// changes nothing.
 	Probe(ctx context.Context) error
-	// Adopt reads what the kernel holds, compares it with want and plans the
-	// difference. It serves start-up, recovery after a failed Apply and the periodic audit.
+	// Adopt reads what the kernel holds, compares it with want and plans the difference. It serves
+	// start-up, recovery after a failed Apply and the periodic audit. A part that want does not have
+	// stays as it is; ErrWhole: the driver cannot leave it so. Nothing that keep names is taken from the
+	// kernel; where the driver cannot keep it in its present layout, the plan changes nothing.
 	// The plan is valid until the next call of Adopt or Update.
-	Adopt(ctx context.Context, want *state.State) (Plan, error)
-	// Update plans a change from what was last applied; its cost grows with
-	// d alone. It must not be called before an Adopt's plan was applied, nor
-	// after a failed Apply: adopt again first.
+	Adopt(ctx context.Context, want *state.State, keep Keep) (Plan, error)
+	// Update plans a change from what was last applied; its cost grows with d alone. It must not be
+	// called for a part before an Adopt's plan with that part was applied, nor after one that kept
+	// something of the part or a failed Apply: adopt again first.
 	Update(ctx context.Context, d state.Delta) (Plan, error)
+	// Tampered reports whether what was last applied may be gone or changed in the kernel by anyone but
+	// this driver. It costs no more than a few system calls, whatever the size of the state. False
+	// positives cost an Adopt; what it cannot see is left to the periodic audit. It stays true until the
+	// next Adopt. Always false without AuditsCheaply.
+	Tampered(ctx context.Context) (bool, error)
+	// Held calls f with what the kernel holds as far as the driver knows: without what is set aside. f
+	// only reads, keeps nothing, and calls no method of the driver. It is not called before anything was
+	// adopted. Safe for concurrent use.
+	Held(f func(*state.State))
+	// SetAside returns what is set aside now, sorted and each once. Safe for concurrent use.
+	SetAside() []SetAside
 	// Purge removes all that the driver owns, and nothing else. Purging
 	// what is not there succeeds.
 	Purge(ctx context.Context) error
@@ -41,62 +79,35 @@ type Driver interface {
 	Close() error
 }
 
-// Auditor is implemented by drivers that can tell cheaply that someone else
-// touched what they own. The agent asks twice a second, between its own calls
-// of the Driver and from the same goroutine; it answers true with an Adopt.
-type Auditor interface {
-	// Tampered reports whether what was last applied may be gone or changed in
-	// the kernel by anyone but this driver. It costs no more than a few
-	// system calls, whatever the size of the state. False positives cost an Adopt;
-	// what it cannot see is left to the periodic audit. It stays true until the next Adopt.
-	Tampered(ctx context.Context) (bool, error)
+// Keep says what the wanted state may lack, so that what the kernel has of it stays. What want names
+// is brought to what want says all the same, and what an earlier want named is removed. The zero Keep
+// keeps nothing.
+type Keep struct {
+	Services bool // frontends, and addresses that other programs serve
+	Policy   bool // whatever judges by policies
+	// Policies, where Policy is not set, are all policies that may be lacking: what is judged by one of
+	// them in the kernel stays.
+	Policies []model.PolicyKey
 }
 
-// Keeper is implemented by drivers that can adopt a kernel without taking
-// anything from it. The agent calls it in place of Adopt as long as its
-// sources have not been able to read everything.
-type Keeper interface {
-	// AdoptKeeping is Adopt for a want that may lack something. What want names is
-	// brought to what want says, and what an earlier want named is removed; all else
-	// that is in the kernel stays, and so do its connections. If the driver cannot
-	// keep it in its present layout, it changes nothing.
-	//
-	// kept is the number of frontends (and addresses that other programs serve) that stay
-	// though want does not name them; where it is 0, an Adopt would have done the same. Where
-	// it is not, Update may fail after Apply, and the agent adopts again. An
-	// ordinary Adopt, by any process, removes what was kept.
-	//
-	// Where want lacks nothing but single policies, lacking names them, and only what is judged by one of them in
-	// the kernel stays; nil: want may lack anything.
-	AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (plan Plan, kept int, err error)
+// Any reports whether there is something to keep.
+func (k Keep) Any() bool { return k.Services || k.Policy || len(k.Policies) > 0 }
+
+// Kept is what a plan of Adopt leaves in the kernel though want does not name it. Where something of a
+// part is kept, an ordinary Adopt of the part, by any process, removes it.
+type Kept struct {
+	Services int // frontends, and addresses that other programs serve
+	Policy   int // elements of policy
+
+	// Where policy is kept, the kernel may judge otherwise than the state says:
+	Senders, Receivers map[netip.Addr]bool   // pods, in what they send, and in what reaches them
+	Hosts              map[int]bool          // host endpoints, by the index of the interface
+	Untracked          bool                  // doNotTrack policies
+	Members            map[netip.Prefix]bool // addresses that may be in a group or on a list
 }
 
-// Lister is implemented by drivers that can tell which frontends the kernel holds
-// without knowing any desired state: of an agent that runs, or of one that has ended.
-type Lister interface {
-	// Frontends returns each frontend that the kernel holds, with whether its new
-	// connections are sent to backends (they are refused or dropped otherwise). It is empty
-	// where the driver has programmed nothing.
-	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
-}
-
-// Rememberer is implemented by drivers that keep clients on their backends.
-type Rememberer interface {
-	// Remembered returns how many clients of services with session affinity the kernel remembered when the driver last looked. It
-	// is safe for concurrent use.
-	Remembered() Remembered
-}
-
-// Remembered counts clients, of each frontend apart.
-type Remembered struct {
-	IPv4      int `json:"ipv4"`
-	IPv6      int `json:"ipv6"`
-	Most      int `json:"most"`      // that the kernel can remember of a family
-	Forgotten int `json:"forgotten"` // since the driver was opened, to make room for others
-}
-
-// Fullest is the larger number of the two families, in percent of the most.
-func (r Remembered) Fullest() int { return 100 * max(r.IPv4, r.IPv6) / max(1, r.Most) }
+// Elements is how much is kept; 0: nothing.
+func (k Kept) Elements() int { return k.Services + k.Policy }
 
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {
@@ -104,6 +115,8 @@ type Plan interface {
 	Len() int
 	// String prints the operations for people, one a line.
 	String() string
+	// Kept is what an adoption keeps; nothing for an update. The caller only reads it.
+	Kept() Kept
 	// Apply carries the plan out. Safe for traffic at each step. After an
 	// error the kernel is in the state before or between safe steps; Adopt finds out.
 	Apply(ctx context.Context) error

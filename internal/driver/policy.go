@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"context"
-
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -38,18 +36,4 @@ const (
 type PolicyCounter struct {
 	Policy          model.PolicyKey
 	Allowed, Denied uint64
-}
-
-// Counter is implemented by drivers that count what becomes of packets and connections.
-// Its methods are safe for concurrent use with those of the Driver.
-type Counter interface {
-	// PolicyCounters returns a counter for each policy that is programmed,
-	// sorted by policy.
-	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
-	// DropCounts returns how many packets were dropped for each reason, those included that
-	// were not sent to DropGroup, since the program is in the kernel.
-	DropCounts(ctx context.Context) (map[Drop]uint64, error)
-	// FlowsCut returns how many established connections this Driver has cut because policy came to
-	// forbid them, or given back.
-	FlowsCut() uint64
 }

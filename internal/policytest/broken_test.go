@@ -45,7 +45,7 @@ func TestBrokenPolicy(t *testing.T) {
 			k.reopen(t)
 
 			adopt := func() (kept int) {
-				plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), k.Compiler.State(), []model.PolicyKey{broken})
+				plan, kept, err := adoptKeeping(t, k.driver, k.Compiler.State(), driver.Keep{Policies: []model.PolicyKey{broken}})
 				k.carryOut(t, plan, err)
 				return kept
 			}
@@ -74,7 +74,7 @@ func TestBrokenPolicy(t *testing.T) {
 					}
 				}
 			}
-			plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+			plan, err := k.driver.Adopt(t.Context(), k.Compiler.State(), driver.Keep{})
 			k.carryOut(t, plan, err)
 			if (plan.Len() > 0) != c.kept {
 				t.Errorf("once all is read there is to do, though %v was kept:\n%s", c.kept, plan)
@@ -91,7 +91,7 @@ func TestBrokenPolicyOnAFirstStart(t *testing.T) {
 	if err := k.driver.Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), k.Compiler.State(), []model.PolicyKey{broken})
+	plan, kept, err := adoptKeeping(t, k.driver, k.Compiler.State(), driver.Keep{Policies: []model.PolicyKey{broken}})
 	k.carryOut(t, plan, err)
 	if kept > 0 {
 		t.Errorf("%d elements are kept of nothing", kept)

@@ -3,7 +3,6 @@ package policytest
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -117,7 +115,7 @@ func TestCutKeeping(t *testing.T) {
 			part.Policy = &policy
 			policy.Workloads = maps.Clone(policy.Workloads)
 			c.lack(&policy)
-			plan, kept, err := k.driver.(driver.Keeper).AdoptKeeping(t.Context(), &part, nil)
+			plan, kept, err := adoptKeeping(t, k.driver, &part, driver.Keep{Services: true, Policy: true})
 			k.carryOut(t, plan, err)
 			if kept == 0 {
 				t.Fatal("nothing is kept")
@@ -133,7 +131,7 @@ func TestCutKeeping(t *testing.T) {
 					}
 				}
 			}
-			plan, err = k.driver.Adopt(t.Context(), &whole)
+			plan, err = k.driver.Adopt(t.Context(), &whole, driver.Keep{})
 			k.carryOut(t, plan, err)
 			together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
 		})
@@ -173,7 +171,7 @@ func (k *kernel) reopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := k.mesh.Node.Do(func() (err error) {
-		k.driver, err = nftables.Open(nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)})
+		k.driver, err = defaults().open()
 		return err
 	})
 	if err == nil {

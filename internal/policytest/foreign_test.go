@@ -59,7 +59,7 @@ func TestTunnels(t *testing.T) {
 	log := k.listen(t)
 	for _, may := range []bool{false, true} {
 		k.Policy().PodTunnels = may
-		plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+		plan, err := k.driver.Adopt(t.Context(), k.Compiler.State(), driver.Keep{})
 		k.carryOut(t, plan, err)
 		k.declare(t, row{})
 		for family := range Families {

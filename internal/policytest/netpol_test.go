@@ -12,6 +12,8 @@ import (
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -54,7 +56,27 @@ type kernel struct {
 	driver driver.Driver
 }
 
-func keepEstablished(o *nftables.Options) { o.KeepEstablished = true }
+func keepEstablished(o *options) { o.upkeep.KeepEstablished = true }
+
+// options are those of a kernel's driver, and of what befalls its connections.
+type options struct {
+	nftables.Options
+	upkeep upkeep.Options
+}
+
+func defaults() options {
+	quiet := slog.New(slog.DiscardHandler)
+	return options{nftables.Options{Options: driver.Options{Policy: true, Log: quiet}}, upkeep.Options{Policy: true, Log: quiet}}
+}
+
+// open opens a driver, with the upkeep of connections.
+func (o options) open() (driver.Driver, error) {
+	d, err := nftables.Open(o.Options)
+	if err != nil {
+		return nil, err
+	}
+	return upkeep.Open(d, o.upkeep)
+}
 
 func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	t.Helper()
@@ -66,18 +88,18 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 }
 
 // openKernel opens the driver on a node with pods that have the addresses, of which nothing is declared.
-func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, change ...func(*nftables.Options)) *kernel {
+func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
 	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
 	err := k.mesh.Node.Do(func() (err error) {
 		if k.links, err = link.Read(); err != nil {
 			return err
 		}
-		o := nftables.Options{Policy: true, Log: slog.New(slog.DiscardHandler)}
+		o := defaults()
 		for _, f := range change {
 			f(&o)
 		}
-		k.driver, err = nftables.Open(o)
+		k.driver, err = o.open()
 		return err
 	})
 	if err != nil {
@@ -96,7 +118,7 @@ func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, chan
 	}
 	k.Product = NewProduct(k.links)
 	k.Apply(nil)
-	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State(), driver.Keep{})
 	k.carryOut(t, plan, err)
 	return k
 }
@@ -125,7 +147,7 @@ func (k *kernel) set(t *testing.T, o *oracle.Objects) {
 // settled checks that the kernel holds what the state says: an adoption finds nothing to do.
 func (k *kernel) settled(t *testing.T) {
 	t.Helper()
-	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State())
+	plan, err := k.driver.Adopt(t.Context(), k.Compiler.State(), driver.Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,4 +185,13 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 			t.Errorf("%+v: %+v; the oracle allows it: %v; why denies it: %v: %+v", c, fate, want, denied, steps)
 		}
 	}
+}
+
+// adoptKeeping plans an adoption that keeps something, and returns how much it does.
+func adoptKeeping(t *testing.T, d driver.Driver, want *state.State, keep driver.Keep) (driver.Plan, int, error) {
+	p, err := d.Adopt(t.Context(), want, keep)
+	if err != nil {
+		return nil, 0, err
+	}
+	return p, p.Kept().Elements(), nil
 }

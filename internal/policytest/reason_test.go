@@ -77,7 +77,7 @@ func TestCounters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	counts, err := k.driver.(driver.Counter).PolicyCounters(t.Context())
+	counts, err := k.driver.Capabilities().Counter.PolicyCounters(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,7 +81,7 @@ func TestFragmentUnderAnothersAddress(t *testing.T) {
 // dropped is how many packets the kernel has dropped for the reason.
 func (k *kernel) dropped(t *testing.T, reason driver.Drop) uint64 {
 	t.Helper()
-	counts, err := k.driver.(driver.Counter).DropCounts(t.Context())
+	counts, err := k.driver.Capabilities().Counter.DropCounts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -216,7 +217,7 @@ func (w *ipvsNode) program() {
 	to := []netip.AddrPort{netip.AddrPortFrom(backend, 8080)}
 	s.Services.Frontends[state.FrontendKey{Addr: vip, Protocol: model.TCP, Port: 80}] = &state.Frontend{Service: model.Name{Namespace: "a", Name: "b"}, Backends: to, Alive: to, Serving: to}
 	s.Services.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("172.31.1.0/24"), netip.MustParsePrefix("10.244.0.0/16")}
-	plan, err := w.driver.Adopt(w.t.Context(), s)
+	plan, err := w.driver.Adopt(w.t.Context(), s, driver.Keep{})
 	w.must(err)
 	w.must(plan.Apply(w.t.Context()))
 }

@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/upkeep"
 )
 
 // Node is Sluice on one node, in this process: its store, compiler and driver without the agent's
@@ -23,7 +24,7 @@ import (
 type Node struct {
 	store    *store.Store
 	compiler *compile.Compiler
-	driver   *nftables.Driver
+	driver   driver.Driver
 	adopted  bool
 }
 
@@ -43,7 +44,11 @@ func NewNode(ns *netns.NS, cfg compile.Config) (*Node, error) {
 		if links, err = link.Read(); err != nil {
 			return err
 		}
-		n.driver, err = nftables.Open(nftables.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
+		d, err := nftables.Open(nftables.Options{Options: driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}})
+		if err != nil {
+			return err
+		}
+		n.driver, err = upkeep.Open(d, upkeep.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
 		return err
 	})
 	if err != nil {
@@ -93,7 +98,7 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	if n.adopted {
 		plan, err = n.driver.Update(ctx, delta)
 	} else {
-		plan, err = n.driver.Adopt(ctx, n.compiler.State())
+		plan, err = n.driver.Adopt(ctx, n.compiler.State(), driver.Keep{})
 	}
 	lap(&took.Plan)
 	if err == nil {

@@ -24,6 +24,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/upkeep"
 )
 
 // Open opens the driver under test in the network namespace of the calling thread.
@@ -103,7 +104,11 @@ func (r *run) stop(t *testing.T) func() {
 func (r *run) reopen(t *testing.T) {
 	t.Helper()
 	err := r.node.Do(func() (err error) {
-		r.driver, err = r.open()
+		d, err := r.open()
+		if err != nil {
+			return err
+		}
+		r.driver, err = upkeep.Open(d, upkeep.Options{})
 		return err
 	})
 	if err != nil {
@@ -186,7 +191,7 @@ func (r *run) lacking(s send) (note string) {
 
 func (r *run) adopt(t *testing.T, wantEmpty bool) {
 	t.Helper()
-	plan, err := r.driver.Adopt(t.Context(), r.cluster.state())
+	plan, err := r.driver.Adopt(t.Context(), r.cluster.state(), driver.Keep{})
 	if err != nil {
 		t.Fatalf("plan the adoption: %v", err)
 	}

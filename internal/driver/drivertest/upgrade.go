@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -38,7 +39,7 @@ func (r *run) upgrade(t *testing.T, other Open) {
 		}
 		r.open = next
 		r.reopen(t)
-		plan, err := r.driver.Adopt(t.Context(), r.cluster.state())
+		plan, err := r.driver.Adopt(t.Context(), r.cluster.state(), driver.Keep{})
 		if err != nil {
 			t.Fatalf("plan the upgrade: %v", err)
 		}

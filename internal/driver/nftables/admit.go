@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -142,22 +143,22 @@ func (d *Driver) apply(ctx context.Context, delta state.Delta) error {
 		return err
 	}
 	p := d.planUpdate(delta)
-	sent, err := d.commit(ctx, p.batch)
+	sent, err := d.commit(ctx, p.batch, p.of)
 	if err == nil {
 		p.done()
 		return nil
 	}
-	return d.takeBack(ctx, sent, err)
+	return d.takeBack(ctx, p.of, sent, err)
 }
 
 // takeBack undoes what the first steps of a refused change left, and returns the refusal.
-func (d *Driver) takeBack(ctx context.Context, sent uint32, refusal error) error {
+func (d *Driver) takeBack(ctx context.Context, of parts, sent uint32, refusal error) error {
 	if !d.refused(refusal) {
 		return refusal
 	}
-	d.adopted = true
+	d.adopted = d.adopted.with(of)
 	if sent > 0 {
-		if err := d.adoptNow(ctx, d.state, false); err != nil {
+		if err := d.adoptNow(ctx, of.in(d.state), driver.Keep{}); err != nil {
 			return fmt.Errorf("undo the first steps of a change that was refused (%v): %v", refusal, err) // another kernel's answer is no refusal of the change
 		}
 	}

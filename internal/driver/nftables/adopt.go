@@ -12,7 +12,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
@@ -47,26 +46,27 @@ func (s *set) def() setDef {
 }
 
 // Adopt implements driver.Driver.
-func (d *Driver) Adopt(ctx context.Context, want *state.State) (driver.Plan, error) {
-	p, _, err := d.adoptTrying(ctx, want, false)
-	return p, err
-}
-
-func (d *Driver) adoptTrying(ctx context.Context, want *state.State, keep bool) (driver.Plan, int, error) {
+func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.failures >= rebuildAfter && !keep {
-		return &rebuilding{d: d, want: want}, 0, nil
+	of := partsIn(want)
+	switch {
+	case of.without(d.parts()).any():
+		return nil, errors.New("adopt a state with policy by a driver without")
+	case of != d.parts() && (d.state == nil || d.failures >= rebuildAfter):
+		return nil, driver.ErrWhole
+	case d.failures >= rebuildAfter && !keep.Any():
+		return &rebuilding{d: d, want: want}, nil
 	}
 	next := d.aside.clone()
 	rest := next.rest(want, d.state)
 	for try := 1; ; try++ {
-		p, kept, err := d.adopt(ctx, rest, keep)
+		p, err := d.adopt(ctx, rest, keep)
 		switch {
 		case errors.Is(err, errInterrupted) && try < adoptTries:
 		case err != nil:
 			d.failed(err)
-			return nil, 0, err
+			return nil, err
 		default:
 			p.aside = next
 			p.adopts = true
@@ -75,19 +75,21 @@ func (d *Driver) adoptTrying(ctx context.Context, want *state.State, keep bool) 
 				return d.adoptRest(ctx, want, keep)
 			}
 			p.then = d.afterAdoption
-			return p, kept, nil
+			return p, nil
 		}
 	}
 }
 
+// parts are those that the driver carries out.
+func (d *Driver) parts() parts { return parts{services: true, policy: d.prog.policy != nil} }
+
 // afterAdoption removes what a rebuilding that was not finished left, and tries again what was set aside.
 func (d *Driver) afterAdoption(ctx context.Context) error {
-	adopted := d.adopted
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
 	}
 	d.failures = 0
-	if d.adopted = adopted; adopted {
+	if d.adopted == d.parts() {
 		return d.retry(ctx)
 	}
 	return nil
@@ -95,14 +97,17 @@ func (d *Driver) afterAdoption(ctx context.Context) error {
 
 // failed counts an adoption that failed for a reason that lies in the table or in what it is to hold.
 func (d *Driver) failed(err error) {
-	if !errors.Is(err, unix.EPERM) && !errors.Is(err, context.Canceled) && !errors.Is(err, driver.ErrBusy) {
-		d.failures++
+	for _, other := range []error{unix.EPERM, context.Canceled, driver.ErrBusy, driver.ErrWhole} {
+		if errors.Is(err, other) {
+			return
+		}
 	}
+	d.failures++
 }
 
 // adoptNow adopts a state that the driver has set nothing aside of.
-func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep bool) error {
-	p, _, err := d.adopt(ctx, want, keep)
+func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep driver.Keep) error {
+	p, err := d.adopt(ctx, want, keep)
 	if err != nil {
 		return err
 	}
@@ -116,53 +121,67 @@ func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep bool) err
 // other programs change nftables that often, the agent comes back later.
 const adoptTries = 5
 
-func (d *Driver) adopt(ctx context.Context, want *state.State, keep bool) (*plan, int, error) {
-	if (want.Policy != nil) != (d.prog.policy != nil) {
-		return nil, 0, errors.New("adopt a state with policy by a driver without, or the other way round")
-	}
+func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep) (*plan, error) {
 	gen, err := d.generation(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	have, err := d.read(ctx)
 	if err != nil {
-		return nil, 0, fmt.Errorf("read table inet %s: %w", TableName, err)
+		return nil, fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
+	of := partsIn(want)
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
-	d.gen, d.adopted, d.looked = gen, false, time.Now()
+	d.gen, d.adopted, d.looked = gen, d.adopted.without(of), time.Now()
 	if want.Policy != nil {
 		sets := d.prog.deniedSetsFor(deniedPrefixes(want.Policy.Denied))
 		d.prog.setDenied(sets[:])
 	}
-	a := &adoption{d: d, want: want, have: have, deep: d.doubt, keeping: keep, unsure: newUnsure()}
-	a.change = &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
-	d.prog.eachRuling(want, a.change.uses.use)
+	a := &adoption{d: d, of: of, want: want, have: have, deep: d.doubt, keep: keep, kept: newKept()}
+	a.change = a.start()
 	if err := a.settleKeeping(ctx); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	p, err := a.plan(ctx)
-	return p, a.kept, err
+	return a.plan(ctx)
+}
+
+// start returns a change in which the parts that are not adopted stay as they are.
+func (a *adoption) start() *change {
+	d := a.d
+	c := &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
+	if a.of != d.parts() {
+		for _, s := range d.prog.sets {
+			if !a.of.has(s) {
+				c.sums[s.id] = d.sums[s.id]
+			}
+		}
+		c.uses = d.roster.only(func(chain string) bool { return isLearn(chain) != a.of.services })
+	}
+	d.prog.eachRuling(a.want, c.uses.use)
+	return c
 }
 
 // adoption works out what leads from what was found to what is wanted.
 type adoption struct {
-	d       *Driver
-	want    *state.State
-	have    *found // nil: no table
-	change  *change
-	reused  map[*set]bool // sets of the kernel that go on with their elements
-	deep    bool          // trust no note, read everything
-	keeping bool          // take nothing away that want does not name
-	kept    int           // frontends, addresses of other programs and elements of policy that stay for that reason
-	was     map[setKey]element
+	d      *Driver
+	of     parts // that want has
+	want   *state.State
+	have   *found // nil: no table
+	change *change
+	reused map[*set]bool // sets of the kernel that go on with their elements
+	deep   bool          // trust no note, read everything
+	keep   driver.Keep   // what want may lack
+	kept   driver.Kept
+	was    map[setKey]element
 	// mentioned are the chains that name policies which want lacks, where nothing else is lacking; nil: anything may be.
 	mentioned map[string]bool
-	unsure    *unsure // what is kept of policy
 }
 
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.change.batch
 	switch {
+	case a.have == nil && a.of != d.parts():
+		return nil, driver.ErrWhole
 	case a.have == nil:
 		b.fresh = true
 		b.addTable(d.tableFlags())
@@ -172,10 +191,12 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 		for _, s := range d.prog.sets {
 			a.reused[s] = true
 		}
-	case a.keeping && (!a.sameSets() || d.prog.policy != nil):
+	case a.of != d.parts():
+		return nil, driver.ErrWhole
+	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.policy != nil):
 		// What stays could not be written into our sets, so all does, until want is whole.
-		a.kept = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
-		return &plan{d: d, batch: b, done: func() {}, found: a.have}, nil
+		a.kept.Services = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
+		return &plan{d: d, batch: b, done: func() {}, found: a.have, kept: a.kept}, nil
 	default:
 		a.replaceProgram()
 	}
@@ -184,45 +205,32 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	}
 	a.settleRoster()
 	a.writeNotes()
-	return &plan{d: d, batch: b, done: a.done, found: a.have}, nil
+	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.have, kept: a.kept}, nil
 }
 
 // done makes the driver remember what the kernel holds after the plan.
 func (a *adoption) done() {
 	d := a.d
-	first, changed := d.state == nil, a.change.batch.changes > 0
-	if !first {
-		d.cleaner.Cut(a.cutGone())
+	first := d.state == nil
+	now := a.want.Clone()
+	if !a.of.services {
+		now.Services = d.state.Services
 	}
-	d.state = a.want.Clone()
-	d.prog.forgetWritten(a.want.Policy)
+	if !a.of.policy && !first {
+		now.Policy = d.state.Policy
+	}
+	d.state = now
+	d.prog.forgetWritten(now.Policy)
 	a.change.uses.forgetRules()
-	d.sums, d.roster, d.adopted = a.change.sums, a.change.uses, a.kept == 0
+	d.sums, d.roster = a.change.sums, a.change.uses
+	d.adopted = d.adopted.with(parts{a.of.services && a.kept.Services == 0, a.of.policy && a.kept.Policy == 0})
 	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
-	d.doubt = first && !d.owned && a.have != nil && !a.deep
-	// While something is kept, the program knows policies that the state does not.
-	if whole := d.kept > 0 && a.kept == 0; first || changed || whole {
-		d.suspect(suspects{all: d.prog.policy != nil})
+	d.doubt = first && !d.owned && a.have != nil && !a.deep || d.doubt && a.of != d.parts()
+	if (first || a.change.batch.changes > 0) && a.kept.Services == 0 {
+		d.forget.wake.Set()
 	}
-	d.kept, d.unsure = a.kept, a.unsure
-	if first || changed {
-		d.sweep()
-		if a.kept == 0 {
-			d.forget.wake.Set()
-		}
-	}
-}
-
-// cutGone are the connections of frontends that are wanted no more.
-func (a *adoption) cutGone() (gone []conntrack.Filter) {
-	for k, before := range a.d.state.Services.Frontends {
-		if a.want.Services.Frontends[k] == nil {
-			gone = append(gone, cuts(k, before, nil)...)
-		}
-	}
-	return gone
 }
 
 // claim makes a table that is there ours, where the kernel knows owners. It is a transaction
@@ -243,7 +251,7 @@ func (d *Driver) claimTable(ctx context.Context, table string, have *found) erro
 	}
 	b := newBatch(table)
 	b.addTable(tableFlagOwner | tableFlagPersist)
-	_, err := d.commit(ctx, b)
+	_, err := d.commit(ctx, b, parts{})
 	return err
 }
 
@@ -344,10 +352,10 @@ func (a *adoption) settleRoster() {
 	b.addRoster(now, func(name string) bool { return a.have.chains[name] }, func(name string) bool { return a.have.counters[name] })
 	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
 	b.stepwise = a.sameProgram() && len(missing(now.chains, a.have.chains))+len(gone) > 0
-	if a.kept > 0 && a.d.prog.policy != nil {
+	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(slices.Clone(gone), a.isOver)
 		a.keepChains(kept)
-		a.unsure.untracked = slices.ContainsFunc(kept, isEntry)
+		a.kept.Untracked = slices.ContainsFunc(kept, isEntry)
 		b.deleteRoster(slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
 		return
 	}
@@ -368,7 +376,7 @@ func (a *adoption) fill(ctx context.Context) error {
 	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })
 	content := map[*set]map[elementKey]element{}
 	for _, s := range d.prog.sets {
-		if s.dynamic || s == d.prog.notes || !a.worthReading(s) {
+		if s.dynamic || s == d.prog.notes || !a.of.has(s) || !a.worthReading(s) {
 			continue
 		}
 		elements, err := d.content(ctx, s)
@@ -402,7 +410,7 @@ func (a *adoption) worthReading(s *set) bool {
 	switch {
 	case a.reused[s] && a.agrees(s):
 		return false
-	case a.keeping:
+	case a.mayLack(s):
 		return a.have.sets[s.name] == s.def()
 	case !a.reused[s]:
 		return false
@@ -433,8 +441,8 @@ func (a *adoption) fillOne(old map[elementKey]element, e *element) {
 		return
 	}
 	if ok && a.keepsVerdict(&had, e) {
-		a.kept++
-		a.unsure.note(a.d.prog, &had)
+		a.kept.Policy++
+		a.d.prog.noteKept(&a.kept, &had)
 		a.change.sums[e.set.id].remove(e)
 		a.change.sums[e.set.id].add(&had)
 		return

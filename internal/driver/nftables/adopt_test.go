@@ -45,7 +45,7 @@ func openIn(t *testing.T, ns *netns.NS, o Options) *Driver {
 // adopt applies the plan that leads to the state, and returns its length and text.
 func adopt(t *testing.T, d *Driver, s *state.State) (int, string) {
 	t.Helper()
-	p, err := d.Adopt(t.Context(), s)
+	p, err := d.Adopt(t.Context(), s, driver.Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +387,7 @@ func TestTwoAgents(t *testing.T) {
 	}
 	adopt(t, first, testState())
 	second := openIn(t, ns, Options{})
-	p, err := second.Adopt(t.Context(), state.New())
+	p, err := second.Adopt(t.Context(), state.New(), driver.Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +457,7 @@ func TestBatchIsAtomic(t *testing.T) {
 	c := d.newChange()
 	d.prog.clusterIPElement(netip.MustParseAddr("10.96.9.9"), c.add)
 	d.prog.clusterIPElement(netip.MustParseAddr("10.96.8.8"), c.remove) // not there
-	err := c.plan(func() {}).Apply(t.Context())
+	err := c.plan(d.parts(), func() {}).Apply(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "delete elements of ip-cluster-ips") {
 		t.Errorf("apply: %v", err)
 	}
@@ -486,7 +486,7 @@ func TestAdoptKeeping(t *testing.T) {
 			delete(part.Services.ClusterIPs, lost.Addr)
 			part.Services.Frontends[vip("10.96.0.7")] = &state.Frontend{Backends: f.Backends[:1]}
 			d = openIn(t, ns, Options{})
-			p, kept, err := d.AdoptKeeping(t.Context(), part, nil)
+			p, kept, err := adoptKeeping(t, d, part, driver.Keep{Services: true, Policy: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -496,17 +496,17 @@ func TestAdoptKeeping(t *testing.T) {
 			if kept != 1 {
 				t.Errorf("kept %d frontends, want 1", kept)
 			}
-			if p, kept, err := d.AdoptKeeping(t.Context(), part, nil); err != nil || kept != 1 || p.Len() != 0 {
+			if p, kept, err := adoptKeeping(t, d, part, driver.Keep{Services: true, Policy: true}); err != nil || kept != 1 || p.Len() != 0 {
 				t.Errorf("again: kept %d, %v\n%s", kept, err, p)
 			}
-			if _, err := d.Update(t.Context(), state.Delta{}); err == nil {
+			if _, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{lost: nil}}}); err == nil {
 				t.Error("an update goes on as if nothing were kept")
 			}
 
 			// What was declared since the start and is no more was seen to go.
 			fewer := clone(part)
 			delete(fewer.Services.Frontends, vip("10.96.0.7"))
-			p, kept, err = d.AdoptKeeping(t.Context(), fewer, nil)
+			p, kept, err = adoptKeeping(t, d, fewer, driver.Keep{Services: true, Policy: true})
 			if err != nil || kept != 1 || !strings.Contains(p.String(), "delete element ip-frontends { 10.96.0.7 ") {
 				t.Errorf("after a deletion: kept %d, %v\n%s", kept, err, p)
 			}
@@ -532,7 +532,7 @@ func TestAdoptKeepingAcrossLayouts(t *testing.T) {
 	adopt(t, d, full)
 	_ = d.Close()
 	d = openIn(t, ns, Options{})
-	p, kept, err := d.AdoptKeeping(t.Context(), state.New(), nil)
+	p, kept, err := adoptKeeping(t, d, state.New(), driver.Keep{Services: true, Policy: true})
 	if err != nil || kept == 0 || p.Len() != 0 {
 		t.Fatalf("kept %d, %v\n%s", kept, err, p)
 	}
@@ -559,4 +559,13 @@ func openWith(t *testing.T, ns *netns.NS, open func(Options) (*Driver, error)) (
 	}
 	t.Cleanup(func() { _ = d.Close() })
 	return d
+}
+
+// adoptKeeping plans an adoption that keeps something, and returns how much it does.
+func adoptKeeping(t *testing.T, d driver.Driver, want *state.State, keep driver.Keep) (driver.Plan, int, error) {
+	p, err := d.Adopt(t.Context(), want, keep)
+	if err != nil {
+		return nil, 0, err
+	}
+	return p, p.Kept().Elements(), nil
 }

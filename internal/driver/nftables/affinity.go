@@ -19,6 +19,11 @@ import (
 
 var _ driver.Rememberer = (*Driver)(nil)
 
+func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
+	return ok
+}
+
 // forgetter removes what is remembered of clients whose backend is no longer one
 // for them. The program does so itself when the client's next connection has
 // been routed; but one to a backend without a route never gets that far, and

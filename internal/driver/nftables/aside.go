@@ -35,6 +35,16 @@ func (a *aside) clone() *aside {
 	return c
 }
 
+// inherit takes over what another one has of some parts.
+func (a *aside) inherit(from *aside, of parts) {
+	for u, r := range from.why {
+		if of.hasUnit(u) {
+			u.field().move(&from.held, u.key, &a.held)
+			a.why[u] = r
+		}
+	}
+}
+
 func (a *aside) has(u unit) bool { _, ok := a.why[u]; return ok }
 
 // put sets a unit aside; from says what it is wanted to be.
@@ -242,7 +252,7 @@ func refers(p *state.Program, u unit) bool {
 	return false
 }
 
-// rest makes what is aside that of a new whole, and returns the whole without it. What has one value stays as it is in
+// rest makes what is aside that of a new whole, and returns the whole without it. What is aside of parts that want does not have stays. What has one value stays as it is in
 // have, which is what the kernel holds; nil: not known.
 func (a *aside) rest(want, have *state.State) *state.State {
 	if len(a.why) == 0 {
@@ -251,6 +261,9 @@ func (a *aside) rest(want, have *state.State) *state.State {
 	var gone state.Delta
 	all := policyOf(want)
 	for u := range maps.Clone(a.why) {
+		if !partsIn(want).hasUnit(u) {
+			continue
+		}
 		f := u.field()
 		f.forget(&a.held, u.key)
 		switch {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -78,13 +79,13 @@ func BenchmarkRefused(b *testing.B) {
 				}
 				var d *Driver
 				open := func() {
-					if err := ns.Do(func() (err error) { d, err = Open(Options{Policy: true}); return err }); err != nil {
+					if err := ns.Do(func() (err error) { d, err = Open(Options{Options: driver.Options{Policy: true}}); return err }); err != nil {
 						b.Fatal(err)
 					}
 				}
 				open()
 				apply := func(s *state.State) error {
-					p, err := d.Adopt(b.Context(), s)
+					p, err := d.Adopt(b.Context(), s, driver.Keep{})
 					if err != nil {
 						return err
 					}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -335,7 +335,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 		})
 		failed := 0
 		for ; failed < 2*rebuildAfter; failed++ {
-			p, err := d.Adopt(t.Context(), want)
+			p, err := d.Adopt(t.Context(), want, driver.Keep{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -386,7 +386,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 				}
 				return nil
 			}
-			p, err := d.Adopt(t.Context(), want)
+			p, err := d.Adopt(t.Context(), want, driver.Keep{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -432,7 +432,7 @@ func TestRefusedWhileKeeping(t *testing.T) {
 	good := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.67"), Protocol: model.TCP, Port: 80}
 	want.Services.Frontends[bad], want.Services.Frontends[good] = &state.Frontend{Reject: true}, &state.Frontend{Reject: true}
 	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
-	p, _, err := d.AdoptKeeping(t.Context(), want, nil)
+	p, _, err := adoptKeeping(t, d, want, driver.Keep{Services: true, Policy: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -466,7 +466,7 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 		}
 		none := clone(want)
 		none.Policy = state.NewPolicy()
-		p, err := d.Adopt(t.Context(), none)
+		p, err := d.Adopt(t.Context(), none, driver.Keep{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -486,17 +486,19 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 	})
 }
 
-// A connection that was there before a start that sets something aside is judged, as any other.
-func TestForbidsAfterRefusedStart(t *testing.T) {
+// What is held after a start that sets something aside is all but that.
+func TestHeldAfterRefusedStart(t *testing.T) {
 	ns, want := testNS(t), isolated()
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
 	want.Services.Frontends[bad] = &state.Frontend{Reject: true}
-	d := openIn(t, ns, Options{Policy: true})
+	d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 	poison{frontends: []state.FrontendKey{bad}}.refuse(d)
 	adopt(t, d, want)
-	from, to := netip.MustParseAddrPort("10.9.9.9:40000"), netip.MustParseAddrPort("10.1.0.1:80")
-	f := conntrack.Flow{Protocol: model.TCP, Orig: conntrack.Tuple{Src: from, Dst: to}, Reply: conntrack.Tuple{Src: to, Dst: from}}
-	if !d.forbids(f, &ways{own: map[netip.Addr]bool{}, devices: map[netip.Addr]int{}}) {
-		t.Error("a connection to a pod that nothing may reach is not forbidden")
+	held := false
+	d.Held(func(s *state.State) {
+		held = s.Services.Frontends[bad] == nil && s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] != nil
+	})
+	if !held {
+		t.Error("what the driver says that the kernel holds has what was set aside, or lacks something else")
 	}
 }

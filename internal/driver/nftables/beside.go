@@ -24,43 +24,45 @@ const rebuildAfter = 3
 
 // adoptRest adopts what the kernel takes of want, as it refused the whole. What that is, is found out in a table beside, or in
 // ours where there is none yet.
-func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep bool) error {
+func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.Keep) error {
 	there, err := d.hasTable(ctx, TableName)
 	if err != nil {
 		return err
 	}
-	if !there {
+	of := partsIn(want)
+	switch {
+	case !there && of != d.parts():
+		return driver.ErrWhole
+	case !there:
 		n, err := d.replace(ctx, TableName, nextTable, want)
 		if err != nil {
 			return err
 		}
 		return d.takeOver(ctx, n)
 	}
-	n, err := d.build(ctx, nextTable, want)
+	whole := *want
+	if !of.services {
+		whole.Services = d.state.Services
+	}
+	if !of.policy && d.state != nil {
+		whole.Policy = d.state.Policy
+	}
+	n, err := d.build(ctx, nextTable, &whole)
 	if err != nil {
 		return err
 	}
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
 	}
+	n.aside.inherit(d.aside, d.parts().without(of))
 	d.aside = n.aside
 	return d.adoptNow(ctx, d.aside.rest(want, d.state), keep)
 }
 
 // takeOver makes the driver that of the table that another one built in the place of its own.
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
-	if d.state != nil {
-		for k, before := range d.state.Services.Frontends {
-			if n.state.Services.Frontends[k] == nil {
-				d.cleaner.Cut(cuts(k, before, nil))
-			}
-		}
-	}
 	d.state, d.sums, d.roster, d.aside = n.state, n.sums, n.roster, n.aside
-	d.unsure = newUnsure()
-	d.adopted, d.owned, d.kept, d.doubt, d.looked = true, d.canOwn, 0, !d.canOwn, time.Now()
-	d.suspect(suspects{all: d.prog.policy != nil})
-	d.sweep()
+	d.adopted, d.owned, d.doubt, d.looked = d.parts(), d.canOwn, !d.canOwn, time.Now()
 	d.forget.wake.Set()
 	d.gen, err = d.generation(ctx)
 	return err
@@ -118,8 +120,8 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	c.batch.addProgram(d.prog, nil, nil)
 	c.batch.note(d.prog, programNote, "", d.prog.note())
 	d.prog.eachElement(n.state, c.add)
-	p := c.plan(func() {})
-	if _, err := n.commit(ctx, p.batch); err != nil {
+	p := c.plan(d.parts(), func() {})
+	if _, err := n.commit(ctx, p.batch, p.of); err != nil {
 		return nil, fmt.Errorf("create table inet %s: %w", table, err)
 	}
 	p.done()
@@ -152,7 +154,7 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 			return err
 		}
 	}
-	_, err = d.commit(ctx, a.change.batch)
+	_, err = d.commit(ctx, a.change.batch, parts{})
 	return err
 }
 
@@ -173,7 +175,7 @@ func (d *Driver) open(ctx context.Context, other string) error {
 	if err := d.shut(ctx, b, other); err != nil {
 		return err
 	}
-	_, err := d.commit(ctx, b)
+	_, err := d.commit(ctx, b, parts{})
 	return err
 }
 
@@ -203,13 +205,13 @@ func (d *Driver) drop(ctx context.Context, table string) error {
 	if err := d.shut(ctx, b, table); err != nil {
 		return err
 	}
-	if _, err := d.commit(ctx, b); err != nil {
+	if _, err := d.commit(ctx, b, parts{}); err != nil {
 		return err
 	}
 	awaitPackets()
 	b = newBatch(table)
 	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+table, b.tableName)
-	_, err := d.commit(ctx, b)
+	_, err := d.commit(ctx, b, parts{})
 	return err
 }
 
@@ -234,6 +236,9 @@ type rebuilding struct {
 // Len implements driver.Plan.
 func (p *rebuilding) Len() int { return 1 }
 
+// Kept implements driver.Plan.
+func (p *rebuilding) Kept() driver.Kept { return driver.Kept{} }
+
 // String implements driver.Plan.
 func (p *rebuilding) String() string {
 	return fmt.Sprintf("replace table inet %s by a fresh one, as %d adoptions failed\n", TableName, rebuildAfter)
@@ -256,6 +261,7 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 	if err := p.d.claim(ctx, have); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
+	p.d.adopted = parts{}
 	p.d.failures = rebuildAfter - 1 // another one is not built before the table has been tried once more
 	if err := p.d.rebuild(ctx, p.want); err != nil {
 		return fmt.Errorf("build a fresh table: %w", err)

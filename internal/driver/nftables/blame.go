@@ -85,7 +85,7 @@ func policiesOf(p *state.Program) []model.PolicyKey {
 	return slices.SortedFunc(maps.Keys(all), model.PolicyKey.Compare)
 }
 
-// SetAside implements driver.Refuser.
+// SetAside implements driver.Driver.
 func (d *Driver) SetAside() []driver.SetAside {
 	if list := d.told.Load(); list != nil {
 		return *list

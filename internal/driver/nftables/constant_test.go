@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -81,7 +82,7 @@ func openIn(t *testing.T, ns *netns.NS) (d *nftables.Driver) {
 // adopt adopts and applies, and returns the number of operations it took.
 func adopt(t *testing.T, d *nftables.Driver, s *state.State) int {
 	t.Helper()
-	p, err := d.Adopt(t.Context(), s)
+	p, err := d.Adopt(t.Context(), s, driver.Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}

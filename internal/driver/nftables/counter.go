@@ -65,14 +65,6 @@ func (d *Driver) DropCounts(ctx context.Context) (map[driver.Drop]uint64, error)
 	return counts, nil
 }
 
-// FlowsCut implements driver.Counter.
-func (d *Driver) FlowsCut() uint64 {
-	if d.cut == nil {
-		return 0
-	}
-	return d.cut.total.Load()
-}
-
 // readCounters yields the named counters of the table; none if there is no table.
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()

@@ -19,39 +19,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Options configure a Driver; the zero value is right for an agent.
+// Options are those of any driver, and what tests change beside.
 type Options struct {
-	// Log receives what happens in the background; nil: slog.Default().
-	Log *slog.Logger
+	driver.Options
 	// Shared leaves the table without an owner even where the kernel could
 	// protect it from others, as on kernels before 6.9.
 	Shared bool
-	// Policy makes the driver judge what may pass; states must have a Policy then.
-	Policy bool
-	// Apart has rules asked in chains of their own, as large ones are, however small they are: for tests.
+	// Apart has rules asked in chains of their own, as large ones are, however small they are.
 	Apart bool
-	// KeepEstablished lets connections go on that policy has come to forbid.
-	KeepEstablished bool
-	// Remembered, if set, is asked where another program has sent clients of services with session affinity, by an adoption that
-	// finds no table: the new one begins with that, so that those clients stay where they are. It is called
-	// from the goroutine that adopts. What it returns beside an error counts, and what it says of backends that are none is left out.
-	Remembered func(context.Context) ([]state.Remembered, error)
 }
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	prog    *program
-	canOwn  bool // the kernel can protect a table
-	ct      *conntrack.Conn
-	cleaner *conntrack.Cleaner
-	log     *slog.Logger
+	prog   *program
+	canOwn bool // the kernel can protect a table
+	log    *slog.Logger
 
 	background sync.WaitGroup
 	life       context.Context // of what works in the background
@@ -59,7 +46,6 @@ type Driver struct {
 	forget     forgetter
 	reader     reader
 	remembered func(context.Context) ([]state.Remembered, error)
-	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
 	told atomic.Pointer[[]driver.SetAside]
@@ -75,21 +61,31 @@ type Driver struct {
 	failures int    // adoptions that failed one after the other
 	sums     []sum  // of each set's content, by id
 	roster   *roster
-	gen      uint32            // the kernel's generation up to which nobody else interfered
-	doubt    bool              // others may have changed what we programmed: trust no note
-	looked   time.Time         // when the kernel was last compared with what is wanted
-	adopted  bool              // state is what the kernel holds
-	kept     int               // elements in the kernel that stay though the state does not name them
-	unsure   *unsure           // whom the kernel may judge otherwise than the state says
-	lacking  []model.PolicyKey // all that the source lacks; nil: it may be anything
+	gen      uint32    // the kernel's generation up to which nobody else interfered
+	doubt    bool      // others may have changed what we programmed: trust no note
+	looked   time.Time // when the kernel was last compared with what is wanted
+	adopted  parts     // those of which state is what the kernel holds
 }
 
-var (
-	_ driver.Driver  = (*Driver)(nil)
-	_ driver.Auditor = (*Driver)(nil)
-	_ driver.Keeper  = (*Driver)(nil)
-	_ driver.Refuser = (*Driver)(nil)
-)
+var _ driver.Driver = (*Driver)(nil)
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	c := driver.Capabilities{Name: "nftables", Can: driver.All, Counter: d, Rememberer: d, Lister: d}
+	if d.prog.policy == nil {
+		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
+	}
+	return c
+}
+
+// Held implements driver.Driver.
+func (d *Driver) Held(f func(*state.State)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != nil {
+		f(d.state)
+	}
+}
 
 // Open opens the driver's sockets in the calling thread's network namespace,
 // where they stay. It changes nothing.
@@ -102,36 +98,24 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	ct, err := conntrack.Open()
+	forget, err := dial()
 	if err != nil {
 		return nil, errors.Join(err, sock.close())
 	}
-	forget, err := dial()
-	if err != nil {
-		return nil, errors.Join(err, ct.Close(), sock.close())
-	}
 	read, err := dial()
 	if err != nil {
-		return nil, errors.Join(err, forget.close(), ct.Close(), sock.close())
+		return nil, errors.Join(err, forget.close(), sock.close())
 	}
 	d := &Driver{
-		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log,
-		ct: ct, sock: sock,
+		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log, sock: sock,
 		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	if o.Apart {
 		d.prog.limits = apartLimits
 	}
-	d.cleaner = conntrack.NewCleaner(ct, d.wanted, log)
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
-	if o.Policy && !o.KeepEstablished {
-		if d.cut, err = newCutter(); err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
-		d.background.Go(d.cutForbidden)
-	}
 	d.background.Go(d.forgetAffinity)
 	return d, nil
 }
@@ -142,11 +126,7 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
-	if d.cut != nil {
-		d.cut.routes.Close()
-	}
-	d.cleaner.Close()
-	return errors.Join(d.ct.Close(), d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
+	return errors.Join(d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
 }
 
 // canOwn asks the kernel whether it knows tables that outlive their owner, by
@@ -200,8 +180,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.adopted {
-		return nil, errors.New("update before anything was adopted")
+	if !d.adopted.all(partsOf(delta)) {
+		return nil, errors.New("update before everything was adopted that the change is about")
 	}
 	next := d.aside.clone()
 	p := d.planUpdate(next.recall(delta, d.state))
@@ -223,18 +203,15 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 	for k, f := range delta.Services.Frontends {
 		c.frontend(k, d.state.Services.Frontends[k], f)
 	}
-	var suspects suspects
 	if d.prog.policy != nil && delta.Policy.Len() > 0 {
 		c.policy(d.state.Policy, delta.Policy)
-		suspects = suspectsOf(d.state.Policy, delta.Policy)
 	}
-	p := c.plan(func() {
+	p := c.plan(partsOf(delta), func() {
 		d.state.Apply(delta)
-		d.suspect(suspects)
 		d.prog.forgetWritten(d.state.Policy)
 	})
 	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
-		if err := d.takeBack(ctx, sent, refusal); !d.refused(err) {
+		if err := d.takeBack(ctx, p.of, sent, refusal); !d.refused(err) {
 			return err
 		}
 		return d.admit(ctx, delta)
@@ -250,7 +227,6 @@ type change struct {
 	uses  *roster // afterwards; the driver's own as long as it is the same
 	sets  []*set  // of deny lists, if they are others afterwards
 	gone  []*set  // and what goes for that
-	cuts  []conntrack.Filter
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	unremember bool
 	old        map[setKey]element // scratch
@@ -351,7 +327,6 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 	c.d.prog.learnRuling(k, before, c.release)
 	c.replace(elements(before), elements(after))
 	c.sources(k, before, after)
-	c.cuts = append(c.cuts, cuts(k, before, after)...)
 	c.unremember = c.unremember || losesAffinity(before, after)
 }
 
@@ -368,7 +343,7 @@ func (c *change) changeUses() *roster {
 }
 
 // plan closes the transaction.
-func (c *change) plan(done func()) *plan {
+func (c *change) plan(of parts, done func()) *plan {
 	if c.uses != c.d.roster {
 		c.batch.changeRoster(c.d.roster, c.uses)
 	}
@@ -376,15 +351,12 @@ func (c *change) plan(done func()) *plan {
 		c.batch.deleteSet(&c.batch.after, s.name)
 	}
 	c.noteSums()
-	return &plan{d: c.d, batch: c.batch, done: func() {
+	return &plan{d: c.d, of: of, batch: c.batch, done: func() {
 		done()
 		c.d.prog.setDenied(c.sets)
 		c.d.sums, c.d.roster = c.sums, c.uses
 		c.d.roster.forgetRules()
-		c.d.adopted = true
-		if c.d.cleaner != nil { // there is none for a table that no packet was judged by
-			c.d.cleaner.Cut(c.cuts)
-		}
+		c.d.adopted = c.d.adopted.with(of)
 		if c.unremember {
 			c.d.forget.wake.Set()
 		}
@@ -420,6 +392,7 @@ func sumNote(s *set, sum sum) string {
 // plan is a transaction and what it makes of the driver.
 type plan struct {
 	d     *Driver
+	of    parts // that it is about
 	batch *batch
 	done  func()
 
@@ -430,6 +403,7 @@ type plan struct {
 	// aside is what is set aside as soon as the plan is carried out; nil: what was.
 	aside  *aside
 	adopts bool
+	kept   driver.Kept
 
 	found *found // the table as it was read; nil: there was none, or it is ours
 	spent bool
@@ -437,6 +411,9 @@ type plan struct {
 
 // Len implements driver.Plan.
 func (p *plan) Len() int { return p.batch.changes }
+
+// Kept implements driver.Plan.
+func (p *plan) Kept() driver.Kept { return p.kept }
 
 // String implements driver.Plan.
 func (p *plan) String() string { return p.batch.String() }
@@ -471,7 +448,7 @@ func (p *plan) Apply(ctx context.Context) error {
 }
 
 func (d *Driver) carryOut(ctx context.Context, p *plan) error {
-	sent, err := d.commit(ctx, p.batch)
+	sent, err := d.commit(ctx, p.batch, p.of)
 	switch {
 	case err == nil:
 		p.done()
@@ -489,9 +466,10 @@ func (d *Driver) carryOut(ctx context.Context, p *plan) error {
 }
 
 // commit sends a batch and, where others could interfere, watches for their transactions around it. Beside an error it returns
-// the number of the batch's transactions that were carried out before.
-func (d *Driver) commit(ctx context.Context, b *batch) (sent uint32, err error) {
-	d.adopted = false
+// the number of the batch's transactions that were carried out before. The parts that it is about are no longer adopted, until the
+// caller says so.
+func (d *Driver) commit(ctx context.Context, b *batch, of parts) (sent uint32, err error) {
+	d.adopted = d.adopted.without(of)
 	var before uint32
 	if !d.owned {
 		if before, err = d.generation(ctx); err != nil {

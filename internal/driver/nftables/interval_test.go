@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -67,7 +68,7 @@ func TestIntervalsGiveWay(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		ns := testNS(t)
 		for _, i := range append([]int{0, 1, 0, 1, 0, 1, 0, 1}, order[:4]...) {
-			d := openIn(t, ns, Options{Policy: true})
+			d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 			adopt(t, d, cidrState(lists[i]))
 			whole(t, d, cidrState(lists[i]))
 			if err := d.Close(); err != nil {
@@ -76,14 +77,14 @@ func TestIntervalsGiveWay(t *testing.T) {
 		}
 	})
 	t.Run("adopt", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Policy: true})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
 		for _, i := range order {
 			adopt(t, d, cidrState(lists[i]))
 		}
 		whole(t, d, cidrState(lists[order[len(order)-1]]))
 	})
 	t.Run("update", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Policy: true})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
 		have := cidrState(nil)
 		adopt(t, d, have)
 		for _, i := range order {
@@ -131,7 +132,7 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 
 // What is the same is not written again.
 func TestIntervalsThatAreTheSameStay(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Policy: true})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
 	settings := s.Services.Settings
@@ -144,7 +145,7 @@ func TestIntervalsThatAreTheSameStay(t *testing.T) {
 
 // A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
 func TestPodCIDRsChangeWithChains(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Policy: true})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
 	have := cidrState(cidrLists()[0])
 	adopt(t, d, have)
 	for i := range 20 {

@@ -8,32 +8,32 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // This file is about adopting a kernel without taking from it what want may lack.
 
-// AdoptKeeping implements driver.Keeper. After a plan that kept something, Update fails.
-func (d *Driver) AdoptKeeping(ctx context.Context, want *state.State, lacking []model.PolicyKey) (driver.Plan, int, error) {
-	d.mu.Lock()
-	d.lacking = lacking
-	d.mu.Unlock()
-	return d.adoptTrying(ctx, want, true)
-}
-
 // settleKeeping finds out which programs are to be kept where policies are all that is lacking: if no chain names one of them, they were
 // not in force here, and nothing is kept. Nor is it where the program is another's, as all would have to stay for it.
 func (a *adoption) settleKeeping(ctx context.Context) (err error) {
-	if !a.keeping || a.d.lacking == nil || a.have == nil {
+	if len(a.keep.Policies) == 0 || a.have == nil || !a.of.policy {
 		return nil
 	}
-	if a.mentioned, err = a.d.mentioning(ctx, a.d.lacking); err != nil {
+	if a.mentioned, err = a.d.mentioning(ctx, a.keep.Policies); err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	a.keeping = len(a.mentioned) > 0 && a.sameProgram()
+	if len(a.mentioned) == 0 || !a.sameProgram() {
+		a.mentioned = nil
+	}
 	return nil
+}
+
+// mayLack reports whether elements of the set may have to stay though want does not name them.
+func (a *adoption) mayLack(s *set) bool {
+	if s.policy {
+		return a.keep.Policy || a.mentioned != nil
+	}
+	return a.keep.Services
 }
 
 // sameSets reports whether the kernel has all of this program's sets, whatever else.
@@ -43,30 +43,39 @@ func (a *adoption) sameSets() bool {
 
 // settleRest plans what becomes of the elements that want has no use for.
 func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
-	if a.keeping {
-		for name := range a.mentioned { // those that no element leads to
-			if _, wanted := a.change.uses.chains[name]; !wanted && isEntry(name) {
-				a.kept++
-			}
+	for name := range a.mentioned { // those that no element leads to
+		if _, wanted := a.change.uses.chains[name]; !wanted && isEntry(name) {
+			a.kept.Policy++
 		}
-		for s, rest := range content {
-			for _, e := range rest {
-				if a.countsAsKept(s) && a.stays(&e) {
-					a.kept++
-				}
+	}
+	for s, rest := range content {
+		if !a.mayLack(s) || !a.countsAsKept(s) {
+			continue
+		}
+		for _, e := range rest {
+			if a.stays(&e) {
+				*a.keptOf(s)++
 			}
 		}
 	}
 	for s, rest := range content {
 		for _, e := range rest {
 			switch {
-			case a.kept > 0 && a.stays(&e):
+			case *a.keptOf(s) > 0 && a.mayLack(s) && a.stays(&e):
 				a.keepElement(&e)
 			case a.reused[s]:
 				a.change.batch.delete(&e)
 			}
 		}
 	}
+}
+
+// keptOf counts what is kept of the set's part.
+func (a *adoption) keptOf(s *set) *int {
+	if s.policy {
+		return &a.kept.Policy
+	}
+	return &a.kept.Services
 }
 
 // countsAsKept reports whether what stays in the set is told: what belongs to a frontend is
@@ -83,11 +92,8 @@ func (a *adoption) countsAsKept(s *set) bool {
 // stays reports whether an element that want has no use for may belong to something that
 // want lacks: not if it is a remnant of a frontend that want names or named.
 func (a *adoption) stays(e *element) bool {
-	switch {
-	case e.set.policy:
+	if e.set.policy {
 		return a.policyStays(e)
-	case a.mentioned != nil:
-		return false
 	}
 	k, ok := e.frontend()
 	if !ok {
@@ -144,7 +150,7 @@ func isEntry(name string) bool {
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
 func (a *adoption) keepsVerdict(had, e *element) bool {
-	if !a.keeping || !e.set.policy || !e.set.verdict || had.verdict == returnIt || had.comment != e.comment {
+	if !a.mayLack(e.set) || !e.set.policy || !e.set.verdict || had.verdict == returnIt || had.comment != e.comment {
 		return false
 	}
 	if a.mentioned != nil && !a.mentioned[had.verdict.chain] {
@@ -175,7 +181,7 @@ func (a *adoption) keepElement(e *element) {
 		}
 	}
 	if e.set.policy && (e.set.verdict || a.mentioned == nil) {
-		a.unsure.note(a.d.prog, e)
+		a.d.prog.noteKept(&a.kept, e)
 	}
 	a.change.sums[e.set.id].add(e)
 	if !a.reused[e.set] {

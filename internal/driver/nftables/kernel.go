@@ -117,7 +117,7 @@ func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
 // doubtInterval is how long after the last adoption a doubt is reason for another.
 const doubtInterval = time.Minute
 
-// Tampered implements driver.Auditor. A table with an owner cannot be touched by
+// Tampered implements driver.Driver. A table with an owner cannot be touched by
 // others. Otherwise the generation tells of a transaction of any program; then the
 // rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for an adoption once a minute.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
@@ -177,7 +177,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 		if err := d.claimTable(ctx, table, have); err != nil {
 			return fmt.Errorf("delete table inet %s: %w", table, err)
 		}
-		d.state = nil
+		d.state, d.adopted = nil, parts{}
 		if err := d.drop(ctx, table); err != nil {
 			return err
 		}

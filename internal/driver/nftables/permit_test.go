@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -295,15 +296,15 @@ func isolated() *state.State {
 // for pods that want knows nothing of, nor for those whose policies it may lack.
 func TestPolicyKeeping(t *testing.T) {
 	ns := testNS(t)
-	d := openIn(t, ns, Options{Policy: true})
+	d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 	adopt(t, d, isolated())
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	d = openIn(t, ns, Options{Policy: true})
+	d = openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 	keep := func(want *state.State) (kept int) {
 		t.Helper()
-		p, kept, err := d.AdoptKeeping(t.Context(), want, nil)
+		p, kept, err := adoptKeeping(t, d, want, driver.Keep{Services: true, Policy: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,7 +342,7 @@ func TestPolicyKeeping(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	d = openIn(t, ns, Options{Policy: true})
+	d = openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 	if keep(nothing) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-judge-") {
 		t.Error("a pod was forgotten while it could not be read")
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -26,7 +27,7 @@ func TestRememberOthers(t *testing.T) {
 			Service: service, Port: "http", Backends: backends, Alive: backends, Serving: backends, Affinity: sticky}
 	}
 	asked := 0
-	d := openIn(t, ns, Options{Remembered: func(context.Context) ([]state.Remembered, error) {
+	d := openIn(t, ns, Options{Options: driver.Options{Remembered: func(context.Context) ([]state.Remembered, error) {
 		asked++
 		right := state.Remembered{Service: service, Port: "http", Protocol: model.TCP, Client: client, Backend: two, Left: time.Hour}
 		gone, other, unknown, twice := right, right, right, right
@@ -35,9 +36,9 @@ func TestRememberOthers(t *testing.T) {
 		unknown.Client, unknown.Service, unknown.Left = client.Prev(), model.Name{}, 0
 		twice.Backend = one
 		return []state.Remembered{right, gone, other, unknown, twice}, nil
-	}})
+	}}})
 	for range 2 {
-		plan, err := d.Adopt(t.Context(), s)
+		plan, err := d.Adopt(t.Context(), s, driver.Keep{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +77,7 @@ func TestFrontendsOfAnother(t *testing.T) {
 	s := state.New()
 	s.Services.Frontends[served] = &state.Frontend{Backends: to, Alive: to, Serving: to}
 	s.Services.Frontends[refused] = &state.Frontend{Reject: true}
-	plan, err := d.Adopt(t.Context(), s)
+	plan, err := d.Adopt(t.Context(), s, driver.Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}

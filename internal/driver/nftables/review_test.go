@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -34,15 +34,15 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testNS(t)
-			d := openIn(t, ns, Options{Policy: true})
+			d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 			adopt(t, d, isolated())
 			if err := d.Close(); err != nil {
 				t.Fatal(err)
 			}
-			d = openIn(t, ns, Options{Policy: true})
+			d = openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 			want := isolated()
 			c.change(want.Policy)
-			p, kept, err := d.AdoptKeeping(t.Context(), want, nil)
+			p, kept, err := adoptKeeping(t, d, want, driver.Keep{Services: true, Policy: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,63 +74,6 @@ func ingressOf(t *testing.T, d *Driver, a netip.Addr) verdict {
 	}
 	t.Fatalf("the kernel has nothing for %v", a)
 	return verdict{}
-}
-
-// What forbids a connection is a policy, at any stage, and nothing that is only not known.
-func TestForbids(t *testing.T) {
-	pod, outside, node := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.168.0.1")
-	const eth0, veth = 2, 5
-	tuple := func(from, to netip.Addr, fromPort, toPort uint16) conntrack.Tuple {
-		return conntrack.Tuple{Src: netip.AddrPortFrom(from, fromPort), Dst: netip.AddrPortFrom(to, toPort)}
-	}
-	direct := func(from, to netip.Addr) conntrack.Flow {
-		return conntrack.Flow{Protocol: model.TCP, Orig: tuple(from, to, 40000, 80), Reply: tuple(to, from, 80, 40000)}
-	}
-	nodePort := direct(outside, pod)
-	nodePort.Orig = tuple(outside, node, 40000, 30080)
-	denyNodePort := &state.Program{ID: "node-port", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Allow, Policies: []*state.PolicyRules{{Rules: []state.Rule{{
-		Action: model.Deny, Protocol: uint8(model.TCP), Destination: state.End{Ports: &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 30080, Last: 30080}}}}}}}}}}}
-	preDNAT := func(p *state.Policy) {
-		p.Programs[denyNodePort.ID] = denyNodePort
-		p.PortSets[0x100] = denyNodePort.Tiers[0].Policies[0].Rules[0].Destination.Ports
-		p.Hosts[eth0] = &state.Host{Name: "node", Device: "eth0", PreDNAT: denyNodePort.ID}
-	}
-	toNode := direct(outside, node)
-	toNode.Orig, toNode.Reply = tuple(outside, node, 40000, 30080), tuple(node, outside, 30080, 40000)
-	none, listed := new(unsure), &unsure{members: map[netip.Prefix]bool{netip.MustParsePrefix("192.0.2.0/24"): true}}
-	listed.lengths[0][24] = true
-	for name, c := range map[string]struct {
-		flow   conntrack.Flow
-		change func(*state.Policy)
-		unsure *unsure
-		want   bool
-	}{
-		"nothing forbids it":                    {direct(outside, pod), func(*state.Policy) {}, none, false},
-		"the pod's policy":                      {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, none, true},
-		"the pod's policy, and it is kept":      {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, &unsure{receivers: map[netip.Addr]bool{pod: true}}, false},
-		"the pod's policy, and another is kept": {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, &unsure{senders: map[netip.Addr]bool{pod: true}}, true},
-		"the pod's policy, and a list is kept":  {direct(outside, pod), func(p *state.Policy) { p.Workloads[pod].Ingress = "deny" }, listed, false},
-		"before services":                       {nodePort, preDNAT, none, true},
-		"before services, to the node":          {toNode, preDNAT, none, true},
-		"before services, another port":         {direct(outside, pod), preDNAT, none, false},
-		"an interface that is not known":        {direct(outside, pod), func(p *state.Policy) { preDNAT(p); clear(p.HostDevices) }, none, false},
-		"a pod that is not known":               {direct(outside, pod), func(p *state.Policy) { clear(p.Workloads) }, none, false},
-		"a pod whose interface is not known":    {direct(pod, outside), func(p *state.Policy) { p.Workloads[pod].Device = 0; clear(p.PodDevices) }, none, false},
-		"a pod's policy of what the node gets":  {direct(pod, node), func(p *state.Policy) { p.Workloads[pod].Egress = "deny" }, none, true},
-	} {
-		p := isolated().Policy
-		p.HostDevices[eth0], p.PodDevices[veth] = struct{}{}, struct{}{}
-		p.PodCIDRs = prefixes("10.1.0.0/24")
-		p.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "p"}, Device: veth}}
-		c.change(p)
-		s := state.New()
-		s.Policy = p
-		d := &Driver{state: s, unsure: c.unsure}
-		w := &ways{own: map[netip.Addr]bool{node: true}, devices: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
-		if got := d.forbids(c.flow, w); got != c.want {
-			t.Errorf("%s: forbidden: %v, want %v", name, got, c.want)
-		}
-	}
 }
 
 // A change that cannot be made in two transactions, as what is new and what is old do not go together, is made in one, and what

@@ -29,6 +29,21 @@ func (r *roster) clone() *roster {
 	return &roster{maps.Clone(r.chains), maps.Clone(r.counters)}
 }
 
+// only is the part of a roster whose chains are of interest: as if nothing else had ever been used.
+func (r *roster) only(is func(chain string) bool) *roster {
+	part := newRoster()
+	for name, e := range r.chains {
+		if !is(name) {
+			continue
+		}
+		part.chains[name] = e
+		for _, counter := range e.counters {
+			part.counters[counter]++
+		}
+	}
+	return part
+}
+
 // use counts another use of the chain of that name. If there is none yet, it is written, and uses the chains that it leads to.
 func (r *roster) use(name string, write func() *ruling) {
 	e, known := r.chains[name]

@@ -16,24 +16,30 @@ const nftCommentMax = 127
 
 // eachElement yields all elements of the state.
 func (p *program) eachElement(s *state.State, yield func(*element)) {
-	p.settingsElements(s.Services.Settings, yield)
-	for a := range s.Services.ClusterIPs {
+	if s.Services != nil {
+		p.eachServiceElement(s.Services, yield)
+	}
+	if s.Policy != nil {
+		p.eachPolicyElement(s.Policy, yield)
+	}
+}
+
+func (p *program) eachServiceElement(s *state.Services, yield func(*element)) {
+	p.settingsElements(s.Settings, yield)
+	for a := range s.ClusterIPs {
 		p.clusterIPElement(a, yield)
 	}
-	for a := range s.Services.OtherIPs {
+	for a := range s.OtherIPs {
 		p.otherIPElement(a, yield)
 	}
-	for a := range s.Services.Hairpins {
+	for a := range s.Hairpins {
 		p.hairpinElement(a, yield)
 	}
-	for k, f := range s.Services.Frontends {
+	for k, f := range s.Frontends {
 		p.frontendElements(k, f, yield)
 		for _, c := range f.SourceRanges {
 			p.sourceElements(k, c, yield)
 		}
-	}
-	if p.policy != nil {
-		p.eachPolicyElement(s.Policy, yield)
 	}
 }
 
@@ -237,10 +243,12 @@ func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, 
 
 // eachRuling yields the chains, beside the program's own, that the state leads to.
 func (p *program) eachRuling(s *state.State, yield useChain) {
-	for k, f := range s.Services.Frontends {
-		p.learnRuling(k, f, yield)
+	if s.Services != nil {
+		for k, f := range s.Services.Frontends {
+			p.learnRuling(k, f, yield)
+		}
 	}
-	if p.policy != nil {
+	if s.Policy != nil {
 		p.eachPolicyRuling(s.Policy, yield)
 	}
 }

@@ -1,4 +1,4 @@
-package nftables
+package upkeep
 
 import (
 	"context"
@@ -10,9 +10,6 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
-
-// This file is about connections that exist while what they were translated by
-// changes.
 
 // keeps are the endpoints to which the frontend's existing connections may go on, sorted.
 func keeps(p model.Protocol, f *state.Frontend) []netip.AddrPort {
@@ -52,20 +49,52 @@ func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
 	return ok
 }
 
+// frontends are those that a change names, as the kernel holds them.
+func (d *Driver) frontends(named state.ServicesDelta) map[state.FrontendKey]*state.Frontend {
+	now := make(map[state.FrontendKey]*state.Frontend, len(named.Frontends))
+	d.Held(func(s *state.State) {
+		for k := range named.Frontends {
+			now[k] = s.Services.Frontends[k]
+		}
+	})
+	return now
+}
+
+// cutsBetween are the connections that may not go on when frontends change.
+func cutsBetween(before, after map[state.FrontendKey]*state.Frontend) (all []conntrack.Filter) {
+	for k, f := range before {
+		all = append(all, cuts(k, f, after[k])...)
+	}
+	return all
+}
+
+// cutsWithout are the connections that may not go on when only these services are left; none if they are to stay as they are.
+func (d *Driver) cutsWithout(want *state.Services) (all []conntrack.Filter) {
+	if want == nil {
+		return nil
+	}
+	d.Held(func(s *state.State) {
+		for k, before := range s.Services.Frontends {
+			if want.Frontends[k] == nil {
+				all = append(all, cuts(k, before, nil)...)
+			}
+		}
+	})
+	return all
+}
+
 // asked is the frontend that a connection was opened to; nil: none.
 func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
 // wanted reports whether a connection goes where the state sends it, as one that was opened after its endpoint came back.
-func (d *Driver) wanted(f *conntrack.Flow) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.state == nil {
-		return false
-	}
-	fe := asked(d.state, f)
-	return fe != nil && containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+func (d *Driver) wanted(f *conntrack.Flow) (is bool) {
+	d.Held(func(s *state.State) {
+		fe := asked(s, f)
+		is = fe != nil && containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+	})
+	return is
 }
 
 // stale reports whether a connection goes where the state does not send it.
@@ -83,10 +112,9 @@ func (d *Driver) sweep() {
 	d.background.Go(func() {
 		ctx, cancel := context.WithTimeout(d.life, sweepTime)
 		defer cancel()
-		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) bool {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			return d.state != nil && stale(d.state, f)
+		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) (is bool) {
+			d.Held(func(s *state.State) { is = stale(s, f) })
+			return is
 		})
 		if err != nil && d.life.Err() == nil {
 			d.log.Warn("sweep connection tracking", "error", err)

@@ -1,4 +1,4 @@
-package nftables
+package upkeep
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/state"
-	policy "sluice.dev/sluice/internal/verdict"
+	"sluice.dev/sluice/internal/verdict"
 	"sluice.dev/sluice/internal/wake"
 )
 
@@ -168,16 +168,24 @@ func (w *ways) device(a netip.Addr) int {
 // judges which is only kept stays as it is, unless another of those that judge it forbids it.
 func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.state == nil || d.state.Policy == nil {
-		return f.Cut()
-	}
-	p, flow, u := d.state.Policy, policyFlow(f), d.unsure
+	u := d.unsure
+	d.mu.Unlock()
+	is := f.Cut()
+	d.Held(func(s *state.State) {
+		if s.Policy != nil {
+			is = u.forbids(s.Policy, f, w)
+		}
+	})
+	return is
+}
+
+func (u *unsure) forbids(p *state.Policy, f conntrack.Flow, w *ways) bool {
+	flow := policyFlow(f)
 	if u.mayBeMember(flow.Source) || u.mayBeMember(flow.Destination) {
 		return f.Cut()
 	}
 	var in, out int
-	if len(p.Hosts)+len(u.hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
+	if len(p.Hosts)+len(u.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
 		out = w.device(flow.Destination)
 		if p.Workloads[flow.Source] == nil {
 			in = w.device(flow.Source)
@@ -185,19 +193,19 @@ func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	}
 	asked := flow
 	asked.Destination, asked.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
-	var steps []policy.Step
+	var steps []verdict.Step
 	switch from, to := w.own[flow.Source], w.own[flow.Destination]; {
 	case from && to:
 		return false
 	case from:
-		steps = policy.Output(p, flow, out)
+		steps = verdict.Output(p, flow, out)
 	case to:
-		steps = append(policy.Arrive(p, asked, in), policy.Input(p, flow, in)...)
+		steps = append(verdict.Arrive(p, asked, in), verdict.Input(p, flow, in)...)
 	default:
-		steps = append(policy.Arrive(p, asked, in), policy.Forward(p, flow, in, out)...)
+		steps = append(verdict.Arrive(p, asked, in), verdict.Forward(p, flow, in, out)...)
 	}
-	steps = slices.DeleteFunc(steps, func(s policy.Step) bool { return u.judges(s.Stage, flow, in, out) })
-	if denied, is := policy.Denied(steps); is && (denied.Drop == policy.ByPolicy || denied.Drop == policy.ByHost) {
+	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return u.judges(s.Stage, flow, in, out) })
+	if denied, is := verdict.Denied(steps); is && (denied.Drop == verdict.ByPolicy || denied.Drop == verdict.ByHost) {
 		return true
 	}
 	return f.Cut() && u.concerns(flow, in, out)
@@ -205,8 +213,8 @@ func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 
 // policyFlow is the connection as policy judges it: from the client's own address to the
 // backend that it was translated to.
-func policyFlow(f conntrack.Flow) policy.Flow {
-	return policy.Flow{
+func policyFlow(f conntrack.Flow) verdict.Flow {
+	return verdict.Flow{
 		Source: f.Orig.Src.Addr(), Destination: f.Reply.Src.Addr(), Protocol: uint8(f.Protocol),
 		SourcePort: f.Orig.Src.Port(), DestinationPort: f.Reply.Src.Port(),
 		ICMPType: f.Orig.ICMP.Type, ICMPCode: f.Orig.ICMP.Code,

@@ -1,0 +1,145 @@
+package driver
+
+import (
+	"context"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Capability is something that a state may ask for, or its users may rely on, and that not every
+// driver can do. Capabilities are or-ed.
+type Capability uint
+
+// The capabilities. Without Services a driver carries out no services, without Policy no policy.
+const (
+	Services        Capability = 1 << iota // TCP and UDP to backends, whatever kind of address was asked for
+	SCTP                                   // services over SCTP
+	Affinity                               // clients stay on their backends
+	SourceRanges                           // loadBalancerSourceRanges
+	LocalTraffic                           // externalTrafficPolicy: Local, with the client's address kept
+	Policy                                 // of pods
+	HostPolicy                             // of the node's own interfaces
+	UntrackedPolicy                        // doNotTrack, and deny lists: before connection tracking
+	Survives                               // what was programmed works while no process of ours runs
+	AuditsCheaply                          // Tampered tells
+	Keeps                                  // Adopt can keep what Keep names
+
+	All = 1<<iota - 1
+)
+
+var capabilityNames = []struct {
+	of   Capability
+	name string
+}{
+	{Services, "services"}, {SCTP, "SCTP"}, {Affinity, "session affinity"}, {SourceRanges, "source ranges"},
+	{LocalTraffic, "externalTrafficPolicy: Local"}, {Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
+	{UntrackedPolicy, "policy before connection tracking"}, {Survives, "working while no agent runs"},
+	{AuditsCheaply, "noticing at once what others change"}, {Keeps, "keeping what cannot be read"},
+}
+
+// String names the capabilities, parted by commas.
+func (c Capability) String() string {
+	var names []string
+	for _, n := range capabilityNames {
+		if c&n.of != 0 {
+			names = append(names, n.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// Capabilities are what a driver declares of itself, so that it is known before it is chosen.
+type Capabilities struct {
+	Name string // of the driver: "nftables"
+	Can  Capability
+
+	Counter    Counter    // nil: the driver counts nothing
+	Rememberer Rememberer // nil: it cannot tell of clients that it keeps on their backends
+	Lister     Lister     // nil: it cannot tell what an agent that has ended left in the kernel
+}
+
+// Counter counts what becomes of packets and connections. Its methods are safe for concurrent use with
+// those of the Driver.
+type Counter interface {
+	// PolicyCounters returns a counter for each policy that is programmed,
+	// sorted by policy.
+	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
+	// DropCounts returns how many packets were dropped for each reason, those included that
+	// were not sent to DropGroup, since the program is in the kernel.
+	DropCounts(ctx context.Context) (map[Drop]uint64, error)
+}
+
+// Rememberer keeps clients on their backends.
+type Rememberer interface {
+	// Remembered returns how many clients of services with session affinity the kernel remembered when
+	// the driver last looked. It is safe for concurrent use.
+	Remembered() Remembered
+}
+
+// Remembered counts clients, of each frontend apart.
+type Remembered struct {
+	IPv4      int `json:"ipv4"`
+	IPv6      int `json:"ipv6"`
+	Most      int `json:"most"`      // that the kernel can remember of a family
+	Forgotten int `json:"forgotten"` // since the driver was opened, to make room for others
+}
+
+// Fullest is the larger number of the two families, in percent of the most.
+func (r Remembered) Fullest() int { return 100 * max(r.IPv4, r.IPv6) / max(1, r.Most) }
+
+// Lister tells which frontends the kernel holds without knowing any desired state: of an agent that
+// runs, or of one that has ended.
+type Lister interface {
+	// Frontends returns each frontend that the kernel holds, with whether its new
+	// connections are sent to backends (they are refused or dropped otherwise). It is empty
+	// where the driver has programmed nothing.
+	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
+}
+
+// Lacks returns what a state asks for that the driver cannot do: the capability, of each service; 0 of
+// name "" for what is no service's.
+func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
+	lacks := map[model.Name]Capability{}
+	need := func(name model.Name, of Capability) {
+		if of &^= c.Can; of != 0 {
+			lacks[name] |= of
+		}
+	}
+	if c.Can&All == All {
+		return lacks
+	}
+	if s.Services != nil {
+		for k, f := range s.Services.Frontends {
+			need(f.Service, neededBy(k, f))
+		}
+	}
+	if p := s.Policy; p != nil {
+		need(model.Name{}, Policy)
+		if len(p.Hosts) > 0 {
+			need(model.Name{}, HostPolicy)
+		}
+		if len(p.Denied.Lists) > 0 {
+			need(model.Name{}, UntrackedPolicy)
+		}
+	}
+	return lacks
+}
+
+func neededBy(k state.FrontendKey, f *state.Frontend) Capability {
+	need := Services
+	if k.Protocol == model.SCTP {
+		need |= SCTP
+	}
+	if f.Affinity > 0 {
+		need |= Affinity
+	}
+	if len(f.SourceRanges) > 0 {
+		need |= SourceRanges
+	}
+	if f.LocalOnly {
+		need |= LocalTraffic
+	}
+	return need
+}

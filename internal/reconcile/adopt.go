@@ -1,0 +1,112 @@
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Adopt plans to bring the kernel in step with want. What may be lacking in want is not taken from the
+// kernel. The frontends in had have had endpoints in this life: if they have none now, they lost them.
+func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, had map[state.FrontendKey]bool) (driver.Plan, error) {
+	keep := lacking.keep()
+	if d.Capabilities().Can&driver.Keeps == 0 {
+		keep = driver.Keep{}
+	}
+	if !keep.Services || want.Services == nil {
+		return d.Adopt(ctx, want, keep)
+	}
+	p, err := d.Adopt(ctx, &state.State{Services: withBackends(want.Services, had), Policy: want.Policy}, keep)
+	if err == nil && p.Kept().Services == 0 {
+		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
+		// were put there by us: they are programmed as they stand, as Update does it.
+		return d.Adopt(ctx, want, keep)
+	}
+	return p, err
+}
+
+// withBackends are the services without those frontends that never had an endpoint: theirs may be
+// what is lacking, and then those in the kernel are better.
+func withBackends(want *state.Services, had map[state.FrontendKey]bool) *state.Services {
+	s := *want
+	s.Frontends = maps.Clone(s.Frontends)
+	maps.DeleteFunc(s.Frontends, func(k state.FrontendKey, f *state.Frontend) bool {
+		return !hasEndpoints(f) && !had[k]
+	})
+	return &s
+}
+
+func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
+
+// noteEndpoints remembers which frontends have had endpoints: once those of a frontend were read, those
+// in the kernel are no better.
+func (r *Reconciler) noteEndpoints(d state.Delta) {
+	for k, f := range d.Services.Frontends {
+		if f != nil && hasEndpoints(f) {
+			r.had[k] = true
+		}
+	}
+}
+
+// changes is how much of a change is of the part.
+func changes(of Part, d state.Delta) int {
+	if of == Policy {
+		return d.Policy.Len()
+	}
+	return d.Services.Len()
+}
+
+// pick has a change say what another one says of the part.
+func pick(of Part, from state.Delta, to *state.Delta) {
+	if of == Policy {
+		to.Policy = from.Policy
+	} else {
+		to.Services = from.Services
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// MaxLogged is how many operations of one plan are logged.
+const MaxLogged = 200
+
+// logPlan logs what is about to be done, one operation a line.
+func logPlan(log *slog.Logger, p driver.Plan) {
+	logged := 0
+	for operation := range strings.Lines(p.String()) {
+		if logged == MaxLogged {
+			log.Debug("plan is longer", "operations", p.Len())
+			return
+		}
+		log.Debug("plan", "operation", strings.TrimSpace(operation))
+		logged++
+	}
+}
+
+// names are the services that a change is about, five at the most.
+func names(d state.Delta) []string {
+	seen := map[model.Name]bool{}
+	var list []string
+	for _, f := range d.Services.Frontends {
+		if f == nil || seen[f.Service] {
+			continue
+		}
+		if len(list) == 5 {
+			return append(list, "…")
+		}
+		seen[f.Service] = true
+		list = append(list, f.Service.String())
+	}
+	return list
+}

@@ -1,0 +1,392 @@
+// Package reconcile keeps a kernel in step with the desired state, part by part: it decides when a part
+// is updated by what changed and when it is compared with the kernel as a whole, what stays while the
+// sources lack something, and when a part that failed is tried again. A part that fails holds up no
+// other.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// The time between two attempts of a part that fails: it begins with firstDelay and doubles up to
+// lastDelay. What changes meanwhile, and an owner of the kernel's objects that may be on its way out,
+// make it hurriedDelay at the most: what changed may be the cure.
+const (
+	firstDelay   = 50 * time.Millisecond
+	lastDelay    = 10 * time.Second
+	hurriedDelay = 250 * time.Millisecond
+)
+
+// Part is a part of the state, which is reconciled apart from the others.
+type Part int
+
+// The parts.
+const (
+	Services Part = iota
+	Policy
+	parts
+)
+
+// String returns "services" or "policy".
+func (p Part) String() string { return [...]string{"services", "policy"}[p] }
+
+// Lacking is what the sources have not been able to read yet.
+type Lacking struct {
+	Any      bool              // something: nothing may be taken from the kernel that may belong to it
+	Policies []model.PolicyKey // all that is lacking, if Any; empty: it may be anything
+}
+
+// keep is what may not be taken from the kernel.
+func (l Lacking) keep() driver.Keep {
+	if l.Any && len(l.Policies) == 0 {
+		return driver.Keep{Services: true, Policy: true}
+	}
+	if l.Any {
+		return driver.Keep{Policies: l.Policies}
+	}
+	return driver.Keep{}
+}
+
+// How the kernel was brought up to date.
+const (
+	PathUpdate = "update" // by what changed alone
+	PathAdopt  = "adopt"  // everything was compared with the kernel
+)
+
+// Done is what an attempt did to the kernel.
+type Done struct {
+	Path       string // the more thorough of those that it took; "": nothing was to be done
+	Operations int
+	Time       time.Time     // when the kernel had it
+	Took       time.Duration // to plan and apply
+	// Healed: what was found to differ was not to be expected, so that someone else had changed it.
+	Healed bool
+	// UpdateFailed: a change could not be carried out alone, so that all was compared with the kernel.
+	UpdateFailed bool
+}
+
+// Failure describes attempts at a part that go on failing.
+type Failure struct {
+	Since    time.Time
+	Error    string // of the last attempt
+	Attempts int
+}
+
+// Reconciler keeps the parts that one driver carries out in step with the desired state. It is not
+// safe for concurrent use.
+type Reconciler struct {
+	driver driver.Driver
+	log    *slog.Logger
+	parts  []*part
+	now    func() time.Time
+
+	lacking Lacking
+	had     map[state.FrontendKey]bool // while something is lacking: what has had an endpoint since the start
+	// suspicion is why parts are compared with the kernel though nothing is known to differ; "": none are.
+	suspicion string
+}
+
+// part is what is known of a part in the kernel.
+type part struct {
+	of      Part
+	stale   bool // what the driver believes of it may be wrong: adopt it
+	kept    int  // what the last adoption kept of it: a change needs an adoption, too
+	delay   time.Duration
+	due     time.Time // not before, while delay is not 0
+	tried   time.Time
+	failure *Failure
+	err     error // of the last attempt, while there is a failure
+}
+
+// New returns a Reconciler that has done nothing yet, and is lacking everything.
+func New(d driver.Driver, log *slog.Logger) *Reconciler {
+	r := &Reconciler{driver: d, log: log, now: time.Now, lacking: Lacking{Any: true}, had: map[state.FrontendKey]bool{}}
+	can := d.Capabilities().Can
+	for p, needs := range [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy} {
+		if can&needs != 0 {
+			r.parts = append(r.parts, &part{of: Part(p), stale: true})
+		}
+	}
+	return r
+}
+
+// Lack says what the sources lack by now. Once they lack nothing any more, all is adopted for good.
+func (r *Reconciler) Lack(l Lacking) {
+	if r.lacking.Any && !l.Any {
+		r.had = nil
+		r.Doubt("")
+	}
+	r.lacking = l
+}
+
+// Doubt has everything compared with the kernel in the next attempt. What is found to differ then, is
+// someone else's doing if a reason is given, of which it may be said that it was found by that.
+func (r *Reconciler) Doubt(reason string) {
+	for _, p := range r.parts {
+		p.stale = true
+	}
+	r.suspicion = reason
+}
+
+// Tampered reports whether someone else touched what is in step with the desired state.
+func (r *Reconciler) Tampered(ctx context.Context) bool {
+	for _, p := range r.parts {
+		if p.stale {
+			return false // looked at anyway
+		}
+	}
+	return r.tampered(ctx)
+}
+
+func (r *Reconciler) tampered(ctx context.Context) bool {
+	tampered, err := r.driver.Tampered(ctx)
+	if err != nil && ctx.Err() == nil {
+		r.log.Warn("cannot tell whether someone else changed the kernel's tables", "error", err)
+	}
+	return tampered
+}
+
+// InSlices reports whether a change may be carried out in slices: some part is changed by what changed
+// alone.
+func (r *Reconciler) InSlices() bool {
+	for _, p := range r.parts {
+		if !p.stale && p.kept == 0 && !r.lacking.Any {
+			return true
+		}
+	}
+	return false
+}
+
+// Due returns when the next attempt is due of a part that failed, and false if none failed.
+func (r *Reconciler) Due() (at time.Time, is bool) {
+	for _, p := range r.parts {
+		if p.delay > 0 && (!is || p.due.Before(at)) {
+			at, is = p.due, true
+		}
+	}
+	return at, is
+}
+
+// Parts is how many parts there are.
+func (r *Reconciler) Parts() int { return len(r.parts) }
+
+// Failed returns what fails at present of each part that does.
+func (r *Reconciler) Failed() map[Part]Failure {
+	failed := map[Part]Failure{}
+	for _, p := range r.parts {
+		if p.failure != nil {
+			failed[p.of] = *p.failure
+		}
+	}
+	return failed
+}
+
+// Hurry has parts that failed tried again in the next attempt.
+func (r *Reconciler) Hurry() {
+	for _, p := range r.parts {
+		p.due = time.Time{}
+	}
+}
+
+// Plan compares everything with the kernel, as the next attempt does then, and returns what that would
+// do. The delta is what changed since the last attempt, which is not told of it any more.
+func (r *Reconciler) Plan(ctx context.Context, want *state.State, delta state.Delta) (driver.Plan, error) {
+	if r.lacking.Any {
+		r.noteEndpoints(delta)
+	}
+	r.Doubt("")
+	return Adopt(ctx, r.driver, want, r.lacking, r.had)
+}
+
+// Kept is how much is in the kernel that is only kept.
+func (r *Reconciler) Kept() (n int) {
+	for _, p := range r.parts {
+		n += p.kept
+	}
+	return n
+}
+
+// Attempt brings the kernel in step with want, of which delta is what changed since the last attempt.
+// Parts that failed are tried again when they are due; a change of one hastens that. An error says which
+// parts are not in step, and why; all others are.
+func (r *Reconciler) Attempt(ctx context.Context, want *state.State, delta state.Delta) (Done, error) {
+	var done Done
+	if r.lacking.Any {
+		r.noteEndpoints(delta)
+	}
+	expected := delta.Len() > 0
+	for _, p := range r.parts {
+		if p.delay > 0 && changes(p.of, delta) > 0 {
+			p.due = earlier(p.due, p.tried.Add(hurriedDelay))
+		}
+	}
+	r.update(ctx, delta, &done)
+	if err := ctx.Err(); err != nil {
+		return done, err
+	}
+	r.adopt(ctx, want, delta, &done)
+	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
+		done.Healed = true
+	}
+	r.suspicion = ""
+	if done.Time.IsZero() {
+		done.Time = r.now()
+	}
+	return done, r.err()
+}
+
+// Tampering is a suspicion that there is evidence of.
+const Tampering = "tampering"
+
+// update carries out the change of those parts that are in step.
+func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) {
+	var now []*part
+	var d state.Delta
+	for _, p := range r.parts {
+		switch n := changes(p.of, delta); {
+		case p.stale || n == 0:
+		case p.kept > 0:
+			p.stale = true
+		default:
+			now = append(now, p)
+			pick(p.of, delta, &d)
+		}
+	}
+	if len(now) == 0 {
+		return
+	}
+	_, err := r.apply(ctx, PathUpdate, done, func() (driver.Plan, error) { return r.driver.Update(ctx, d) })
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	for _, p := range now {
+		p.stale = true
+	}
+	done.UpdateFailed = true
+	if r.suspicion = ""; r.tampered(ctx) {
+		r.suspicion = Tampering
+		return
+	}
+	r.log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", names(d), "policy", d.Policy.Len())
+}
+
+// adopt compares the parts that are stale and due with the kernel: together, and if that fails apart.
+func (r *Reconciler) adopt(ctx context.Context, want *state.State, delta state.Delta, done *Done) {
+	var due []*part
+	for _, p := range r.parts {
+		if p.stale && !r.now().Before(p.due) {
+			due = append(due, p)
+		}
+	}
+	if len(due) == 0 {
+		return
+	}
+	err := r.adoptParts(ctx, want, due, done)
+	if errors.Is(err, driver.ErrWhole) && len(due) < len(r.parts) {
+		due = r.parts
+		err = r.adoptParts(ctx, want, due, done)
+	}
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	for _, p := range due {
+		if len(due) > 1 && !errors.Is(err, driver.ErrBusy) {
+			apart := r.adoptParts(ctx, want, []*part{p}, done)
+			if apart == nil {
+				continue
+			}
+			if !errors.Is(apart, driver.ErrWhole) {
+				r.failed(p, apart, delta)
+				continue
+			}
+		}
+		r.failed(p, err, delta)
+	}
+}
+
+func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*part, done *Done) error {
+	var s state.State
+	for _, p := range of {
+		switch p.of {
+		case Services:
+			s.Services = want.Services
+		case Policy:
+			s.Policy = want.Policy
+		}
+	}
+	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return Adopt(ctx, r.driver, &s, r.lacking, r.had) })
+	if err != nil {
+		return err
+	}
+	for _, p := range of {
+		p.stale, p.delay, p.due, p.failure = false, 0, time.Time{}, nil
+		p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy}[p.of]
+	}
+	return nil
+}
+
+// apply carries out one plan.
+func (r *Reconciler) apply(ctx context.Context, path string, done *Done, plan func() (driver.Plan, error)) (kept driver.Kept, err error) {
+	began := r.now()
+	p, err := plan()
+	if err != nil {
+		return kept, err
+	}
+	if p.Len() > 0 && r.log.Enabled(ctx, slog.LevelDebug) {
+		logPlan(r.log, p)
+	}
+	if err := p.Apply(ctx); err != nil {
+		return kept, err
+	}
+	done.Time = r.now()
+	done.Operations += p.Len()
+	done.Took += done.Time.Sub(began)
+	if done.Path != PathAdopt {
+		done.Path = path
+	}
+	return p.Kept(), nil
+}
+
+// failed records an error of a part, and when it is to be tried again.
+func (r *Reconciler) failed(p *part, err error, delta state.Delta) {
+	p.stale, p.tried = true, r.now()
+	p.delay = min(max(2*p.delay, firstDelay), lastDelay)
+	if errors.Is(err, driver.ErrBusy) {
+		p.delay = hurriedDelay
+	}
+	p.due = p.tried.Add(p.delay)
+	old := p.failure
+	f := &Failure{Since: p.tried, Error: err.Error()}
+	if old != nil {
+		f.Since, f.Attempts = old.Since, old.Attempts
+	}
+	f.Attempts++
+	p.failure, p.err = f, err
+	if old != nil && old.Error == f.Error && p.delay < lastDelay {
+		return // said already; once the delay has its full length it is said each time
+	}
+	r.log.Error("programming the kernel failed; retrying", "part", p.of.String(), "error", err,
+		"services", names(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", p.delay)
+}
+
+// err says which parts are not in step, and why.
+func (r *Reconciler) err() error {
+	var errs []error
+	for _, p := range r.parts {
+		switch {
+		case p.failure == nil:
+		case len(errs) == 0:
+			errs = append(errs, p.err)
+		case errs[0].Error() != p.failure.Error:
+			errs = append(errs, p.err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,156 @@
+// Package upkeep does what befalls connections when the desired state changes, whatever driver carries
+// it out: entries of connection tracking whose backend is gone are deleted, and connections that policy
+// has come to forbid are labelled, which the drivers' programs drop.
+package upkeep
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Options configure the upkeep.
+type Options struct {
+	Log *slog.Logger // nil: slog.Default()
+	// Policy: the driver carries out policy.
+	Policy bool
+	// KeepEstablished lets connections go on that policy has come to forbid.
+	KeepEstablished bool
+}
+
+// Driver is a driver with the upkeep of connections: what follows a plan for connections is begun when
+// the plan was applied, and done in the background. It is what driver.Driver says, and owns the driver
+// that it is made of.
+type Driver struct {
+	driver.Driver
+	ct      *conntrack.Conn
+	cleaner *conntrack.Cleaner
+	log     *slog.Logger
+
+	background sync.WaitGroup
+	life       context.Context // of what works in the background
+	end        context.CancelFunc
+	cut        *cutter      // nil: without policy, or what is established goes on
+	close      func() error // once
+
+	adopted bool // a plan of Adopt was applied
+	kept    bool // the last one that was kept something
+
+	mu     sync.Mutex // of what follows
+	unsure *unsure    // whom the kernel may judge otherwise than the driver's state says
+}
+
+// Open gives a driver the upkeep of connections, in the calling thread's network namespace, where the
+// driver has to be. If it fails, the driver is closed.
+func Open(of driver.Driver, o Options) (*Driver, error) {
+	ct, err := conntrack.Open()
+	if err != nil {
+		return nil, errors.Join(err, of.Close())
+	}
+	d := &Driver{Driver: of, ct: ct, log: o.Log, unsure: newUnsure(driver.Kept{})}
+	if d.log == nil {
+		d.log = slog.Default()
+	}
+	d.cleaner = conntrack.NewCleaner(ct, d.wanted, d.log)
+	d.life, d.end = context.WithCancel(context.Background())
+	d.close = sync.OnceValue(d.closeAll)
+	if o.Policy && !o.KeepEstablished {
+		if d.cut, err = newCutter(); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+		d.background.Go(d.cutForbidden)
+	}
+	return d, nil
+}
+
+// Close does what is left to be done, and closes the driver.
+func (d *Driver) Close() error { return d.close() }
+
+func (d *Driver) closeAll() error {
+	d.end()
+	d.background.Wait()
+	if d.cut != nil {
+		d.cut.routes.Close()
+	}
+	d.cleaner.Close()
+	return errors.Join(d.ct.Close(), d.Driver.Close())
+}
+
+// FlowsCut returns how many established connections were cut because policy came to forbid them, or
+// given back. Safe for concurrent use.
+func (d *Driver) FlowsCut() uint64 {
+	if d.cut == nil {
+		return 0
+	}
+	return d.cut.total.Load()
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	p, err := d.Driver.Adopt(ctx, want, keep)
+	if err != nil {
+		return nil, err
+	}
+	// What was set aside is tried again, which no plan shows.
+	changed := !d.adopted || p.Len() > 0 || len(d.SetAside()) > 0
+	gone := d.cutsWithout(want.Services)
+	return &plan{p, func() { d.hasAdopted(p.Kept(), changed, gone) }}, nil
+}
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	p, err := d.Driver.Update(ctx, delta)
+	if err != nil {
+		return nil, err
+	}
+	before := d.frontends(delta.Services)
+	var s suspects
+	d.Held(func(held *state.State) {
+		if held.Policy != nil && d.cut != nil {
+			s = suspectsOf(held.Policy, delta.Policy)
+		}
+	})
+	return &plan{p, func() {
+		d.cleaner.Cut(cutsBetween(before, d.frontends(delta.Services)))
+		d.suspect(s)
+	}}, nil
+}
+
+// hasAdopted follows an adoption: what began or changed while nobody followed it is looked for.
+func (d *Driver) hasAdopted(kept driver.Kept, changed bool, gone []conntrack.Filter) {
+	d.mu.Lock()
+	d.unsure = newUnsure(kept)
+	d.mu.Unlock()
+	d.cleaner.Cut(gone)
+	// While something is kept, the kernel knows policies that the state does not.
+	whole := d.kept && kept.Elements() == 0
+	if changed || whole {
+		d.suspect(suspects{all: true})
+	}
+	if changed {
+		d.sweep()
+	}
+	d.adopted, d.kept = true, kept.Elements() > 0
+}
+
+// plan is a plan of the driver's, with what follows it.
+type plan struct {
+	driver.Plan
+	then func()
+}
+
+// Apply implements driver.Plan.
+func (p *plan) Apply(ctx context.Context) error {
+	err := p.Plan.Apply(ctx)
+	if err == nil {
+		p.then()
+	}
+	return err
+}
+
+var _ driver.Driver = (*Driver)(nil)
