@@ -53,9 +53,9 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	switch {
 	case of.without(d.parts()).any():
 		return nil, errors.New("adopt a state with policy by a driver without")
-	case of != d.parts() && (d.state == nil || d.failures >= rebuildAfter):
+	case of != d.parts() && (d.state == nil || d.failures.of(of) >= rebuildAfter):
 		return nil, driver.ErrWhole
-	case d.failures >= rebuildAfter && !keep.Any():
+	case d.failures.of(of) >= rebuildAfter && !keep.Any():
 		return &rebuilding{d: d, want: want}, nil
 	}
 	next := d.aside.clone()
@@ -65,7 +65,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		switch {
 		case errors.Is(err, errInterrupted) && try < adoptTries:
 		case err != nil:
-			d.failed(err)
+			d.failed(of, err)
 			return nil, err
 		default:
 			p.aside = next
@@ -74,7 +74,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 				d.log.Warn("the kernel refuses what is wanted; finding out which part of it", "error", refusal)
 				return d.adoptRest(ctx, want, keep)
 			}
-			p.then = d.afterAdoption
+			p.then = func(ctx context.Context) error { return d.afterAdoption(ctx, of) }
 			return p, nil
 		}
 	}
@@ -84,25 +84,25 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 func (d *Driver) parts() parts { return parts{services: true, policy: d.prog.policy != nil} }
 
 // afterAdoption removes what a rebuilding that was not finished left, and tries again what was set aside.
-func (d *Driver) afterAdoption(ctx context.Context) error {
+func (d *Driver) afterAdoption(ctx context.Context, of parts) error {
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
 	}
-	d.failures = 0
+	d.failures.set(of, 0)
 	if d.adopted == d.parts() {
 		return d.retry(ctx)
 	}
 	return nil
 }
 
-// failed counts an adoption that failed for a reason that lies in the table or in what it is to hold.
-func (d *Driver) failed(err error) {
+// failed counts an adoption of parts that failed for a reason that lies in the table or in what it is to hold.
+func (d *Driver) failed(of parts, err error) {
 	for _, other := range []error{unix.EPERM, context.Canceled, driver.ErrBusy, driver.ErrWhole} {
 		if errors.Is(err, other) {
 			return
 		}
 	}
-	d.failures++
+	d.failures.set(of, d.failures.of(of)+1)
 }
 
 // adoptNow adopts a state that the driver has set nothing aside of.

@@ -378,7 +378,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 			ns := testNS(t)
 			d := openIn(t, ns, o)
 			adopt(t, d, want)
-			d.failures = rebuildAfter
+			d.failures.set(d.parts(), rebuildAfter)
 			sent := 0
 			d.sock.refuse = func([][]byte, []string) error {
 				if sent++; sent > last {

@@ -262,11 +262,11 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.d.adopted = parts{}
-	p.d.failures = rebuildAfter - 1 // another one is not built before the table has been tried once more
+	p.d.failures.set(p.d.parts(), rebuildAfter-1) // another one is not built before the table has been tried once more
 	if err := p.d.rebuild(ctx, p.want); err != nil {
 		return fmt.Errorf("build a fresh table: %w", err)
 	}
-	p.d.failures = 0
+	p.d.failures = failures{}
 	p.d.tell()
 	return nil
 }

@@ -57,9 +57,9 @@ type Driver struct {
 	table string       // its name
 	// building: it is a table that no packet is judged by yet.
 	building bool
-	aside    *aside // what the kernel refused
-	failures int    // adoptions that failed one after the other
-	sums     []sum  // of each set's content, by id
+	aside    *aside   // what the kernel refused
+	failures failures // adoptions that failed one after the other
+	sums     []sum    // of each set's content, by id
 	roster   *roster
 	gen      uint32    // the kernel's generation up to which nobody else interfered
 	doubt    bool      // others may have changed what we programmed: trust no note
@@ -442,7 +442,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	case err == nil:
 		p.d.tell()
 	case p.adopts:
-		p.d.failed(err)
+		p.d.failed(p.of, err)
 	}
 	return err
 }

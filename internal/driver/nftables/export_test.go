@@ -59,7 +59,7 @@ type Message struct {
 func OpenRebuilding(o Options) (*Driver, error) {
 	d, err := Open(o)
 	if err == nil {
-		d.failures = rebuildAfter
+		d.failures.set(d.parts(), rebuildAfter)
 	}
 	return d, err
 }

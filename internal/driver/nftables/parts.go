@@ -47,3 +47,26 @@ func (p parts) in(s *state.State) *state.State {
 	}
 	return part
 }
+
+// failures counts what failed of each part.
+type failures struct{ services, policy int }
+
+// of is the larger count of those of some parts.
+func (f failures) of(p parts) (n int) {
+	if p.services {
+		n = f.services
+	}
+	if p.policy {
+		n = max(n, f.policy)
+	}
+	return n
+}
+
+func (f *failures) set(p parts, n int) {
+	if p.services {
+		f.services = n
+	}
+	if p.policy {
+		f.policy = n
+	}
+}

@@ -1,0 +1,132 @@
+package nftables
+
+import (
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/internal/state"
+)
+
+// While no change of policy gets through, services are changed and adopted as ever; and the other way
+// round. Once it gets through, all is in the kernel.
+func TestPartsFailApart(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		for name, failing := range map[string]parts{"policy fails": {policy: true}, "services fail": {services: true}} {
+			t.Run(name, func(t *testing.T) {
+				o.Policy = true
+				ns, want := testNS(t), isolated()
+				d := openIn(t, ns, o)
+				r := reconcile.New(d, slog.New(slog.DiscardHandler))
+				r.Lack(reconcile.Lacking{})
+				attempt := func(change state.Delta, fails bool) {
+					t.Helper()
+					want.Apply(change)
+					r.Hurry()
+					if _, err := r.Attempt(t.Context(), want, change); (err != nil) != fails {
+						t.Fatalf("attempt: %v, want an error: %v", err, fails)
+					}
+				}
+				change := func(services, policy byte) (c state.Delta) {
+					if services > 0 {
+						f := &state.Frontend{Backends: addrPorts("10.1.0.2:80")}
+						c.Services.Frontends = map[state.FrontendKey]*state.Frontend{vip(netip.AddrFrom4([4]byte{10, 96, 1, services}).String()): f}
+					}
+					if policy > 0 {
+						c.Policy.Workloads = map[netip.Addr]*state.Workload{netip.AddrFrom4([4]byte{10, 1, 0, policy}): {Device: int(policy), Ingress: "deny"}}
+					}
+					return c
+				}
+				holds := func(set *set, n int) {
+					t.Helper()
+					elements, err := d.content(t.Context(), set)
+					if err != nil || len(elements) != n {
+						t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.name, n, err)
+					}
+				}
+				frontends, pods := d.prog.fam[0].frontends, d.prog.fam[0].policy.to
+				attempt(state.Delta{}, false)
+				holds(frontends, 0)
+				holds(pods, 2)
+
+				d.Refuse(func(m Message) error {
+					if m.Type != unix.NFT_MSG_NEWSETELEM {
+						return nil
+					}
+					name := cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+					for _, s := range d.prog.sets {
+						if s.name == name && s != d.prog.notes && failing.has(s) {
+							return unix.EAGAIN // nothing that the kernel refuses for what it is
+						}
+					}
+					return nil
+				})
+				attempt(change(1, 11), true)
+				attempt(change(2, 0), true) // what failed is tried again
+				attempt(change(0, 12), true)
+				for range 3 { // a fresh table would not help
+					r.Doubt("")
+					attempt(state.Delta{}, true)
+				}
+				attempt(change(3, 13), true)
+				if failing.policy {
+					holds(frontends, 3)
+					holds(pods, 2)
+				} else {
+					holds(frontends, 0)
+					holds(pods, 5)
+				}
+				if failed := r.Failed(); len(failed) != 1 {
+					t.Errorf("failed: %v", failed)
+				}
+
+				d.Refuse(func(Message) error { return nil })
+				attempt(state.Delta{}, false)
+				holds(frontends, 3)
+				holds(pods, 5)
+				attempt(change(4, 14), false)
+				holds(frontends, 4)
+				holds(pods, 6)
+				if n, text := adopt(t, d, want); n != 0 {
+					t.Errorf("an adoption plans\n%s", text)
+				}
+			})
+		}
+	})
+}
+
+// A part cannot be adopted apart where the program has to be written: into a kernel that has none, has
+// another one, or has lost it.
+func TestWholeIsNeeded(t *testing.T) {
+	ns, want := testNS(t), isolated()
+	o := Options{Options: driver.Options{Policy: true}, Shared: true}
+	d := openIn(t, ns, o)
+	adoptPart := func(fails bool) {
+		t.Helper()
+		for _, part := range []*state.State{{Services: want.Services}, {Policy: want.Policy}} {
+			p, err := d.Adopt(t.Context(), part, driver.Keep{})
+			if err == nil && p.Len() > 0 {
+				t.Errorf("there is to do:\n%s", p)
+			}
+			if (err != nil) != fails || err != nil && !strings.Contains(err.Error(), driver.ErrWhole.Error()) {
+				t.Errorf("adopt a part: %v", err)
+			}
+		}
+	}
+	adoptPart(true)
+	adopt(t, d, want)
+	adoptPart(false)
+	if out, err := ns.Run("nft", "flush", "ruleset"); err != nil {
+		t.Fatalf("%s: %v", out, err)
+	}
+	adoptPart(true)
+	adopt(t, d, want)
+	if n, text := adopt(t, d, want); n != 0 {
+		t.Errorf("an adoption plans\n%s", text)
+	}
+}
