@@ -99,6 +99,9 @@ func (d kernelDriver) Adopt(_ context.Context, want *state.State, keep driver.Ke
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := kernelPlan{d.kernel, map[state.FrontendKey]*state.Frontend{}, 0}
+	if want.Services == nil {
+		return p, nil
+	}
 	for k, f := range want.Services.Frontends {
 		if !f.Equal(d.holds[k]) {
 			p.set[k] = f
@@ -396,7 +399,7 @@ func TestStatusCounts(t *testing.T) {
 	} {
 		var b strings.Builder
 		statusTable(&b, agent.Status{
-			Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failure: &agent.Failure{Attempts: n},
+			Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []agent.Failure{{Attempts: n}},
 		})
 		for _, text := range want {
 			if !strings.Contains(b.String(), text) {

@@ -89,6 +89,9 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 		return agent.Plan{}, privilege(err)
 	}
 	defer func() { _ = d.Close() }()
+	for _, i := range d.Capabilities().Issues(c.State()) {
+		_ = printf(warn, "warning: %s\n", i)
+	}
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}

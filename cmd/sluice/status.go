@@ -68,6 +68,16 @@ func statusTable(w io.Writer, s agent.Status) {
 	} else {
 		row("last change", "none yet")
 	}
+	for _, a := range s.Accelerators {
+		switch {
+		case a.Error != "":
+			row("accelerator", "%s: the base serves alone: %s", a.Name, a.Error)
+		case a.InStep:
+			row("accelerator", "%s, in step", a.Name)
+		default:
+			row("accelerator", "%s, following", a.Name)
+		}
+	}
 	for _, f := range s.Failures {
 		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), agent.Count(f.Attempts, "attempt"), f.Error)
 	}

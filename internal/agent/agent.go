@@ -24,7 +24,9 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -36,7 +38,10 @@ type Config struct {
 	Store    *store.Store
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
-	Driver   driver.Driver // the caller closes it after Run
+	Driver   driver.Driver // the base; the caller closes it after Run
+	// Accelerators, if any, carry out the same state beside it, for speed alone; the caller closes them
+	// after Run.
+	Accelerators []driver.Driver
 
 	// FlowsCut, if set, counts the established connections that policy has come to forbid and that were cut, or given back.
 	FlowsCut func() uint64
@@ -102,6 +107,8 @@ type Agent struct {
 	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
+	accelerators []*reconcile.Accelerator
+
 	compiling  sync.Mutex     // held while Compiler and what follows change, and by other goroutines than the loop while they read it
 	interfaces map[int]string // names by index
 
@@ -121,9 +128,19 @@ func New(c Config) *Agent {
 	}}
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits)
+	for _, d := range c.Accelerators {
+		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.Log))
+	}
 	a.metrics = newMetrics(a)
 	a.metrics.registry.MustRegister(rivalsGauge(a.Claim))
 	return a
+}
+
+// stateCopy is a copy of the desired state; safe for concurrent use.
+func (a *Agent) stateCopy() *state.State {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.State().Clone()
 }
 
 // Run works until ctx ends, then returns nil and leaves the kernel as it is. An
@@ -158,6 +175,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
+	for _, accelerator := range a.accelerators {
+		group.Go(func() error { accelerator.Run(ctx); return nil })
+	}
 	group.Go(func() error { newLoop(a).run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "pid", os.Getpid(), "socket", a.Socket)
 	err = group.Wait()

@@ -168,7 +168,10 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	l.look()
 	delta, checks := l.compile()
 	l.checks.apply(checks)
-	p, err := l.kernel.Plan(ctx, l.Compiler.State(), delta)
+	for _, a := range l.accelerators {
+		a.Follow(delta, l.lacks())
+	}
+	p, err := l.kernel.Plan(ctx, delta)
 	if _, failing := l.kernel.Due(); !failing {
 		l.retry.Reset(0)
 	}

@@ -56,7 +56,7 @@ func (d *fakeDriver) restart() {
 }
 
 func (d *fakeDriver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Name: "fake", Can: driver.All &^ driver.Policy, Counter: d}
+	return driver.Capabilities{Name: "fake", Can: driver.All, Counter: d}
 }
 
 func (d *fakeDriver) Held(func(*state.State)) {}
@@ -76,6 +76,9 @@ func (d *fakeDriver) Adopt(_ context.Context, want *state.State, keep driver.Kee
 	defer d.mu.Unlock()
 	d.gone = false
 	p := &fakePlan{driver: d, adopts: true, set: map[state.FrontendKey]*state.Frontend{}}
+	if want.Services == nil {
+		return p, nil
+	}
 	for k, f := range want.Services.Frontends {
 		if !f.Equal(d.kernel[k]) {
 			p.set[k] = f

@@ -22,13 +22,18 @@ func (l *loop) look() (changed bool) {
 	}
 	s := l.sourceStatus()
 	changed = l.open(slices.Contains(s.Unread, store.Pods.String()))
-	if len(s.Lacking) > 0 {
-		l.kernel.Lack(reconcile.Lacking{Any: true, Policies: s.LackingPolicies})
-		return changed
+	l.policies = s.LackingPolicies
+	l.lacking = len(s.Lacking) > 0
+	l.kernel.Lack(l.lacks())
+	return changed || !l.lacking
+}
+
+// lacks is what the source has not been able to read yet.
+func (l *loop) lacks() reconcile.Lacking {
+	if !l.lacking {
+		return reconcile.Lacking{}
 	}
-	l.lacking = false
-	l.kernel.Lack(reconcile.Lacking{})
-	return true
+	return reconcile.Lacking{Any: true, Policies: l.policies}
 }
 
 // open has policy cut nobody off while no Pod could be read, and reports whether that is news.

@@ -28,8 +28,9 @@ type loop struct {
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
 
-	lacking bool // the source has not been able to read everything yet
-	unread  bool // no Pod could be read so far: what no known one sends or gets passes
+	lacking  bool              // the source has not been able to read everything yet
+	policies []model.PolicyKey // all that is lacking; empty: it may be anything
+	unread   bool              // no Pod could be read so far: what no known one sends or gets passes
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
@@ -49,7 +50,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{
-		Agent: a, kernel: reconcile.New(a.Driver, a.Log), linked: a.Links == nil, lacking: true,
+		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, lacking: true,
 		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
@@ -158,8 +159,11 @@ func (l *loop) attempt(ctx context.Context) {
 	l.health.queued(time.Now())
 	l.look()
 	delta, checks := l.compile()
-	done, err := l.kernel.Attempt(ctx, l.Compiler.State(), delta)
+	done, err := l.kernel.Attempt(ctx, delta)
 	l.checks.apply(checks)
+	for _, a := range l.accelerators {
+		a.Follow(delta, l.lacks())
+	}
 	if ctx.Err() != nil {
 		return
 	}

@@ -33,13 +33,15 @@ type Status struct {
 	Frontends int            `json:"frontends"`
 	Backends  int            `json:"backends"` // over all frontends
 
-	LastApply *Applied      `json:"lastApply,omitempty"` // that changed something in the kernel
-	Failure   *Failure      `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	Failures  []Failure     `json:"failures,omitempty"`  // of the parts of what is wanted that fail; all others are in the kernel
-	Heals     int           `json:"heals"`               // changes by others that were undone
-	Kept      int           `json:"kept,omitempty"`      // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
-	Waiting   int           `json:"waiting,omitempty"`   // services and policies whose last change is large and not in the kernel yet
-	Issues    []model.Issue `json:"issues"`              // objects at fault
+	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
+	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
+	// Accelerators fare as they say; what they lack costs speed alone.
+	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
+	Failures     []Failure                     `json:"failures,omitempty"` // of the parts of what is wanted that fail; all others are in the kernel
+	Heals        int                           `json:"heals"`              // changes by others that were undone
+	Kept         int                           `json:"kept,omitempty"`     // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
+	Waiting      int                           `json:"waiting,omitempty"`  // services and policies whose last change is large and not in the kernel yet
+	Issues       []model.Issue                 `json:"issues"`             // objects at fault
 	// Unserved are the addresses that could not be served on so far, as others have them, and what the
 	// system said. That is no problem of services: it is so until kube-proxy has left.
 	Unserved  map[string]string `json:"unserved,omitempty"`
@@ -132,6 +134,9 @@ func (a *Agent) Status() Status {
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
+	for _, a := range a.accelerators {
+		s.Accelerators = append(s.Accelerators, a.Status())
+	}
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
 	}
@@ -213,8 +218,9 @@ func (a *Agent) issues() []model.Issue {
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
+	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
-	return slices.Concat(issues, a.checks.issues(), refusals(a.Driver.SetAside()))
+	return slices.Concat(issues, lacks, a.checks.issues(), refusals(a.Driver.SetAside()))
 }
 
 func refusals(list []driver.SetAside) []model.Issue {

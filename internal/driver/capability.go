@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -98,8 +99,8 @@ type Lister interface {
 	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
 }
 
-// Lacks returns what a state asks for that the driver cannot do: the capability, of each service; 0 of
-// name "" for what is no service's.
+// Lacks returns what a state asks for that the driver cannot do, of each service; under the zero name
+// what is no service's.
 func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 	lacks := map[model.Name]Capability{}
 	need := func(name model.Name, of Capability) {
@@ -125,6 +126,20 @@ func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 		}
 	}
 	return lacks
+}
+
+// Issues says of each service what it asks for that the driver cannot do, and of policy the same.
+func (c Capabilities) Issues(s *state.State) (issues []model.Issue) {
+	for name, of := range c.Lacks(s) {
+		ref := model.Ref{Kind: "Service", Name: name}
+		if name == (model.Name{}) {
+			ref.Kind = "policy"
+		}
+		issue := ref.Issue(fmt.Sprintf("the driver %s cannot do what it asks for: %s", c.Name, of))
+		issue.InForce = model.InForceRest
+		issues = append(issues, issue)
+	}
+	return issues
 }
 
 func neededBy(k state.FrontendKey, f *state.Frontend) Capability {

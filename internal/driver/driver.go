@@ -57,7 +57,8 @@ type Driver interface {
 	// kernel; where the driver cannot keep it in its present layout, the plan changes nothing.
 	// The plan is valid until the next call of Adopt or Update.
 	Adopt(ctx context.Context, want *state.State, keep Keep) (Plan, error)
-	// Update plans a change from what was last applied; its cost grows with d alone. It must not be
+	// Update plans a change from what was last applied; its cost grows with d alone. What d says that is
+	// so already is no change. It must not be
 	// called for a part before an Adopt's plan with that part was applied, nor after one that kept
 	// something of the part or a failed Apply: adopt again first.
 	Update(ctx context.Context, d state.Delta) (Plan, error)

@@ -83,6 +83,7 @@ type Failure struct {
 // safe for concurrent use.
 type Reconciler struct {
 	driver driver.Driver
+	want   func() *state.State
 	log    *slog.Logger
 	parts  []*part
 	now    func() time.Time
@@ -105,12 +106,15 @@ type part struct {
 	err     error // of the last attempt, while there is a failure
 }
 
-// New returns a Reconciler that has done nothing yet, and is lacking everything.
-func New(d driver.Driver, log *slog.Logger) *Reconciler {
-	r := &Reconciler{driver: d, log: log, now: time.Now, lacking: Lacking{Any: true}, had: map[state.FrontendKey]bool{}}
-	can := d.Capabilities().Can
-	for p, needs := range [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy} {
-		if can&needs != 0 {
+// New returns a Reconciler that has done nothing yet, and is lacking everything. Its parts are those that
+// the state has now and the driver carries out. What want returns, which
+// is asked for where everything is to be compared, may change after the call of Attempt or Plan.
+func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
+	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, had: map[state.FrontendKey]bool{}}
+	can, state := d.Capabilities().Can, want()
+	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy}
+	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil} {
+		if there && can&needs[p] != 0 {
 			r.parts = append(r.parts, &part{of: Part(p), stale: true})
 		}
 	}
@@ -197,12 +201,12 @@ func (r *Reconciler) Hurry() {
 
 // Plan compares everything with the kernel, as the next attempt does then, and returns what that would
 // do. The delta is what changed since the last attempt, which is not told of it any more.
-func (r *Reconciler) Plan(ctx context.Context, want *state.State, delta state.Delta) (driver.Plan, error) {
+func (r *Reconciler) Plan(ctx context.Context, delta state.Delta) (driver.Plan, error) {
 	if r.lacking.Any {
 		r.noteEndpoints(delta)
 	}
 	r.Doubt("")
-	return Adopt(ctx, r.driver, want, r.lacking, r.had)
+	return Adopt(ctx, r.driver, r.want(), r.lacking, r.had)
 }
 
 // Kept is how much is in the kernel that is only kept.
@@ -213,10 +217,10 @@ func (r *Reconciler) Kept() (n int) {
 	return n
 }
 
-// Attempt brings the kernel in step with want, of which delta is what changed since the last attempt.
+// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the last attempt.
 // Parts that failed are tried again when they are due; a change of one hastens that. An error says which
 // parts are not in step, and why; all others are.
-func (r *Reconciler) Attempt(ctx context.Context, want *state.State, delta state.Delta) (Done, error) {
+func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta) (Done, error) {
 	var done Done
 	if r.lacking.Any {
 		r.noteEndpoints(delta)
@@ -231,7 +235,7 @@ func (r *Reconciler) Attempt(ctx context.Context, want *state.State, delta state
 	if err := ctx.Err(); err != nil {
 		return done, err
 	}
-	r.adopt(ctx, want, delta, &done)
+	r.adopt(ctx, delta, &done)
 	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
 		done.Healed = true
 	}
@@ -278,7 +282,7 @@ func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) 
 }
 
 // adopt compares the parts that are stale and due with the kernel: together, and if that fails apart.
-func (r *Reconciler) adopt(ctx context.Context, want *state.State, delta state.Delta, done *Done) {
+func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 	var due []*part
 	for _, p := range r.parts {
 		if p.stale && !r.now().Before(p.due) {
@@ -288,6 +292,7 @@ func (r *Reconciler) adopt(ctx context.Context, want *state.State, delta state.D
 	if len(due) == 0 {
 		return
 	}
+	want := r.want()
 	err := r.adoptParts(ctx, want, due, done)
 	if errors.Is(err, driver.ErrWhole) && len(due) < len(r.parts) {
 		due = r.parts

@@ -99,12 +99,14 @@ var (
 	none     state.Delta
 )
 
+func wanted() *state.State { return whole }
+
 // start returns a Reconciler that has adopted a kernel and lacks nothing.
 func start(t *testing.T, f *fake) *reconcile.Reconciler {
 	t.Helper()
-	r := reconcile.New(f, slog.New(slog.DiscardHandler))
+	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	r.Lack(reconcile.Lacking{})
-	if _, err := r.Attempt(t.Context(), whole, both); err != nil {
+	if _, err := r.Attempt(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}
 	if got := f.took(); got != "adopt [services policy]" {
@@ -123,7 +125,7 @@ type attempt struct {
 func run(t *testing.T, r *reconcile.Reconciler, f *fake, attempts ...attempt) {
 	t.Helper()
 	for i, a := range attempts {
-		_, err := r.Attempt(t.Context(), whole, a.change)
+		_, err := r.Attempt(t.Context(), a.change)
 		if got := f.took(); got != a.does {
 			t.Errorf("attempt %d did %q, want %q", i+1, got, a.does)
 		}
@@ -184,7 +186,7 @@ func TestPartThatFails(t *testing.T) {
 func TestWholeIsNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
-		r := reconcile.New(f, slog.New(slog.DiscardHandler))
+		r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 		r.Lack(reconcile.Lacking{})
 		f.fails[reconcile.Policy] = errors.New("no room")
 		run(t, r, f, attempt{both, "failed adopt [services policy]", "no room"})
@@ -205,7 +207,7 @@ func TestWholeIsNeeded(t *testing.T) {
 // What may be lacking is kept, part by part, and goes once all is read.
 func TestKeeping(t *testing.T) {
 	f := newFake()
-	r := reconcile.New(f, slog.New(slog.DiscardHandler))
+	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	f.kept = driver.Kept{Policy: 3}
 	const all = "keep{Services:true Policy:true Policies:[]}"
 	run(t, r, f, attempt{both, all + " [services policy]", ""})
@@ -236,7 +238,7 @@ func TestHealing(t *testing.T) {
 		healed bool
 	}{{"audit", none, true}, {"audit", services, false}, {reconcile.Tampering, services, true}, {"", none, false}} {
 		r.Doubt(tc.reason)
-		done, err := r.Attempt(t.Context(), whole, tc.change)
+		done, err := r.Attempt(t.Context(), tc.change)
 		if err != nil || done.Healed != tc.healed || done.Path != reconcile.PathAdopt {
 			t.Errorf("%q: %+v, %v", tc.reason, done, err)
 		}
@@ -247,7 +249,7 @@ func TestHealing(t *testing.T) {
 	if !r.Tampered(t.Context()) {
 		t.Error("not tampered")
 	}
-	if _, err := r.Attempt(t.Context(), whole, services); err == nil {
+	if _, err := r.Attempt(t.Context(), services); err == nil {
 		t.Error("no error")
 	}
 	if r.Tampered(t.Context()) {
@@ -259,6 +261,6 @@ func TestHealing(t *testing.T) {
 func TestOnePart(t *testing.T) {
 	f := newFake()
 	f.can, f.whole = driver.Services, false
-	r := reconcile.New(f, slog.New(slog.DiscardHandler))
+	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	run(t, r, f, attempt{both, "adopt [services]", ""}, attempt{both, "update [services]", ""}, attempt{policy, "", ""})
 }

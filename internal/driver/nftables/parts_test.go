@@ -22,13 +22,13 @@ func TestPartsFailApart(t *testing.T) {
 				o.Policy = true
 				ns, want := testNS(t), isolated()
 				d := openIn(t, ns, o)
-				r := reconcile.New(d, slog.New(slog.DiscardHandler))
+				r := reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
 				r.Lack(reconcile.Lacking{})
 				attempt := func(change state.Delta, fails bool) {
 					t.Helper()
 					want.Apply(change)
 					r.Hurry()
-					if _, err := r.Attempt(t.Context(), want, change); (err != nil) != fails {
+					if _, err := r.Attempt(t.Context(), change); (err != nil) != fails {
 						t.Fatalf("attempt: %v, want an error: %v", err, fails)
 					}
 				}

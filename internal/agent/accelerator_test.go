@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// slow is a driver whose plans wait until they are let go.
+type slow struct {
+	*fakeDriver
+	held chan struct{} // closed: nothing waits
+}
+
+func (d slow) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	p, err := d.fakeDriver.Adopt(ctx, want, keep)
+	return slowPlan{p, d.held}, err
+}
+
+type slowPlan struct {
+	driver.Plan
+	held chan struct{}
+}
+
+func (p slowPlan) Apply(ctx context.Context) error {
+	select {
+	case <-p.held:
+		return p.Plan.Apply(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// An accelerator that is late or fails costs the base nothing; it catches up with all that it missed, and
+// follows what changes then.
+func TestAccelerator(t *testing.T) {
+	fast := slow{newFakeDriver(), make(chan struct{})}
+	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{fast} })
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Fatalf("sync while the accelerator waits: %v", err)
+	}
+	if s := b.Status(); !s.OK || len(s.Accelerators) != 1 || s.Accelerators[0].InStep {
+		t.Errorf("status while the accelerator waits: %+v", s)
+	}
+	fast.breaks(errKernel)
+	close(fast.held)
+	eventually(t, "the failure is told", func() bool { return strings.Contains(b.Status().Accelerators[0].Error, errKernel.Error()) })
+	b.source.deliver(slices.Concat(gone(1), web(2, "10.1.0.2"), web(3, "10.1.0.3"))...)
+	if err := b.client.Sync(t.Context()); err != nil || b.health.unready() != "" {
+		t.Errorf("sync while the accelerator fails: %v, %q", err, b.health.unready())
+	}
+	fast.breaks(nil)
+	inStep := func() bool { return b.Status().Accelerators[0].InStep }
+	eventually(t, "the accelerator catches up", inStep)
+	if got := fast.backends(); !slices.Equal(got, b.driver.backends()) || len(got) != 2 {
+		t.Errorf("the accelerator holds %v", got)
+	}
+	applied := fast.applied()
+	b.source.deliver(gone(3)...)
+	eventually(t, "the accelerator follows", func() bool { return len(fast.backends()) == 1 && inStep() })
+	if n := fast.applied() - applied; n != 1 {
+		t.Errorf("the accelerator took %d plans for a change", n)
+	}
+	fast.mu.Lock()
+	defer fast.mu.Unlock()
+	if len(fast.misused) > 0 {
+		t.Errorf("misused: %v", fast.misused)
+	}
+}
+
+// weak is a driver that knows no affinity.
+type weak struct{ *fakeDriver }
+
+func (d weak) Capabilities() driver.Capabilities {
+	c := d.fakeDriver.Capabilities()
+	c.Can &^= driver.Affinity | driver.LocalTraffic
+	return c
+}
+
+// What a driver lacks that a service asks for is told with its name; all else works.
+func TestLackingCapabilities(t *testing.T) {
+	b := start(t, func(c *Config) { c.Driver = weak{c.Driver.(*fakeDriver)} })
+	sticky := web(1, "10.1.0.1")
+	sticky[0].Object.(*model.Service).Affinity = time.Hour
+	b.source.deliver(append(sticky, web(2, "10.1.0.2")...)...)
+	b.source.sync()
+	b.holds(t, web1, web2)
+	issues := b.Status().Issues
+	if len(issues) != 1 || issues[0].String() != "Service shop/web-1: the driver fake cannot do what it asks for: session affinity; in force: the rest of it" {
+		t.Errorf("issues: %v", issues)
+	}
+}

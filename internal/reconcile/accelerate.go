@@ -1,0 +1,95 @@
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/wake"
+)
+
+// Accelerator keeps a driver in step beside the base that carries out the same parts of the state and is
+// complete alone. It follows in a goroutine of its own: however long it takes, and whether or not it
+// fails, the base waits for nothing. Its methods are safe for concurrent use.
+type Accelerator struct {
+	name string
+	r    *Reconciler
+	wake wake.Signal
+
+	mu      sync.Mutex
+	pending state.Delta // what changed since its last attempt began
+	lacking Lacking
+	status  AcceleratorStatus
+}
+
+// AcceleratorStatus says how an accelerator fares. Where it is not in step, users lose speed alone.
+type AcceleratorStatus struct {
+	Name    string    `json:"name"`
+	InStep  bool      `json:"inStep"`          // it carries out what the base does
+	Error   string    `json:"error,omitempty"` // of the last attempt, while attempts fail
+	Updated time.Time `json:"updated,omitzero"`
+}
+
+// NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the desired
+// state that nobody else changes.
+func NewAccelerator(d driver.Driver, want func() *state.State, log *slog.Logger) *Accelerator {
+	name := d.Capabilities().Name
+	a := &Accelerator{name: name, r: New(d, want, log.With("accelerator", name)), wake: wake.New(), lacking: Lacking{Any: true}}
+	a.status = AcceleratorStatus{Name: name}
+	return a
+}
+
+// Follow has it follow a change that the base has carried out, and what the sources lack by then.
+func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pending.Merge(delta)
+	a.lacking = lacking
+	a.status.InStep = a.status.InStep && a.pending.Len() == 0
+	a.wake.Set()
+}
+
+// Status says how it fares.
+func (a *Accelerator) Status() AcceleratorStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.status
+}
+
+// Run follows until ctx ends. Nothing is done before the first call of Follow.
+func (a *Accelerator) Run(ctx context.Context) {
+	retry := time.NewTimer(0)
+	retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.wake:
+		case <-retry.C:
+		}
+		a.attempt(ctx)
+		if at, failing := a.r.Due(); failing {
+			retry.Reset(max(time.Until(at), 0))
+		}
+	}
+}
+
+func (a *Accelerator) attempt(ctx context.Context) {
+	a.mu.Lock()
+	delta := a.pending
+	a.pending = state.Delta{}
+	a.r.Lack(a.lacking)
+	a.mu.Unlock()
+	done, err := a.r.Attempt(ctx, delta)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""
+	if err != nil {
+		a.status.Error = err.Error()
+	} else {
+		a.status.Updated = done.Time
+	}
+}
