@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -33,6 +34,7 @@ func (r *run) rolling(t *testing.T) {
 // on. None may fail, with a driver or without, and each new driver finds nothing to do.
 func (r *run) restarts(t *testing.T) {
 	r.start(t, config{})
+	r.needs(t, driver.Services|driver.Survives|driver.Affinity|driver.LocalTraffic)
 	services := func(i int) []svc {
 		on := []string{"m1!draining m2 m3 m4 x", "m1 m2 m3!draining m4 x"}[i%2]
 		return []svc{

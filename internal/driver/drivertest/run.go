@@ -120,10 +120,54 @@ func (r *run) reopen(t *testing.T) {
 // was told: an adoption must find nothing to do.
 func (r *run) row(t *testing.T, row row) {
 	r.start(t, row.config)
+	r.needs(t, r.neededBy(row))
 	for i, s := range row.steps {
 		r.step(t, i, s)
 	}
 	r.adopt(t, true)
+}
+
+// needs skips what the driver says that it cannot do.
+func (r *run) needs(t *testing.T, all driver.Capability) {
+	t.Helper()
+	can := r.driver.Capabilities()
+	if lacks := all &^ can.Can; lacks != 0 {
+		t.Skipf("the driver %s declines it: it lacks %s", can.Name, lacks)
+	}
+}
+
+// neededBy is what a driver must be able to do for a row.
+func (r *run) neededBy(row row) driver.Capability {
+	need := driver.Services
+	for _, s := range row.steps {
+		if s.restart {
+			need |= driver.Survives
+		}
+		for _, object := range r.declare(r.family, s) {
+			if svc, is := object.(*model.Service); is {
+				need |= neededByService(svc)
+			}
+		}
+	}
+	return need
+}
+
+func neededByService(svc *model.Service) (need driver.Capability) {
+	if svc.Affinity > 0 {
+		need |= driver.Affinity
+	}
+	if svc.ExternalLocal {
+		need |= driver.LocalTraffic
+	}
+	if svc.SourceRanges != nil {
+		need |= driver.SourceRanges
+	}
+	for _, p := range svc.Ports {
+		if p.Protocol == model.SCTP {
+			need |= driver.SCTP
+		}
+	}
+	return need
 }
 
 func (r *run) step(t *testing.T, i int, s step) {
@@ -191,6 +235,9 @@ func (r *run) lacking(s send) (note string) {
 
 func (r *run) adopt(t *testing.T, wantEmpty bool) {
 	t.Helper()
+	if lacks := r.driver.Capabilities().Lacks(r.cluster.state()); len(lacks) > 0 {
+		t.Fatalf("the row needs more than it says: %v", lacks)
+	}
 	plan, err := r.driver.Adopt(t.Context(), r.cluster.state(), driver.Keep{})
 	if err != nil {
 		t.Fatalf("plan the adoption: %v", err)

@@ -20,6 +20,7 @@ func Upgrade(t *testing.T, open, other Open) {
 
 func (r *run) upgrade(t *testing.T, other Open) {
 	r.start(t, config{})
+	r.needs(t, driver.Services|driver.Survives|driver.Affinity)
 	clients := many(mostClients)
 	sticky := func(on string) []svc {
 		return []svc{
