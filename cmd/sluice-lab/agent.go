@@ -3,14 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -25,7 +24,7 @@ func labAgent() *lab.Agent {
 			}
 			return append([]string{
 				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket,
-				"--cluster-cidr", joinCIDRs(c.ClusterCIDRs), "--service-cidr", joinCIDRs(c.ServiceCIDRs),
+				"--cluster-cidr", model.Join(c.ClusterCIDRs, ","), "--service-cidr", model.Join(c.ServiceCIDRs, ","),
 			}, source...)
 		},
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
@@ -65,12 +64,4 @@ func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error)
 		}
 	}
 	return len(e.Answers) > 0, nil
-}
-
-func joinCIDRs(ps []netip.Prefix) string {
-	var ss []string
-	for _, p := range ps {
-		ss = append(ss, p.String())
-	}
-	return strings.Join(ss, ",")
 }

@@ -8,6 +8,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -54,7 +55,7 @@ func readDrops(log *slog.Logger) func(ctx context.Context) (<-chan agent.Packet,
 
 func dropped(p nflog.Packet) agent.Packet {
 	reason, _ := strings.CutPrefix(p.Prefix, driver.DropPrefix)
-	return agent.Packet{Time: p.Time, Reason: driver.Drop(reason), In: p.In, Out: p.Out, Lost: p.Lost, Flow: verdict.Flow{
+	return agent.Packet{Time: p.Time, Reason: state.Drop(reason), In: p.In, Out: p.Out, Lost: p.Lost, Flow: verdict.Flow{
 		Source: p.Source, Destination: p.Destination, Protocol: p.Protocol,
 		SourcePort: p.SourcePort, DestinationPort: p.DestinationPort, ICMPType: p.ICMPType, ICMPCode: p.ICMPCode,
 	}}

@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/state"
 )
 
 // shop has the pods web and db on node-a; db lets nobody but app=api in.
@@ -198,7 +199,7 @@ func useDrops(t *testing.T, packet nflog.Packet) {
 }
 
 func TestDrops(t *testing.T) {
-	p := nflog.Packet{Prefix: driver.DropPrefix + string(driver.ByPolicy), In: 11, Out: 12, Time: time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)}
+	p := nflog.Packet{Prefix: driver.DropPrefix + string(state.DropPolicy), In: 11, Out: 12, Time: time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.Local)}
 	p.Source, p.Destination, p.Protocol = netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.1.0.2"), uint8(model.TCP)
 	p.SourcePort, p.DestinationPort = 40000, 5432
 	useDrops(t, p)
@@ -209,7 +210,7 @@ func TestDrops(t *testing.T) {
 	}
 	code, stdout, _ = sluice(t, "drops", "--socket", socket, "--count", "2", "-o", "json")
 	var d agent.Drop
-	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != cli.ExitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != driver.ByPolicy {
+	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != cli.ExitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != state.DropPolicy {
 		t.Errorf("drops -o json exits with %d: %v: %s", code, err, stdout)
 	}
 	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--for", "10ms"); code != cli.ExitOK || !strings.Contains(stderr, "watching") {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
@@ -17,13 +16,13 @@ import (
 
 // Drop is a packet that was dropped, with the names of what is known of it.
 type Drop struct {
-	Time      time.Time   `json:"time"`
-	Reason    driver.Drop `json:"reason"`
-	From      Party       `json:"from"`
-	To        Party       `json:"to"`
-	Protocol  string      `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
-	Interface string      `json:"interface,omitempty"` // by which it came, or would have left
-	Says      string      `json:"says"`                // why, for people: of the state as it is now
+	Time      time.Time  `json:"time"`
+	Reason    state.Drop `json:"reason"`
+	From      Party      `json:"from"`
+	To        Party      `json:"to"`
+	Protocol  string     `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
+	Interface string     `json:"interface,omitempty"` // by which it came, or would have left
+	Says      string     `json:"says"`                // why, for people: of the state as it is now
 
 	// Step is what decided, where that was policy.
 	Step *verdict.Step `json:"step,omitempty"`
@@ -75,9 +74,9 @@ func (a *Agent) explain(p Packet) Drop {
 func walk(p *state.Policy, packet Packet) []verdict.Step {
 	f, in, out := packet.Flow, packet.In, packet.Out
 	switch {
-	case packet.Reason == driver.Cut:
+	case packet.Reason == state.DropCut:
 		return forbidden(p, packet)
-	case packet.Reason == driver.DenyListed:
+	case packet.Reason == state.DropDenyList:
 		return verdict.Arrive(p, f, in)
 	case in != 0 && out != 0:
 		return verdict.Forward(p, f, in, out)
@@ -99,7 +98,7 @@ func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 		slices.Reverse(ways)
 	}
 	for _, way := range ways {
-		way.Reason = driver.ByPolicy
+		way.Reason = state.DropPolicy
 		steps := walk(p, way)
 		if _, denied := verdict.Denied(steps); denied {
 			return steps
@@ -112,19 +111,19 @@ func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 func (d *Drop) decided(p Packet, steps []verdict.Step) {
 	step, denied := verdict.Denied(steps)
 	switch p.Reason {
-	case driver.ByPolicy, driver.ByHost, driver.DenyListed, driver.Cut:
+	case state.DropPolicy, state.DropHost, state.DropDenyList, state.DropCut:
 	default:
 		return
 	}
 	if !denied {
-		if p.Reason != driver.Cut {
+		if p.Reason != state.DropCut {
 			d.Says = "nothing denies it any more: what did has changed since"
 		}
 		return
 	}
 	d.Step = &step
 	d.Says = fmt.Sprintf("%s, %s: %s", step.Of, step.Stage, step.Reason())
-	if p.Reason == driver.Cut {
+	if p.Reason == state.DropCut {
 		d.Says = "established, and forbidden since: " + d.Says
 	}
 }
@@ -132,15 +131,15 @@ func (d *Drop) decided(p Packet, steps []verdict.Step) {
 // circumstance says what a reason means that is no policy's.
 func (d *Drop) circumstance() string {
 	switch d.Reason {
-	case driver.Spoofed:
+	case state.DropSpoofed:
 		return fmt.Sprintf("no pod is known behind %s that has this address: its pod is not known yet, or it is not its own", cmp.Or(d.Interface, "its interface"))
-	case driver.UnknownPod:
+	case state.DropUnknownPod:
 		return "an address of this node's pods, but of none that is known here with its policies"
-	case driver.UnknownDevice:
+	case state.DropUnknownDevice:
 		return fmt.Sprintf("it is not known yet whose %s is", cmp.Or(d.Interface, "its interface"))
-	case driver.Cut:
+	case state.DropCut:
 		return "established, and forbidden since"
-	case driver.ForeignError:
+	case state.DropForeignError:
 		return "an ICMP error about a connection that is not known to be the sender's own"
 	}
 	return string(d.Reason)

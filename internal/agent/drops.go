@@ -7,14 +7,14 @@ import (
 	"sync"
 	"time"
 
-	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
 )
 
 // Packet is the head of a packet that the driver's program dropped.
 type Packet struct {
 	Time    time.Time
-	Reason  driver.Drop
+	Reason  state.Drop
 	Flow    verdict.Flow
 	In, Out int // indexes of interfaces; 0: none
 	Lost    int // packets between the one before and this one that could not be read

@@ -122,10 +122,10 @@ func (d *fakeDriver) PolicyCounters(context.Context) ([]driver.PolicyCounter, er
 	return d.counted, d.countErr
 }
 
-func (d *fakeDriver) DropCounts(context.Context) (map[driver.Drop]uint64, error) {
+func (d *fakeDriver) DropCounts(context.Context) (map[state.Drop]uint64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return map[driver.Drop]uint64{driver.ByPolicy: d.dropped}, d.countErr
+	return map[state.Drop]uint64{state.DropPolicy: d.dropped}, d.countErr
 }
 
 // counts makes the policies have decided so much.

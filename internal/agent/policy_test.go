@@ -304,19 +304,19 @@ func TestDropsHaveNames(t *testing.T) {
 		packet         Packet
 		from, to, says string
 	}{
-		{Packet{Reason: driver.ByPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12},
+		{Packet{Reason: state.DropPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12},
 			"shop/web:40000", "shop/db:5432", "shop/db, ingress: isolated by NetworkPolicy shop/db"},
-		{Packet{Reason: driver.ByPolicy, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
+		{Packet{Reason: state.DropPolicy, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
 			"shop/db:40000", "shop/web:80", "has changed since"},
-		{Packet{Reason: driver.Cut, Flow: back, In: 12, Out: 11},
+		{Packet{Reason: state.DropCut, Flow: back, In: 12, Out: 11},
 			"shop/db:5432", "shop/web:40000", "established, and forbidden since: shop/db, ingress: isolated"},
-		{Packet{Reason: driver.Cut, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
+		{Packet{Reason: state.DropCut, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
 			"shop/db:40000", "shop/web:80", "established, and forbidden since"},
-		{Packet{Reason: driver.Spoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
+		{Packet{Reason: state.DropSpoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
 			"10.1.0.7:40000", "node node-a:22", "no pod is known behind veth-web that has this address"},
-		{Packet{Reason: driver.UnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
+		{Packet{Reason: state.DropUnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
 			"203.0.113.9:40000", "10.1.0.77:80", "none that is known"},
-		{Packet{Reason: driver.UnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},
+		{Packet{Reason: state.DropUnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},
 			"203.0.113.9:40000", "service shop/web-1:80", "not known yet whose its interface is"},
 	} {
 		d := b.explain(c.packet)
@@ -324,7 +324,7 @@ func TestDropsHaveNames(t *testing.T) {
 			t.Errorf("%s -> %s: %s\nwant %s -> %s: %s", d.From, d.To, d.Says, c.from, c.to, c.says)
 		}
 	}
-	d := b.explain(Packet{Reason: driver.ByPolicy, Flow: verdict.Flow{Source: netip.MustParseAddr("fd00::1"), Destination: netip.MustParseAddr("fd00::2"), Protocol: 58, ICMPType: 128}, In: 11, Out: 12})
+	d := b.explain(Packet{Reason: state.DropPolicy, Flow: verdict.Flow{Source: netip.MustParseAddr("fd00::1"), Destination: netip.MustParseAddr("fd00::2"), Protocol: 58, ICMPType: 128}, In: 11, Out: 12})
 	if d.Protocol != "ICMPv6 128" || d.Interface != "veth-web" || d.Step == nil || d.Step.Stage != verdict.Ingress {
 		t.Errorf("%+v", d)
 	}
@@ -432,7 +432,7 @@ func TestDropsStream(t *testing.T) {
 	b := startPolicy(t, func(c *Config) { c.Drops = k.open })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	packet := Packet{Time: time.Now(), Reason: driver.ByPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12}
+	packet := Packet{Time: time.Now(), Reason: state.DropPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12}
 	var drops []Drop
 	var missed Missed
 	enough := errors.New("enough")

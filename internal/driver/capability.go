@@ -69,7 +69,7 @@ type Counter interface {
 	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
 	// DropCounts returns how many packets were dropped for each reason, those included that
 	// were not sent to DropGroup, since the program is in the kernel.
-	DropCounts(ctx context.Context) (map[Drop]uint64, error)
+	DropCounts(ctx context.Context) (map[state.Drop]uint64, error)
 }
 
 // Rememberer keeps clients on their backends.

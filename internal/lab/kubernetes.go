@@ -20,6 +20,7 @@ import (
 	"sluice.dev/sluice/deploy"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -176,7 +177,7 @@ func own(exe, part string) []string { return []string{exe, "lab", part} }
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
 	return l.start(n.Name, "kubelet", append(own(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
-		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", commas(n.IPs), "--pod-cidr", commas(n.PodCIDRs), "--zone", n.Zone))
+		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone))
 }
 
 // startBalancer starts what gives LoadBalancer services their addresses, on the outside host, whose routes it sets.
@@ -226,7 +227,7 @@ func (l *Lab) StartProxy(node string) error {
 		return l.startAgent(n)
 	}
 	config := l.path(n.Name, kubeProxy+".yaml")
-	text := fmt.Sprintf(proxyConfig, l.Kubernetes.Proxy, n.Name, l.userConfig(proxyUser), commas(plan.ClusterCIDRs))
+	text := fmt.Sprintf(proxyConfig, l.Kubernetes.Proxy, n.Name, l.userConfig(proxyUser), model.Join(plan.ClusterCIDRs, ","))
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		return fmt.Errorf("configure kube-proxy: %w", err)
 	}
@@ -407,12 +408,4 @@ func lastLines(out string, err error) string {
 		return err.Error()
 	}
 	return strings.Join(bad, "; ")
-}
-
-func commas[T fmt.Stringer](values []T) string {
-	var s []string
-	for _, v := range values {
-		s = append(s, v.String())
-	}
-	return strings.Join(s, ",")
 }

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Status is a lab's state, for people and programs.
@@ -186,17 +187,17 @@ func (s *Status) Table(w io.Writer) {
 	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
 	line("NODE", "ZONE", "ADDRESSES", "PODS", "SERVER", "AGENT", "NAMESPACE")
 	for _, n := range s.Nodes {
-		line(n.Name, n.Zone, join(n.IPs), fmt.Sprint(n.Pods), n.Server, n.Agent, n.NetNS)
+		line(n.Name, n.Zone, dash(model.Join(n.IPs, " ")), fmt.Sprint(n.Pods), n.Server, n.Agent, n.NetNS)
 	}
 	line()
 	line("POD", "NODE", "STATE", "ADDRESSES", "PORTS")
 	for _, p := range s.Pods {
-		line(qualified(p.Namespace, p.Name), dash(p.Node), p.State, join(p.IPs), dash(strings.Join(p.Ports, " ")))
+		line(qualified(p.Namespace, p.Name), dash(p.Node), p.State, dash(model.Join(p.IPs, " ")), dash(strings.Join(p.Ports, " ")))
 	}
 	line()
 	line("SERVICE", "TYPE", "CLUSTER ADDRESSES", "EXTERNAL ADDRESSES", "PORTS", "READY")
 	for _, v := range s.Services {
-		line(qualified(v.Namespace, v.Name), v.Type, join(v.IPs), join(v.External), dash(strings.Join(v.Ports, " ")), fmt.Sprint(v.Endpoints))
+		line(qualified(v.Namespace, v.Name), v.Type, dash(model.Join(v.IPs, " ")), dash(model.Join(v.External, " ")), dash(strings.Join(v.Ports, " ")), fmt.Sprint(v.Endpoints))
 	}
 	if len(s.Policies) > 0 {
 		line()
@@ -214,14 +215,6 @@ func (s *Status) Table(w io.Writer) {
 	for _, warning := range s.Warnings {
 		line("note: " + warning)
 	}
-}
-
-func join(as []netip.Addr) string {
-	var ss []string
-	for _, a := range as {
-		ss = append(ss, a.String())
-	}
-	return dash(strings.Join(ss, " "))
 }
 
 func dash(s string) string { return cmp.Or(s, "-") }

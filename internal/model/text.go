@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -42,3 +43,12 @@ func PrintableLines(text string) string {
 
 // unprintable holds for U+FFFD as well, which stands for bytes that are no UTF-8 where a text is gone through by runes.
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
+
+// Join writes a list of addresses, networks or names as one text, with the separator between them.
+func Join[T fmt.Stringer](list []T, separator string) string {
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, separator)
+}

@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -67,7 +68,7 @@ func TestTunnels(t *testing.T) {
 				for _, protocol := range []uint8{4, 41, 47} {
 					f := verdict.Flow{Source: names["a"][family], Destination: names[to][family], Protocol: protocol}
 					if step := k.carries(t, "a", to, f, may); !may {
-						isTold(t, log, driver.Tunnel, f, step)
+						isTold(t, log, state.DropTunnel, f, step)
 					}
 				}
 				for _, port := range []uint16{4789, 8472, 6081, 4790} {
@@ -78,7 +79,7 @@ func TestTunnels(t *testing.T) {
 					}
 					k.follow(t, p, family)
 					if !open {
-						isTold(t, log, driver.Tunnel, verdict.Flow{Source: names["a"][family], Destination: names[to][family]}, verdict.Step{Drop: verdict.Tunnel})
+						isTold(t, log, state.DropTunnel, verdict.Flow{Source: names["a"][family], Destination: names[to][family]}, verdict.Step{Drop: state.DropTunnel})
 					}
 				}
 			}
@@ -87,7 +88,7 @@ func TestTunnels(t *testing.T) {
 }
 
 // isTold checks the reason that the kernel and the walk give for a drop.
-func isTold(t *testing.T, log *nflog.Conn, reason driver.Drop, f verdict.Flow, step verdict.Step) {
+func isTold(t *testing.T, log *nflog.Conn, reason state.Drop, f verdict.Flow, step verdict.Step) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), drivertest.Patient)
 	defer cancel()
@@ -158,7 +159,7 @@ func TestBridge(t *testing.T) {
 				if arrived := trail.At == to; arrived != (as == "c") {
 					t.Errorf("%+v: %+v", sent, trail)
 				} else if !arrived {
-					isTold(t, log, driver.Spoofed, verdict.Flow{Source: sent.From, Destination: sent.To}, verdict.Step{Drop: verdict.Spoofed})
+					isTold(t, log, state.DropSpoofed, verdict.Flow{Source: sent.From, Destination: sent.To}, verdict.Step{Drop: state.DropSpoofed})
 				}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/state"
 )
 
 // TestReasons shows that each packet that is dropped is told of with the reason, and that
@@ -18,16 +19,16 @@ func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		row    row
 		packet packet
-		reason driver.Drop
+		reason state.Drop
 	}{
-		{row{}, packet{from: "a", as: "nobody", proto: udp, to: "b", port: 80}, driver.Spoofed},
-		{row{}, packet{from: "a", as: "c", proto: udp, to: "node", port: 80}, driver.Spoofed},
-		{row{}, packet{from: "outside", proto: udp, to: "d", port: 80}, driver.UnknownPod},
-		{row{policies: isolated("b", "ingress: []")}, packet{from: "a", proto: tcp, to: "b", port: 80}, driver.ByPolicy},
-		{row{policies: isolated("b", "ingress: []")}, packet{from: "b", proto: udp, to: "node", port: 53}, driver.ByPolicy},
-		{row{policies: hostEndpoint}, packet{from: "outside", proto: tcp, to: "node", port: 80}, driver.ByHost},
-		{row{policies: hostEndpoint}, packet{from: "node", proto: tcp, to: "outside", port: 8080}, driver.ByHost},
-		{row{denied: []string{"192.168.3.1", "fd00:192:168:3::1"}}, packet{from: "outside", proto: udp, to: "b", port: 80}, driver.DenyListed},
+		{row{}, packet{from: "a", as: "nobody", proto: udp, to: "b", port: 80}, state.DropSpoofed},
+		{row{}, packet{from: "a", as: "c", proto: udp, to: "node", port: 80}, state.DropSpoofed},
+		{row{}, packet{from: "outside", proto: udp, to: "d", port: 80}, state.DropUnknownPod},
+		{row{policies: isolated("b", "ingress: []")}, packet{from: "a", proto: tcp, to: "b", port: 80}, state.DropPolicy},
+		{row{policies: isolated("b", "ingress: []")}, packet{from: "b", proto: udp, to: "node", port: 53}, state.DropPolicy},
+		{row{policies: hostEndpoint}, packet{from: "outside", proto: tcp, to: "node", port: 80}, state.DropHost},
+		{row{policies: hostEndpoint}, packet{from: "node", proto: tcp, to: "outside", port: 8080}, state.DropHost},
+		{row{denied: []string{"192.168.3.1", "fd00:192:168:3::1"}}, packet{from: "outside", proto: udp, to: "b", port: 80}, state.DropDenyList},
 	} {
 		k.declare(t, c.row)
 		for family := range Families {

@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // TestResetUnderAnothersAddress shows that a segment which ends a connection, sent under its client's address by another pod, is
@@ -37,11 +37,11 @@ func TestResetUnderAnothersAddress(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before := k.dropped(t, driver.Spoofed)
+		before := k.dropped(t, state.DropSpoofed)
 		if _, err := k.mesh.Forge(server.Addr(), "", reset); err != nil {
 			t.Fatal(err)
 		}
-		if got := k.dropped(t, driver.Spoofed); got != before+1 {
+		if got := k.dropped(t, state.DropSpoofed); got != before+1 {
 			t.Errorf("%v: %d segments count as spoofed, want 1", server, got-before)
 		}
 		const established = 3 // TCP_CONNTRACK_ESTABLISHED
@@ -79,7 +79,7 @@ func TestFragmentUnderAnothersAddress(t *testing.T) {
 }
 
 // dropped is how many packets the kernel has dropped for the reason.
-func (k *kernel) dropped(t *testing.T, reason driver.Drop) uint64 {
+func (k *kernel) dropped(t *testing.T, reason state.Drop) uint64 {
 	t.Helper()
 	counts, err := k.driver.Capabilities().Counter.DropCounts(t.Context())
 	if err != nil {
@@ -169,13 +169,13 @@ func (k *kernel) errors(t *testing.T, family int, client string, proto model.Pro
 	answered := drivertest.Quote{From: call, To: from, Protocol: proto}
 	for i, p := range paths(family, client, asked, answered) {
 		for _, e := range icmpErrors[family] {
-			before := k.dropped(t, driver.ForeignError)
+			before := k.dropped(t, state.DropForeignError)
 			p.about.Text = fmt.Sprintf("error %d %v of %s", i, e, p.host)
 			arrived, err := k.mesh.Forge(p.at, p.about.Text, drivertest.ForgedError(p.host, p.from, p.to, e[0], e[1], p.about))
 			if err != nil {
 				t.Fatal(err)
 			}
-			dropped := k.dropped(t, driver.ForeignError) - before
+			dropped := k.dropped(t, state.DropForeignError) - before
 			if arrived != p.arrives || arrived == (dropped == 1) {
 				t.Errorf("%v over %s: ICMP %v from %s to %v about %+v arrives: %v, want %v; %d were dropped", proto, via, e, p.host, p.to, p.about, arrived, p.arrives, dropped)
 			}

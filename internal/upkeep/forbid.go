@@ -205,7 +205,7 @@ func (u *unsure) forbids(p *state.Policy, f conntrack.Flow, w *ways) bool {
 		steps = append(verdict.Arrive(p, asked, in), verdict.Forward(p, flow, in, out)...)
 	}
 	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return u.judges(s.Stage, flow, in, out) })
-	if denied, is := verdict.Denied(steps); is && (denied.Drop == verdict.ByPolicy || denied.Drop == verdict.ByHost) {
+	if denied, is := verdict.Denied(steps); is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost) {
 		return true
 	}
 	return f.Cut() && u.concerns(flow, in, out)

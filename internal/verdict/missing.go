@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // allMissing says it for each step that denies.
@@ -25,7 +25,7 @@ func (a *asker) allMissing(steps []Step, f Flow) (all []string) {
 // missing says what rule would have had to exist where nothing allows a flow; "" where a rule
 // denies it, or no rule could help.
 func (a *asker) missing(s Step, f Flow) string {
-	if s.Rule != "" || s.Drop != ByPolicy && s.Drop != ByHost || s.Tier == "" && s.Text != "no policy allows it" {
+	if s.Rule != "" || s.Drop != state.DropPolicy && s.Drop != state.DropHost || s.Tier == "" && s.Text != "no policy allows it" {
 		return ""
 	}
 	direction, other := "ingress", "from "+a.label(f.Source)
@@ -51,15 +51,7 @@ func (a *asker) candidates(s Step) string {
 	if s.Tier != model.DefaultTier.Name {
 		another += " in tier " + s.Tier
 	}
-	return joinPolicies(s.Isolating) + " (or " + another + ")"
-}
-
-func joinPolicies(keys []model.PolicyKey) string {
-	names := make([]string, len(keys))
-	for i, k := range keys {
-		names[i] = k.String()
-	}
-	return strings.Join(names, ", ")
+	return model.Join(s.Isolating, ", ") + " (or " + another + ")"
 }
 
 // what names protocol and port: "TCP 5432", "ICMP 8".

@@ -14,7 +14,7 @@ func (s Step) Reason() string {
 	case s.Rule != "":
 		return fmt.Sprintf("%v %s, tier %s", s.Policy, s.Rule, s.Tier)
 	case len(s.Isolating) > 0:
-		return fmt.Sprintf("isolated by %s, tier %s, and no rule allows it", joinPolicies(s.Isolating), s.Tier)
+		return fmt.Sprintf("isolated by %s, tier %s, and no rule allows it", model.Join(s.Isolating, ", "), s.Tier)
 	case s.Text != "":
 		return s.Text
 	case s.Tier != "":

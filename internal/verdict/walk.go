@@ -30,27 +30,13 @@ const (
 	HostOutput     Stage = "host, out"
 )
 
-// Drop is a reason why a packet is dropped, with the values of driver.Drop.
-type Drop string
-
-// The reasons.
-const (
-	Spoofed       Drop = "spoofed"
-	UnknownPod    Drop = "unknown-pod"
-	UnknownDevice Drop = "unknown-device"
-	ByPolicy      Drop = "policy"
-	ByHost        Drop = "host"
-	Tunnel        Drop = "tunnel"
-	DenyListed    Drop = "deny-list"
-)
-
 // Step is what became of a flow at one stage.
 type Step struct {
 	Stage Stage  `json:"stage"`
 	Of    string `json:"of,omitempty"` // the pod, host endpoint, list or service that it belongs to
 	Verdict
-	Drop Drop   `json:"drop,omitempty"` // the reason, where it is not allowed
-	Text string `json:"text,omitempty"` // for people, where no rule decided
+	Drop state.Drop `json:"drop,omitempty"` // the reason, where it is not allowed
+	Text string     `json:"text,omitempty"` // for people, where no rule decided
 }
 
 // Denied returns the step that drops the flow, if one does.
@@ -118,7 +104,7 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	for _, list := range p.Denied.Lists {
 		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
-			return []Step{{Stage: DenyList, Of: list.Name, Drop: DenyListed, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
+			return []Step{{Stage: DenyList, Of: list.Name, Drop: state.DropDenyList, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
 		}
 	}
 	h := p.Hosts[in]
@@ -178,10 +164,10 @@ func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 	device := sentBy(p, f, in)
 	w := p.Workloads[f.Source]
 	if tunnelled(p, f, device) {
-		return append(steps, Step{Stage: Source, Of: podName(w), Drop: Tunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
+		return append(steps, Step{Stage: Source, Of: podName(w), Drop: state.DropTunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
 	}
 	if w != nil && w.Device == device && device != 0 {
-		return judge(p, Egress, w.Pod.String(), w.Egress, f, ByPolicy, steps), true
+		return judge(p, Egress, w.Pod.String(), w.Egress, f, state.DropPolicy, steps), true
 	}
 	drop := stranger(p, f, device, w != nil && in == 0)
 	if drop == "" {
@@ -190,24 +176,24 @@ func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 	return append(steps, Step{Stage: Source, Of: podName(w), Drop: drop, Text: strangers[drop]}), false
 }
 
-var strangers = map[Drop]string{
-	Spoofed:       "it comes from a pod's interface, and not with that pod's address",
-	UnknownPod:    "an address of this node's pods, and no pod is known that sends from it by this interface",
-	UnknownDevice: "nothing is known yet of the interface by which it comes",
+var strangers = map[state.Drop]string{
+	state.DropSpoofed:       "it comes from a pod's interface, and not with that pod's address",
+	state.DropUnknownPod:    "an address of this node's pods, and no pod is known that sends from it by this interface",
+	state.DropUnknownDevice: "nothing is known yet of the interface by which it comes",
 }
 
 // stranger says why a packet is dropped whose interface and source address are not those of a known pod; ""
 // if it is not.
-func stranger(p *state.Policy, f Flow, device int, homeless bool) Drop {
+func stranger(p *state.Policy, f Flow, device int, homeless bool) state.Drop {
 	_, pod := p.PodDevices[device]
 	_, own := p.HostDevices[device]
 	switch {
 	case pod:
-		return Spoofed
+		return state.DropSpoofed
 	case homeless, ownPod(p, f.Source):
-		return UnknownPod
+		return state.DropUnknownPod
 	case device != 0 && !own:
-		return UnknownDevice
+		return state.DropUnknownDevice
 	}
 	return ""
 }
@@ -225,13 +211,13 @@ func neighbourDiscovery(f Flow) bool {
 // received judges what may reach the destination.
 func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool) {
 	if w := p.Workloads[f.Destination]; w != nil {
-		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, ByPolicy, steps), true
+		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, state.DropPolicy, steps), true
 	}
 	if ownPod(p, f.Destination) {
-		return append(steps, Step{Stage: Destination, Drop: UnknownPod, Text: "an address of this node's pods that no known pod has"}), false
+		return append(steps, Step{Stage: Destination, Drop: state.DropUnknownPod, Text: "an address of this node's pods that no known pod has"}), false
 	}
 	if _, own := p.HostDevices[out]; out != 0 && !own {
-		return append(steps, Step{Stage: Destination, Drop: UnknownPod, Text: "it leaves by a pod's interface, or by one of which nothing is known, and no known pod has the address"}), false
+		return append(steps, Step{Stage: Destination, Drop: state.DropUnknownPod, Text: "it leaves by a pod's interface, or by one of which nothing is known, and no known pod has the address"}), false
 	}
 	return steps, true
 }
@@ -273,10 +259,10 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 	if id == "" {
 		return steps
 	}
-	return judge(p, stage, h.Name+" ("+h.Device+")", id, f, ByHost, steps)
+	return judge(p, stage, h.Name+" ("+h.Device+")", id, f, state.DropHost, steps)
 }
 
-func judge(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop Drop, steps []Step) []Step {
+func judge(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
 	s := Step{Stage: stage, Of: of, Verdict: Judge(p, id, f), Drop: drop}
 	if s.Allowed {
 		s.Drop = ""

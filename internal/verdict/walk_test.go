@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -163,17 +162,5 @@ func TestDenied(t *testing.T) {
 	}
 	if s, ok := Denied(nil); ok {
 		t.Errorf("no step denies: %+v", s)
-	}
-}
-
-// TestDropsAreTheDrivers: verdict is pure and knows no driver, but says the same.
-func TestDropsAreTheDrivers(t *testing.T) {
-	for mine, theirs := range map[Drop]driver.Drop{
-		Spoofed: driver.Spoofed, UnknownPod: driver.UnknownPod, UnknownDevice: driver.UnknownDevice,
-		ByPolicy: driver.ByPolicy, ByHost: driver.ByHost, DenyListed: driver.DenyListed,
-	} {
-		if string(mine) != string(theirs) {
-			t.Errorf("%q is %q to drivers", mine, theirs)
-		}
 	}
 }

@@ -202,7 +202,7 @@ const unknownSender = "the way to it is a pod's interface, and no pod is known t
 // its interface; here only the route tells it.
 func byRoute(steps []Step) {
 	for i := range steps {
-		if steps[i].Drop == Spoofed {
+		if steps[i].Drop == state.DropSpoofed {
 			steps[i].Text = unknownSender
 		}
 	}

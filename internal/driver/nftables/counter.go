@@ -52,11 +52,11 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 }
 
 // DropCounts implements driver.Counter.
-func (d *Driver) DropCounts(ctx context.Context) (map[driver.Drop]uint64, error) {
-	counts := map[driver.Drop]uint64{}
+func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) {
+	counts := map[state.Drop]uint64{}
 	err := d.readCounters(ctx, func(name string, packets uint64) {
 		if reason, ok := strings.CutPrefix(name, dropped); ok {
-			counts[driver.Drop(reason)] = packets
+			counts[state.Drop(reason)] = packets
 		}
 	})
 	if err != nil {

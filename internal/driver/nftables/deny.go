@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -118,9 +117,9 @@ func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield useChain) {
 			switch {
 			case !lengths[i][bits]:
 			case bits == f.bits:
-				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, sets[i]).goTo(dropChain(driver.DenyListed)))
+				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, sets[i]).goTo(dropChain(state.DropDenyList)))
 			default:
-				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), fp.policy.members, false, masked(f.saddr, bits)).goTo(dropChain(driver.DenyListed)))
+				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), fp.policy.members, false, masked(f.saddr, bits)).goTo(dropChain(state.DropDenyList)))
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
 )
 
 // This file is the constant part of policy: where packets are judged. What they are
@@ -123,7 +124,7 @@ func (p *program) addFilterChains() {
 		return
 	}
 	h := p.policy
-	cut := newRule("established, and forbidden since").cut().goTo(dropChain(driver.Cut))
+	cut := newRule("established, and forbidden since").cut().goTo(dropChain(state.DropCut))
 	begin := []rule{newRule("").established(expr.CtStateBitESTABLISHED).accept(), cut}
 	both := func(to string) []rule {
 		return []rule{newRule("").family(ipv4).jump(ipv4.name + to), newRule("").family(ipv6).jump(ipv6.name + to)}
@@ -146,7 +147,7 @@ func (p *program) addFilterChains() {
 		// under another's address.
 		chain{name: "arrival", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, -450, ""},
 			comment: "what a pod sends has the pod's own address",
-			rules:   []rule{newRule("").in([]field{fieldDevice}, h.checked).wrongWay().goTo(dropChain(driver.Spoofed))}},
+			rules:   []rule{newRule("").in([]field{fieldDevice}, h.checked).wrongWay().goTo(dropChain(state.DropSpoofed))}},
 		forward, input, p.strayChain(),
 		p.looseChain("loose-forward", strayForward...),
 		p.looseChain("loose-in", append(strayInput, newRule("").invalid().ret())...),
@@ -156,8 +157,8 @@ func (p *program) addFilterChains() {
 				newRule("").vmap([]field{fieldOutDevice}, h.output),
 			})},
 		chain{name: "tunnels", comment: "what tunnels carry: the node, or another one, would take what is inside for its own", rules: []rule{
-			tunnelled(h.ports, len(portBlocks)-1).in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel)),
-			tunnelled(h.ports, 0).in([]field{fieldDevice}, h.checked).goTo(dropChain(driver.Tunnel)),
+			tunnelled(h.ports, len(portBlocks)-1).in([]field{fieldDevice}, h.checked).goTo(dropChain(state.DropTunnel)),
+			tunnelled(h.ports, 0).in([]field{fieldDevice}, h.checked).goTo(dropChain(state.DropTunnel)),
 		}},
 		chain{name: "neighbours", comment: "what a host on an IPv6 link needs", rules: neighbourDiscovery()},
 		chain{name: "labels", comment: "never entered: while this rule is there, connections have room for labels",
@@ -189,9 +190,9 @@ func (p *program) addPodChains(fp *familyProgram) {
 	n := func(s string) string { return f.name + "-" + s }
 	unknown := newRule("of this node's pods, and none that is known").family(f)
 	stranger := []rule{
-		newRule("it is routed there, and no pod is known").in([]field{fieldDevice}, p.policy.podDevices).goTo(dropChain(driver.UnknownPod)),
-		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
-		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownDevice)),
+		newRule("it is routed there, and no pod is known").in([]field{fieldDevice}, p.policy.podDevices).goTo(dropChain(state.DropUnknownPod)),
+		unknown.in([]field{f.saddr}, pods.ownPods).goTo(dropChain(state.DropUnknownPod)),
+		newRule("").notIn([]field{fieldDevice}, p.policy.hostDevices).goTo(dropChain(state.DropUnknownDevice)),
 	}
 	p.chains = append(p.chains,
 		chain{name: n("sent"), comment: "what may the source send", rules: []rule{
@@ -202,19 +203,19 @@ func (p *program) addPodChains(fp *familyProgram) {
 		chain{name: n("stranger"), comment: "not from a pod that is known by this address at this interface", rules: stranger},
 		chain{name: n("received"), comment: "what may reach the destination", rules: []rule{
 			newRule("").family(f).vmap([]field{f.daddr}, pods.to),
-			unknown.in([]field{f.daddr}, pods.ownPods).goTo(dropChain(driver.UnknownPod)),
+			unknown.in([]field{f.daddr}, pods.ownPods).goTo(dropChain(state.DropUnknownPod)),
 			newRule("leaves by a pod's interface, or by one of which nothing is known").
-				notIn([]field{fieldOutDevice}, p.policy.hostDevices).goTo(dropChain(driver.UnknownPod)),
+				notIn([]field{fieldOutDevice}, p.policy.hostDevices).goTo(dropChain(state.DropUnknownPod)),
 		}},
 		chain{name: n("errors"), comment: "ICMP errors: a router on the way sends them, and of pods the connection's own ends", rules: []rule{
 			newRule("").notIn([]field{fieldDevice}, p.policy.checked).ret(),
 			newRule("of the pod that opened the connection").family(f).in([]field{f.saddr, f.origSaddr}, pods.selves).ret(),
 			newRule("of the pod that answers").family(f).in([]field{f.saddr, f.replySaddr}, pods.selves).ret(),
-			newRule("").goTo(dropChain(driver.ForeignError)),
+			newRule("").goTo(dropChain(state.DropForeignError)),
 		}},
 		chain{name: n("refused"), comment: "but a pod always reaches itself", rules: []rule{
 			newRule("").family(f).in([]field{f.saddr, f.daddr}, pods.selves).accept(),
-			newRule("").goTo(dropChain(driver.ByPolicy)),
+			newRule("").goTo(dropChain(state.DropPolicy)),
 		}},
 	)
 }
@@ -244,9 +245,9 @@ func (p *program) strayChain() chain {
 }
 
 // drops are the reasons that have a chain.
-var drops = []driver.Drop{driver.Spoofed, driver.UnknownPod, driver.UnknownDevice, driver.ByPolicy, driver.ByHost, driver.Tunnel, driver.Cut, driver.DenyListed, driver.ForeignError}
+var drops = []state.Drop{state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError}
 
-func dropChain(reason driver.Drop) string { return "drop-" + string(reason) }
+func dropChain(reason state.Drop) string { return "drop-" + string(reason) }
 
 // logged is the number of packets a second that are shown of each reason to
 // those who listen; snap is how much of a packet.
@@ -256,7 +257,7 @@ const (
 )
 
 // newDropChain tells whoever listens, and drops.
-func newDropChain(reason driver.Drop) chain {
+func newDropChain(reason state.Drop) chain {
 	log := &expr.Log{Group: driver.DropGroup, Snaplen: snap, Data: []byte(driver.DropPrefix + string(reason)),
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
 	counter := &expr.Objref{Type: objectCounter, Name: dropped + string(reason)}

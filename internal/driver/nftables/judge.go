@@ -12,7 +12,6 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -39,8 +38,8 @@ func (p *program) podPlace(f family) place {
 }
 
 var (
-	hostPlace      = place{name: "host-judge", families: []family{ipv4, ipv6}, denied: dropChain(driver.ByHost)}
-	untrackedPlace = place{name: "raw-judge", families: []family{ipv4, ipv6}, denied: dropChain(driver.ByHost), noTrack: true}
+	hostPlace      = place{name: "host-judge", families: []family{ipv4, ipv6}, denied: dropChain(state.DropHost)}
+	untrackedPlace = place{name: "raw-judge", families: []family{ipv4, ipv6}, denied: dropChain(state.DropHost), noTrack: true}
 )
 
 // limits are how much is written down in one place; what is beyond is asked in chains of its own.

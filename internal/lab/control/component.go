@@ -2,8 +2,7 @@ package control
 
 import (
 	"fmt"
-	"net/netip"
-	"strings"
+	"sluice.dev/sluice/internal/model"
 )
 
 // arguments are a component's command line.
@@ -33,7 +32,7 @@ func (p *Plane) apiServerArguments() []string {
 	args := []string{
 		"--etcd-servers=" + etcdURL,
 		"--advertise-address=" + p.Addr.String(), fmt.Sprintf("--secure-port=%d", Port),
-		"--service-cluster-ip-range=" + join(p.ServiceCIDRs),
+		"--service-cluster-ip-range=" + model.Join(p.ServiceCIDRs, ","),
 		"--client-ca-file=" + p.path(caCert), "--tls-cert-file=" + p.path(serverCert), "--tls-private-key-file=" + p.path(srvKey),
 		"--service-account-issuer=" + serviceAccountsName,
 		"--service-account-signing-key-file=" + p.path(accountKey), "--service-account-key-file=" + p.path(accountCert),
@@ -56,7 +55,7 @@ func (p *Plane) controllerArguments() []string {
 	return []string{
 		"--kubeconfig=" + p.path("system-kube-controller-manager.kubeconfig"),
 		"--service-account-private-key-file=" + p.path(accountKey), "--root-ca-file=" + p.path(caCert),
-		"--cluster-cidr=" + join(p.ClusterCIDRs), "--leader-elect=false", "--use-service-account-credentials",
+		"--cluster-cidr=" + model.Join(p.ClusterCIDRs, ","), "--leader-elect=false", "--use-service-account-credentials",
 		"--bind-address=127.0.0.1", "--kube-api-qps=500", "--kube-api-burst=1000",
 	}
 }
@@ -66,12 +65,4 @@ func (p *Plane) schedulerArguments() []string {
 		"--kubeconfig=" + p.path("system-kube-scheduler.kubeconfig"), "--leader-elect=false",
 		"--bind-address=127.0.0.1", "--kube-api-qps=500", "--kube-api-burst=1000",
 	}
-}
-
-func join(cidrs []netip.Prefix) string {
-	var s []string
-	for _, c := range cidrs {
-		s = append(s, c.String())
-	}
-	return strings.Join(s, ",")
 }
