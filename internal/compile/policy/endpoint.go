@@ -5,9 +5,35 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
+
+// endpoints are the pods and host endpoints of this node.
+type endpoints struct {
+	links    *links
+	policies *policies
+	rollout  *rollout
+	programs *programs
+
+	pods        map[model.Name]*endpoint
+	claims      map[netip.Addr][]*endpoint // pods by their addresses
+	hosts       hosts
+	changed     map[*endpoint]struct{} // other policies may select it
+	unpublished map[*endpoint]struct{} // has another program, address or interface
+	readdressed map[netip.Addr]struct{}
+	workloads   diff.Map[netip.Addr, state.Workload]
+}
+
+func newEndpoints(node string, p *state.Policy, links *links, policies *policies, rollout *rollout, programs *programs) *endpoints {
+	return &endpoints{
+		links: links, policies: policies, rollout: rollout, programs: programs,
+		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{}, hosts: newHosts(node, links, p),
+		changed: map[*endpoint]struct{}{}, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
+	}
+}
 
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
@@ -15,69 +41,150 @@ type endpoint struct {
 	plans    [stages]*plan
 	planned  *item     // the item that it was when it got them
 	policies []*policy // that they are of, if it is a pod
-	// linked: it is a host endpoint that has an interface.
-	linked bool
+	linked   bool      // it is a host endpoint that has an interface
 }
 
-// setEndpoint follows a pod that may be, or have been, of this node.
-func (c *Compiler) setEndpoint(name model.Name, old, next *item) {
-	e := c.podEndpoints[name]
+// setPod follows a pod that may be, or have been, of this node.
+func (es *endpoints) setPod(name model.Name, old, next *item) {
+	e := es.pods[name]
 	if old != nil && old.local {
-		c.readdress(old)
+		es.readdress(old)
 		for _, a := range old.addrs {
-			c.claims[a] = slices.DeleteFunc(c.claims[a], func(o *endpoint) bool { return o == e })
-			if len(c.claims[a]) == 0 {
-				delete(c.claims, a)
+			es.claims[a] = slices.DeleteFunc(es.claims[a], func(o *endpoint) bool { return o == e })
+			if len(es.claims[a]) == 0 {
+				delete(es.claims, a)
 			}
 		}
 	}
 	if next == nil || !next.local {
 		if e != nil {
 			e.item = nil
-			delete(c.podEndpoints, name)
-			c.changed[e] = struct{}{}
+			delete(es.pods, name)
+			es.changed[e] = struct{}{}
 		}
 		return
 	}
 	if e == nil {
 		e = &endpoint{}
-		c.podEndpoints[name] = e
+		es.pods[name] = e
 	}
 	e.item = next
 	for _, a := range next.addrs {
-		c.claims[a] = append(c.claims[a], e)
+		es.claims[a] = append(es.claims[a], e)
 	}
-	c.readdress(next)
-	c.changed[e] = struct{}{}
+	es.readdress(next)
+	es.changed[e] = struct{}{}
 }
 
-func (c *Compiler) readdress(it *item) {
+func (es *endpoints) readdress(it *item) {
 	for _, a := range it.addrs {
-		c.readdressed[a] = struct{}{}
+		es.readdressed[a] = struct{}{}
 	}
 }
 
-// replan gives the endpoint the plans of the policies that select it now: those that apply to its class.
-func (c *Compiler) replan(e *endpoint, applying map[*class][]*policy) {
-	switch {
-	case e.item == nil || e.item.host != nil && !e.linked:
-		for s := range stages {
-			c.use(e, s, nil)
+// setHost follows a host endpoint that may be, or have been, of this node.
+func (es *endpoints) setHost(name string, next *item) {
+	if e := es.hosts.set(name, next); e != nil {
+		es.changed[e] = struct{}{}
+	}
+}
+
+// relink follows the node's interfaces and routes.
+func (es *endpoints) relink() {
+	es.hosts.changed = true
+	for a := range es.claims {
+		es.readdressed[a] = struct{}{}
+	}
+}
+
+// markSelected marks the endpoints that the subjects select: other policies may apply to them.
+func (es *endpoints) markSelected(subjects []model.Selector) {
+	for _, s := range subjects {
+		for _, e := range es.pods {
+			if s.Matches(e.item.labels) {
+				es.changed[e] = struct{}{}
+			}
 		}
-	case e.item.host != nil:
-		c.replanHost(e)
-	default:
-		list, known := applying[e.item.class]
-		if !known {
-			list = c.applying(e.item.labels)
-			applying[e.item.class] = list
+		for _, e := range es.hosts.all {
+			if s.Matches(e.item.labels) {
+				es.changed[e] = struct{}{}
+			}
 		}
-		if e.planned == e.item {
-			list = c.standing(e, list)
+	}
+}
+
+// assign gives interfaces to host endpoints, and marks those that have or lack one now.
+func (es *endpoints) assign() {
+	for _, e := range es.hosts.assign() {
+		es.changed[e] = struct{}{}
+	}
+}
+
+// replan gives the marked endpoints the plans of the policies that select them now: those that apply
+// to their class.
+func (es *endpoints) replan() {
+	applying := map[*class][]*policy{}
+	for e := range es.changed {
+		switch {
+		case e.item == nil || e.item.host != nil && !e.linked:
+			for s := range stages {
+				es.use(e, s, nil)
+			}
+		case e.item.host != nil:
+			es.replanHost(e)
+		default:
+			list, known := applying[e.item.class]
+			if !known {
+				list = es.policies.applying(e.item.labels)
+				applying[e.item.class] = list
+			}
+			es.replanPod(e, list)
 		}
-		e.planned, e.policies = e.item, list
-		c.use(e, podIngress, c.plan(podIngress, list, model.Allow))
-		c.use(e, podEgress, c.plan(podEgress, list, model.Allow))
+	}
+	clear(es.changed)
+}
+
+func (es *endpoints) replanPod(e *endpoint, list []*policy) {
+	if e.planned == e.item {
+		list = es.rollout.inForce(e.policies, list)
+	}
+	e.planned, e.policies = e.item, list
+	es.use(e, podIngress, es.programs.plan(podIngress, list, model.Allow))
+	es.use(e, podEgress, es.programs.plan(podEgress, list, model.Allow))
+}
+
+// replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects
+// is denied, unless its profile allows it; what only passes through is not.
+func (es *endpoints) replanHost(e *endpoint) {
+	list := es.policies.applying(e.item.labels)
+	own := model.Deny
+	if e.item.host.DefaultAllow {
+		own = model.Allow
+	}
+	for s := hostInput; s < stages; s++ {
+		fallback := model.Allow
+		if s == hostInput || s == hostOutput {
+			fallback = own
+		}
+		es.use(e, s, es.programs.plan(s, list, fallback))
+	}
+}
+
+// use makes the plan the endpoint's for its stage, in place of another one.
+func (es *endpoints) use(e *endpoint, s stage, p *plan) {
+	if old := e.plans[s]; old != p {
+		e.plans[s] = p
+		es.programs.replace(e, old, p)
+		es.unpublished[e] = struct{}{}
+	}
+}
+
+// markUsers marks the endpoints that use the plans, which have other programs now.
+func (es *endpoints) markUsers(plans []*plan) {
+	for _, p := range plans {
+		for e := range p.users {
+			es.unpublished[e] = struct{}{}
+		}
 	}
 }
 
@@ -89,38 +196,34 @@ func (e *endpoint) program(s stage) state.ProgramID {
 	return idOf(e.plans[s].program)
 }
 
-// publishEndpoints writes what changed of pods and host endpoints.
-func (c *Compiler) publishEndpoints() {
-	hosts := c.reassign
-	for e := range c.unpublished {
+// publish writes what changed of pods and host endpoints.
+func (es *endpoints) publish() {
+	for e := range es.unpublished {
 		switch {
 		case e.item == nil:
 		case e.item.host != nil:
-			hosts = true
+			es.hosts.changed = true
 		default:
-			c.readdress(e.item)
+			es.readdress(e.item)
 		}
 	}
-	for a := range c.readdressed {
-		c.workloads.Set(a, c.workload(a))
+	for a := range es.readdressed {
+		es.workloads.Set(a, es.workload(a))
 	}
-	if hosts {
-		c.publishHosts()
-	}
-	clear(c.unpublished)
-	clear(c.readdressed)
-	c.reassign = false
+	es.hosts.publish()
+	clear(es.unpublished)
+	clear(es.readdressed)
 }
 
 // workload returns what is at an address; nil: nothing.
-func (c *Compiler) workload(a netip.Addr) *state.Workload {
-	claims := c.claims[a]
+func (es *endpoints) workload(a netip.Addr) *state.Workload {
+	claims := es.claims[a]
 	if len(claims) == 0 {
 		return nil
 	}
 	e := slices.MinFunc(claims, compareClaims)
 	w := &state.Workload{Pod: e.item.pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
-	w.Device, w.Bridged = c.links.to(a)
+	w.Device, w.Bridged = es.links.to(a)
 	return w
 }
 

@@ -31,9 +31,9 @@ func (h *history) finish(t testing.TB) {
 func cautiously(t testing.TB, c *Compiler) {
 	t.Helper()
 	whole := map[state.SetID]bool{}
-	for _, g := range c.groups {
+	for _, g := range c.sets.groups.all {
 		want := map[netip.Addr]struct{}{}
-		for _, it := range slices.Concat(slices.Collect(maps.Values(c.pods)), slices.Collect(maps.Values(c.sets)), slices.Collect(maps.Values(c.hosts))) {
+		for _, it := range slices.Concat(slices.Collect(maps.Values(c.objects.pods)), slices.Collect(maps.Values(c.objects.sets)), slices.Collect(maps.Values(c.objects.hosts))) {
 			for _, a := range it.addrs {
 				if g.selector.Matches(it.labels) {
 					want[a] = struct{}{}
@@ -57,14 +57,14 @@ func cautiously(t testing.TB, c *Compiler) {
 			}
 		}
 	}
-	for name, e := range c.podEndpoints {
-		for _, p := range c.applying(e.item.labels) {
+	for name, e := range c.endpoints.pods {
+		for _, p := range c.policies.applying(e.item.labels) {
 			if !slices.Contains(e.policies, p) && (!p.fresh || e.planned != e.item) {
 				t.Errorf("pod %s has no %s", name, p.obj.Key)
 			}
 		}
 		for _, p := range e.policies {
-			if now := c.policies[p.obj.Key]; now == nil || now != p && !now.fresh {
+			if now := c.policies.all[p.obj.Key]; now == nil || now != p && !now.fresh {
 				t.Errorf("pod %s still has an old %s", name, p.obj.Key)
 			}
 		}
@@ -182,7 +182,7 @@ func TestLargePolicyComesInSlices(t *testing.T) {
 	}
 	h.finish(t)
 	same(t, h.compiler, h.fresh())
-	if n := len(h.compiler.groups); n != 0 {
+	if n := len(h.compiler.sets.groups.all); n != 0 {
 		t.Errorf("%d groups are left", n)
 	}
 }
@@ -250,8 +250,8 @@ func TestTooMuchTogether(t *testing.T) {
 // One pod that comes and goes does not make a policy at its limit come and go.
 func TestLimitsDoNotFlap(t *testing.T) {
 	for name, limit := range map[string]func(c *Compiler){
-		"of one":  func(c *Compiler) { c.maxSelected = fair.Bound{Most: 100, Again: 80} },
-		"of both": func(c *Compiler) { c.maxTogether = fair.Bound{Most: 200, Again: 160} },
+		"of one":  func(c *Compiler) { c.parts.limits.selected = fair.Bound{Most: 100, Again: 80} },
+		"of both": func(c *Compiler) { c.parts.limits.together = fair.Bound{Most: 200, Again: 160} },
 	} {
 		h := newHistory(config, idSpace)
 		limit(h.compiler)
@@ -286,9 +286,9 @@ func TestRefusedPoliciesShareCounts(t *testing.T) {
 		return event(networkPolicy(name, ingress(large("same", 20).IngressRules...)))
 	}
 	h.apply(t, append(manyPods(10), event(pod(1, "here", "app", "web")), alike("x"))...)
-	counted := len(h.compiler.counted)
+	counted := len(h.compiler.tallies.all)
 	h.apply(t, alike("y"), alike("z"))
-	if n := len(h.compiler.counted); n != counted || len(h.compiler.Issues()) != 3 {
+	if n := len(h.compiler.tallies.all); n != counted || len(h.compiler.Issues()) != 3 {
 		t.Errorf("%d selectors are counted of three policies, %d of one: %v", n, counted, h.compiler.Issues())
 	}
 	h.apply(t, gone([]store.Event{alike("x"), alike("z")})...)
@@ -302,12 +302,12 @@ func TestPodsAreFollowedInSlices(t *testing.T) {
 	h.apply(t, event(pod(1, "here", "app", "web")), event(large("x", 20)))
 	h.room = 200
 	h.apply(t, manyPods(100)...)
-	if n := len(h.compiler.latePods); n < 80 {
+	if n := len(h.compiler.intake.late); n < 80 {
 		t.Errorf("%d pods wait", n)
 	}
 	h.apply(t, event(pod(2, "here", "app", "api")), event(networkPolicy("small", ingress())))
-	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.latePods) == 0 {
-		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.latePods))
+	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.intake.late) == 0 {
+		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.intake.late))
 	}
 	if got := inForce(h); !maps.Equal(got, map[string]int{"small": 0, "x": 20}) {
 		t.Errorf("in force are %v", got)
@@ -327,7 +327,7 @@ func TestLatePodsHaveTheirTurn(t *testing.T) {
 	for i := range 10 {
 		h.apply(t, event(pod(1, "here", "app", "web", "many", "yes", "v", fmt.Sprint(i+1))))
 	}
-	if n := len(h.compiler.latePods); n != 0 {
+	if n := len(h.compiler.intake.late); n != 0 {
 		t.Errorf("%d pods still wait", n)
 	}
 }

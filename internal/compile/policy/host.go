@@ -1,63 +1,85 @@
 package policy
 
 import (
+	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// setHostEndpoint follows a host endpoint that may be, or have been, of this node.
-func (c *Compiler) setHostEndpoint(name string, next *item) {
-	e := c.hostEndpoints[name]
-	if next == nil || next.host.Node != c.cfg.Node {
-		if e != nil {
-			e.item = nil
-			delete(c.hostEndpoints, name)
-			c.changed[e] = struct{}{}
-			c.reassign = true
-		}
-		return
-	}
-	if e == nil {
-		e = &endpoint{}
-		c.hostEndpoints[name] = e
-	}
-	e.item = next
-	c.changed[e] = struct{}{}
-	c.reassign = true
+// hosts are the host endpoints of this node, with the interfaces that they cover.
+type hosts struct {
+	node     string
+	links    *links
+	all      map[string]*endpoint
+	assigned map[int]*endpoint // by the index of the interface
+	changed  bool              // host endpoints, their programs or interfaces did
+	now      map[int]*state.Host
+	table    diff.Map[int, state.Host]
 }
 
-// assign gives each interface the host endpoint that covers it: one that names it, then
-// one that has an address of it, then one for all of the node's own; the first by name among equals.
-func (c *Compiler) assign() {
-	if !c.reassign {
-		return
+func newHosts(node string, links *links, p *state.Policy) hosts {
+	return hosts{
+		node: node, links: links, all: map[string]*endpoint{}, assigned: map[int]*endpoint{},
+		now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
 	}
-	c.assigned = map[int]*endpoint{}
+}
+
+// set follows a host endpoint that may be, or have been, of this node, and returns it; nil: it was
+// not and is not.
+func (h *hosts) set(name string, next *item) *endpoint {
+	e := h.all[name]
+	if next != nil && next.host.Node != h.node {
+		next = nil
+	}
+	switch {
+	case e == nil && next == nil:
+		return nil
+	case e == nil:
+		e = &endpoint{}
+		h.all[name] = e
+	case next == nil:
+		delete(h.all, name)
+	}
+	e.item, h.changed = next, true
+	return e
+}
+
+// assign gives each interface the host endpoint that covers it: one that names it, then one that has
+// an address of it, then one for all of the node's own; the first by name among equals. It returns
+// the host endpoints that came to have an interface, or lost their last one.
+func (h *hosts) assign() (changed []*endpoint) {
+	if !h.changed {
+		return nil
+	}
+	h.assigned = map[int]*endpoint{}
 	linked := map[*endpoint]bool{}
-	for i := range c.links.Links.Links {
-		l := &c.links.Links.Links[i]
-		if e := c.covering(l); e != nil {
-			c.assigned[l.Index] = e
+	for i := range h.links.Links.Links {
+		l := &h.links.Links.Links[i]
+		if e := h.covering(l); e != nil {
+			h.assigned[l.Index] = e
 			linked[e] = true
 		}
 	}
-	for _, e := range c.hostEndpoints {
+	for _, e := range h.all {
 		if e.linked != linked[e] {
 			e.linked = linked[e]
-			c.changed[e] = struct{}{}
+			changed = append(changed, e)
 		}
 	}
+	return changed
 }
 
-func (c *Compiler) covering(l *model.Link) *endpoint {
+func (h *hosts) covering(l *model.Link) *endpoint {
 	var best *endpoint
 	rank := 0
-	for _, name := range slices.Sorted(maps.Keys(c.hostEndpoints)) {
-		if r := coverage(c.hostEndpoints[name].item.host, l); r > rank {
-			best, rank = c.hostEndpoints[name], r
+	for _, name := range slices.Sorted(maps.Keys(h.all)) {
+		if r := coverage(h.all[name].item.host, l); r > rank {
+			best, rank = h.all[name], r
 		}
 	}
 	return best
@@ -78,36 +100,52 @@ func coverage(h *model.HostEndpoint, l *model.Link) int {
 	return 0
 }
 
-// replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects is
-// denied, unless its profile allows it; what only passes through is not.
-func (c *Compiler) replanHost(e *endpoint) {
-	list := c.applying(e.item.labels)
-	own := model.Deny
-	if e.item.host.DefaultAllow {
-		own = model.Allow
-	}
-	for s := hostInput; s < stages; s++ {
-		fallback := model.Allow
-		if s == hostInput || s == hostOutput {
-			fallback = own
-		}
-		c.use(e, s, c.plan(s, list, fallback))
-	}
+func onLink(l *model.Link) func(netip.Addr) bool {
+	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }
 }
 
-func (c *Compiler) publishHosts() {
-	for index := range c.policy.Hosts {
-		if c.assigned[index] == nil {
-			c.hostTable.Set(index, nil)
+// publish writes which host endpoint is at which interface, with its programs.
+func (h *hosts) publish() {
+	if !h.changed {
+		return
+	}
+	h.changed = false
+	for index := range h.now {
+		if h.assigned[index] == nil {
+			h.table.Set(index, nil)
 		}
 	}
-	for index, e := range c.assigned {
-		c.hostTable.Set(index, &state.Host{
-			Name: e.item.host.Name, Device: c.links.byIndex[index].Name,
+	for index, e := range h.assigned {
+		h.table.Set(index, &state.Host{
+			Name: e.item.host.Name, Device: h.links.byIndex[index].Name,
 			Input: e.program(hostInput), Output: e.program(hostOutput),
 			ForwardIn: e.program(hostForwardIn), ForwardOut: e.program(hostForwardOut),
 			PreDNAT:     e.program(hostPreDNAT),
 			UntrackedIn: e.program(hostUntrackedIn), UntrackedOut: e.program(hostUntrackedOut),
 		})
 	}
+}
+
+// issues names host endpoints that cover no interface.
+func (h *hosts) issues() (all []model.Issue) {
+	if !h.links.known {
+		return nil
+	}
+	for name, e := range h.all {
+		if e.linked {
+			continue
+		}
+		reason := "no interface of this node has an address of it"
+		if iface := e.item.host.Interface; iface != "" {
+			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
+		}
+		for i := range h.links.Links.Links {
+			if l := &h.links.Links.Links[i]; coverage(e.item.host, l) > 0 {
+				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.host.Name)
+				break
+			}
+		}
+		all = append(all, model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
+	}
+	return all
 }

@@ -9,23 +9,29 @@ import (
 // idSpace is how many ids there are: all of 24 bits but 0.
 const idSpace = 1<<24 - 1
 
-// handle is a named set that has an id while it is in use.
+// handle is what all sets have: a name, and an id while it is in use.
 type handle struct {
 	key       string
+	refs      int         // how often it is held
 	id        state.SetID // now; 0: none
 	published state.SetID // that the state has it under; 0: none
 }
 
-// ids gives out ids by name. Which id a name has depends on the names in use
-// alone, not on the order in which they came: a name has the first place from that of its
-// hash on which no lesser name needs, as if they had come in order.
+func (h *handle) base() *handle { return h }
+
+// under is what a set is found under, unless its kind has a shorter key.
+func (h *handle) under() string { return h.key }
+
+// ids gives out ids by name. Which id a name has depends on the names in use alone, not on the
+// order in which they came: a name has the first place from that of its hash on which no lesser
+// name needs, as if they had come in order.
 type ids struct {
 	space uint32
 	held  map[uint32]*handle
 	moved bool // a handle that had an id has another one now
 }
 
-func newIDs(space uint32) ids { return ids{space: space, held: map[uint32]*handle{}} }
+func newIDs(space uint32) *ids { return &ids{space: space, held: map[uint32]*handle{}} }
 
 // home is where a name would be if there were no other; places begin at 1.
 func (x *ids) home(key string) uint32 {

@@ -110,12 +110,11 @@ func namesNamespace(key string) bool {
 	return key == model.NamespaceLabel || key == model.NamespaceLabelPrefix+model.MetadataNameLabel
 }
 
-// index finds the classes that a selector may select, and the items that name a port.
+// index finds the classes that a selector may select.
 type index struct {
 	byNamespace map[string]classSet // "": those in none
 	byAccount   map[model.Name]classSet
 	byLabel     map[string]map[string]classSet
-	byPort      map[string]itemSet
 	namespaces  labelled[string]     // names of namespaces
 	accounts    labelled[model.Name] // names of service accounts
 }
@@ -128,7 +127,6 @@ func newIndex() index {
 		byNamespace: map[string]classSet{},
 		byAccount:   map[model.Name]classSet{},
 		byLabel:     map[string]map[string]classSet{},
-		byPort:      map[string]itemSet{},
 		namespaces:  labelled[string]{},
 		accounts:    labelled[model.Name]{},
 	}

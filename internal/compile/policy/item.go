@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// manyAddresses are so many that a list of them, which costs each rule that selects it a look-up, costs less than
-// a copy for each group.
+// manyAddresses are so many that a list of them, which costs each rule that selects it a look-up,
+// costs less than a copy for each group.
 const manyAddresses = lookupSize
 
 // item is one version of something that selectors select: a pod with addresses
@@ -28,9 +28,9 @@ type item struct {
 	local  bool         // a pod of this node
 }
 
-// newPod returns nil for a pod that has no address of its own: it is on its
-// host's network, has finished or has no address yet.
-func (c *Compiler) newPod(pod *model.Pod) *item {
+// newPod returns nil for a pod that has no address of its own: it is on its host's network, has
+// finished or has no address yet.
+func (o *objects) newPod(pod *model.Pod) *item {
 	if pod == nil || pod.HostNetwork || pod.Finished {
 		return nil
 	}
@@ -39,11 +39,11 @@ func (c *Compiler) newPod(pod *model.Pod) *item {
 		return nil
 	}
 	return &item{
-		pod: pod, ports: byName(pod.Ports), addrs: addrs, local: pod.Node == c.cfg.Node,
+		pod: pod, ports: byName(pod.Ports), addrs: addrs, local: pod.Node == o.node,
 		labels: &labels{
 			own: pod.Labels, pod: true,
-			namespace: pod.Name.Namespace, around: c.around[pod.Name.Namespace],
-			account: pod.ServiceAccount, identity: c.identities[accountOf(pod)],
+			namespace: pod.Name.Namespace, around: o.namespaces[pod.Name.Namespace],
+			account: pod.ServiceAccount, identity: o.accounts[accountOf(pod)],
 		},
 	}
 }
@@ -55,7 +55,8 @@ func newSet(set *model.NetworkSet, around map[string]string) *item {
 	return &item{set: set, labels: &labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
 }
 
-// newHost gives a host endpoint with many addresses one list of them, rather than a copy to each group that selects it.
+// newHost gives a host endpoint with many addresses one list of them, rather than a copy to each
+// group that selects it.
 func newHost(host *model.HostEndpoint) *item {
 	if host == nil {
 		return nil
@@ -84,7 +85,8 @@ func accountOf(pod *model.Pod) model.Name {
 	return model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}
 }
 
-// size is how many addresses it counts for where a selector selects it. What adds a list rather than addresses counts for one.
+// size is how many addresses it counts for where a selector selects it. What adds a list rather
+// than addresses counts for one.
 func (it *item) size() int { return max(1, len(it.addrs)) }
 
 // portNames yields the names that it gives to ports, with what they stand for.

@@ -25,33 +25,33 @@ func seeds(from, n uint64) (first, after uint64) {
 func counts(t testing.TB, c *Compiler) {
 	t.Helper()
 	sizes := func(matches func(*item) bool) (n int) {
-		for _, it := range c.pods {
+		for _, it := range c.objects.pods {
 			if matches(it) {
 				n += it.size()
 			}
 		}
-		for _, it := range c.sets {
+		for _, it := range c.objects.sets {
 			if matches(it) {
 				n += it.size()
 			}
 		}
-		for _, it := range c.hosts {
+		for _, it := range c.objects.hosts {
 			if matches(it) {
 				n += it.size()
 			}
 		}
 		return n
 	}
-	if n := sizes(func(*item) bool { return true }); n != c.size {
-		t.Errorf("size is %d, want %d", c.size, n)
+	if n := sizes(func(*item) bool { return true }); n != c.objects.size {
+		t.Errorf("size is %d, want %d", c.objects.size, n)
 	}
 	total, refs := 0, map[string]int{}
-	for key, g := range c.groups {
+	for key, g := range c.sets.groups.all {
 		total += g.selected
 		if g.key != key || g.id == 0 {
 			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
 		}
-		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.made && g.refs > 0 && n != g.selected {
+		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.follows && g.refs > 0 && n != g.selected {
 			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
 		}
 		n := 0
@@ -61,18 +61,18 @@ func counts(t testing.TB, c *Compiler) {
 				t.Errorf("a class does not know of group %s", key)
 			}
 		}
-		if g.made && g.refs > 0 && n != g.selected {
+		if g.follows && g.refs > 0 && n != g.selected {
 			t.Errorf("group %s has classes of %d, counts %d", key, n, g.selected)
 		}
-		if _, drains := c.draining[g]; drains != (g.refs == 0) {
+		if _, drains := c.sets.groups.draining[g]; drains != (g.refs == 0) {
 			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
 		}
 	}
-	if total != c.total {
-		t.Errorf("total is %d, want %d", c.total, total)
+	if total != c.sets.groups.total {
+		t.Errorf("total is %d, want %d", c.sets.groups.total, total)
 	}
 	tallies := map[string]int{}
-	for p := range c.parts {
+	for p := range c.parts.all {
 		for _, g := range p.groups {
 			refs[g.key]++
 		}
@@ -85,21 +85,21 @@ func counts(t testing.TB, c *Compiler) {
 		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
 			t.Errorf("a refused part of %s holds something", p.of.obj.Key)
 		}
-		if !p.progress.settled() && !slices.Contains(c.queue, p) {
+		if !p.progress.settled() && !slices.Contains(c.parts.queue, p) {
 			t.Errorf("a part of %s is neither settled nor in the queue", p.of.obj.Key)
 		}
 	}
-	for i, p := range c.queue {
-		if slices.Contains(c.queue[:i], p) {
+	for i, p := range c.parts.queue {
+		if slices.Contains(c.parts.queue[:i], p) {
 			t.Errorf("a part of %s is twice in the queue", p.of.obj.Key)
 		}
 	}
-	for key, g := range c.groups {
+	for key, g := range c.sets.groups.all {
 		if refs[key] != g.refs {
 			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
 		}
 	}
-	for key, tl := range c.counted {
+	for key, tl := range c.tallies.all {
 		if tallies[key] != tl.refs {
 			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
 		}
@@ -112,11 +112,11 @@ func counts(t testing.TB, c *Compiler) {
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.total > c.maxTogether.Most {
-		t.Errorf("%d are selected together, more than %d", c.total, c.maxTogether.Most)
+	if c.sets.groups.total > c.parts.limits.together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.parts.limits.together.Most)
 	}
 	known, total := map[string]bool{}, 0
-	for _, p := range c.inTurn() {
+	for _, p := range c.parts.inTurn() {
 		n, more := p.selected(), 0
 		for key, size := range p.selections {
 			if !known[key] {
@@ -125,27 +125,27 @@ func bounded(t testing.TB, c *Compiler) {
 		}
 		switch p.progress {
 		case filled:
-			if n > c.maxSelected.Most {
+			if n > c.parts.limits.selected.Most {
 				t.Errorf("%s selects %d", p.of.obj.Key, n)
 			}
 			for key := range p.selections {
 				known[key] = true
 			}
 			total += more
-		case tooMany:
-			if n <= c.maxSelected.Again {
+		case refusedAlone:
+			if n <= c.parts.limits.selected.Again {
 				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
 			}
-		case tooMuch:
-			if total+more <= c.maxTogether.Again {
+		case refusedTogether:
+			if total+more <= c.parts.limits.together.Again {
 				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
 			}
 		default:
 			t.Errorf("%s is not settled", p.of.obj.Key)
 		}
 	}
-	if total != c.total {
-		t.Errorf("parts come to %d, groups to %d", total, c.total)
+	if total != c.sets.groups.total {
+		t.Errorf("parts come to %d, groups to %d", total, c.sets.groups.total)
 	}
 }
 

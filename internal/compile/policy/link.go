@@ -17,8 +17,8 @@ type links struct {
 	wider   []model.LinkRoute  // the others, the longest prefixes first
 }
 
-func newLinks(l model.Links) links {
-	x := links{Links: l, byIndex: map[int]*model.Link{}, single: map[netip.Addr]int{}}
+func newLinks(l model.Links) *links {
+	x := &links{Links: l, byIndex: map[int]*model.Link{}, single: map[netip.Addr]int{}}
 	for i := range l.Links {
 		x.byIndex[l.Links[i].Index] = &l.Links[i]
 	}
@@ -33,8 +33,8 @@ func newLinks(l model.Links) links {
 	return x
 }
 
-// to returns the interface that leads to an address, 0 if none does; bridged: others are
-// behind it too.
+// to returns the interface that leads to an address, 0 if none does; bridged: others are behind it
+// too.
 func (x *links) to(a netip.Addr) (device int, bridged bool) {
 	if device, ok := x.single[a]; ok {
 		l := x.byIndex[device]
@@ -50,16 +50,13 @@ func (x *links) to(a netip.Addr) (device int, bridged bool) {
 
 // SetLinks says what the node's kernel has; the next Update follows.
 func (c *Compiler) SetLinks(l model.Links) {
-	c.links = newLinks(l)
+	*c.links = *newLinks(l)
 	c.links.known = true
-	c.reassign = true
-	for a := range c.claims {
-		c.readdressed[a] = struct{}{}
-	}
+	c.endpoints.relink()
 }
 
-// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it is known whose it
-// is; the next Update follows. Known pods are judged all the same.
+// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it is
+// known whose it is; the next Update follows. The policies of known pods hold all the same.
 func (c *Compiler) SetOpen(open bool) { c.open = open }
 
 // publishDevices returns which interfaces lead to pods, and which are the node's own.

@@ -2,9 +2,11 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -15,6 +17,33 @@ type ports struct {
 	named  []*namedPorts
 }
 
+// portRanges are the sets of port ranges that rules refer to.
+type portRanges struct {
+	shared[string, *ranges]
+	table diff.Map[state.SetID, state.Ports]
+}
+
+// ranges holds port ranges.
+type ranges struct {
+	handle
+	list []state.PortRange
+}
+
+func newRanges(key string) *ranges { return &ranges{handle: handle{key: key}} }
+
+func (x *portRanges) hold(list []state.PortRange) *ranges {
+	r, _ := x.shared.hold("ports " + abridged(list, rangeText))
+	r.list = list
+	return r
+}
+
+// portNames are the sets of the ports to which pods give a name.
+type portNames struct {
+	shared[namedPort, *namedPorts]
+	items map[string]itemSet // by the names that they give to ports
+	table memberTable[state.NamedPort]
+}
+
 // namedPort is a port that a rule asks for by name.
 type namedPort struct {
 	name     string
@@ -22,10 +51,71 @@ type namedPort struct {
 	local    bool           // of pods of this node alone
 }
 
-// ports resolves a list of ports of a rule; local says that only pods of this node can
-// be meant. It returns nil where none of them can be met: they are of another protocol than the
-// rule, or of none that has ports.
-func (c *Compiler) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
+// namedPorts holds the ports to which pods give a name. All rules that ask for the name share it,
+// so that what these sets come to is bounded by the pods' ports.
+type namedPorts struct {
+	dynamic[state.NamedPort]
+	of namedPort
+}
+
+func newNamedPorts(of namedPort) *namedPorts {
+	n := &namedPorts{of: of}
+	n.key = fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
+	return n
+}
+
+func (n *namedPorts) under() namedPort { return n.of }
+
+// hold holds the ports of a name.
+func (x *portNames) hold(of namedPort) *namedPorts {
+	n, created := x.shared.hold(of)
+	if !created {
+		return n
+	}
+	for it := range x.items[of.name] {
+		if of.local && !it.local {
+			continue
+		}
+		for _, p := range it.portsNamed(of.name) {
+			for _, a := range it.addrs {
+				if p.Port != 0 && (of.protocol == 0 || of.protocol == p.Protocol) {
+					n.members.Add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
+				}
+			}
+		}
+	}
+	return n
+}
+
+// set puts the ports that the item names into the sets, or takes them out.
+func (x *portNames) set(it *item, in bool) {
+	for name, at := range it.portNames {
+		if in {
+			insert(x.items, name, it)
+		} else {
+			discard(x.items, name, it)
+		}
+		for _, protocol := range []model.Protocol{0, at.Protocol} {
+			for _, local := range []bool{false, true} {
+				n := x.all[namedPort{name, protocol, local}]
+				switch {
+				case n == nil || local && !it.local:
+					continue
+				case in:
+					n.members.Add(at)
+				default:
+					n.members.Remove(at)
+				}
+				x.touch(n)
+			}
+		}
+	}
+}
+
+// ports resolves a list of ports of a rule, and has the part hold their sets. Local says that only
+// pods of this node can be meant. It returns nil where none of them can be met: they are of another
+// protocol than the rule, or of none that has ports.
+func (s *sets) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
 	for _, port := range in {
@@ -48,14 +138,14 @@ func (c *Compiler) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, l
 	}
 	all := &ports{}
 	if len(plain) > 0 {
-		all.ranges = c.holdRanges(merged(plain))
+		all.ranges = s.ranges.hold(merged(plain))
 		p.ranges = append(p.ranges, all.ranges)
 	}
 	slices.SortFunc(named, func(a, b namedPort) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
 	})
 	for _, port := range slices.Compact(named) {
-		all.named = append(all.named, c.holdNamed(port))
+		all.named = append(all.named, s.named.hold(port))
 	}
 	p.named = append(p.named, all.named...)
 	return all
@@ -66,14 +156,14 @@ func (p *ports) resolve() *state.Ports {
 	if p == nil {
 		return nil
 	}
-	var s state.Ports
+	var all state.Ports
 	if p.ranges != nil {
-		s.ID, s.Ranges = p.ranges.id, p.ranges.content.Ranges
+		all.ID, all.Ranges = p.ranges.id, p.ranges.list
 	}
 	for _, n := range p.named {
-		s.Named = append(s.Named, n.id)
+		all.Named = append(all.Named, n.id)
 	}
-	return &s
+	return &all
 }
 
 // merged returns the ranges sorted, with those that overlap or touch made one.
@@ -100,4 +190,8 @@ func rangeText(r state.PortRange) string {
 		text += "-" + strconv.Itoa(int(r.Last))
 	}
 	return text
+}
+
+func equalPorts(a, b *state.Ports) bool {
+	return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges)
 }

@@ -359,13 +359,13 @@ func TestUndo(t *testing.T) {
 func empty(t *testing.T, c *Compiler) {
 	t.Helper()
 	for what, n := range map[string]int{
-		"namespaces": len(c.around), "service accounts": len(c.identities), "pods": len(c.pods), "sets": len(c.sets), "hosts": len(c.hosts), "refused": len(c.refused), "policies": len(c.policies),
-		"subjects": len(c.subjects), "pod endpoints": len(c.podEndpoints), "host endpoints": len(c.hostEndpoints), "claims": len(c.claims),
-		"assigned": len(c.assigned), "plans": len(c.plans), "parts": len(c.parts), "tallies": len(c.tallies), "counted": len(c.counted), "size": c.size, "total": c.total, "fresh": len(c.fresh), "later": len(c.later), "queue": len(c.queue), "late pods": len(c.latePods), "draining": len(c.draining), "uses": len(c.uses), "groups": len(c.groups), "selectors": len(c.selectors),
-		"named": len(c.named), "lists": len(c.lists), "ranges": len(c.ranges), "ids": len(c.ids.held),
-		"classes": len(c.classes), "by namespace": len(c.index.byNamespace), "by account": len(c.index.byAccount), "by label": len(c.index.byLabel), "by port": len(c.index.byPort), "namespace labels": len(c.index.namespaces),
-		"account labels": len(c.index.accounts),
-		"changed":        len(c.changed), "unused": len(c.unused), "unbuilt": len(c.unbuilt), "unpublished": len(c.unpublished), "readdressed": len(c.readdressed),
+		"namespaces": len(c.objects.namespaces), "service accounts": len(c.objects.accounts), "pods": len(c.objects.pods), "sets": len(c.objects.sets), "hosts": len(c.objects.hosts), "refused": len(c.objects.refused), "policies": len(c.policies.all),
+		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
+		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "parts": len(c.parts.all), "tallies": len(c.tallies.selectors), "counted": len(c.tallies.all), "size": c.objects.size, "total": c.sets.groups.total, "fresh": len(c.rollout.fresh), "later": len(c.rollout.later), "queue": len(c.parts.queue), "late pods": len(c.intake.late), "draining": len(c.sets.groups.draining), "uses": len(c.programs.uses), "groups": len(c.sets.groups.all), "selectors": len(c.sets.groups.selectors),
+		"named": len(c.sets.named.all), "lists": len(c.sets.lists.all), "ranges": len(c.sets.ranges.all), "ids": len(c.sets.ids.held),
+		"classes": len(c.objects.classes), "by namespace": len(c.objects.index.byNamespace), "by account": len(c.objects.index.byAccount), "by label": len(c.objects.index.byLabel), "by port": len(c.sets.named.items), "namespace labels": len(c.objects.index.namespaces),
+		"account labels": len(c.objects.index.accounts),
+		"changed":        len(c.endpoints.changed), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {
 			t.Errorf("%d %s are left", n, what)

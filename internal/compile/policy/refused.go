@@ -9,38 +9,18 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// refusedTier is in front of all others. What a policy denies that can't be applied as it is meant must
-// not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it
-// could only have allowed more, so it is enough that it isolates.
+// refusedTier is in front of all others. What a policy denies that can't be applied as it is meant
+// must not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it could only
+// have allowed more, so it is enough that it isolates.
 var refusedTier = model.Tier{Name: "refused", Order: math.Inf(-1), DefaultPass: true}
 
-// setRefused follows a network set that may be, or have been, refused: the policies whose rules it is in
-// are taken anew.
-func (c *Compiler) setRefused(old, next *item) {
-	var moved []*item
-	if _, was := c.refused[old]; was {
-		delete(c.refused, old)
-		moved = append(moved, old)
-	}
-	if next != nil && next.set.Refused != "" {
-		c.refused[next] = struct{}{}
-		moved = append(moved, next)
-	}
-	if len(moved) == 0 {
-		return
-	}
-	for key, p := range c.policies {
-		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
-			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
-			c.wait(key)
-		}
-	}
-}
+// refusedSets are the network sets that were read and can't be used: nobody knows what is in them.
+type refusedSets map[*item]struct{}
 
-// doubtsOf returns the refused sets that rules of the policy refer to.
-func (c *Compiler) doubtsOf(obj *model.Policy) []*model.NetworkSet {
+// among returns the refused sets that rules of the policy refer to.
+func (all refusedSets) among(obj *model.Policy) []*model.NetworkSet {
 	var sets []*model.NetworkSet
-	for it := range c.refused {
+	for it := range all {
 		if refers(obj, it) {
 			sets = append(sets, it.set)
 		}
@@ -73,14 +53,14 @@ func holds(peers []model.Peer, it *item) bool {
 	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(it.labels) })
 }
 
-// cautious returns rules that let nothing pass which the given ones would not, whatever is in the refused
-// sets: a Deny matches all that it might match, the others what they are certain to match. What
-// a Pass might match is denied where the tier allows anything after it, as the next tier might
+// cautious returns rules that let nothing pass which the given ones would not, whatever is in the
+// refused sets: a Deny matches all that it might match, the others what they are certain to match.
+// What a Pass might match is denied where the tier allows anything after it, as the next tier might
 // have denied it. Allowed says that other policies of the tier do so.
-func (c *Compiler) cautious(rules []model.PolicyRule, allowed bool) []model.PolicyRule {
+func (all refusedSets) cautious(rules []model.PolicyRule, allowed bool) []model.PolicyRule {
 	var reversed []model.PolicyRule
 	for _, r := range slices.Backward(rules) {
-		widest, doubtful := c.widest(r)
+		widest, doubtful := all.widest(r)
 		switch {
 		case !doubtful:
 			reversed = append(reversed, r)
@@ -91,7 +71,7 @@ func (c *Compiler) cautious(rules []model.PolicyRule, allowed bool) []model.Poli
 				widest.Action = model.Deny
 				reversed = append(reversed, widest)
 			}
-			if !c.doubtful(r.Source.NotPeers) && !c.doubtful(r.Destination.NotPeers) {
+			if !all.doubtful(r.Source.NotPeers) && !all.doubtful(r.Destination.NotPeers) {
 				reversed = append(reversed, r)
 			}
 		}
@@ -101,20 +81,21 @@ func (c *Compiler) cautious(rules []model.PolicyRule, allowed bool) []model.Poli
 	return reversed
 }
 
-// widest returns the rule for all that it might match, and whether that is more than what it is certain to.
-func (c *Compiler) widest(r model.PolicyRule) (all model.PolicyRule, doubtful bool) {
+// widest returns the rule for all that it might match, and whether that is more than what it is
+// certain to.
+func (all refusedSets) widest(r model.PolicyRule) (wide model.PolicyRule, doubtful bool) {
 	for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
-		certain := slices.DeleteFunc(slices.Clone(e.Peers), c.doubtful)
-		doubtful = doubtful || len(certain) < len(e.Peers) || c.doubtful(e.NotPeers)
+		certain := slices.DeleteFunc(slices.Clone(e.Peers), all.doubtful)
+		doubtful = doubtful || len(certain) < len(e.Peers) || all.doubtful(e.NotPeers)
 		e.Peers = certain
 	}
 	return r, doubtful
 }
 
-// doubtful reports whether a refused set is among the peers: nobody knows whether they hold an address that
-// is in none of the others.
-func (c *Compiler) doubtful(peers []model.Peer) bool {
-	for it := range c.refused {
+// doubtful reports whether a refused set is among the peers: nobody knows whether they hold an
+// address that is in none of the others.
+func (all refusedSets) doubtful(peers []model.Peer) bool {
+	for it := range all {
 		if holds(peers, it) {
 			return true
 		}
@@ -122,7 +103,7 @@ func (c *Compiler) doubtful(peers []model.Peer) bool {
 	return false
 }
 
-// allowsAfter reports whether a policy of the tier of the i-th has a rule that allows, and comes after it.
+// allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that allows.
 func allowsAfter(list []*policy, i int, s stage) bool {
 	if len(list[i].doubts) == 0 {
 		return false // nobody asks

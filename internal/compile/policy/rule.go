@@ -4,44 +4,10 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
-
-// part is what the rules of a policy for one direction come to, and the sets
-// that they hold: neither rules nor sets while their selectors select too many addresses. Its rules are in force once it is filled.
-type part struct {
-	declared
-	of       *policy
-	index    int // among those of the policy
-	progress progress
-	early    bool // it was refused as there was no room when it came, not in its turn
-
-	rules     []rule
-	units     int // that its rules count for
-	selectors []model.Selector
-	tallies   []*tally // of as many selectors as are counted
-	sum       int      // of the tallies when they were
-	groups    []*group
-	ready     int // so many groups are filled
-	lists     []*list
-	named     []*namedPorts
-	ranges    []*ranges
-
-	since    time.Time          // when the change came that it is filled for
-	spent    int                // on it so far, in elements
-	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
-	lookups  int                // that its rules come to when they were resolved
-}
-
-// declared are the rules that a part comes from. Local tells of either end whether, when ports are asked for
-// by name there, it is a pod of this node.
-type declared struct {
-	from                          []model.PolicyRule
-	localSource, localDestination bool
-}
 
 // rule is a declared rule.
 type rule struct {
@@ -62,14 +28,14 @@ type term struct {
 	list     *list          // nil: none
 }
 
-// build compiles the declared rules. A rule that nothing can match is left out.
-func (c *Compiler) build(p *part) {
+// build compiles the declared rules of a part. A rule that nothing can match is left out.
+func (s *sets) build(p *part) {
 	for i := range p.from {
 		r, one := &p.from[i], &part{}
-		source, ok := c.end(one, r, &r.Source, p.localSource)
-		destination, too := c.end(one, r, &r.Destination, p.localDestination)
+		source, ok := s.end(one, r, &r.Source, p.localSource)
+		destination, too := s.end(one, r, &r.Destination, p.localDestination)
 		if !ok || !too {
-			c.releaseSets(one)
+			s.release(one)
 			continue
 		}
 		one.rules = []rule{{of: r, source: source, destination: destination}}
@@ -87,16 +53,16 @@ func (c *Compiler) build(p *part) {
 	}
 }
 
-// holdGroups gives the terms their groups, each of which the part holds once. They may still have to be made and filled.
-func (c *Compiler) holdGroups(p *part) {
-	p.progress = filling
+// holdGroups gives the terms of a part their groups, each of which the part holds once. New ones do
+// not follow their selectors yet.
+func (s *sets) holdGroups(p *part) {
 	held := map[string]*group{}
-	for i, s := range p.selectors {
+	for i, selector := range p.selectors {
 		size := 0
 		if len(p.tallies) > 0 {
 			size = p.tallies[i].count
 		}
-		g := c.holdGroup(s, size)
+		g := s.groups.hold(selector, size)
 		held[g.key] = g
 		p.groups = append(p.groups, g)
 	}
@@ -106,12 +72,6 @@ func (c *Compiler) holdGroups(p *part) {
 		}
 	}
 }
-
-// host reports whether it is for host endpoints.
-func (p *part) host() bool { return p.index&2 != 0 }
-
-// namespace is that of its policy; "": it is of none.
-func (p *part) namespace() string { return p.of.obj.Key.Name.Namespace }
 
 // terms yields all that its rules ask of addresses.
 func (p *part) terms(yield func(*term) bool) {
@@ -134,55 +94,48 @@ func (p *part) take(o *part) {
 	p.ranges = append(p.ranges, o.ranges...)
 }
 
-// releaseSets ends what the part holds, but for tallies.
-func (c *Compiler) releaseSets(p *part) {
+// release ends what the part holds of sets.
+func (s *sets) release(p *part) {
 	for _, g := range p.groups {
-		c.releaseGroup(g)
+		s.groups.release(g)
 	}
 	for _, l := range p.lists {
-		c.releaseList(l)
+		s.lists.release(l)
 	}
 	for _, n := range p.named {
-		c.releaseNamed(n)
+		s.named.release(n)
 	}
 	for _, r := range p.ranges {
-		c.releaseRanges(r)
+		s.ranges.release(r)
 	}
 	p.rules, p.units, p.selectors, p.groups, p.ready, p.lists, p.named, p.ranges = nil, 0, nil, nil, 0, nil, nil, nil
 }
 
-func (c *Compiler) releaseTallies(p *part) {
-	for _, t := range p.tallies {
-		c.releaseTally(t)
-	}
-	p.tallies, p.sum = nil, 0
-}
-
 // end returns what is asked of one end of a rule; not ok: it never holds.
-func (c *Compiler) end(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
+func (s *sets) end(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
 	if len(e.Ports) > 0 {
-		if all.ports = c.ports(p, of, e.Ports, local); all.ports == nil {
+		if all.ports = s.ports(p, of, e.Ports, local); all.ports == nil {
 			return all, false
 		}
 	}
 	if len(e.NotPorts) > 0 {
-		all.notPorts = c.ports(p, of, e.NotPorts, local)
+		all.notPorts = s.ports(p, of, e.NotPorts, local)
 	}
 	for _, peers := range e.Peers {
 		if len(peers) == 0 {
 			return all, false
 		}
-		all.in = append(all.in, c.term(p, peers))
+		all.in = append(all.in, s.term(p, peers))
 	}
 	if len(e.NotPeers) > 0 {
-		all.notIn = []*term{c.term(p, e.NotPeers)}
+		all.notIn = []*term{s.term(p, e.NotPeers)}
 	}
 	return all, true
 }
 
-// term is the union of peers. Exceptions are taken out of the networks here, so that
-// the union is one of sets alone.
-func (c *Compiler) term(p *part, peers []model.Peer) *term {
+// term is the union of peers. Exceptions are taken out of the networks here, so that the union is
+// one of sets alone.
+func (s *sets) term(p *part, peers []model.Peer) *term {
 	var selectors []model.Selector
 	var nets []netip.Prefix
 	t := &term{}
@@ -194,7 +147,7 @@ func (c *Compiler) term(p *part, peers []model.Peer) *term {
 		}
 	}
 	if len(nets) > 0 || len(selectors) == 0 {
-		t.list = c.holdNets(nets)
+		t.list = s.lists.holdNets(nets)
 		p.lists = append(p.lists, t.list)
 	}
 	if len(selectors) > 0 {
@@ -203,8 +156,14 @@ func (c *Compiler) term(p *part, peers []model.Peer) *term {
 	return t
 }
 
-// resolve returns the rules with the present ids of their sets. Those whose selectors select too many addresses, or so many
-// network sets that they come to too many look-ups, allow nothing; nor do those of a part that is not filled yet: a NetworkPolicy isolates, one of another kind denies.
+// stale reports whether what the rules say of their sets has changed.
+func (p *part) stale() bool {
+	return slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale })
+}
+
+// resolve returns the rules with the present ids of their sets. Those whose selectors select too
+// many addresses, or so many network sets that they come to too many look-ups, allow nothing; nor
+// do those of a part that is not filled yet: a NetworkPolicy isolates, one of another kind denies.
 func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}

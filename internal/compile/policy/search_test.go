@@ -14,10 +14,10 @@ import (
 func complete(t testing.TB, c *Compiler) {
 	t.Helper()
 	var all []*item
-	all = slices.AppendSeq(all, maps.Values(c.pods))
-	all = slices.AppendSeq(all, maps.Values(c.sets))
-	all = slices.AppendSeq(all, maps.Values(c.hosts))
-	for _, g := range c.groups {
+	all = slices.AppendSeq(all, maps.Values(c.objects.pods))
+	all = slices.AppendSeq(all, maps.Values(c.objects.sets))
+	all = slices.AppendSeq(all, maps.Values(c.objects.hosts))
+	for _, g := range c.sets.groups.all {
 		addrs := map[netip.Addr]struct{}{}
 		lists := 0
 		for _, it := range all {
@@ -35,7 +35,7 @@ func complete(t testing.TB, c *Compiler) {
 			t.Errorf("%s selects %v and %d lists, want %v and %d", g.key, c.policy.Groups[g.id], len(g.lists), addrs, lists)
 		}
 	}
-	for p := range c.parts {
+	for p := range c.parts.all {
 		selected := map[string]int{}
 		for _, r := range p.from {
 			for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
@@ -59,8 +59,8 @@ func complete(t testing.TB, c *Compiler) {
 			n += addresses
 		}
 		// A rule that nothing can match selects as well, and does not count.
-		most := c.maxSelected.Most
-		switch refused := p.progress == tooMany; {
+		most := c.parts.limits.selected.Most
+		switch refused := p.progress == refusedAlone; {
 		case !p.progress.settled(), len(p.groups) > 0 != (p.progress == filled && len(p.selectors) > 0), len(p.tallies) > 0 && p.progress == filled:
 			t.Errorf("progress %d, %d groups, %d tallies", p.progress, len(p.groups), len(p.tallies))
 		case refused && (n <= most || p.selected() <= most), !refused && p.selected() > most:
@@ -72,7 +72,7 @@ func complete(t testing.TB, c *Compiler) {
 			}
 		}
 	}
-	for _, n := range c.named {
+	for _, n := range c.sets.named.all {
 		want := map[state.NamedPort]struct{}{}
 		for _, it := range all {
 			for name, at := range it.portNames {
@@ -85,15 +85,15 @@ func complete(t testing.TB, c *Compiler) {
 			t.Errorf("%s are %v, want %v", n.key, c.policy.NamedPorts[n.id], want)
 		}
 	}
-	for _, e := range c.podEndpoints {
+	for _, e := range c.endpoints.pods {
 		var want []*policy
-		for _, p := range c.policies {
+		for _, p := range c.policies.all {
 			if p.obj.Subject.Matches(e.item.labels) {
 				want = append(want, p)
 			}
 		}
 		slices.SortFunc(want, comparePolicies)
-		if got := c.applying(e.item.labels); !slices.Equal(got, want) {
+		if got := c.policies.applying(e.item.labels); !slices.Equal(got, want) {
 			t.Errorf("pod %s has %d policies, want %d", e.item.pod.Name, len(got), len(want))
 		}
 	}

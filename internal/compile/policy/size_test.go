@@ -269,7 +269,7 @@ func TestTooManySelected(t *testing.T) {
 			if step.fits > 0 && len(got) != step.fits || step.fits <= 0 && (len(got) != denies || denies > 0 && got[0].Action != model.Deny) {
 				t.Errorf("%s, %s: %d rules", kind, step.name, len(got))
 			}
-			if n, want := len(h.compiler.groups), max(1, step.fits/2); n != want && (step.fits >= 0 || n > 0) {
+			if n, want := len(h.compiler.sets.groups.all), max(1, step.fits/2); n != want && (step.fits >= 0 || n > 0) {
 				t.Errorf("%s, %s: %d groups", kind, step.name, n)
 			}
 			same(t, h.compiler, h.fresh())
@@ -310,8 +310,8 @@ func TestTooManySelectedAtOnce(t *testing.T) {
 			update(c, s, s.Take(), nil)
 			runtime.ReadMemStats(&after)
 		}
-		if n := after.TotalAlloc - before.TotalAlloc; len(c.Issues()) != 1 || len(c.groups) != 0 || n > 1<<30 {
-			t.Errorf("%s: %d bytes, %d groups, %v", name, n, len(c.groups), c.Issues())
+		if n := after.TotalAlloc - before.TotalAlloc; len(c.Issues()) != 1 || len(c.sets.groups.all) != 0 || n > 1<<30 {
+			t.Errorf("%s: %d bytes, %d groups, %v", name, n, len(c.sets.groups.all), c.Issues())
 		}
 	}
 }

@@ -154,7 +154,7 @@ func TestHostAtTheLimit(t *testing.T) {
 		return judge(p, p.Programs[p.Hosts[2].Input], netip.MustParseAddr("10.0.0.10"))
 	}
 	if v := look(); v != model.Allow {
-		t.Fatalf("before: %v, total %d", v, h.compiler.total)
+		t.Fatalf("before: %v, total %d", v, h.compiler.sets.groups.total)
 	}
 	h.apply(t, event(own("b")))
 	steps := 0

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -16,7 +15,7 @@ type View struct {
 	Kind      string   `json:"kind"`
 	Namespace string   `json:"namespace,omitempty"`
 	Name      string   `json:"name"`
-	Tier      string   `json:"tier"`            // that it is judged in
+	Tier      string   `json:"tier"`            // that it is evaluated in
 	Order     *float64 `json:"order,omitempty"` // nil: after all that have one
 	// Pods and HostEndpoints of this node that it selects.
 	Pods          int    `json:"pods"`
@@ -26,19 +25,19 @@ type View struct {
 
 // Views returns all policies as of the last Update, in the order in which packets meet them.
 func (c *Compiler) Views() []View {
-	views := make([]View, 0, len(c.policies))
+	views := make([]View, 0, len(c.policies.all))
 	pods, hosts := map[*policy]int{}, map[*policy]int{}
-	for _, e := range c.podEndpoints {
-		for _, p := range c.applying(e.item.labels) {
+	for _, e := range c.endpoints.pods {
+		for _, p := range c.policies.applying(e.item.labels) {
 			pods[p]++
 		}
 	}
-	for _, e := range c.hostEndpoints {
-		for _, p := range c.applying(e.item.labels) {
+	for _, e := range c.endpoints.hosts.all {
+		for _, p := range c.policies.applying(e.item.labels) {
 			hosts[p]++
 		}
 	}
-	for _, p := range slices.SortedFunc(maps.Values(c.policies), comparePolicies) {
+	for _, p := range slices.SortedFunc(maps.Values(c.policies.all), comparePolicies) {
 		v := View{
 			Kind: string(p.obj.Key.Kind), Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
 			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
@@ -64,7 +63,7 @@ func (c *Compiler) Issues() []model.Issue {
 	add := func(object model.Ref, reason string, args ...any) {
 		all = append(all, object.Issue(fmt.Sprintf(reason, args...)))
 	}
-	for key, p := range c.policies {
+	for key, p := range c.policies.all {
 		if p.lost {
 			add(key.Ref(), "%s", lostReason(p))
 		}
@@ -75,18 +74,18 @@ func (c *Compiler) Issues() []model.Issue {
 			if part != nil && part.lookups > maxSize {
 				add(key.Ref(), "%s", tooManyLookups(part.lookups))
 			}
-			if part != nil && part.progress == tooMany {
-				add(key.Ref(), "%s", tooManySelected(c.maxSelected.Most))
+			if part != nil && part.progress == refusedAlone {
+				add(key.Ref(), "%s", tooManySelected(c.parts.limits.selected.Most))
 			}
-			if part != nil && part.progress == tooMuch {
-				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.maxTogether.Most))
+			if part != nil && part.progress == refusedTogether {
+				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.parts.limits.together.Most))
 			}
 		}
 		for _, set := range p.doubts {
 			add(key.Ref(), "%s", doubt(set))
 		}
 	}
-	for a, claims := range c.claims {
+	for a, claims := range c.endpoints.claims {
 		winner := slices.MinFunc(claims, compareClaims)
 		for _, e := range claims {
 			if e != winner {
@@ -95,7 +94,7 @@ func (c *Compiler) Issues() []model.Issue {
 		}
 	}
 	for _, name := range c.cfg.DenyLists {
-		if it := c.sets[listKey(name)]; it == nil {
+		if it := c.objects.sets[listKey(name)]; it == nil {
 			add(listKey(name).Ref(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
 		} else if it.set.Refused != "" {
 			add(listKey(name).Ref(), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
@@ -106,38 +105,9 @@ func (c *Compiler) Issues() []model.Issue {
 			all = append(all, model.Issue{Object: "interface " + name, Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"})
 		}
 	}
-	all = append(all, c.hostIssues()...)
+	all = append(all, c.endpoints.hosts.issues()...)
 	slices.SortFunc(all, func(a, b model.Issue) int {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})
 	return slices.Compact(all)
-}
-
-// hostIssues names host endpoints that cover no interface.
-func (c *Compiler) hostIssues() []model.Issue {
-	if !c.links.known {
-		return nil
-	}
-	var all []model.Issue
-	for name, e := range c.hostEndpoints {
-		if e.linked {
-			continue
-		}
-		reason := "no interface of this node has an address of it"
-		if iface := e.item.host.Interface; iface != "" {
-			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
-		}
-		for i := range c.links.Links.Links {
-			if l := &c.links.Links.Links[i]; coverage(e.item.host, l) > 0 {
-				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, c.assigned[l.Index].item.host.Name)
-				break
-			}
-		}
-		all = append(all, model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
-	}
-	return all
-}
-
-func onLink(l *model.Link) func(netip.Addr) bool {
-	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }
 }

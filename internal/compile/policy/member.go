@@ -21,12 +21,9 @@ func newMemberTable[M comparable](now map[state.SetID]map[M]struct{}) memberTabl
 	return memberTable[M]{now: now, was: map[state.SetID]map[M]bool{}}
 }
 
-// retract takes back what was published under an id that the set has no more. It
-// comes before any publish of the same update.
+// retract takes back what was published under an id that the set has no more. It comes before any
+// publish of the same update.
 func (t *memberTable[M]) retract(d *dynamic[M]) {
-	if d.published == 0 || d.published == d.id {
-		return
-	}
 	touched := d.members.Touched()
 	for e := range d.members.Members() {
 		if was, is := touched[e]; !is || was {
@@ -39,14 +36,10 @@ func (t *memberTable[M]) retract(d *dynamic[M]) {
 		}
 	}
 	delete(t.now, d.published)
-	d.published = 0
 }
 
 // publish writes the set under its id.
 func (t *memberTable[M]) publish(d *dynamic[M]) {
-	if d.id == 0 {
-		return
-	}
 	if d.published == 0 {
 		for e := range d.members.Members() {
 			t.touch(d.id, e, false)
@@ -57,7 +50,6 @@ func (t *memberTable[M]) publish(d *dynamic[M]) {
 		}
 	}
 	d.members.Publish()
-	d.published = d.id
 	if now := d.members.Members(); len(now) == 0 {
 		delete(t.now, d.id)
 	} else {

@@ -11,6 +11,32 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// policies are all tiers and policies that are declared.
+type policies struct {
+	*budget
+	objects   *objects
+	rollout   *rollout
+	tiers     map[string]model.Tier
+	all       map[model.PolicyKey]*policy
+	subjects  filing[*policy] // the policies by whom they select
+	failsafes [2][]*policy
+	serial    uint64 // of the latest version
+}
+
+func newPolicies(cfg Config, b *budget, objects *objects, rollout *rollout) *policies {
+	ps := &policies{
+		budget: b, objects: objects, rollout: rollout,
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+	}
+	for _, t := range builtInTiers {
+		ps.tiers[t.Name] = t
+	}
+	ps.failsafes = ps.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	return ps
+}
+
+var builtInTiers = []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier}
+
 // policy is one version of a policy, in one version of its tier.
 type policy struct {
 	obj    *model.Policy
@@ -29,8 +55,9 @@ type policy struct {
 	since    time.Time // when it came
 	prepared []int     // the parts that are held until it is no longer fresh
 
-	// outdated: its tier changed, or a set of its rules is refused and so empty. It does not stand until the next version is filled: beside
-	// others that are up to date it might let pass what neither version does.
+	// outdated: its tier changed, or a set of its rules is refused and so empty. It does not stand
+	// until the next version is filled: beside others that are up to date it might let pass what
+	// neither version does.
 	outdated bool
 }
 
@@ -69,58 +96,8 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	return p.obj.EgressRules
 }
 
-// partOf numbers the parts of a policy: by direction, whether it is for pods, where
-// named ports at the pod's own end are those of this node's pods, and whether others of its tier
-// allow after it.
-func partOf(s stage, allowed bool) int {
-	n := 0
-	if s.ingress() {
-		n = 1
-	}
-	if s.host() {
-		n += 2
-	}
-	if allowed {
-		n += 4
-	}
-	return n
-}
-
-func (c *Compiler) hold(p *policy, s stage, allowed bool) *part {
-	i := partOf(s, allowed)
-	if p.refs[i]++; p.parts[i] == nil {
-		rules := p.rules(s.ingress())
-		if len(p.doubts) > 0 {
-			rules = c.cautious(rules, allowed)
-		}
-		p.parts[i] = &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}, of: p, index: i, since: c.since}
-		c.parts[p.parts[i]] = struct{}{}
-		room := c.room
-		if _, known := c.known[p]; known || s.host() {
-			room = all // the node itself is not shut while parts are filled
-		}
-		if c.advance(p.parts[i], room); !p.parts[i].progress.settled() {
-			c.queue = append(c.queue, p.parts[i])
-		}
-	}
-	return p.parts[i]
-}
-
-// release ends a use of the i-th part.
-func (c *Compiler) release(p *policy, i int) {
-	if p.refs[i]--; p.refs[i] == 0 {
-		c.releaseSets(p.parts[i])
-		c.releaseTallies(p.parts[i])
-		delete(c.parts, p.parts[i])
-		p.parts[i] = nil
-		if c.crowded {
-			c.weighSoon()
-		}
-	}
-}
-
-// declare brings tiers and policies up to date, and marks whom they select.
-func (c *Compiler) declare(v *store.View, d store.Dirty) {
+// declare brings tiers and policies up to date, and returns the subjects of those that changed.
+func (ps *policies) declare(v *store.View, d store.Dirty) (subjects []model.Selector) {
 	dirty := d.Policies
 	if len(d.Tiers) > 0 {
 		dirty = map[model.PolicyKey]struct{}{}
@@ -128,9 +105,9 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 			dirty[key] = struct{}{}
 		}
 		for name := range d.Tiers {
-			c.setTier(name, v.Tier(name))
+			ps.setTier(name, v.Tier(name))
 		}
-		for key, p := range c.policies {
+		for key, p := range ps.all {
 			if _, moved := d.Tiers[p.obj.Tier]; moved {
 				p.outdated = true
 				dirty[key] = struct{}{}
@@ -138,56 +115,76 @@ func (c *Compiler) declare(v *store.View, d store.Dirty) {
 		}
 	}
 	for key := range dirty {
-		c.setPolicy(key, v.Policy(key))
+		subjects = ps.set(key, v.Policy(key), subjects)
 	}
-	for key := range c.later {
-		c.setPolicy(key, v.Policy(key))
+	for key := range ps.rollout.later {
+		subjects = ps.set(key, v.Policy(key), subjects)
 	}
+	return subjects
 }
 
-func (c *Compiler) setTier(name string, t *model.Tier) {
-	delete(c.tiers, name)
-	for _, always := range []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier} {
+func (ps *policies) setTier(name string, t *model.Tier) {
+	delete(ps.tiers, name)
+	for _, always := range builtInTiers {
 		if always.Name == name {
-			c.tiers[name] = always
+			ps.tiers[name] = always
 		}
 	}
 	if t != nil {
-		c.tiers[name] = *t
+		ps.tiers[name] = *t
 	}
 }
 
-func (c *Compiler) setPolicy(key model.PolicyKey, obj *model.Policy) {
-	if !c.hurry(key, obj == nil) {
-		return
+// set puts a new version of a policy in place of the old one, unless that is still to come into
+// force. It appends their subjects.
+func (ps *policies) set(key model.PolicyKey, obj *model.Policy, subjects []model.Selector) []model.Selector {
+	old := ps.all[key]
+	if !ps.rollout.mayReplace(key, old, obj == nil) {
+		return subjects
 	}
-	old := c.policies[key]
-	filled := old != nil && !old.fresh
 	if old != nil {
-		c.unprepare(old)
-		c.subjects.remove(old.obj.Subject, old)
-		c.selectedBy(old.obj.Subject)
-		delete(c.policies, key)
+		ps.subjects.remove(old.obj.Subject, old)
+		subjects = append(subjects, old.obj.Subject)
+		delete(ps.all, key)
 	}
-	if obj == nil {
-		return
+	var p *policy
+	if obj != nil {
+		p = ps.newPolicy(obj)
+		ps.all[key] = p
+		ps.subjects.add(obj.Subject, p)
+		subjects = append(subjects, obj.Subject)
 	}
-	p := c.newPolicy(obj)
-	if p.since = c.since; old == nil || !old.outdated {
-		p.fresh = true
-		c.fresh[p] = struct{}{}
-	} else if filled && old.obj == obj {
-		c.known[p] = struct{}{}
-	}
-	c.policies[key] = p
-	c.subjects.add(obj.Subject, p)
-	c.selectedBy(obj.Subject)
+	ps.rollout.replace(old, p)
+	return subjects
 }
 
-func (c *Compiler) newPolicy(obj *model.Policy) *policy {
-	c.serial++
-	tier, known := c.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: c.serial, tier: tier, lost: !known}
+// setRefused follows a network set that may be, or have been, refused: the policies whose rules it
+// is in are compiled anew.
+func (ps *policies) setRefused(old, next *item) {
+	var moved []*item
+	if _, was := ps.objects.refused[old]; was {
+		delete(ps.objects.refused, old)
+		moved = append(moved, old)
+	}
+	if next != nil && next.set.Refused != "" {
+		ps.objects.refused[next] = struct{}{}
+		moved = append(moved, next)
+	}
+	if len(moved) == 0 {
+		return
+	}
+	for key, p := range ps.all {
+		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
+			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
+			ps.rollout.wait(key)
+		}
+	}
+}
+
+func (ps *policies) newPolicy(obj *model.Policy) *policy {
+	ps.serial++
+	tier, known := ps.tiers[obj.Tier]
+	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier, lost: !known}
 	if p.excess = excess(obj); p.excess != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = p.excess, nil, nil
@@ -196,39 +193,25 @@ func (c *Compiler) newPolicy(obj *model.Policy) *policy {
 	if p.denies = p.lost || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {
-		p.doubts = c.doubtsOf(obj)
+		p.doubts = ps.objects.refused.among(obj)
 	}
 	return p
 }
 
-// selectedBy marks the endpoints that a subject selects.
-func (c *Compiler) selectedBy(s model.Selector) {
-	for _, e := range c.podEndpoints {
-		if s.Matches(e.item.labels) {
-			c.changed[e] = struct{}{}
-		}
-	}
-	for _, e := range c.hostEndpoints {
-		if s.Matches(e.item.labels) {
-			c.changed[e] = struct{}{}
-		}
-	}
-}
-
 // failsafe returns the policy that allows the failsafe ports at the stage, if it has any. Untracked
-// replies are judged as well, so both ends' ports are allowed there.
-func (c *Compiler) failsafe(s stage) []*policy {
+// replies are evaluated as well, so both ends' ports are allowed there.
+func (ps *policies) failsafe(s stage) []*policy {
 	switch s {
 	case hostInput, hostOutput, hostPreDNAT:
-		return c.failsafes[0]
+		return ps.failsafes[0]
 	case hostUntrackedIn, hostUntrackedOut:
-		return c.failsafes[1]
+		return ps.failsafes[1]
 	}
 	return nil
 }
 
 // newFailsafes makes the policies for tracked and for untracked packets.
-func (c *Compiler) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
+func (ps *policies) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
 	if len(in)+len(out) == 0 {
 		return all
 	}
@@ -238,9 +221,9 @@ func (c *Compiler) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
 			Ingress: true, Egress: true,
 			IngressRules: failsafeRules(in, out, i == 1), EgressRules: failsafeRules(out, in, i == 1),
 		}
-		c.serial++
+		ps.serial++
 		tier := model.Tier{Name: string(failsafeKind), Order: math.Inf(-1), DefaultPass: true}
-		all[i] = []*policy{{obj: obj, tier: tier, serial: c.serial}}
+		all[i] = []*policy{{obj: obj, tier: tier, serial: ps.serial}}
 	}
 	return all
 }
@@ -265,9 +248,9 @@ func policyPorts(list []state.PortRange) []model.PolicyPort {
 }
 
 // applying returns the policies that select what has the labels, in their order.
-func (c *Compiler) applying(l *labels) []*policy {
+func (ps *policies) applying(l *labels) []*policy {
 	var list []*policy
-	for p := range c.subjects.candidates(l) {
+	for p := range ps.subjects.candidates(l) {
 		if p.obj.Subject.Matches(l) {
 			list = append(list, p)
 		}

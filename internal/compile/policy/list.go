@@ -1,0 +1,107 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// lists are the lists of networks that rules refer to.
+type lists struct {
+	shared[string, *list]
+	table diff.Map[state.SetID, state.List]
+}
+
+// list holds the networks of a network set, or those that a rule names.
+type list struct {
+	handle
+	content *state.List
+	ref     state.ListRef // without ID
+}
+
+func newList(key string) *list { return &list{handle: handle{key: key}} }
+
+// holdSet holds the list of a network set.
+func (x *lists) holdSet(set *model.NetworkSet) *list {
+	l, created := x.hold("set " + set.Key.String())
+	if created {
+		l.fill(set.Key.String(), set.Nets)
+	}
+	return l
+}
+
+// holdNets holds a list of networks that a rule names.
+func (x *lists) holdNets(nets []netip.Prefix) *list {
+	nets = sorted(nets)
+	text := abridged(nets, netip.Prefix.String)
+	l, created := x.hold("nets " + text)
+	if created {
+		l.fill(text, nets)
+	}
+	return l
+}
+
+// refill gives the list of a network set its new content, if anyone holds it.
+func (x *lists) refill(set *model.NetworkSet) {
+	if l := x.all["set "+set.Key.String()]; l != nil {
+		l.fill(set.Key.String(), set.Nets)
+		x.touch(l)
+	}
+}
+
+func (l *list) fill(name string, nets []netip.Prefix) {
+	l.content = &state.List{Name: name, Prefixes: nets}
+	var four, six [129]bool
+	for _, p := range nets {
+		if p.Addr().Is4() {
+			four[p.Bits()] = true
+		} else {
+			six[p.Bits()] = true
+		}
+	}
+	l.ref = state.ListRef{IPv4: lengths(&four), IPv6: lengths(&six)}
+}
+
+func lengths(in *[129]bool) []uint8 {
+	var list []uint8
+	for n, there := range in {
+		if there {
+			list = append(list, uint8(n))
+		}
+	}
+	return list
+}
+
+// reference returns what a rule says of the list.
+func (l *list) reference() state.ListRef {
+	ref := l.ref
+	ref.ID = l.id
+	return ref
+}
+
+// sorted returns the valid prefixes masked, sorted and unique.
+func sorted(nets []netip.Prefix) []netip.Prefix {
+	list := make([]netip.Prefix, 0, len(nets))
+	for _, p := range nets {
+		if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+		}
+		if p.IsValid() {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+func equalLists(a, b *state.List) bool {
+	return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes)
+}
+
+// equalPrefixes looks at the elements, of which there may be millions, only if the slices are two.
+func equalPrefixes(a, b []netip.Prefix) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
