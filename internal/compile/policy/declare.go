@@ -23,18 +23,6 @@ type policies struct {
 	serial    uint64 // of the latest version
 }
 
-func newPolicies(cfg Config, b *budget, objects *objects, rollout *rollout) *policies {
-	ps := &policies{
-		budget: b, objects: objects, rollout: rollout,
-		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
-	}
-	for _, t := range builtInTiers {
-		ps.tiers[t.Name] = t
-	}
-	ps.failsafes = ps.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
-	return ps
-}
-
 var builtInTiers = []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier}
 
 // policy is one version of a policy, in one version of its tier.

@@ -26,15 +26,6 @@ type endpoints struct {
 	workloads   diff.Map[netip.Addr, state.Workload]
 }
 
-func newEndpoints(node string, p *state.Policy, links *links, policies *policies, rollout *rollout, programs *programs) *endpoints {
-	return &endpoints{
-		links: links, policies: policies, rollout: rollout, programs: programs,
-		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{}, hosts: newHosts(node, links, p),
-		changed: map[*endpoint]struct{}{}, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
-		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
-	}
-}
-
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
 	item     *item // nil: it is gone

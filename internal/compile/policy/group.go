@@ -15,7 +15,7 @@ import (
 // selector selects, while items that were there before are added bit by bit. Once nobody holds it,
 // it drains: it follows nothing any more, and its addresses are removed bit by bit.
 type groups struct {
-	shared[string, *group]
+	shared[string, group, *group]
 	objects   *objects
 	lists     *lists
 	draining  map[*group]struct{} // that nobody holds any more
@@ -41,17 +41,11 @@ type group struct {
 
 func groupKey(s model.Selector) string { return "group " + s.String() }
 
-func newGroup(key string) *group {
-	g := &group{classes: classSet{}}
-	g.key = key
-	return g
-}
-
 // hold holds the group of a selector that selects about so much.
 func (gs *groups) hold(s model.Selector, size int) *group {
 	g, created := gs.shared.hold(groupKey(s))
 	if created {
-		g.selector, g.selected = s, size
+		g.selector, g.selected, g.classes = s, size, classSet{}
 		gs.total += size
 	}
 	if _, drains := gs.draining[g]; drains {

@@ -22,13 +22,6 @@ type hosts struct {
 	table    diff.Map[int, state.Host]
 }
 
-func newHosts(node string, links *links, p *state.Policy) hosts {
-	return hosts{
-		node: node, links: links, all: map[string]*endpoint{}, assigned: map[int]*endpoint{},
-		now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
-	}
-}
-
 // set follows a host endpoint that may be, or have been, of this node, and returns it; nil: it was
 // not and is not.
 func (h *hosts) set(name string, next *item) *endpoint {

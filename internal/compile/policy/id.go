@@ -19,8 +19,9 @@ type handle struct {
 
 func (h *handle) base() *handle { return h }
 
-// under is what a set is found under, unless its kind has a shorter key.
-func (h *handle) under() string { return h.key }
+// name and under are for sets that are found under their names.
+func (h *handle) name(key string) { h.key = key }
+func (h *handle) under() string   { return h.key }
 
 // ids gives out ids by name. Which id a name has depends on the names in use alone, not on the
 // order in which they came: a name has the first place from that of its hash on which no lesser

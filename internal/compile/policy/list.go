@@ -11,7 +11,7 @@ import (
 
 // lists are the lists of networks that rules refer to.
 type lists struct {
-	shared[string, *list]
+	shared[string, list, *list]
 	table diff.Map[state.SetID, state.List]
 }
 
@@ -21,8 +21,6 @@ type list struct {
 	content *state.List
 	ref     state.ListRef // without ID
 }
-
-func newList(key string) *list { return &list{handle: handle{key: key}} }
 
 // holdSet holds the list of a network set.
 func (x *lists) holdSet(set *model.NetworkSet) *list {

@@ -18,14 +18,6 @@ type objects struct {
 	size       int // of all items
 }
 
-func newObjects(node string) *objects {
-	return &objects{
-		node: node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
-		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
-	}
-}
-
 // class is all items with the same labels. Selectors can't tell them from each other, so each
 // selector is held against one of them alone.
 type class struct {

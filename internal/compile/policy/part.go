@@ -22,14 +22,6 @@ type parts struct {
 	limits  limits
 }
 
-func newParts(b *budget, objects *objects, sets *sets, tallies *tallies) *parts {
-	return &parts{
-		budget: b, objects: objects, sets: sets, tallies: tallies,
-		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: limits{selected: maxSelected, together: maxTogether, groups: sets.groups, tallies: tallies},
-	}
-}
-
 // part is what the rules of a policy for one direction come to, and the sets that they hold: neither
 // rules nor sets while their selectors select too many addresses. Its rules are in force once it is
 // filled.

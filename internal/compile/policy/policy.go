@@ -27,6 +27,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -83,21 +84,60 @@ func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
 // newCompiler gives sets one of so many ids.
 func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
-	c := &Compiler{cfg: cfg, policy: state.NewPolicy(), links: newLinks(model.Links{}), budget: &budget{}}
-	c.policy.PodTunnels = cfg.PodTunnels
-	c.objects = newObjects(cfg.Node)
-	c.sets = newSets(c.policy, space, c.objects)
-	c.tallies = newTallies(c.objects, c.sets.groups)
-	c.parts = newParts(c.budget, c.objects, c.sets, c.tallies)
-	c.rollout = newRollout(c.budget, c.parts)
-	c.policies = newPolicies(cfg, c.budget, c.objects, c.rollout)
-	c.programs = newPrograms(c.policy, c.policies, c.parts)
-	c.endpoints = newEndpoints(cfg.Node, c.policy, c.links, c.policies, c.rollout, c.programs)
-	c.intake = &intake{
-		budget: c.budget, objects: c.objects, sets: c.sets, tallies: c.tallies, parts: c.parts,
-		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
+	p, b, links, ids := state.NewPolicy(), &budget{}, newLinks(model.Links{}), newIDs(space)
+	p.PodTunnels = cfg.PodTunnels
+	objects := &objects{
+		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
+		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
 	}
-	return c
+	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
+	groups := &groups{
+		shared: newShared[string, group](ids), objects: objects, lists: lists,
+		draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+	}
+	sets := &sets{
+		ids: ids, groups: groups, lists: lists,
+		named:  &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)},
+		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
+	}
+	tallies := &tallies{objects: objects, groups: groups, all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{}}
+	parts := &parts{
+		budget: b, objects: objects, sets: sets, tallies: tallies,
+		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
+		limits: limits{selected: maxSelected, together: maxTogether, groups: groups, tallies: tallies},
+	}
+	rollout := &rollout{budget: b, parts: parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	policies := &policies{
+		budget: b, objects: objects, rollout: rollout,
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+	}
+	for _, t := range builtInTiers {
+		policies.tiers[t.Name] = t
+	}
+	policies.failsafes = policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	programs := &programs{
+		policies: policies, parts: parts, table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+	}
+	endpoints := &endpoints{
+		links: links, policies: policies, rollout: rollout, programs: programs,
+		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		hosts: hosts{
+			node: cfg.Node, links: links, all: map[string]*endpoint{}, assigned: map[int]*endpoint{},
+			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
+		},
+		changed: map[*endpoint]struct{}{}, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
+	}
+	intake := &intake{
+		budget: b, objects: objects, sets: sets, tallies: tallies, parts: parts, policies: policies, endpoints: endpoints,
+		late: map[model.Name]time.Time{},
+	}
+	return &Compiler{
+		cfg: cfg, policy: p, links: links, budget: b, intake: intake, objects: objects, sets: sets, tallies: tallies,
+		parts: parts, rollout: rollout, policies: policies, programs: programs, endpoints: endpoints,
+	}
 }
 
 // Policy is the whole policy after the last Update. The Compiler owns it and changes it in the

@@ -19,7 +19,7 @@ type ports struct {
 
 // portRanges are the sets of port ranges that rules refer to.
 type portRanges struct {
-	shared[string, *ranges]
+	shared[string, ranges, *ranges]
 	table diff.Map[state.SetID, state.Ports]
 }
 
@@ -29,8 +29,6 @@ type ranges struct {
 	list []state.PortRange
 }
 
-func newRanges(key string) *ranges { return &ranges{handle: handle{key: key}} }
-
 func (x *portRanges) hold(list []state.PortRange) *ranges {
 	r, _ := x.shared.hold("ports " + abridged(list, rangeText))
 	r.list = list
@@ -39,7 +37,7 @@ func (x *portRanges) hold(list []state.PortRange) *ranges {
 
 // portNames are the sets of the ports to which pods give a name.
 type portNames struct {
-	shared[namedPort, *namedPorts]
+	shared[namedPort, namedPorts, *namedPorts]
 	items map[string]itemSet // by the names that they give to ports
 	table memberTable[state.NamedPort]
 }
@@ -58,10 +56,8 @@ type namedPorts struct {
 	of namedPort
 }
 
-func newNamedPorts(of namedPort) *namedPorts {
-	n := &namedPorts{of: of}
-	n.key = fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
-	return n
+func (n *namedPorts) name(of namedPort) {
+	n.of, n.key = of, fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
 }
 
 func (n *namedPorts) under() namedPort { return n.of }

@@ -21,14 +21,6 @@ type programs struct {
 	table    diff.Map[state.ProgramID, state.Program]
 }
 
-func newPrograms(p *state.Policy, policies *policies, parts *parts) *programs {
-	return &programs{
-		policies: policies, parts: parts,
-		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
-		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
-	}
-}
-
 // plan is a program before its sets have ids: the policies that apply to some endpoints at a stage.
 // It never changes; endpoints with the same policies share it.
 type plan struct {

@@ -17,10 +17,6 @@ type rollout struct {
 	later map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
 }
 
-func newRollout(b *budget, parts *parts) *rollout {
-	return &rollout{budget: b, parts: parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
-}
-
 // mayReplace reports whether a policy may change though its last version is not in force yet. If
 // not, the change waits until that one is, so that a policy which changes all the time is followed.
 func (r *rollout) mayReplace(key model.PolicyKey, old *policy, gone bool) bool {

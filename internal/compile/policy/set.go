@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -18,21 +17,6 @@ type sets struct {
 	named  *portNames
 	lists  *lists
 	ranges *portRanges
-}
-
-func newSets(p *state.Policy, space uint32, objects *objects) *sets {
-	ids := newIDs(space)
-	lists := &lists{newShared(ids, newList), diff.NewMap(p.Lists, equalLists)}
-	return &sets{
-		ids:   ids,
-		lists: lists,
-		groups: &groups{
-			shared: newShared(ids, newGroup), objects: objects, lists: lists, draining: map[*group]struct{}{},
-			selectors: filing[*group]{}, table: newMemberTable(p.Groups),
-		},
-		named:  &portNames{newShared(ids, newNamedPorts), map[string]itemSet{}, newMemberTable(p.NamedPorts)},
-		ranges: &portRanges{newShared(ids, newRanges), diff.NewMap(p.PortSets, equalPorts)},
-	}
 }
 
 // sweep ends the sets that nobody holds any more, but for groups.
@@ -58,29 +42,30 @@ func (s *sets) publish() {
 }
 
 // shared are the sets of one kind that are held, by what they are found under.
-type shared[K comparable, S set[K]] struct {
+type shared[K comparable, T any, S set[K, T]] struct {
 	ids     *ids
-	create  func(K) S
 	all     map[K]S
 	touched map[S]struct{} // held, released or changed since they were published
 }
 
 // set is a pointer to a set.
-type set[K comparable] interface {
-	comparable
+type set[K comparable, T any] interface {
+	*T
 	base() *handle
+	name(K) // sets the name, of a new set
 	under() K
 }
 
-func newShared[K comparable, S set[K]](ids *ids, create func(K) S) shared[K, S] {
-	return shared[K, S]{ids: ids, create: create, all: map[K]S{}, touched: map[S]struct{}{}}
+func newShared[K comparable, T any, S set[K, T]](ids *ids) shared[K, T, S] {
+	return shared[K, T, S]{ids: ids, all: map[K]S{}, touched: map[S]struct{}{}}
 }
 
 // hold returns the set, and whether it is new.
-func (x *shared[K, S]) hold(key K) (s S, created bool) {
+func (x *shared[K, T, S]) hold(key K) (s S, created bool) {
 	s, known := x.all[key]
 	if !known {
-		s = x.create(key)
+		s = new(T)
+		s.name(key)
 		x.all[key] = s
 		x.ids.add(s.base())
 	}
@@ -89,21 +74,21 @@ func (x *shared[K, S]) hold(key K) (s S, created bool) {
 	return s, !known
 }
 
-func (x *shared[K, S]) release(s S) {
+func (x *shared[K, T, S]) release(s S) {
 	s.base().refs--
 	x.touch(s)
 }
 
-func (x *shared[K, S]) touch(s S) { x.touched[s] = struct{}{} }
+func (x *shared[K, T, S]) touch(s S) { x.touched[s] = struct{}{} }
 
 // drop ends a set.
-func (x *shared[K, S]) drop(s S) {
+func (x *shared[K, T, S]) drop(s S) {
 	delete(x.all, s.under())
 	x.ids.remove(s.base())
 }
 
 // sweep ends the sets that nobody holds any more.
-func (x *shared[K, S]) sweep() {
+func (x *shared[K, T, S]) sweep() {
 	for s := range x.touched {
 		if s.base().refs == 0 {
 			x.drop(s)
@@ -113,7 +98,7 @@ func (x *shared[K, S]) sweep() {
 
 // publish writes what changed. What has another id now, or none, is retracted before anything is
 // written: its id may be another's.
-func (x *shared[K, S]) publish(retract, write func(S)) {
+func (x *shared[K, T, S]) publish(retract, write func(S)) {
 	if x.ids.moved {
 		for _, s := range x.all {
 			x.touch(s)

@@ -25,13 +25,6 @@ type tally struct {
 	count    int // the sum of the sizes
 }
 
-func newTallies(objects *objects, groups *groups) *tallies {
-	return &tallies{
-		objects: objects, groups: groups,
-		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
-	}
-}
-
 // hold counts what a selector selects, unless that is known. It returns how many classes it was
 // held against.
 func (ts *tallies) hold(s model.Selector) (t *tally, looked int) {
