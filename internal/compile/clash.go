@@ -7,12 +7,23 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
+// claims decide which service gets what several want: addresses and ports, and the ports of health
+// checks.
+type claims struct {
+	services map[model.Name]*service
+	// contested holds, for each frontend key that several services claim, what each of them wants there.
+	contested map[state.FrontendKey]map[model.Name]*state.Frontend
+	// healthPorts holds what claims each healthCheckNodePort.
+	healthPorts map[uint16]map[model.Name]*HealthCheck
+	written
+}
+
 // settle records that the service wants f at key, or nothing there where f is
 // nil, and gives the key to the first of those who claim it.
-func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
+func (c *claims) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
 	rivals := c.contested[key]
 	if rivals == nil {
-		holder := c.state.Services.Frontends[key]
+		holder := c.now.Frontends[key]
 		if f == nil || holder == nil || holder.Service == name {
 			c.frontends.Set(key, f)
 			return
@@ -31,8 +42,9 @@ func (c *Compiler) settle(key state.FrontendKey, name model.Name, f *state.Front
 	}
 }
 
-// holder is the service that gets a frontend: one whose cluster IP it is, before those that have chosen the address themselves.
-func (c *Compiler) holder(rivals map[model.Name]*state.Frontend) model.Name {
+// holder is the service that gets a frontend: one whose cluster IP it is, before those that have
+// chosen the address themselves.
+func (c *claims) holder(rivals map[model.Name]*state.Frontend) model.Name {
 	own := map[model.Name]*state.Frontend{}
 	for name, f := range rivals {
 		if f.Kind == state.ClusterIP {
@@ -45,7 +57,8 @@ func (c *Compiler) holder(rivals map[model.Name]*state.Frontend) model.Name {
 	return first(c.services, rivals)
 }
 
-// lesser is what a health check may say until the frontends of next are settled: it promises no more than before.
+// lesser is what a health check may say until the frontends of next are settled: it promises no more
+// than before.
 func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
@@ -61,7 +74,7 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 
 // settleHealth records that the service wants its health check to be next, no
 // longer old, and gives the port to the first of those who claim it.
-func (c *Compiler) settleHealth(name model.Name, old, next *HealthCheck) {
+func (c *claims) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
 		delete(c.healthPorts[old.Port], name)
 		c.healthChecks.Set(name, nil)
@@ -77,7 +90,7 @@ func (c *Compiler) settleHealth(name model.Name, old, next *HealthCheck) {
 	c.awardHealth(next.Port)
 }
 
-func (c *Compiler) awardHealth(port uint16) {
+func (c *claims) awardHealth(port uint16) {
 	rivals := c.healthPorts[port]
 	if len(rivals) == 0 {
 		delete(c.healthPorts, port)

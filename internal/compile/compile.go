@@ -7,11 +7,9 @@
 package compile
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile/fair"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -68,61 +66,31 @@ type Config struct {
 	PodTunnels bool
 }
 
-// Compiler holds one node's desired state and keeps it in step with a store.
-// It is not safe for concurrent use.
+// Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
+// concurrent use.
 type Compiler struct {
-	cfg      Config
-	moved    bool // the host's addresses, or those of API servers, changed since the last Update
-	started  bool
-	node     node
-	guard    guard
-	own      *model.Node // as it is, or was last; nil: there has been none
-	gone     bool        // own is not there any more
-	unread   bool        // see SetPodsUnread
-	others   []string    // the nodes that there are, where the own one has never been among them
-	state    *state.State
-	checks   map[model.Name]*HealthCheck
-	services map[model.Name]*service
-	// contested holds, for each frontend key that several services claim, what each
-	// of them wants there.
-	contested map[state.FrontendKey]map[model.Name]*state.Frontend
-	// healthPorts holds what claims each healthCheckNodePort.
-	healthPorts map[uint16]map[model.Name]*HealthCheck
-	// faults are the issues found in each service that has any.
-	faults map[model.Name][]model.Issue
-
-	maxTogether  fair.Bound          // the constant, but in tests
-	asked, given int                 // elements that all services ask for, and that they have
-	denied       map[model.Name]bool // those for which there is no room; true: in their turn, false: when they came
-	reweigh      bool                // others may have room since the last update
-
-	nodePorts [2]int // services that have one, of IPv4 and IPv6
-
-	written
-	policy  *policy.Compiler // nil: policy is not compiled
-	scratch []endpoint
-
-	waiting       map[model.Name]wait // what Step left for later
+	env           *environment
+	unread        bool // see SetPodsUnread
+	state         *state.State
+	checks        map[model.Name]*HealthCheck
+	services      *services
+	policy        *policy.Compiler // nil: policy is not compiled
 	sliceElements int
 }
 
 // New returns a Compiler for one node whose state is empty.
 func New(cfg Config) *Compiler {
-	s, checks := state.New(), map[model.Name]*HealthCheck{}
+	s, checks, env, all := state.New(), map[model.Name]*HealthCheck{}, &environment{cfg: cfg}, map[model.Name]*service{}
 	c := &Compiler{
-		cfg:         cfg,
-		state:       s,
-		checks:      checks,
-		services:    map[model.Name]*service{},
-		contested:   map[state.FrontendKey]map[model.Name]*state.Frontend{},
-		healthPorts: map[uint16]map[model.Name]*HealthCheck{},
-		faults:      map[model.Name][]model.Issue{},
-		written:     newWritten(s.Services, checks),
-
-		maxTogether: maxTogether, denied: map[model.Name]bool{},
-
-		waiting:       map[model.Name]wait{},
-		sliceElements: sliceElements,
+		env: env, state: s, checks: checks, sliceElements: sliceElements,
+		services: &services{
+			env: env, all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
+			limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
+			claims: claims{
+				services: all, contested: map[state.FrontendKey]map[model.Name]*state.Frontend{},
+				healthPorts: map[uint16]map[model.Name]*HealthCheck{}, written: newWritten(s.Services, checks),
+			},
+		},
 	}
 	if cfg.Policy {
 		c.policy = policy.New(policy.Config{
@@ -147,19 +115,21 @@ type HealthCheck struct {
 
 // HealthChecks returns what changed in the health checks of services since the last call: new values, and nil for those
 // that are gone.
-func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck { return c.healthChecks.Flush() }
+func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck {
+	return c.services.claims.healthChecks.Flush()
+}
 
 // SetHostAddresses replaces Config.HostAddresses; the next Update follows.
 func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
-	c.cfg.HostAddresses, c.moved = addrs, true
+	c.env.cfg.HostAddresses, c.env.moved = addrs, true
 }
 
 // SetAPIServers replaces Config.APIServers; the next Update follows. It reports whether that is a change.
 func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
-	if slices.Equal(c.cfg.APIServers, servers) {
+	if slices.Equal(c.env.cfg.APIServers, servers) {
 		return false
 	}
-	c.cfg.APIServers, c.moved = servers, true
+	c.env.cfg.APIServers, c.env.moved = servers, true
 	return true
 }
 
@@ -175,134 +145,73 @@ func (c *Compiler) SetLinks(l model.Links) {
 // gets passes then: nothing tells which pods the node has, and all of them would be cut off.
 func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 
-// Update brings the state up to date with what is dirty in the store, and
-// returns what changed in it: nothing else is named. Everything is dirty to a
-// Compiler that has compiled nothing yet, and when its own node changes in a
-// way that matters. The store stands still meanwhile.
-func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
-	var delta state.Delta
+// Update brings the state up to date with what is dirty in the store, and returns what changed in it:
+// nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and when its
+// own node changes in a way that matters. The store stands still meanwhile.
+func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
 	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
+	return delta
+}
+
+// Step is Update in slices: of services and policies that come to many elements it brings up to date
+// as much as a kernel takes within a tenth of a second or two; where both wait, each gets half. See
+// policy.Compiler.Step for policies. Of services, the small ones come first, so that no change of one
+// waits for those of many; then the one that has waited longest, cut at its frontends where it does
+// not fit. What is left waits for the next Step or Update, and stays as it was meanwhile: see Waiting.
+// A service that changes while it is cut is brought to what it was compiled to first.
+func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
+	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
 	return delta
 }
 
 // update is Update, or Step.
 func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
-	settings := c.state.Services.Settings
-	if !c.started || len(d.Nodes) > 0 {
-		c.findNode(v)
+	if !c.env.started {
+		d, step = v.All(), false
 	}
-	if !c.started {
-		d = v.All()
-	}
-	services, step := d.Services, step && c.started
-	_, mine := d.Nodes[c.cfg.Node]
-	guarded := c.findGuard(v, d)
-	if !c.started || mine || c.moved {
-		n := newNode(c.cfg, c.own)
-		if c.started && !n.equal(c.node) {
-			services = v.Services()
-			for name := range c.services {
-				services[name] = struct{}{}
-			}
-			step = false
-		}
-		c.node = n
-		c.state.Services.Settings = n.settings
-		c.started, c.moved = true, false
-	}
-	if len(guarded) > 0 {
-		services = maps.Clone(services)
-		for name, s := range c.services {
-			if c.among(guarded, s.svc) {
-				services[name] = struct{}{}
-			}
-		}
-	}
-	c.frontends.Expect(len(services))
+	// What services depend on comes first: others than those that are dirty may depend on it.
+	everything, addrs := c.env.follow(v, d)
+	dirty := c.services.affected(v, d.Services, everything, addrs)
+	c.services.claims.frontends.Expect(len(dirty))
+
 	room := all
-	if step {
+	if step = step && !everything; step {
 		room = c.sliceElements
-		if waiting := c.Waiting(); waiting.Policies > 0 && waiting.Services+len(services) > 0 {
+		if waiting := c.Waiting(); waiting.Policies > 0 && waiting.Services+len(dirty) > 0 {
 			room /= 2
 		}
-		c.take(v, d, services, room)
-		for _, name := range c.weigh() {
-			c.wait(name, d.Since)
-		}
+		c.services.step(v, dirty, d.Since, room)
 	} else {
-		for name := range services {
-			c.service(v, name, all)
-			delete(c.waiting, name)
-		}
-		for name := range c.waiting {
-			c.service(v, name, all)
-		}
-		clear(c.waiting)
-		for c.reweigh {
-			for _, name := range c.weigh() {
-				c.service(v, name, all)
-			}
-		}
+		c.services.update(v, dirty)
 	}
-	c.scratch = nil // it may be large, and holds on to objects
-	delta := state.Delta{Services: c.flush()}
+	delta := state.Delta{Services: c.services.flush()}
+	if settings := c.env.node.settings; !settings.Equal(c.state.Services.Settings) {
+		c.state.Services.Settings, delta.Services.Settings = settings, &settings
+	}
 	if c.policy != nil {
-		c.policy.SetOpen(len(c.others) > 0 || c.unread)
-		delta.Policy = c.policy.Step(v, d, c.node.podCIDRs, room)
-	}
-	if !settings.Equal(c.state.Services.Settings) {
-		now := c.state.Services.Settings
-		delta.Services.Settings = &now
+		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
+		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
 	}
 	return delta
 }
 
-// findGuard follows who has which address, and returns the addresses of which that changed.
-func (c *Compiler) findGuard(v *store.View, d store.Dirty) map[netip.Addr]struct{} {
-	if _, api := d.Services[apiService]; c.started && !c.moved && !api && len(d.Nodes) == 0 {
-		return nil
+// Waiting returns what Step has left for later.
+func (c *Compiler) Waiting() Backlog {
+	b := Backlog{Services: len(c.services.waiting)}
+	if c.policy != nil {
+		b.Policies, b.Since = c.policy.Waiting()
 	}
-	old := c.guard
-	c.guard = newGuard(c.cfg, c.own, v)
-	return c.guard.differs(&old)
+	first := b.Policies == 0
+	for _, w := range c.services.waiting {
+		if first || w.since.Before(b.Since) {
+			first, b.Since = false, w.since
+		}
+	}
+	return b
 }
 
-// service compiles one service anew and puts the result in place of the old, as far as there is room for: see proceed.
-func (c *Compiler) service(v *store.View, name model.Name, room int) (spent, left int) {
-	old, next := c.services[name], (*service)(nil)
-	if svc := v.Service(name); svc != nil {
-		next = c.compile(v, svc, old)
-	} else if delete(c.faults, name); old != nil {
-		next = &service{svc: &model.Service{Name: name}, gone: true}
-	} else {
-		return 0, 0
-	}
-	c.account(next, old)
-	next.standing = old.stands()
-	c.services[name] = next
-	next.former = old
-	c.hold(next)
-	c.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
-	compiled := 1 + next.elements/compilingCost
-	spent, left = c.proceed(name, max(room-compiled, 1))
-	return spent + compiled, left
-}
-
-// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends are of services that are held.
-func (c *Compiler) hold(s *service) {
-	each(s.addresses(), c.clusterIPs.Add)
-	each(s.others(), c.otherIPs.Add)
-	each(s.hairpinned(), c.hairpins.Add)
-	for family, is4 := range [...]bool{true, false} {
-		c.nodePorts[family] += one(s.hasNodePort(is4))
-	}
-}
-
-func (c *Compiler) release(s *service) {
-	each(s.addresses(), c.clusterIPs.Remove)
-	each(s.others(), c.otherIPs.Remove)
-	each(s.hairpinned(), c.hairpins.Remove)
-	for family, is4 := range [...]bool{true, false} {
-		c.nodePorts[family] -= one(s.hasNodePort(is4))
-	}
+// Waits reports whether Step has left the service for later.
+func (c *Compiler) Waits(service model.Name) bool {
+	_, waits := c.services.waiting[service]
+	return waits
 }

@@ -47,14 +47,14 @@ func compareEndpoints(a, b endpoint) int {
 //
 // They come from the service's slices. Pods give endpoints where there is no
 // slice at all; else they are only there as something that exists.
-func (c *Compiler) gather(svc *model.Service, i int, from *objects, rep *report) []endpoint {
-	port := &svc.Ports[i]
-	eps := slices.Grow(c.scratch[:0], from.size())
+func (b *builder) gather(i int) []endpoint {
+	from, port := b.from, &b.svc.Ports[i]
+	eps := slices.Grow(b.scratch[:0], from.size())
 	for _, p := range from.ports[i].slices {
-		eps = c.fromSlice(eps, p.slice, p.number, rep)
+		eps = b.fromSlice(eps, p.slice, p.number)
 	}
 	for _, pod := range from.pods {
-		eps = c.fromPod(eps, svc, port, pod, len(from.slices) == 0, rep)
+		eps = b.fromPod(eps, port, pod, len(from.slices) == 0)
 	}
 	for i := range eps {
 		eps[i].seq = int32(i)
@@ -62,26 +62,26 @@ func (c *Compiler) gather(svc *model.Service, i int, from *objects, rep *report)
 	if !slices.IsSortedFunc(eps, compareEndpoints) {
 		slices.SortFunc(eps, compareEndpoints)
 	}
-	c.scratch = eps
+	b.scratch = eps
 	return slices.CompactFunc(eps, func(a, b endpoint) bool { return a.at == b.at })
 }
 
-func (c *Compiler) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uint16, rep *report) []endpoint {
+func (b *builder) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uint16) []endpoint {
 	if port == 0 {
-		rep.slice(slice, "port 0 is out of range, the port is left out")
+		b.slice(slice, "port 0 is out of range, the port is left out")
 		return eps
 	}
-	faulty, is4 := slices.Contains(rep.faulty, slice), isIPv4(slice)
+	faulty, is4 := slices.Contains(b.faulty, slice), isIPv4(slice)
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		addr := e.Addr.Unmap()
-		if faulty && rep.fault(addr, is4) != "" {
+		if faulty && b.fault(addr, is4) != "" {
 			continue
 		}
 		ep := endpoint{
 			at:    netip.AddrPortFrom(addr, port),
 			ready: e.Ready, serving: e.Serving, terminating: e.Terminating,
-			local: e.Node != "" && e.Node == c.cfg.Node,
+			local: e.Node != "" && e.Node == b.cfg.Node,
 		}
 		if len(e.NodeHints) > 0 || len(e.ZoneHints) > 0 {
 			ep.hints = e
@@ -94,23 +94,23 @@ func (c *Compiler) fromSlice(eps []endpoint, slice *model.EndpointSlice, port ui
 // fromPod follows the EndpointSlice controller: an endpoint is serving as long
 // as its pod is ready, and ready if the pod is not terminating either, or if the
 // service publishes what is not ready. Without serves it merely exists.
-func (c *Compiler) fromPod(eps []endpoint, svc *model.Service, port *model.ServicePort, pod *model.Pod, serves bool, rep *report) []endpoint {
+func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Pod, serves bool) []endpoint {
 	number := targetPort(port, pod)
 	if pod.Finished || number == 0 {
 		return eps
 	}
 	for _, addr := range pod.IPs {
 		addr = addr.Unmap()
-		if !rep.families.has(addr) {
+		if !b.families.has(addr) {
 			continue
 		}
 		if why := unusable(addr); why != "" {
-			rep.add(model.Ref{Kind: "Pod", Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
+			b.add(model.Ref{Kind: "Pod", Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
 			continue
 		}
-		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == c.cfg.Node}
+		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == b.cfg.Node}
 		if serves {
-			ep.ready = svc.PublishNotReady || pod.Ready && !pod.Terminating
+			ep.ready = b.svc.PublishNotReady || pod.Ready && !pod.Terminating
 			ep.serving = pod.Ready
 			ep.terminating = pod.Terminating
 		}
@@ -146,11 +146,11 @@ type choice struct {
 // choose decides which endpoints serve: the ready ones, or those that are
 // serving and terminating if none is ready, for each policy on its own. Hints
 // matter to the Cluster policy alone, and only while something is ready.
-func (c *Compiler) choose(eps []endpoint, use usage) choice {
+func (b *builder) choose(eps []endpoint, use usage) choice {
 	cluster := func(e *endpoint) bool { return e.draining() }
 	local := func(e *endpoint) bool { return e.local && e.draining() }
 	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready }) {
-		cluster = c.topology(eps)
+		cluster = b.topology(eps)
 	}
 	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.local && e.ready }) {
 		local = func(e *endpoint) bool { return e.local && e.ready }
@@ -170,7 +170,7 @@ func (c *Compiler) choose(eps []endpoint, use usage) choice {
 // topology returns which of the ready endpoints this node prefers: those
 // hinted for it if all have node hints and one names this node; else the same
 // with its zone; else all.
-func (c *Compiler) topology(eps []endpoint) func(*endpoint) bool {
+func (b *builder) topology(eps []endpoint) func(*endpoint) bool {
 	byNode, byZone, forNode, forZone := true, true, false, false
 	for i := range eps {
 		e := &eps[i]
@@ -182,14 +182,14 @@ func (c *Compiler) topology(eps []endpoint) func(*endpoint) bool {
 		}
 		byNode = byNode && len(e.hints.NodeHints) > 0
 		byZone = byZone && len(e.hints.ZoneHints) > 0
-		forNode = forNode || slices.Contains(e.hints.NodeHints, c.cfg.Node)
-		forZone = forZone || slices.Contains(e.hints.ZoneHints, c.node.zone)
+		forNode = forNode || slices.Contains(e.hints.NodeHints, b.cfg.Node)
+		forZone = forZone || slices.Contains(e.hints.ZoneHints, b.node.zone)
 	}
 	switch {
 	case byNode && forNode:
-		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.NodeHints, c.cfg.Node) }
+		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.NodeHints, b.cfg.Node) }
 	case byZone && forZone:
-		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.ZoneHints, c.node.zone) }
+		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.ZoneHints, b.node.zone) }
 	}
 	return func(e *endpoint) bool { return e.ready }
 }

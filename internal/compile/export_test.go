@@ -16,6 +16,6 @@ func (c *Compiler) SetSlice(elements int) { c.sliceElements = elements }
 // SetTogether has all services come to so many elements at the most, and to so many where one is to come back; 0: as many as in production.
 func (c *Compiler) SetTogether(elements, again int) {
 	if elements > 0 {
-		c.maxTogether = fair.Bound{Most: elements, Again: again}
+		c.services.limits.together = fair.Bound{Most: elements, Again: again}
 	}
 }

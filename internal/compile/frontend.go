@@ -15,89 +15,99 @@ import (
 // usage says which lists of endpoints a service needs.
 type usage struct{ cluster, local bool }
 
-// compile makes of one service what it wants on this node. Where that is the
-// same as what old has, the frontends of old are kept.
-func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *service {
+// builder compiles one service.
+type builder struct {
+	*environment
+	report
+	next, old *service
+	from      *objects   // what its endpoints come from
+	scratch   []endpoint // see gather
+}
+
+// compile makes of one service what it wants on this node. Where that is the same as what old has,
+// the frontends of old are kept.
+func (ss *services) compile(v *store.View, svc *model.Service, old *service) *service {
 	next := &service{svc: svc, why: svc.Unproxied}
-	rep := newReport(svc)
+	b := &builder{environment: ss.env, report: newReport(svc), next: next, old: old, scratch: ss.scratch}
 	switch {
 	case next.why != "":
 	case len(svc.ClusterIPs) == 0:
 		next.why = "no clusterIP"
-		rep.service("has no clusterIP, so nothing is programmed for it: set spec.clusterIP, as a cluster's API server does")
+		b.service("has no clusterIP, so nothing is programmed for it: set spec.clusterIP, as a cluster's API server does")
 	default:
 		next.addrs = [...][]netip.Addr{
-			state.ClusterIP:    c.permitted(state.ClusterIP, "clusterIP", svc.ClusterIPs, rep),
-			state.ExternalIP:   c.permitted(state.ExternalIP, "externalIP", svc.ExternalIPs, rep),
-			state.LoadBalancer: c.permitted(state.LoadBalancer, "load balancer address", svc.LoadBalancerIPs, rep),
+			state.ClusterIP:    b.permitted(state.ClusterIP, "clusterIP", svc.ClusterIPs),
+			state.ExternalIP:   b.permitted(state.ExternalIP, "externalIP", svc.ExternalIPs),
+			state.LoadBalancer: b.permitted(state.LoadBalancer, "load balancer address", svc.LoadBalancerIPs),
 		}
-		from := newObjects(svc, v.Slices(svc.Name), v.Selected(svc))
-		n, cost := c.elements(next, from)
+		b.from = newObjects(svc, v.Slices(svc.Name), v.Selected(svc))
+		n, cost := b.elements()
 		if n > maxElements {
 			next.why = "too large"
-			rep.tooLarge(next, from, n)
+			b.tooLarge(n)
 			break
 		}
-		if !c.fits(next, old, cost) {
+		if !ss.limits.fits(next, old, cost) {
 			next.why = "too much"
-			rep.tooMuch(cost, c.maxTogether.Most)
+			b.tooMuch(cost, ss.limits.together.Most)
 			break
 		}
 		next.elements = n
-		c.program(next, from, old, rep)
+		b.build()
 	}
-	if issues := rep.all(); len(issues) > 0 {
-		c.faults[svc.Name] = issues
+	ss.scratch = b.scratch
+	if issues := b.all(); len(issues) > 0 {
+		ss.faults[svc.Name] = issues
 	} else {
-		delete(c.faults, svc.Name)
+		delete(ss.faults, svc.Name)
 	}
 	return next
 }
 
-// program fills in what next wants, given what its endpoints come from.
-func (c *Compiler) program(next *service, from *objects, old *service, rep *report) {
-	svc := next.svc
-	rep.checkSlices(from.slices)
-	had := old.byPort()
+// build fills in what the service wants.
+func (b *builder) build() {
+	svc, next := b.svc, b.next
+	b.checkSlices(b.from.slices)
+	had := b.old.byPort()
 	var ready []netip.Addr
 	for i := range svc.Ports {
-		if !rep.checkPort(&svc.Ports[i]) {
+		if !b.checkPort(&svc.Ports[i]) {
 			continue
 		}
-		eps := c.gather(svc, i, from, rep)
+		eps := b.gather(i)
 		six := slices.IndexFunc(eps, func(e endpoint) bool { return e.at.Addr().Is6() })
 		if six < 0 {
 			six = len(eps)
 		}
-		c.port(next, i, true, eps[:six], had[int32(i)], rep)
-		c.port(next, i, false, eps[six:], had[int32(i)], rep)
+		b.port(i, true, eps[:six], had[int32(i)])
+		b.port(i, false, eps[six:], had[int32(i)])
 		ready = localReady(ready, eps)
 	}
-	next.dropDoubles(rep)
-	next.keep(old)
+	b.dropDoubles()
+	next.keep(b.old)
 	next.hairpins = unique(next.hairpins)
 	switch {
 	case !svc.ExternalLocal || svc.HealthCheckNodePort == 0:
-	case c.reserved(model.TCP, svc.HealthCheckNodePort):
-		rep.refused(fmt.Sprint("healthCheckNodePort ", svc.HealthCheckNodePort), "is a port that nodes need for themselves (--reserved-ports)")
+	case b.reserved(model.TCP, svc.HealthCheckNodePort):
+		b.refused(fmt.Sprint("healthCheckNodePort ", svc.HealthCheckNodePort), "is a port that nodes need for themselves (--reserved-ports)")
 	default:
 		next.health = &HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
 }
 
 // port adds what one service port wants in one family.
-func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, had []lists, rep *report) {
-	svc, port := next.svc, &next.svc.Ports[i]
-	if !rep.families.serves(is4) {
+func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
+	svc, port, next := b.svc, &b.svc.Ports[i], b.next
+	if !b.families.serves(is4) {
 		return
 	}
-	addrs := c.addresses(next, port, is4)
+	addrs := b.addresses(port, is4)
 	use := usage{
 		cluster: !svc.InternalLocal || addrs.external(),
 		local:   svc.InternalLocal || svc.ExternalLocal && addrs.external(),
 	}
-	ch := c.choose(eps, use)
-	ch.cluster, ch.local = rep.limit(port, ch.cluster), rep.limit(port, ch.local)
+	ch := b.choose(eps, use)
+	ch.cluster, ch.local = b.limit(port, ch.cluster), b.limit(port, ch.local)
 	next.counts.widen(eps)
 	next.hairpins = appendHairpins(next.hairpins, eps, ch)
 	ch.share(had)
@@ -113,7 +123,7 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, had []li
 	if svc.InternalLocal {
 		internal.Backends = ch.local
 	}
-	c.want(next, i, port.Port, addrs.of[state.ClusterIP], internal, rep)
+	b.want(i, port.Port, addrs.of[state.ClusterIP], internal)
 	for kind := state.ExternalIP; kind <= state.NodePort; kind++ {
 		if len(addrs.of[kind]) == 0 {
 			continue
@@ -122,12 +132,12 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, had []li
 		f.Kind = kind
 		switch kind {
 		case state.LoadBalancer:
-			c.loadBalancer(next, i, addrs.of[kind], f, rep)
+			b.loadBalancer(i, addrs.of[kind], f)
 			continue
 		case state.NodePort:
 			number = port.NodePort
 		}
-		c.want(next, i, number, addrs.of[kind], &f, rep)
+		b.want(i, number, addrs.of[kind], &f)
 	}
 }
 
@@ -135,17 +145,17 @@ func (c *Compiler) port(next *service, i int, is4 bool, eps []endpoint, had []li
 // one family, closed to all but the service's source ranges. A range that holds the
 // node lets it in also where the load balancer's address is bound on the node itself:
 // the node then has that very address as its source, as kube-proxy notes.
-func (c *Compiler) loadBalancer(next *service, i int, addrs []netip.Addr, f state.Frontend, rep *report) {
-	number := next.svc.Ports[i].Port
-	f.SourceRanges = sourceRanges(next.svc.SourceRanges, addrs[0].Is4())
-	if !c.node.within(f.SourceRanges) {
-		c.want(next, i, number, addrs, &f, rep)
+func (b *builder) loadBalancer(i int, addrs []netip.Addr, f state.Frontend) {
+	number := b.svc.Ports[i].Port
+	f.SourceRanges = sourceRanges(b.svc.SourceRanges, addrs[0].Is4())
+	if !b.node.within(f.SourceRanges) {
+		b.want(i, number, addrs, &f)
 		return
 	}
 	for _, vip := range addrs {
 		open := f
 		open.SourceRanges = masked(append(slices.Clone(f.SourceRanges), netip.PrefixFrom(vip, vip.BitLen())))
-		c.want(next, i, number, []netip.Addr{vip}, &open, rep)
+		b.want(i, number, []netip.Addr{vip}, &open)
 	}
 }
 
@@ -158,13 +168,13 @@ func (a *addresses) external() bool {
 	return len(a.of[state.ExternalIP])+len(a.of[state.LoadBalancer])+len(a.of[state.NodePort]) > 0
 }
 
-func (c *Compiler) addresses(s *service, port *model.ServicePort, is4 bool) addresses {
+func (b *builder) addresses(port *model.ServicePort, is4 bool) addresses {
 	var a addresses
-	for kind, addrs := range s.addrs {
+	for kind, addrs := range b.next.addrs {
 		a.of[kind] = inFamily(addrs, is4)
 	}
 	if port.NodePort != 0 {
-		a.of[state.NodePort] = inFamily(c.node.nodePort, is4)
+		a.of[state.NodePort] = inFamily(b.node.nodePort, is4)
 	}
 	return a
 }
@@ -180,14 +190,14 @@ func inFamily(addrs []netip.Addr, is4 bool) []netip.Addr {
 }
 
 // want adds a frontend at each address where there may be one.
-func (c *Compiler) want(next *service, i int, number uint16, addrs []netip.Addr, f *state.Frontend, rep *report) {
+func (b *builder) want(i int, number uint16, addrs []netip.Addr, f *state.Frontend) {
 	for _, addr := range addrs {
-		key := state.FrontendKey{Addr: addr, Protocol: next.svc.Ports[i].Protocol, Port: number}
-		if why := c.refusesPort(f.Kind, key); why != "" {
-			rep.refused(key.String(), why)
+		key := state.FrontendKey{Addr: addr, Protocol: b.svc.Ports[i].Protocol, Port: number}
+		if why := b.refusesPort(f.Kind, key); why != "" {
+			b.refused(key.String(), why)
 			continue
 		}
-		next.claims = append(next.claims, claim{key: key, port: int32(i), frontend: f})
+		b.next.claims = append(b.next.claims, claim{key: key, port: int32(i), frontend: f})
 	}
 }
 
@@ -196,15 +206,10 @@ func (c *Compiler) want(next *service, i int, number uint16, addrs []netip.Addr,
 var kindOrder = [...]int{state.ClusterIP: 0, state.LoadBalancer: 1, state.ExternalIP: 2, state.NodePort: 3}
 
 // dropDoubles sorts the claims and leaves one for each key.
-func (s *service) dropDoubles(rep *report) {
+func (b *builder) dropDoubles() {
+	s := b.next
 	slices.SortFunc(s.claims, func(a, b claim) int {
-		if c := a.key.Compare(b.key); c != 0 {
-			return c
-		}
-		if c := kindOrder[a.frontend.Kind] - kindOrder[b.frontend.Kind]; c != 0 {
-			return c
-		}
-		return cmp.Compare(a.port, b.port)
+		return cmp.Or(a.key.Compare(b.key), kindOrder[a.frontend.Kind]-kindOrder[b.frontend.Kind], cmp.Compare(a.port, b.port))
 	})
 	kept := s.claims[:0]
 	for _, cl := range s.claims {
@@ -213,7 +218,7 @@ func (s *service) dropDoubles(rep *report) {
 			continue
 		}
 		if has := kept[len(kept)-1]; has.port != cl.port {
-			rep.service(fmt.Sprintf("%s is claimed by its %s and its %s; the first one has it", cl.key, rep.portName(has.port), rep.portName(cl.port)))
+			b.service(fmt.Sprintf("%s is claimed by its %s and its %s; the first one has it", cl.key, b.portName(has.port), b.portName(cl.port)))
 		}
 	}
 	s.claims = slices.Clip(kept)

@@ -97,61 +97,61 @@ func (g *guard) differs(o *guard) map[netip.Addr]struct{} {
 	return changed
 }
 
-// among reports whether the service may want one of some addresses.
-func (c *Compiler) among(addrs map[netip.Addr]struct{}, svc *model.Service) bool {
+// wants reports whether the service may want one of some addresses.
+func (e *environment) wants(svc *model.Service, addrs map[netip.Addr]struct{}) bool {
 	has := func(a netip.Addr) bool { _, in := addrs[a.Unmap()]; return in }
 	return slices.ContainsFunc(svc.ClusterIPs, has) || slices.ContainsFunc(svc.ExternalIPs, has) || slices.ContainsFunc(svc.LoadBalancerIPs, has) ||
-		slices.ContainsFunc(c.node.nodePort, has) && slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
+		slices.ContainsFunc(e.node.nodePort, has) && slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 
 // refuses says why no service may have an address as one of its own; empty: one may.
-func (c *Compiler) refuses(kind state.Kind, a netip.Addr) string {
+func (e *environment) refuses(kind state.Kind, a netip.Addr) string {
 	if why := unusable(a); why != "" {
 		return "is " + why
 	}
-	node, ofNode := c.guard.nodes[a]
-	_, ofServer := c.guard.servers[a]
+	node, ofNode := e.guard.nodes[a]
+	_, ofServer := e.guard.servers[a]
 	holds := func(p netip.Prefix) bool { return p.Contains(a) }
-	allowed := slices.ContainsFunc(c.cfg.AllowNodeAddresses, holds)
+	allowed := slices.ContainsFunc(e.cfg.AllowNodeAddresses, holds)
 	switch {
-	case kind == state.ClusterIP && ofNode && node == c.cfg.Node: // of others not: whoever writes a Node could take a service away everywhere
+	case kind == state.ClusterIP && ofNode && node == e.cfg.Node: // of others not: whoever writes a Node could take a service away everywhere
 		return "is an address of node " + node + ", whose other ports would be refused to everybody"
 	case kind == state.ClusterIP:
 	case ofNode && !allowed:
 		return "is an address of node " + node + " (--allow-node-addresses lets services have some)"
 	case ofServer && !allowed:
 		return "is an address of the API server (--allow-node-addresses lets services have some)"
-	case kind == state.ExternalIP && c.cfg.ExternalIPCIDRs != nil && !slices.ContainsFunc(c.cfg.ExternalIPCIDRs, holds):
+	case kind == state.ExternalIP && e.cfg.ExternalIPCIDRs != nil && !slices.ContainsFunc(e.cfg.ExternalIPCIDRs, holds):
 		return "is not in --external-ip-cidrs"
-	case kind == state.LoadBalancer && c.cfg.LoadBalancerCIDRs != nil && !slices.ContainsFunc(c.cfg.LoadBalancerCIDRs, holds):
+	case kind == state.LoadBalancer && e.cfg.LoadBalancerCIDRs != nil && !slices.ContainsFunc(e.cfg.LoadBalancerCIDRs, holds):
 		return "is not in --load-balancer-cidrs"
 	}
 	return ""
 }
 
 // refusesPort says why no service may have a port at an address outside its cluster IPs; empty: one may.
-func (c *Compiler) refusesPort(kind state.Kind, k state.FrontendKey) string {
-	_, ofNode := c.guard.nodes[k.Addr]
-	_, ofServer := c.guard.servers[k.Addr]
-	_, ofAPI := c.guard.ports[k.Port]
+func (e *environment) refusesPort(kind state.Kind, k state.FrontendKey) string {
+	_, ofNode := e.guard.nodes[k.Addr]
+	_, ofServer := e.guard.servers[k.Addr]
+	_, ofAPI := e.guard.ports[k.Port]
 	switch {
 	case kind == state.ClusterIP:
 	case k.Protocol == model.TCP && ofServer && ofAPI:
 		return "is where the API server is reached"
-	case (ofNode || kind == state.NodePort) && c.reserved(k.Protocol, k.Port):
+	case (ofNode || kind == state.NodePort) && e.reserved(k.Protocol, k.Port):
 		return "is a port that nodes need for themselves (--reserved-ports)"
 	}
 	return ""
 }
 
 // reserved reports whether nodes need a port for themselves.
-func (c *Compiler) reserved(protocol model.Protocol, port uint16) bool {
-	return slices.ContainsFunc(c.cfg.ReservedPorts, func(r state.PortRange) bool { return r.Holds(protocol, port) })
+func (e *environment) reserved(protocol model.Protocol, port uint16) bool {
+	return slices.ContainsFunc(e.cfg.ReservedPorts, func(r state.PortRange) bool { return r.Holds(protocol, port) })
 }
 
 // permitted returns those of a service's addresses that it may have, and reports the others.
-func (c *Compiler) permitted(kind state.Kind, what string, addrs []netip.Addr, rep *report) []netip.Addr {
-	bad := func(a netip.Addr) bool { return a.Is4In6() || c.refuses(kind, a) != "" }
+func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []netip.Addr {
+	bad := func(a netip.Addr) bool { return a.Is4In6() || b.refuses(kind, a) != "" }
 	if !slices.ContainsFunc(addrs, bad) {
 		return addrs
 	}
@@ -160,7 +160,7 @@ func (c *Compiler) permitted(kind state.Kind, what string, addrs []netip.Addr, r
 		if a = a.Unmap(); !bad(a) {
 			list = append(list, a)
 		} else {
-			rep.refused(what+" "+a.String(), c.refuses(kind, a))
+			b.refused(what+" "+a.String(), b.refuses(kind, a))
 		}
 	}
 	return list

@@ -14,24 +14,13 @@ import (
 // by object.
 func (c *Compiler) Issues() []model.Issue {
 	var list []model.Issue
-	for _, issues := range c.faults {
+	for _, issues := range c.services.faults {
 		list = append(list, issues...)
 	}
 	for _, reason := range c.nodeFaults() {
-		list = append(list, model.Ref{Kind: "Node", Name: model.Name{Name: c.cfg.Node}}.Issue(reason))
+		list = append(list, model.Ref{Kind: "Node", Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
 	}
-	for key, rivals := range c.contested {
-		winner, why := c.holder(rivals), ""
-		if winner != first(c.services, rivals) {
-			why = "whose cluster IP that is"
-		}
-		list = append(list, clashes(winner, why, key.String(), rivals)...)
-	}
-	for port, rivals := range c.healthPorts {
-		if len(rivals) > 1 {
-			list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
-		}
-	}
+	list = append(list, c.services.claims.issues()...)
 	if c.policy != nil {
 		list = append(list, c.policy.Issues()...)
 	}
@@ -43,18 +32,19 @@ func (c *Compiler) Issues() []model.Issue {
 
 // nodeFaults says what is wrong with the own node.
 func (c *Compiler) nodeFaults() (reasons []string) {
+	e := c.env
 	for family, is4 := range [...]bool{true, false} {
-		if c.nodePorts[family] > 0 && c.cfg.serves(is4) && !c.node.serves(is4) {
+		if c.services.nodePorts[family] > 0 && e.cfg.serves(is4) && !e.node.serves(is4) {
 			reasons = append(reasons, fmt.Sprintf("no %s address of it is known or chosen, so node ports are not served there: "+
 				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", familyName(is4)))
 		}
 	}
-	if c.gone {
+	if e.gone {
 		reasons = append(reasons, "its Node object is gone: what it said last counts until the agent ends")
 	}
-	if len(c.others) > 0 {
+	if len(e.others) > 0 {
 		reasons = append(reasons, "there is no Node object of this name, so nothing is taken for this node's: its pods, their policies, its addresses; "+
-			"what pods send and get passes unless a policy of a known one forbids it; give --node the name of one of those there are: "+some(c.others))
+			"what pods send and get passes unless a policy of a known one forbids it; give --node the name of one of those there are: "+some(e.others))
 	}
 	return reasons
 }
@@ -69,8 +59,23 @@ func some(names []string) string {
 	return text
 }
 
-// clashes says of each rival but the winner that it has not got what it claims. Why is what gives the winner
-// precedence; empty: its age.
+// issues names the services that have not got what they claim.
+func (c *claims) issues() (list []model.Issue) {
+	for key, rivals := range c.contested {
+		winner, why := c.holder(rivals), ""
+		if winner != first(c.services, rivals) {
+			why = "whose cluster IP that is"
+		}
+		list = append(list, clashes(winner, why, key.String(), rivals)...)
+	}
+	for port, rivals := range c.healthPorts {
+		list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
+	}
+	return list
+}
+
+// clashes says of each rival but the winner that it has not got what it claims. Why is what gives the
+// winner precedence; empty: its age.
 func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T) []model.Issue {
 	var list []model.Issue
 	for name := range rivals {
@@ -103,7 +108,7 @@ type report struct {
 	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
-func newReport(svc *model.Service) *report { return &report{svc: svc, families: familiesOf(svc)} }
+func newReport(svc *model.Service) report { return report{svc: svc, families: familiesOf(svc)} }
 
 func familiesOf(svc *model.Service) (f families) {
 	for _, a := range svc.ClusterIPs {
@@ -116,7 +121,8 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
-// maxIssues is how many issues of one service are told: it can have as many as it has ports or endpoints.
+// maxIssues is how many issues of one service are told: it can have as many as it has ports or
+// endpoints.
 const maxIssues = 64
 
 // add adds an issue, once.

@@ -9,6 +9,52 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// environment is what services depend on beside their own objects: what the user sets, this node, and
+// who has which address.
+type environment struct {
+	cfg     Config
+	moved   bool // the host's addresses, or those of API servers, changed since the last Update
+	started bool
+	own     *model.Node // this node's object as it is, or was last; nil: there has been none
+	gone    bool        // own is not there any more
+	others  []string    // the nodes that there are, where the own one has never been among them
+	node    node
+	guard   guard
+}
+
+// follow brings the environment up to date. It reports whether that matters to all services, and
+// returns the addresses of which it matters to those that want them.
+func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[netip.Addr]struct{}) {
+	anew := !e.started || e.moved
+	if !e.started || len(d.Nodes) > 0 {
+		e.findNode(v)
+	}
+	if _, api := d.Services[apiService]; anew || api || len(d.Nodes) > 0 {
+		old := e.guard
+		e.guard = newGuard(e.cfg, e.own, v)
+		addrs = e.guard.differs(&old)
+	}
+	if _, mine := d.Nodes[e.cfg.Node]; anew || mine {
+		n := newNode(e.cfg, e.own)
+		all = e.started && !n.equal(e.node)
+		e.node = n
+	}
+	e.started, e.moved = true, false
+	return all, addrs
+}
+
+// findNode follows the own Node object. When it is deleted, node ports and all else go on as it said
+// last, as with kube-proxy: the node has not gone for that.
+func (e *environment) findNode(v *store.View) {
+	if obj := v.Node(e.cfg.Node); obj != nil {
+		e.own, e.gone, e.others = obj, false, nil
+		return
+	}
+	if e.gone = e.own != nil; !e.gone {
+		e.others = v.NodeNames()
+	}
+}
+
 // node is what services and settings depend on of the own node.
 type node struct {
 	known    bool
@@ -17,18 +63,6 @@ type node struct {
 	nodePort []netip.Addr // the addresses that serve node ports, sorted
 	settings state.Settings
 	podCIDRs []netip.Prefix // masked; no service depends on them but through settings
-}
-
-// findNode follows the own Node object. Node ports and all else go on as it said last when it is deleted, as
-// with kube-proxy: the node has not gone for that.
-func (c *Compiler) findNode(v *store.View) {
-	if obj := v.Node(c.cfg.Node); obj != nil {
-		c.own, c.gone, c.others = obj, false, nil
-		return
-	}
-	if c.gone = c.own != nil; !c.gone {
-		c.others = v.NodeNames()
-	}
 }
 
 // newNode draws the node from its object, nil where there is none (yet).

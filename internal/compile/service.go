@@ -1,12 +1,94 @@
 package compile
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
+
+// services are all services with what was compiled from each. An update compiles those that changed,
+// and then has the state follow, in slices: see slice.go.
+type services struct {
+	env       *environment
+	all       map[model.Name]*service
+	faults    map[model.Name][]model.Issue // found in each service that has any
+	claims    claims
+	limits    limits
+	nodePorts [2]int              // services that have one, of IPv4 and IPv6
+	waiting   map[model.Name]wait // what a step left for later
+	scratch   []endpoint
+}
+
+// affected returns the services to compile anew: those that are dirty, and those to which a change of
+// the environment matters.
+func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
+	switch {
+	case everything:
+		dirty = v.Services()
+	case len(addrs) > 0:
+		dirty = maps.Clone(dirty)
+	default:
+		return dirty
+	}
+	for name, s := range ss.all {
+		if everything || ss.env.wants(s.svc, addrs) {
+			dirty[name] = struct{}{}
+		}
+	}
+	return dirty
+}
+
+// flush returns what differs from the last flush.
+func (ss *services) flush() state.ServicesDelta {
+	ss.scratch = nil // it may be large, and holds on to objects
+	return ss.claims.flush()
+}
+
+// set compiles one service anew and puts the result in place of the old, as far as there is room for:
+// see proceed.
+func (ss *services) set(v *store.View, name model.Name, room int) (spent, left int) {
+	old, next := ss.all[name], (*service)(nil)
+	if svc := v.Service(name); svc != nil {
+		next = ss.compile(v, svc, old)
+	} else if delete(ss.faults, name); old != nil {
+		next = &service{svc: &model.Service{Name: name}, gone: true}
+	} else {
+		return 0, 0
+	}
+	ss.limits.account(next, old)
+	next.standing = old.stands()
+	ss.all[name] = next
+	next.former = old
+	ss.hold(next)
+	ss.claims.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
+	compiled := 1 + next.elements/compilingCost
+	spent, left = ss.proceed(name, max(room-compiled, 1))
+	return spent + compiled, left
+}
+
+// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends are of
+// services that are held.
+func (ss *services) hold(s *service) {
+	each(s.addresses(), ss.claims.clusterIPs.Add)
+	each(s.others(), ss.claims.otherIPs.Add)
+	each(s.hairpinned(), ss.claims.hairpins.Add)
+	for family, is4 := range [...]bool{true, false} {
+		ss.nodePorts[family] += one(s.hasNodePort(is4))
+	}
+}
+
+func (ss *services) release(s *service) {
+	each(s.addresses(), ss.claims.clusterIPs.Remove)
+	each(s.others(), ss.claims.otherIPs.Remove)
+	each(s.hairpinned(), ss.claims.hairpins.Remove)
+	for family, is4 := range [...]bool{true, false} {
+		ss.nodePorts[family] -= one(s.hasNodePort(is4))
+	}
+}
 
 // service is what was compiled from one service. A nil one wants nothing.
 type service struct {

@@ -11,7 +11,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// sliceElements is about how many elements of services and policies one Step changes: what a kernel takes in a tenth of a second or two.
+// sliceElements is about how many elements of services and policies one Step changes: what a kernel
+// takes in a tenth of a second or two.
 const sliceElements = 1 << 15
 
 // compilingCost is how many elements are compiled in the time in which one is programmed.
@@ -19,15 +20,6 @@ const compilingCost = 4
 
 // all is room for whatever there is.
 const all = math.MaxInt
-
-// Step is Update in slices: of services and policies that come to many elements it brings up to date as much as a kernel takes within a tenth
-// of a second or two; where both wait, each gets half. See policy.Compiler.Step for policies. Of services, the small ones come first, so that no change of one waits for those of many; then the one that has waited longest,
-// cut at its frontends where it does not fit. What is left waits for the next Step or Update, and stays as it was meanwhile: see Waiting.
-// A service that changes while it is cut is brought to what it was compiled to first.
-func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
-	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
-	return delta
-}
 
 // wait is that of a service for its turn.
 type wait struct {
@@ -39,49 +31,54 @@ type wait struct {
 // Backlog is what Step has left for later.
 type Backlog struct {
 	Services, Policies int
-	// Since is when the first of them came: all that changed before is in the state. It is zero where none waits, or where
-	// one does for what the agent itself has found out.
+	// Since is when the first of them came: all that changed before is in the state. It is zero where
+	// none waits, or where one does for what the agent itself has found out.
 	Since time.Time
 }
 
 // Len is how much waits.
 func (b Backlog) Len() int { return b.Services + b.Policies }
 
-// Waiting returns what Step has left for later.
-func (c *Compiler) Waiting() Backlog {
-	b := Backlog{Services: len(c.waiting)}
-	if c.policy != nil {
-		b.Policies, b.Since = c.policy.Waiting()
+// update brings all services up to date that are dirty or wait.
+func (ss *services) update(v *store.View, dirty map[model.Name]struct{}) {
+	for name := range dirty {
+		ss.set(v, name, all)
+		delete(ss.waiting, name)
 	}
-	first := b.Policies == 0
-	for _, w := range c.waiting {
-		if first || w.since.Before(b.Since) {
-			first, b.Since = false, w.since
+	for name := range ss.waiting {
+		ss.set(v, name, all)
+	}
+	clear(ss.waiting)
+	for ss.limits.reweigh {
+		for _, name := range ss.limits.weigh(ss.all) {
+			ss.set(v, name, all)
 		}
 	}
-	return b
 }
 
-// Waits reports whether Step has left the service for later.
-func (c *Compiler) Waits(service model.Name) bool {
-	_, waits := c.waiting[service]
-	return waits
-}
-
-// take brings one slice of the services that wait and are dirty up to date.
-func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struct{}, room int) {
+// step brings one slice of the services that are dirty or wait up to date.
+func (ss *services) step(v *store.View, dirty map[model.Name]struct{}, since time.Time, room int) {
 	for name := range dirty {
-		c.wait(name, d.Since)
+		ss.wait(name, since)
 	}
+	ss.take(v, room)
+	for _, name := range ss.limits.weigh(ss.all) {
+		ss.wait(name, since)
+	}
+}
+
+// take goes on with the services that wait as far as there is room for: the small ones first, then
+// the one that has waited longest.
+func (ss *services) take(v *store.View, room int) {
 	type candidate struct {
 		name model.Name
 		cost int
 	}
-	list, total := make([]candidate, 0, len(c.waiting)), 0
-	for name, w := range c.waiting {
+	list, total := make([]candidate, 0, len(ss.waiting)), 0
+	for name, w := range ss.waiting {
 		cost := w.left
 		if cost == 0 {
-			cost = c.cost(v, name)
+			cost = ss.cost(v, name)
 		}
 		list, total = append(list, candidate{name, cost}), total+cost
 	}
@@ -90,50 +87,51 @@ func (c *Compiler) take(v *store.View, d store.Dirty, dirty map[model.Name]struc
 	}
 	least := room / 2
 	for len(list) > 0 && list[0].cost <= room {
-		room -= c.advance(v, list[0].name, room)
+		room -= ss.advance(v, list[0].name, room)
 		list = list[1:]
 	}
 	if len(list) > 0 {
-		oldest := slices.MinFunc(list, func(a, b candidate) int { return c.waiting[a.name].since.Compare(c.waiting[b.name].since) })
-		c.advance(v, oldest.name, max(room, least))
+		oldest := slices.MinFunc(list, func(a, b candidate) int { return ss.waiting[a.name].since.Compare(ss.waiting[b.name].since) })
+		ss.advance(v, oldest.name, max(room, least))
 	}
 }
 
 // wait has a service compiled anew, for what changed at that time.
-func (c *Compiler) wait(name model.Name, since time.Time) {
-	w, waits := c.waiting[name]
+func (ss *services) wait(name model.Name, since time.Time) {
+	w, waits := ss.waiting[name]
 	switch {
 	case !waits:
 		w.since = since
 	case w.left > 0 && w.next == nil:
 		w.next = &wait{since: since}
 	}
-	c.waiting[name] = w
+	ss.waiting[name] = w
 }
 
 // advance compiles a service that waits, or goes on with it, as far as there is room for.
-func (c *Compiler) advance(v *store.View, name model.Name, room int) (spent int) {
-	w := c.waiting[name]
+func (ss *services) advance(v *store.View, name model.Name, room int) (spent int) {
+	w := ss.waiting[name]
 	if w.left == 0 {
-		spent, w.left = c.service(v, name, room)
+		spent, w.left = ss.set(v, name, room)
 	} else {
-		spent, w.left = c.proceed(name, room)
+		spent, w.left = ss.proceed(name, room)
 	}
 	switch {
 	case w.left > 0:
-		c.waiting[name] = w
+		ss.waiting[name] = w
 	case w.next != nil:
-		c.waiting[name] = *w.next
+		ss.waiting[name] = *w.next
 	default:
-		delete(c.waiting, name)
+		delete(ss.waiting, name)
 	}
 	return spent
 }
 
-// cost is about how many elements change with a service: those that it has, and those that it comes to.
-func (c *Compiler) cost(v *store.View, name model.Name) int {
+// cost is about how many elements change with a service: those that it has, and those that it comes
+// to.
+func (ss *services) cost(v *store.View, name model.Name) int {
 	n := 1
-	if old := c.services[name]; old != nil {
+	if old := ss.all[name]; old != nil {
 		n += old.elements
 	}
 	svc := v.Service(name)
@@ -154,10 +152,10 @@ func (c *Compiler) cost(v *store.View, name model.Name) int {
 	return n + min(addrs*(len(svc.Ports)*(frontendElements+len(svc.SourceRanges))+endpoints), maxElements)
 }
 
-// proceed has the state follow what a compiled service claims, for about so many elements and at least one claim. It returns how many that were, and
-// how many are left.
-func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
-	s := c.services[name]
+// proceed has the state follow what a compiled service claims, for about so many elements and at
+// least one claim. It returns how many that were, and how many are left.
+func (ss *services) proceed(name model.Name, room int) (spent, left int) {
+	s := ss.all[name]
 	was, now := s.stands(), make([]claim, 0, len(s.claims))
 	settle := func(key state.FrontendKey, old, next *claim) {
 		cost := 0
@@ -174,10 +172,10 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 			return
 		}
 		if spent += cost; next == nil {
-			c.settle(key, name, nil)
+			ss.claims.settle(key, name, nil)
 			return
 		}
-		c.settle(key, name, next.frontend)
+		ss.claims.settle(key, name, next.frontend)
 		now = append(now, *next)
 	}
 	i, j := 0, 0
@@ -208,12 +206,12 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 		return spent, left
 	}
 	for f := s.former; f != nil; f = f.former {
-		c.release(f)
+		ss.release(f)
 	}
-	c.settleHealth(name, s.health, s.health)
+	ss.claims.settleHealth(name, s.health, s.health)
 	s.settled, s.standing, s.former = true, nil, nil
 	if s.gone {
-		delete(c.services, name)
+		delete(ss.all, name)
 	}
 	return spent, 0
 }

@@ -83,9 +83,9 @@ func (c *Compiler) Services() []ServiceView {
 	for _, issue := range c.Issues() {
 		issues[issue.Object] = append(issues[issue.Object], issue.Reason)
 	}
-	views := make([]ServiceView, 0, len(c.services))
-	for _, name := range slices.SortedFunc(maps.Keys(c.services), model.Name.Compare) {
-		s := c.services[name]
+	views := make([]ServiceView, 0, len(c.services.all))
+	for _, name := range slices.SortedFunc(maps.Keys(c.services.all), model.Name.Compare) {
+		s := c.services.all[name]
 		if s.gone {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 
 // written is what the compiler writes of services.
 type written struct {
+	now          *state.Services
 	frontends    diff.Map[state.FrontendKey, state.Frontend]
 	healthChecks diff.Map[model.Name, HealthCheck]
 	// The reasons are services that refer to the address.
@@ -19,6 +20,7 @@ type written struct {
 // newWritten returns what writes to services and health checks that are empty.
 func newWritten(s *state.Services, checks map[model.Name]*HealthCheck) written {
 	return written{
+		now:          s,
 		frontends:    diff.NewMap(s.Frontends, (*state.Frontend).Equal),
 		healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
 		clusterIPs:   diff.NewSet(s.ClusterIPs),

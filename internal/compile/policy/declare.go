@@ -84,8 +84,8 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	return p.obj.EgressRules
 }
 
-// declare brings tiers and policies up to date, and returns the subjects of those that changed.
-func (ps *policies) declare(v *store.View, d store.Dirty) (subjects []model.Selector) {
+// declare brings tiers and policies up to date, and returns the versions that came and went.
+func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
 	dirty := d.Policies
 	if len(d.Tiers) > 0 {
 		dirty = map[model.PolicyKey]struct{}{}
@@ -103,12 +103,12 @@ func (ps *policies) declare(v *store.View, d store.Dirty) (subjects []model.Sele
 		}
 	}
 	for key := range dirty {
-		subjects = ps.set(key, v.Policy(key), subjects)
+		changed = ps.set(key, v.Policy(key), changed)
 	}
 	for key := range ps.rollout.later {
-		subjects = ps.set(key, v.Policy(key), subjects)
+		changed = ps.set(key, v.Policy(key), changed)
 	}
-	return subjects
+	return changed
 }
 
 func (ps *policies) setTier(name string, t *model.Tier) {
@@ -124,15 +124,15 @@ func (ps *policies) setTier(name string, t *model.Tier) {
 }
 
 // set puts a new version of a policy in place of the old one, unless that is still to come into
-// force. It appends their subjects.
-func (ps *policies) set(key model.PolicyKey, obj *model.Policy, subjects []model.Selector) []model.Selector {
+// force. It appends both to what changed.
+func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*policy) []*policy {
 	old := ps.all[key]
 	if !ps.rollout.mayReplace(key, old, obj == nil) {
-		return subjects
+		return changed
 	}
 	if old != nil {
 		ps.subjects.remove(old.obj.Subject, old)
-		subjects = append(subjects, old.obj.Subject)
+		changed = append(changed, old)
 		delete(ps.all, key)
 	}
 	var p *policy
@@ -140,10 +140,10 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, subjects []model
 		p = ps.newPolicy(obj)
 		ps.all[key] = p
 		ps.subjects.add(obj.Subject, p)
-		subjects = append(subjects, obj.Subject)
+		changed = append(changed, p)
 	}
 	ps.rollout.replace(old, p)
-	return subjects
+	return changed
 }
 
 // setRefused follows a network set that may be, or have been, refused: the policies whose rules it

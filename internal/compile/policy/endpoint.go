@@ -88,9 +88,10 @@ func (es *endpoints) relink() {
 	}
 }
 
-// markSelected marks the endpoints that the subjects select: other policies may apply to them.
-func (es *endpoints) markSelected(subjects []model.Selector) {
-	for _, s := range subjects {
+// markSelected marks the endpoints that the policies select: others may apply to them now.
+func (es *endpoints) markSelected(list []*policy) {
+	for _, p := range list {
+		s := &p.obj.Subject
 		for _, e := range es.pods {
 			if s.Matches(e.item.labels) {
 				es.changed[e] = struct{}{}

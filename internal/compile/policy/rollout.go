@@ -107,15 +107,15 @@ func (r *rollout) complete(p *policy) bool {
 	return !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !r.decided(o) })
 }
 
-// ready returns the subjects of the policies that somebody waits for and whose parts are filled now.
-func (r *rollout) ready() (subjects []model.Selector) {
+// ready returns the policies that somebody waits for and whose parts are filled now.
+func (r *rollout) ready() (list []*policy) {
 	for p := range r.fresh {
 		if p.awaited && r.complete(p) {
 			p.awaited = false
-			subjects = append(subjects, p.obj.Subject)
+			list = append(list, p)
 		}
 	}
-	return subjects
+	return list
 }
 
 // finish ends the rollout of policies for which nobody waits any more.
