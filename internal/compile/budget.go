@@ -30,10 +30,11 @@ const (
 	frontendCost     = 16
 )
 
-// elements is about what the service comes to, and never too low: for each port at each address four,
-// and one for each endpoint (one more where local ones are chosen apart, and one more with session
-// affinity), and eight for each source range, as it becomes so many networks at the most. To count
-// costs the sum of what is multiplied. Cost is what they count where all Services are added up.
+// elements is about what the service comes to, and never too low: for each port at each address
+// four, and one for each endpoint (one more where local ones are chosen apart, and one more with
+// session affinity), and eight for each source range, as it becomes so many networks at the most.
+// To count costs the sum of what is multiplied. Cost is what they count where all Services are
+// added up.
 func (b *builder) elements() (n, cost int) {
 	s, from := b.next, b.from
 	var cluster, external, balancer, node [2]int
@@ -83,8 +84,8 @@ type limits struct {
 }
 
 // weigh decides which services may be programmed, where all come to too much: see fair.Turns. It
-// returns those of which that has changed: one that may be programmed comes once there is room, when
-// others have gone.
+// returns those of which that has changed: one that may be programmed comes once there is room,
+// when others have gone.
 func (l *limits) weigh(services map[model.Name]*service) (changed []model.Name) {
 	if !l.reweigh {
 		return nil

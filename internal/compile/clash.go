@@ -11,15 +11,16 @@ import (
 // checks.
 type claims struct {
 	services map[model.Name]*service
-	// contested holds, for each frontend key that several services claim, what each of them wants there.
+	// contested holds, for each frontend key that several services claim, what each of them wants
+	// there.
 	contested map[state.FrontendKey]map[model.Name]*state.Frontend
 	// healthPorts holds what claims each healthCheckNodePort.
 	healthPorts map[uint16]map[model.Name]*HealthCheck
 	written
 }
 
-// settle records that the service wants f at key, or nothing there where f is
-// nil, and gives the key to the first of those who claim it.
+// settle records that the service wants f at key, or nothing there where f is nil, and gives the
+// key to the first of those who claim it.
 func (c *claims) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
 	rivals := c.contested[key]
 	if rivals == nil {
@@ -57,8 +58,8 @@ func (c *claims) holder(rivals map[model.Name]*state.Frontend) model.Name {
 	return first(c.services, rivals)
 }
 
-// lesser is what a health check may say until the frontends of next are settled: it promises no more
-// than before.
+// lesser is what a health check may say until the frontends of next are settled: it promises no
+// more than before.
 func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
@@ -72,8 +73,8 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 	return &h
 }
 
-// settleHealth records that the service wants its health check to be next, no
-// longer old, and gives the port to the first of those who claim it.
+// settleHealth records that the service wants its health check to be next, no longer old, and gives
+// the port to the first of those who claim it.
 func (c *claims) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
 		delete(c.healthPorts[old.Port], name)
@@ -117,8 +118,8 @@ func first[T any](services map[model.Name]*service, rivals map[model.Name]T) mod
 	return best.Name
 }
 
-// precedence orders services that claim the same: the older one first, one
-// whose age is not known last, then by name.
+// precedence orders services that claim the same: the older one first, one whose age is not known
+// last, then by name.
 func precedence(a, b *model.Service) int {
 	if a.Created.IsZero() != b.Created.IsZero() {
 		if a.Created.IsZero() {

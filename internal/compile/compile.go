@@ -1,9 +1,9 @@
-// Package compile turns the objects in the store into the desired state of one
-// node: what kube-proxy would do with them, as flat values for a driver.
+// Package compile turns the objects in the store into the desired state of one node: what
+// kube-proxy would do with them, as flat values for a driver.
 //
-// It is pure and incremental. The state is a function of the current objects
-// alone, whatever the order in which they came, but for the own Node: once it is deleted, what it
-// said last counts. The work of an update is that of the services named dirty and their endpoints.
+// It is pure and incremental. The state is a function of the current objects alone, whatever the
+// order in which they came, but for the own Node: once it is deleted, what it said last counts. The
+// work of an update is that of the services named dirty and their endpoints.
 package compile
 
 import (
@@ -16,26 +16,28 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; but for HostAddresses and APIServers it does not change while
-// a Compiler lives.
+// Config is what the user sets for a node; but for HostAddresses and APIServers it does not change
+// while a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
 
-	// ClusterCIDRs are the pods' addresses in the whole cluster; empty: the
-	// own node's podCIDRs, once known, unless ClusterUnknown is set.
+	// ClusterCIDRs are the pods' addresses in the whole cluster; empty: the own node's podCIDRs,
+	// once known, unless ClusterUnknown is set.
 	ClusterCIDRs []netip.Prefix
-	// ClusterUnknown says that without ClusterCIDRs nothing tells pods' addresses from others: nothing is
-	// masqueraded for where it comes from, as kube-proxy has it.
+	// ClusterUnknown says that without ClusterCIDRs nothing tells pods' addresses from others:
+	// nothing is masqueraded for where it comes from, as kube-proxy has it.
 	ClusterUnknown bool
 	// ServiceCIDRs are where the cluster's service addresses come from.
 	ServiceCIDRs []netip.Prefix
-	// NodePortAddresses choose the node addresses that serve node ports;
-	// empty: the first of each family, as in kube-proxy's nftables mode.
+	// NodePortAddresses choose the node addresses that serve node ports; empty: the first of each
+	// family, as in kube-proxy's nftables mode.
 	NodePortAddresses []netip.Prefix
-	// HostAddresses are the addresses of the host's interfaces, each with the length of its subnet's prefix.
-	// NodePortAddresses may choose them, beside those of the Node object; services may not have them.
+	// HostAddresses are the addresses of the host's interfaces, each with the length of its
+	// subnet's prefix. NodePortAddresses may choose them, beside those of the Node object; services
+	// may not have them.
 	HostAddresses []netip.Prefix
-	// NodePortPrimary has the first of each family serve node ports beside those that NodePortAddresses choose.
+	// NodePortPrimary has the first of each family serve node ports beside those that
+	// NodePortAddresses choose.
 	NodePortPrimary bool
 	// PrimaryAddr, if valid, counts as the first of its family.
 	PrimaryAddr netip.Addr
@@ -44,23 +46,25 @@ type Config struct {
 
 	// APIServers are where this agent reaches its API: no service gets these.
 	APIServers []netip.AddrPort
-	// AllowNodeAddresses are those of the addresses of nodes and API servers that services may have as
-	// external IPs and load balancers' addresses, but for ReservedPorts and the ports of the API.
+	// AllowNodeAddresses are those of the addresses of nodes and API servers that services may have
+	// as external IPs and load balancers' addresses, but for ReservedPorts and the ports of the
+	// API.
 	AllowNodeAddresses []netip.Prefix
-	// ReservedPorts are ports of nodes that no service may have, neither as node ports nor at nodes' addresses.
+	// ReservedPorts are ports of nodes that no service may have, neither as node ports nor at
+	// nodes' addresses.
 	ReservedPorts []state.PortRange
-	// ExternalIPCIDRs and LoadBalancerCIDRs are where services may have external IPs and load balancers'
-	// addresses. Nil: anywhere; empty: nowhere.
+	// ExternalIPCIDRs and LoadBalancerCIDRs are where services may have external IPs and load
+	// balancers' addresses. Nil: anywhere; empty: nowhere.
 	ExternalIPCIDRs, LoadBalancerCIDRs []netip.Prefix
 
-	// Policy compiles network policy too; without it the state has none, and the
-	// fields below mean nothing.
+	// Policy compiles network policy too; without it the state has none, and the fields below mean
+	// nothing.
 	Policy bool
-	// DenyLists name address lists whose packets are dropped where they arrive on one of DenyDevices,
-	// which name interfaces.
+	// DenyLists name address lists whose packets are dropped where they arrive on one of
+	// DenyDevices, which name interfaces.
 	DenyLists, DenyDevices []string
-	// FailsafeInbound and FailsafeOutbound are ports of the node, and of others that it
-	// connects to, that no host endpoint closes.
+	// FailsafeInbound and FailsafeOutbound are ports of the node, and of others that it connects
+	// to, that no host endpoint closes.
 	FailsafeInbound, FailsafeOutbound []state.PortRange
 	// PodTunnels lets pods send VXLAN and other tunnels.
 	PodTunnels bool
@@ -102,19 +106,20 @@ func New(cfg Config) *Compiler {
 	return c
 }
 
-// State is the whole desired state after the last Update. The Compiler owns it
-// and changes it in the next Update; callers only read.
+// State is the whole desired state after the last Update. The Compiler owns it and changes it in
+// the next Update; callers only read.
 func (c *Compiler) State() *state.State { return c.state }
 
-// HealthCheck is what a healthCheckNodePort answers for one service. The agent serves it; no kernel has a part in it.
+// HealthCheck is what a healthCheckNodePort answers for one service. The agent serves it; no kernel
+// has a part in it.
 type HealthCheck struct {
 	Service        model.Name
 	Port           uint16
 	LocalEndpoints int // ready endpoints of the service on this node
 }
 
-// HealthChecks returns what changed in the health checks of services since the last call: new values, and nil for those
-// that are gone.
+// HealthChecks returns what changed in the health checks of services since the last call: new
+// values, and nil for those that are gone.
 func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck {
 	return c.services.claims.healthChecks.Flush()
 }
@@ -124,7 +129,8 @@ func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
 	c.env.cfg.HostAddresses, c.env.moved = addrs, true
 }
 
-// SetAPIServers replaces Config.APIServers; the next Update follows. It reports whether that is a change.
+// SetAPIServers replaces Config.APIServers; the next Update follows. It reports whether that is a
+// change.
 func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 	if slices.Equal(c.env.cfg.APIServers, servers) {
 		return false
@@ -133,32 +139,34 @@ func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 	return true
 }
 
-// SetLinks says what interfaces and routes the node has; the next Update follows.
-// Until it is called, no interface leads to any pod.
+// SetLinks says what interfaces and routes the node has; the next Update follows. Until it is
+// called, no interface leads to any pod.
 func (c *Compiler) SetLinks(l model.Links) {
 	if c.policy != nil {
 		c.policy.SetLinks(l)
 	}
 }
 
-// SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no known pod sends or
-// gets passes then: nothing tells which pods the node has, and all of them would be cut off.
+// SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no
+// known pod sends or gets passes then: nothing tells which pods the node has, and all of them would
+// be cut off.
 func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 
-// Update brings the state up to date with what is dirty in the store, and returns what changed in it:
-// nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and when its
-// own node changes in a way that matters. The store stands still meanwhile.
+// Update brings the state up to date with what is dirty in the store, and returns what changed in
+// it: nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and
+// when its own node changes in a way that matters. The store stands still meanwhile.
 func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
 	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
 	return delta
 }
 
-// Step is Update in slices: of services and policies that come to many elements it brings up to date
-// as much as a kernel takes within a tenth of a second or two; where both wait, each gets half. See
-// policy.Compiler.Step for policies. Of services, the small ones come first, so that no change of one
-// waits for those of many; then the one that has waited longest, cut at its frontends where it does
-// not fit. What is left waits for the next Step or Update, and stays as it was meanwhile: see Waiting.
-// A service that changes while it is cut is brought to what it was compiled to first.
+// Step is Update in slices: of services and policies that come to many elements it brings up to
+// date as much as a kernel takes within a tenth of a second or two; where both wait, each gets
+// half. See policy.Compiler.Step for policies. Of services, the small ones come first, so that no
+// change of one waits for those of many; then the one that has waited longest, cut at its frontends
+// where it does not fit. What is left waits for the next Step or Update, and stays as it was
+// meanwhile: see Waiting. A service that changes while it is cut is brought to what it was compiled
+// to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
 	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
 	return delta

@@ -19,8 +19,8 @@ type endpoint struct {
 	hints                              *model.Endpoint // nil: it has none
 }
 
-// draining endpoints finish what they have and take new connections only
-// where there is nothing better.
+// draining endpoints finish what they have and take new connections only where there is nothing
+// better.
 func (e *endpoint) draining() bool { return e.serving && e.terminating }
 
 // rank orders what several slices say of one endpoint: the best of it holds.
@@ -42,11 +42,11 @@ func compareEndpoints(a, b endpoint) int {
 	return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(a.seq, b.seq))
 }
 
-// gather returns the endpoints of a service port in any condition, sorted,
-// unique by address and port; IPv4 first. They are valid until the next call.
+// gather returns the endpoints of a service port in any condition, sorted, unique by address and
+// port; IPv4 first. They are valid until the next call.
 //
-// They come from the service's slices. Pods give endpoints where there is no
-// slice at all; else they are only there as something that exists.
+// They come from the service's slices. Pods give endpoints where there is no slice at all; else
+// they are only there as something that exists.
 func (b *builder) gather(i int) []endpoint {
 	from, port := b.from, &b.svc.Ports[i]
 	eps := slices.Grow(b.scratch[:0], from.size())
@@ -91,9 +91,9 @@ func (b *builder) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uin
 	return eps
 }
 
-// fromPod follows the EndpointSlice controller: an endpoint is serving as long
-// as its pod is ready, and ready if the pod is not terminating either, or if the
-// service publishes what is not ready. Without serves it merely exists.
+// fromPod follows the EndpointSlice controller: an endpoint is serving as long as its pod is ready,
+// and ready if the pod is not terminating either, or if the service publishes what is not ready.
+// Without serves it merely exists.
 func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Pod, serves bool) []endpoint {
 	number := targetPort(port, pod)
 	if pod.Finished || number == 0 {
@@ -143,9 +143,9 @@ type choice struct {
 	any            bool             // somewhere in the cluster there is one to use
 }
 
-// choose decides which endpoints serve: the ready ones, or those that are
-// serving and terminating if none is ready, for each policy on its own. Hints
-// matter to the Cluster policy alone, and only while something is ready.
+// choose decides which endpoints serve: the ready ones, or those that are serving and terminating
+// if none is ready, for each policy on its own. Hints matter to the Cluster policy alone, and only
+// while something is ready.
 func (b *builder) choose(eps []endpoint, use usage) choice {
 	cluster := func(e *endpoint) bool { return e.draining() }
 	local := func(e *endpoint) bool { return e.local && e.draining() }
@@ -167,9 +167,8 @@ func (b *builder) choose(eps []endpoint, use usage) choice {
 	return ch
 }
 
-// topology returns which of the ready endpoints this node prefers: those
-// hinted for it if all have node hints and one names this node; else the same
-// with its zone; else all.
+// topology returns which of the ready endpoints this node prefers: those hinted for it if all have
+// node hints and one names this node; else the same with its zone; else all.
 func (b *builder) topology(eps []endpoint) func(*endpoint) bool {
 	byNode, byZone, forNode, forZone := true, true, false, false
 	for i := range eps {
@@ -194,8 +193,8 @@ func (b *builder) topology(eps []endpoint) func(*endpoint) bool {
 	return func(e *endpoint) bool { return e.ready }
 }
 
-// pick returns the addresses of the endpoints that are wanted; that of, where it
-// is the same, so that equal lists are held once.
+// pick returns the addresses of the endpoints that are wanted; that of, where it is the same, so
+// that equal lists are held once.
 func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []netip.AddrPort {
 	n := 0
 	for i := range eps {

@@ -141,10 +141,10 @@ func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
 	}
 }
 
-// loadBalancer adds what one service port wants at load balancers' addresses of
-// one family, closed to all but the service's source ranges. A range that holds the
-// node lets it in also where the load balancer's address is bound on the node itself:
-// the node then has that very address as its source, as kube-proxy notes.
+// loadBalancer adds what one service port wants at load balancers' addresses of one family, closed
+// to all but the service's source ranges. A range that holds the node lets it in also where the
+// load balancer's address is bound on the node itself: the node then has that very address as its
+// source, as kube-proxy notes.
 func (b *builder) loadBalancer(i int, addrs []netip.Addr, f state.Frontend) {
 	number := b.svc.Ports[i].Port
 	f.SourceRanges = sourceRanges(b.svc.SourceRanges, addrs[0].Is4())
@@ -201,8 +201,8 @@ func (b *builder) want(i int, number uint16, addrs []netip.Addr, f *state.Fronte
 	}
 }
 
-// kindOrder is what holds where a service claims one key in several ways. A load
-// balancer's comes before an external IP's, as it may be closed to some sources.
+// kindOrder is what holds where a service claims one key in several ways. A load balancer's comes
+// before an external IP's, as it may be closed to some sources.
 var kindOrder = [...]int{state.ClusterIP: 0, state.LoadBalancer: 1, state.ExternalIP: 2, state.NodePort: 3}
 
 // dropDoubles sorts the claims and leaves one for each key.
@@ -224,11 +224,10 @@ func (b *builder) dropDoubles() {
 	s.claims = slices.Clip(kept)
 }
 
-// sourceRanges returns the ranges of one family; none where everybody may
-// connect. Where all ranges are of the other family nobody may: the one range
-// returned then is the unspecified address, which no packet comes from.
-// (kube-proxy 1.37 looks at each family alone and opens the load balancer's address
-// of a family without ranges to everybody, which is not what was asked for.)
+// sourceRanges returns the ranges of one family; none where everybody may connect. Where all ranges
+// are of the other family nobody may: the one range returned then is the unspecified address, which
+// no packet comes from. (kube-proxy 1.37 looks at each family alone and opens the load balancer's
+// address of a family without ranges to everybody, which is not what was asked for.)
 func sourceRanges(ranges []netip.Prefix, is4 bool) []netip.Prefix {
 	all := masked(ranges)
 	if len(all) == 0 {
@@ -246,8 +245,7 @@ func sourceRanges(ranges []netip.Prefix, is4 bool) []netip.Prefix {
 	return own
 }
 
-// appendHairpins appends the addresses of the endpoints on this node that
-// are balanced to.
+// appendHairpins appends the addresses of the endpoints on this node that are balanced to.
 func appendHairpins(addrs []netip.Addr, eps []endpoint, ch choice) []netip.Addr {
 	for i := range eps {
 		if eps[i].local && (contains(ch.cluster, eps[i].at) || contains(ch.local, eps[i].at)) {
@@ -262,8 +260,8 @@ func contains(list []netip.AddrPort, a netip.AddrPort) bool {
 	return found
 }
 
-// localReady appends the addresses of the ready endpoints on this node, which
-// alone count for a health check: kube-proxy leaves out those that terminate.
+// localReady appends the addresses of the ready endpoints on this node, which alone count for a
+// health check: kube-proxy leaves out those that terminate.
 func localReady(addrs []netip.Addr, eps []endpoint) []netip.Addr {
 	for i := range eps {
 		if eps[i].local && eps[i].ready {
@@ -273,8 +271,8 @@ func localReady(addrs []netip.Addr, eps []endpoint) []netip.Addr {
 	return addrs
 }
 
-// perFamily counts the addresses of the family that has more of them, as a
-// dual-stack endpoint has one of each.
+// perFamily counts the addresses of the family that has more of them, as a dual-stack endpoint has
+// one of each.
 func perFamily(addrs []netip.Addr) int {
 	four := 0
 	for _, a := range addrs {

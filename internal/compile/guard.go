@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// guard holds the addresses that belong to nodes and to API servers. A Service that had one of them as its own would
-// take connections that are not meant for it: the kubelet's, SSH, and this agent's to its API.
-// See docs/decisions/0018-addresses-that-no-service-may-have.md.
+// guard holds the addresses that belong to nodes and to API servers. A Service that had one of them
+// as its own would take connections that are not meant for it: the kubelet's, SSH, and this agent's
+// to its API. See docs/decisions/0018-addresses-that-no-service-may-have.md.
 type guard struct {
 	nodes   map[netip.Addr]string   // addresses of nodes, and which node's
 	servers map[netip.Addr]struct{} // where API servers are reached
@@ -22,9 +22,10 @@ type guard struct {
 // apiService is the Service by which pods reach the API server; its endpoints are the API servers.
 var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
 
-// newGuard reads who has which address. Of the host's own addresses those count that come with their subnet: one of a
-// single address (/32, /128) may be a service's, put there by keepalived, kube-vip, a local DNS cache, or kube-proxy
-// in mode ipvs. If it is the node's, the Node object says so.
+// newGuard reads who has which address. Of the host's own addresses those count that come with
+// their subnet: one of a single address (/32, /128) may be a service's, put there by keepalived,
+// kube-vip, a local DNS cache, or kube-proxy in mode ipvs. If it is the node's, the Node object
+// says so.
 func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 	g := guard{nodes: map[netip.Addr]string{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
 	if own != nil {
@@ -129,7 +130,8 @@ func (e *environment) refuses(kind state.Kind, a netip.Addr) string {
 	return ""
 }
 
-// refusesPort says why no service may have a port at an address outside its cluster IPs; empty: one may.
+// refusesPort says why no service may have a port at an address outside its cluster IPs; empty: one
+// may.
 func (e *environment) refusesPort(kind state.Kind, k state.FrontendKey) string {
 	_, ofNode := e.guard.nodes[k.Addr]
 	_, ofServer := e.guard.servers[k.Addr]

@@ -10,8 +10,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Issues returns what is wrong with the objects as of the last Update, sorted
-// by object.
+// Issues returns what is wrong with the objects as of the last Update, sorted by object.
 func (c *Compiler) Issues() []model.Issue {
 	var list []model.Issue
 	for _, issues := range c.services.faults {
@@ -74,8 +73,8 @@ func (c *claims) issues() (list []model.Issue) {
 	return list
 }
 
-// clashes says of each rival but the winner that it has not got what it claims. Why is what gives the
-// winner precedence; empty: its age.
+// clashes says of each rival but the winner that it has not got what it claims. Why is what gives
+// the winner precedence; empty: its age.
 func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T) []model.Issue {
 	var list []model.Issue
 	for name := range rivals {
@@ -172,8 +171,8 @@ func (r *report) checkPort(p *model.ServicePort) bool {
 	return false
 }
 
-// checkSlices reports what is wrong with the addresses of slices, one issue a
-// slice for each sort of fault.
+// checkSlices reports what is wrong with the addresses of slices, one issue a slice for each sort
+// of fault.
 func (r *report) checkSlices(list []*model.EndpointSlice) {
 	for _, slice := range list {
 		is4 := isIPv4(slice)
@@ -200,8 +199,7 @@ func (r *report) checkSlices(list []*model.EndpointSlice) {
 	}
 }
 
-// isIPv4 reports whether a slice is of that family, which is that of its
-// first endpoint.
+// isIPv4 reports whether a slice is of that family, which is that of its first endpoint.
 func isIPv4(slice *model.EndpointSlice) bool {
 	for i := range slice.Endpoints {
 		if a := slice.Endpoints[i].Addr.Unmap(); unusable(a) == "" {

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// environment is what services depend on beside their own objects: what the user sets, this node, and
-// who has which address.
+// environment is what services depend on beside their own objects: what the user sets, this node,
+// and who has which address.
 type environment struct {
 	cfg     Config
 	moved   bool // the host's addresses, or those of API servers, changed since the last Update
@@ -43,8 +43,8 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 	return all, addrs
 }
 
-// findNode follows the own Node object. When it is deleted, node ports and all else go on as it said
-// last, as with kube-proxy: the node has not gone for that.
+// findNode follows the own Node object. When it is deleted, node ports and all else go on as it
+// said last, as with kube-proxy: the node has not gone for that.
 func (e *environment) findNode(v *store.View) {
 	if obj := v.Node(e.cfg.Node); obj != nil {
 		e.own, e.gone, e.others = obj, false, nil
@@ -85,7 +85,8 @@ func (n node) equal(o node) bool {
 		slices.Equal(n.nodePort, o.nodePort) && n.settings.Equal(o.settings)
 }
 
-// serves reports whether node ports are to be served in the family: no CIDR of it among others is a choice, too.
+// serves reports whether node ports are to be served in the family: no CIDR of it among others is a
+// choice, too.
 func (cfg *Config) serves(is4 bool) bool {
 	return cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 || len(ofFamily(cfg.NodePortAddresses, is4)) > 0
 }
@@ -102,9 +103,9 @@ func (n node) within(ranges []netip.Prefix) bool {
 	})
 }
 
-// nodePortAddresses are the node's addresses that the configuration chooses.
-// Loopback is never among them: the kernel does not route what comes from
-// 127.0.0.1 to another host, and kube-proxy's nftables mode leaves it out too.
+// nodePortAddresses are the node's addresses that the configuration chooses. Loopback is never
+// among them: the kernel does not route what comes from 127.0.0.1 to another host, and kube-proxy's
+// nftables mode leaves it out too.
 func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
 	var chosen []netip.Addr
 	if cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 {
@@ -169,8 +170,8 @@ func covered(inner, outer []netip.Prefix) bool {
 	return true
 }
 
-// masked returns the valid ones of the prefixes, masked and sorted, without
-// those that lie in another: what they cover, said once.
+// masked returns the valid ones of the prefixes, masked and sorted, without those that lie in
+// another: what they cover, said once.
 func masked(prefixes []netip.Prefix) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range prefixes {

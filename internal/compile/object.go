@@ -30,8 +30,8 @@ type slicePort struct {
 // fewPorts is how many ports of a service are told apart faster by looking at each.
 const fewPorts = 4
 
-// newObjects sorts the ports of slices by those of the service: to search all of them for each would
-// cost their product.
+// newObjects sorts the ports of slices by those of the service: to search all of them for each
+// would cost their product.
 func newObjects(svc *model.Service, list []*model.EndpointSlice, pods []*model.Pod) *objects {
 	o := &objects{slices: list, pods: pods, ports: make([]portSource, len(svc.Ports))}
 	for _, pod := range pods {
@@ -87,8 +87,8 @@ func (o *objects) size() int {
 	return n
 }
 
-// count is about how many endpoints of each family the service's port of that index has. It is never
-// too low.
+// count is about how many endpoints of each family the service's port of that index has. It is
+// never too low.
 func (o *objects) count(port int) [2]int {
 	if len(o.slices) > 0 {
 		return o.ports[port].endpoints

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// services are all services with what was compiled from each. An update compiles those that changed,
-// and then has the state follow, in slices: see slice.go.
+// services are all services with what was compiled from each. An update compiles those that
+// changed, and then has the state follow, in slices: see slice.go.
 type services struct {
 	env       *environment
 	all       map[model.Name]*service
@@ -23,8 +23,8 @@ type services struct {
 	scratch   []endpoint
 }
 
-// affected returns the services to compile anew: those that are dirty, and those to which a change of
-// the environment matters.
+// affected returns the services to compile anew: those that are dirty, and those to which a change
+// of the environment matters.
 func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
 	switch {
 	case everything:
@@ -48,8 +48,8 @@ func (ss *services) flush() state.ServicesDelta {
 	return ss.claims.flush()
 }
 
-// set compiles one service anew and puts the result in place of the old, as far as there is room for:
-// see proceed.
+// set compiles one service anew and puts the result in place of the old, as far as there is room
+// for: see proceed.
 func (ss *services) set(v *store.View, name model.Name, room int) (spent, left int) {
 	old, next := ss.all[name], (*service)(nil)
 	if svc := v.Service(name); svc != nil {
@@ -70,8 +70,8 @@ func (ss *services) set(v *store.View, name model.Name, room int) (spent, left i
 	return spent + compiled, left
 }
 
-// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends are of
-// services that are held.
+// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends
+// are of services that are held.
 func (ss *services) hold(s *service) {
 	each(s.addresses(), ss.claims.clusterIPs.Add)
 	each(s.others(), ss.claims.otherIPs.Add)

@@ -31,8 +31,8 @@ type wait struct {
 // Backlog is what Step has left for later.
 type Backlog struct {
 	Services, Policies int
-	// Since is when the first of them came: all that changed before is in the state. It is zero where
-	// none waits, or where one does for what the agent itself has found out.
+	// Since is when the first of them came: all that changed before is in the state. It is zero
+	// where none waits, or where one does for what the agent itself has found out.
 	Since time.Time
 }
 

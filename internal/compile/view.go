@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Counts are numbers of endpoints. Of a service with several ports or both
-// families they are the largest of any one port and family.
+// Counts are numbers of endpoints. Of a service with several ports or both families they are the
+// largest of any one port and family.
 type Counts struct {
 	Ready       int `json:"ready"`
 	Serving     int `json:"serving"`
@@ -57,8 +57,8 @@ type FrontendView struct {
 	Port     uint16 `json:"port"`
 	Protocol string `json:"protocol"`
 	PortName string `json:"portName,omitempty"`
-	// Backends that a connection from inside may go to, and those on this
-	// node that one from outside may under externalTrafficPolicy Local.
+	// Backends that a connection from inside may go to, and those on this node that one from
+	// outside may under externalTrafficPolicy Local.
 	Backends int  `json:"backends"`
 	Local    *int `json:"local,omitempty"`
 	// HeldBy is the service that has this address and port instead; empty: this one has it.
@@ -68,8 +68,8 @@ type FrontendView struct {
 // PolicyView is a policy as people see it on this node.
 type PolicyView = policy.View
 
-// Policies returns all policies as of the last Update, in the order in which packets
-// meet them; none without Config.Policy.
+// Policies returns all policies as of the last Update, in the order in which packets meet them;
+// none without Config.Policy.
 func (c *Compiler) Policies() []PolicyView {
 	if c.policy == nil {
 		return nil

@@ -22,8 +22,8 @@ func ported(protocol uint8) bool {
 	return false
 }
 
-// Judge returns what a program makes of a flow. No program allows it; one that is not in
-// p denies it, as nobody knows what it would have said.
+// Judge returns what a program makes of a flow. No program allows it; one that is not in p denies
+// it, as nobody knows what it would have said.
 func Judge(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 	if id == "" {
 		return Verdict{Allowed: true}

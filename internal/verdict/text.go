@@ -23,8 +23,8 @@ func (s Step) Reason() string {
 	return string(s.Drop)
 }
 
-// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not judged
-// here: ask on node b".
+// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not
+// judged here: ask on node b".
 func (a Answer) Verdict() string {
 	n := 0
 	for _, p := range a.Paths {

@@ -1,6 +1,6 @@
-// Package verdict says what the desired state does with a connection, and why:
-// the same walk that a driver's program does in the kernel, over the same
-// values, with names. It is pure; a test asks it and the kernel the same questions.
+// Package verdict says what the desired state does with a connection, and why: the same walk that a
+// driver's program does in the kernel, over the same values, with names. It is pure; a test asks it
+// and the kernel the same questions.
 package verdict
 
 import (
@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Flow is the first packet of a connection as policy sees it: after service
-// translation, before masquerade.
+// Flow is the first packet of a connection as policy sees it: after service translation, before
+// masquerade.
 type Flow struct {
 	Source, Destination         netip.Addr
 	Protocol                    uint8
@@ -21,8 +21,8 @@ type Flow struct {
 // Verdict is what a Program, or a stage of the walk, makes of a flow.
 type Verdict struct {
 	Allowed bool `json:"allowed"`
-	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a
-	// default did, and all where nothing applies.
+	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a default did, and
+	// all where nothing applies.
 	Tier   string          `json:"tier,omitempty"`
 	Policy model.PolicyKey `json:"policy,omitzero"`
 	Rule   string          `json:"rule,omitempty"`

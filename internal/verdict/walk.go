@@ -11,8 +11,8 @@ import (
 // Stage is a place on a packet's way where it is judged.
 type Stage string
 
-// The stages, in the order in which a packet meets them. Those of a host endpoint are
-// named after its policies.
+// The stages, in the order in which a packet meets them. Those of a host endpoint are named after
+// its policies.
 const (
 	DenyList       Stage = "deny list"
 	UntrackedIn    Stage = "host, untracked in"
@@ -49,10 +49,10 @@ func Denied(steps []Step) (Step, bool) {
 }
 
 // Forward walks what a new connection meets that the node passes on: from a pod, to a pod, or both,
-// or neither. in and out are the indexes of the interfaces by which it comes and goes; 0
-// is not known: a pod of this node is taken to send by its own interface then, others by
-// one of the node's that has no host endpoint. The steps are those of all stages, also after one
-// that denies, but for what drops a packet outside any program, which is the last.
+// or neither. in and out are the indexes of the interfaces by which it comes and goes; 0 is not
+// known: a pod of this node is taken to send by its own interface then, others by one of the node's
+// that has no host endpoint. The steps are those of all stages, also after one that denies, but for
+// what drops a packet outside any program, which is the last.
 func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
 		return []Step{{Stage: Self, Of: w.Pod.String(), Verdict: Verdict{Allowed: true}, Text: "a pod always reaches itself"}}
@@ -89,8 +89,8 @@ func Input(p *state.Policy, f Flow, in int) []Step {
 	return steps
 }
 
-// Output walks what a new connection of the node itself meets, which leaves by the interface out. The node
-// always reaches its own pods.
+// Output walks what a new connection of the node itself meets, which leaves by the interface out.
+// The node always reaches its own pods.
 func Output(p *state.Policy, f Flow, out int) []Step {
 	if h := p.Hosts[out]; h != nil {
 		return host(p, h, HostOutput, h.Output, f, nil)
@@ -98,9 +98,9 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 	return nil
 }
 
-// Arrive walks what a packet meets before services are translated: deny lists, and host
-// endpoints' policies that come before connection tracking and before services. f is the flow as its
-// client sent it.
+// Arrive walks what a packet meets before services are translated: deny lists, and host endpoints'
+// policies that come before connection tracking and before services. f is the flow as its client
+// sent it.
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	for _, list := range p.Denied.Lists {
 		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
@@ -143,8 +143,8 @@ func Depart(p *state.Policy, f Flow, out int) []Step {
 	return nil
 }
 
-// untracked reports whether one of the steps takes the flow out of connection tracking: services do not
-// translate it then, and host endpoints do not judge it again.
+// untracked reports whether one of the steps takes the flow out of connection tracking: services do
+// not translate it then, and host endpoints do not judge it again.
 func untracked(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return s.Allowed && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
@@ -182,8 +182,8 @@ var strangers = map[state.Drop]string{
 	state.DropUnknownDevice: "nothing is known yet of the interface by which it comes",
 }
 
-// stranger says why a packet is dropped whose interface and source address are not those of a known pod; ""
-// if it is not.
+// stranger says why a packet is dropped whose interface and source address are not those of a known
+// pod; "" if it is not.
 func stranger(p *state.Policy, f Flow, device int, homeless bool) state.Drop {
 	_, pod := p.PodDevices[device]
 	_, own := p.HostDevices[device]
@@ -222,7 +222,8 @@ func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool
 	return steps, true
 }
 
-// tunnelled reports whether a pod sends what a tunnel carries: VXLAN, Geneve, IPv4 or IPv6 in IP, GRE.
+// tunnelled reports whether a pod sends what a tunnel carries: VXLAN, Geneve, IPv4 or IPv6 in IP,
+// GRE.
 func tunnelled(p *state.Policy, f Flow, device int) bool {
 	switch {
 	case p.PodTunnels || device == 0:

@@ -30,11 +30,11 @@ type Answer struct {
 	From     string `json:"from"` // "10.1.0.5 (pod shop/web)"
 	To       string `json:"to"`
 	Protocol string `json:"protocol"` // "TCP 5432", "ICMP 8"
-	// Allowed: nothing forbids it on any of the paths. Where a service has several backends,
-	// some may be allowed and others not.
+	// Allowed: nothing forbids it on any of the paths. Where a service has several backends, some
+	// may be allowed and others not.
 	Allowed bool `json:"allowed"`
-	// Elsewhere are the nodes that judge the connection where this one does not: it is neither allowed
-	// nor denied then, and nothing else is told.
+	// Elsewhere are the nodes that judge the connection where this one does not: it is neither
+	// allowed nor denied then, and nothing else is told.
 	Elsewhere []string `json:"elsewhere,omitempty"`
 
 	Steps   []Step   `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
@@ -51,9 +51,9 @@ type Path struct {
 	Notes   []string `json:"notes,omitempty"`   // what is judged elsewhere, or not at all
 }
 
-// Why says what becomes of a connection: whether a service translates it and to which
-// backends, and what the policies of both its ends and of this node's host endpoints make of it. s without
-// a Policy allows all that services do.
+// Why says what becomes of a connection: whether a service translates it and to which backends, and
+// what the policies of both its ends and of this node's host endpoints make of it. s without a
+// Policy allows all that services do.
 func Why(s *state.State, q Question) Answer {
 	a := asker{s: s, q: q, p: s.Policy}
 	if a.p == nil {
@@ -187,7 +187,8 @@ func (a *asker) path(f Flow) Path {
 	return path
 }
 
-// device is the interface that the flow comes in by; that of a pod of this node follows from its address.
+// device is the interface that the flow comes in by; that of a pod of this node follows from its
+// address.
 func (a *asker) device() int {
 	if a.p.Workloads[a.q.From] != nil {
 		return 0
@@ -198,8 +199,8 @@ func (a *asker) device() int {
 // unknownSender is what is known of a source that the route places behind a pod's interface.
 const unknownSender = "the way to it is a pod's interface, and no pod is known there that has this address: its pod is not known yet, or it is not its own"
 
-// byRoute rewords what became of a source whose interface is not that of a known pod. A packet shows
-// its interface; here only the route tells it.
+// byRoute rewords what became of a source whose interface is not that of a known pod. A packet
+// shows its interface; here only the route tells it.
 func byRoute(steps []Step) {
 	for i := range steps {
 		if steps[i].Drop == state.DropSpoofed {
@@ -208,8 +209,9 @@ func byRoute(steps []Step) {
 	}
 }
 
-// otherNodes are the nodes of both ends' pods where this node does not judge a connection: what another
-// node's pod sends comes here only to reach what is here, as its own node translates services.
+// otherNodes are the nodes of both ends' pods where this node does not judge a connection: what
+// another node's pod sends comes here only to reach what is here, as its own node translates
+// services.
 func (a *asker) otherNodes() (nodes []string) {
 	_, toNode := a.route(a.q.To)
 	if a.fromNode || toNode || a.here(a.q.From) || a.here(a.q.To) {

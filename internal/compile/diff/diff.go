@@ -60,8 +60,8 @@ func (m *Map[K, V]) Flush() map[K]*V {
 // Values reports whether two values are the same: it is for NewMap.
 func Values[V comparable](a, b *V) bool { return *a == *b }
 
-// Set counts how many reasons there are for each of its members. The zero Set is empty, and tells no
-// differences before it is published.
+// Set counts how many reasons there are for each of its members. The zero Set is empty, and tells
+// no differences before it is published.
 type Set[M comparable] struct {
 	set  map[M]struct{}
 	more map[M]int  // reasons beyond the first; most members have none
@@ -126,8 +126,8 @@ func (s *Set[M]) Touched() map[M]bool { return s.was }
 // Publish has differences count from now on.
 func (s *Set[M]) Publish() { s.was, s.published = nil, true }
 
-// Flush publishes the set and returns the members that came (true) or went (false) since it was last
-// published.
+// Flush publishes the set and returns the members that came (true) or went (false) since it was
+// last published.
 func (s *Set[M]) Flush() map[M]bool {
 	d := s.was
 	s.Publish()

@@ -1,5 +1,5 @@
-// Package fair decides who may have something of which there is not enough for all that ask, so that nobody goes without for those
-// who ask for more.
+// Package fair decides who may have something of which there is not enough for all that ask, so
+// that nobody goes without for those who ask for more.
 package fair
 
 import (
@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Bound is a limit: what is over Most is refused until it comes to no more than Again, so that what is at the limit does not come and go
-// with every little.
+// Bound is a limit: what is over Most is refused until it comes to no more than Again, so that what
+// is at the limit does not come and go with every little.
 type Bound struct{ Most, Again int }
 
 // Limit is what holds for what is refused, or is not.
@@ -20,9 +20,11 @@ func (b Bound) Limit(refused bool) int {
 	return b.Most
 }
 
-// Turns sorts those who ask by the order in which they may have what they ask for: each counts for that and for what the lesser ones of its
-// namespace ask for, and the least comes first. So a namespace that asks for much with many small ones loses the larger of these, and no other's. What several
-// ask for under one key counts once in a namespace. Compare tells those apart that ask for the same.
+// Turns sorts those who ask by the order in which they may have what they ask for: each counts for
+// that and for what the lesser ones of its namespace ask for, and the least comes first. So a
+// namespace that asks for much with many small ones loses the larger of these, and no other's. What
+// several ask for under one key counts once in a namespace. Compare tells those apart that ask for
+// the same.
 func Turns[T any](all []T, namespace func(T) string, asked func(T) iter.Seq2[string, int], compare func(a, b T) int) []T {
 	type turn struct {
 		who  T

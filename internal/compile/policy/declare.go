@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -37,7 +38,8 @@ type policy struct {
 	parts  [8]*part
 	refs   [8]int // the plans that have the part
 
-	// fresh: endpoints that are there may still have the version before, or none, as parts are not filled.
+	// fresh: endpoints that are there may still have the version before, or none, as parts are not
+	// filled.
 	fresh    bool
 	awaited  bool      // by some of them
 	since    time.Time // when it came
@@ -89,9 +91,7 @@ func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
 	dirty := d.Policies
 	if len(d.Tiers) > 0 {
 		dirty = map[model.PolicyKey]struct{}{}
-		for key := range d.Policies {
-			dirty[key] = struct{}{}
-		}
+		maps.Copy(dirty, d.Policies)
 		for name := range d.Tiers {
 			ps.setTier(name, v.Tier(name))
 		}

@@ -20,7 +20,7 @@ type endpoints struct {
 	pods        map[model.Name]*endpoint
 	claims      map[netip.Addr][]*endpoint // pods by their addresses
 	hosts       hosts
-	changed     map[*endpoint]struct{} // other policies may select it
+	marked      map[*endpoint]struct{} // other policies may select it
 	unpublished map[*endpoint]struct{} // has another program, address or interface
 	readdressed map[netip.Addr]struct{}
 	workloads   diff.Map[netip.Addr, state.Workload]
@@ -51,7 +51,7 @@ func (es *endpoints) setPod(name model.Name, old, next *item) {
 		if e != nil {
 			e.item = nil
 			delete(es.pods, name)
-			es.changed[e] = struct{}{}
+			es.marked[e] = struct{}{}
 		}
 		return
 	}
@@ -64,26 +64,11 @@ func (es *endpoints) setPod(name model.Name, old, next *item) {
 		es.claims[a] = append(es.claims[a], e)
 	}
 	es.readdress(next)
-	es.changed[e] = struct{}{}
+	es.marked[e] = struct{}{}
 }
 
 func (es *endpoints) readdress(it *item) {
 	for _, a := range it.addrs {
-		es.readdressed[a] = struct{}{}
-	}
-}
-
-// setHost follows a host endpoint that may be, or have been, of this node.
-func (es *endpoints) setHost(name string, next *item) {
-	if e := es.hosts.set(name, next); e != nil {
-		es.changed[e] = struct{}{}
-	}
-}
-
-// relink follows the node's interfaces and routes.
-func (es *endpoints) relink() {
-	es.hosts.changed = true
-	for a := range es.claims {
 		es.readdressed[a] = struct{}{}
 	}
 }
@@ -94,29 +79,22 @@ func (es *endpoints) markSelected(list []*policy) {
 		s := &p.obj.Subject
 		for _, e := range es.pods {
 			if s.Matches(e.item.labels) {
-				es.changed[e] = struct{}{}
+				es.marked[e] = struct{}{}
 			}
 		}
 		for _, e := range es.hosts.all {
 			if s.Matches(e.item.labels) {
-				es.changed[e] = struct{}{}
+				es.marked[e] = struct{}{}
 			}
 		}
 	}
 }
 
-// assign gives interfaces to host endpoints, and marks those that have or lack one now.
-func (es *endpoints) assign() {
-	for _, e := range es.hosts.assign() {
-		es.changed[e] = struct{}{}
-	}
-}
-
-// replan gives the marked endpoints the plans of the policies that select them now: those that apply
-// to their class.
+// replan gives the marked endpoints the plans of the policies that select them now: those that
+// apply to their class.
 func (es *endpoints) replan() {
 	applying := map[*class][]*policy{}
-	for e := range es.changed {
+	for e := range es.marked {
 		switch {
 		case e.item == nil || e.item.host != nil && !e.linked:
 			for s := range stages {
@@ -133,7 +111,7 @@ func (es *endpoints) replan() {
 			es.replanPod(e, list)
 		}
 	}
-	clear(es.changed)
+	clear(es.marked)
 }
 
 func (es *endpoints) replanPod(e *endpoint, list []*policy) {
@@ -194,7 +172,7 @@ func (es *endpoints) publish() {
 		switch {
 		case e.item == nil:
 		case e.item.host != nil:
-			es.hosts.changed = true
+			es.hosts.stale = true
 		default:
 			es.readdress(e.item)
 		}

@@ -2,8 +2,8 @@ package policy
 
 import "net/netip"
 
-// without returns the networks less the exceptions, as networks. An exception leaves of the network around it
-// one for each bit by which it is longer, at the most.
+// without returns the networks less the exceptions, as networks. An exception leaves of the network
+// around it one for each bit by which it is longer, at the most.
 func without(nets, except []netip.Prefix) (left []netip.Prefix) {
 	if len(except) == 0 {
 		return nets

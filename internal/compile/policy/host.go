@@ -16,38 +16,37 @@ type hosts struct {
 	node     string
 	links    *links
 	all      map[string]*endpoint
-	assigned map[int]*endpoint // by the index of the interface
-	changed  bool              // host endpoints, their programs or interfaces did
+	assigned map[int]*endpoint      // by the index of the interface
+	stale    bool                   // host endpoints, their programs or interfaces changed
+	marked   map[*endpoint]struct{} // see endpoints.marked
 	now      map[int]*state.Host
 	table    diff.Map[int, state.Host]
 }
 
-// set follows a host endpoint that may be, or have been, of this node, and returns it; nil: it was
-// not and is not.
-func (h *hosts) set(name string, next *item) *endpoint {
+// set follows a host endpoint that may be, or have been, of this node.
+func (h *hosts) set(name string, next *item) {
 	e := h.all[name]
 	if next != nil && next.host.Node != h.node {
 		next = nil
 	}
 	switch {
 	case e == nil && next == nil:
-		return nil
+		return
 	case e == nil:
 		e = &endpoint{}
 		h.all[name] = e
 	case next == nil:
 		delete(h.all, name)
 	}
-	e.item, h.changed = next, true
-	return e
+	e.item, h.stale, h.marked[e] = next, true, struct{}{}
 }
 
 // assign gives each interface the host endpoint that covers it: one that names it, then one that has
-// an address of it, then one for all of the node's own; the first by name among equals. It returns
-// the host endpoints that came to have an interface, or lost their last one.
-func (h *hosts) assign() (changed []*endpoint) {
-	if !h.changed {
-		return nil
+// an address of it, then one for all of the node's own; the first by name among equals. It marks the
+// host endpoints that came to have an interface, or lost their last one.
+func (h *hosts) assign() {
+	if !h.stale {
+		return
 	}
 	h.assigned = map[int]*endpoint{}
 	linked := map[*endpoint]bool{}
@@ -61,10 +60,9 @@ func (h *hosts) assign() (changed []*endpoint) {
 	for _, e := range h.all {
 		if e.linked != linked[e] {
 			e.linked = linked[e]
-			changed = append(changed, e)
+			h.marked[e] = struct{}{}
 		}
 	}
-	return changed
 }
 
 func (h *hosts) covering(l *model.Link) *endpoint {
@@ -99,10 +97,10 @@ func onLink(l *model.Link) func(netip.Addr) bool {
 
 // publish writes which host endpoint is at which interface, with its programs.
 func (h *hosts) publish() {
-	if !h.changed {
+	if !h.stale {
 		return
 	}
-	h.changed = false
+	h.stale = false
 	for index := range h.now {
 		if h.assigned[index] == nil {
 			h.table.Set(index, nil)

@@ -9,12 +9,12 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// filing finds the selectors that may select an object: each is filed under labels of which
-// every object that it selects has one.
+// filing finds the selectors that may select an object: each is filed under labels of which every
+// object that it selects has one.
 type filing[T comparable] map[slot][]T
 
-// slot is where a selector is filed: for objects of a namespace ("": anywhere)
-// with a label, that has the value unless any is set; or, without a key, for all of them.
+// slot is where a selector is filed: for objects of a namespace ("": anywhere) with a label, that
+// has the value unless any is set; or, without a key, for all of them.
 type slot struct {
 	namespace, key, value string
 	any                   bool
@@ -29,13 +29,10 @@ func (f filing[T]) add(s model.Selector, t T) {
 func (f filing[T]) remove(s model.Selector, t T) {
 	for _, at := range slots(s) {
 		list := f[at]
-		for i := range list {
-			if list[i] == t {
-				list[i] = list[len(list)-1]
-				clear(list[len(list)-1:])
-				list = list[:len(list)-1]
-				break
-			}
+		if i, last := slices.Index(list, t), len(list)-1; i >= 0 {
+			list[i] = list[last]
+			clear(list[last:])
+			list = list[:last]
 		}
 		if len(list) == 0 {
 			delete(f, at)
@@ -45,8 +42,7 @@ func (f filing[T]) remove(s model.Selector, t T) {
 	}
 }
 
-// candidates yields what is filed under labels of the object, some of it
-// perhaps more than once.
+// candidates yields what is filed under labels of the object, some of it perhaps more than once.
 func (f filing[T]) candidates(l *labels) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		if len(f) == 0 {
@@ -193,8 +189,8 @@ func (x labelled[N]) under(key string, a model.Anchor, by map[N]classSet) iter.S
 	}
 }
 
-// candidates yields classes of which the selector selects some, some of them perhaps more
-// than once; it takes the shorter way where there are two.
+// candidates yields classes of which the selector selects some, some of them perhaps more than
+// once; it takes the shorter way where there are two.
 func (x *index) candidates(s model.Selector) iter.Seq[*class] {
 	return func(yield func(*class) bool) {
 		for set := range x.shortest(s) {
@@ -232,13 +228,13 @@ func (x *index) shortest(s model.Selector) iter.Seq[classSet] {
 	case confined:
 		return byNamespace
 	}
-	return x.everywhere
+	return maps.Values(x.byNamespace)
 }
 
 // under yields the sets of classes that have, or may have, the label of an anchor.
 func (x *index) under(a model.Anchor) iter.Seq[classSet] {
 	if a.Key == model.OrchestratorLabel || namesNamespace(a.Key) && a.Any {
-		return x.everywhere
+		return maps.Values(x.byNamespace)
 	}
 	if namesNamespace(a.Key) {
 		return func(yield func(classSet) bool) { yield(x.byNamespace[a.Value]) }
@@ -254,25 +250,10 @@ func (x *index) under(a model.Anchor) iter.Seq[classSet] {
 
 // valued yields the sets of the anchor's values.
 func valued[S any](byValue map[string]S, a model.Anchor) iter.Seq[S] {
-	return func(yield func(S) bool) {
-		if !a.Any {
-			yield(byValue[a.Value])
-			return
-		}
-		for _, set := range byValue {
-			if !yield(set) {
-				return
-			}
-		}
+	if a.Any {
+		return maps.Values(byValue)
 	}
-}
-
-func (x *index) everywhere(yield func(classSet) bool) {
-	for _, set := range x.byNamespace {
-		if !yield(set) {
-			return
-		}
-	}
+	return func(yield func(S) bool) { yield(byValue[a.Value]) }
 }
 
 func size(sets iter.Seq[classSet]) int {

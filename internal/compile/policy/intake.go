@@ -140,7 +140,7 @@ func (in *intake) setHost(name string, obj *model.HostEndpoint) {
 		in.sets.lists.refill(next.set)
 	}
 	in.swap(old, next)
-	in.endpoints.setHost(name, next)
+	in.endpoints.hosts.set(name, next)
 }
 
 // put keeps an item under its name; nil: there is none any more.

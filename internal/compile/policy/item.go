@@ -14,8 +14,8 @@ import (
 // costs less than a copy for each group.
 const manyAddresses = lookupSize
 
-// item is one version of something that selectors select: a pod with addresses
-// of its own, a network set or a host endpoint.
+// item is one version of something that selectors select: a pod with addresses of its own, a
+// network set or a host endpoint.
 type item struct {
 	pod  *model.Pod
 	set  *model.NetworkSet // also of a host endpoint, if it has many addresses

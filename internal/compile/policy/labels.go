@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// labels are all that selectors can ask of an object: its own labels, but for
-// those under reserved keys, and those that it has from the cluster.
+// labels are all that selectors can ask of an object: its own labels, but for those under reserved
+// keys, and those that it has from the cluster.
 type labels struct {
 	own       map[string]string
 	namespace string            // "": it is in none

@@ -52,11 +52,14 @@ func (x *links) to(a netip.Addr) (device int, bridged bool) {
 func (c *Compiler) SetLinks(l model.Links) {
 	*c.links = *newLinks(l)
 	c.links.known = true
-	c.endpoints.relink()
+	c.endpoints.hosts.stale = true
+	for a := range c.endpoints.claims {
+		c.endpoints.readdressed[a] = struct{}{}
+	}
 }
 
-// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it is
-// known whose it is; the next Update follows. The policies of known pods hold all the same.
+// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it
+// is known whose it is; the next Update follows. The policies of known pods hold all the same.
 func (c *Compiler) SetOpen(open bool) { c.open = open }
 
 // publishDevices returns which interfaces lead to pods, and which are the node's own.

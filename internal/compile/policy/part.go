@@ -22,11 +22,11 @@ type parts struct {
 	limits  limits
 }
 
-// part is what the rules of a policy for one direction come to, and the sets that they hold: neither
-// rules nor sets while their selectors select too many addresses. Its rules are in force once it is
-// filled.
+// part is what the rules of a policy for one direction come to, and the sets that they hold:
+// neither rules nor sets while their selectors select too many addresses. Its rules are in force
+// once it is filled.
 type part struct {
-	declared
+	from     []model.PolicyRule // the declared rules
 	of       *policy
 	index    int // among those of the policy
 	progress progress
@@ -47,13 +47,6 @@ type part struct {
 	spent    int                // on it so far, in elements
 	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
 	lookups  int                // that its rules come to when they were resolved
-}
-
-// declared are the rules that a part comes from. Local tells of either end whether, when ports are
-// asked for by name there, it is a pod of this node.
-type declared struct {
-	from                          []model.PolicyRule
-	localSource, localDestination bool
 }
 
 // progress is how far a part is.
@@ -89,8 +82,9 @@ func partOf(s stage, allowed bool) int {
 	return n
 }
 
-// host reports whether it is for host endpoints.
-func (p *part) host() bool { return p.index&2 != 0 }
+// ingress and host report the direction, and whether it is for host endpoints.
+func (p *part) ingress() bool { return p.index&1 != 0 }
+func (p *part) host() bool    { return p.index&2 != 0 }
 
 // namespace is that of its policy; "": it is of none.
 func (p *part) namespace() string { return p.of.obj.Key.Name.Namespace }
@@ -106,7 +100,7 @@ func (ps *parts) hold(p *policy, s stage, allowed bool) *part {
 	if len(p.doubts) > 0 {
 		rules = ps.objects.refused.cautious(rules, allowed)
 	}
-	o := &part{declared: declared{rules, !s.host() && !s.ingress(), !s.host() && s.ingress()}, of: p, index: i, since: ps.since}
+	o := &part{from: rules, of: p, index: i, since: ps.since}
 	p.parts[i] = o
 	ps.all[o] = struct{}{}
 	room := ps.room

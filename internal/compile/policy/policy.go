@@ -2,10 +2,9 @@
 // desired state that says what may pass.
 //
 // It is pure and incremental, as package compile is. Policies are filed by the labels that their
-// subjects must have, so that a pod of this node meets only those that may select it. The
-// selectors of their rules are filed in the same way, so that a pod anywhere in the cluster costs
-// what may select it. A set exists only while policies of this node's pods and host endpoints ask
-// for it.
+// subjects must have, so that a pod of this node meets only those that may select it. The selectors
+// of their rules are filed in the same way, so that a pod anywhere in the cluster costs what may
+// select it. A set exists only while policies of this node's pods and host endpoints ask for it.
 //
 // Compiler.Step in this file has all passes of an update, in their order. Each pass belongs to the
 // type that owns its data:
@@ -38,14 +37,14 @@ type Config struct {
 	Node        string   // the name of the node's object, and of it in pods and host endpoints
 	DenyLists   []string // names of address lists whose packets are dropped on arrival
 	DenyDevices []string // names of the interfaces where they are
-	// FailsafeInbound and FailsafeOutbound are ports that no host endpoint closes: of the
-	// node itself, and of others that it connects to.
+	// FailsafeInbound and FailsafeOutbound are ports that no host endpoint closes: of the node
+	// itself, and of others that it connects to.
 	FailsafeInbound, FailsafeOutbound []state.PortRange
 	PodTunnels                        bool // pods may send what tunnels carry
 }
 
-// Compiler holds one node's policy and keeps it in step with a store. It is not safe for
-// concurrent use.
+// Compiler holds one node's policy and keeps it in step with a store. It is not safe for concurrent
+// use.
 type Compiler struct {
 	cfg    Config
 	policy *state.Policy
@@ -84,64 +83,58 @@ func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
 // newCompiler gives sets one of so many ids.
 func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
-	p, b, links, ids := state.NewPolicy(), &budget{}, newLinks(model.Links{}), newIDs(space)
+	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
-	objects := &objects{
+	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
+	c.objects = &objects{
 		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
 		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
 		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
 	}
-	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
-	groups := &groups{
-		shared: newShared[string, group](ids), objects: objects, lists: lists,
-		draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+	c.sets = newSets(p, space, c.objects)
+	c.tallies = &tallies{
+		objects: c.objects, groups: c.sets.groups,
+		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
 	}
-	sets := &sets{
-		ids: ids, groups: groups, lists: lists,
-		named:  &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)},
-		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
-	}
-	tallies := &tallies{objects: objects, groups: groups, all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{}}
-	parts := &parts{
-		budget: b, objects: objects, sets: sets, tallies: tallies,
+	c.parts = &parts{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
 		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: limits{selected: maxSelected, together: maxTogether, groups: groups, tallies: tallies},
+		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
 	}
-	rollout := &rollout{budget: b, parts: parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
-	policies := &policies{
-		budget: b, objects: objects, rollout: rollout,
+	c.rollout = &rollout{budget: b, parts: c.parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.policies = &policies{
+		budget: b, objects: c.objects, rollout: c.rollout,
 		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 	}
 	for _, t := range builtInTiers {
-		policies.tiers[t.Name] = t
+		c.policies.tiers[t.Name] = t
 	}
-	policies.failsafes = policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
-	programs := &programs{
-		policies: policies, parts: parts, table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	c.programs = &programs{
+		policies: c.policies, parts: c.parts,
 		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
 	}
-	endpoints := &endpoints{
-		links: links, policies: policies, rollout: rollout, programs: programs,
+	marked := map[*endpoint]struct{}{}
+	c.endpoints = &endpoints{
+		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
 		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
 		hosts: hosts{
-			node: cfg.Node, links: links, all: map[string]*endpoint{}, assigned: map[int]*endpoint{},
+			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
 			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
 		},
-		changed: map[*endpoint]struct{}{}, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
 		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
 	}
-	intake := &intake{
-		budget: b, objects: objects, sets: sets, tallies: tallies, parts: parts, policies: policies, endpoints: endpoints,
-		late: map[model.Name]time.Time{},
+	c.intake = &intake{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, parts: c.parts,
+		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
 	}
-	return &Compiler{
-		cfg: cfg, policy: p, links: links, budget: b, intake: intake, objects: objects, sets: sets, tallies: tallies,
-		parts: parts, rollout: rollout, policies: policies, programs: programs, endpoints: endpoints,
-	}
+	return c
 }
 
-// Policy is the whole policy after the last Update. The Compiler owns it and changes it in the
-// next Update; callers only read.
+// Policy is the whole policy after the last Update. The Compiler owns it and changes it in the next
+// Update; callers only read.
 func (c *Compiler) Policy() *state.Policy { return c.policy }
 
 // Update brings the policy up to date with what is dirty in the view, and with the addresses of
@@ -161,10 +154,10 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	// endpoints whose policies may be others are marked.
 	c.intake.take(v, d)
 	c.endpoints.markSelected(c.policies.declare(v, d))
-	c.endpoints.assign()
+	c.endpoints.hosts.assign()
 
-	// Parts that wait are filled, and marked endpoints get the policies that select them now.
-	// Parts that nobody had before are created with that.
+	// Parts that wait are filled, and marked endpoints get the policies that select them now. Parts
+	// that nobody had before are created with that.
 	c.parts.fill(room / 2)
 	c.endpoints.markSelected(c.rollout.ready())
 	c.endpoints.replan()

@@ -365,7 +365,7 @@ func empty(t *testing.T, c *Compiler) {
 		"named": len(c.sets.named.all), "lists": len(c.sets.lists.all), "ranges": len(c.sets.ranges.all), "ids": len(c.sets.ids.held),
 		"classes": len(c.objects.classes), "by namespace": len(c.objects.index.byNamespace), "by account": len(c.objects.index.byAccount), "by label": len(c.objects.index.byLabel), "by port": len(c.sets.named.items), "namespace labels": len(c.objects.index.namespaces),
 		"account labels": len(c.objects.index.accounts),
-		"changed":        len(c.endpoints.changed), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
+		"changed":        len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {
 			t.Errorf("%d %s are left", n, what)

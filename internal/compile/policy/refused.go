@@ -103,7 +103,8 @@ func (all refusedSets) doubtful(peers []model.Peer) bool {
 	return false
 }
 
-// allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that allows.
+// allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that
+// allows.
 func allowsAfter(list []*policy, i int, s stage) bool {
 	if len(list[i].doubts) == 0 {
 		return false // nobody asks

@@ -8,8 +8,8 @@ import (
 )
 
 // rollout brings new versions of policies into force. What stood before a policy came or changed
-// stands until its parts are filled. Only a pod that comes, or changes so that other policies select
-// it, does not wait: until then they allow it nothing.
+// stands until its parts are filled. Only a pod that comes, or changes so that other policies
+// select it, does not wait: until then they allow it nothing.
 type rollout struct {
 	*budget
 	parts *parts
@@ -98,8 +98,8 @@ func (r *rollout) prepare(p *policy, s stage, allowed bool) *part {
 	return p.parts[i]
 }
 
-// decided reports whether a part's rules may take the place of others. A part that was refused early
-// is to be weighed first: if others go for it, what stood before goes on.
+// decided reports whether a part's rules may take the place of others. A part that was refused
+// early is to be weighed first: if others go for it, what stood before goes on.
 func (r *rollout) decided(p *part) bool { return p.progress.settled() && (!p.early || r.whole) }
 
 // complete reports whether all parts of a policy that anyone uses are decided.

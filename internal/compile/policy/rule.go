@@ -32,8 +32,8 @@ type term struct {
 func (s *sets) build(p *part) {
 	for i := range p.from {
 		r, one := &p.from[i], &part{}
-		source, ok := s.end(one, r, &r.Source, p.localSource)
-		destination, too := s.end(one, r, &r.Destination, p.localDestination)
+		source, ok := s.end(one, r, &r.Source, !p.host() && !p.ingress())
+		destination, too := s.end(one, r, &r.Destination, !p.host() && p.ingress())
 		if !ok || !too {
 			s.release(one)
 			continue

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -17,6 +18,20 @@ type sets struct {
 	named  *portNames
 	lists  *lists
 	ranges *portRanges
+}
+
+func newSets(p *state.Policy, space uint32, objects *objects) *sets {
+	ids := newIDs(space)
+	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
+	return &sets{
+		ids: ids, lists: lists,
+		groups: &groups{
+			shared: newShared[string, group](ids), objects: objects, lists: lists,
+			draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+		},
+		named:  &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)},
+		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
+	}
 }
 
 // sweep ends the sets that nobody holds any more, but for groups.

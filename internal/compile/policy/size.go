@@ -8,8 +8,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// maxSize bounds what one policy may ask for, in the units of sizeOf: about the number of set elements that it takes.
-// An API server accepts objects of 1.5 MB, some of which would come to many times that in the kernel.
+// maxSize bounds what one policy may ask for, in the units of sizeOf: about the number of set
+// elements that it takes. An API server accepts objects of 1.5 MB, some of which would come to many
+// times that in the kernel.
 const maxSize = 1 << 19
 
 // What parts of a policy count for.
@@ -67,18 +68,12 @@ func peersSize(peers []model.Peer) (n int) {
 			family = 1
 		}
 		for bits := max(from, 0); bits <= p.Bits(); bits++ {
-			lengths[family][bits] = true
-		}
-	}
-	defer func() {
-		for _, family := range lengths {
-			for _, is := range family {
-				if is {
-					n += lookupSize
-				}
+			if !lengths[family][bits] {
+				lengths[family][bits] = true
+				n += lookupSize
 			}
 		}
-	}()
+	}
 	for _, p := range peers {
 		for _, c := range p.Nets {
 			note(c, c.Bits())

@@ -5,6 +5,7 @@ import "sluice.dev/sluice/internal/model"
 // stage is where packets are checked against a program.
 type stage uint8
 
+// The stages. Those of ingress are even.
 const (
 	podIngress stage = iota
 	podEgress
@@ -12,28 +13,20 @@ const (
 	hostOutput
 	hostForwardIn
 	hostForwardOut
-	hostPreDNAT
 	hostUntrackedIn
 	hostUntrackedOut
+	hostPreDNAT
 	stages // how many there are
 )
 
-func (s stage) ingress() bool {
-	switch s {
-	case podEgress, hostOutput, hostForwardOut, hostUntrackedOut:
-		return false
-	}
-	return true
-}
-
-func (s stage) host() bool { return s >= hostInput }
-
+func (s stage) ingress() bool   { return s%2 == 0 }
+func (s stage) host() bool      { return s >= hostInput }
 func (s stage) untracked() bool { return s == hostUntrackedIn || s == hostUntrackedOut }
 
 // holds reports whether a policy applies at the stage to what it selects.
 //
-// Calico's doc of HostEndpoint: doNotTrack and preDNAT policies apply there alone,
-// others to connections of the host itself, and to forwarded ones with applyOnForward.
+// Calico's doc of HostEndpoint: doNotTrack and preDNAT policies apply there alone, others to
+// connections of the host itself, and to forwarded ones with applyOnForward.
 func (s stage) holds(p *model.Policy) bool {
 	if s.ingress() && !p.Ingress || !s.ingress() && !p.Egress {
 		return false
