@@ -33,8 +33,8 @@ type eventKey struct {
 	name model.Name
 }
 
-// The prefixes of services, by family, and the address list and interface of the node that
-// deny at arrival.
+// The prefixes of services, by family, and the address list and interface of the node that deny at
+// arrival.
 var (
 	ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 	DenyList     = "bad"
@@ -150,7 +150,7 @@ func (p *Product) Policy() *state.Policy { return p.Compiler.State().Policy }
 // numbers are the IP protocols of the API's.
 var numbers = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
 
-// Walk judges a connection between pods, one of which at least is on the node.
+// Walk evaluates a connection between pods, one of which at least is on the node.
 func (p *Product) Walk(c oracle.Connection) []verdict.Step {
 	f := verdict.Flow{Source: c.From, Destination: c.To, Protocol: uint8(numbers[c.Protocol]), SourcePort: 40000, DestinationPort: uint16(c.Port)}
 	if slices.Contains(NodeAddresses, c.To) {
@@ -165,8 +165,8 @@ func (p *Product) Allowed(c oracle.Connection) bool {
 	return !denied
 }
 
-// LinksOf are the links of a node with an interface and host routes for each of its
-// pods, beside one of its own.
+// LinksOf are the links of a node with an interface and host routes for each of its pods, beside
+// one of its own.
 func LinksOf(o *oracle.Objects) model.Links {
 	l := model.Links{Links: []model.Link{{Index: 2, Name: "eth0", Host: true}}, Local: slices.SortedFunc(slices.Values(NodeAddresses), netip.Addr.Compare)}
 	for i, p := range o.Pods {

@@ -23,9 +23,9 @@ func (s Step) Reason() string {
 	return string(s.Drop)
 }
 
-// Verdict is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not
+// Summary is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not
 // judged here: ask on node b".
-func (a Answer) Verdict() string {
+func (a Answer) Summary() string {
 	n := 0
 	for _, p := range a.Paths {
 		if p.Allowed {
@@ -46,7 +46,7 @@ func (a Answer) Verdict() string {
 // String writes the answer for people, in aligned lines.
 func (a Answer) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From), model.Printable(a.To), a.Protocol, model.Printable(a.Verdict()))
+	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From), model.Printable(a.To), a.Protocol, model.Printable(a.Summary()))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	writeSteps(w, "  ", a.Steps, a.Missing, nil)
 	for _, p := range a.Paths {

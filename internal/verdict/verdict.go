@@ -1,6 +1,6 @@
-// Package verdict says what the desired state does with a connection, and why: the same walk that a
-// driver's program does in the kernel, over the same values, with names. It is pure; a test asks it
-// and the kernel the same questions.
+// Package verdict says what the desired state does with a connection, and why: the same walk that
+// the kernel's rules make, over the same values, with names. It is pure; a test asks it and the
+// kernel the same questions.
 package verdict
 
 import (
@@ -18,7 +18,7 @@ type Flow struct {
 	ICMPType, ICMPCode          uint8  // ICMP, ICMPv6
 }
 
-// Verdict is what a Program, or a stage of the walk, makes of a flow.
+// Verdict is the outcome for a flow, of a program or of a stage of the walk.
 type Verdict struct {
 	Allowed bool `json:"allowed"`
 	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a default did, and

@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Stage is a place on a packet's way where it is judged.
+// Stage is a place on a packet's way where it is checked.
 type Stage string
 
 // The stages, in the order in which a packet meets them. Those of a host endpoint are named after
@@ -144,7 +144,7 @@ func Depart(p *state.Policy, f Flow, out int) []Step {
 }
 
 // untracked reports whether one of the steps takes the flow out of connection tracking: services do
-// not translate it then, and host endpoints do not judge it again.
+// not translate it then, and host endpoints do not check it again.
 func untracked(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return s.Allowed && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
@@ -159,7 +159,7 @@ func sentBy(p *state.Policy, f Flow, in int) int {
 	return in
 }
 
-// sent judges what the source may send. A packet goes on unless it is not known whose it is.
+// sent checks what the source may send. A packet goes on unless it is not known whose it is.
 func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 	device := sentBy(p, f, in)
 	w := p.Workloads[f.Source]
@@ -167,7 +167,7 @@ func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 		return append(steps, Step{Stage: Source, Of: podName(w), Drop: state.DropTunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
 	}
 	if w != nil && w.Device == device && device != 0 {
-		return judge(p, Egress, w.Pod.String(), w.Egress, f, state.DropPolicy, steps), true
+		return evaluate(p, Egress, w.Pod.String(), w.Egress, f, state.DropPolicy, steps), true
 	}
 	drop := stranger(p, f, device, w != nil && in == 0)
 	if drop == "" {
@@ -208,10 +208,10 @@ func neighbourDiscovery(f Flow) bool {
 	return t >= 130 && t <= 133 || t == 135 || t == 136 || t == 143
 }
 
-// received judges what may reach the destination.
+// received checks what may reach the destination.
 func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool) {
 	if w := p.Workloads[f.Destination]; w != nil {
-		return judge(p, Ingress, w.Pod.String(), w.Ingress, f, state.DropPolicy, steps), true
+		return evaluate(p, Ingress, w.Pod.String(), w.Ingress, f, state.DropPolicy, steps), true
 	}
 	if ownPod(p, f.Destination) {
 		return append(steps, Step{Stage: Destination, Drop: state.DropUnknownPod, Text: "an address of this node's pods that no known pod has"}), false
@@ -260,11 +260,11 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 	if id == "" {
 		return steps
 	}
-	return judge(p, stage, h.Name+" ("+h.Device+")", id, f, state.DropHost, steps)
+	return evaluate(p, stage, h.Name+" ("+h.Device+")", id, f, state.DropHost, steps)
 }
 
-func judge(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
-	s := Step{Stage: stage, Of: of, Verdict: Judge(p, id, f), Drop: drop}
+func evaluate(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
+	s := Step{Stage: stage, Of: of, Verdict: Evaluate(p, id, f), Drop: drop}
 	if s.Allowed {
 		s.Drop = ""
 	}

@@ -14,9 +14,9 @@ const (
 	eth0, bridge, vethWeb, vethDB, vethNew = 2, 3, 10, 11, 12
 )
 
-// testNode is a node with two pods of its own, each on a pair, one behind a bridge, a
-// host endpoint, and a deny list. shop/db accepts TCP 5432 from the web group alone, shop/web
-// may send nothing but TCP.
+// testNode is a node with two pods of its own, each on a pair, one behind a bridge, a host
+// endpoint, and a deny list. shop/db accepts TCP 5432 from the web group alone, shop/web may send
+// nothing but TCP.
 func testNode() *state.Policy {
 	p := testPolicy()
 	pod := func(a string, name string, device int, ingress, egress state.ProgramID) {

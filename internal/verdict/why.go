@@ -33,7 +33,7 @@ type Answer struct {
 	// Allowed: nothing forbids it on any of the paths. Where a service has several backends, some
 	// may be allowed and others not.
 	Allowed bool `json:"allowed"`
-	// Elsewhere are the nodes that judge the connection where this one does not: it is neither
+	// Elsewhere are the nodes that decide on the connection where this one does not: it is neither
 	// allowed nor denied then, and nothing else is told.
 	Elsewhere []string `json:"elsewhere,omitempty"`
 
@@ -48,7 +48,7 @@ type Path struct {
 	Allowed bool     `json:"allowed"`
 	Steps   []Step   `json:"steps,omitempty"`
 	Missing []string `json:"missing,omitempty"` // the rules that would have had to exist, where nothing allows it
-	Notes   []string `json:"notes,omitempty"`   // what is judged elsewhere, or not at all
+	Notes   []string `json:"notes,omitempty"`   // what is decided elsewhere, or not at all
 }
 
 // Why says what becomes of a connection: whether a service translates it and to which backends, and
@@ -158,7 +158,7 @@ func (a *asker) noFrontend() (text string, ok bool) {
 	return "", false
 }
 
-// path judges a flow after translation.
+// path walks a flow after translation.
 func (a *asker) path(f Flow) Path {
 	path := Path{To: a.end(f.Destination, f.DestinationPort)}
 	out, toNode := a.route(f.Destination)
@@ -209,9 +209,8 @@ func byRoute(steps []Step) {
 	}
 }
 
-// otherNodes are the nodes of both ends' pods where this node does not judge a connection: what
-// another node's pod sends comes here only to reach what is here, as its own node translates
-// services.
+// otherNodes are the nodes of both ends' pods where this node does not decide: what another node's
+// pod sends comes here only to reach what is here, as its own node translates services.
 func (a *asker) otherNodes() (nodes []string) {
 	_, toNode := a.route(a.q.To)
 	if a.fromNode || toNode || a.here(a.q.From) || a.here(a.q.To) {
@@ -219,7 +218,7 @@ func (a *asker) otherNodes() (nodes []string) {
 	}
 	from, to := a.node(a.q.From), a.node(a.q.To)
 	if from == "" && (a.p.Hosts[a.in] != nil || len(a.p.Denied.Lists) > 0) {
-		return nil // this node's firewall judges what it forwards
+		return nil // this node's firewall decides on what it forwards
 	}
 	for _, n := range []string{from, to} {
 		if n != "" && !slices.Contains(nodes, n) {
@@ -234,7 +233,7 @@ func (a *asker) here(addr netip.Addr) bool {
 	return a.p.Workloads[addr] != nil || a.q.Node != nil && a.q.Here != "" && a.q.Node(addr) == a.q.Here
 }
 
-// elsewhere says what this node does not judge; nothing, where it judges nothing at all.
+// elsewhere says what this node does not decide; nothing, where it has no policy at all.
 func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
 	if a.s.Policy == nil {
 		return nil

@@ -237,8 +237,8 @@ func TestWhyElsewhere(t *testing.T) {
 		{"198.51.100.7", "10.1.1.7", "", "denied"}, // by its deny list
 	} {
 		got := Why(s, ask(c.from, c.to, 6, 80))
-		if strings.Join(got.Elsewhere, " ") != c.nodes || got.Verdict() != c.verdict || got.Allowed != (c.verdict == "allowed") {
-			t.Errorf("%s -> %s: %s, on %q; want %s, on %q", c.from, c.to, got.Verdict(), got.Elsewhere, c.verdict, c.nodes)
+		if strings.Join(got.Elsewhere, " ") != c.nodes || got.Summary() != c.verdict || got.Allowed != (c.verdict == "allowed") {
+			t.Errorf("%s -> %s: %s, on %q; want %s, on %q", c.from, c.to, got.Summary(), got.Elsewhere, c.verdict, c.nodes)
 		}
 	}
 	s.Policy.Hosts, s.Policy.Denied = nil, state.Denied{}

@@ -25,8 +25,8 @@ type CalicoTier struct {
 	DefaultAction string // "Deny", "Pass"
 }
 
-// CalicoPolicy is a NetworkPolicy, or a GlobalNetworkPolicy where it has no namespace. Orders
-// are unique in a tier.
+// CalicoPolicy is a NetworkPolicy, or a GlobalNetworkPolicy where it has no namespace. Orders are
+// unique in a tier.
 type CalicoPolicy struct {
 	Namespace, Name, Tier string
 	Order                 float64
@@ -64,14 +64,14 @@ type Selector struct {
 	Means func(labels.Set) bool `json:"-"`
 }
 
-// stage is a tier: it judges a subject's connection, or leaves it to the next.
+// stage is a tier: it decides on a subject's connection, or leaves it to the next.
 type stage struct {
-	order float64
-	judge func() (final, allow bool)
+	order    float64
+	evaluate func() (final, allow bool)
 }
 
-// stages are all tiers in their order. NetworkPolicy is in the tier "default" with the
-// order 1000, ClusterNetworkPolicy in tiers of its own.
+// stages are all tiers in their order. NetworkPolicy is in the tier "default" with the order 1000,
+// ClusterNetworkPolicy in tiers of its own.
 func (o *Objects) stages(subject *corev1.Pod, c Connection, d direction) []stage {
 	all := []stage{
 		{1_000, func() (bool, bool) { return o.clusterTier(policyv1alpha2.AdminTier, subject, c, d) }},
@@ -96,8 +96,8 @@ func (o *Objects) stages(subject *corev1.Pod, c Connection, d direction) []stage
 // policies do not apply is passed over; what no rule of it matched gets its default action.
 func (o *Objects) calicoTier(t CalicoTier, subject *corev1.Pod, c Connection, d direction) (final, allow bool) {
 	type policy struct {
-		order float64
-		judge func() string // the action; "" if no rule matches
+		order    float64
+		evaluate func() string // the action; "" if no rule matches
 	}
 	var apply []policy
 	for _, p := range o.Calico.Policies {
@@ -118,7 +118,7 @@ func (o *Objects) calicoTier(t CalicoTier, subject *corev1.Pod, c Connection, d 
 		return 1
 	})
 	for _, p := range apply {
-		switch p.judge() {
+		switch p.evaluate() {
 		case "Allow":
 			return true, true
 		case "Deny":
@@ -217,8 +217,8 @@ func (o *Objects) calicoEnd(namespace string, e CalicoEnd, a netip.Addr) bool {
 	return e.NotSelector.Means == nil || !o.calicoPeer("", e.NotSelector, Selector{}, a)
 }
 
-// calicoPeer: a selector of a namespaced policy sees its own namespace, unless a namespaceSelector chooses
-// others; that of a global policy sees all, global network sets included.
+// calicoPeer: a selector of a namespaced policy sees its own namespace, unless a namespaceSelector
+// chooses others; that of a global policy sees all, global network sets included.
 func (o *Objects) calicoPeer(namespace string, s, namespaces Selector, a netip.Addr) bool {
 	matches := func(ns string, own map[string]string, pod bool) bool {
 		switch {

@@ -9,10 +9,9 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// clusterTier walks the policies of a tier by ascending priority and their rules as
-// they are written. The first that matches decides: Accept and Deny for good, Pass
-// for the rest of the tier. Policies of one priority go by name, which is
-// Sluice's choice where the API leaves it open.
+// clusterTier walks the policies of a tier by ascending priority and their rules as they are
+// written. The first that matches decides: Accept and Deny for good, Pass for the rest of the tier.
+// Policies of one priority go by name, which is Sluice's choice where the API leaves it open.
 func (o *Objects) clusterTier(tier policyv1alpha2.Tier, subject *corev1.Pod, c Connection, d direction) (final, allow bool) {
 	var inOrder []*policyv1alpha2.ClusterNetworkPolicy
 	for _, p := range o.ClusterPolicies {

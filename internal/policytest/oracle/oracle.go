@@ -1,11 +1,10 @@
-// Package oracle says which connections network policies allow, straight from
-// the documentation of their APIs, as naively as it can be written: it looks at
-// every object for every question, and shares nothing with the product. Tests
-// ask it and Sluice the same questions.
+// Package oracle says which connections network policies allow, straight from the documentation of
+// their APIs, as naively as it can be written: it looks at every object for every question, and
+// shares nothing with the product. Tests ask it and Sluice the same questions.
 //
 // The sources are the reference of networking.k8s.io/v1 NetworkPolicy, that of
-// policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy, and Calico's reference
-// of projectcalico.org/v3.
+// policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy, and Calico's reference of
+// projectcalico.org/v3.
 package oracle
 
 import (
@@ -30,8 +29,8 @@ type Objects struct {
 	Calico          Calico
 }
 
-// Connection is a new connection between two addresses, of pods or of anything
-// else, as it is after service translation and before masquerade.
+// Connection is a new connection between two addresses, of pods or of anything else, as it is after
+// service translation and before masquerade.
 type Connection struct {
 	From, To netip.Addr
 	Protocol corev1.Protocol
@@ -59,14 +58,14 @@ const (
 	egress  direction = true
 )
 
-// allowedAt judges one end. An address that is no pod's, and a pod on the host
-// network, are not subject to any policy.
+// allowedAt evaluates one end. An address that is no pod's, and a pod on the host network, are not
+// subject to any policy.
 func (o *Objects) allowedAt(subject *corev1.Pod, c Connection, d direction) bool {
 	if subject == nil || subject.Spec.HostNetwork {
 		return true
 	}
 	for _, tier := range o.stages(subject, c, d) {
-		if final, allow := tier.judge(); final {
+		if final, allow := tier.evaluate(); final {
 			return allow
 		}
 	}
@@ -85,8 +84,7 @@ func (o *Objects) pod(a netip.Addr) *corev1.Pod {
 	return nil
 }
 
-// namespaceLabels are those of a namespace. The API server gives it
-// kubernetes.io/metadata.name.
+// namespaceLabels are those of a namespace. The API server gives it kubernetes.io/metadata.name.
 func (o *Objects) namespaceLabels(name string) labels.Set {
 	l := labels.Set{}
 	for _, ns := range o.Namespaces {
@@ -112,9 +110,9 @@ func selects(s *metav1.LabelSelector, l labels.Set) bool {
 	return sel.Matches(l)
 }
 
-// networkPolicies judges by NetworkPolicy: a pod is isolated in a direction if any
-// policy selects it and has that direction among its policyTypes; what is then allowed
-// is the union of what those policies allow.
+// networkPolicies evaluates NetworkPolicies: a pod is isolated in a direction if any policy selects
+// it and has that direction among its policyTypes; what is then allowed is the union of what those
+// policies allow.
 func (o *Objects) networkPolicies(subject *corev1.Pod, c Connection, d direction) (isolated, allow bool) {
 	for _, np := range o.NetworkPolicies {
 		if np.Namespace != subject.Namespace || !selects(&np.Spec.PodSelector, subject.Labels) || !applies(np, d) {
@@ -128,8 +126,8 @@ func (o *Objects) networkPolicies(subject *corev1.Pod, c Connection, d direction
 	return isolated, allow
 }
 
-// applies is the documented default of policyTypes: Ingress always, Egress if
-// there are egress rules.
+// applies is the documented default of policyTypes: Ingress always, Egress if there are egress
+// rules.
 func applies(np *networkingv1.NetworkPolicy, d direction) bool {
 	types := np.Spec.PolicyTypes
 	if len(types) == 0 {
@@ -197,8 +195,8 @@ func inBlock(b *networkingv1.IPBlock, a netip.Addr) bool {
 	return true
 }
 
-// portMatches: an item without protocol is TCP; without port, all ports of the
-// protocol; a name is a container port of the destination pod.
+// portMatches: an item without protocol is TCP; without port, all ports of the protocol; a name is
+// a container port of the destination pod.
 func (o *Objects) portMatches(ports []networkingv1.NetworkPolicyPort, c Connection) bool {
 	if len(ports) == 0 {
 		return true
@@ -229,8 +227,8 @@ func (o *Objects) portMatches(ports []networkingv1.NetworkPolicyPort, c Connecti
 	return false
 }
 
-// isNamed reports whether the destination is a pod that gives the connection's
-// protocol and port the name.
+// isNamed reports whether the destination is a pod that gives the connection's protocol and port
+// the name.
 func (o *Objects) isNamed(c Connection, name string) bool {
 	pod := o.pod(c.To)
 	if pod == nil {

@@ -22,9 +22,9 @@ func ported(protocol uint8) bool {
 	return false
 }
 
-// Judge returns what a program makes of a flow. No program allows it; one that is not in p denies
-// it, as nobody knows what it would have said.
-func Judge(p *state.Policy, id state.ProgramID, f Flow) Verdict {
+// Evaluate returns the verdict of a program on a flow. Without a program it is allowed; one that is
+// not in p denies it, as nobody knows what it would have said.
+func Evaluate(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 	if id == "" {
 		return Verdict{Allowed: true}
 	}
@@ -33,15 +33,15 @@ func Judge(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 		return Verdict{}
 	}
 	for i := range program.Tiers {
-		if v, final := judgeTier(p, &program.Tiers[i], f); final {
+		if v, final := evaluateTier(p, &program.Tiers[i], f); final {
 			return v
 		}
 	}
 	return Verdict{Allowed: program.Default == model.Allow}
 }
 
-// judgeTier is not final where the next tier is to judge.
-func judgeTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool) {
+// evaluateTier returns the verdict of one tier; it is not final where the next tier decides.
+func evaluateTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool) {
 	for _, own := range t.Policies {
 		for i := range own.Rules {
 			r := &own.Rules[i]

@@ -192,7 +192,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(string(tt.id)+" "+strconv.Itoa(int(tt.port)), func(t *testing.T) {
-			got := Judge(p, tt.id, Flow{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: 6, DestinationPort: tt.port})
+			got := Evaluate(p, tt.id, Flow{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: 6, DestinationPort: tt.port})
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
