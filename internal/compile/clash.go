@@ -64,12 +64,11 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
 	}
-	h := *next
-	if old == nil {
-		h.LocalEndpoints = 0
-	} else {
-		h.LocalEndpoints = min(h.LocalEndpoints, old.LocalEndpoints)
+	h, had := *next, 0
+	if old != nil {
+		had = old.LocalEndpoints
 	}
+	h.LocalEndpoints = min(h.LocalEndpoints, had)
 	return &h
 }
 
@@ -98,12 +97,11 @@ func (c *claims) awardHealth(port uint16) {
 		return
 	}
 	winner := first(c.services, rivals)
-	for name := range rivals {
-		if name == winner {
-			c.healthChecks.Set(name, rivals[name])
-		} else {
-			c.healthChecks.Set(name, nil)
+	for name, h := range rivals {
+		if name != winner {
+			h = nil
 		}
+		c.healthChecks.Set(name, h)
 	}
 }
 
@@ -121,11 +119,5 @@ func first[T any](services map[model.Name]*service, rivals map[model.Name]T) mod
 // precedence orders services that claim the same: the older one first, one whose age is not known
 // last, then by name.
 func precedence(a, b *model.Service) int {
-	if a.Created.IsZero() != b.Created.IsZero() {
-		if a.Created.IsZero() {
-			return 1
-		}
-		return -1
-	}
-	return cmp.Or(a.Created.Compare(b.Created), a.Name.Compare(b.Name))
+	return cmp.Or(one(a.Created.IsZero())-one(b.Created.IsZero()), a.Created.Compare(b.Created), a.Name.Compare(b.Name))
 }

@@ -75,7 +75,7 @@ func (ss *services) set(v *store.View, name model.Name, room int) (spent, left i
 func (ss *services) hold(s *service) {
 	each(s.addresses(), ss.claims.clusterIPs.Add)
 	each(s.others(), ss.claims.otherIPs.Add)
-	each(s.hairpinned(), ss.claims.hairpins.Add)
+	each(s.hairpins, ss.claims.hairpins.Add)
 	for family, is4 := range [...]bool{true, false} {
 		ss.nodePorts[family] += one(s.hasNodePort(is4))
 	}
@@ -84,7 +84,7 @@ func (ss *services) hold(s *service) {
 func (ss *services) release(s *service) {
 	each(s.addresses(), ss.claims.clusterIPs.Remove)
 	each(s.others(), ss.claims.otherIPs.Remove)
-	each(s.hairpinned(), ss.claims.hairpins.Remove)
+	each(s.hairpins, ss.claims.hairpins.Remove)
 	for family, is4 := range [...]bool{true, false} {
 		ss.nodePorts[family] -= one(s.hasNodePort(is4))
 	}
@@ -148,7 +148,7 @@ func (s *service) claim(key state.FrontendKey) *state.Frontend {
 
 // addresses are the cluster IPs, where undefined ports are to be rejected.
 func (s *service) addresses() []netip.Addr {
-	if s == nil || s.why != "" {
+	if s.why != "" {
 		return nil
 	}
 	return s.addrs[state.ClusterIP]
@@ -156,7 +156,7 @@ func (s *service) addresses() []netip.Addr {
 
 // others are the addresses of a service that another program serves.
 func (s *service) others() []netip.Addr {
-	if s == nil || s.svc.Unproxied == "" {
+	if s.svc.Unproxied == "" {
 		return nil
 	}
 	var list []netip.Addr
@@ -168,13 +168,6 @@ func (s *service) others() []netip.Addr {
 	return list
 }
 
-func (s *service) hairpinned() []netip.Addr {
-	if s == nil {
-		return nil
-	}
-	return s.hairpins
-}
-
 func (s *service) healthCheck() *HealthCheck {
 	if s == nil {
 		return nil
@@ -184,7 +177,7 @@ func (s *service) healthCheck() *HealthCheck {
 
 // hasNodePort reports whether the service has node ports of a family.
 func (s *service) hasNodePort(is4 bool) bool {
-	return s != nil && s.why == "" && familiesOf(s.svc).serves(is4) &&
+	return s.why == "" && familiesOf(s.svc).serves(is4) &&
 		slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 
@@ -200,8 +193,6 @@ func (s *service) keep(old *service) {
 // lists are those of a frontend.
 type lists [4][]netip.AddrPort
 
-func listsOf(f *state.Frontend) lists { return lists{f.Backends, f.Local, f.Alive, f.Serving} }
-
 // byPort returns the lists that the frontends of each service port have.
 func (s *service) byPort() map[int32][]lists {
 	if s == nil {
@@ -209,7 +200,7 @@ func (s *service) byPort() map[int32][]lists {
 	}
 	all := map[int32][]lists{}
 	for _, cl := range s.claimed() {
-		has, next := all[cl.port], listsOf(cl.frontend)
+		has, next := all[cl.port], lists{cl.frontend.Backends, cl.frontend.Local, cl.frontend.Alive, cl.frontend.Serving}
 		if len(has) == 0 || !slices.EqualFunc(has[len(has)-1][:], next[:], identical) {
 			all[cl.port] = append(has, next)
 		}
