@@ -193,8 +193,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.services.update(v, dirty)
 	}
 	delta := state.Delta{Services: c.services.flush()}
-	if settings := c.env.node.settings; !settings.Equal(c.state.Services.Settings) {
-		c.state.Services.Settings, delta.Services.Settings = settings, &settings
+	if !c.env.node.settings.Equal(c.state.Services.Settings) {
+		now := c.env.node.settings
+		c.state.Services.Settings, delta.Services.Settings = now, &now
 	}
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)

@@ -28,7 +28,8 @@ type builder struct {
 // the frontends of old are kept.
 func (ss *services) compile(v *store.View, svc *model.Service, old *service) *service {
 	next := &service{svc: svc, why: svc.Unproxied}
-	b := &builder{environment: ss.env, report: newReport(svc), next: next, old: old, scratch: ss.scratch}
+	b := &ss.builder
+	*b = builder{environment: ss.env, report: report{svc: svc, families: familiesOf(svc)}, next: next, old: old, scratch: b.scratch}
 	switch {
 	case next.why != "":
 	case len(svc.ClusterIPs) == 0:
@@ -55,7 +56,6 @@ func (ss *services) compile(v *store.View, svc *model.Service, old *service) *se
 		next.elements = n
 		b.build()
 	}
-	ss.scratch = b.scratch
 	if issues := b.all(); len(issues) > 0 {
 		ss.faults[svc.Name] = issues
 	} else {

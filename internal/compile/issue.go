@@ -107,8 +107,6 @@ type report struct {
 	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
-func newReport(svc *model.Service) report { return report{svc: svc, families: familiesOf(svc)} }
-
 func familiesOf(svc *model.Service) (f families) {
 	for _, a := range svc.ClusterIPs {
 		if a = a.Unmap(); a.Is4() {

@@ -20,7 +20,7 @@ type services struct {
 	limits    limits
 	nodePorts [2]int              // services that have one, of IPv4 and IPv6
 	waiting   map[model.Name]wait // what a step left for later
-	scratch   []endpoint
+	builder   builder             // of the service that is compiled
 }
 
 // affected returns the services to compile anew: those that are dirty, and those to which a change
@@ -44,7 +44,7 @@ func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, every
 
 // flush returns what differs from the last flush.
 func (ss *services) flush() state.ServicesDelta {
-	ss.scratch = nil // it may be large, and holds on to objects
+	ss.builder = builder{} // it holds on to objects, and its scratch may be large
 	return ss.claims.flush()
 }
 
