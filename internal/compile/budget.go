@@ -67,7 +67,7 @@ func (b *builder) tooLarge(n int) {
 		addrs += len(list)
 	}
 	b.service(fmt.Sprintf("%s, %s, %s and %s come to %d elements in the kernel; a Service may have %d, so nothing is programmed for it: part it into several",
-		count(addrs, "address", "es"), count(len(s.svc.Ports), "port", "s"), count(from.size(), "endpoint", "s"), count(len(s.svc.SourceRanges), "source range", "s"), n, maxElements))
+		model.Count(addrs, "address"), model.Count(len(s.svc.Ports), "port"), model.Count(from.size(), "endpoint"), model.Count(len(s.svc.SourceRanges), "source range"), n, maxElements))
 }
 
 // tooMuch says the same where it is too much with others.
@@ -171,12 +171,4 @@ func (s *service) given() int {
 		return 0
 	}
 	return s.asked
-}
-
-// count is a number of things, whose plural has the ending.
-func count(n int, what, ending string) string {
-	if n == 1 {
-		ending = ""
-	}
-	return fmt.Sprint(n, " ", what, ending)
 }

@@ -44,6 +44,18 @@ func PrintableLines(text string) string {
 // unprintable holds for U+FFFD as well, which stands for bytes that are no UTF-8 where a text is gone through by runes.
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
+// Count writes a number of things, "1 address" or "2 addresses".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 // Join writes a list of addresses, networks or names as one text, with the separator between them.
 func Join[T fmt.Stringer](list []T, separator string) string {
 	texts := make([]string, len(list))

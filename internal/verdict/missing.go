@@ -83,10 +83,3 @@ func (f Flow) ProtocolName() string {
 	}
 	return fmt.Sprintf("protocol %d", f.Protocol)
 }
-
-func count(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
-}

@@ -40,7 +40,7 @@ func (a Answer) Summary() string {
 	case n == 0:
 		return "denied"
 	}
-	return fmt.Sprintf("allowed to %d of %s", n, count(len(a.Paths), "backend"))
+	return fmt.Sprintf("allowed to %d of %s", n, model.Count(len(a.Paths), "backend"))
 }
 
 // String writes the answer for people, in aligned lines.

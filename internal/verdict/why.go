@@ -133,7 +133,7 @@ func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
 		return step, nil, true
 	case len(backends) > 0:
 		step.Allowed = true
-		step.Text = count(len(backends), "backend")
+		step.Text = model.Count(len(backends), "backend")
 	case len(f.Backends) > 0:
 		step.Text = "dropped: externalTrafficPolicy is Local, and no endpoint is on this node"
 	case f.Reject:

@@ -69,17 +69,7 @@ func (p progress) settled() bool { return p >= filled }
 // partOf numbers the parts of a policy: by direction, whether it is for pods, where named ports at
 // the pod's own end are those of this node's pods, and whether others of its tier allow after it.
 func partOf(s stage, allowed bool) int {
-	n := 0
-	if s.ingress() {
-		n = 1
-	}
-	if s.host() {
-		n += 2
-	}
-	if allowed {
-		n += 4
-	}
-	return n
+	return one(s.ingress()) + 2*one(s.host()) + 4*one(allowed)
 }
 
 // ingress and host report the direction, and whether it is for host endpoints.

@@ -36,17 +36,9 @@ func refers(obj *model.Policy, it *item) bool {
 }
 
 func ruleRefers(r *model.PolicyRule, it *item) bool {
-	for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
-		for _, peers := range e.Peers {
-			if holds(peers, it) {
-				return true
-			}
-		}
-		if holds(e.NotPeers, it) {
-			return true
-		}
-	}
-	return false
+	selects := func(peers []model.Peer) bool { return holds(peers, it) }
+	return slices.ContainsFunc(r.Source.Peers, selects) || selects(r.Source.NotPeers) ||
+		slices.ContainsFunc(r.Destination.Peers, selects) || selects(r.Destination.NotPeers)
 }
 
 func holds(peers []model.Peer, it *item) bool {
