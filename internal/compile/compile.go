@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -92,7 +93,12 @@ func New(cfg Config) *Compiler {
 			limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
 			claims: claims{
 				services: all, contested: map[state.FrontendKey]map[model.Name]*state.Frontend{},
-				healthPorts: map[uint16]map[model.Name]*HealthCheck{}, written: newWritten(s.Services, checks),
+				healthPorts: map[uint16]map[model.Name]*HealthCheck{}, now: s.Services,
+				frontends:    diff.NewMap(s.Services.Frontends, (*state.Frontend).Equal),
+				healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
+				clusterIPs:   diff.NewSet(s.Services.ClusterIPs),
+				otherIPs:     diff.NewSet(s.Services.OtherIPs),
+				hairpins:     diff.NewSet(s.Services.Hairpins),
 			},
 		},
 	}

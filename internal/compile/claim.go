@@ -2,7 +2,9 @@ package compile
 
 import (
 	"cmp"
+	"net/netip"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -16,7 +18,28 @@ type claims struct {
 	contested map[state.FrontendKey]map[model.Name]*state.Frontend
 	// healthPorts holds what claims each healthCheckNodePort.
 	healthPorts map[uint16]map[model.Name]*HealthCheck
-	written
+
+	now          *state.Services // what is written here, but for health checks
+	frontends    diff.Map[state.FrontendKey, state.Frontend]
+	healthChecks diff.Map[model.Name, HealthCheck]
+	// The reasons are services that refer to the address.
+	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
+}
+
+// flush returns what differs from the last flush.
+func (c *claims) flush() state.ServicesDelta {
+	return state.ServicesDelta{
+		Frontends:  c.frontends.Flush(),
+		ClusterIPs: c.clusterIPs.Flush(),
+		OtherIPs:   c.otherIPs.Flush(),
+		Hairpins:   c.hairpins.Flush(),
+	}
+}
+
+func each[T any](all []T, do func(T)) {
+	for _, one := range all {
+		do(one)
+	}
 }
 
 // settle records that the service wants f at key, or nothing there where f is nil, and gives the
