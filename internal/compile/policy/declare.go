@@ -28,15 +28,15 @@ var builtInTiers = []model.Tier{model.AdminTier, model.DefaultTier, model.Baseli
 
 // policy is one version of a policy, in one version of its tier.
 type policy struct {
-	obj    *model.Policy
-	tier   model.Tier
-	lost   bool                // its tier does not exist
-	denies bool                // all that it selects, as it can't be applied as it is meant
-	excess string              // why it is refused here, though it was read: it is too large
-	doubts []*model.NetworkSet // refused ones among the peers of its rules, by key
-	serial uint64              // tells versions apart
-	parts  [8]*part
-	refs   [8]int // the plans that have the part
+	obj     *model.Policy
+	tier    model.Tier
+	noTier  bool                // its tier does not exist
+	denies  bool                // all that it selects, as it can't be applied as it is meant
+	excess  string              // why it is refused here, though it was read: it is too large
+	refused []*model.NetworkSet // refused ones among the peers of its rules, by key
+	serial  uint64              // tells versions apart
+	parts   [8]*part
+	refs    [8]int // the plans that have the part
 
 	// fresh: endpoints that are there may still have the version before, or none, as parts are not
 	// filled.
@@ -74,7 +74,7 @@ func compareWritten(a, b model.Name) int {
 // rules are those of a direction.
 func (p *policy) rules(ingress bool) []model.PolicyRule {
 	switch {
-	case p.lost:
+	case p.noTier:
 		return []model.PolicyRule{{Name: "unknown tier", Action: model.Deny}}
 	case p.denies:
 		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
@@ -172,16 +172,16 @@ func (ps *policies) setRefused(old, next *item) {
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier, known := ps.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier, lost: !known}
+	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier, noTier: !known}
 	if p.excess = excess(obj); p.excess != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = p.excess, nil, nil
 		p.obj, obj = &refused, &refused
 	}
-	if p.denies = p.lost || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
+	if p.denies = p.noTier || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {
-		p.doubts = ps.objects.refused.among(obj)
+		p.refused = ps.objects.refused.among(obj)
 	}
 	return p
 }

@@ -50,14 +50,9 @@ func (ps *parts) build(p *part) (spent int) {
 	ps.sets.build(p)
 	p.progress = counting
 	if n := len(p.selectors) * ps.objects.size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
-		ps.holdGroups(p)
+		ps.sets.holdGroups(p)
 	}
 	return p.units
-}
-
-func (ps *parts) holdGroups(p *part) {
-	p.progress = filling
-	ps.sets.holdGroups(p)
 }
 
 // count counts what the next selector of a part selects; after the last one, the part gets its
@@ -77,7 +72,7 @@ func (ps *parts) count(p *part) (spent int) {
 		ps.limits.soon() // others may have to go for it
 		return 1
 	}
-	if ps.holdGroups(p); ps.limits.crowded || !ps.limits.fits(0) {
+	if ps.sets.holdGroups(p); ps.limits.crowded || !ps.limits.fits(0) {
 		ps.limits.soon() // it may not be its turn
 	}
 	return 1
@@ -118,7 +113,7 @@ func (ps *parts) refuse(p *part, why progress) {
 func (ps *parts) restart(p *part) {
 	if p.progress == refusedTogether {
 		ps.sets.build(p)
-		ps.holdGroups(p)
+		ps.sets.holdGroups(p)
 		ps.room -= p.units
 	} else {
 		p.progress = unbuilt

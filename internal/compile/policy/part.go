@@ -87,7 +87,7 @@ func (ps *parts) hold(p *policy, s stage, allowed bool) *part {
 		return p.parts[i]
 	}
 	rules := p.rules(s.ingress())
-	if len(p.doubts) > 0 {
+	if len(p.refused) > 0 {
 		rules = ps.objects.refused.cautious(rules, allowed)
 	}
 	o := &part{from: rules, of: p, index: i, since: ps.since}

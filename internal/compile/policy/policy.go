@@ -80,59 +80,6 @@ const matchingCost = 16
 // New returns a Compiler whose policy is empty.
 func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
 
-// newCompiler gives sets one of so many ids.
-func newCompiler(cfg Config, space uint32) *Compiler {
-	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
-	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
-	p.PodTunnels = cfg.PodTunnels
-	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
-	c.objects = &objects{
-		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
-		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
-	}
-	c.sets = newSets(p, space, c.objects)
-	c.tallies = &tallies{
-		objects: c.objects, groups: c.sets.groups,
-		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
-	}
-	c.parts = &parts{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
-		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
-	}
-	c.rollout = &rollout{budget: b, parts: c.parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
-	c.policies = &policies{
-		budget: b, objects: c.objects, rollout: c.rollout,
-		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
-	}
-	for _, t := range builtInTiers {
-		c.policies.tiers[t.Name] = t
-	}
-	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
-	c.programs = &programs{
-		policies: c.policies, parts: c.parts,
-		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
-		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
-	}
-	marked := map[*endpoint]struct{}{}
-	c.endpoints = &endpoints{
-		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
-		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
-		hosts: hosts{
-			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
-			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
-		},
-		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
-		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
-	}
-	c.intake = &intake{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, parts: c.parts,
-		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
-	}
-	return c
-}
-
 // Policy is the whole policy after the last Update. The Compiler owns it and changes it in the next
 // Update; callers only read.
 func (c *Compiler) Policy() *state.Policy { return c.policy }
@@ -212,4 +159,57 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		policies++
 	}
 	return policies, since
+}
+
+// newCompiler gives sets one of so many ids.
+func newCompiler(cfg Config, space uint32) *Compiler {
+	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
+	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
+	p.PodTunnels = cfg.PodTunnels
+	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
+	c.objects = &objects{
+		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
+		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
+	}
+	c.sets = newSets(p, space, c.objects)
+	c.tallies = &tallies{
+		objects: c.objects, groups: c.sets.groups,
+		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
+	}
+	c.parts = &parts{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
+		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
+		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
+	}
+	c.rollout = &rollout{budget: b, parts: c.parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.policies = &policies{
+		budget: b, objects: c.objects, rollout: c.rollout,
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+	}
+	for _, t := range builtInTiers {
+		c.policies.tiers[t.Name] = t
+	}
+	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	c.programs = &programs{
+		policies: c.policies, parts: c.parts,
+		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+	}
+	marked := map[*endpoint]struct{}{}
+	c.endpoints = &endpoints{
+		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
+		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		hosts: hosts{
+			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
+			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
+		},
+		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
+	}
+	c.intake = &intake{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, parts: c.parts,
+		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
+	}
+	return c
 }

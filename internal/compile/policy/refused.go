@@ -98,7 +98,7 @@ func (all refusedSets) doubtful(peers []model.Peer) bool {
 // allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that
 // allows.
 func allowsAfter(list []*policy, i int, s stage) bool {
-	if len(list[i].doubts) == 0 {
+	if len(list[i].refused) == 0 {
 		return false // nobody asks
 	}
 	for _, p := range list[i+1:] {
@@ -112,7 +112,7 @@ func allowsAfter(list []*policy, i int, s stage) bool {
 	return false
 }
 
-// doubt says what becomes of a policy whose rules refer to a set that is refused.
-func doubt(set *model.NetworkSet) string {
+// refusedReason says what becomes of a policy whose rules refer to a set that is refused.
+func refusedReason(set *model.NetworkSet) string {
 	return fmt.Sprintf("denies what its rules on %s could deny, and allows nothing by it, as nobody knows what is in it: %s", set.Key, set.Refused)
 }

@@ -56,6 +56,7 @@ func (s *sets) build(p *part) {
 // holdGroups gives the terms of a part their groups, each of which the part holds once. New ones do
 // not follow their selectors yet.
 func (s *sets) holdGroups(p *part) {
+	p.progress = filling
 	held := map[string]*group{}
 	for i, selector := range p.selectors {
 		size := 0

@@ -42,8 +42,8 @@ func (c *Compiler) Views() []View {
 			Kind: string(p.obj.Key.Kind), Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
 			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
 		}
-		if p.lost && v.Refused == "" {
-			v.Refused = lostReason(p)
+		if p.noTier && v.Refused == "" {
+			v.Refused = noTierReason(p)
 		}
 		if !math.IsInf(p.obj.Order, 0) && !math.IsNaN(p.obj.Order) {
 			v.Order = &p.obj.Order
@@ -53,7 +53,7 @@ func (c *Compiler) Views() []View {
 	return views
 }
 
-func lostReason(p *policy) string {
+func noTierReason(p *policy) string {
 	return fmt.Sprintf("tier %q does not exist, so all that it selects is denied: make the Tier, or name one that exists", p.obj.Tier)
 }
 
@@ -64,8 +64,8 @@ func (c *Compiler) Issues() []model.Issue {
 		all = append(all, object.Issue(fmt.Sprintf(reason, args...)))
 	}
 	for key, p := range c.policies.all {
-		if p.lost {
-			add(key.Ref(), "%s", lostReason(p))
+		if p.noTier {
+			add(key.Ref(), "%s", noTierReason(p))
 		}
 		if p.excess != "" {
 			add(key.Ref(), "%s; until then it allows nothing", p.excess)
@@ -81,8 +81,8 @@ func (c *Compiler) Issues() []model.Issue {
 				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.parts.limits.together.Most))
 			}
 		}
-		for _, set := range p.doubts {
-			add(key.Ref(), "%s", doubt(set))
+		for _, set := range p.refused {
+			add(key.Ref(), "%s", refusedReason(set))
 		}
 	}
 	for a, claims := range c.endpoints.claims {
