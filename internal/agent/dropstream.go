@@ -33,6 +33,7 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer a.drops.leave(watcher)
+	tally := newTally(r.Context(), a.Driver)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
 	out := json.NewEncoder(w)
@@ -40,7 +41,6 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 	if flush() != nil { // the client knows by this that it misses nothing from now on
 		return
 	}
-	tally := newTally(r.Context(), a.Driver)
 	tick := time.NewTicker(missedEvery)
 	defer tick.Stop()
 	for {

@@ -40,6 +40,7 @@ type fakeDriver struct {
 	aside    []driver.SetAside
 	counted  []driver.PolicyCounter
 	dropped  uint64
+	dropRead int // how often dropped was asked for
 	countErr error
 }
 
@@ -125,6 +126,7 @@ func (d *fakeDriver) PolicyCounters(context.Context) ([]driver.PolicyCounter, er
 func (d *fakeDriver) DropCounts(context.Context) (map[state.Drop]uint64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.dropRead++
 	return map[state.Drop]uint64{state.DropPolicy: d.dropped}, d.countErr
 }
 

@@ -436,7 +436,14 @@ func TestDropsStream(t *testing.T) {
 	var drops []Drop
 	var missed Missed
 	enough := errors.New("enough")
-	started := func() { go func() { b.driver.drop(10); k.packets <- packet }() }
+	started := func() {
+		b.driver.mu.Lock()
+		if b.driver.dropRead == 0 {
+			t.Error("the stream begins before drops are counted: some would never be said to be missed")
+		}
+		b.driver.mu.Unlock()
+		go func() { b.driver.drop(10); k.packets <- packet }()
+	}
 	err := b.client.Drops(ctx, started, func(r DropReport) error {
 		if r.Drop != nil {
 			drops = append(drops, *r.Drop)
