@@ -737,3 +737,27 @@ func TestSyncWhileALargeServiceChanges(t *testing.T) {
 		b.source.deliver(gone(1)...)
 	}
 }
+
+// Who waits for a generation is told of the objects that matter to them.
+func TestWaitForObjects(t *testing.T) {
+	b := start(t)
+	b.source.deliver(slices.Concat(web(1, "10.1.0.1"), web(2, "10.1.0.2"))...)
+	b.source.sync()
+	b.driver.setsAside(driver.SetAside{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "web-1"}, Reason: "refused", InForce: model.InForceRest})
+	generation := b.Store.Generation()
+	service := func(n string) model.Ref {
+		return model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: n}}
+	}
+	if err := b.Wait(t.Context(), generation, service("web-2")); err != nil {
+		t.Errorf("an object without faults: %v", err)
+	}
+	var fault *FaultError
+	if err := b.Wait(t.Context(), generation, service("web-1"), service("web-2")); !errors.As(err, &fault) || len(fault.Issues) != 1 {
+		t.Errorf("one with a fault: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := b.Wait(ctx, generation+1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a generation that there is not yet: %v", err)
+	}
+}

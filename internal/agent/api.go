@@ -120,9 +120,22 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
 	}
+	if err := a.Wait(ctx, a.Store.Generation()); err != nil {
+		return err
+	}
+	if s := a.Status(); s.Kept > 0 {
+		return errors.New(Keeping(s.Kept, s.Source.Lacking))
+	}
+	return nil
+}
+
+// Wait returns once the kernel has all that the store was told up to a generation. An error says why
+// it has not; it is a *FaultError if only objects are at fault: some of those that are named, or any if
+// none is. Safe for concurrent use.
+func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
-		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, time.Now()})
+		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, generation})
 		l.kernel.Hurry()
 		l.attempt(ctx)
 	})
@@ -140,11 +153,12 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if issues := a.issues(); len(issues) > 0 {
-		return &FaultError{issues}
+	issues := a.issues()
+	if len(objects) > 0 {
+		issues = slices.DeleteFunc(issues, func(i model.Issue) bool { return !slices.Contains(objects, i.Ref) })
 	}
-	if s := a.Status(); s.Kept > 0 {
-		return errors.New(Keeping(s.Kept, s.Source.Lacking))
+	if len(issues) > 0 {
+		return &FaultError{issues}
 	}
 	return nil
 }

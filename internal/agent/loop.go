@@ -34,15 +34,22 @@ type loop struct {
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
-	waiting []waiter        // answered after an attempt that fails, or leaves nothing that was there when they asked
+	takes   []take          // those of which something may wait for its slice still, and the last one before
+	waiting []waiter        // answered once their generation is in the kernel, or an attempt fails
 	known   map[model.Issue]bool
 }
 
-// waiter is somebody who waits until all that was there when he asked is in the kernel.
+// waiter is somebody who waits until a generation is in the kernel.
 type waiter struct {
-	ctx   context.Context
-	done  chan<- error // has room for the one answer
-	asked time.Time
+	ctx        context.Context
+	done       chan<- error // has room for the one answer
+	generation uint64
+}
+
+// take is when a generation was taken from the store.
+type take struct {
+	generation uint64
+	at         time.Time
 }
 
 // abandoned reports whether nobody waits any more.
@@ -159,7 +166,8 @@ func (l *loop) attempt(ctx context.Context) {
 	l.health.queued(time.Now())
 	l.look()
 	delta, checks := l.compile()
-	done, err := l.kernel.Attempt(ctx, delta)
+	waiting := l.Compiler.Waiting()
+	done, err := l.kernel.Attempt(ctx, delta, l.compiled(waiting))
 	l.checks.apply(checks)
 	for _, a := range l.accelerators {
 		a.Follow(delta, l.lacks())
@@ -176,17 +184,27 @@ func (l *loop) attempt(ctx context.Context) {
 	} else {
 		l.succeeded(applied(done, delta))
 	}
-	waiting := l.Compiler.Waiting()
 	if waiting.Len() > 0 && err == nil {
 		l.more.Set()
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
-		if err == nil && waiting.Len() > 0 && !waiting.Since.After(w.asked) {
+		if err == nil && l.kernel.Generation() < w.generation {
 			return false
 		}
 		w.done <- err
 		return true
 	})
+}
+
+// compiled is the generation up to which the desired state has all, but for what waits for its slice.
+func (l *loop) compiled(waiting compile.Backlog) uint64 {
+	for len(l.takes) > 1 && (waiting.Len() == 0 || l.takes[1].at.Before(waiting.Since)) {
+		l.takes = l.takes[1:]
+	}
+	if waiting.Len() > 0 && !l.takes[0].at.Before(waiting.Since) {
+		return 0
+	}
+	return l.takes[0].generation
 }
 
 // schedule sets the timers of what is due without a change, and says what was found.
@@ -221,6 +239,9 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.Heal
 	defer l.compiling.Unlock()
 	l.protect()
 	dirty := l.Store.Take()
+	if len(l.takes) == 0 || dirty.Generation > l.takes[len(l.takes)-1].generation {
+		l.takes = append(l.takes, take{dirty.Generation, time.Now()})
+	}
 	l.metrics.took(dirty)
 	if l.since.IsZero() {
 		l.since = dirty.Since

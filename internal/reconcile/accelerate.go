@@ -83,7 +83,7 @@ func (a *Accelerator) attempt(ctx context.Context) {
 	a.pending = state.Delta{}
 	a.r.Lack(a.lacking)
 	a.mu.Unlock()
-	done, err := a.r.Attempt(ctx, delta)
+	done, err := a.r.Attempt(ctx, delta, 0)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""

@@ -97,8 +97,9 @@ type Reconciler struct {
 // part is what is known of a part in the kernel.
 type part struct {
 	of      Part
-	stale   bool // what the driver believes of it may be wrong: adopt it
-	kept    int  // what the last adoption kept of it: a change needs an adoption, too
+	holds   uint64 // the generation up to which the kernel has all of it
+	stale   bool   // what the driver believes of it may be wrong: adopt it
+	kept    int    // what the last adoption kept of it: a change needs an adoption, too
 	delay   time.Duration
 	due     time.Time // not before, while delay is not 0
 	tried   time.Time
@@ -178,6 +179,15 @@ func (r *Reconciler) Due() (at time.Time, is bool) {
 	return at, is
 }
 
+// Generation is the one up to which the kernel has all that is wanted of every part.
+func (r *Reconciler) Generation() uint64 {
+	least := r.parts[0].holds
+	for _, p := range r.parts {
+		least = min(least, p.holds)
+	}
+	return least
+}
+
 // Parts is how many parts there are.
 func (r *Reconciler) Parts() int { return len(r.parts) }
 
@@ -217,10 +227,11 @@ func (r *Reconciler) Kept() (n int) {
 	return n
 }
 
-// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the last attempt.
+// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the last
+// attempt; with it, all is wanted that belongs to the generation.
 // Parts that failed are tried again when they are due; a change of one hastens that. An error says which
 // parts are not in step, and why; all others are.
-func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta) (Done, error) {
+func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation uint64) (Done, error) {
 	var done Done
 	if r.lacking.Any {
 		r.noteEndpoints(delta)
@@ -240,6 +251,11 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta) (Done, erro
 		done.Healed = true
 	}
 	r.suspicion = ""
+	for _, p := range r.parts {
+		if !p.stale {
+			p.holds = max(p.holds, generation)
+		}
+	}
 	if done.Time.IsZero() {
 		done.Time = r.now()
 	}

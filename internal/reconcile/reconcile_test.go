@@ -106,7 +106,7 @@ func start(t *testing.T, f *fake) *reconcile.Reconciler {
 	t.Helper()
 	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	r.Lack(reconcile.Lacking{})
-	if _, err := r.Attempt(t.Context(), both); err != nil {
+	if _, err := r.Attempt(t.Context(), both, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := f.took(); got != "adopt [services policy]" {
@@ -125,7 +125,7 @@ type attempt struct {
 func run(t *testing.T, r *reconcile.Reconciler, f *fake, attempts ...attempt) {
 	t.Helper()
 	for i, a := range attempts {
-		_, err := r.Attempt(t.Context(), a.change)
+		_, err := r.Attempt(t.Context(), a.change, 1)
 		if got := f.took(); got != a.does {
 			t.Errorf("attempt %d did %q, want %q", i+1, got, a.does)
 		}
@@ -238,7 +238,7 @@ func TestHealing(t *testing.T) {
 		healed bool
 	}{{"audit", none, true}, {"audit", services, false}, {reconcile.Tampering, services, true}, {"", none, false}} {
 		r.Doubt(tc.reason)
-		done, err := r.Attempt(t.Context(), tc.change)
+		done, err := r.Attempt(t.Context(), tc.change, 1)
 		if err != nil || done.Healed != tc.healed || done.Path != reconcile.PathAdopt {
 			t.Errorf("%q: %+v, %v", tc.reason, done, err)
 		}
@@ -249,7 +249,7 @@ func TestHealing(t *testing.T) {
 	if !r.Tampered(t.Context()) {
 		t.Error("not tampered")
 	}
-	if _, err := r.Attempt(t.Context(), services); err == nil {
+	if _, err := r.Attempt(t.Context(), services, 1); err == nil {
 		t.Error("no error")
 	}
 	if r.Tampered(t.Context()) {
@@ -263,4 +263,25 @@ func TestOnePart(t *testing.T) {
 	f.can, f.whole = driver.Services, false
 	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	run(t, r, f, attempt{both, "adopt [services]", ""}, attempt{both, "update [services]", ""}, attempt{policy, "", ""})
+}
+
+// A generation is in the kernel once all parts have it.
+func TestGeneration(t *testing.T) {
+	f := newFake()
+	r := start(t, f)
+	attempt := func(generation, want uint64, change state.Delta) {
+		t.Helper()
+		r.Hurry()
+		_, _ = r.Attempt(t.Context(), change, generation)
+		if got := r.Generation(); got != want {
+			t.Errorf("generation %d, want %d", got, want)
+		}
+	}
+	attempt(2, 2, none)
+	f.fails[reconcile.Policy] = errors.New("no room")
+	attempt(3, 3, services)
+	attempt(4, 3, both)
+	attempt(5, 3, services)
+	delete(f.fails, reconcile.Policy)
+	attempt(5, 5, none)
 }

@@ -80,6 +80,8 @@ type Dirty struct {
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
 	ServiceChanges, EndpointChanges int
 	Since                           time.Time
+	// Generation is the store's: all that it was told up to that is in here, or was in an earlier Dirty.
+	Generation uint64
 	// Triggers are when what changed EndpointSlices tell of happened, where they say it.
 	Triggers []Trigger
 }
@@ -99,11 +101,12 @@ func (d Dirty) Len() int {
 
 // Store is safe for concurrent use. The objects it hands out are shared and immutable.
 type Store struct {
-	mu      sync.RWMutex
-	view    View
-	dirty   Dirty
-	synced  bool
-	changed wake.Signal
+	mu         sync.RWMutex
+	view       View
+	dirty      Dirty
+	generation uint64
+	synced     bool
+	changed    wake.Signal
 }
 
 // New returns an empty store that is not synced.
@@ -120,6 +123,7 @@ func newDirty() Dirty {
 func (s *Store) Apply(events []Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.generation++
 	for _, e := range events {
 		s.apply(e)
 	}
@@ -295,8 +299,16 @@ func (s *Store) Take() Dirty {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := s.dirty
+	d.Generation = s.generation
 	s.dirty = newDirty()
 	return d
+}
+
+// Generation counts what the store was told: each Apply begins another one.
+func (s *Store) Generation() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.generation
 }
 
 // Read calls f with the current objects, which stay as they are until f

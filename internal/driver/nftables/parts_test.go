@@ -28,7 +28,7 @@ func TestPartsFailApart(t *testing.T) {
 					t.Helper()
 					want.Apply(change)
 					r.Hurry()
-					if _, err := r.Attempt(t.Context(), change); (err != nil) != fails {
+					if _, err := r.Attempt(t.Context(), change, 0); (err != nil) != fails {
 						t.Fatalf("attempt: %v, want an error: %v", err, fails)
 					}
 				}
