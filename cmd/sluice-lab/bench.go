@@ -42,6 +42,7 @@ func newBenchCommand() *cobra.Command {
 	fl.IntVar(&o.From, "from", 0, "the number of the first of them: a long run may be cut in parts (one that is interrupted says how to go on)")
 	fl.IntVar(&o.Pods, "pods", 0, "how many pods, about, are on other nodes beside them; 0: as the scale says")
 	fl.Uint64Var(&o.Seed, "seed", 1, "what they are drawn from")
+	fl.StringVar(&o.Baseline, "baseline", "", "another sluice program to compare this one with, in the experiment baseline; without a name, that alone runs")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd
 }

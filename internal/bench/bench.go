@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -35,7 +36,7 @@ var ErrUnknown = errors.New("unknown")
 
 // Options of a run.
 type Options struct {
-	Experiments []string // names, or what several names begin with ("policy"); empty: all
+	Experiments []string // names, or what several names begin with ("policy"); empty: baseline alone if there is one, or else all others
 	Scale       Scale
 	Rounds      int           // how often each case is measured; 0: as many as the scale says
 	SoakFor     time.Duration // of the experiment soak; 0: as long as the scale says
@@ -46,6 +47,7 @@ type Options struct {
 	Out         string        // folder for results; made if absent
 	Progress    io.Writer     // a line for each step
 	Binary      string        // the sluice program whose agent is measured
+	Baseline    string        // another sluice program, which the experiment baseline compares this one with; "": none
 	Command     string        // how the user asked for this run
 }
 
@@ -64,6 +66,7 @@ func Experiments() []Experiment {
 		connections, requests, latency, programming, changes, footprint, restart,
 		rules, blocking, copying, filling, labels, starting, costing, removal,
 		kubeStart, kubeMemory, kubeChange, kubeBurst, kubeCPU, kubeConnections, kubeRollout, soak, hostileObjects, hostileMemory,
+		baseline,
 	}
 }
 
@@ -137,7 +140,7 @@ func choose(o Options) ([]Experiment, error) {
 	}
 	all := Experiments()
 	if len(o.Experiments) == 0 {
-		return all, nil
+		return slices.DeleteFunc(all, func(e Experiment) bool { return (e.Name == baseline.Name) != (o.Baseline != "") }), nil
 	}
 	var chosen []Experiment
 	for _, name := range o.Experiments {

@@ -107,15 +107,22 @@ const podFlows = 32_768
 // answeredFlows are those of which established packets are.
 const answeredFlows = 256
 
-func (r *run) measurePods(ctx context.Context, s *stage[pods]) (err error) {
-	from, to := cluster.PodAddr(0, s.spec.Local), cluster.PodAddr(1, s.spec.Local)
-	if err := s.FlushConntrack(); err != nil {
+func (r *run) measurePods(ctx context.Context, s *stage[pods]) error {
+	return r.podCosts(ctx, s.Lane, s.spec.Tenants, s.spec.String(), func(metric string, micros float64) {
+		r.add(costMeasurement(s.spec.name(), s.spec.Policies, metric), micros)
+	})
+}
+
+// podCosts measures what established packets and new connections between two pods of a node cost.
+func (r *run) podCosts(ctx context.Context, l *lane.Lane, t cluster.Tenants, name string, record func(metric string, micros float64)) (err error) {
+	from, to := cluster.PodAddr(0, t.Local), cluster.PodAddr(1, t.Local)
+	if err := l.FlushConntrack(); err != nil {
 		return err
 	}
-	if err := answer(s.Lane, from, netip.AddrPortFrom(to, cluster.TargetPort)); err != nil {
+	if err := answer(l, from, netip.AddrPortFrom(to, cluster.TargetPort)); err != nil {
 		return err
 	}
-	g, c, end, err := injector(s.Lane)
+	g, c, end, err := injector(l)
 	if err != nil {
 		return err
 	}
@@ -135,15 +142,15 @@ func (r *run) measurePods(ctx context.Context, s *stage[pods]) (err error) {
 		if err := g.From(m.origin); err != nil {
 			return err
 		}
-		ns, err := m.pace.cost(ctx, s.Lane, g, c)
+		ns, err := m.pace.cost(ctx, l, g, c)
 		if errors.Is(err, errLost) {
-			r.note("%s, %s: a sample does not count, as %s.", s.spec, m.metric, err)
+			r.note("%s, %s: a sample does not count, as %s.", name, m.metric, err)
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		r.add(costMeasurement(s.spec.name(), s.spec.Policies, m.metric), ns/1000)
+		record(m.metric, ns/1000)
 	}
 	return nil
 }

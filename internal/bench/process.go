@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type site struct {
 	dir    string
 	node   *netns.NS
 	group  *memoryGroup // nil: not accounted for
+	from   string       // folder of the manifests that the agent reads; its own where empty
 	flags  []string     // of the agent, beside those that it always has
 }
 
@@ -117,7 +119,7 @@ type process struct {
 
 // objects are the flags that say what is to be programmed.
 func (s *site) objects() []string {
-	return []string{"--manifests", s.manifests(), "--node", cluster.Node,
+	return []string{"--manifests", cmp.Or(s.from, s.manifests()), "--node", cluster.Node,
 		"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String()}
 }
 
