@@ -126,23 +126,31 @@ func (a *changer) nextClass() cluster.File {
 func (a *changer) several(ctx context.Context, count int, next func() cluster.File) ([]time.Duration, error) {
 	var took []time.Duration
 	for range count {
-		f := next()
-		if err := a.stageFile(f); err != nil {
-			return nil, fmt.Errorf("write manifest: %w", err)
-		}
-		a.commits.drop()
-		began := time.Now()
-		if err := a.place(f); err != nil {
-			return nil, fmt.Errorf("change manifest: %w", err)
-		}
-		c, err := a.commits.last(ctx, 15*time.Millisecond)
+		d, err := a.time(ctx, next())
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f.Name, err)
+			return nil, err
 		}
-		took = append(took, c.at.Sub(began))
+		took = append(took, d)
 	}
 	slices.Sort(took)
 	return took, nil
+}
+
+// time makes a change and returns the time until the last commit that it brings.
+func (a *changer) time(ctx context.Context, f cluster.File) (time.Duration, error) {
+	if err := a.stageFile(f); err != nil {
+		return 0, fmt.Errorf("write manifest: %w", err)
+	}
+	a.commits.drop()
+	began := time.Now()
+	if err := a.place(f); err != nil {
+		return 0, fmt.Errorf("change manifest: %w", err)
+	}
+	c, err := a.commits.last(ctx, 15*time.Millisecond)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return c.at.Sub(began), nil
 }
 
 // burst changes a thousand services in place at once, those in the middle that no
