@@ -16,11 +16,11 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var baseline = Experiment{
@@ -109,17 +109,17 @@ func (r *run) identify(ctx context.Context, p agentProgram) error {
 // contestant is the agent of one of the programs, running.
 type contestant struct {
 	agentProgram
-	*process
-	lane   *lane.Lane
-	record func(variant, metric, unit string, sample float64) // variant may be ""
+	*agentProcess
+	testbed *testbed.Testbed
+	record  func(variant, metric, unit string, sample float64) // variant may be ""
 }
 
 // setting is what both programs are given.
 type setting struct {
-	name  string
-	lane  func(prefix string) (*lane.Lane, error)
-	files iter.Seq[cluster.File]
-	size  Measurement // how large it is, and its usual variant
+	name    string
+	testbed func(prefix string) (*testbed.Testbed, error)
+	files   iter.Seq[cluster.File]
+	size    Measurement // how large it is, and its usual variant
 }
 
 // step is a part of a round, with the agents of both programs.
@@ -161,7 +161,7 @@ func (r *run) withBoth(ctx context.Context, round int, s setting, steps ...step)
 
 // withContestant runs f with an agent that has programmed the setting, and files how long that took.
 func (r *run) withContestant(ctx context.Context, p agentProgram, s setting, pairs samples, f func(*contestant) error) (err error) {
-	l, err := s.lane(r.nextPrefix())
+	l, err := s.testbed(r.nextPrefix())
 	if err != nil {
 		return err
 	}
@@ -171,9 +171,9 @@ func (r *run) withContestant(ctx context.Context, p agentProgram, s setting, pai
 			return err
 		}
 		settle()
-		c := &contestant{agentProgram: p, lane: l, record: r.recorder(p.name, s.size, pairs)}
+		c := &contestant{agentProgram: p, testbed: l, record: r.recorder(p.name, s.size, pairs)}
 		defer func() {
-			if c.process != nil {
+			if c.agentProcess != nil {
 				c.kill()
 			}
 		}()
@@ -216,7 +216,7 @@ func (c *contestant) startOn(ctx context.Context, at *site, binary, metric strin
 	if err != nil {
 		return err
 	}
-	c.process = p
+	c.agentProcess = p
 	took, err := p.ready(ctx, 2*time.Minute)
 	if err == nil && metric != "" {
 		c.record("", metric, "s", took.Seconds())
@@ -238,7 +238,7 @@ func (r *run) compareServices(ctx context.Context, round int, c cluster.Cluster)
 		}
 		c.Files()(yield)
 	}
-	return r.withBoth(ctx, round, setting{c.String(), lane.New, files, clusterSize(c)},
+	return r.withBoth(ctx, round, setting{c.String(), testbed.New, files, clusterSize(c)},
 		each(weighContestant), each(timeCommands),
 		func(ctx context.Context, both []*contestant) error { return r.timeChanges(ctx, both, c) },
 		reserved(func(ctx context.Context, x *contestant) error { return r.newFlows(ctx, x, c) }),
@@ -252,10 +252,10 @@ func (r *run) compareServices(ctx context.Context, round int, c cluster.Cluster)
 // reserved is each, with the packets' CPU left to them.
 func reserved(measure func(context.Context, *contestant) error) step {
 	return func(ctx context.Context, both []*contestant) error {
-		if err := pin.Reserve(packetCPU); err != nil {
+		if err := cpuaffinity.Reserve(packetCPU); err != nil {
 			return err
 		}
-		return errors.Join(each(measure)(ctx, both), pin.Release())
+		return errors.Join(each(measure)(ctx, both), cpuaffinity.Release())
 	}
 }
 
@@ -307,7 +307,7 @@ func (r *run) timeChanges(ctx context.Context, both []*contestant, c cluster.Clu
 	}
 	changers := make([]*changer, len(both))
 	for i, x := range both {
-		a := &changer{process: x.process, c: c}
+		a := &changer{agentProcess: x.agentProcess, c: c}
 		if a.commits, err = watchCommits(a.node); err != nil {
 			return err
 		}
@@ -339,7 +339,7 @@ func (r *run) timeChanges(ctx context.Context, both []*contestant, c cluster.Clu
 
 func (r *run) newFlows(ctx context.Context, x *contestant, c cluster.Cluster) error {
 	return r.flowCosts(ctx, flowCase{
-		name: x.name, lane: x.lane, services: c.Services,
+		name: x.name, testbed: x.testbed, services: c.Services,
 		target: func(first, count int) inject.Target { return peer.Sluice{}.Target(c, first, count) },
 		record: func(variant string, micros float64) { x.record(variant, perFlow, "µs", micros) },
 	})
@@ -348,11 +348,11 @@ func (r *run) newFlows(ctx context.Context, x *contestant, c cluster.Cluster) er
 // replace kills the agent under load and starts one of that program in its place. It files what
 // clients noticed as that variant, and the time until the new agent is ready as metric, if there is one.
 func (r *run) replace(ctx context.Context, x *contestant, c cluster.Cluster, binary, variant, metric string) error {
-	before, err := stickyEndpoints(ctx, x.lane, c.Services)
+	before, err := stickyEndpoints(ctx, x.testbed, c.Services)
 	if err != nil {
 		return err
 	}
-	res, err := r.whileLoaded(ctx, x.lane, c, func() error {
+	res, err := r.whileLoaded(ctx, x.testbed, c, func() error {
 		if err := wait(ctx, 500*time.Millisecond); err != nil {
 			return err
 		}
@@ -368,7 +368,7 @@ func (r *run) replace(ctx context.Context, x *contestant, c cluster.Cluster, bin
 	if err != nil {
 		return err
 	}
-	after, err := stickyEndpoints(ctx, x.lane, c.Services)
+	after, err := stickyEndpoints(ctx, x.testbed, c.Services)
 	if err != nil {
 		return err
 	}
@@ -398,7 +398,7 @@ func (r *run) upgrade(ctx context.Context, x *contestant, c cluster.Cluster) err
 }
 
 // whileLoaded runs f under 1,000 requests a second to the last service, and returns what became of them.
-func (r *run) whileLoaded(ctx context.Context, l *lane.Lane, c cluster.Cluster, f func() error) (*load.Result, error) {
+func (r *run) whileLoaded(ctx context.Context, l *testbed.Testbed, c cluster.Cluster, f func() error) (*load.Result, error) {
 	under, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
@@ -421,7 +421,7 @@ func (r *run) whileLoaded(ctx context.Context, l *lane.Lane, c cluster.Cluster, 
 
 // stickyEndpoints asks the service with session affinity once from each address of the client, and
 // returns which endpoint answered each.
-func stickyEndpoints(ctx context.Context, l *lane.Lane, services int) ([]netip.Addr, error) {
+func stickyEndpoints(ctx context.Context, l *testbed.Testbed, services int) ([]netip.Addr, error) {
 	var listener net.Listener
 	err := l.Backend.Do(func() (err error) {
 		listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprintf(":%d", cluster.StickyPort))
@@ -433,7 +433,7 @@ func stickyEndpoints(ctx context.Context, l *lane.Lane, services int) ([]netip.A
 	defer listener.Close()
 	sticky := netip.AddrPortFrom(cluster.ServiceAddr(services), cluster.ServicePort).String()
 	var endpoints []netip.Addr
-	for _, client := range lane.ClientAddrs() {
+	for _, client := range testbed.ClientAddrs() {
 		var asked net.Conn
 		err := l.Client.Do(func() (err error) {
 			d := net.Dialer{Timeout: 2 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(client, 0))}
@@ -455,12 +455,12 @@ func stickyEndpoints(ctx context.Context, l *lane.Lane, services int) ([]netip.A
 
 // comparePolicies measures what a connection between two pods costs where policies judge it.
 func (r *run) comparePolicies(ctx context.Context, round int, t cluster.Tenants) error {
-	pods := func(prefix string) (*lane.Lane, error) { return lane.NewPods(prefix, t.Local) }
+	pods := func(prefix string) (*testbed.Testbed, error) { return testbed.NewPods(prefix, t.Local) }
 	return r.withBoth(ctx, round, setting{t.String(), pods, t.Files(), Measurement{Policies: t.Policies, Variant: "with policies"}},
-		each(func(ctx context.Context, x *contestant) error { return holds(ctx, x.lane, t) }),
+		each(func(ctx context.Context, x *contestant) error { return holds(ctx, x.testbed, t) }),
 		each(weighContestant),
 		reserved(func(ctx context.Context, x *contestant) error {
-			return r.podCosts(ctx, x.lane, t, x.name, func(metric string, micros float64) { x.record("", metric, "µs", micros) })
+			return r.podCosts(ctx, x.testbed, t, x.name, func(metric string, micros float64) { x.record("", metric, "µs", micros) })
 		}),
 	)
 }
@@ -494,7 +494,7 @@ func (r *run) measureLarge(ctx context.Context, p agentProgram, c cluster.Cluste
 		settle()
 		x := &contestant{agentProgram: p, record: r.recorder(p.name, clusterSize(c), pairs)}
 		defer func() {
-			if x.process != nil {
+			if x.agentProcess != nil {
 				x.kill()
 			}
 		}()

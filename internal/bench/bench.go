@@ -2,7 +2,7 @@
 // with, on one machine in one run.
 //
 // An experiment is data: data planes, cluster sizes and a load. All of its cases
-// stand side by side, each in a lane of network namespaces of its own, and are
+// stand side by side, each in a testbed of network namespaces of its own, and are
 // measured in turns (A B C A B C …), so that whatever else the machine does
 // befalls all alike; what counts are ratios within a round, their median and
 // their spread. One CPU does the packet work, the others do the rest.
@@ -74,10 +74,10 @@ func Experiments() []Experiment {
 type run struct {
 	Options
 	*Result
-	prefix string // of the names of its namespaces
-	lanes  int    // made so far
-	stands stands // shared by all experiments
-	cut    bool   // it was stopped before its end, and what it has by then counts
+	prefix   string // of the names of its namespaces
+	testbeds int    // made so far
+	stands   stands // shared by all experiments
+	cut      bool   // it was stopped before its end, and what it has by then counts
 }
 
 // progress prints what happens now.

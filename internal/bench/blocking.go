@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var blocking = Experiment{
@@ -55,7 +55,7 @@ func (b block) refusal() string {
 	return ""
 }
 
-func (block) lane(prefix string) (*lane.Lane, error) { return lane.New(prefix) }
+func (block) testbed(prefix string) (*testbed.Testbed, error) { return testbed.New(prefix) }
 
 func (b block) list() []netip.Prefix {
 	switch {
@@ -67,8 +67,8 @@ func (b block) list() []netip.Prefix {
 	return cluster.Addresses(b.size)
 }
 
-func (b block) load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error) {
-	blocked, err := b.Block(ctx, l.Node, lane.NodeIn, b.list())
+func (b block) load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
+	blocked, err := b.Block(ctx, l.Node, testbed.NodeIn, b.list())
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ var (
 )
 
 func (r *run) measureBlock(ctx context.Context, s *stage[block]) (err error) {
-	g, c, end, err := injector(s.Lane)
+	g, c, end, err := injector(s.Testbed)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (r *run) measureBlock(ctx context.Context, s *stage[block]) (err error) {
 		if err := s.Track(v.track); err != nil {
 			return err
 		}
-		ns, err := v.pace.cost(ctx, s.Lane, g, c)
+		ns, err := v.pace.cost(ctx, s.Testbed, g, c)
 		if errors.Is(err, errLost) {
 			r.note("%s: a sample does not count, as %s.", s.spec, err)
 			continue

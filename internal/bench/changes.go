@@ -44,9 +44,9 @@ func runChanges(ctx context.Context, r *run) error {
 	if r.full() {
 		large.Services = 10_000
 	}
-	err := r.withAgent(ctx, small, func(a *process) error {
-		return r.withAgent(ctx, large, func(b *process) error {
-			return r.alternateChanges(ctx, []*changer{{process: a, c: small}, {process: b, c: large}})
+	err := r.withAgent(ctx, small, func(a *agentProcess) error {
+		return r.withAgent(ctx, large, func(b *agentProcess) error {
+			return r.alternateChanges(ctx, []*changer{{agentProcess: a, c: small}, {agentProcess: b, c: large}})
 		})
 	})
 	if err != nil {
@@ -58,7 +58,7 @@ func runChanges(ctx context.Context, r *run) error {
 
 // changer makes changes to one agent's manifests and times them.
 type changer struct {
-	*process
+	*agentProcess
 	c       cluster.Cluster
 	commits *commits
 	grown   int // class changes made

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var connections = Experiment{
@@ -55,12 +55,12 @@ func runConnections(ctx context.Context, r *run) error {
 	return nil
 }
 
-// injector opens what sends packets into a lane's node, and what counts them where they arrive; end closes both.
-func injector(l *lane.Lane) (g *inject.Generator, c *inject.Counter, end func() error, err error) {
-	if g, err = inject.New(l.Node, lane.NodeIn); err != nil {
+// injector opens what sends packets into a testbed's node, and what counts them where they arrive; end closes both.
+func injector(l *testbed.Testbed) (g *inject.Generator, c *inject.Counter, end func() error, err error) {
+	if g, err = inject.New(l.Node, testbed.NodeIn); err != nil {
 		return nil, nil, nil, err
 	}
-	if c, err = inject.NewCounter(l.Backend, lane.Uplink, cluster.Endpoints); err != nil {
+	if c, err = inject.NewCounter(l.Backend, testbed.Uplink, cluster.Endpoints); err != nil {
 		return nil, nil, nil, errors.Join(err, g.Close())
 	}
 	return g, c, func() error { return errors.Join(c.Close(), g.Close()) }, nil
@@ -68,7 +68,7 @@ func injector(l *lane.Lane) (g *inject.Generator, c *inject.Counter, end func() 
 
 func (r *run) measureConnections(ctx context.Context, s *stage[spec]) error {
 	return r.flowCosts(ctx, flowCase{
-		name: s.spec.String(), lane: s.Lane, services: s.spec.cluster.Services,
+		name: s.spec.String(), testbed: s.Testbed, services: s.spec.cluster.Services,
 		target: func(first, count int) inject.Target { return s.spec.dataplane.Target(s.spec.cluster, first, count) },
 		record: func(variant string, micros float64) { r.record(s.spec, variant, perFlow, "µs", micros) },
 	})
@@ -77,7 +77,7 @@ func (r *run) measureConnections(ctx context.Context, s *stage[spec]) error {
 // flowCase is a node whose services are measured.
 type flowCase struct {
 	name     string
-	lane     *lane.Lane
+	testbed  *testbed.Testbed
 	services int
 	target   func(first, count int) inject.Target // where flows to some of the services go
 	record   func(variant string, micros float64)
@@ -85,7 +85,7 @@ type flowCase struct {
 
 // flowCosts measures what a new flow costs, to the last service and to all in turns.
 func (r *run) flowCosts(ctx context.Context, f flowCase) (err error) {
-	g, c, end, err := injector(f.lane)
+	g, c, end, err := injector(f.testbed)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (r *run) flowCosts(ctx context.Context, f flowCase) (err error) {
 		if err := g.Aim(f.target(v.first, v.count)); err != nil {
 			return err
 		}
-		ns, err := flowPace.cost(ctx, f.lane, g, c)
+		ns, err := flowPace.cost(ctx, f.testbed, g, c)
 		if errors.Is(err, errLost) {
 			r.note("%s, %s: a sample does not count, as %s.", f.name, v.name, err)
 			continue
@@ -127,7 +127,7 @@ type pace struct {
 var flowPace = pace{warmUp: 5_000, most: maxFlows, lasting: time.Second}
 
 // cost warms up, then measures, and returns nanoseconds a packet.
-func (p pace) cost(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter) (float64, error) {
+func (p pace) cost(ctx context.Context, l *testbed.Testbed, g *inject.Generator, c *inject.Counter) (float64, error) {
 	first, err := p.send(ctx, l, g, c, p.warmUp)
 	if err != nil {
 		return 0, err
@@ -146,7 +146,7 @@ func (p pace) cost(ctx context.Context, l *lane.Lane, g *inject.Generator, c *in
 }
 
 // measure is send, tried again where packets got lost.
-func (p pace) measure(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+func (p pace) measure(ctx context.Context, l *testbed.Testbed, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
 	const tries = 3 // a busy machine loses some, now and then
 	for try := 1; ; try++ {
 		ns, err := p.send(ctx, l, g, c, flows)
@@ -157,7 +157,7 @@ func (p pace) measure(ctx context.Context, l *lane.Lane, g *inject.Generator, c 
 }
 
 // send measures so many flows.
-func (p pace) send(ctx context.Context, l *lane.Lane, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
+func (p pace) send(ctx context.Context, l *testbed.Testbed, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
 	flush := l.FlushConntrack
 	if p.keep {
 		flush = func() error { return nil }

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var costing = Experiment{
@@ -48,9 +48,11 @@ func (p pods) String() string { return fmt.Sprintf("%s, %s", p.name(), p.Tenants
 
 func (pods) refusal() string { return "" }
 
-func (p pods) lane(prefix string) (*lane.Lane, error) { return lane.NewPods(prefix, p.Local) }
+func (p pods) testbed(prefix string) (*testbed.Testbed, error) {
+	return testbed.NewPods(prefix, p.Local)
+}
 
-func (p pods) load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error) {
+func (p pods) load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	cfg := peer.Config()
 	cfg.Policy = p.policy
 	n, err := peer.NewNode(l.Node, cfg)
@@ -108,13 +110,13 @@ const podFlows = 32_768
 const answeredFlows = 256
 
 func (r *run) measurePods(ctx context.Context, s *stage[pods]) error {
-	return r.podCosts(ctx, s.Lane, s.spec.Tenants, s.spec.String(), func(metric string, micros float64) {
+	return r.podCosts(ctx, s.Testbed, s.spec.Tenants, s.spec.String(), func(metric string, micros float64) {
 		r.add(costMeasurement(s.spec.name(), s.spec.Policies, metric), micros)
 	})
 }
 
 // podCosts measures what established packets and new connections between two pods of a node cost.
-func (r *run) podCosts(ctx context.Context, l *lane.Lane, t cluster.Tenants, name string, record func(metric string, micros float64)) (err error) {
+func (r *run) podCosts(ctx context.Context, l *testbed.Testbed, t cluster.Tenants, name string, record func(metric string, micros float64)) (err error) {
 	from, to := cluster.PodAddr(0, t.Local), cluster.PodAddr(1, t.Local)
 	if err := l.FlushConntrack(); err != nil {
 		return err
@@ -156,7 +158,7 @@ func (r *run) podCosts(ctx context.Context, l *lane.Lane, t cluster.Tenants, nam
 }
 
 // answer makes the flows that established packets are of: a datagram each way.
-func answer(l *lane.Lane, from netip.Addr, to netip.AddrPort) error {
+func answer(l *testbed.Testbed, from netip.Addr, to netip.AddrPort) error {
 	var server net.PacketConn
 	err := l.Backend.Do(func() (err error) {
 		server, err = net.ListenPacket("udp", to.String())

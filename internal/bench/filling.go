@@ -13,8 +13,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var filling = Experiment{
@@ -60,11 +60,11 @@ func (r *run) loadList(ctx context.Context, b block, notes map[string]string) er
 		return err
 	}
 	settle()
-	l, err := r.newLane()
+	l, err := r.newTestbed()
 	if err != nil {
 		return err
 	}
-	blocked, err := b.Block(ctx, l.Node, lane.NodeIn, b.list())
+	blocked, err := b.Block(ctx, l.Node, testbed.NodeIn, b.list())
 	if errors.Is(err, peer.ErrMissing) {
 		r.skip("load %s: %s", b, err)
 		return l.Close()
@@ -89,7 +89,7 @@ func (r *run) loadList(ctx context.Context, b block, notes map[string]string) er
 }
 
 // ipsetSize is the memory that the set says it takes.
-func ipsetSize(l *lane.Lane) (int, error) {
+func ipsetSize(l *testbed.Testbed) (int, error) {
 	out, err := l.Node.Run("ipset", "list", "-t", peer.IpsetName)
 	if err != nil {
 		return 0, err
@@ -119,7 +119,7 @@ func (r *run) weighList(ctx context.Context, size int) error {
 			if err := os.WriteFile(filepath.Join(s.manifests(), node.Name), node.JSON, 0o644); err != nil {
 				return fmt.Errorf("write manifests: %w", err)
 			}
-			s.flags = []string{"--address-list", "bench=" + path, "--deny-list", "bench", "--deny-device", lane.NodeIn}
+			s.flags = []string{"--address-list", "bench=" + path, "--deny-list", "bench", "--deny-device", testbed.NodeIn}
 			p, err := s.start()
 			if err != nil {
 				return err

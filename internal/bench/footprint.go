@@ -8,8 +8,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var footprint = Experiment{
@@ -48,7 +48,7 @@ func runFootprint(ctx context.Context, r *run) error {
 }
 
 func (r *run) measureFootprint(ctx context.Context, c cluster.Cluster) error {
-	return r.withAgent(ctx, c, func(p *process) error {
+	return r.withAgent(ctx, c, func(p *agentProcess) error {
 		s := spec{peer.Sluice{}, c}
 		for _, step := range []struct {
 			metric string
@@ -86,7 +86,7 @@ func (r *run) measureFootprint(ctx context.Context, c cluster.Cluster) error {
 }
 
 // weigh files the agent's memory and the kernel's for it.
-func (r *run) weigh(s spec, p *process) error {
+func (r *run) weigh(s spec, p *agentProcess) error {
 	rss, err := residentMemory(p.pid())
 	if err != nil {
 		return err
@@ -104,12 +104,12 @@ func (r *run) weigh(s spec, p *process) error {
 	return nil
 }
 
-// withSite runs f with an empty place for an agent, in a lane of its own.
+// withSite runs f with an empty place for an agent, in a testbed of its own.
 func (r *run) withSite(ctx context.Context, f func(*site) error) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l, err := r.newLane()
+	l, err := r.newTestbed()
 	if err != nil {
 		return err
 	}
@@ -117,14 +117,14 @@ func (r *run) withSite(ctx context.Context, f func(*site) error) (err error) {
 	return r.withSiteOn(l, f)
 }
 
-// withSiteOn is withSite on a lane that is there.
-func (r *run) withSiteOn(l *lane.Lane, f func(*site) error) (err error) {
+// withSiteOn is withSite on a testbed that is there.
+func (r *run) withSiteOn(l *testbed.Testbed, f func(*site) error) (err error) {
 	s, err := r.newSite(l.Node)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if g, gerr := newMemoryGroup(fmt.Sprintf("%s-%d", r.prefix, r.lanes)); gerr != nil {
+	if g, gerr := newMemoryGroup(fmt.Sprintf("%s-%d", r.prefix, r.testbeds)); gerr != nil {
 		r.skip("kernel memory: %s", gerr)
 	} else {
 		s.group = g
@@ -133,8 +133,8 @@ func (r *run) withSiteOn(l *lane.Lane, f func(*site) error) (err error) {
 	return f(s)
 }
 
-// withAgent runs f with an agent that has programmed the cluster, in a lane of its own.
-func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process) error) error {
+// withAgent runs f with an agent that has programmed the cluster, in a testbed of its own.
+func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*agentProcess) error) error {
 	return r.withSite(ctx, func(s *site) error {
 		if err := s.fill(c.Files()); err != nil {
 			return err
@@ -154,7 +154,7 @@ func (r *run) withAgent(ctx context.Context, c cluster.Cluster, f func(*process)
 }
 
 // churn takes an endpoint out of a service and, with the next change, puts it back, 50 changes a second.
-func (r *run) churn(ctx context.Context, p *process, c cluster.Cluster, d time.Duration) error {
+func (r *run) churn(ctx context.Context, p *agentProcess, c cluster.Cluster, d time.Duration) error {
 	t := time.NewTicker(20 * time.Millisecond)
 	defer t.Stop()
 	began := time.Now()

@@ -94,7 +94,7 @@ type hostileTrial struct {
 	*run
 	objects hostile.Objects
 	count   int
-	bed     *testbed // nil: none that is well
+	bed     *testNode // nil: none that is well
 
 	found    map[string]int // by trouble.key, how often it came
 	kinds    map[string]int // by its kind
@@ -115,10 +115,10 @@ func (t *hostileTrial) closeBed() error {
 	return t.bed.Close()
 }
 
-// series puts some batches of objects, those before end, on a testbed and takes all away. The first trouble ends it, and is hunted down.
+// series puts some batches of objects, those before end, on a testNode and takes all away. The first trouble ends it, and is hunted down.
 func (t *hostileTrial) series(ctx context.Context, first, end int) (err error) {
 	if t.bed == nil {
-		if t.bed, err = t.newTestbed(ctx); err != nil {
+		if t.bed, err = t.newTestNode(ctx); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func (t *hostileTrial) series(ctx context.Context, first, end int) (err error) {
 	return err
 }
 
-// step does something to the testbed and waits until the kernel has followed.
+// step does something to the testNode and waits until the kernel has followed.
 func (t *hostileTrial) step(ctx context.Context, do func() ([]trouble, error)) ([]trouble, error) {
 	all, err := do()
 	if err != nil || len(all) > 0 {
@@ -204,7 +204,7 @@ func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluste
 		return same
 	}
 	files := history
-	told := "but not on a testbed of its own"
+	told := "but not on a testNode of its own"
 	if fails(files) {
 		files = hostile.Fewer(files, fails)
 		for i := range files {
@@ -227,9 +227,9 @@ func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluste
 // longestHunt is when a hunt is given up; what it has found by then is told.
 const longestHunt = 3 * time.Minute
 
-// again puts files on a testbed of their own and tells whether the same trouble comes.
+// again puts files on a testNode of their own and tells whether the same trouble comes.
 func (t *hostileTrial) again(ctx context.Context, files []cluster.File, one trouble) bool {
-	b, err := t.newTestbed(ctx)
+	b, err := t.newTestNode(ctx)
 	if err != nil {
 		return false
 	}

@@ -15,19 +15,19 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/hostile"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// testbed is an agent on a node with pods of tenants and of bystanders, and what the bystanders notice. Close it.
-type testbed struct {
+// testNode is an agent on a node with pods of tenants and of bystanders, and what the bystanders notice. Close it.
+type testNode struct {
 	*run
-	*lane.Lane
+	*testbed.Testbed
 	*site
 	watch
 	backend  netip.Addr
 	changing chan struct{} // holds something while a change of the bystanders' is under way
 
-	agent   *process
+	agent   *agentProcess
 	present map[string]hunger // hostile files
 	hunger                    // of those
 	most    int               // of their bound, since the agent was started
@@ -59,10 +59,10 @@ const podsOfBystanders = 2
 // others are the addresses beside those of the crowd, about.
 const others = 200
 
-// newGround makes a testbed with all that is there before anything hostile comes, but without an agent.
-func (r *run) newGround() (_ *testbed, err error) {
+// newGround makes a testNode with all that is there before anything hostile comes, but without an agent.
+func (r *run) newGround() (_ *testNode, err error) {
 	const pods = podsOfBystanders + hostile.Pods
-	b := &testbed{run: r, backend: cluster.PodAddr(1, pods), present: map[string]hunger{}, changing: make(chan struct{}, 1), end: func() {}}
+	b := &testNode{run: r, backend: cluster.PodAddr(1, pods), present: map[string]hunger{}, changing: make(chan struct{}, 1), end: func() {}}
 	b.most, b.each = b.bound(r.crowd()), r.crowd().Addresses()+others
 	b.reasons = map[string]int{}
 	defer func() {
@@ -70,13 +70,13 @@ func (r *run) newGround() (_ *testbed, err error) {
 			err = errors.Join(err, b.Close())
 		}
 	}()
-	if b.Lane, err = lane.NewPods(r.nextPrefix(), pods); err != nil {
+	if b.Testbed, err = testbed.NewPods(r.nextPrefix(), pods); err != nil {
 		return nil, err
 	}
 	if b.site, err = r.newSite(b.Node); err != nil {
 		return nil, err
 	}
-	if g, err := newMemoryGroup(fmt.Sprintf("%s-%d", r.prefix, r.lanes)); err == nil { // it is asked only where kernel memory counts
+	if g, err := newMemoryGroup(fmt.Sprintf("%s-%d", r.prefix, r.testbeds)); err == nil { // it is asked only where kernel memory counts
 		b.group = g
 	}
 	var addrs [hostile.Pods]netip.Addr
@@ -95,8 +95,8 @@ func (r *run) newGround() (_ *testbed, err error) {
 	return b, nil
 }
 
-// newTestbed makes one with an agent, and returns once bystanders are served.
-func (r *run) newTestbed(ctx context.Context) (_ *testbed, err error) {
+// newTestNode makes one with an agent, and returns once bystanders are served.
+func (r *run) newTestNode(ctx context.Context) (_ *testNode, err error) {
 	b, err := r.newGround()
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (r *run) newTestbed(ctx context.Context) (_ *testbed, err error) {
 }
 
 // Close ends all of it.
-func (b *testbed) Close() error {
+func (b *testNode) Close() error {
 	b.end()
 	if b.agent != nil {
 		b.agent.kill()
@@ -147,14 +147,14 @@ func (b *testbed) Close() error {
 		}
 		errs = append(errs, b.site.Close())
 	}
-	if b.Lane != nil {
-		errs = append(errs, b.Lane.Close())
+	if b.Testbed != nil {
+		errs = append(errs, b.Testbed.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // bystanders are their objects. The policy opens one port to friends that are not there, and the others to the client.
-func (b *testbed) bystanders(client netip.Addr) []cluster.File {
+func (b *testNode) bystanders(client netip.Addr) []cluster.File {
 	text := func(name, format string, args ...any) cluster.File {
 		return cluster.File{Name: name, JSON: fmt.Appendf(nil, format, args...)}
 	}
@@ -178,7 +178,7 @@ func (b *testbed) bystanders(client netip.Addr) []cluster.File {
 }
 
 // slice is that of a service of the bystanders'.
-func (b *testbed) slice(service, port int) cluster.File {
+func (b *testNode) slice(service, port int) cluster.File {
 	return cluster.File{Name: fmt.Sprintf("slice-%d.json", service), JSON: fmt.Appendf(nil, `{
 		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
 		"metadata": {"name": %[1]q, "namespace": "bench", "labels": {"kubernetes.io/service-name": %[1]q}},
@@ -187,10 +187,10 @@ func (b *testbed) slice(service, port int) cluster.File {
 }
 
 // write puts a file among the manifests, or in the place of another.
-func (b *testbed) write(f cluster.File) error { return errors.Join(b.stageFile(f), b.place(f)) }
+func (b *testNode) write(f cluster.File) error { return errors.Join(b.stageFile(f), b.place(f)) }
 
 // add puts hostile files among the manifests.
-func (b *testbed) add(files []cluster.File) error {
+func (b *testNode) add(files []cluster.File) error {
 	for _, f := range files {
 		if err := b.write(f); err != nil {
 			return err
@@ -204,7 +204,7 @@ func (b *testbed) add(files []cluster.File) error {
 }
 
 // removeAll takes all hostile files away.
-func (b *testbed) removeAll() error {
+func (b *testNode) removeAll() error {
 	for name := range b.present {
 		if err := os.Remove(filepath.Join(b.manifests(), name)); err != nil {
 			return err
@@ -215,7 +215,7 @@ func (b *testbed) removeAll() error {
 }
 
 // followed waits until packets have followed so many changes more.
-func (b *testbed) followed(ctx context.Context, changes int) error {
+func (b *testNode) followed(ctx context.Context, changes int) error {
 	for have := b.done(); b.done() < have+changes; {
 		if err := wait(ctx, 5*time.Millisecond); err != nil {
 			return errors.Join(fmt.Errorf("the changed service does not follow: %w: %s", err, b.agent.log), b.running())
@@ -225,7 +225,7 @@ func (b *testbed) followed(ctx context.Context, changes int) error {
 }
 
 // running says how the agent ended, if it did.
-func (b *testbed) running() error {
+func (b *testNode) running() error {
 	select {
 	case <-b.agent.ended:
 		return fmt.Errorf("the agent has ended: %s", b.agent.log)
@@ -290,7 +290,7 @@ type seen struct {
 }
 
 // settle waits until the kernel has all objects, and tells of what was seen since it was called last.
-func (b *testbed) settle(ctx context.Context) (s seen) {
+func (b *testNode) settle(ctx context.Context) (s seen) {
 	ctx, cancel := context.WithTimeout(ctx, mostTaking)
 	defer cancel()
 	add := func(bad bool, kind, format string, args ...any) {
@@ -330,7 +330,7 @@ func (b *testbed) settle(ctx context.Context) (s seen) {
 }
 
 // leftOver compares the kernel with what a fresh agent would make of the manifests.
-func (b *testbed) leftOver(ctx context.Context) (all []trouble) {
+func (b *testNode) leftOver(ctx context.Context) (all []trouble) {
 	ctx, cancel := context.WithTimeout(ctx, mostTaking)
 	defer cancel()
 	select { // nothing else is to change meanwhile
@@ -353,7 +353,7 @@ func (b *testbed) leftOver(ctx context.Context) (all []trouble) {
 }
 
 // restart kills the agent and starts it with all that is there now. Bystanders are served meanwhile, changes wait.
-func (b *testbed) restart(ctx context.Context) []trouble {
+func (b *testNode) restart(ctx context.Context) []trouble {
 	b.there(0)
 	b.agent.kill()
 	b.most = b.bound(b.crowd())
@@ -369,7 +369,7 @@ func (b *testbed) restart(ctx context.Context) []trouble {
 }
 
 // there says that the agent is expected to serve from now on, or not to be there if pid is 0.
-func (b *testbed) there(pid int) {
+func (b *testNode) there(pid int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.pid, b.answers = pid, 0

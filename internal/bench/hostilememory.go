@@ -124,7 +124,7 @@ func kindOf(f cluster.File) string {
 }
 
 // appetite starts an agent and returns the most memory that it had, in bytes, when it is ready or is stopped as it takes too much.
-func (b *testbed) appetite(ctx context.Context) (bytes int, took time.Duration, cut bool, err error) {
+func (b *testNode) appetite(ctx context.Context) (bytes int, took time.Duration, cut bool, err error) {
 	// An agent that starts on a table of an earlier one reads and changes that, too.
 	clean := func() error { return exec.CommandContext(ctx, b.binary, "cleanup").Run() }
 	if err := b.Node.Do(clean); err != nil {

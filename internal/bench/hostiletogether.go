@@ -56,7 +56,7 @@ func (h herd) String() string {
 // together has policies that each select as much as one may, or services that come to as much, come to an agent, has pods change under them, starts the agent
 // anew, and takes them away. An agent that goes too far is stopped, and that is the end of it.
 func (r *run) together(ctx context.Context, h herd) (alive bool, err error) {
-	b, err := r.newTestbed(ctx)
+	b, err := r.newTestNode(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -139,7 +139,7 @@ const (
 )
 
 // settleWithin is settle, and kills an agent that takes more memory than that, or with which the kernel does.
-func (b *testbed) settleWithin(ctx context.Context, most int) seen {
+func (b *testNode) settleWithin(ctx context.Context, most int) seen {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -129,7 +129,7 @@ func serveLetters(ctx context.Context, ns *netns.NS) error {
 }
 
 // steady connects to the service that nothing happens to.
-func (b *testbed) steady(ctx context.Context) {
+func (b *testNode) steady(ctx context.Context) {
 	for ctx.Err() == nil {
 		letter, err := connect(ctx, b.Client, serviceAt(steadyService), 3*time.Second)
 		if err == nil && letter != 'a' {
@@ -149,7 +149,7 @@ func (b *testbed) steady(ctx context.Context) {
 }
 
 // trespass connects where policy forbids it, by the service and without.
-func (b *testbed) trespass(ctx context.Context) {
+func (b *testNode) trespass(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, to := range []netip.AddrPort{serviceAt(shutService), netip.AddrPortFrom(b.backend, shutPort)} {
 			_, err := connect(ctx, b.Client, to, 50*time.Millisecond)
@@ -164,7 +164,7 @@ func (b *testbed) trespass(ctx context.Context) {
 
 // change changes the service that changes, waits until packets follow, and begins anew. The time that the agent's threads waited
 // for a CPU, which others have, does not count. Nor does what an agent's end delays.
-func (b *testbed) change(ctx context.Context) {
+func (b *testNode) change(ctx context.Context) {
 	for odd := false; ctx.Err() == nil; odd = !odd {
 		port, want := evenPort, byte('b')
 		if odd {
@@ -219,8 +219,8 @@ func queued(pid int) (sum time.Duration) {
 const patient = 3
 
 // examine asks the agent whether it is well.
-func (b *testbed) examine(ctx context.Context) {
-	client := lane.HTTP(b.Node)
+func (b *testNode) examine(ctx context.Context) {
+	client := testbed.HTTP(b.Node)
 	client.Timeout = time.Second
 	for wait(ctx, 300*time.Millisecond) == nil {
 		for _, path := range []string{"livez", "healthz", "readyz"} {

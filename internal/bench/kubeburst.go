@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/knock"
-	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/probe"
 )
 
 var kubeBurst = Experiment{
@@ -39,7 +39,7 @@ func runKubeBurst(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := r.kubeSizes()
-	if err := r.inTurns(ctx, sizes, func(st *stand, s *seat.Seat) error { return r.burstOf(ctx, st, s) }); err != nil {
+	if err := r.inTurns(ctx, sizes, func(st *stand, s *dataplane.Process) error { return r.burstOf(ctx, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -49,39 +49,39 @@ func runKubeBurst(ctx context.Context, r *run) error {
 }
 
 // burstOf moves the endpoints of a thousand services, and back again, which is not measured.
-func (r *run) burstOf(ctx context.Context, st *stand, s *seat.Seat) error {
+func (r *run) burstOf(ctx context.Context, st *stand, s *dataplane.Process) error {
 	services := min(1_000, st.Services)
 	wrote, seen, followed, err := st.moveAll(ctx, s, services, 1)
 	if err != nil {
 		return err
 	}
-	r.recordSeat(st, s, "", burstLess, "ms", millis(max(followed.Sub(seen), knock.Pause)))
-	r.recordSeat(st, s, "", burstAll, "ms", millis(followed.Sub(wrote)))
-	r.recordSeat(st, s, "", burstWrite, "ms", millis(seen.Sub(wrote)))
+	r.recordProcess(st, s, "", burstLess, "ms", millis(max(followed.Sub(seen), probe.Interval)))
+	r.recordProcess(st, s, "", burstAll, "ms", millis(followed.Sub(wrote)))
+	r.recordProcess(st, s, "", burstWrite, "ms", millis(seen.Sub(wrote)))
 	_, _, _, err = st.moveAll(ctx, s, services, 0)
 	return err
 }
 
 // moveAll gives the first services' endpoints addresses of a home, and returns when the first write began, when a bare client
 // had seen all, and when packets to all followed.
-func (st *stand) moveAll(ctx context.Context, s *seat.Seat, services, home int) (wrote, seen, followed time.Time, err error) {
+func (st *stand) moveAll(ctx context.Context, s *dataplane.Process, services, home int) (wrote, seen, followed time.Time, err error) {
 	w, err := st.Watch(ctx)
 	if err != nil {
 		return wrote, seen, followed, err
 	}
 	defer w.Close()
-	var doors []knock.Door
+	var targets []probe.Target
 	var files []cluster.File
 	for i := range services {
-		d := door(i)
+		d := serviceTarget(i)
 		d.Backends = homes[home]
-		doors = append(doors, d)
+		targets = append(targets, d)
 		files = append(files, st.at(i, home))
 	}
 	done := make(chan error, 1)
 	go func() {
 		var err error
-		followed, err = follows(ctx, s, doors...)
+		followed, err = follows(ctx, s, targets...)
 		done <- err
 	}()
 	wrote = time.Now()

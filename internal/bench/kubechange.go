@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/bench/api"
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/knock"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/bench/probe"
 )
 
 var kubeChange = Experiment{
@@ -34,7 +34,7 @@ func runKubeChange(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := r.kubeSizes()
-	if err := r.inTurns(ctx, sizes, func(st *stand, s *seat.Seat) error { return r.changesOf(ctx, st, s) }); err != nil {
+	if err := r.inTurns(ctx, sizes, func(st *stand, s *dataplane.Process) error { return r.changesOf(ctx, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -55,7 +55,7 @@ func runKubeChange(ctx context.Context, r *run) error {
 }
 
 // changesOf makes changes for some seconds, each when the program is at ease.
-func (r *run) changesOf(ctx context.Context, st *stand, s *seat.Seat) error {
+func (r *run) changesOf(ctx context.Context, st *stand, s *dataplane.Process) error {
 	w, err := st.Watch(ctx)
 	if err != nil {
 		return err
@@ -72,29 +72,29 @@ func (r *run) changesOf(ctx context.Context, st *stand, s *seat.Seat) error {
 		if err != nil {
 			return err
 		}
-		less, all = append(less, max(followed.Sub(seen), knock.Pause)), append(all, followed.Sub(wrote))
+		less, all = append(less, max(followed.Sub(seen), probe.Interval)), append(all, followed.Sub(wrote))
 		if err := wait(ctx, ease); err != nil {
 			return err
 		}
 	}
 	for variant, took := range map[string][]time.Duration{lessWatch: less, inAll: all} {
 		slices.Sort(took)
-		r.recordSeat(st, s, variant, half, "ms", millis(took[len(took)/2]))
-		r.recordSeat(st, s, variant, ninetyNine, "ms", millis(took[len(took)*99/100]))
+		r.recordProcess(st, s, variant, half, "ms", millis(took[len(took)/2]))
+		r.recordProcess(st, s, variant, ninetyNine, "ms", millis(took[len(took)*99/100]))
 	}
-	r.recordSeat(st, s, "", "changes measured", "", float64(len(all)))
+	r.recordProcess(st, s, "", "changes measured", "", float64(len(all)))
 	return nil
 }
 
 // change writes a slice and returns when that began, when a bare client saw it, and when packets followed.
-func (st *stand) change(ctx context.Context, s *seat.Seat, w *api.Watch, slice cluster.File, d knock.Door) (wrote, seen, followed time.Time, err error) {
+func (st *stand) change(ctx context.Context, s *dataplane.Process, w *api.Watch, slice cluster.File, d probe.Target) (wrote, seen, followed time.Time, err error) {
 	done := make(chan error, 1)
 	go func() {
 		var err error
 		followed, err = follows(ctx, s, d)
 		done <- err
 	}()
-	if err := wait(ctx, 3*time.Millisecond); err != nil { // until the first knock
+	if err := wait(ctx, 3*time.Millisecond); err != nil { // until the first probe
 		return wrote, seen, followed, errors.Join(err, <-done)
 	}
 	wrote = time.Now()

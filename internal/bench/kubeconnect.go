@@ -6,10 +6,10 @@ import (
 	"fmt"
 
 	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/inject"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/pin"
-	"sluice.dev/sluice/internal/bench/seat"
 )
 
 var kubeConnections = Experiment{
@@ -29,16 +29,16 @@ func runKubeConnections(ctx context.Context, r *run) error {
 		if err != nil {
 			return err
 		}
-		seats, err := r.started(ctx, st)
+		processes, err := r.started(ctx, st)
 		if err != nil {
 			return err
 		}
-		for _, s := range seats {
+		for _, s := range processes {
 			if err := errors.Join(st.caughtUp(ctx, s), s.Pause()); err != nil {
 				return err
 			}
 		}
-		if err := r.compareConnections(ctx, st, seats); err != nil {
+		if err := r.compareConnections(ctx, st, processes); err != nil {
 			return err
 		}
 		r.judgeKubeConnections(n)
@@ -46,18 +46,18 @@ func runKubeConnections(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) compareConnections(ctx context.Context, st *stand, seats []*seat.Seat) (err error) {
-	if err := pin.Reserve(packetCPU); err != nil {
+func (r *run) compareConnections(ctx context.Context, st *stand, processes []*dataplane.Process) (err error) {
+	if err := cpuaffinity.Reserve(packetCPU); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, pin.Release()) }()
+	defer func() { err = errors.Join(err, cpuaffinity.Release()) }()
 	for round := range r.Options.Rounds {
-		for _, s := range seats {
+		for _, s := range processes {
 			r.progress("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
 			err := r.flowCosts(ctx, flowCase{
-				name: fmt.Sprintf("%s, %s", s.Name, st.Cluster), lane: s.Lane, services: st.Services,
+				name: fmt.Sprintf("%s, %s", s.Name, st.Cluster), testbed: s.Testbed, services: st.Services,
 				target: func(first, count int) inject.Target { return peer.Sluice{}.Target(st.Cluster, first, count) },
-				record: func(variant string, micros float64) { r.recordSeat(st, s, variant, perFlow, "µs", micros) },
+				record: func(variant string, micros float64) { r.recordProcess(st, s, variant, perFlow, "µs", micros) },
 			})
 			if err != nil {
 				return fmt.Errorf("measure %s: %w", s.Name, err)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/seat"
 )
 
 var kubeCPU = Experiment{
@@ -28,20 +28,20 @@ const perSecond = 50
 func runKubeCPU(ctx context.Context, r *run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	sizes := r.kubeSizes()
-	var programs [][]taken // each with its seats at all sizes
+	var programs [][]taken // each with its processes at all sizes
 	for _, n := range sizes {
 		st, err := r.stand(ctx, n)
 		if err != nil {
 			return err
 		}
-		seats, err := r.started(ctx, st)
+		processes, err := r.started(ctx, st)
 		if err != nil {
 			return err
 		}
 		if programs == nil {
-			programs = make([][]taken, len(seats))
+			programs = make([][]taken, len(processes))
 		}
-		for i, s := range seats {
+		for i, s := range processes {
 			programs[i] = append(programs[i], taken{st, s})
 		}
 	}
@@ -72,7 +72,7 @@ func (r *run) judgeKubeCPU(services int) {
 // taken is a program at work on one of the stands.
 type taken struct {
 	*stand
-	seat *seat.Seat
+	process *dataplane.Process
 }
 
 // usage files the share of a core that programs use while something happens.
@@ -81,7 +81,7 @@ func (r *run) usage(metric string, of []taken, during func() error) error {
 	was := make([]time.Duration, len(of))
 	for i, t := range of {
 		var err error
-		if was[i], err = t.seat.CPU(); err != nil {
+		if was[i], err = t.process.CPU(); err != nil {
 			return err
 		}
 	}
@@ -89,11 +89,11 @@ func (r *run) usage(metric string, of []taken, during func() error) error {
 		return err
 	}
 	for i, t := range of {
-		now, err := t.seat.CPU()
+		now, err := t.process.CPU()
 		if err != nil {
 			return err
 		}
-		r.recordSeat(t.stand, t.seat, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
+		r.recordProcess(t.stand, t.process, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
 	}
 	return nil
 }
@@ -101,8 +101,8 @@ func (r *run) usage(metric string, of []taken, during func() error) error {
 // churnCPU measures one program at all sizes at once, while the others are stopped.
 func (r *run) churnCPU(ctx context.Context, of []taken) error {
 	for _, t := range of {
-		r.progress("%s: %s, %s", churnCPU, t.seat.Name, t.Cluster)
-		if err := t.only(ctx, t.seat); err != nil {
+		r.progress("%s: %s, %s", churnCPU, t.process.Name, t.Cluster)
+		if err := t.only(ctx, t.process); err != nil {
 			return err
 		}
 	}
@@ -119,12 +119,12 @@ func (r *run) churnCPU(ctx context.Context, of []taken) error {
 func (r *run) idleCPU(ctx context.Context, of []taken) error {
 	r.progress("%s", idleCPU)
 	for _, t := range of {
-		if err := t.seat.Resume(); err != nil {
+		if err := t.process.Resume(); err != nil {
 			return err
 		}
 	}
 	for _, t := range of {
-		if err := t.caughtUp(ctx, t.seat); err != nil {
+		if err := t.caughtUp(ctx, t.process); err != nil {
 			return err
 		}
 	}

@@ -28,11 +28,11 @@ func runKubeMemory(ctx context.Context, r *run) error {
 		if err != nil {
 			return err
 		}
-		seats, err := r.started(ctx, st)
+		processes, err := r.started(ctx, st)
 		if err != nil {
 			return err
 		}
-		for i, s := range seats {
+		for i, s := range processes {
 			if err := st.only(ctx, s); err != nil { // it has done with the start
 				return err
 			}
@@ -40,9 +40,9 @@ func runKubeMemory(ctx context.Context, r *run) error {
 			if err != nil {
 				return err
 			}
-			r.recordSeat(st, s, "", resident, "MB", float64(rss)/1e6)
-			r.recordSeat(st, s, "", largestChild, "MB", float64(st.child[i])/1e6)
-			r.recordSeat(st, s, "", withChild, "MB", float64(rss+st.child[i])/1e6)
+			r.recordProcess(st, s, "", resident, "MB", float64(rss)/1e6)
+			r.recordProcess(st, s, "", largestChild, "MB", float64(st.child[i])/1e6)
+			r.recordProcess(st, s, "", withChild, "MB", float64(rss+st.child[i])/1e6)
 		}
 		r.judgeRatio(n, withChild, "", withChild, "≤ 1/2", 0.5)
 		if a, b := r.find(peer.Sluice{}.Name(), n, "", resident), r.better(n, "", resident); a != nil && b != nil {

@@ -11,9 +11,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/seat"
 )
 
 var kubeRollout = Experiment{
@@ -34,7 +34,7 @@ func graceVariant(d time.Duration) string { return fmt.Sprintf("old pods serve f
 func runKubeRollout(ctx context.Context, r *run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	sizes := r.kubeSizes()
-	err := r.inTurns(ctx, sizes, func(st *stand, s *seat.Seat) error {
+	err := r.inTurns(ctx, sizes, func(st *stand, s *dataplane.Process) error {
 		for _, grace := range graces {
 			if err := r.rolloutOf(ctx, st, s, grace); err != nil {
 				return err
@@ -72,7 +72,7 @@ func (r *run) judgeRollout(services int, variant string) {
 }
 
 // rolloutOf replaces the pods of the busy service under requests.
-func (r *run) rolloutOf(ctx context.Context, st *stand, s *seat.Seat, grace time.Duration) error {
+func (r *run) rolloutOf(ctx context.Context, st *stand, s *dataplane.Process, grace time.Duration) error {
 	old, fresh := 0, st.Endpoints
 	if st.rolled {
 		old, fresh = fresh, old
@@ -89,7 +89,7 @@ func (r *run) rolloutOf(ctx context.Context, st *stand, s *seat.Seat, grace time
 	var res *load.Result
 	go func() {
 		var err error
-		res, err = r.load(under, s.Lane, load.Config{
+		res, err = r.load(under, s.Testbed, load.Config{
 			Target: netip.AddrPortFrom(cluster.ServiceAddr(st.busy()), cluster.ServicePort), Rate: 1_000, Duration: longest,
 		})
 		answers <- err
@@ -107,8 +107,8 @@ func (r *run) rolloutOf(ctx context.Context, st *stand, s *seat.Seat, grace time
 	}
 	variant := graceVariant(grace)
 	r.progress("%s: %d of %d requests failed %v", variant, res.Failed, res.Failed+res.Requests, res.Reasons)
-	r.recordSeat(st, s, variant, failed, "", float64(res.Failed))
-	r.recordSeat(st, s, variant, answered, "", float64(res.Requests))
+	r.recordProcess(st, s, variant, failed, "", float64(res.Failed))
+	r.recordProcess(st, s, variant, answered, "", float64(res.Requests))
 	for j := range st.Endpoints { // pods of the other programs' turns
 		if err := s.End(st.pod(old+j), false); err != nil {
 			return err
@@ -121,7 +121,7 @@ func (r *run) rolloutOf(ctx context.Context, st *stand, s *seat.Seat, grace time
 func (st *stand) pod(j int) netip.Addr { return st.Endpoint(st.busy(), j).Addr() }
 
 // roll replaces one pod after the other: endpoint old+k by fresh+k.
-func (st *stand) roll(ctx context.Context, s *seat.Seat, old, fresh int, grace time.Duration) error {
+func (st *stand) roll(ctx context.Context, s *dataplane.Process, old, fresh int, grace time.Duration) error {
 	const step = 300 * time.Millisecond
 	type event struct {
 		at time.Duration

@@ -15,9 +15,9 @@ import (
 	"sluice.dev/sluice/internal/bench/api"
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/knock"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/bench/probe"
 	"sluice.dev/sluice/internal/lab/control"
 )
 
@@ -39,9 +39,9 @@ type stand struct {
 	*api.Server
 	cluster.Cluster // without what follows
 
-	dir   string
-	seats []*seat.Seat // of the programs that all experiments but that of the start share; nil until one asks
-	child []int        // by seat: the most memory that a child of it had until all was programmed, in bytes
+	dir       string
+	processes []*dataplane.Process // of the programs that all experiments but that of the start share; nil until one asks
+	child     []int                // by process: the most memory that a child of it had until all was programmed, in bytes
 
 	next    [singles]int // the endpoint of each single that is in force
 	churned int          // changes that churn has made
@@ -119,7 +119,7 @@ func kubernetesVersion(bin string) string {
 // Close ends all programs and removes their files.
 func (st *stand) Close() error {
 	var errs []error
-	for _, s := range st.seats {
+	for _, s := range st.processes {
 		errs = append(errs, s.Close())
 	}
 	if st.Server != nil {
@@ -150,38 +150,38 @@ func (st *stand) objects() iter.Seq[cluster.File] {
 }
 
 // programs are those that are compared.
-func (r *run) programs(st *stand) []seat.Program {
-	return []seat.Program{seat.Sluice(r.Binary), seat.KubeNftables(st.Bin), seat.KubeIptables(st.Bin)}
+func (r *run) programs(st *stand) []dataplane.Program {
+	return []dataplane.Program{dataplane.Sluice(r.Binary), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin)}
 }
 
-// newSeat makes a place for a program, in a lane of its own. Close it.
-func (r *run) newSeat(st *stand, p seat.Program) (*seat.Seat, error) {
-	l, err := r.newLane()
+// newProcess makes a place for a program, in a testbed of its own. Close it.
+func (r *run) newProcess(st *stand, p dataplane.Program) (*dataplane.Process, error) {
+	l, err := r.newTestbed()
 	if err != nil {
 		return nil, err
 	}
 	kubeconfig, dir := "", ""
 	if err = st.Join(l); err == nil {
-		kubeconfig, err = st.Kubeconfig(fmt.Sprintf("node-%d", r.lanes))
+		kubeconfig, err = st.Kubeconfig(fmt.Sprintf("node-%d", r.testbeds))
 	}
 	if err == nil {
-		dir, err = os.MkdirTemp(st.dir, "seat-*")
+		dir, err = os.MkdirTemp(st.dir, "process-*")
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare node for %s: %w", p.Name, err), l.Close())
 	}
-	return seat.New(p, l, dir, kubeconfig), nil
+	return dataplane.New(p, l, dir, kubeconfig), nil
 }
 
 // started returns the programs of the stand, all of which run and have programmed everything.
-func (r *run) started(ctx context.Context, st *stand) ([]*seat.Seat, error) {
-	if st.seats == nil {
+func (r *run) started(ctx context.Context, st *stand) ([]*dataplane.Process, error) {
+	if st.processes == nil {
 		for _, p := range r.programs(st) {
-			s, err := r.newSeat(st, p)
+			s, err := r.newProcess(st, p)
 			if err != nil {
 				return nil, err
 			}
-			st.seats = append(st.seats, s)
+			st.processes = append(st.processes, s)
 			if err := s.Start(); err != nil {
 				return nil, err
 			}
@@ -197,12 +197,12 @@ func (r *run) started(ctx context.Context, st *stand) ([]*seat.Seat, error) {
 			r.progress("%s carries out %s after %s", s.Name, st.Cluster, at.Sub(s.Started()).Round(time.Millisecond))
 		}
 	}
-	for _, s := range st.seats {
+	for _, s := range st.processes {
 		if err := s.Resume(); err != nil {
 			return nil, err
 		}
 	}
-	return st.seats, nil
+	return st.processes, nil
 }
 
 // longest is how long a program gets for anything.
@@ -213,32 +213,32 @@ const sampled = 50
 
 // programmed waits until connections to services drawn at random, the last one and the singles come to
 // a backend, and returns when the last of them did.
-func (r *run) programmed(ctx context.Context, st *stand, s *seat.Seat) (time.Time, error) {
-	doors := []knock.Door{door(st.Services - 1)}
+func (r *run) programmed(ctx context.Context, st *stand, s *dataplane.Process) (time.Time, error) {
+	targets := []probe.Target{serviceTarget(st.Services - 1)}
 	for range sampled {
-		doors = append(doors, door(rand.IntN(st.Services)))
+		targets = append(targets, serviceTarget(rand.IntN(st.Services)))
 	}
 	for i := range singles {
-		doors = append(doors, door(st.Services+i))
+		targets = append(targets, serviceTarget(st.Services+i))
 	}
-	return follows(ctx, s, doors...)
+	return follows(ctx, s, targets...)
 }
 
-// door is service i, whoever answers.
-func door(i int) knock.Door {
-	return knock.Door{Service: netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)}
+// serviceTarget is service i with any of its backends.
+func serviceTarget(i int) probe.Target {
+	return probe.Target{Service: netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)}
 }
 
 // follows waits until connections come where they are to, and returns since when.
-func follows(ctx context.Context, s *seat.Seat, doors ...knock.Door) (time.Time, error) {
+func follows(ctx context.Context, s *dataplane.Process, targets ...probe.Target) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
-	h, err := knock.New(s.Client, s.Backend, cluster.TargetPort, packetCPU)
+	h, err := probe.New(s.Client, s.Backend, cluster.TargetPort, packetCPU)
 	if err != nil {
 		return time.Time{}, err
 	}
 	defer func() { _ = h.Close() }()
-	at, err := h.Until(ctx, doors...)
+	at, err := h.Until(ctx, targets...)
 	if err != nil {
 		return at, errors.Join(fmt.Errorf("%s: %w", s.Name, err), s.Running())
 	}
@@ -246,17 +246,17 @@ func follows(ctx context.Context, s *seat.Seat, doors ...knock.Door) (time.Time,
 }
 
 // moved is the next version of single i, with its one endpoint in the place of another one, and how that is seen.
-func (st *stand) moved(i int) (cluster.File, knock.Door) {
+func (st *stand) moved(i int) (cluster.File, probe.Target) {
 	st.next[i] = (st.next[i] + 1) % 2
 	n := st.Services + i
-	d := door(n)
+	d := serviceTarget(n)
 	d.Backends = netip.PrefixFrom(st.Endpoint(n, st.next[i]).Addr(), 32)
 	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
 }
 
 // only stops all programs but one, and returns once that has caught up with what happened while it was stopped itself.
-func (st *stand) only(ctx context.Context, one *seat.Seat) error {
-	for _, s := range st.seats {
+func (st *stand) only(ctx context.Context, one *dataplane.Process) error {
+	for _, s := range st.processes {
 		if s != one {
 			if err := s.Pause(); err != nil {
 				return err
@@ -270,18 +270,18 @@ func (st *stand) only(ctx context.Context, one *seat.Seat) error {
 }
 
 // inTurns has each program of the cluster of each size do something, once a round, while the others are stopped.
-func (r *run) inTurns(ctx context.Context, sizes []int, do func(*stand, *seat.Seat) error) error {
+func (r *run) inTurns(ctx context.Context, sizes []int, do func(*stand, *dataplane.Process) error) error {
 	for _, n := range sizes {
 		st, err := r.stand(ctx, n)
 		if err != nil {
 			return err
 		}
-		seats, err := r.started(ctx, st)
+		processes, err := r.started(ctx, st)
 		if err != nil {
 			return err
 		}
 		for round := range r.Options.Rounds {
-			for _, s := range seats {
+			for _, s := range processes {
 				r.progress("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
 				err := st.only(ctx, s)
 				if err == nil {
@@ -297,7 +297,7 @@ func (r *run) inTurns(ctx context.Context, sizes []int, do func(*stand, *seat.Se
 }
 
 // caughtUp returns once a program has followed a change that comes after all others, and may begin its next round at once.
-func (st *stand) caughtUp(ctx context.Context, s *seat.Seat) error {
+func (st *stand) caughtUp(ctx context.Context, s *dataplane.Process) error {
 	for range 2 { // the first may be in a round that others of before follow
 		slice, d := st.moved(0)
 		if _, err := st.Put(ctx, slice); err != nil {
@@ -316,8 +316,8 @@ func (st *stand) caughtUp(ctx context.Context, s *seat.Seat) error {
 // atEase is a little more than kube-proxy's least time between two rounds: a change after that is carried out at once.
 const atEase = 1200 * time.Millisecond
 
-// recordSeat files a sample of a program.
-func (r *run) recordSeat(st *stand, s *seat.Seat, variant, metric, unit string, sample float64) {
+// recordProcess files a sample of a program.
+func (r *run) recordProcess(st *stand, s *dataplane.Process, variant, metric, unit string, sample float64) {
 	r.add(Measurement{
 		Dataplane: s.Name, Services: st.Services, Endpoints: st.Services * st.Endpoints, Variant: variant, Metric: metric, Unit: unit,
 	}, sample)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
-	"sluice.dev/sluice/internal/bench/knock"
-	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/probe"
 )
 
 var kubeStart = Experiment{
@@ -37,7 +37,7 @@ func runKubeStart(ctx context.Context, r *run) error {
 		for round := range r.Options.Rounds {
 			for _, p := range r.programs(st) {
 				r.progress("round %d of %d: %s, %s", round+1, r.Options.Rounds, p.Name, st.Cluster)
-				if err := r.startSeat(ctx, st, p); err != nil {
+				if err := r.startProcess(ctx, st, p); err != nil {
 					return err
 				}
 			}
@@ -47,9 +47,9 @@ func runKubeStart(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) startSeat(ctx context.Context, st *stand, p seat.Program) (err error) {
+func (r *run) startProcess(ctx context.Context, st *stand, p dataplane.Program) (err error) {
 	settle()
-	s, err := r.newSeat(st, p)
+	s, err := r.newProcess(st, p)
 	if err != nil {
 		return err
 	}
@@ -65,10 +65,10 @@ func (r *run) startSeat(ctx context.Context, st *stand, p seat.Program) (err err
 	if !ok {
 		return fmt.Errorf("%s does not say when it has read its sources", s.Name)
 	}
-	all, rest := at.Sub(s.Started()), max(at.Sub(synced), knock.Pause)
+	all, rest := at.Sub(s.Started()), max(at.Sub(synced), probe.Interval)
 	r.progress("programmed after %s, %s after its sources", all.Round(time.Millisecond), rest.Round(time.Millisecond))
-	r.recordSeat(st, s, "", allProgrammed, "s", all.Seconds())
-	r.recordSeat(st, s, "", syncedProgrammed, "s", rest.Seconds())
+	r.recordProcess(st, s, "", allProgrammed, "s", all.Seconds())
+	r.recordProcess(st, s, "", syncedProgrammed, "s", rest.Seconds())
 	return nil
 }
 

@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -50,7 +50,7 @@ func runLabels(ctx context.Context, r *run) error {
 }
 
 func (r *run) changeLabels(ctx context.Context, t cluster.Teams, count int) (err error) {
-	l, err := lane.NewPods(r.nextPrefix(), t.Local)
+	l, err := testbed.NewPods(r.nextPrefix(), t.Local)
 	if err != nil {
 		return err
 	}

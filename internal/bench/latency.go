@@ -51,7 +51,7 @@ func (r *run) measureLatency(ctx context.Context, s *stage[spec]) error {
 			return err
 		}
 		began := time.Now()
-		res, err := r.load(ctx, s.Lane, load.Config{
+		res, err := r.load(ctx, s.Testbed, load.Config{
 			Target: netip.AddrPortFrom(cluster.ServiceAddr(s.spec.cluster.Services-1), cluster.ServicePort),
 			Rate:   1_000, KeepAlive: variant == keptAlive, Duration: r.short(1500*time.Millisecond, time.Second),
 		})

@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -109,7 +109,7 @@ func (s *site) place(f cluster.File) error {
 }
 
 // process is a running agent.
-type process struct {
+type agentProcess struct {
 	*site
 	cmd     *exec.Cmd
 	log     *tail
@@ -124,13 +124,13 @@ func (s *site) objects() []string {
 }
 
 // start runs `sluice run` on the site.
-func (s *site) start() (*process, error) {
+func (s *site) start() (*agentProcess, error) {
 	args := append([]string{"run", "--socket", s.socket(), "--log-level", "warn"}, append(s.objects(), s.flags...)...)
 	cmd := exec.Command(s.binary, args...)
 	if s.group != nil { // the shell joins the group before the agent allocates anything
 		cmd = exec.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, s.group.procs(), s.binary}, args...)...)
 	}
-	p := &process{site: s, cmd: cmd, log: &tail{}, ended: make(chan struct{})}
+	p := &agentProcess{site: s, cmd: cmd, log: &tail{}, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.log, p.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to handle
 	p.started = time.Now()
@@ -144,10 +144,10 @@ func (s *site) start() (*process, error) {
 	return p, nil
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (p *agentProcess) pid() int { return p.cmd.Process.Pid }
 
 // kill ends the agent at once, as a crash would, and waits until it has.
-func (p *process) kill() {
+func (p *agentProcess) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
@@ -157,10 +157,10 @@ func (p *process) kill() {
 const readyURL = "http://127.0.0.1:10256/readyz"
 
 // ready waits for that, and returns how long it took from the start of the process.
-func (p *process) ready(ctx context.Context, within time.Duration) (time.Duration, error) {
+func (p *agentProcess) ready(ctx context.Context, within time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	client := lane.HTTP(p.node)
+	client := testbed.HTTP(p.node)
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, readyURL, nil)
 		if err != nil {

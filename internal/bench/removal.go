@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -38,7 +38,7 @@ func runRemoval(ctx context.Context, r *run) (err error) {
 	if r.full() {
 		objects = append(objects, cluster.LargeRanges(10_000), cluster.LargeCIDRs(1_000), cluster.LargePorts(10_000), cluster.LargeBlocks(10_000))
 	}
-	l, err := lane.NewPods(r.nextPrefix(), 1)
+	l, err := testbed.NewPods(r.nextPrefix(), 1)
 	if err != nil {
 		return err
 	}

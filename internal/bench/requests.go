@@ -9,9 +9,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 const nodePort = 30080
@@ -49,7 +49,7 @@ func runRequests(ctx context.Context, r *run) error {
 }
 
 func (r *run) measureRequests(ctx context.Context, s *stage[spec]) error {
-	res, err := r.load(ctx, s.Lane, load.Config{
+	res, err := r.load(ctx, s.Testbed, load.Config{
 		Target: netip.AddrPortFrom(cluster.NodeAddr, nodePort), Concurrency: 16, Duration: time.Second,
 	})
 	if err != nil {
@@ -70,12 +70,12 @@ func (r *run) short(full, small time.Duration) time.Duration {
 	return small
 }
 
-// load runs requests across a lane with an empty connection table before and after.
-func (r *run) load(ctx context.Context, l *lane.Lane, c load.Config) (*load.Result, error) {
+// load runs requests across a testbed with an empty connection table before and after.
+func (r *run) load(ctx context.Context, l *testbed.Testbed, c load.Config) (*load.Result, error) {
 	if err := l.FlushConntrack(); err != nil {
 		return nil, err
 	}
-	c.Client, c.Sources, c.Backend, c.Port, c.CPU = l.Client, lane.ClientAddrs(), l.Backend, cluster.TargetPort, packetCPU
+	c.Client, c.Sources, c.Backend, c.Port, c.CPU = l.Client, testbed.ClientAddrs(), l.Backend, cluster.TargetPort, packetCPU
 	res, err := load.Run(ctx, c)
 	if err != nil {
 		return nil, err

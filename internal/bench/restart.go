@@ -9,9 +9,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/pin"
 )
 
 var restart = Experiment{
@@ -50,11 +50,11 @@ func runRestart(ctx context.Context, r *run) error {
 }
 
 func (r *run) restarts(ctx context.Context, c cluster.Cluster) (err error) {
-	if err := pin.Reserve(packetCPU); err != nil {
+	if err := cpuaffinity.Reserve(packetCPU); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, pin.Release()) }()
-	st, err := r.newLane()
+	defer func() { err = errors.Join(err, cpuaffinity.Release()) }()
+	st, err := r.newTestbed()
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (r *run) recordLoad(s spec, res *load.Result) {
 }
 
 // restartOnce kills the agent and returns the new one, also with an error.
-func (r *run) restartOnce(ctx context.Context, p *process, c cluster.Cluster) (*process, error) {
+func (r *run) restartOnce(ctx context.Context, p *agentProcess, c cluster.Cluster) (*agentProcess, error) {
 	s := spec{peer.Sluice{}, c}
 	if err := wait(ctx, 500*time.Millisecond); err != nil {
 		return p, err

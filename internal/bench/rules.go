@@ -12,9 +12,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/bench/trace"
 )
 
@@ -65,8 +65,8 @@ func runRules(ctx context.Context, r *run) error {
 }
 
 // newNode builds a node with pods and programs the tenants' policies.
-func (r *run) newNode(ctx context.Context, t cluster.Tenants, policy bool) (*lane.Lane, *peer.Node, error) {
-	l, err := lane.NewPods(r.nextPrefix(), t.Local)
+func (r *run) newNode(ctx context.Context, t cluster.Tenants, policy bool) (*testbed.Testbed, *peer.Node, error) {
+	l, err := testbed.NewPods(r.nextPrefix(), t.Local)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -91,7 +91,7 @@ func (r *run) countRules(ctx context.Context, t cluster.Tenants) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close(), l.Close()) }()
 	met, err := trace.Packets(ctx, trace.Config{
-		NS: l.Node, Device: lane.NodeIn, Table: "sluice",
+		NS: l.Node, Device: testbed.NodeIn, Table: "sluice",
 		Match: fmt.Sprintf("tcp dport { %d, %d }", cluster.ServicePort, cluster.TargetPort),
 	}, func() error {
 		res, err := load.Run(ctx, load.Config{

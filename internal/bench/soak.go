@@ -11,8 +11,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/bench/load"
-	"sluice.dev/sluice/internal/bench/seat"
 )
 
 var soak = Experiment{
@@ -60,11 +60,11 @@ func (r *run) soakFor(ctx context.Context, services int, lasting time.Duration) 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	s, err := r.newSeat(st, seat.SluiceWithPolicy(r.Binary))
+	s, err := r.newProcess(st, dataplane.SluiceWithPolicy(r.Binary))
 	if err != nil {
 		return err
 	}
-	st.seats = append(st.seats, s)
+	st.processes = append(st.processes, s)
 	if err := st.fillHostile(ctx); err != nil {
 		return fmt.Errorf("make what hostile objects are about: %w", err)
 	}
@@ -74,7 +74,7 @@ func (r *run) soakFor(ctx context.Context, services int, lasting time.Duration) 
 	if _, err := r.programmed(ctx, st, s); err != nil {
 		return err
 	}
-	t := &trial{run: r, stand: st, seat: s, length: lasting}
+	t := &trial{run: r, stand: st, process: s, length: lasting}
 	if err := t.endure(ctx); err != nil {
 		return err
 	}
@@ -88,11 +88,11 @@ func (r *run) soakFor(ctx context.Context, services int, lasting time.Duration) 
 // trial is an agent under churn and faults.
 type trial struct {
 	*run
-	stand  *stand
-	seat   *seat.Seat
-	length time.Duration
+	stand   *stand
+	process *dataplane.Process
+	length  time.Duration
 
-	mu sync.Mutex // of the seat, which is killed and started
+	mu sync.Mutex // guards process while it is killed and started
 
 	// What came of it; each is written by one goroutine, and read once all have ended.
 	weighings      []weighing
@@ -196,7 +196,7 @@ func (t *trial) requests(ctx context.Context) error {
 	t.reasons = map[string]int{}
 	for i := 0; ctx.Err() == nil; i++ {
 		target := netip.AddrPortFrom(cluster.ServiceAddr(t.stand.Services-1-i%untouched), cluster.ServicePort)
-		res, err := t.load(ctx, t.seat.Lane, load.Config{Target: target, Rate: 500, Duration: 5 * time.Second})
+		res, err := t.load(ctx, t.process.Testbed, load.Config{Target: target, Rate: 500, Duration: 5 * time.Second})
 		if err != nil {
 			return err
 		}
@@ -212,8 +212,8 @@ func (t *trial) requests(ctx context.Context) error {
 func (t *trial) weigh(ctx context.Context, began time.Time) error {
 	for wait(ctx, t.length/120) == nil {
 		t.mu.Lock()
-		n, err := t.seat.Resident()
-		if err = errors.Join(t.seat.Running(), err); err == nil {
+		n, err := t.process.Resident()
+		if err = errors.Join(t.process.Running(), err); err == nil {
 			t.weighings = append(t.weighings, weighing{time.Since(began), n})
 		}
 		t.mu.Unlock()
@@ -226,7 +226,7 @@ func (t *trial) weigh(ctx context.Context, began time.Time) error {
 
 func (t *trial) judge() {
 	for metric, n := range map[string]int{changesMade: t.changes, faultsMade: t.faults, failed: t.failed, answered: t.served} {
-		t.recordSeat(t.stand, t.seat, "", metric, "", float64(n))
+		t.recordProcess(t.stand, t.process, "", metric, "", float64(n))
 	}
 	if t.failed > 0 {
 		t.note("Requests failed %v.", t.reasons)
@@ -234,7 +234,7 @@ func (t *trial) judge() {
 	for _, g := range []struct{ metric, what string }{
 		{failed, "failed requests to services that nothing happened to"}, {planned, planned}, {differences, differences},
 	} {
-		if m := t.find(t.seat.Name, t.stand.Services, "", g.metric); m != nil {
+		if m := t.find(t.process.Name, t.stand.Services, "", g.metric); m != nil {
 			t.goal(fmt.Sprintf("%s of churn and faults: %s", t.length, g.what), "none", chart.Number(m.Max), m.Max == 0)
 		}
 	}
@@ -248,11 +248,11 @@ func (t *trial) judge() {
 		return spread(all).Median
 	}
 	for _, w := range t.weighings {
-		t.recordSeat(t.stand, t.seat, "", resident, "MB", float64(w.bytes)/1e6)
+		t.recordProcess(t.stand, t.process, "", resident, "MB", float64(w.bytes)/1e6)
 	}
 	early, late := quarter(0, t.length/4), quarter(t.length*3/4, 2*t.length)
-	t.recordSeat(t.stand, t.seat, "", firstQuarter, "MB", early)
-	t.recordSeat(t.stand, t.seat, "", lastQuarter, "MB", late)
+	t.recordProcess(t.stand, t.process, "", firstQuarter, "MB", early)
+	t.recordProcess(t.stand, t.process, "", lastQuarter, "MB", late)
 	if t.length < settled {
 		return
 	}

@@ -63,17 +63,17 @@ func (t *trial) withoutAPI(ctx context.Context, lasting time.Duration) error {
 
 // stopped does something while the agent stands still.
 func (t *trial) stopped(meanwhile func() error) error {
-	if err := t.seat.Pause(); err != nil {
+	if err := t.process.Pause(); err != nil {
 		return err
 	}
-	return errors.Join(meanwhile(), t.seat.Resume())
+	return errors.Join(meanwhile(), t.process.Resume())
 }
 
 func (t *trial) withoutAgent(ctx context.Context, lasting time.Duration) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.seat.Kill()
-	return errors.Join(wait(ctx, lasting), t.seat.Start())
+	t.process.Kill()
+	return errors.Join(wait(ctx, lasting), t.process.Start())
 }
 
 // soakCrowd is how many pods are on other nodes.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/bench/seat"
+	"sluice.dev/sluice/internal/bench/dataplane"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -18,18 +18,18 @@ import (
 func (t *trial) verify(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := inStep(ctx, t.seat); err != nil {
+	if err := inStep(ctx, t.process); err != nil {
 		return err
 	}
-	plan, err := t.seat.Ask().Plan(ctx)
+	plan, err := t.process.Ask().Plan(ctx)
 	if err != nil {
 		return err
 	}
-	t.recordSeat(t.stand, t.seat, "", planned, "", float64(plan.Operations))
+	t.recordProcess(t.stand, t.process, "", planned, "", float64(plan.Operations))
 	if plan.Operations > 0 {
 		t.note("What the agent would still do: %.2000s", plan.Text)
 	}
-	other, err := t.newSeat(t.stand, seat.SluiceWithPolicy(t.Binary))
+	other, err := t.newProcess(t.stand, dataplane.SluiceWithPolicy(t.Binary))
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (t *trial) verify(ctx context.Context) (err error) {
 	if err := inStep(ctx, other); err != nil {
 		return err
 	}
-	got, err := programOf(t.seat.Node)
+	got, err := programOf(t.process.Node)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (t *trial) verify(ctx context.Context) (err error) {
 		return err
 	}
 	lost, extra := difference(got, want)
-	t.recordSeat(t.stand, t.seat, "", differences, "", float64(len(lost)+len(extra)))
+	t.recordProcess(t.stand, t.process, "", differences, "", float64(len(lost)+len(extra)))
 	t.progress("the table has %d parts; a fresh agent's has %d; %d are not in both", len(got), len(want), len(lost)+len(extra))
 	for _, part := range append(lost[:min(len(lost), 3)], extra[:min(len(extra), 3)]...) {
 		t.note("Not in both tables: %.500s", part)
@@ -59,7 +59,7 @@ func (t *trial) verify(ctx context.Context) (err error) {
 
 // inStep waits until an agent has programmed all that the API has. One that has just been started has to come first, and one that
 // has lost its API again and again speaks of that until it has been well for some seconds. Asking makes it read all anew.
-func inStep(ctx context.Context, s *seat.Seat) error {
+func inStep(ctx context.Context, s *dataplane.Process) error {
 	for {
 		err := s.Ask().Sync(ctx)
 		if err == nil {

@@ -8,9 +8,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/bench/peer"
-	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 // contender is one case of an experiment that is measured beside others.
@@ -18,9 +18,9 @@ type contender interface {
 	fmt.Stringer
 	// refusal says why it is not to be run; "" if nothing speaks against it.
 	refusal() string
-	// lane builds the path that it stands on; the names of the namespaces begin with prefix.
-	lane(prefix string) (*lane.Lane, error)
-	load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error)
+	// testbed builds the path that it stands on; the names of the namespaces begin with prefix.
+	testbed(prefix string) (*testbed.Testbed, error)
+	load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error)
 }
 
 // spec is a contender: a data plane that holds a cluster.
@@ -40,27 +40,27 @@ func (s spec) refusal() string {
 	return ""
 }
 
-func (spec) lane(prefix string) (*lane.Lane, error) { return lane.New(prefix) }
+func (spec) testbed(prefix string) (*testbed.Testbed, error) { return testbed.New(prefix) }
 
-func (s spec) load(ctx context.Context, l *lane.Lane) (*peer.Loaded, error) {
+func (s spec) load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	return s.dataplane.Load(ctx, l.Node, s.cluster)
 }
 
 // stage is a case, built and loaded.
 type stage[C contender] struct {
 	spec C
-	*lane.Lane
+	*testbed.Testbed
 	loaded *peer.Loaded
 }
 
-// nextPrefix begins the names of the run's next lane.
+// nextPrefix begins the names of the run's next testbed.
 func (r *run) nextPrefix() string {
-	r.lanes++
-	return fmt.Sprintf("%s-%d", r.prefix, r.lanes)
+	r.testbeds++
+	return fmt.Sprintf("%s-%d", r.prefix, r.testbeds)
 }
 
-// newLane makes the run's next lane.
-func (r *run) newLane() (*lane.Lane, error) { return lane.New(r.nextPrefix()) }
+// newTestbed makes the run's next testbed.
+func (r *run) newTestbed() (*testbed.Testbed, error) { return testbed.New(r.nextPrefix()) }
 
 // build makes and loads one stage; nil, and the reason kept, where the
 // machine cannot run it.
@@ -69,7 +69,7 @@ func build[C contender](ctx context.Context, r *run, s C) (*stage[C], error) {
 		r.skip("%s: %s", s, why)
 		return nil, nil
 	}
-	l, err := s.lane(r.nextPrefix())
+	l, err := s.testbed(r.nextPrefix())
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func build[C contender](ctx context.Context, r *run, s C) (*stage[C], error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	r.progress("loaded %s in %s", s, loaded.Took.Round(time.Millisecond))
-	return &stage[C]{spec: s, Lane: l, loaded: loaded}, nil
+	return &stage[C]{spec: s, Testbed: l, loaded: loaded}, nil
 }
 
 // buildAll makes the stages of all cases that the machine can run.
@@ -102,7 +102,7 @@ func buildAll[C contender](ctx context.Context, r *run, specs []C) ([]*stage[C],
 }
 
 // Close ends the stage's processes and removes its namespaces.
-func (s *stage[C]) Close() error { return errors.Join(s.loaded.Close(), s.Lane.Close()) }
+func (s *stage[C]) Close() error { return errors.Join(s.loaded.Close(), s.Testbed.Close()) }
 
 func closeAll[C contender](stages []*stage[C]) error {
 	var errs []error
@@ -120,10 +120,10 @@ func alternate[C contender](ctx context.Context, r *run, specs []C, measure func
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(stages)) }()
-	if err := pin.Reserve(packetCPU); err != nil {
+	if err := cpuaffinity.Reserve(packetCPU); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, pin.Release()) }()
+	defer func() { err = errors.Join(err, cpuaffinity.Release()) }()
 	for round := range r.Options.Rounds {
 		for _, s := range stages {
 			if ctx.Err() != nil {

@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 var starting = Experiment{
@@ -51,7 +51,7 @@ func (r *run) startAgent(ctx context.Context, t cluster.Tenants) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l, err := lane.NewPods(r.nextPrefix(), t.Local)
+	l, err := testbed.NewPods(r.nextPrefix(), t.Local)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (r *run) startAgent(ctx context.Context, t cluster.Tenants) (err error) {
 
 // holds makes sure that the tenants' policies are in the kernel: of two ports that a pod of the node serves,
 // another one reaches that which they open, and not that which they don't.
-func holds(ctx context.Context, l *lane.Lane, t cluster.Tenants) error {
+func holds(ctx context.Context, l *testbed.Testbed, t cluster.Tenants) error {
 	for port, open := range map[uint16]bool{cluster.TargetPort: true, cluster.TargetPort + 1: false} {
 		target := netip.AddrPortFrom(cluster.PodAddr(1, t.Local), port)
 		var listener net.Listener
@@ -110,7 +110,7 @@ func holds(ctx context.Context, l *lane.Lane, t cluster.Tenants) error {
 	return nil
 }
 
-func (r *run) weighStart(t cluster.Tenants, p *process) error {
+func (r *run) weighStart(t cluster.Tenants, p *agentProcess) error {
 	rss, err1 := residentMemory(p.pid())
 	peak, err2 := peakMemory(p.pid())
 	if err := errors.Join(err1, err2); err != nil {

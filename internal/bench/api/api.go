@@ -1,5 +1,5 @@
 // Package api runs a real Kubernetes API server, with its etcd, that holds one of the bench's clusters, and changes what it
-// holds as the cluster's controllers would. Several nodes read it at once, each from a lane of its own.
+// holds as the cluster's controllers would. Several nodes read it at once, each from a testbed of its own.
 package api
 
 import (
@@ -20,7 +20,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -49,7 +49,7 @@ func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{ns: ns}
-	if err := lane.Own(ns, address); err != nil {
+	if err := testbed.Own(ns, address); err != nil {
 		return nil, errors.Join(err, ns.Delete())
 	}
 	s.Plane, err = control.Start(ctx, control.Config{
@@ -70,8 +70,8 @@ func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 // Close ends the processes and removes the namespace; the files stay.
 func (s *Server) Close() error { return errors.Join(s.Stop(), s.ns.Delete()) }
 
-// Join makes the server reachable from a lane's node.
-func (s *Server) Join(l *lane.Lane) error {
+// Join makes the server reachable from a testbed's node.
+func (s *Server) Join(l *testbed.Testbed) error {
 	s.nodes++
 	return l.Reach(s.ns, s.nodes, address)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -144,7 +144,7 @@ func (g *Generator) Send(n, cpu int) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("prepare packet generator: %w", err)
 	}
-	if err := g.ns.Do(func() error { return errors.Join(pin.Thread(cpu), g.run(n)) }); err != nil {
+	if err := g.ns.Do(func() error { return errors.Join(cpuaffinity.BindThread(cpu), g.run(n)) }); err != nil {
 		return Result{}, fmt.Errorf("send %d flows: %w", n, err)
 	}
 	var next uint32

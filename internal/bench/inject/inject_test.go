@@ -12,12 +12,12 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-func newLane(t *testing.T) *lane.Lane {
+func newTestbed(t *testing.T) *testbed.Testbed {
 	t.Helper()
-	l, err := lane.New(fmt.Sprintf("sbt%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbt%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,14 +29,14 @@ func newLane(t *testing.T) *lane.Lane {
 	return l
 }
 
-func start(t *testing.T, l *lane.Lane) (*inject.Generator, *inject.Counter) {
+func start(t *testing.T, l *testbed.Testbed) (*inject.Generator, *inject.Counter) {
 	t.Helper()
-	g, err := inject.New(l.Node, lane.NodeIn)
+	g, err := inject.New(l.Node, testbed.NodeIn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = g.Close() })
-	c, err := inject.NewCounter(l.Backend, lane.Uplink, cluster.Endpoints)
+	c, err := inject.NewCounter(l.Backend, testbed.Uplink, cluster.Endpoints)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func waitFor(t *testing.T, c *inject.Counter, n int) inject.Arrived {
 }
 
 func TestEveryFlowIsForwardedAndCounted(t *testing.T) {
-	l := newLane(t)
+	l := newTestbed(t)
 	g, c := start(t, l)
 	for _, tc := range []struct {
 		base netip.Addr
@@ -94,7 +94,7 @@ func TestEveryFlowIsForwardedAndCounted(t *testing.T) {
 // SYNs belonged to one flow, that every header was valid (an invalid one makes
 // no entry), and that targets were hit evenly.
 func TestFlowsAreFresh(t *testing.T) {
-	l := newLane(t)
+	l := newTestbed(t)
 	if _, err := l.Node.Run("nft", "add table ip track; add chain ip track f { type filter hook forward priority 0; }; add rule ip track f ct state new counter"); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestFlowsAreFresh(t *testing.T) {
 
 // TestOrigins has the kernel's connection tracking count what a few kinds of origins make.
 func TestOrigins(t *testing.T) {
-	l := newLane(t)
+	l := newTestbed(t)
 	if _, err := l.Node.Run("nft", "add table ip track; add chain ip track f { type filter hook forward priority 0; }; add rule ip track f ct state new counter"); err != nil {
 		t.Fatal(err)
 	}

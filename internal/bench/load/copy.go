@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -38,7 +38,7 @@ func Copy(ctx context.Context, c CopyConfig) (float64, error) {
 	defer quiet()()
 	var rate float64
 	err = c.Client.Do(func() error {
-		if err := pin.Thread(c.CPU); err != nil {
+		if err := cpuaffinity.BindThread(c.CPU); err != nil {
 			return err
 		}
 		client, server, err := connect(c.Target, listener)

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/bench/pin"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -89,7 +89,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	defer quiet()()
 	var res *Result
 	err = c.Client.Do(func() error {
-		if err := pin.Thread(c.CPU); err != nil {
+		if err := cpuaffinity.BindThread(c.CPU); err != nil {
 			return err
 		}
 		l, err := newLoop(c, listener)

@@ -8,18 +8,18 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 func TestRun(t *testing.T) {
-	l, err := lane.New(fmt.Sprintf("sbl%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbl%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	base := load.Config{
-		Client: l.Client, Sources: lane.ClientAddrs(), Backend: l.Backend, Port: cluster.TargetPort,
+		Client: l.Client, Sources: testbed.ClientAddrs(), Backend: l.Backend, Port: cluster.TargetPort,
 		Target: cluster.Cluster{Endpoints: 1}.Endpoint(0, 0), Duration: 300 * time.Millisecond,
 	}
 	for name, change := range map[string]func(*load.Config){
@@ -44,13 +44,13 @@ func TestRun(t *testing.T) {
 }
 
 func TestFailuresAreCounted(t *testing.T) {
-	l, err := lane.New(fmt.Sprintf("sbf%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbf%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	r, err := load.Run(t.Context(), load.Config{
-		Client: l.Client, Sources: lane.ClientAddrs(), Backend: l.Backend, Port: cluster.TargetPort,
+		Client: l.Client, Sources: testbed.ClientAddrs(), Backend: l.Backend, Port: cluster.TargetPort,
 		Target: netip.AddrPortFrom(cluster.Cluster{Endpoints: 1}.Endpoint(0, 0).Addr(), 9), // nothing listens
 		Rate:   100, Duration: 100 * time.Millisecond,
 	})
@@ -63,7 +63,7 @@ func TestFailuresAreCounted(t *testing.T) {
 }
 
 func TestCopy(t *testing.T) {
-	l, err := lane.New(fmt.Sprintf("sbc%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbc%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 // TestBlockers: each way to block drops all that is listed, and nothing that is not. Where others have taken
@@ -24,12 +24,12 @@ func TestBlockers(t *testing.T) {
 				continue // its networks must not overlap
 			}
 			t.Run(fmt.Sprintf("%s, list %d", b.Name(), j), func(t *testing.T) {
-				l, err := lane.New(fmt.Sprintf("sbb%d-%d%d", os.Getpid(), i, j))
+				l, err := testbed.New(fmt.Sprintf("sbb%d-%d%d", os.Getpid(), i, j))
 				if err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { _ = l.Close() })
-				blocked, err := b.Block(t.Context(), l.Node, lane.NodeIn, list)
+				blocked, err := b.Block(t.Context(), l.Node, testbed.NodeIn, list)
 				if errors.Is(err, peer.ErrMissing) {
 					t.Skip(err)
 				}
@@ -57,14 +57,14 @@ func TestBlockers(t *testing.T) {
 }
 
 // arrive sends n packets and returns how many got through.
-func arrive(t *testing.T, l *lane.Lane, o inject.Origin, n int) int {
+func arrive(t *testing.T, l *testbed.Testbed, o inject.Origin, n int) int {
 	t.Helper()
-	g, err := inject.New(l.Node, lane.NodeIn)
+	g, err := inject.New(l.Node, testbed.NodeIn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	c, err := inject.NewCounter(l.Backend, lane.Uplink, cluster.Endpoints)
+	c, err := inject.NewCounter(l.Backend, testbed.Uplink, cluster.Endpoints)
 	if err != nil {
 		t.Fatal(err)
 	}

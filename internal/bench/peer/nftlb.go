@@ -14,7 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -68,7 +68,7 @@ func (Nftlb) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Load
 
 // nftlbLoad posts the farms and returns when the daemon first answered.
 func nftlbLoad(ctx context.Context, node *netns.NS, c cluster.Cluster) (time.Time, error) {
-	client := lane.HTTP(node)
+	client := testbed.HTTP(node)
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, err := nftlbCall(ctx, client, http.MethodGet, nil)
 		if err == nil {

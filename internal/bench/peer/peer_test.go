@@ -10,9 +10,9 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
 	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
 const nodePort = 30080
@@ -22,7 +22,7 @@ const nodePort = 30080
 func TestDataplanesTranslate(t *testing.T) {
 	for i, d := range peer.All() {
 		t.Run(d.Name(), func(t *testing.T) {
-			l, err := lane.New(fmt.Sprintf("sbp%d-%d", os.Getpid(), i))
+			l, err := testbed.New(fmt.Sprintf("sbp%d-%d", os.Getpid(), i))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -42,7 +42,7 @@ func TestDataplanesTranslate(t *testing.T) {
 	}
 }
 
-func checkRequests(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Cluster) {
+func checkRequests(t *testing.T, l *testbed.Testbed, d peer.Dataplane, c cluster.Cluster) {
 	last := d.Target(c, c.Services-1, 1)
 	targets := []netip.AddrPort{netip.AddrPortFrom(nth(last.Base, last.First), last.Port)}
 	if d.NodePorts() {
@@ -50,7 +50,7 @@ func checkRequests(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Clust
 	}
 	for _, target := range targets {
 		r, err := load.Run(t.Context(), load.Config{
-			Client: l.Client, Sources: lane.ClientAddrs(), Target: target, Backend: l.Backend, Port: cluster.TargetPort,
+			Client: l.Client, Sources: testbed.ClientAddrs(), Target: target, Backend: l.Backend, Port: cluster.TargetPort,
 			Rate: 200, Duration: time.Second,
 		})
 		if err != nil {
@@ -62,13 +62,13 @@ func checkRequests(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Clust
 	}
 }
 
-func checkFlows(t *testing.T, l *lane.Lane, d peer.Dataplane, c cluster.Cluster) {
-	g, err := inject.New(l.Node, lane.NodeIn)
+func checkFlows(t *testing.T, l *testbed.Testbed, d peer.Dataplane, c cluster.Cluster) {
+	g, err := inject.New(l.Node, testbed.NodeIn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	n, err := inject.NewCounter(l.Backend, lane.Uplink, cluster.Endpoints)
+	n, err := inject.NewCounter(l.Backend, testbed.Uplink, cluster.Endpoints)
 	if err != nil {
 		t.Fatal(err)
 	}

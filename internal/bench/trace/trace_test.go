@@ -9,7 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/bench/trace"
 )
 
@@ -60,7 +60,7 @@ table inet other {
 `
 
 func TestPackets(t *testing.T) {
-	l, err := lane.New(fmt.Sprintf("sbtr%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbtr%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,12 +68,12 @@ func TestPackets(t *testing.T) {
 	if _, err := l.Node.Run("nft", ruleset); err != nil {
 		t.Fatal(err)
 	}
-	g, err := inject.New(l.Node, lane.NodeIn)
+	g, err := inject.New(l.Node, testbed.NodeIn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = g.Close() })
-	c := trace.Config{NS: l.Node, Device: lane.NodeIn, Match: "tcp dport { 80, 81 }", Table: "counted"}
+	c := trace.Config{NS: l.Node, Device: testbed.NodeIn, Match: "tcp dport { 80, 81 }", Table: "counted"}
 	for port, want := range map[uint16]map[string]int{
 		// prerouting: three of its own, three of deep, two of deeper, two of last.
 		80: {"prerouting": 10, "forward": 2, "postrouting": 1},

@@ -1,4 +1,4 @@
-package lane_test
+package testbed_test
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/lane"
 	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/testbed"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 )
@@ -17,7 +17,7 @@ import (
 // TestPods: the first two pods reach each other, and every pod's device is known for one.
 func TestPods(t *testing.T) {
 	const pods = 5
-	l, err := lane.NewPods(fmt.Sprintf("sbpods%d", os.Getpid()), pods)
+	l, err := testbed.NewPods(fmt.Sprintf("sbpods%d", os.Getpid()), pods)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package seat
+package dataplane
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 // CPU is the time that the program has used, user and system, and that of its children that have ended. Its own is exact; that of
 // the children comes in steps of a hundredth of a second.
-func (s *Seat) CPU() (time.Duration, error) {
+func (s *Process) CPU() (time.Duration, error) {
 	pid := s.cmd.Process.Pid
 	var ts unix.Timespec
 	clock := int32(^pid)<<3 | 2 // CPUCLOCK_SCHED of the process, as clock_getcpuclockid(3) makes it
@@ -43,7 +43,7 @@ func (s *Seat) CPU() (time.Duration, error) {
 }
 
 // Resident is the program's resident memory in bytes.
-func (s *Seat) Resident() (int, error) {
+func (s *Process) Resident() (int, error) {
 	n, ok := memory(s.cmd.Process.Pid, "VmRSS:")
 	if !ok {
 		return 0, fmt.Errorf("read memory of %s: %w", s.Name, s.Running())
@@ -52,7 +52,7 @@ func (s *Seat) Resident() (int, error) {
 }
 
 // HeaviestChild watches the program's children until ctx ends, and returns the most that any of them had resident, in bytes.
-func (s *Seat) HeaviestChild(ctx context.Context) int {
+func (s *Process) HeaviestChild(ctx context.Context) int {
 	heaviest := 0
 	for ctx.Err() == nil {
 		for _, pid := range children(s.cmd.Process.Pid) {

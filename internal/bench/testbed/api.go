@@ -1,4 +1,4 @@
-package lane
+package testbed
 
 import (
 	"errors"
@@ -17,10 +17,10 @@ func Own(ns *netns.NS, addr netip.Addr) error {
 	return addAddr(ns, "lo", netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// Reach joins the lane's node with a namespace that has the address far, which several lanes may reach, each under a
-// number of its own, 1 to 4,095. Nothing else changes for the lane but that a service that nobody translates is unreachable, and
+// Reach joins the testbed's node with a namespace that has the address far, which several testbeds may reach, each under a
+// number of its own, 1 to 4,095. Nothing else changes for the testbed but that a service that nobody translates is unreachable, and
 // is said to be so at once.
-func (l *Lane) Reach(ns *netns.NS, number int, far netip.Addr) error {
+func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	const near = "api0"
 	peer := fmt.Sprintf("node%d", number)
 	if err := netns.Veth(l.Node, near, ns, peer); err != nil {
@@ -46,7 +46,7 @@ func (l *Lane) Reach(ns *netns.NS, number int, far netip.Addr) error {
 }
 
 // End makes an address of the backend's namespace unreachable, as that of a pod which has ended, or gives it back.
-func (l *Lane) End(backend netip.Addr, gone bool) error {
+func (l *Testbed) End(backend netip.Addr, gone bool) error {
 	dst, err := netlink.ParseIPNet(netip.PrefixFrom(backend, backend.BitLen()).String())
 	if err != nil {
 		return err

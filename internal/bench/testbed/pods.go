@@ -1,4 +1,4 @@
-package lane
+package testbed
 
 import (
 	"errors"
@@ -17,8 +17,8 @@ var gateway = netip.MustParseAddr("169.254.1.1")
 // NewPods builds a node with so many pods (two at least), as a CNI that routes them does: a veth
 // pair and a host route for each. Client is the first and Backend the second, behind NodeIn and
 // NodeOut; the others are devices without anybody behind them.
-func NewPods(prefix string, pods int) (*Lane, error) {
-	l, err := newLane(prefix, "pods")
+func NewPods(prefix string, pods int) (*Testbed, error) {
+	l, err := newTestbed(prefix, "pods")
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func NewPods(prefix string, pods int) (*Lane, error) {
 	return l, nil
 }
 
-func (l *Lane) wirePods(pods int) error {
+func (l *Testbed) wirePods(pods int) error {
 	for i := range pods {
 		ns, far, near := l.rest, fmt.Sprintf("pod%d", i), fmt.Sprintf("pod%d", i)
 		switch i {

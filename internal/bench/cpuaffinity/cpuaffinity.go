@@ -1,5 +1,5 @@
-// Package pin decides which CPU does what.
-package pin
+// Package cpuaffinity decides which CPU does what.
+package cpuaffinity
 
 import (
 	"errors"
@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Thread binds the calling thread to one CPU and puts it before all others
-// there. There is no way back: the thread must end after use, as those of
-// netns.NS.Do do.
-func Thread(cpu int) error {
+// BindThread binds the calling thread to one CPU and gives it the highest priority there. This
+// cannot be undone: the thread must end after use, as those of netns.NS.Do do.
+func BindThread(cpu int) error {
 	runtime.LockOSThread()
 	var set unix.CPUSet
 	set.Set(cpu)
@@ -27,9 +26,8 @@ func Thread(cpu int) error {
 	return nil
 }
 
-// Reserve binds all threads of this process, and so those that it makes and
-// the processes that it starts, to CPUs other than cpu, which is left to what is
-// measured. It does nothing on a machine with one.
+// Reserve binds all threads of this process to CPUs other than cpu, which is left to the measured
+// work. Threads and processes that they start inherit this. It does nothing on a machine with one CPU.
 func Reserve(cpu int) error {
 	var set unix.CPUSet
 	for i := range runtime.NumCPU() {

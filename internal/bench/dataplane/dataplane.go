@@ -1,6 +1,6 @@
-// Package seat runs the programs that carry out services for a node, as real processes that read a real API: Sluice's agent,
-// and kube-proxy, whose seat it takes.
-package seat
+// Package dataplane runs the programs that carry out services for a node, Sluice's agent and
+// kube-proxy, as real processes that read a real API.
+package dataplane
 
 import (
 	"errors"
@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// Seat is a program on a lane's node. Its methods are not safe for concurrent use.
-type Seat struct {
+// Process is a program that runs on a testbed's node. Its methods are not safe for concurrent use.
+type Process struct {
 	Program
-	*lane.Lane
+	*testbed.Testbed
 
 	dir, kubeconfig string
 	cmd             *exec.Cmd
@@ -25,13 +25,13 @@ type Seat struct {
 	ended           chan struct{} // closed once the process has ended
 }
 
-// New prepares a seat; the program is started later. Its files are in dir, and it is whom the kubeconfig says.
-func New(p Program, l *lane.Lane, dir, kubeconfig string) *Seat {
-	return &Seat{Program: p, Lane: l, dir: dir, kubeconfig: kubeconfig}
+// New prepares a process; Start starts it. Its files are in dir, and the kubeconfig says who it is to the API.
+func New(p Program, l *testbed.Testbed, dir, kubeconfig string) *Process {
+	return &Process{Program: p, Testbed: l, dir: dir, kubeconfig: kubeconfig}
 }
 
 // Start starts the program.
-func (s *Seat) Start() error {
+func (s *Process) Start() error {
 	cmd, err := s.command(s.dir, s.kubeconfig)
 	if err != nil {
 		return err
@@ -53,13 +53,13 @@ func (s *Seat) Start() error {
 }
 
 // Started is when the program was started last.
-func (s *Seat) Started() time.Time { return s.started }
+func (s *Process) Started() time.Time { return s.started }
 
 // Synced is when the program said that it has read all of its sources; false: it has not yet.
-func (s *Seat) Synced() (time.Time, bool) { return s.log.at() }
+func (s *Process) Synced() (time.Time, bool) { return s.log.at() }
 
 // Running returns an error, with the end of what it wrote, if the program has ended.
-func (s *Seat) Running() error {
+func (s *Process) Running() error {
 	select {
 	case <-s.ended:
 		return fmt.Errorf("%s has ended: %s", s.Name, s.log)
@@ -69,7 +69,7 @@ func (s *Seat) Running() error {
 }
 
 // Kill ends the program and its children at once, as a crash would, and returns once it is gone. It may not have been started.
-func (s *Seat) Kill() {
+func (s *Process) Kill() {
 	if s.cmd == nil {
 		return
 	}
@@ -79,12 +79,12 @@ func (s *Seat) Kill() {
 }
 
 // Pause stops the program and its children where they are, and Resume lets them go on.
-func (s *Seat) Pause() error { return s.signal(syscall.SIGSTOP) }
+func (s *Process) Pause() error { return s.signal(syscall.SIGSTOP) }
 
 // Resume undoes Pause.
-func (s *Seat) Resume() error { return s.signal(syscall.SIGCONT) }
+func (s *Process) Resume() error { return s.signal(syscall.SIGCONT) }
 
-func (s *Seat) signal(sig syscall.Signal) error {
+func (s *Process) signal(sig syscall.Signal) error {
 	if s.cmd == nil {
 		return fmt.Errorf("signal %s: it does not run", s.Name)
 	}
@@ -95,10 +95,10 @@ func (s *Seat) signal(sig syscall.Signal) error {
 }
 
 // Ask talks to Sluice's agent.
-func (s *Seat) Ask() *agent.Client { return agent.NewClient(socketIn(s.dir)) }
+func (s *Process) Ask() *agent.Client { return agent.NewClient(socketIn(s.dir)) }
 
-// Close ends the program and removes the lane.
-func (s *Seat) Close() error {
+// Close ends the program and removes the testbed.
+func (s *Process) Close() error {
 	s.Kill()
-	return s.Lane.Close()
+	return s.Testbed.Close()
 }

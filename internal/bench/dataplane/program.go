@@ -1,4 +1,4 @@
-package seat
+package dataplane
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/bench/peer"
 )
 
-// Program is what can take the seat.
+// Program is a program that carries out services for a node, and how to run it.
 type Program struct {
 	Name string
 	// command is what runs it, with its files in dir.

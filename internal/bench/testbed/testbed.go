@@ -1,11 +1,11 @@
-// Package lane builds the path that the bench measures: a client, a node and
+// Package testbed builds the path that the bench measures: a client, a node and
 // a host for all backends, each a network namespace, in a row.
 //
 //	client eth0 ── in0 node out0 ── eth0 backend
 //
-// Every lane uses the same addresses, so that several stand side by side, one
+// Every testbed uses the same addresses, so that several stand side by side, one
 // for each data plane or scale under comparison, and can be measured in turns.
-package lane
+package testbed
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ const (
 	Uplink  = "eth0" // of client and backend
 )
 
-// The addresses, the same in each lane; the node's towards the client is cluster.NodeAddr.
+// The addresses, the same in each testbed; the node's towards the client is cluster.NodeAddr.
 var (
 	clientNet   = netip.MustParsePrefix("172.16.0.2/24")
 	nodeOutNet  = netip.MustParsePrefix("172.16.1.1/24")
@@ -47,29 +47,29 @@ func ClientAddrs() []netip.Addr {
 	return addrs
 }
 
-// Lane is one path. Close it.
-type Lane struct {
+// Testbed is one path. Close it.
+type Testbed struct {
 	Client, Node, Backend *netns.NS
 
 	rest *netns.NS // of pods that nobody talks to; nil where there are none
 }
 
-// New builds a lane; its namespaces are called PREFIX-client, -node and
+// New builds a testbed; its namespaces are called PREFIX-client, -node and
 // -backend. What is left of an earlier one of that name is removed first.
-func New(prefix string) (*Lane, error) {
-	l, err := newLane(prefix, "")
+func New(prefix string) (*Testbed, error) {
+	l, err := newTestbed(prefix, "")
 	if err != nil {
 		return nil, err
 	}
 	if err := l.wire(); err != nil {
-		return nil, errors.Join(fmt.Errorf("build lane %s: %w", prefix, err), l.Close())
+		return nil, errors.Join(fmt.Errorf("build testbed %s: %w", prefix, err), l.Close())
 	}
 	return l, nil
 }
 
-// newLane makes the namespaces; rest names one more, if it is wanted.
-func newLane(prefix, rest string) (*Lane, error) {
-	l := &Lane{}
+// newTestbed makes the namespaces; rest names one more, if it is wanted.
+func newTestbed(prefix, rest string) (*Testbed, error) {
+	l := &Testbed{}
 	for _, end := range []struct {
 		ns   **netns.NS
 		name string
@@ -90,8 +90,8 @@ func newLane(prefix, rest string) (*Lane, error) {
 	return l, nil
 }
 
-// Close removes the lane's namespaces.
-func (l *Lane) Close() error {
+// Close removes the testbed's namespaces.
+func (l *Testbed) Close() error {
 	var errs []error
 	for _, ns := range []*netns.NS{l.Client, l.Node, l.Backend, l.rest} {
 		if ns != nil {
@@ -101,7 +101,7 @@ func (l *Lane) Close() error {
 	return errors.Join(errs...)
 }
 
-func (l *Lane) wire() error {
+func (l *Testbed) wire() error {
 	if err := netns.Veth(l.Client, Uplink, l.Node, NodeIn); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (l *Lane) wire() error {
 }
 
 // neighbours pins link-layer addresses: no measurement waits for ARP.
-func (l *Lane) neighbours() error {
+func (l *Testbed) neighbours() error {
 	for _, n := range []struct {
 		ns   *netns.NS
 		dev  string
@@ -164,7 +164,7 @@ func (l *Lane) neighbours() error {
 
 // sysctls makes the node a router and lets connections be many: ports are
 // plenty, and closed ones are forgotten at once. All are namespaced.
-func (l *Lane) sysctls() error {
+func (l *Testbed) sysctls() error {
 	var errs []error
 	for _, s := range []struct {
 		ns         *netns.NS
@@ -188,7 +188,7 @@ func (l *Lane) sysctls() error {
 
 // FlushConntrack forgets all connections of the node. The table's limit is
 // shared by the whole machine, so this comes between any two measurements.
-func (l *Lane) FlushConntrack() error {
+func (l *Testbed) FlushConntrack() error {
 	if err := l.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		return fmt.Errorf("flush connection tracking in %s: %w", l.Node.Name, err)
 	}
@@ -244,7 +244,7 @@ func anyIP(ns *netns.NS, p netip.Prefix) error {
 
 // Track says whether packets that pass the node are connection-tracked from now on. Without
 // it that depends on what is loaded there.
-func (l *Lane) Track(on bool) error {
+func (l *Testbed) Track(on bool) error {
 	rule := "add rule ip track prerouting notrack"
 	if on {
 		rule = "add rule ip track forward ct state invalid drop"

@@ -1,4 +1,4 @@
-package knock_test
+package probe_test
 
 import (
 	"context"
@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
-	"sluice.dev/sluice/internal/bench/knock"
-	"sluice.dev/sluice/internal/bench/lane"
+	"sluice.dev/sluice/internal/bench/probe"
+	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// TestUntil: a backend that is not there yet is waited for, one that others answer for is not taken for it, and what is open
-// already costs no time.
+// TestUntil: Until waits for a backend that is not there yet, does not take one backend for another, and
+// returns at once for a service that already answers.
 func TestUntil(t *testing.T) {
-	l, err := lane.New(fmt.Sprintf("sbknock%d", os.Getpid()))
+	l, err := testbed.New(fmt.Sprintf("sbprobe%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,12 +25,12 @@ func TestUntil(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	h, err := knock.New(l.Client, l.Backend, cluster.TargetPort, 0)
+	p, err := probe.New(l.Client, l.Backend, cluster.TargetPort, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
+		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -41,19 +41,19 @@ func TestUntil(t *testing.T) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	if _, err := h.Until(ctx, knock.Door{Service: late}); err == nil {
+	if _, err := p.Until(ctx, probe.Target{Service: late}); err == nil {
 		t.Error("somebody answers for a backend that has ended")
 	}
 	if err := l.End(late.Addr(), false); err != nil {
 		t.Fatal(err)
 	}
-	if since, err := h.Until(t.Context(), knock.Door{Service: late}); err != nil || since.Before(began) {
+	if since, err := p.Until(t.Context(), probe.Target{Service: late}); err != nil || since.Before(began) {
 		t.Errorf("open since %s, %v; that was after %s", since, err, began)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	other := knock.Door{Service: late, Backends: netip.PrefixFrom(late.Addr().Next(), 32)}
-	if _, err := h.Until(ctx, other); err == nil {
+	other := probe.Target{Service: late, Backends: netip.PrefixFrom(late.Addr().Next(), 32)}
+	if _, err := p.Until(ctx, other); err == nil {
 		t.Error("one backend is taken for another")
 	}
 }
