@@ -76,8 +76,21 @@ type run struct {
 	*Result
 	prefix   string // of the names of its namespaces
 	testbeds int    // made so far
-	stands   stands // shared by all experiments
-	cut      bool   // it was stopped before its end, and what it has by then counts
+	shared   Shared
+	cut      bool // it was stopped before its end, and what it has by then counts
+}
+
+// Shared is what several experiments of one invocation use, such as an API server that takes long to
+// fill. Who needs it first makes it; it is closed at the end.
+type Shared map[any]io.Closer
+
+// Close closes all of it.
+func (s Shared) Close() error {
+	var errs []error
+	for _, c := range s {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // progress prints what happens now.
@@ -120,7 +133,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := sweep(); err != nil {
 		return err
 	}
-	shared := stands{}
+	shared := Shared{}
 	var failed []error
 	for i, e := range chosen {
 		if err := runOne(ctx, o, e, i, shared); err != nil {
@@ -131,7 +144,7 @@ func Run(ctx context.Context, o Options) error {
 			break
 		}
 	}
-	return errors.Join(append(failed, shared.Close(), writeReport(o.Out))...)
+	return errors.Join(append(failed, shared.Close(), writeReport(o.Out, names(Experiments())))...)
 }
 
 func choose(o Options) ([]Experiment, error) {
@@ -151,18 +164,22 @@ func choose(o Options) ([]Experiment, error) {
 			}
 		}
 		if len(chosen) == before {
-			var names []string
-			for _, e := range all {
-				names = append(names, e.Name)
-			}
-			return nil, fmt.Errorf("%w experiment %q: choose from %s", ErrUnknown, name, strings.Join(names, ", "))
+			return nil, fmt.Errorf("%w experiment %q: choose from %s", ErrUnknown, name, strings.Join(names(all), ", "))
 		}
 	}
 	return chosen, nil
 }
 
+func names(experiments []Experiment) []string {
+	var all []string
+	for _, e := range experiments {
+		all = append(all, e.Name)
+	}
+	return all
+}
+
 // runOne runs an experiment; number tells it from the others of this run.
-func runOne(ctx context.Context, o Options, e Experiment, number int, shared stands) error {
+func runOne(ctx context.Context, o Options, e Experiment, number int, shared Shared) error {
 	r := &run{
 		Options: o,
 		Result: &Result{
@@ -171,7 +188,7 @@ func runOne(ctx context.Context, o Options, e Experiment, number int, shared sta
 			Goals: []Goal{}, Charts: []Picture{}, Skipped: []string{}, Notes: []string{},
 		},
 		prefix: fmt.Sprintf("%s%d-%d", marker, os.Getpid(), number),
-		stands: shared,
+		shared: shared,
 	}
 	r.progress("%s", e.Title)
 	began := time.Now()
@@ -189,7 +206,7 @@ func runOne(ctx context.Context, o Options, e Experiment, number int, shared sta
 		r.progress("%s: goal %s, got %s: %s", g.What, g.Goal, g.Result, g.verdict())
 	}
 	r.progress("took %.0f s", r.Seconds)
-	return r.keep(o.Out, e)
+	return r.keep(o.Out, e.paint(r.Result))
 }
 
 // verdict of a goal in a word.

@@ -107,7 +107,7 @@ func runBlocking(ctx context.Context, r *run) error {
 		blocks(peer.HostPolicy{}, ofAddresses, 0, usual),
 		blocks(peer.Ipset{}, ofAddresses, 0, usual, large), blocks(peer.Ipset{}, ofNetworks, usual),
 		blocks(peer.Rules{}, ofAddresses, usual), blocks(peer.Forwarding{}, ofAddresses, 0))
-	if err := alternate(ctx, r, specs, r.measureBlock); err != nil {
+	if err := alternate(ctx, r, specs, measureBlock); err != nil {
 		return err
 	}
 	r.judgeBlocking(usual, large)
@@ -120,7 +120,7 @@ var (
 	untrackedPace = pace{warmUp: 200, most: 2_000_000, lasting: 150 * time.Millisecond, runs: 3}
 )
 
-func (r *run) measureBlock(ctx context.Context, s *stage[block]) (err error) {
+func measureBlock(ctx context.Context, r *run, s *stage[block]) (err error) {
 	g, c, end, err := injector(s.Testbed)
 	if err != nil {
 		return err

@@ -25,13 +25,11 @@ var changes = Experiment{
 
 // The kinds of changes, and what is measured.
 const (
-	inPlace    = "in place"
-	newClass   = "size class changes"
-	atOnce     = "1,000 at once"
-	half       = "p50"
-	ninetyNine = "p99"
-	burst      = "first rename to last commit"
-	renaming   = "first rename to last rename"
+	inPlace  = "in place"
+	newClass = "size class changes"
+	atOnce   = "1,000 at once"
+	burst    = "first rename to last commit"
+	renaming = "first rename to last rename"
 )
 
 // growth takes a service through sizes each of which is in another size class.

@@ -25,14 +25,6 @@ var connections = Experiment{
 	paint: paintConnections,
 }
 
-// The variants of where flows go, and what is measured.
-const (
-	lastHit  = "last service hit"
-	evenHit  = "spread over all services"
-	perFlow  = "time per new flow"
-	maxFlows = 200_000 // the connection table holds 262,144 entries
-)
-
 func runConnections(ctx context.Context, r *run) error {
 	sizes := []int{10, 1_000}
 	if r.full() {
@@ -47,7 +39,7 @@ func runConnections(ctx context.Context, r *run) error {
 	}
 	most, why := peer.Nftlb{}.Limit()
 	r.skip("nftlb beyond %d services: %s", most, why)
-	err := alternate(ctx, r, slices.Concat(kube, own, lb, plain), r.measureConnections)
+	err := alternate(ctx, r, slices.Concat(kube, own, lb, plain), measureConnections)
 	if err != nil {
 		return err
 	}
@@ -66,7 +58,7 @@ func injector(l *testbed.Testbed) (g *inject.Generator, c *inject.Counter, end f
 	return g, c, func() error { return errors.Join(c.Close(), g.Close()) }, nil
 }
 
-func (r *run) measureConnections(ctx context.Context, s *stage[spec]) error {
+func measureConnections(ctx context.Context, r *run, s *stage[spec]) error {
 	return r.flowCosts(ctx, flowCase{
 		name: s.spec.String(), testbed: s.Testbed, services: s.spec.cluster.Services,
 		target: func(first, count int) inject.Target { return s.spec.dataplane.Target(s.spec.cluster, first, count) },

@@ -32,7 +32,7 @@ func runCopying(ctx context.Context, r *run) error {
 	specs := slices.Concat(
 		blocks(peer.DenyList{}, ofAddresses, 0, usual, large), blocks(peer.Ipset{}, ofAddresses, usual),
 		blocks(peer.Rules{}, ofAddresses, usual), blocks(peer.Forwarding{}, ofAddresses, 0))
-	if err := alternate(ctx, r, specs, r.measureCopy); err != nil {
+	if err := alternate(ctx, r, specs, measureCopy); err != nil {
 		return err
 	}
 	bare := r.none(peer.Forwarding{}, copied)
@@ -51,7 +51,7 @@ func runCopying(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) measureCopy(ctx context.Context, s *stage[block]) error {
+func measureCopy(ctx context.Context, r *run, s *stage[block]) error {
 	if err := s.FlushConntrack(); err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func runCosting(ctx context.Context, r *run) error {
 		t := cluster.Tenants{Pods: max(podsOnNode, n), Local: podsOnNode, Policies: n, Services: n}
 		specs = append(specs, pods{t, false}, pods{t, true})
 	}
-	if err := alternate(ctx, r, specs, r.measurePods); err != nil {
+	if err := alternate(ctx, r, specs, measurePods); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -109,7 +109,7 @@ const podFlows = 32_768
 // answeredFlows are those of which established packets are.
 const answeredFlows = 256
 
-func (r *run) measurePods(ctx context.Context, s *stage[pods]) error {
+func measurePods(ctx context.Context, r *run, s *stage[pods]) error {
 	return r.podCosts(ctx, s.Testbed, s.spec.Tenants, s.spec.String(), func(metric string, micros float64) {
 		r.add(costMeasurement(s.spec.name(), s.spec.Policies, metric), micros)
 	})

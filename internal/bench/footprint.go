@@ -22,13 +22,6 @@ var footprint = Experiment{
 	paint: paintFootprint,
 }
 
-const (
-	resident     = "resident memory"
-	kernelMemory = "kernel memory"
-	idleCPU      = "CPU, nothing changes"
-	churnCPU     = "CPU, 50 changes a second"
-)
-
 func runFootprint(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds

@@ -204,7 +204,7 @@ func (t *hostileTrial) hunt(ctx context.Context, all []trouble, history []cluste
 		return same
 	}
 	files := history
-	told := "but not on a testNode of its own"
+	told := "but not on a testbed of its own"
 	if fails(files) {
 		files = hostile.Fewer(files, fails)
 		for i := range files {

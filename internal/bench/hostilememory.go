@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
-	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/peer"
 )
 
@@ -77,7 +75,7 @@ func runHostileMemory(ctx context.Context, r *run) (err error) {
 		if err != nil {
 			return fmt.Errorf("object %d of seed %d: %w", number, r.Seed, err)
 		}
-		a := appetite{kindOf(files[0]), number, b.hunger, bytes, float64(max(0, bytes-alone)) / float64(bytesOf(files)), took, cut}
+		a := appetite{files[0].Kind(), number, b.hunger, bytes, float64(max(0, bytes-alone)) / float64(bytesOf(files)), took, cut}
 		all = append(all, a)
 		r.add(Measurement{Dataplane: peer.Sluice{}.Name(), Variant: a.kind, Metric: perByte, Unit: "bytes"}, a.factor)
 		r.progress("%s", a)
@@ -115,12 +113,6 @@ func (a appetite) String() string {
 		text += ", then it was stopped"
 	}
 	return text
-}
-
-func kindOf(f cluster.File) string {
-	var o struct{ Kind string }
-	_ = json.Unmarshal(f.JSON, &o) // it was made of JSON
-	return o.Kind
 }
 
 // appetite starts an agent and returns the most memory that it had, in bytes, when it is ready or is stopped as it takes too much.

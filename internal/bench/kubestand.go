@@ -21,18 +21,8 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// stands are the API servers of a run, by their number of services: a large cluster takes a while to write, so that each
-// is made once, when the first experiment asks for it, and is there until the end of the run.
-type stands map[int]*stand
-
-// Close ends all.
-func (s stands) Close() error {
-	var errs []error
-	for _, st := range s {
-		errs = append(errs, st.Close())
-	}
-	return errors.Join(errs...)
-}
+// standKey is the key of a shared stand: its number of services.
+type standKey int
 
 // stand is an API server that holds a cluster, and the programs that carry it out side by side, each on a node of its own.
 type stand struct {
@@ -65,13 +55,13 @@ func (r *run) kubeSizes() []int {
 
 // stand returns the API server with so many services of ten endpoints each.
 func (r *run) stand(ctx context.Context, services int) (*stand, error) {
-	if st := r.stands[services]; st != nil {
+	if st, ok := r.shared[standKey(services)].(*stand); ok {
 		r.Machine.Tools["kubernetes"] = kubernetesVersion(st.Bin)
 		return st, nil
 	}
 	st, err := r.newStand(ctx, services)
 	if err == nil {
-		r.stands[services] = st
+		r.shared[standKey(services)] = st
 	}
 	return st, err
 }

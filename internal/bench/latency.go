@@ -36,7 +36,7 @@ func runLatency(ctx context.Context, r *run) error {
 	if r.full() {
 		sizes = append(sizes, 10_000)
 	}
-	err := alternate(ctx, r, cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}), r.measureLatency)
+	err := alternate(ctx, r, cases(10, 0, sizes, peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}), measureLatency)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func runLatency(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (r *run) measureLatency(ctx context.Context, s *stage[spec]) error {
+func measureLatency(ctx context.Context, r *run, s *stage[spec]) error {
 	for _, variant := range []string{fresh, keptAlive} {
 		was, err := idle(packetCPU)
 		if err != nil {

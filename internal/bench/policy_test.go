@@ -14,7 +14,7 @@ func TestPolicyExperiments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := readResults(dir)
+	all, err := readResults(dir, names(Experiments()))
 	if err != nil {
 		t.Fatal(err)
 	}

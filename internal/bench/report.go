@@ -18,11 +18,11 @@ type painting struct {
 	chart.Chart
 }
 
-// keep writes the result's JSON and pictures.
-func (r *run) keep(dir string, e Experiment) error {
+// keep writes the result's JSON and its charts.
+func (r *Result) keep(dir string, charts []painting) error {
 	var errs []error
-	for _, p := range e.paint(r.Result) {
-		file := e.Name + "-" + p.name + ".svg"
+	for _, p := range charts {
+		file := r.Experiment + "-" + p.name + ".svg"
 		r.Charts = append(r.Charts, Picture{File: file, Title: p.Title})
 		errs = append(errs, os.WriteFile(filepath.Join(dir, file), p.SVG(), 0o644))
 	}
@@ -83,8 +83,8 @@ func absent(n int) []chart.Value {
 
 // writeReport writes README.md of all results in the folder, also those of
 // earlier runs.
-func writeReport(dir string) error {
-	all, err := readResults(dir)
+func writeReport(dir string, names []string) error {
+	all, err := readResults(dir, names)
 	if err != nil {
 		return err
 	}

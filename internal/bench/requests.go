@@ -41,14 +41,14 @@ func runRequests(ctx context.Context, r *run) error {
 	specs := slices.Concat(cases(10, nodePort, own, peer.Sluice{}),
 		cases(10, nodePort, peers, peer.KubeNftables{}), cases(10, nodePort, lists, peer.KubeIptables{}))
 	r.skip("nftlb: it has no NodePorts")
-	if err := alternate(ctx, r, specs, r.measureRequests); err != nil {
+	if err := alternate(ctx, r, specs, measureRequests); err != nil {
 		return err
 	}
 	r.judgeRequests(own[1], own[len(own)-1])
 	return nil
 }
 
-func (r *run) measureRequests(ctx context.Context, s *stage[spec]) error {
+func measureRequests(ctx context.Context, r *run, s *stage[spec]) error {
 	res, err := r.load(ctx, s.Testbed, load.Config{
 		Target: netip.AddrPortFrom(cluster.NodeAddr, nodePort), Concurrency: 16, Duration: time.Second,
 	})

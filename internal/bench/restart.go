@@ -25,9 +25,6 @@ var restart = Experiment{
 }
 
 const (
-	adopted    = "start to adopted"
-	failed     = "failed requests"
-	answered   = "answered requests"
 	operations = "kernel operations changed or planned"
 )
 

@@ -153,11 +153,11 @@ func (r *Result) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, r.Experiment+".json"), append(b, '\n'), 0o644)
 }
 
-// readResults reads all results in a folder, in the order of the experiments.
-func readResults(dir string) ([]*Result, error) {
+// readResults reads the results of these experiments that are in a folder, in that order.
+func readResults(dir string, names []string) ([]*Result, error) {
 	var all []*Result
-	for _, e := range Experiments() {
-		b, err := os.ReadFile(filepath.Join(dir, e.Name+".json"))
+	for _, name := range names {
+		b, err := os.ReadFile(filepath.Join(dir, name+".json"))
 		if os.IsNotExist(err) {
 			continue
 		}
@@ -166,7 +166,7 @@ func readResults(dir string) ([]*Result, error) {
 		}
 		r := &Result{}
 		if err := json.Unmarshal(b, r); err != nil {
-			return nil, fmt.Errorf("read earlier result %s.json: %w: remove it and run the experiment again", e.Name, err)
+			return nil, fmt.Errorf("read earlier result %s.json: %w: remove it and run the experiment again", name, err)
 		}
 		all = append(all, r)
 	}

@@ -95,13 +95,13 @@ func TestKeptResultsAreReadBack(t *testing.T) {
 	dir := t.TempDir()
 	r := sample()
 	r.Charts = nil
-	if err := r.keep(dir, connections); err != nil {
+	if err := r.keep(dir, connections.paint(r.Result)); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeReport(dir); err != nil {
+	if err := writeReport(dir, names(Experiments())); err != nil {
 		t.Fatal(err)
 	}
-	all, err := readResults(dir)
+	all, err := readResults(dir, names(Experiments()))
 	if err != nil {
 		t.Fatal(err)
 	}

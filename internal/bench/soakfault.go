@@ -91,7 +91,7 @@ func (st *stand) fillHostile(ctx context.Context) error {
 	}
 	var errs []error
 	for _, f := range files {
-		switch kindOf(f) {
+		switch f.Kind() {
 		case "Namespace":
 			errs = append(errs, st.Create(ctx, f))
 		case "Pod":
@@ -111,7 +111,7 @@ func (t *trial) withHostile(ctx context.Context, lasting time.Duration) error {
 	kinds := map[string]int{}
 	for until := t.hostile + each; t.hostile < until; t.hostile++ {
 		for _, f := range objects.Draw(t.hostile, 0) {
-			kind := kindOf(f)
+			kind := f.Kind()
 			if !slices.Contains([]string{"Service", "EndpointSlice", "NetworkPolicy", "ServiceAccount"}, kind) || calicos(f) {
 				continue // the API server knows none of the others, or nobody would end what they begin
 			}

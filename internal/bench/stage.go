@@ -114,7 +114,7 @@ func closeAll[C contender](stages []*stage[C]) error {
 
 // alternate builds all cases, keeps a CPU free for them, and measures each once
 // a round.
-func alternate[C contender](ctx context.Context, r *run, specs []C, measure func(context.Context, *stage[C]) error) (err error) {
+func alternate[C contender](ctx context.Context, r *run, specs []C, measure func(context.Context, *run, *stage[C]) error) (err error) {
 	stages, err := buildAll(ctx, r, specs)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func alternate[C contender](ctx context.Context, r *run, specs []C, measure func
 				return ctx.Err()
 			}
 			r.progress("round %d of %d: %s", round+1, r.Options.Rounds, s.spec)
-			if err := measure(ctx, s); err != nil {
+			if err := measure(ctx, r, s); err != nil {
 				return fmt.Errorf("measure %s: %w", s.spec, err)
 			}
 		}

@@ -23,10 +23,7 @@ var starting = Experiment{
 	paint: paintStarting,
 }
 
-const (
-	started      = "start to programmed"
-	peakResident = "peak of resident memory"
-)
+const peakResident = "peak of resident memory"
 
 func runStarting(ctx context.Context, r *run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 5)

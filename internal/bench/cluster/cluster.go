@@ -100,6 +100,13 @@ type File struct {
 	JSON []byte
 }
 
+// Kind is the object's kind.
+func (f File) Kind() string {
+	var o struct{ Kind string }
+	_ = json.Unmarshal(f.JSON, &o) // it was made of JSON
+	return o.Kind
+}
+
 // NodeFile is the manifest of the cluster's node.
 func NodeFile() File {
 	return file("node.json", object{
