@@ -76,7 +76,7 @@ func (r *run) alternateChanges(ctx context.Context, agents []*changer) (err erro
 	}
 	for round := range r.Options.Rounds {
 		for _, a := range agents {
-			s := spec{peer.Sluice{}, a.c}
+			s := spec{dataplane: peer.Sluice{}, cluster: a.c}
 			r.progress("round %d of %d: %s", round+1, r.Options.Rounds, s)
 			for _, kind := range []struct {
 				name string

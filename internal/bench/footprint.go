@@ -42,7 +42,7 @@ func runFootprint(ctx context.Context, r *run) error {
 
 func (r *run) measureFootprint(ctx context.Context, c cluster.Cluster) error {
 	return r.withAgent(ctx, c, func(p *agentProcess) error {
-		s := spec{peer.Sluice{}, c}
+		s := spec{dataplane: peer.Sluice{}, cluster: c}
 		for _, step := range []struct {
 			metric string
 			during func(context.Context) error

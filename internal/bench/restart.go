@@ -90,7 +90,7 @@ func (r *run) restarts(ctx context.Context, c cluster.Cluster) (err error) {
 				Rate:   1_000, Duration: 10 * time.Minute,
 			})
 			if err == nil {
-				r.recordLoad(spec{peer.Sluice{}, c}, res)
+				r.recordLoad(spec{dataplane: peer.Sluice{}, cluster: c}, res)
 			}
 			answers <- err
 		}()
@@ -113,7 +113,7 @@ func (r *run) recordLoad(s spec, res *load.Result) {
 
 // restartOnce kills the agent and returns the new one, also with an error.
 func (r *run) restartOnce(ctx context.Context, p *agentProcess, c cluster.Cluster) (*agentProcess, error) {
-	s := spec{peer.Sluice{}, c}
+	s := spec{dataplane: peer.Sluice{}, cluster: c}
 	if err := wait(ctx, 500*time.Millisecond); err != nil {
 		return p, err
 	}

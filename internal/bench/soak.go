@@ -279,5 +279,5 @@ func paintSoak(r *Result) []painting {
 		}
 		c.Series = append(c.Series, line)
 	}
-	return []painting{{"memory", c}}
+	return []painting{{name: "memory", Chart: c}}
 }
