@@ -1,0 +1,178 @@
+package baseline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/bench/testbed"
+)
+
+// agentProgram is one of the two programs under comparison.
+type agentProgram struct {
+	name   string // as a data plane
+	binary string
+}
+
+// inOrder are the two in the order of a round.
+func inOrder(r *harness.Run, round int) []agentProgram {
+	two := []agentProgram{{baselineName, r.Baseline}, {peer.Sluice{}.Name(), r.Binary}}
+	if round%2 == 1 {
+		slices.Reverse(two)
+	}
+	return two
+}
+
+// identify notes which program was measured. Its size is a part of its memory, so both should be built alike.
+func identify(ctx context.Context, r *harness.Run, p agentProgram) error {
+	out, err := exec.CommandContext(ctx, p.binary, "version").Output()
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", p.binary, err)
+	}
+	file, err := os.Stat(p.binary)
+	if err != nil {
+		return err
+	}
+	r.Note("%s: %s, a file of %s MB.", p.name, harness.FirstLine(out), chart.Number(float64(file.Size())/1e6))
+	return nil
+}
+
+// contestant is the agent of one of the programs, running.
+type contestant struct {
+	agentProgram
+	*harness.Agent
+	testbed *testbed.Testbed
+	record  func(variant, metric, unit string, sample float64) // variant may be ""
+}
+
+// setting is what both programs are given.
+type setting struct {
+	name    string
+	testbed func(prefix string) (*testbed.Testbed, error)
+	files   iter.Seq[cluster.File]
+	size    report.Measurement // how large it is, and its usual variant
+}
+
+// step is a part of a round, with the agents of both programs.
+type step func(context.Context, []*contestant) error
+
+// each is a step with one agent, and at once with the other.
+func each(measure func(context.Context, *contestant) error) step {
+	return func(ctx context.Context, both []*contestant) error {
+		for _, c := range both {
+			if err := errors.Join(ctx.Err(), measure(ctx, c)); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+		return nil
+	}
+}
+
+// withBoth starts an agent of each program, one after the other, and runs the steps.
+func withBoth(ctx context.Context, r *harness.Run, round int, s setting, steps ...step) error {
+	var both []*contestant
+	pairs := samples{}
+	var next func(rest []agentProgram) error
+	next = func(rest []agentProgram) error {
+		if len(rest) > 0 {
+			return withContestant(ctx, r, rest[0], s, pairs, func(c *contestant) error {
+				both = append(both, c)
+				return next(rest[1:])
+			})
+		}
+		for _, step := range steps {
+			if err := step(ctx, both); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+		}
+		return nil
+	}
+	return next(inOrder(r, round))
+}
+
+// withContestant runs f with an agent that has programmed the setting, and files how long that took.
+func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setting, pairs samples, f func(*contestant) error) (err error) {
+	l, err := s.testbed(r.NextPrefix())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return r.WithSiteOn(l, func(at *harness.Site) error {
+		if err := at.Fill(s.files); err != nil {
+			return err
+		}
+		harness.Settle()
+		c := &contestant{agentProgram: p, testbed: l, record: recorder(r, p.name, s.size, pairs)}
+		defer func() {
+			if c.Agent != nil {
+				c.Kill()
+			}
+		}()
+		if err := c.startOn(ctx, at, p.binary, harness.Started); err != nil {
+			return fmt.Errorf("%s, %s: %w", p.name, s.name, err)
+		}
+		return f(c)
+	})
+}
+
+// samples are those of one round by what was measured; the second of a pair makes a ratio.
+type samples map[string]float64
+
+// recorder files samples of a program in a setting of that size, and the ratio as soon as the round has both.
+func recorder(r *harness.Run, name string, size report.Measurement, round samples) func(variant, metric, unit string, sample float64) {
+	return func(variant, metric, unit string, sample float64) {
+		m := size
+		m.Dataplane, m.Metric, m.Unit = name, metric, unit
+		m.Variant = cmp.Or(variant, m.Variant)
+		r.Add(m, sample)
+		r.Logf("%s: %s %s: %s %s", name, metric, m.Variant, chart.Number(sample), unit)
+		key := fmt.Sprint(m.Services, m.Policies, m.Variant, metric)
+		first, both := round[key]
+		round[key] = sample
+		if !both || unit == "" {
+			return
+		}
+		own, was := sample, first
+		if name == baselineName {
+			own, was = first, sample
+		}
+		r.Add(ratioOf(m), own/was)
+	}
+}
+
+// startOn starts an agent of a program, waits until it is ready and files the time as metric, if there is one.
+func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metric string) error {
+	at.Binary = binary
+	p, err := at.Start()
+	if err != nil {
+		return err
+	}
+	c.Agent = p
+	took, err := p.Ready(ctx, 2*time.Minute)
+	if err == nil && metric != "" {
+		c.record("", metric, "s", took.Seconds())
+	}
+	return err
+}
+
+// reserved is each, with the packets' CPU left to them.
+func reserved(measure func(context.Context, *contestant) error) step {
+	return func(ctx context.Context, both []*contestant) error {
+		if err := cpuaffinity.Reserve(harness.PacketCPU); err != nil {
+			return err
+		}
+		return errors.Join(each(measure)(ctx, both), cpuaffinity.Release())
+	}
+}

@@ -1,0 +1,119 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/api"
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/probe"
+	"sluice.dev/sluice/internal/bench/report"
+)
+
+var Change = harness.Experiment{
+	Name:  "kube-proxy-change",
+	Title: "One endpoint's change beside kube-proxy, from the API to packets",
+	How: "An EndpointSlice in a real API server gets another address in the place of its one endpoint, while nothing else happens; connections through the service, a new one every fifth of a millisecond, tell since when they go there. " +
+		"A client that does nothing but watch EndpointSlices notes when it sees the same change: what it takes until then is the API server's, and subtracted. " +
+		"The programs are measured in turns, and the others are stopped meanwhile. kube-proxy runs with its usual least time of a second between two rounds (minSyncPeriod), which is over when the change is made.",
+	Run:    runChange,
+	Charts: changeCharts,
+}
+
+const (
+	lessWatch = "less a bare watch"
+	inAll     = "from the API write"
+)
+
+func runChange(ctx context.Context, r *harness.Run) error {
+	r.Options.Rounds = min(r.Options.Rounds, 3)
+	r.Result.Rounds = r.Options.Rounds
+	sizes := kubeSizes(r)
+	if err := inTurns(ctx, r, sizes, func(st *ApiCluster, s *dataplane.Process) error { return changesOf(ctx, r, st, s) }); err != nil {
+		return err
+	}
+	for _, n := range sizes {
+		for _, g := range []struct {
+			metric string
+			most   float64
+		}{{harness.Half, 5}, {harness.NinetyNine, 20}} {
+			m := r.Find(peer.Sluice{}.Name(), n, lessWatch, g.metric)
+			other := betterKubeProxy(r, n, lessWatch, g.metric)
+			if m == nil || other == nil {
+				continue
+			}
+			r.Goal(fmt.Sprintf("one endpoint's change, API write to packets, %s, %s, %s services × 10 endpoints", lessWatch, g.metric, chart.Number(float64(n))),
+				fmt.Sprintf("≤ %g ms", g.most), fmt.Sprintf("%s ms; %s %s ms", report.SpreadOf(m.Samples), other.Dataplane, chart.Number(other.Median)), m.Median <= g.most)
+		}
+	}
+	return nil
+}
+
+// changesOf makes changes for some seconds, each when the program is at ease.
+func changesOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process) error {
+	w, err := st.Watch(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	ease := syncPeriod
+	if s.Name == (peer.Sluice{}).Name() {
+		ease = 100 * time.Millisecond // it is never not
+	}
+	var less, all []time.Duration
+	for began := time.Now(); time.Since(began) < r.Short(10*time.Second, 4*time.Second) || len(all) < 3; {
+		slice, d := st.nextEndpoint(1 + len(all)%(singles-1))
+		wrote, seen, followed, err := st.change(ctx, s, w, slice, d)
+		if err != nil {
+			return err
+		}
+		less, all = append(less, max(followed.Sub(seen), probe.Interval)), append(all, followed.Sub(wrote))
+		if err := harness.Wait(ctx, ease); err != nil {
+			return err
+		}
+	}
+	for variant, took := range map[string][]time.Duration{lessWatch: less, inAll: all} {
+		slices.Sort(took)
+		RecordProcess(r, st, s, variant, harness.Half, "ms", harness.Millis(took[len(took)/2]))
+		RecordProcess(r, st, s, variant, harness.NinetyNine, "ms", harness.Millis(took[len(took)*99/100]))
+	}
+	RecordProcess(r, st, s, "", "changes measured", "", float64(len(all)))
+	return nil
+}
+
+// change writes a slice and returns when that began, when a bare client saw it, and when packets followed.
+func (st *ApiCluster) change(ctx context.Context, s *dataplane.Process, w *api.Watch, slice cluster.File, d probe.Target) (wrote, seen, followed time.Time, err error) {
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		followed, err = waitReachable(ctx, s, d)
+		done <- err
+	}()
+	if err := harness.Wait(ctx, 3*time.Millisecond); err != nil { // until the first probe
+		return wrote, seen, followed, errors.Join(err, <-done)
+	}
+	wrote = time.Now()
+	version, err := st.Put(ctx, slice)
+	if err == nil {
+		seen, err = w.Seen(ctx, version)
+	}
+	return wrote, seen, followed, errors.Join(err, <-done)
+}
+
+func changeCharts(r *report.Result) []report.Figure {
+	var ps []report.Figure
+	for _, p := range []struct{ name, metric, title string }{{"p50", harness.Half, "median"}, {"p99", harness.NinetyNine, "99th percentile"}} {
+		ps = append(ps, report.Draw(r, p.name, chart.Chart{
+			Kind: chart.Bars, LogY: true, Title: "From a change in the API to packets following, " + p.title,
+			Subtitle: "one endpoint at a time, less what a bare watch takes; lower is better", XLabel: "services", YLabel: "ms (logarithmic)",
+		}, report.ByServices, p.metric, lessWatch))
+	}
+	return ps
+}

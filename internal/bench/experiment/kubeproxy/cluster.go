@@ -1,0 +1,341 @@
+// Package kubeproxy has the experiments whose names begin with kube-proxy: Sluice and kube-proxy as real
+// processes that read one real Kubernetes API.
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/api"
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/probe"
+	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+// clusterKey is the key of a shared stand: its number of services.
+type clusterKey int
+
+// ApiCluster is an API server that holds a cluster, and the programs that carry it out side by side, each on a node of its own.
+type ApiCluster struct {
+	*api.Server
+	cluster.Cluster // without what follows
+
+	dir       string
+	Processes []*dataplane.Process // of the programs that all experiments but that of the start share; nil until one asks
+	child     []int                // by process: the most memory that a child of it had until all was programmed, in bytes
+
+	next    [singles]int // the endpoint of each single that is in force
+	churned int          // changes that churn has made
+	rolled  bool         // the busy service has its second endpoints
+}
+
+// singles are services that are there beside the cluster's, with one endpoint each, so that a single connection tells whether
+// a change of it is in force. The first is for asking whether a program keeps up; what is measured is done to the others.
+const singles = 10
+
+// busy is the service that is rolled over: the one after all others, with as many endpoints as they have.
+func (st *ApiCluster) busy() int { return st.Services + singles }
+
+// kubeSizes are the numbers of services of the comparisons with kube-proxy.
+func kubeSizes(r *harness.Run) []int {
+	if r.Full() {
+		return []int{1_000, 10_000}
+	}
+	return []int{100, 1_000}
+}
+
+// sharedCluster returns the API server with so many services of ten endpoints each.
+func sharedCluster(ctx context.Context, r *harness.Run, services int) (*ApiCluster, error) {
+	if st, ok := r.Shared[clusterKey(services)].(*ApiCluster); ok {
+		r.Machine.Tools["kubernetes"] = kubernetesVersion(st.Bin)
+		return st, nil
+	}
+	st, err := NewCluster(ctx, r, services)
+	if err == nil {
+		r.Shared[clusterKey(services)] = st
+	}
+	return st, err
+}
+
+// NewCluster makes one. Close it.
+func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *ApiCluster, err error) {
+	bin, err := control.Build(ctx, func(s string) { r.Logf("%s", s) })
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(harness.WorkDir(), r.Prefix+"-*")
+	if err != nil {
+		return nil, fmt.Errorf("make folder for an API server: %w", err)
+	}
+	st := &ApiCluster{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, st.Close())
+		}
+	}()
+	st.Server, err = api.Start(ctx, fmt.Sprintf("%s-api%d", r.Prefix, services), bin, filepath.Join(dir, "control"))
+	if err != nil {
+		return nil, err
+	}
+	r.Machine.Tools["kubernetes"] = kubernetesVersion(bin)
+	began := time.Now()
+	for _, objects := range []iter.Seq[cluster.File]{st.ground(), st.objects()} {
+		if err := st.Fill(ctx, objects); err != nil {
+			return nil, fmt.Errorf("fill API server: %w", err)
+		}
+	}
+	r.Logf("wrote %s to an API server in %s", st.Cluster, time.Since(began).Round(time.Millisecond))
+	return st, nil
+}
+
+// kubernetesVersion is "Kubernetes v1.37.1"; empty if it cannot be told.
+func kubernetesVersion(bin string) string {
+	out, err := exec.Command(filepath.Join(bin, "kube-proxy"), "--version").Output()
+	if err != nil {
+		return ""
+	}
+	return harness.FirstLine(out)
+}
+
+// Close ends all programs and removes their files.
+func (st *ApiCluster) Close() error {
+	var errs []error
+	for _, s := range st.Processes {
+		errs = append(errs, s.Close())
+	}
+	if st.Server != nil {
+		errs = append(errs, st.Server.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(st.dir))...)
+}
+
+// ground are the objects that must be there before the others.
+func (st *ApiCluster) ground() iter.Seq[cluster.File] {
+	return func(yield func(cluster.File) bool) {
+		_ = yield(cluster.NamespaceFile()) && yield(cluster.NodeFile())
+	}
+}
+
+func (st *ApiCluster) objects() iter.Seq[cluster.File] {
+	return func(yield func(cluster.File) bool) {
+		for i := range st.busy() + 1 {
+			n := st.Endpoints
+			if i >= st.Services && i < st.busy() {
+				n = 1
+			}
+			if !yield(st.ServiceFile(i)) || !yield(st.SliceFile(i, n)) {
+				return
+			}
+		}
+	}
+}
+
+// programs are those that are compared.
+func programs(r *harness.Run, st *ApiCluster) []dataplane.Program {
+	return []dataplane.Program{dataplane.Sluice(r.Binary), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin)}
+}
+
+// NewProcess makes a place for a program, in a testbed of its own. Close it.
+func NewProcess(r *harness.Run, st *ApiCluster, p dataplane.Program) (*dataplane.Process, error) {
+	l, err := r.NewTestbed()
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, dir := "", ""
+	if err = st.Join(l); err == nil {
+		kubeconfig, err = st.Kubeconfig(fmt.Sprintf("node-%d", r.Testbeds))
+	}
+	if err == nil {
+		dir, err = os.MkdirTemp(st.dir, "process-*")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare node for %s: %w", p.Name, err), l.Close())
+	}
+	return dataplane.New(p, l, dir, kubeconfig), nil
+}
+
+// runningProcesses returns the programs of the stand, all of which run and have programmed everything.
+func runningProcesses(ctx context.Context, r *harness.Run, st *ApiCluster) ([]*dataplane.Process, error) {
+	if st.Processes == nil {
+		for _, p := range programs(r, st) {
+			s, err := NewProcess(r, st, p)
+			if err != nil {
+				return nil, err
+			}
+			st.Processes = append(st.Processes, s)
+			if err := s.Start(); err != nil {
+				return nil, err
+			}
+			watched, cancel := context.WithCancel(ctx)
+			child := make(chan int, 1)
+			go func() { child <- s.HeaviestChild(watched) }()
+			at, err := Programmed(ctx, r, st, s)
+			cancel()
+			st.child = append(st.child, <-child)
+			if err != nil {
+				return nil, err
+			}
+			r.Logf("%s carries out %s after %s", s.Name, st.Cluster, at.Sub(s.Started()).Round(time.Millisecond))
+		}
+	}
+	for _, s := range st.Processes {
+		if err := s.Resume(); err != nil {
+			return nil, err
+		}
+	}
+	return st.Processes, nil
+}
+
+// maxWait is how long a program gets for anything.
+const maxWait = 3 * time.Minute
+
+// sampled is how many services show that all are there.
+const sampled = 50
+
+// Programmed waits until connections to services drawn at random, the last one and the singles come to
+// a backend, and returns when the last of them did.
+func Programmed(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process) (time.Time, error) {
+	targets := []probe.Target{serviceTarget(st.Services - 1)}
+	for range sampled {
+		targets = append(targets, serviceTarget(rand.IntN(st.Services)))
+	}
+	for i := range singles {
+		targets = append(targets, serviceTarget(st.Services+i))
+	}
+	return waitReachable(ctx, s, targets...)
+}
+
+// serviceTarget is service i with any of its backends.
+func serviceTarget(i int) probe.Target {
+	return probe.Target{Service: netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)}
+}
+
+// waitReachable waits until connections come where they are to, and returns since when.
+func waitReachable(ctx context.Context, s *dataplane.Process, targets ...probe.Target) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
+	defer cancel()
+	h, err := probe.New(s.Client, s.Backend, cluster.TargetPort, harness.PacketCPU)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer func() { _ = h.Close() }()
+	at, err := h.Until(ctx, targets...)
+	if err != nil {
+		return at, errors.Join(fmt.Errorf("%s: %w", s.Name, err), s.Running())
+	}
+	return at, nil
+}
+
+// nextEndpoint is the next version of single i, with its one endpoint in the place of another one, and how that is seen.
+func (st *ApiCluster) nextEndpoint(i int) (cluster.File, probe.Target) {
+	st.next[i] = (st.next[i] + 1) % 2
+	n := st.Services + i
+	d := serviceTarget(n)
+	d.Backends = netip.PrefixFrom(st.Endpoint(n, st.next[i]).Addr(), 32)
+	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
+}
+
+// pauseOthers stops all programs but one, and returns once that has caught up with what happened while it was stopped itself.
+func (st *ApiCluster) pauseOthers(ctx context.Context, one *dataplane.Process) error {
+	for _, s := range st.Processes {
+		if s != one {
+			if err := s.Pause(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := one.Resume(); err != nil {
+		return err
+	}
+	return st.waitCaughtUp(ctx, one)
+}
+
+// inTurns has each program of the cluster of each size do something, once a round, while the others are stopped.
+func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*ApiCluster, *dataplane.Process) error) error {
+	for _, n := range sizes {
+		st, err := sharedCluster(ctx, r, n)
+		if err != nil {
+			return err
+		}
+		processes, err := runningProcesses(ctx, r, st)
+		if err != nil {
+			return err
+		}
+		for round := range r.Options.Rounds {
+			for _, s := range processes {
+				r.Logf("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
+				err := st.pauseOthers(ctx, s)
+				if err == nil {
+					err = do(st, s)
+				}
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", s.Name, st.Cluster, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// waitCaughtUp returns once a program has followed a change that comes after all others, and may begin its next round at once.
+func (st *ApiCluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) error {
+	for range 2 { // the first may be in a round that others of before follow
+		slice, d := st.nextEndpoint(0)
+		if _, err := st.Put(ctx, slice); err != nil {
+			return err
+		}
+		if _, err := waitReachable(ctx, s, d); err != nil {
+			return err
+		}
+		if err := harness.Wait(ctx, syncPeriod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncPeriod is a little more than kube-proxy's least time between two rounds: a change after that is carried out at once.
+const syncPeriod = 1200 * time.Millisecond
+
+// RecordProcess files a sample of a program.
+func RecordProcess(r *harness.Run, st *ApiCluster, s *dataplane.Process, variant, metric, unit string, sample float64) {
+	r.Add(report.Measurement{
+		Dataplane: s.Name, Services: st.Services, Endpoints: st.Services * st.Endpoints, Variant: variant, Metric: metric, Unit: unit,
+	}, sample)
+}
+
+// betterKubeProxy is the mode of kube-proxy with the smaller median; nil if neither was measured.
+func betterKubeProxy(r *harness.Run, services int, variant, metric string) *report.Measurement {
+	a := r.Find(peer.KubeNftables{}.Name(), services, variant, metric)
+	b := r.Find(peer.KubeIptables{}.Name(), services, variant, metric)
+	if a == nil || b != nil && b.Median < a.Median {
+		return b
+	}
+	return a
+}
+
+// ratioGoal files a goal for Sluice's share of the better of kube-proxy's modes, and notes the other's.
+func ratioGoal(r *harness.Run, services int, what, variant, metric, goal string, most float64) {
+	own := r.Find(peer.Sluice{}.Name(), services, variant, metric)
+	best := betterKubeProxy(r, services, variant, metric)
+	if own == nil || best == nil {
+		return
+	}
+	ratio := report.Ratios(own, best)
+	r.Goal(fmt.Sprintf("%s, %s services × 10 endpoints, over the better mode of kube-proxy", what, chart.Number(float64(services))), goal,
+		fmt.Sprintf("%s; %s %s here, %s %s %s", ratio, chart.Number(own.Median), own.Unit, best.Dataplane, chart.Number(best.Median), best.Unit),
+		ratio.Median <= most)
+}

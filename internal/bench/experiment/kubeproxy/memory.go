@@ -1,0 +1,62 @@
+package kubeproxy
+
+import (
+	"context"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/report"
+)
+
+var Memory = harness.Experiment{
+	Name:  "kube-proxy-memory",
+	Title: "Memory beside kube-proxy",
+	How: "Resident memory (VmRSS) of each program once it has programmed all that a real API server has, and the most that any of its children (iptables-restore, nft) had while it did (VmHWM, looked at every five milliseconds). " +
+		"Together they are what the node must have for it. What the kernel holds for the rules is not part of it.",
+	Run:    runMemory,
+	Charts: memoryCharts,
+}
+
+const (
+	largestChild = "largest child"
+	withChild    = "resident memory and largest child"
+)
+
+func runMemory(ctx context.Context, r *harness.Run) error {
+	r.Options.Rounds, r.Result.Rounds = 1, 1
+	for _, n := range kubeSizes(r) {
+		st, err := sharedCluster(ctx, r, n)
+		if err != nil {
+			return err
+		}
+		processes, err := runningProcesses(ctx, r, st)
+		if err != nil {
+			return err
+		}
+		for i, s := range processes {
+			if err := st.pauseOthers(ctx, s); err != nil { // it has done with the start
+				return err
+			}
+			rss, err := s.Resident()
+			if err != nil {
+				return err
+			}
+			RecordProcess(r, st, s, "", harness.Resident, "MB", float64(rss)/1e6)
+			RecordProcess(r, st, s, "", largestChild, "MB", float64(st.child[i])/1e6)
+			RecordProcess(r, st, s, "", withChild, "MB", float64(rss+st.child[i])/1e6)
+		}
+		ratioGoal(r, n, withChild, "", withChild, "≤ 1/2", 0.5)
+		if a, b := r.Find(peer.Sluice{}.Name(), n, "", harness.Resident), betterKubeProxy(r, n, "", harness.Resident); a != nil && b != nil {
+			r.Note("Resident memory, %s services, without children, over the better mode of kube-proxy: %s.", chart.Number(float64(n)), report.Ratios(a, b))
+		}
+	}
+	return nil
+}
+
+func memoryCharts(r *report.Result) []report.Figure {
+	return []report.Figure{report.Draw(r, "all", chart.Chart{
+		Kind: chart.Bars, Title: "Resident memory and that of the largest child",
+		Subtitle: "10 endpoints a service, a real API server; lower is better", XLabel: "services", YLabel: "MB",
+	}, report.ByServices, withChild, "")}
+}

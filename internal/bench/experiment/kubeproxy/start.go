@@ -1,0 +1,97 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/probe"
+	"sluice.dev/sluice/internal/bench/report"
+)
+
+var Start = harness.Experiment{
+	Name:  "kube-proxy-start",
+	Title: "Start beside kube-proxy, on a real Kubernetes API",
+	How: "Real processes (`sluice run --kubeconfig`, and kube-proxy in its nftables and its iptables mode, iptables-legacy) start one after the other, each on a node of its own with an empty kernel, " +
+		"and read one real kube-apiserver. Programmed is when connections through 50 services drawn at random, the last service, and ten more have come to a backend, tried every fifth of a millisecond. " +
+		"Synced is when the program's own log says that its sources are read (kube-proxy looks ten times a second whether they are, so that it may be up to a tenth of a second earlier).",
+	Run:    runStart,
+	Charts: startCharts,
+}
+
+const (
+	allProgrammed    = "start to programmed"
+	syncedProgrammed = "sources synced to programmed"
+)
+
+func runStart(ctx context.Context, r *harness.Run) error {
+	r.Options.Rounds = min(r.Options.Rounds, 3)
+	r.Result.Rounds = r.Options.Rounds
+	for _, n := range kubeSizes(r) {
+		st, err := sharedCluster(ctx, r, n)
+		if err != nil {
+			return err
+		}
+		for round := range r.Options.Rounds {
+			for _, p := range programs(r, st) {
+				r.Logf("round %d of %d: %s, %s", round+1, r.Options.Rounds, p.Name, st.Cluster)
+				if err := startProcess(ctx, r, st, p); err != nil {
+					return err
+				}
+			}
+		}
+		startGoals(r, n)
+	}
+	return nil
+}
+
+func startProcess(ctx context.Context, r *harness.Run, st *ApiCluster, p dataplane.Program) (err error) {
+	harness.Settle()
+	s, err := NewProcess(r, st, p)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := s.Start(); err != nil {
+		return err
+	}
+	at, err := Programmed(ctx, r, st, s)
+	if err != nil {
+		return err
+	}
+	synced, ok := s.Synced()
+	if !ok {
+		return fmt.Errorf("%s does not say when it has read its sources", s.Name)
+	}
+	all, rest := at.Sub(s.Started()), max(at.Sub(synced), probe.Interval)
+	r.Logf("programmed after %s, %s after its sources", all.Round(time.Millisecond), rest.Round(time.Millisecond))
+	RecordProcess(r, st, s, "", allProgrammed, "s", all.Seconds())
+	RecordProcess(r, st, s, "", syncedProgrammed, "s", rest.Seconds())
+	return nil
+}
+
+func startGoals(r *harness.Run, services int) {
+	goal, most := "≤ 1/3", 1./3
+	if services >= 10_000 {
+		goal, most = "≤ 1/10", 1./10
+	}
+	ratioGoal(r, services, allProgrammed, "", allProgrammed, goal, most)
+	ratioGoal(r, services, syncedProgrammed, "", syncedProgrammed, "≤ 1/20", 1./20)
+}
+
+func startCharts(r *report.Result) []report.Figure {
+	return []report.Figure{
+		report.Draw(r, "all", chart.Chart{
+			Kind: chart.Bars, LogY: true, Title: "From the start of the program to all services programmed",
+			Subtitle: "10 endpoints a service, one real API server; lower is better", XLabel: "services", YLabel: "seconds (logarithmic)",
+		}, report.ByServices, allProgrammed, ""),
+		report.Draw(r, "synced", chart.Chart{
+			Kind: chart.Bars, LogY: true, Title: "From sources synced to all services programmed",
+			Subtitle: "10 endpoints a service; lower is better", XLabel: "services", YLabel: "seconds (logarithmic)",
+		}, report.ByServices, syncedProgrammed, ""),
+	}
+}

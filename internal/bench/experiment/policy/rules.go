@@ -1,0 +1,158 @@
+// Package policy has the experiments whose names begin with policy.
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/load"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/bench/testbed"
+	"sluice.dev/sluice/internal/bench/trace"
+)
+
+var Rules = harness.Experiment{
+	Name:  "policy-rules",
+	Title: "Rules that a packet meets",
+	How: "30 pods on the node, each selected by three NetworkPolicies in both directions, of which the last lets the connection pass. One pod of the node connects to another, through a service. " +
+		"The kernel traces the packets (nftrace); the rules that a packet is held against without matching lie between those that it tells of, and are counted from the table. " +
+		"Sluice's count is for both directions, spoofing and host endpoints together; what translates services is counted apart. " +
+		"Calico's is its formula for the same: two directions of about six fixed rules, two for each policy, and the policy's own.",
+	Run:    runRules,
+	Charts: ruleCharts,
+}
+
+const (
+	judging     = "rules, policy"
+	translating = "rules, services"
+	newPacket   = "new connection"
+	oldPacket   = "established"
+	calico      = "calico (formula)"
+)
+
+// calicoRules is what a new connection between two pods of a node meets, policies selecting each with one
+// rule a direction.
+func calicoRules(policies int) float64 { return 2 * float64(6+2*policies+policies) }
+
+func runRules(ctx context.Context, r *harness.Run) error {
+	r.Options.Rounds, r.Result.Rounds = 1, 1 // counting twice gives the same
+	large := 1_000
+	if r.Full() {
+		large = 10_000
+	}
+	sizes := []cluster.Tenants{
+		{Services: 10, Policies: 10}, {Services: 10, Policies: large}, {Services: large, Policies: 10},
+		{Services: 100, Policies: 100}, {Services: large, Policies: large},
+	}
+	for _, t := range sizes {
+		t.Pods, t.Local = max(PodsOnNode, t.Policies), PodsOnNode
+		if err := countRules(ctx, r, t); err != nil {
+			return fmt.Errorf("%s, %d services: %w", t, t.Services, err)
+		}
+	}
+	ruleGoals(r)
+	return nil
+}
+
+func countRules(ctx context.Context, r *harness.Run, t cluster.Tenants) (err error) {
+	l, n, err := newNode(ctx, r, t, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close(), l.Close()) }()
+	met, err := trace.Packets(ctx, trace.Config{
+		NS: l.Node, Device: testbed.NodeIn, Table: "sluice",
+		Match: fmt.Sprintf("tcp dport { %d, %d }", cluster.ServicePort, cluster.TargetPort),
+	}, func() error {
+		res, err := load.Run(ctx, load.Config{
+			Client: l.Client, Sources: []netip.Addr{cluster.PodAddr(0, t.Local)}, Backend: l.Backend, Port: cluster.TargetPort,
+			Target: netip.AddrPortFrom(cluster.ServiceAddr(t.Services-1), cluster.ServicePort),
+			Rate:   20, Duration: 75 * time.Millisecond, CPU: harness.PacketCPU, // that is one request
+		})
+		if err == nil && (res.Requests != 1 || res.Failed != 0) {
+			err = fmt.Errorf("%d requests were answered, %d failed: %v", res.Requests, res.Failed, res.Reasons)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if len(met) < 3 {
+		return fmt.Errorf("only %d packets of a connection were traced", len(met))
+	}
+	recordRules(r, t, newPacket, met[0])
+	worst := slices.MaxFunc(met[1:], func(a, b trace.Met) int { return a.Sum() - b.Sum() })
+	recordRules(r, t, oldPacket, worst)
+	r.Note("%d services, %s: new %s; established %s.", t.Services, t, byChain(met[0]), byChain(worst))
+	r.Add(report.Measurement{Dataplane: calico, Services: t.Services, Policies: t.Policies, Variant: newPacket, Metric: judging, Unit: "rules"},
+		calicoRules(cluster.PoliciesPerPod))
+	return nil
+}
+
+// recordRules files what a packet met. Chains of type nat see new connections only, and translate.
+func recordRules(r *harness.Run, t cluster.Tenants, variant string, m trace.Met) {
+	count := map[string]int{judging: 0, translating: 0}
+	for chain, n := range m.Rules {
+		if m.NAT[chain] {
+			count[translating] += n
+		} else {
+			count[judging] += n
+		}
+	}
+	for metric, n := range count {
+		r.Add(report.Measurement{
+			Dataplane: peer.Sluice{}.Name(), Services: t.Services, Policies: t.Policies, Variant: variant, Metric: metric, Unit: "rules",
+		}, float64(n))
+	}
+}
+
+// byChain prints "forward 1, prerouting 2".
+func byChain(m trace.Met) string {
+	var parts []string
+	for _, chain := range slices.Sorted(maps.Keys(m.Rules)) {
+		parts = append(parts, fmt.Sprintf("%s %d", chain, m.Rules[chain]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func ruleGoals(r *harness.Run) {
+	for _, g := range []struct {
+		variant, what, goal string
+		most                float64
+	}{
+		{newPacket, "rules of policy that a new connection between two pods meets, at each scale", fmt.Sprintf("the same, and below Calico's (%g)", calicoRules(cluster.PoliciesPerPod)), calicoRules(cluster.PoliciesPerPod) - 1},
+		{oldPacket, "rules that a packet of an established flow meets", "≤ 2", 2},
+	} {
+		var counts []float64
+		for _, m := range r.Series {
+			if m.Dataplane == (peer.Sluice{}).Name() && m.Variant == g.variant && m.Metric == judging {
+				counts = append(counts, m.Median)
+			}
+		}
+		s := report.SpreadOf(counts)
+		r.Goal(g.what, g.goal, s.String(), len(counts) > 0 && s.Min == s.Max && s.Max <= g.most)
+	}
+}
+
+func ruleCharts(r *report.Result) []report.Figure {
+	diagonal := &report.Result{}
+	for _, m := range r.Series {
+		if m.Services == m.Policies {
+			diagonal.Series = append(diagonal.Series, m)
+		}
+	}
+	return []report.Figure{report.Draw(diagonal, "met", chart.Chart{
+		Kind: chart.Bars, Title: "Rules of policy that a packet meets", Subtitle: "three policies a pod, both ends on the node; lower is better",
+		XLabel: "policies, and as many services", YLabel: "rules",
+	}, report.ByPolicies, judging, newPacket, oldPacket)}
+}

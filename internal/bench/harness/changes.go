@@ -1,0 +1,53 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"sluice.dev/sluice/internal/bench/cluster"
+)
+
+// growth takes a service through sizes each of which is in another size class.
+var growth = []int{13, 17, 25, 33}
+
+// Changer makes changes to one agent's manifests and times them.
+type Changer struct {
+	*Agent
+	C       cluster.Cluster
+	Commits *CommitWatch
+	grown   int // class changes made
+	places  int // changes in place made
+}
+
+// NextInPlace takes an endpoint away from the next service, and gives it back on the next pass:
+// ten and nine are in one size class.
+func (a *Changer) NextInPlace() cluster.File {
+	i := a.places
+	a.places++
+	return a.C.SliceFile(i%a.C.Services, a.C.Endpoints-1+i/a.C.Services%2)
+}
+
+// NextClass makes the next service, counted from the end, grow into another size class.
+func (a *Changer) NextClass() cluster.File {
+	i := a.grown
+	a.grown++
+	return a.C.SliceFile(a.C.Services-1-i%a.C.Services, growth[i/a.C.Services%len(growth)])
+}
+
+// TimeChange makes a change and returns the time until the last commit that it brings.
+func (a *Changer) TimeChange(ctx context.Context, f cluster.File) (time.Duration, error) {
+	if err := a.StageFile(f); err != nil {
+		return 0, fmt.Errorf("write manifest: %w", err)
+	}
+	a.Commits.Discard()
+	began := time.Now()
+	if err := a.Place(f); err != nil {
+		return 0, fmt.Errorf("change manifest: %w", err)
+	}
+	c, err := a.Commits.Last(ctx, 15*time.Millisecond)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return c.At.Sub(began), nil
+}

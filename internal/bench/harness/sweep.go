@@ -1,0 +1,80 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Marker begins the name of everything that a run makes outside of its own
+// memory; the number of its process follows.
+const Marker = "sluice-bench-"
+
+// Sweep removes what runs left behind that were killed before they could
+// clean up themselves. Those that still run are left alone.
+func Sweep() error {
+	var errs []error
+	for _, path := range leftovers(netns.Dir) {
+		errs = append(errs, endProcesses(path), netns.Delete(filepath.Base(path)))
+	}
+	for _, path := range leftovers(WorkDir()) {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	for _, root := range groupRoots {
+		for _, path := range leftovers(root.dir) {
+			_ = os.Remove(path) // one whose process is still ending goes the next time
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	return nil
+}
+
+// leftovers are the entries of a folder that belong to runs which have ended.
+func leftovers(dir string) []string {
+	entries, _ := os.ReadDir(dir) // no folder, nothing in it
+	var paths []string
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), Marker)
+		if !ok {
+			continue
+		}
+		number, _, _ := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(number)
+		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths
+}
+
+// endProcesses kills the processes that live in a network namespace.
+func endProcesses(path string) error {
+	var want, got unix.Stat_t
+	if err := unix.Stat(path, &want); err != nil {
+		return fmt.Errorf("look at %s: %w", path, err)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return err
+	}
+	for _, p := range processes {
+		if unix.Stat(p, &got) != nil || got.Ino != want.Ino || got.Dev != want.Dev {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
+		if err == nil && pid != os.Getpid() {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		}
+	}
+	return nil
+}
