@@ -26,8 +26,14 @@ import (
 // Options of a run.
 type Options = harness.Options
 
-// Full is the scale that goals are for.
-const Full = harness.Full
+// Result is what one experiment measured.
+type Result = report.Result
+
+// The scales.
+const (
+	Small = harness.Small
+	Full  = harness.Full
+)
 
 // ErrUnknown is wrapped when an experiment or scale of that name does not exist.
 var ErrUnknown = errors.New("unknown")
@@ -42,7 +48,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.Rounds <= 0 {
 		o.Rounds = 9
-		if o.Scale == harness.Small {
+		if o.Scale == Small {
 			o.Rounds = 2
 		}
 	}
@@ -71,7 +77,7 @@ func Run(ctx context.Context, o Options) error {
 
 // choose returns the experiments that the options ask for.
 func choose(o Options) ([]harness.Experiment, error) {
-	if o.Scale != harness.Small && o.Scale != harness.Full {
+	if o.Scale != Small && o.Scale != Full {
 		return nil, fmt.Errorf("%w scale %q: choose small or full", ErrUnknown, o.Scale)
 	}
 	all := Experiments()
