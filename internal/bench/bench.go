@@ -1,10 +1,10 @@
-// Package bench measures what Sluice promises, beside the programs it is compared with, on one machine
-// in one run.
+// Package bench measures what Sluice promises, beside the programs it is compared with, on one
+// machine in one run.
 //
-// An experiment measures several cases: data planes, cluster sizes, a load. Each case has a testbed of
-// network namespaces of its own, and the cases are measured in turns (A B C A B C …), so that whatever
-// else the machine does affects all of them alike. What counts are ratios within a round, their median
-// and their spread. One CPU does the packet work, the others do the rest.
+// An experiment measures several cases: data planes, cluster sizes, a load. Each case has a testbed
+// of network namespaces of its own, and the cases are measured in turns (A B C A B C …), so that
+// whatever else the machine does affects all of them alike. What counts are ratios within a round,
+// their median and their spread. One CPU does the packet work, the others do the rest.
 //
 // Experiments are in experiment/, a file each; experiments.go lists them.
 package bench
@@ -38,9 +38,9 @@ const (
 // ErrUnknown is wrapped when an experiment or scale of that name does not exist.
 var ErrUnknown = errors.New("unknown")
 
-// Run runs the experiments one after the other and writes their results. If one fails, the others run
-// all the same, and the error is returned at the end. When ctx ends, the running experiment is cleaned
-// up and nothing more starts.
+// Run runs the experiments one after the other and writes their results. If one fails, the others
+// run all the same, and the error is returned at the end. When ctx ends, the running experiment is
+// cleaned up and nothing more starts.
 func Run(ctx context.Context, o Options) error {
 	chosen, err := choose(o)
 	if err != nil {
@@ -107,7 +107,8 @@ func names(experiments []harness.Experiment) []string {
 	return all
 }
 
-// runOne runs an experiment and keeps its result. The number makes the names of its namespaces its own.
+// runOne runs an experiment and keeps its result. The number makes the names of its namespaces its
+// own.
 func runOne(ctx context.Context, o Options, e harness.Experiment, number int, shared harness.Shared) error {
 	r := &harness.Run{
 		Options: o,

@@ -1,5 +1,6 @@
-// Package api runs a real Kubernetes API server, with its etcd, that holds one of the bench's clusters, and changes what it
-// holds as the cluster's controllers would. Several nodes read it at once, each from a testbed of its own.
+// Package api runs a real Kubernetes API server, with its etcd, that holds one of the bench's
+// clusters, and changes what it holds as the cluster's controllers would. Several nodes read it at
+// once, each from a testbed of its own.
 package api
 
 import (
@@ -28,10 +29,12 @@ import (
 // address is the API server's, the same for all nodes.
 var address = netip.MustParseAddr("192.168.255.1")
 
-// serviceRange is around the clusters' services, and begins elsewhere: its first address is that of the service "kubernetes".
+// serviceRange is around the clusters' services, and begins elsewhere: its first address is that of
+// the service "kubernetes".
 var serviceRange = netip.MustParsePrefix("10.0.0.0/9")
 
-// Server is an API server. Its methods are not safe for concurrent use, but for those that read and write objects.
+// Server is an API server. Its methods are not safe for concurrent use, but for those that read and
+// write objects.
 type Server struct {
 	*control.Plane
 	ns     *netns.NS
@@ -39,7 +42,8 @@ type Server struct {
 	nodes  int // joined so far
 }
 
-// Start starts an API server in a namespace called name, with its files in dir, which stays. Close it.
+// Start starts an API server in a namespace called name, with its files in dir, which stays. Close
+// it.
 func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 	if err := netns.Delete(name); err != nil {
 		return nil, err
@@ -55,7 +59,8 @@ func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 	s.Plane, err = control.Start(ctx, control.Config{
 		Bin: bin, Dir: dir, NetNS: ns, Addr: address,
 		ClusterCIDRs: []netip.Prefix{inject.Sources}, ServiceCIDRs: []netip.Prefix{serviceRange},
-		// Nobody is to wait for a turn: the bench asks for more at once than the API server lets one client have.
+		// Nobody is to wait for a turn: the bench asks for more at once than the API server lets
+		// one client have.
 		APIServerArgs: []string{"--enable-priority-and-fairness=false"},
 	})
 	if err != nil {

@@ -43,7 +43,8 @@ func (s *Server) CreateRunning(ctx context.Context, pod cluster.File) error {
 	return err
 }
 
-// Compact has etcd forget all that is not the present: who is not up to date must read everything anew.
+// Compact has etcd forget all that is not the present: who is not up to date must read everything
+// anew.
 func (s *Server) Compact(ctx context.Context) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
 	var now struct {

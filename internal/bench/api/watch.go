@@ -20,8 +20,9 @@ import (
 
 const slicesPath = "/apis/discovery.k8s.io/v1/endpointslices"
 
-// Watch is a bare client of the API: it watches EndpointSlices, in protobuf as everyone does, and does nothing but note when each
-// version came. What it takes to see a change is what nobody who watches can do without.
+// Watch is a bare client of the API: it watches EndpointSlices, in protobuf as everyone does, and
+// does nothing but note when each version came. What it takes to see a change is what nobody who
+// watches can do without.
 type Watch struct {
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -55,7 +56,8 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 		defer client.CloseIdleConnections()
 		for err == nil {
 			w.read(events)
-			// The server ends a watch that does not keep up with a burst, as any other client's: it goes on from where it was.
+			// The server ends a watch that does not keep up with a burst, as any other client's: it
+			// goes on from where it was.
 			events, err = s.events(under, client, w.version)
 		}
 		w.mu.Lock()
@@ -150,7 +152,8 @@ func versionOf(frame []byte) (string, error) {
 	return o.ResourceVersion, err
 }
 
-// Seen waits until the version of an object has come, and returns when that was. It can be asked once for each.
+// Seen waits until the version of an object has come, and returns when that was. It can be asked
+// once for each.
 func (w *Watch) Seen(ctx context.Context, version string) (time.Time, error) {
 	for {
 		w.mu.Lock()

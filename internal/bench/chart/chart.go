@@ -1,6 +1,6 @@
-// Package chart draws line and bar charts as small, self-contained SVG files:
-// a light background, an axis from zero (or logarithmic), whiskers from the
-// least to the greatest measurement, a legend, and the value at each point that has room for it.
+// Package chart draws line and bar charts as small, self-contained SVG files: a light background,
+// an axis from zero (or logarithmic), whiskers from the least to the greatest measurement, a
+// legend, and the value at each point that has room for it.
 package chart
 
 import (
@@ -21,8 +21,8 @@ const (
 	Bars
 )
 
-// Chart is one picture. Categories lie along the x axis, evenly spaced; each
-// series has one value for each, in the same order.
+// Chart is one picture. Categories lie along the x axis, evenly spaced; each series has one value
+// for each, in the same order.
 type Chart struct {
 	Kind       Kind
 	Title      string
@@ -107,8 +107,8 @@ func (c *Chart) drawLegend(b *strings.Builder) {
 	}
 }
 
-// drawLine writes a value beside its point unless one is there already; taken
-// holds where, for each category.
+// drawLine writes a value beside its point unless one is there already; taken holds where, for each
+// category.
 func (c *Chart) drawLine(b *strings.Builder, a axis, series int, s Series, taken [][]float64) {
 	var path strings.Builder
 	verb := "M"
@@ -225,8 +225,7 @@ func logAxis(low, high float64) axis {
 	return a
 }
 
-// Number prints a value with at most three significant decimals, and with
-// thousands separated.
+// Number prints a value with at most three significant decimals, and with thousands separated.
 func Number(v float64) string {
 	a := math.Abs(v)
 	prec := 0

@@ -1,6 +1,6 @@
-// Package cluster makes up clusters of any size: service i has one ClusterIP,
-// one port and so many endpoints in one EndpointSlice, all computed from i, so
-// that a cluster of a million endpoints is a value of three numbers.
+// Package cluster makes up clusters of any size: service i has one ClusterIP, one port and so many
+// endpoints in one EndpointSlice, all computed from i, so that a cluster of a million endpoints is
+// a value of three numbers.
 package cluster
 
 import (

@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// TestManifestsAreTheObjects: experiments with an agent and those in this
-// process see the same cluster.
+// TestManifestsAreTheObjects: experiments with an agent and those in this process see the same
+// cluster.
 func TestManifestsAreTheObjects(t *testing.T) {
 	c := cluster.Cluster{Services: 3, Endpoints: 2, NodePort: 30080}
 	for name, write := range map[string]func(t *testing.T, dir string){

@@ -11,7 +11,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Large is one object with many entries of one kind: what makes it so, and what takes that away again.
+// Large is one object with many entries of one kind: what makes it so, and what takes that away
+// again.
 type Large struct {
 	Name        string
 	Size        int
@@ -21,7 +22,8 @@ type Large struct {
 // largePorts is how many ports the services of Large have.
 const largePorts = 3
 
-// Ground is what the objects of Large need: a node with a pod, and a service for each of them and one beside.
+// Ground is what the objects of Large need: a node with a pod, and a service for each of them and
+// one beside.
 func Ground() []store.Event {
 	pod := newPod(0, 1, map[string]string{"app": "large"})
 	events := append(ground(), store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
@@ -52,7 +54,8 @@ func largeService(i int, ranges []netip.Prefix) store.Event {
 	return store.Event{Kind: store.Services, Name: s.Name, Object: s}
 }
 
-// LargeRanges is a service with n source ranges at each of three ports, single addresses and networks of many lengths among them.
+// LargeRanges is a service with n source ranges at each of three ports, single addresses and
+// networks of many lengths among them.
 func LargeRanges(n int) Large {
 	return Large{"source ranges", n,
 		[]store.Event{largeService(0, Networks(n))}, []store.Event{largeService(0, nil)}}

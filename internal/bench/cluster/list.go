@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/bench/inject"
 )
 
-// A block list's addresses are scattered over 32.0.0.0/3, where the first byte is even; what
-// it does not hold lies between them, where it is odd. So no lookup can tell the two apart early.
+// A block list's addresses are scattered over 32.0.0.0/3, where the first byte is even; what it
+// does not hold lies between them, where it is odd. So no lookup can tell the two apart early.
 var (
 	listBase  = netip.MustParseAddr("32.0.0.0")
 	otherBase = netip.MustParseAddr("33.0.0.0")
@@ -27,11 +27,13 @@ func Addresses(n int) []netip.Prefix {
 	return newList(rand.New(rand.NewPCG(1, uint64(n))), n, func(int) int { return 32 })
 }
 
-// shortest is the widest network of a list of networks: with single addresses that makes twenty lengths.
+// shortest is the widest network of a list of networks: with single addresses that makes twenty
+// lengths.
 const shortest = 13
 
-// Networks is a list of n random networks, sorted, as public block lists have them: two thirds or so are
-// single addresses, the others of each length from 13 bits on, the wide ones few. It is the same every time.
+// Networks is a list of n random networks, sorted, as public block lists have them: two thirds or
+// so are single addresses, the others of each length from 13 bits on, the wide ones few. It is the
+// same every time.
 func Networks(n int) []netip.Prefix {
 	return newList(rand.New(rand.NewPCG(2, uint64(n))), n, func(have int) int {
 		for bits := shortest; bits < 32; bits++ {

@@ -9,7 +9,8 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// TestLists: as many entries as asked for, in order, none twice, none that could hold what must not match.
+// TestLists: as many entries as asked for, in order, none twice, none that could hold what must not
+// match.
 func TestLists(t *testing.T) {
 	for name, tc := range map[string]struct {
 		list    []netip.Prefix

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Teams is a cluster of many pods in teams, and of many selectors, ten for each team, all of
-// them in policies of the node's own pods: each is a set in the node's kernel, and a pod is in ten.
+// Teams is a cluster of many pods in teams, and of many selectors, ten for each team, all of them
+// in policies of the node's own pods: each is a set in the node's kernel, and a pod is in ten.
 type Teams struct {
 	Pods      int
 	Local     int // so many pods, the first, are on the node
@@ -26,8 +26,8 @@ func (t Teams) String() string { return fmt.Sprintf("%d pods, %d selectors", t.P
 
 func (t Teams) teams() int { return t.Selectors / PerTeam }
 
-// Pod is pod i as it is after so many changes of its team and of its address; the
-// latter are for pods elsewhere alone.
+// Pod is pod i as it is after so many changes of its team and of its address; the latter are for
+// pods elsewhere alone.
 func (t Teams) Pod(i, moves, addresses int) *model.Pod {
 	p := newPod(i, t.Local, map[string]string{
 		"team": fmt.Sprintf("team-%d", (i+moves)%t.teams()), "pod": fmt.Sprintf("p%d", i),

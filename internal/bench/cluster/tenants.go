@@ -14,10 +14,10 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Tenants is a cluster of pods each of which three NetworkPolicies select, in
-// both directions. The first two open a port of their own to the pods that they select; the
-// last, and the last by name, opens TargetPort to all pods. So a connection to
-// TargetPort meets all three, and the last lets it pass.
+// Tenants is a cluster of pods each of which three NetworkPolicies select, in both directions. The
+// first two open a port of their own to the pods that they select; the last, and the last by name,
+// opens TargetPort to all pods. So a connection to TargetPort meets all three, and the last lets it
+// pass.
 type Tenants struct {
 	Pods     int
 	Local    int // so many of them, the first, are on the node

@@ -27,7 +27,8 @@ func BindThread(cpu int) error {
 }
 
 // Reserve binds all threads of this process to CPUs other than cpu, which is left to the measured
-// work. Threads and processes that they start inherit this. It does nothing on a machine with one CPU.
+// work. Threads and processes that they start inherit this. It does nothing on a machine with one
+// CPU.
 func Reserve(cpu int) error {
 	var set unix.CPUSet
 	for i := range runtime.NumCPU() {

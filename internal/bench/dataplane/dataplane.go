@@ -25,7 +25,8 @@ type Process struct {
 	ended           chan struct{} // closed once the process has ended
 }
 
-// New prepares a process; Start starts it. Its files are in dir, and the kubeconfig says who it is to the API.
+// New prepares a process; Start starts it. Its files are in dir, and the kubeconfig says who it is
+// to the API.
 func New(p Program, l *testbed.Testbed, dir, kubeconfig string) *Process {
 	return &Process{Program: p, Testbed: l, dir: dir, kubeconfig: kubeconfig}
 }
@@ -68,7 +69,8 @@ func (s *Process) Running() error {
 	}
 }
 
-// Kill ends the program and its children at once, as a crash would, and returns once it is gone. It may not have been started.
+// Kill ends the program and its children at once, as a crash would, and returns once it is gone. It
+// may not have been started.
 func (s *Process) Kill() {
 	if s.cmd == nil {
 		return

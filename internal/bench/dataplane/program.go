@@ -20,7 +20,8 @@ type Program struct {
 	synced []string
 }
 
-// Sluice is the agent, as node agents run it where only kube-proxy is to be replaced: without policy.
+// Sluice is the agent, as node agents run it where only kube-proxy is to be replaced: without
+// policy.
 func Sluice(binary string) Program { return sluice(binary, "--policy=false") }
 
 // SluiceWithPolicy is the agent with all that it does.
@@ -44,8 +45,8 @@ func KubeNftables(bin string) Program {
 	return kubeProxy(bin, peer.KubeNftables{}.Name(), "nftables", nil)
 }
 
-// KubeIptables is the real kube-proxy in iptables mode, with the iptables that has a kernel part of its own rather than the one
-// that makes nftables' rules, which takes minutes with many services.
+// KubeIptables is the real kube-proxy in iptables mode, with the iptables that has a kernel part of
+// its own rather than the one that makes nftables' rules, which takes minutes with many services.
 func KubeIptables(bin string) Program {
 	return kubeProxy(bin, peer.KubeIptables{}.Name(), "iptables", func(dir string) (string, error) {
 		const legacy = "xtables-legacy-multi"
@@ -66,8 +67,9 @@ func KubeIptables(bin string) Program {
 	})
 }
 
-// kubeProxy is kube-proxy as it comes, with its usual period of at least a second between two rounds; only the kernel's
-// settings for connection tracking, which are the whole machine's, are left alone. Tools makes a folder of commands that it is to find first.
+// kubeProxy is kube-proxy as it comes, with its usual period of at least a second between two
+// rounds; only the kernel's settings for connection tracking, which are the whole machine's, are
+// left alone. Tools makes a folder of commands that it is to find first.
 func kubeProxy(bin, name, mode string, tools func(dir string) (string, error)) Program {
 	return Program{
 		Name: name,

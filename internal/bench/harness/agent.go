@@ -24,7 +24,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// WithSite runs f with an empty place for an agent, in a testbed of its own.
+// WithSite runs f with a new site in a testbed of its own, and removes both.
 func (r *Run) WithSite(ctx context.Context, f func(*Site) error) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (r *Run) WithSite(ctx context.Context, f func(*Site) error) (err error) {
 	return r.WithSiteOn(l, f)
 }
 
-// WithSiteOn is withSite on a testbed that is there.
+// WithSiteOn runs f with a new site on a testbed, and removes the site.
 func (r *Run) WithSiteOn(l *testbed.Testbed, f func(*Site) error) (err error) {
 	s, err := r.NewSite(l.Node)
 	if err != nil {
@@ -53,7 +53,8 @@ func (r *Run) WithSiteOn(l *testbed.Testbed, f func(*Site) error) (err error) {
 	return f(s)
 }
 
-// WithAgent runs f with an agent that has programmed the cluster, in a testbed of its own.
+// WithAgent runs f with an agent that has programmed the cluster, in a testbed of its own, and ends
+// it.
 func (r *Run) WithAgent(ctx context.Context, c cluster.Cluster, f func(*Agent) error) error {
 	return r.WithSite(ctx, func(s *Site) error {
 		if err := s.Fill(c.Files()); err != nil {
@@ -73,19 +74,20 @@ func (r *Run) WithAgent(ctx context.Context, c cluster.Cluster, f func(*Agent) e
 	})
 }
 
-// Site is where an agent process works: a folder with its manifests and its socket.
+// Site is what an agent process works with: a folder for manifests and socket, and a network
+// namespace.
 type Site struct {
 	Binary    string
 	Dir       string
 	Namespace *netns.NS
-	Group     *MemoryGroup // nil: not accounted for
+	Group     *MemoryGroup // nil: its memory is not accounted for
 	From      string       // folder of the manifests that the agent reads; its own where empty
-	Flags     []string     // of the agent, beside those that it always has
+	Flags     []string     // more flags of the agent
 }
 
-// WorkDir is where folders for agents are made: in memory where there is a
-// place for that, for a disk's file system would be measured along with the agent. (ext4 writes a
-// file's data out when it is renamed over another: half a millisecond here.)
+// WorkDir is where folders for agents are made: a tmpfs if there is one. A disk's file system would
+// be measured along with the agent (ext4 writes a file's data out when it is renamed over another,
+// which takes half a millisecond here).
 func WorkDir() string {
 	const shm = "/dev/shm"
 	var s unix.Statfs_t
@@ -95,7 +97,7 @@ func WorkDir() string {
 	return os.TempDir()
 }
 
-// NewSite makes the folder; the manifests go into manifests().
+// NewSite makes a folder for an agent. Close it.
 func (r *Run) NewSite(node *netns.NS) (*Site, error) {
 	dir, err := os.MkdirTemp(WorkDir(), r.Prefix+"-*")
 	if err != nil {
@@ -111,13 +113,16 @@ func (r *Run) NewSite(node *netns.NS) (*Site, error) {
 // Close removes the folder.
 func (s *Site) Close() error { return os.RemoveAll(s.Dir) }
 
+// Manifests is the folder of the manifests.
 func (s *Site) Manifests() string { return filepath.Join(s.Dir, "manifests") }
 
 // next is where new files are written, before they are renamed into place.
 func (s *Site) next() string { return filepath.Join(s.Dir, "next") }
 
+// Socket is the path of the agent's socket.
 func (s *Site) Socket() string { return filepath.Join(s.Dir, "agent.sock") }
 
+// AgentClient returns a client of the agent.
 func (s *Site) AgentClient() *agent.Client { return agent.NewClient(s.Socket()) }
 
 // Fill writes manifests.
@@ -150,16 +155,17 @@ func (s *Site) FillLists(c cluster.Cluster) error {
 	return nil
 }
 
-// StageFile writes a file next to the manifests; place renames it into them.
+// StageFile writes a file next to the manifests; Place renames it into them.
 func (s *Site) StageFile(f cluster.File) error {
 	return os.WriteFile(filepath.Join(s.next(), f.Name), f.JSON, 0o644)
 }
 
+// Place renames a staged file into the manifests: the agent sees one event.
 func (s *Site) Place(f cluster.File) error {
 	return os.Rename(filepath.Join(s.next(), f.Name), filepath.Join(s.Manifests(), f.Name))
 }
 
-// process is a running agent.
+// Agent is a running agent process.
 type Agent struct {
 	*Site
 	cmd     *exec.Cmd
@@ -168,7 +174,7 @@ type Agent struct {
 	Ended   chan struct{} // closed once it has ended
 }
 
-// Objects are the flags that say what is to be programmed.
+// Objects are the flags that say what to program.
 func (s *Site) Objects() []string {
 	return []string{"--manifests", cmp.Or(s.From, s.Manifests()), "--node", cluster.Node,
 		"--cluster-cidr", inject.Sources.String(), "--service-cidr", cluster.Services.String()}
@@ -189,12 +195,13 @@ func (s *Site) Start() (*Agent, error) {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
 	go func() {
-		_ = cmd.Wait() // how it ended shows in what follows
+		_ = cmd.Wait() // the caller notices that it has ended
 		close(p.Ended)
 	}()
 	return p, nil
 }
 
+// Pid is its process ID.
 func (p *Agent) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the agent at once, as a crash would, and waits until it has.
@@ -203,11 +210,11 @@ func (p *Agent) Kill() {
 	<-p.Ended
 }
 
-// readyURL answers 200 once the kernel has had all that the manifests held at
-// the start; each agent has a loopback of its own.
+// readyURL answers 200 once all that the manifests held at the start is in the kernel. Each agent
+// has a loopback of its own.
 const readyURL = "http://127.0.0.1:10256/readyz"
 
-// Ready waits for that, and returns how long it took from the start of the process.
+// Ready waits until the agent is ready and returns the time since the start of its process.
 func (p *Agent) Ready(ctx context.Context, within time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

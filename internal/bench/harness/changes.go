@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// growth takes a service through sizes each of which is in another size class.
+// growth are numbers of endpoints, each in another size class.
 var growth = []int{13, 17, 25, 33}
 
 // Changer makes changes to one agent's manifests and times them.
@@ -16,26 +16,28 @@ type Changer struct {
 	*Agent
 	C       cluster.Cluster
 	Commits *CommitWatch
-	grown   int // class changes made
-	places  int // changes in place made
+	grown   int // services that NextClass has changed
+	places  int // services that NextInPlace has changed
 }
 
-// NextInPlace takes an endpoint away from the next service, and gives it back on the next pass:
-// ten and nine are in one size class.
+// NextInPlace is a manifest that takes an endpoint from the next service; the next pass over all
+// services gives it back. Ten and nine endpoints are in one size class.
 func (a *Changer) NextInPlace() cluster.File {
 	i := a.places
 	a.places++
 	return a.C.SliceFile(i%a.C.Services, a.C.Endpoints-1+i/a.C.Services%2)
 }
 
-// NextClass makes the next service, counted from the end, grow into another size class.
+// NextClass is a manifest with which the next service, counted from the end, grows into another
+// size class.
 func (a *Changer) NextClass() cluster.File {
 	i := a.grown
 	a.grown++
 	return a.C.SliceFile(a.C.Services-1-i%a.C.Services, growth[i/a.C.Services%len(growth)])
 }
 
-// TimeChange makes a change and returns the time until the last commit that it brings.
+// TimeChange makes a change and returns the time until the kernel has committed the last
+// transaction for it.
 func (a *Changer) TimeChange(ctx context.Context, f cluster.File) (time.Duration, error) {
 	if err := a.StageFile(f); err != nil {
 		return 0, fmt.Errorf("write manifest: %w", err)

@@ -12,17 +12,16 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// CommitWatch tells when the kernel commits a transaction in a namespace. It
-// listens to the kernel's own notifications, so it needs to know nothing of
-// what is programmed. They cost the writer a little for each element: nothing
-// to speak of for a change of some, much for a large load.
+// CommitWatch reports when the kernel commits nftables transactions in a namespace. It listens to
+// the kernel's notifications, so it need not know what is programmed. These cost the writer a
+// little for each element: nothing worth mentioning for small changes, much for a large load.
 type CommitWatch struct {
 	conn *netlink.Conn
 	seen chan Commit
 	done chan struct{}
 }
 
-// Commit is one transaction, or several up to the last.
+// Commit is one transaction or several; the time is that of the last one.
 type Commit struct {
 	At           time.Time
 	Transactions int
@@ -56,7 +55,7 @@ func (w *CommitWatch) read() {
 		if err != nil {
 			select {
 			case w.seen <- Commit{err: err}:
-			default: // nobody waits any more
+			default: // no reader waits
 			}
 			return
 		}
@@ -72,7 +71,7 @@ func (w *CommitWatch) read() {
 	}
 }
 
-// Discard forgets what was seen so far.
+// Discard drops the transactions seen so far.
 func (w *CommitWatch) Discard() {
 	for {
 		select {
@@ -83,8 +82,8 @@ func (w *CommitWatch) Discard() {
 	}
 }
 
-// Last waits for a transaction, and then until there has been none for as long as quiet.
-// It returns the last one, with the elements of all.
+// Last waits for a transaction and then until no other has come for the time quiet. It returns the
+// time of the last one and the elements of all.
 func (w *CommitWatch) Last(ctx context.Context, quiet time.Duration) (Commit, error) {
 	var all Commit
 	limit := 10 * time.Second

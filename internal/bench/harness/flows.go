@@ -11,7 +11,8 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// Injector opens what sends packets into a testbed's node, and what counts them where they arrive; end closes both.
+// Injector opens a generator of packets on a testbed's node and a counter where they arrive; end
+// closes both.
 func Injector(l *testbed.Testbed) (g *inject.Generator, c *inject.Counter, end func() error, err error) {
 	if g, err = inject.New(l.Node, testbed.NodeIn); err != nil {
 		return nil, nil, nil, err
@@ -22,7 +23,7 @@ func Injector(l *testbed.Testbed) (g *inject.Generator, c *inject.Counter, end f
 	return g, c, func() error { return errors.Join(c.Close(), g.Close()) }, nil
 }
 
-// FlowCase is a node whose services are measured.
+// FlowCase is a node for FlowCosts to measure.
 type FlowCase struct {
 	Name     string
 	Testbed  *testbed.Testbed
@@ -31,7 +32,8 @@ type FlowCase struct {
 	Record   func(variant string, micros float64)
 }
 
-// FlowCosts measures what a new flow costs, to the last service and to all in turns.
+// FlowCosts measures the time per new flow, first to the last service, then to all services in
+// turns.
 func (r *Run) FlowCosts(ctx context.Context, f FlowCase) (err error) {
 	g, c, end, err := Injector(f.Testbed)
 	if err != nil {
@@ -62,16 +64,16 @@ func (r *Run) FlowCosts(ctx context.Context, f FlowCase) (err error) {
 // ErrLost is wrapped when flows did not arrive at backends.
 var ErrLost = errors.New("flows were lost")
 
-// Pace says how many packets make a sample.
+// Pace says how many packets a sample takes.
 type Pace struct {
-	WarmUp  int           // packets of a first run, which tells how many the second takes
+	WarmUp  int           // packets of the first run, from whose time those of the second follow
 	Most    int           // of one run
 	Lasting time.Duration // of the second run, about
-	Runs    int           // of so many the fastest counts, as nothing but others' work makes one slower; 0: one
-	Keep    bool          // the connection table stays as it is; otherwise each run begins and ends with an empty one
+	Runs    int           // the fastest of so many runs counts, as only other work makes a run slower; 0: one run
+	Keep    bool          // do not empty the connection table before and after each run
 }
 
-// flowPace is that for fresh flows.
+// flowPace is the pace for new flows.
 var flowPace = Pace{WarmUp: 5_000, Most: MaxFlows, Lasting: time.Second}
 
 // Cost warms up, then measures, and returns nanoseconds a packet.
@@ -93,9 +95,9 @@ func (p Pace) Cost(ctx context.Context, l *testbed.Testbed, g *inject.Generator,
 	return fastest, err
 }
 
-// measure is send, tried again where packets got lost.
+// measure is send; it tries again if packets got lost.
 func (p Pace) measure(ctx context.Context, l *testbed.Testbed, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
-	const tries = 3 // a busy machine loses some, now and then
+	const tries = 3 // a busy machine now and then loses some
 	for try := 1; ; try++ {
 		ns, err := p.send(ctx, l, g, c, flows)
 		if try == tries || !errors.Is(err, ErrLost) {
@@ -104,7 +106,7 @@ func (p Pace) measure(ctx context.Context, l *testbed.Testbed, g *inject.Generat
 	}
 }
 
-// send measures so many flows.
+// send sends so many flows and returns nanoseconds a flow.
 func (p Pace) send(ctx context.Context, l *testbed.Testbed, g *inject.Generator, c *inject.Counter, flows int) (float64, error) {
 	flush := l.FlushConntrack
 	if p.Keep {
@@ -120,8 +122,8 @@ func (p Pace) send(ctx context.Context, l *testbed.Testbed, g *inject.Generator,
 	return res.PerFlow(), errors.Join(allArrived(ctx, c, flows), flush())
 }
 
-// tolerated is the share of flows that may get lost between the node and the
-// counter without a sample being void.
+// tolerated is the share of flows that may get lost between node and counter before a sample is
+// void.
 const tolerated = 0.001
 
 // allArrived waits until the backends have seen n packets, and nothing else.

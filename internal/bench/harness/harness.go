@@ -1,5 +1,6 @@
-// Package harness is what experiments are made of: the run under way, testbeds with an agent or another
-// data plane, packets and requests sent through them, and the cases that are measured in turns.
+// Package harness is what experiments use: the run with its options and result, testbeds with an
+// agent or another data plane, packets and requests through them, and cases that are measured in
+// turns.
 package harness
 
 import (
@@ -12,10 +13,10 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// PacketCPU does the measured work.
+// PacketCPU is the CPU that does the measured packet work.
 const PacketCPU = 0
 
-// The scales: small takes a quarter of an hour, full about one, and is what goals are for.
+// The scales. Small takes a quarter of an hour, full about an hour. Goals are for the full scale.
 const (
 	Small report.Scale = "small"
 	Full  report.Scale = "full"
@@ -23,22 +24,22 @@ const (
 
 // Options of a run.
 type Options struct {
-	Experiments []string // names, or what several names begin with ("policy"); empty: baseline alone if there is one, or else all others
+	Experiments []string // names or first parts of names ("policy"); empty: baseline alone if Baseline is set, all others if not
 	Scale       report.Scale
-	Rounds      int           // how often each case is measured; 0: as many as the scale says
-	SoakFor     time.Duration // of the experiment soak; 0: as long as the scale says
-	Objects     int           // of the experiment hostile; 0: as many as the scale says
-	From        int           // number of the first of those
-	Pods        int           // about as many are on other nodes beside them; 0: as the scale says
-	Seed        uint64        // of those objects
-	Out         string        // folder for results; made if absent
+	Rounds      int           // how often each case is measured; 0: what the scale says
+	SoakFor     time.Duration // duration of the experiment soak; 0: what the scale says
+	Objects     int           // how many objects the hostile experiments draw; 0: what the scale says
+	From        int           // number of the first of these objects
+	Pods        int           // how many pods, about, other nodes have; 0: what the scale says
+	Seed        uint64        // what these objects are drawn from
+	Out         string        // folder for results; it is made if it does not exist
 	Progress    io.Writer     // a line for each step
 	Binary      string        // the sluice program whose agent is measured
-	Baseline    string        // another sluice program, which the experiment baseline compares this one with; "": none
+	Baseline    string        // the sluice program that the experiment baseline compares Binary with; "": none
 	Command     string        // how the user asked for this run
 }
 
-// Experiment is one question with its answer.
+// Experiment measures one thing.
 type Experiment struct {
 	Name   string
 	Title  string
@@ -47,25 +48,25 @@ type Experiment struct {
 	Charts func(r *report.Result) []report.Figure
 }
 
-// Run is one experiment under way.
+// Run is a running experiment.
 type Run struct {
 	Options
 	*report.Result
-	Prefix   string // of the names of its namespaces
-	Testbeds int    // made so far
+	Prefix   string // the names of its namespaces begin with it
+	Testbeds int    // how many it has made
 	Shared   Shared
-	Cut      bool // it was stopped before its end, and what it has by then counts
+	Cut      bool // it was stopped before its end; keep what it has measured
 }
 
-// Logf prints what happens now.
+// Logf prints a line about progress.
 func (r *Run) Logf(format string, args ...any) {
 	fmt.Fprintf(r.Options.Progress, "%s  %-22s  %s\n", time.Now().Format(time.TimeOnly), r.Experiment, fmt.Sprintf(format, args...))
 }
 
-// Full tells whether the goals' own scale is run.
+// Full reports whether this is the full scale.
 func (r *Run) Full() bool { return r.Options.Scale == Full }
 
-// Goal files a goal that was measured at its own scale or, small, at a lesser one.
+// Goal adds a goal and how it was met. At the small scale the goal is marked so.
 func (r *Run) Goal(what, goal, result string, met bool) {
 	g := report.Goal{What: what, Goal: goal, Result: result, Met: met}
 	if !r.Full() {
@@ -74,7 +75,7 @@ func (r *Run) Goal(what, goal, result string, met bool) {
 	r.Goals = append(r.Goals, g)
 }
 
-// Short is the first duration at full scale, the second at small.
+// Short returns the first duration at full scale and the second at small scale.
 func (r *Run) Short(full, small time.Duration) time.Duration {
 	if r.Full() {
 		return full
@@ -82,7 +83,7 @@ func (r *Run) Short(full, small time.Duration) time.Duration {
 	return small
 }
 
-// NextPrefix begins the names of the run's next testbed.
+// NextPrefix returns what the names of the run's next testbed begin with.
 func (r *Run) NextPrefix() string {
 	r.Testbeds++
 	return fmt.Sprintf("%s-%d", r.Prefix, r.Testbeds)

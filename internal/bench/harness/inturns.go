@@ -14,17 +14,18 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// Case is one case of an experiment that is measured beside others.
+// Case is one of the cases that an experiment compares.
 type Case interface {
 	fmt.Stringer
-	// refusal says why it is not to be run; "" if nothing speaks against it.
+	// SkipReason says why the case cannot be run; "" if it can.
 	SkipReason() string
-	// testbed builds the path that it stands on; the names of the namespaces begin with prefix.
+	// NewTestbed builds its testbed; the names of the namespaces begin with prefix.
 	NewTestbed(prefix string) (*testbed.Testbed, error)
+	// Load programs the testbed's node.
 	Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error)
 }
 
-// ServiceCase is a contender: a data plane that holds a cluster.
+// ServiceCase is the case of a data plane that carries out a cluster's services.
 type ServiceCase struct {
 	Dataplane peer.Dataplane
 	Cluster   cluster.Cluster
@@ -34,6 +35,7 @@ func (s ServiceCase) String() string {
 	return fmt.Sprintf("%s, %s services", s.Dataplane.Name(), chart.Number(float64(s.Cluster.Services)))
 }
 
+// SkipReason implements Case.
 func (s ServiceCase) SkipReason() string {
 	if most, why := s.Dataplane.Limit(); most > 0 && s.Cluster.Services > most {
 		return why
@@ -41,21 +43,23 @@ func (s ServiceCase) SkipReason() string {
 	return ""
 }
 
+// NewTestbed implements Case.
 func (ServiceCase) NewTestbed(prefix string) (*testbed.Testbed, error) { return testbed.New(prefix) }
 
+// Load implements Case.
 func (s ServiceCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	return s.Dataplane.Load(ctx, l.Node, s.Cluster)
 }
 
-// Setup is a case, built and loaded.
+// Setup is a case with its testbed, programmed.
 type Setup[C Case] struct {
 	Case C
 	*testbed.Testbed
 	Loaded *peer.Loaded
 }
 
-// NewSetup makes and loads one stage; nil, and the reason kept, where the
-// machine cannot run it.
+// NewSetup builds and programs a case. If the machine cannot run it, NewSetup notes the reason in
+// the result and returns nil.
 func NewSetup[C Case](ctx context.Context, r *Run, s C) (*Setup[C], error) {
 	if why := s.SkipReason(); why != "" {
 		r.Skip("%s: %s", s, why)
@@ -78,46 +82,45 @@ func NewSetup[C Case](ctx context.Context, r *Run, s C) (*Setup[C], error) {
 	return &Setup[C]{Case: s, Testbed: l, Loaded: loaded}, nil
 }
 
-// newSetups makes the stages of all cases that the machine can run.
+// newSetups builds all cases that the machine can run.
 func newSetups[C Case](ctx context.Context, r *Run, specs []C) ([]*Setup[C], error) {
-	var stages []*Setup[C]
+	var setups []*Setup[C]
 	for _, s := range specs {
 		st, err := NewSetup(ctx, r, s)
 		if err != nil {
-			return nil, errors.Join(err, closeAll(stages))
+			return nil, errors.Join(err, closeAll(setups))
 		}
 		if st != nil {
-			stages = append(stages, st)
+			setups = append(setups, st)
 		}
 	}
-	return stages, nil
+	return setups, nil
 }
 
-// Close ends the stage's processes and removes its namespaces.
+// Close ends the case's processes and removes its namespaces.
 func (s *Setup[C]) Close() error { return errors.Join(s.Loaded.Close(), s.Testbed.Close()) }
 
-func closeAll[C Case](stages []*Setup[C]) error {
+func closeAll[C Case](setups []*Setup[C]) error {
 	var errs []error
-	for _, s := range stages {
+	for _, s := range setups {
 		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// InTurns builds all cases, keeps a CPU free for them, and measures each once
-// a round.
+// InTurns builds all cases, keeps PacketCPU free for them, and measures each case once a round.
 func InTurns[C Case](ctx context.Context, r *Run, specs []C, measure func(context.Context, *Run, *Setup[C]) error) (err error) {
-	stages, err := newSetups(ctx, r, specs)
+	setups, err := newSetups(ctx, r, specs)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeAll(stages)) }()
+	defer func() { err = errors.Join(err, closeAll(setups)) }()
 	if err := cpuaffinity.Reserve(PacketCPU); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cpuaffinity.Release()) }()
 	for round := range r.Options.Rounds {
-		for _, s := range stages {
+		for _, s := range setups {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -130,7 +133,7 @@ func InTurns[C Case](ctx context.Context, r *Run, specs []C, measure func(contex
 	return nil
 }
 
-// Record files a sample of this stage.
+// Record adds a sample of a case to the result.
 func (r *Run) Record(s ServiceCase, variant, metric, unit string, sample float64) {
 	r.Add(report.Measurement{
 		Dataplane: s.Dataplane.Name(), Services: s.Cluster.Services, Endpoints: s.Cluster.Services * s.Cluster.Endpoints,
@@ -138,8 +141,8 @@ func (r *Run) Record(s ServiceCase, variant, metric, unit string, sample float64
 	}, sample)
 }
 
-// Cases pairs each data plane with each number of services; the sizes of one
-// data plane follow each other, as they are compared with each other.
+// Cases pairs each data plane with each number of services. The sizes of one data plane are
+// neighbours, as they are compared with each other.
 func Cases(endpoints int, nodePort uint16, services []int, planes ...peer.Dataplane) []ServiceCase {
 	var specs []ServiceCase
 	for _, d := range planes {

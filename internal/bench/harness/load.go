@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// Load runs requests across a testbed with an empty connection table before and after.
+// Load sends requests through a testbed; the connection table is emptied before and after.
 func (r *Run) Load(ctx context.Context, l *testbed.Testbed, c load.Config) (*load.Result, error) {
 	if err := l.FlushConntrack(); err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Wait waits for a time or until ctx ends, whose error it returns then.
 func Wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -25,7 +26,7 @@ func Wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// ReadMachine reads what the numbers depend on; what can't be read is left empty.
+// ReadMachine describes this machine; what cannot be read stays empty.
 func ReadMachine() report.Machine {
 	m := report.Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Tools: map[string]string{}}
 	var u unix.Utsname
@@ -41,7 +42,7 @@ func ReadMachine() report.Machine {
 		"nft":      {"nft", "--version"},
 		"iptables": {"iptables-legacy", "--version"},
 		"ipset":    {"ipset", "--version"},
-		"nftlb":    {"dpkg-query", "-W", "nftlb"}, // it does not tell itself
+		"nftlb":    {"dpkg-query", "-W", "nftlb"}, // it has no option that prints its version
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).Output(); err == nil {
 			m.Tools[tool] = strings.Join(strings.Fields(FirstLine(out)), " ")
@@ -50,7 +51,7 @@ func ReadMachine() report.Machine {
 	return m
 }
 
-// Field is the value of the first "name : value" line of a file.
+// Field returns the value of the first "name : value" line of a file.
 func Field(path, name string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -64,14 +65,14 @@ func Field(path, name string) string {
 	return ""
 }
 
-// Kilobytes is the number in "123 kB", in bytes.
+// Kilobytes returns the number in "123 kB" as bytes.
 func Kilobytes(s string) int {
 	n, _ := strconv.Atoi(strings.TrimSuffix(s, " kB"))
 	return n * 1024
 }
 
-// CPUIdle is how long a CPU has been idle since boot. The kernel keeps it to the
-// microsecond where the tick stops in idle, and prints it in ticks of 10 ms.
+// CPUIdle returns how long a CPU has been idle since boot. The kernel counts in microseconds where
+// the tick stops in idle, and prints steps of 10 ms.
 func CPUIdle(cpu int) (time.Duration, error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -91,7 +92,7 @@ func CPUIdle(cpu int) (time.Duration, error) {
 	return 0, fmt.Errorf("read CPU time: no cpu%d in /proc/stat", cpu)
 }
 
-// ProcessCPU is the CPU time that a process has used, exact to the nanosecond.
+// ProcessCPU returns the CPU time that a process has used, in nanoseconds.
 func ProcessCPU(pid int) (time.Duration, error) {
 	var ts unix.Timespec
 	clock := int32(^pid)<<3 | 2 // CPUCLOCK_SCHED of the process, as clock_getcpuclockid(3) makes it
@@ -101,10 +102,10 @@ func ProcessCPU(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// ResidentMemory of a process, in bytes.
+// ResidentMemory returns the resident memory of a process in bytes.
 func ResidentMemory(pid int) (int, error) { return statusMemory(pid, "VmRSS") }
 
-// PeakMemory is the most that a process had resident, in bytes.
+// PeakMemory returns the most memory that a process has ever had resident, in bytes.
 func PeakMemory(pid int) (int, error) { return statusMemory(pid, "VmHWM") }
 
 func statusMemory(pid int, name string) (int, error) {
@@ -115,8 +116,8 @@ func statusMemory(pid int, name string) (int, error) {
 	return Kilobytes(v), nil
 }
 
-// Settle waits until the machine has been nearly idle for a moment, for the
-// kernel takes removed namespaces apart in the background; three seconds at most.
+// Settle waits until the machine has been nearly idle for a moment, at most three seconds: the
+// kernel takes removed namespaces apart in the background.
 func Settle() {
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
 		a, err1 := CPUIdle(0)
@@ -129,7 +130,7 @@ func Settle() {
 	}
 }
 
-// FirstLine of a command's output.
+// FirstLine returns the first line of a command's output.
 func FirstLine(b []byte) string {
 	s, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
 	return s

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// MemoryGroup is a control group of its own for an agent: what the kernel
-// allocates for the agent's tables is charged there.
+// MemoryGroup is a control group for one agent. The kernel charges it for what it allocates for the
+// agent's tables.
 type MemoryGroup struct {
 	dir    string
 	usage  string // file with all bytes charged
-	kernel string // file with the kernel's share; key of memory.stat where empty
+	kernel string // file with the kernel's share; empty: a line of memory.stat
 }
 
-// groupRoots are where groups are made: version 1, then 2.
+// groupRoots are where groups can be made: control groups version 1, then 2.
 var groupRoots = []MemoryGroup{
 	{dir: "/sys/fs/cgroup/memory", usage: "memory.usage_in_bytes", kernel: "memory.kmem.usage_in_bytes"},
 	{dir: "/sys/fs/cgroup", usage: "memory.current"},
@@ -40,7 +40,7 @@ func NewMemoryGroup(name string) (*MemoryGroup, error) {
 
 func (g *MemoryGroup) procs() string { return filepath.Join(g.dir, "cgroup.procs") }
 
-// KernelBytes is the kernel memory charged to the group.
+// KernelBytes returns the kernel memory charged to the group.
 func (g *MemoryGroup) KernelBytes() (int, error) {
 	if g.kernel != "" {
 		if b, err := os.ReadFile(filepath.Join(g.dir, g.kernel)); err == nil {

@@ -1,6 +1,6 @@
 package harness
 
-// What several experiments measure.
+// The metrics that several experiments share.
 const (
 	Started      = "start to programmed"
 	Adopted      = "start to adopted"
@@ -15,7 +15,7 @@ const (
 	PerFlow      = "time per new flow"
 )
 
-// The services that the flows of perFlow go to.
+// The variants of PerFlow: where the flows go.
 const (
 	LastHit = "last service hit"
 	EvenHit = "spread over all services"

@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Shared is what several experiments of one invocation use, such as an API server that takes long to
-// fill. Who needs it first makes it; it is closed at the end.
+// Shared is what several experiments of one invocation use, such as an API server that takes long
+// to fill. The first experiment that needs it makes it; it is closed after the last one.
 type Shared map[any]io.Closer
 
 // Close closes all of it.

@@ -14,12 +14,11 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Marker begins the name of everything that a run makes outside of its own
-// memory; the number of its process follows.
+// Marker begins the names of all namespaces, folders and control groups that a run makes; the
+// number of its process follows.
 const Marker = "sluice-bench-"
 
-// Sweep removes what runs left behind that were killed before they could
-// clean up themselves. Those that still run are left alone.
+// Sweep removes what killed runs have left behind. It leaves alone what belongs to running ones.
 func Sweep() error {
 	var errs []error
 	for _, path := range leftovers(netns.Dir) {
@@ -30,7 +29,7 @@ func Sweep() error {
 	}
 	for _, root := range groupRoots {
 		for _, path := range leftovers(root.dir) {
-			_ = os.Remove(path) // one whose process is still ending goes the next time
+			_ = os.Remove(path) // if its process is still ending, the next run removes it
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -39,9 +38,9 @@ func Sweep() error {
 	return nil
 }
 
-// leftovers are the entries of a folder that belong to runs which have ended.
+// leftovers returns the entries of a folder that belong to runs that have ended.
 func leftovers(dir string) []string {
-	entries, _ := os.ReadDir(dir) // no folder, nothing in it
+	entries, _ := os.ReadDir(dir) // a folder that does not exist has none
 	var paths []string
 	for _, e := range entries {
 		rest, ok := strings.CutPrefix(e.Name(), Marker)

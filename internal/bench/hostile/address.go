@@ -107,7 +107,8 @@ func (d *dice) inside(of netip.Prefix, most int) []string {
 	})
 }
 
-// portAt is number i of a list no two of which are one range, nor all if they are more than there are.
+// portAt is number i of a list no two of which are one range, nor all if they are more than there
+// are.
 func portAt(i int) int { return 1 + 2*i%65535 }
 
 // rangeAt is the range with a number of a list no two of which meet.

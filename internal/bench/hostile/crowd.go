@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Crowd is how many pods, about, are on other nodes: of tenants, of bystanders and of others. What policies
-// cost that select most of a cluster goes by them. They are in files of some hundred each.
+// Crowd is how many pods, about, are on other nodes: of tenants, of bystanders and of others. What
+// policies cost that select most of a cluster goes by them. They are in files of some hundred each.
 type Crowd int
 
 const (
@@ -28,7 +28,8 @@ func other(i int) string { return fmt.Sprint("other-", i) }
 // Files are how many there are.
 func (c Crowd) Files() int { return (int(c) + inFile - 1) / inFile }
 
-// File is a version of one of them. Between any two, some dozens of pods come, go or have other labels.
+// File is a version of one of them. Between any two, some dozens of pods come, go or have other
+// labels.
 func (c Crowd) File(number, version int) cluster.File {
 	return file(fmt.Sprintf("crowd-%04d.json", number), object{"apiVersion": "v1", "kind": "List", "items": c.pods(number, version)})
 }
@@ -77,7 +78,8 @@ func (c Crowd) pods(number, version int) (all []object) {
 	return all
 }
 
-// crowdLabels are those that a deployment's pods have, a stateful set's, or a job's; or none. A third are tenants'.
+// crowdLabels are those that a deployment's pods have, a stateful set's, or a job's; or none. A
+// third are tenants'.
 func crowdLabels(i int) (namespace string, labels object) {
 	switch i % 9 {
 	case 0, 1, 2:

@@ -1,8 +1,10 @@
-// Package hostile draws objects that an API server would accept and nobody would write: every field at its extremes, alone and
-// with the others, in lists as long as an object may be. What is drawn depends on a seed and a number alone.
+// Package hostile draws objects that an API server would accept and nobody would write: every field
+// at its extremes, alone and with the others, in lists as long as an object may be. What is drawn
+// depends on a seed and a number alone.
 //
-// The objects are those of tenants. They have namespaces, pods and addresses of their own, so that they can rightly
-// neither forbid nor allow anything to anybody else: what happens to others when they come, change or go is a fault.
+// The objects are those of tenants. They have namespaces, pods and addresses of their own, so that
+// they can rightly neither forbid nor allow anything to anybody else: what happens to others when
+// they come, change or go is a fault.
 package hostile
 
 import (
@@ -26,7 +28,8 @@ const least = 300
 type Objects struct {
 	Seed uint64
 	Most int // bytes of an object, 10,000 at the least and MaxBytes at the most
-	// Addresses are how many a selector of everything selects: what a policy's selectors may select in all is an extreme as well.
+	// Addresses are how many a selector of everything selects: what a policy's selectors may select
+	// in all is an extreme as well.
 	Addresses int
 }
 
@@ -40,8 +43,9 @@ var kinds = []func(*dice) []object{
 	(*dice).pod, (*dice).node, (*dice).namespace, (*dice).account,
 }
 
-// Draw returns a version of the object with a number as a manifest, and those without which it is nothing: a service has its
-// slices. All versions are of one kind and have one name. The size is drawn too: as many are of a kilobyte as of a hundred.
+// Draw returns a version of the object with a number as a manifest, and those without which it is
+// nothing: a service has its slices. All versions are of one kind and have one name. The size is
+// drawn too: as many are of a kilobyte as of a hundred.
 func (o Objects) Draw(number, version int) []cluster.File {
 	most := min(o.Most, MaxBytes)
 	size := rand.New(rand.NewPCG(o.Seed+uint64(version)<<32, uint64(number))).Float64()
@@ -74,8 +78,8 @@ func file(name string, o object) cluster.File {
 // Pods are how many pods of tenants are on the node.
 const Pods = 4
 
-// Ground is what hostile objects are about: the tenants' namespaces and those of others, tiers, and pods, of which the ones on the
-// node have the given addresses.
+// Ground is what hostile objects are about: the tenants' namespaces and those of others, tiers, and
+// pods, of which the ones on the node have the given addresses.
 func Ground(addrs [Pods]netip.Addr) []cluster.File {
 	var all []object
 	for i := range tenants {
@@ -132,7 +136,8 @@ func one[T any](d *dice, of ...T) T { return of[d.IntN(len(of))] }
 func (d *dice) often() bool  { return d.IntN(4) > 0 }
 func (d *dice) rarely() bool { return d.IntN(8) == 0 }
 
-// many draws how long a list is, from least to most: mostly one of both ends, where an item takes so many bytes.
+// many draws how long a list is, from least to most: mostly one of both ends, where an item takes
+// so many bytes.
 func (d *dice) many(least, most, each int) int {
 	fit := max(least, min(most, (d.room>>d.IntN(3))/each))
 	n := one(d, least, least+1, least+2, fit, fit, least+d.IntN(fit-least+1))

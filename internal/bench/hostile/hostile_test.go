@@ -34,7 +34,8 @@ func TestDrawnAlike(t *testing.T) {
 	}
 }
 
-// TestLegal has objects read as users' are: nothing is found in them that an API server would refuse.
+// TestLegal has objects read as users' are: nothing is found in them that an API server would
+// refuse.
 func TestLegal(t *testing.T) {
 	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 50}} {
 		dir := t.TempDir()
@@ -151,8 +152,8 @@ func (r *reader) update() {
 	r.store.Read(func(v *store.View) { r.compiler.Update(v, dirty, nil) })
 }
 
-// TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select as much as a policy may, about; what
-// is said of how many selectors they have is true.
+// TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select as
+// much as a policy may, about; what is said of how many selectors they have is true.
 func TestDrawnPoliciesSelect(t *testing.T) {
 	const crowd = Crowd(1_000)
 	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
@@ -210,7 +211,8 @@ func addresses() (addrs [Pods]netip.Addr) {
 	return addrs
 }
 
-// TestCrowd: the crowd is about as large as it is to be, and some dozens of its pods differ between versions of a file.
+// TestCrowd: the crowd is about as large as it is to be, and some dozens of its pods differ between
+// versions of a file.
 func TestCrowd(t *testing.T) {
 	for _, c := range []Crowd{1, 500, 10_000} {
 		pods, most := 0, 0

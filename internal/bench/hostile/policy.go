@@ -99,7 +99,8 @@ func (d *dice) policyPorts() []object {
 	})
 }
 
-// clusterPolicy is the administrator's for the tenants. Its lists have the lengths that the API allows.
+// clusterPolicy is the administrator's for the tenants. Its lists have the lengths that the API
+// allows.
 func (d *dice) clusterPolicy() []object {
 	hostile := object{"matchLabels": object{"team": "hostile"}}
 	subject := object{"namespaces": hostile}

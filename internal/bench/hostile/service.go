@@ -10,7 +10,8 @@ import (
 
 var protocols = []string{"TCP", "UDP", "SCTP"}
 
-// A WideService has so many ports, each with so many endpoints: nearly as much as a Service may come to in the kernel.
+// A WideService has so many ports, each with so many endpoints: nearly as much as a Service may
+// come to in the kernel.
 const (
 	widePorts     = 1_000
 	wideEndpoints = 500
@@ -96,7 +97,8 @@ func (d *dice) service() []object {
 	return all
 }
 
-// nodePorts are how many node ports a service has at most; no two of those that are there at once have the same.
+// nodePorts are how many node ports a service has at most; no two of those that are there at once
+// have the same.
 const nodePorts = 40
 
 // nodePort is one of the object's own.

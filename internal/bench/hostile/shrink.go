@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Fewer returns as few of the files as can be found with which fails is still true. It asks for ever fewer, and gives up where
-// fails says no to everything.
+// Fewer returns as few of the files as can be found with which fails is still true. It asks for
+// ever fewer, and gives up where fails says no to everything.
 func Fewer(files []cluster.File, fails func([]cluster.File) bool) []cluster.File {
 	return fewer(files, func(some []cluster.File) bool { return len(some) > 0 && fails(some) })
 }
@@ -34,7 +34,8 @@ func fewer[T any](all []T, fails func([]T) bool) []T {
 	return all
 }
 
-// Less returns the object of a file with as little in it as can be found with which fails is still true.
+// Less returns the object of a file with as little in it as can be found with which fails is still
+// true.
 func Less(f cluster.File, fails func(cluster.File) bool) cluster.File {
 	var root object
 	read := json.NewDecoder(bytes.NewReader(f.JSON))

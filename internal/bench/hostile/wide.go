@@ -7,16 +7,19 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// MostSelected is how many addresses a policy's selectors may select in one direction, see docs/limits.md.
+// MostSelected is how many addresses a policy's selectors may select in one direction, see
+// docs/limits.md.
 const MostSelected = 1 << 20
 
 // Edge is how many selectors a policy may have in one direction if each selects so many addresses.
 func Edge(addresses int) int { return MostSelected / max(1, addresses) }
 
-// What follows are policies of many selectors, each different and each of most of the pods that there are: what they come to is the
-// product. A list of peers counts as one selector, so that each has a rule of its own.
+// What follows are policies of many selectors, each different and each of most of the pods that
+// there are: what they come to is the product. A list of peers counts as one selector, so that each
+// has a rule of its own.
 
-// wideCount is a number of selectors: few, or now and then as many as a policy may have, about. Those take seconds, to come and to go.
+// wideCount is a number of selectors: few, or now and then as many as a policy may have, about.
+// Those take seconds, to come and to go.
 func (d *dice) wideCount(each int) int {
 	n := one(d, 1, 1, 2, 4)
 	if d.IntN(8) == 0 {
@@ -68,7 +71,8 @@ func Wide(key, value string) object {
 	return object{"namespaceSelector": object{}, "podSelector": object{"matchExpressions": []object{{"key": key, "operator": "NotIn", "values": []string{value}}}}}
 }
 
-// WidePolicy is a NetworkPolicy of a tenant's, for all of its pods, with so many selectors that are no other policy's.
+// WidePolicy is a NetworkPolicy of a tenant's, for all of its pods, with so many selectors that are
+// no other policy's.
 func WidePolicy(namespace, number, selectors int) cluster.File {
 	d := &dice{number: number}
 	rules := make([]object, selectors)
@@ -152,7 +156,8 @@ type ruledEnd struct {
 	ServiceAccounts                          any
 }
 
-// Selectors are how many selectors, as policies count them, a policy has in each direction at most: none in objects of other kinds.
+// Selectors are how many selectors, as policies count them, a policy has in each direction at most:
+// none in objects of other kinds.
 func Selectors(f cluster.File) (ingress, egress int) {
 	var r ruled
 	if json.Unmarshal(f.JSON, &r) != nil {

@@ -1,12 +1,11 @@
-// Package inject makes packets at the rate that one core can process them, SYNs of fresh
-// flows unless it is told otherwise, and counts what arrives at the other side.
+// Package inject makes packets at the rate that one core can process them, SYNs of fresh flows
+// unless it is told otherwise, and counts what arrives at the other side.
 //
-// A Generator runs an XDP program over "live frames"
-// (BPF_F_TEST_XDP_LIVE_FRAMES): each becomes a packet that the kernel takes as
-// received by a device, and walks the whole stack from there in the caller's
-// thread. A Counter drops and counts packets as they leave the backend's end
-// of a veth pair, before anything answers. So the time from the first flow to the last
-// is the cost of receiving, translating and forwarding them, and little else.
+// A Generator runs an XDP program over "live frames" (BPF_F_TEST_XDP_LIVE_FRAMES): each becomes a
+// packet that the kernel takes as received by a device, and walks the whole stack from there in the
+// caller's thread. A Counter drops and counts packets as they leave the backend's end of a veth
+// pair, before anything answers. So the time from the first flow to the last is the cost of
+// receiving, translating and forwarding them, and little else.
 package inject
 
 import (
@@ -24,12 +23,12 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Sources are the addresses that flows come from; each has 32,768 ports, so
-// there are more flows than a run can use up.
+// Sources are the addresses that flows come from; each has 32,768 ports, so there are more flows
+// than a run can use up.
 var Sources = netip.MustParsePrefix("198.18.0.0/15")
 
-// Target says where flows go: to one port of Count consecutive addresses from
-// Base+First on, hit in an order that strides over them evenly.
+// Target says where flows go: to one port of Count consecutive addresses from Base+First on, hit in
+// an order that strides over them evenly.
 type Target struct {
 	Base  netip.Addr // IPv4
 	First int
@@ -40,7 +39,8 @@ type Target struct {
 // Origin says where flows come from and what they are made of.
 type Origin struct {
 	Base netip.Addr // IPv4; each address has 32,768 ports, then comes the next one
-	// Scatter are the bits of the address that are drawn for each packet; they must be zero in Base. 0: none.
+	// Scatter are the bits of the address that are drawn for each packet; they must be zero in
+	// Base. 0: none.
 	Scatter uint32
 	Flows   int  // so many flows in turns, a power of two; 0: every packet is a new one
 	UDP     bool // datagrams of twelve bytes in place of SYNs
@@ -66,8 +66,8 @@ type Generator struct {
 	hold    link.Link
 }
 
-// New returns a Generator of packets that the device of ns takes as received.
-// The device must not have an XDP program already.
+// New returns a Generator of packets that the device of ns takes as received. The device must not
+// have an XDP program already.
 func New(ns *netns.NS, device string) (*Generator, error) {
 	g := &Generator{ns: ns}
 	l, err := ns.LinkByName(device)
@@ -108,8 +108,8 @@ func (g *Generator) Aim(t Target) error {
 	return nil
 }
 
-// From sets where the flows of the next Send come from; without it they are SYNs
-// of ever new flows from Sources.
+// From sets where the flows of the next Send come from; without it they are SYNs of ever new flows
+// from Sources.
 func (g *Generator) From(o Origin) error {
 	if !o.Base.Is4() || o.Flows&(o.Flows-1) != 0 || o.Scatter&word(o.Base) != 0 {
 		return fmt.Errorf("send from %v: need an IPv4 address that lacks the scattered bits, and a power of two", o)
@@ -133,8 +133,8 @@ func (g *Generator) From(o Origin) error {
 	return nil
 }
 
-// Send makes n packets, each of a flow that was never made before unless From said otherwise,
-// on the given CPU. They have been processed when it returns.
+// Send makes n packets, each of a flow that was never made before unless From said otherwise, on
+// the given CPU. They have been processed when it returns.
 func (g *Generator) Send(n, cpu int) (Result, error) {
 	var first uint32
 	if err := g.objs.Next.Get(&first); err != nil {
@@ -166,8 +166,8 @@ type context struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// run asks for n runs of the program. If a signal interrupts it the library
-// starts again with n; the program stops by itself after the last flow.
+// run asks for n runs of the program. If a signal interrupts it the library starts again with n;
+// the program stops by itself after the last flow.
 func (g *Generator) run(n int) error {
 	_, err := g.objs.Inject.Run(&ebpf.RunOptions{
 		Data:    make([]byte, frame),
@@ -193,8 +193,8 @@ type Counter struct {
 	hold link.Link
 }
 
-// NewCounter puts a Counter on a device of ns; backends holds the addresses
-// that count as translated.
+// NewCounter puts a Counter on a device of ns; backends holds the addresses that count as
+// translated.
 func NewCounter(ns *netns.NS, device string, backends netip.Prefix) (*Counter, error) {
 	c := &Counter{}
 	l, err := ns.LinkByName(device)
@@ -258,8 +258,8 @@ func attach(ns *netns.NS, ifindex int, p *ebpf.Program) (link.Link, error) {
 	return l, err
 }
 
-// stride is a step near the golden section of n and coprime with it: it visits
-// all of n targets equally often, and neighbours in time are far apart.
+// stride is a step near the golden section of n and coprime with it: it visits all of n targets
+// equally often, and neighbours in time are far apart.
 func stride(n int) int {
 	for s := max(1, n*618/1000); ; s++ {
 		if gcd(s, n) == 1 {

@@ -90,9 +90,9 @@ func TestEveryFlowIsForwardedAndCounted(t *testing.T) {
 	}
 }
 
-// TestFlowsAreFresh has the kernel's own connection tracking say that no two
-// SYNs belonged to one flow, that every header was valid (an invalid one makes
-// no entry), and that targets were hit evenly.
+// TestFlowsAreFresh has the kernel's own connection tracking say that no two SYNs belonged to one
+// flow, that every header was valid (an invalid one makes no entry), and that targets were hit
+// evenly.
 func TestFlowsAreFresh(t *testing.T) {
 	l := newTestbed(t)
 	if _, err := l.Node.Run("nft", "add table ip track; add chain ip track f { type filter hook forward priority 0; }; add rule ip track f ct state new counter"); err != nil {

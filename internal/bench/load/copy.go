@@ -23,8 +23,8 @@ type CopyConfig struct {
 
 const (
 	copyBlock = 256 << 10 // bytes in one system call
-	// copyTurn is how much the client may be ahead of the server, which takes its turn in the same thread.
-	// It stays well below what the sockets' buffers hold.
+	// copyTurn is how much the client may be ahead of the server, which takes its turn in the same
+	// thread. It stays well below what the sockets' buffers hold.
 	copyTurn = 4 << 20
 )
 

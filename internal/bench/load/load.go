@@ -1,11 +1,10 @@
 // Package load is an HTTP client and an HTTP server in one thread.
 //
-// Both ends of every connection are served by one event loop, bound to one
-// CPU, so all that a request costs (the client's and the server's system calls,
-// and the kernel's packet work between them, which the kernel does in
-// whichever thread sends) falls on that CPU and on that thread's clock, and no
-// scheduling between processes adds noise. What differs between two runs
-// is then what lies between the two ends.
+// Both ends of every connection are served by one event loop, bound to one CPU, so all that a
+// request costs (the client's and the server's system calls, and the kernel's packet work between
+// them, which the kernel does in whichever thread sends) falls on that CPU and on that thread's
+// clock, and no scheduling between processes adds noise. What differs between two runs is then what
+// lies between the two ends.
 package load
 
 import (
@@ -74,8 +73,7 @@ func (r *Result) Quantile(q float64) time.Duration {
 	return r.latency[min(int(q*float64(len(r.latency))), len(r.latency)-1)]
 }
 
-// Run makes requests until the duration is over or ctx ends, and waits for
-// those under way.
+// Run makes requests until the duration is over or ctx ends, and waits for those under way.
 func Run(ctx context.Context, c Config) (*Result, error) {
 	if c.Timeout == 0 {
 		c.Timeout = time.Second
@@ -106,9 +104,9 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return res, nil
 }
 
-// quiet keeps this process's own runtime from getting between: no garbage is
-// collected until the returned function is called, and the loop's thread finds a processor of the
-// scheduler free whenever it comes back from the kernel.
+// quiet keeps this process's own runtime from getting between: no garbage is collected until the
+// returned function is called, and the loop's thread finds a processor of the scheduler free
+// whenever it comes back from the kernel.
 func quiet() (restore func()) {
 	runtime.GC()
 	percent := debug.SetGCPercent(-1)

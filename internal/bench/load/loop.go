@@ -171,8 +171,8 @@ func (l *loop) accept() {
 	}
 }
 
-// serveOne answers one request. Requests are shorter than a segment, so one
-// read has all of it. Closing is the client's to do.
+// serveOne answers one request. Requests are shorter than a segment, so one read has all of it.
+// Closing is the client's to do.
 func (l *loop) serveOne(fd int) {
 	n, err := unix.Read(fd, l.buf[:])
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
@@ -237,9 +237,9 @@ func (l *loop) start(due time.Time) {
 	l.conns[fd].due = due
 }
 
-// dial begins to connect from the next source address; a negative descriptor with an
-// error. Connections end with a reset, which leaves neither end in TIME-WAIT: at this rate
-// new ones would soon meet the remains of old ones, and wait a second to try again.
+// dial begins to connect from the next source address; a negative descriptor with an error.
+// Connections end with a reset, which leaves neither end in TIME-WAIT: at this rate new ones would
+// soon meet the remains of old ones, and wait a second to try again.
 func (l *loop) dial() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -296,8 +296,7 @@ func (l *loop) advance(ctx context.Context, fd int, events uint32) {
 	}
 }
 
-// finish ends a client's request, failed if there is a reason, and at full
-// speed starts the next.
+// finish ends a client's request, failed if there is a reason, and at full speed starts the next.
 func (l *loop) finish(ctx context.Context, fd int, reason string) {
 	c := &l.conns[fd]
 	switch {

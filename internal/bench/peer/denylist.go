@@ -39,8 +39,8 @@ func (DenyList) Block(ctx context.Context, node *netns.NS, device string, entrie
 	return blockBySluice(ctx, node, cfg, nil, entries)
 }
 
-// HostPolicy is a global policy of Sluice's that denies what is forwarded from a
-// host endpoint's interface, if a list has it, and allows the rest.
+// HostPolicy is a global policy of Sluice's that denies what is forwarded from a host endpoint's
+// interface, if a list has it, and allows the rest.
 type HostPolicy struct{}
 
 // Name implements Blocker.

@@ -9,9 +9,9 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// KubeIptables is the shape of kube-proxy's iptables mode: one chain that
-// lists all services, a chain for each service that draws lots with the
-// statistic match, a chain for each endpoint; masquerading asked for by a mark.
+// KubeIptables is the shape of kube-proxy's iptables mode: one chain that lists all services, a
+// chain for each service that draws lots with the statistic match, a chain for each endpoint;
+// masquerading asked for by a mark.
 type KubeIptables struct{}
 
 // Name implements Dataplane.

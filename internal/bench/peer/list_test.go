@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// TestBlockers: each way to block drops all that is listed, and nothing that is not. Where others have taken
-// packets from connection tracking, host endpoints do not judge them.
+// TestBlockers: each way to block drops all that is listed, and nothing that is not. Where others
+// have taken packets from connection tracking, host endpoints do not judge them.
 func TestBlockers(t *testing.T) {
 	const packets = 500
 	for i, b := range append(peer.Blockers(), peer.HostPolicy{}) {

@@ -18,8 +18,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Nftlb is Debian's nftlb, run in the node's namespace and told of its farms
-// through its HTTP API.
+// Nftlb is Debian's nftlb, run in the node's namespace and told of its farms through its HTTP API.
 type Nftlb struct{}
 
 // Name implements Dataplane.
@@ -43,8 +42,8 @@ const (
 	nftlbAddr = "127.0.0.1:5555"
 )
 
-// Load implements Dataplane. The time includes nftlb's own work: there is no
-// telling it from the kernel's.
+// Load implements Dataplane. The time includes nftlb's own work: there is no telling it from the
+// kernel's.
 func (Nftlb) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
 	if err := need("nftlb", "nftlb"); err != nil {
 		return nil, err
@@ -85,8 +84,7 @@ func nftlbLoad(ctx context.Context, node *netns.NS, c cluster.Cluster) (time.Tim
 	return began, nil
 }
 
-// The fields stand in the order in which nftlb wants to read them: an object's
-// name first.
+// The fields stand in the order in which nftlb wants to read them: an object's name first.
 type (
 	nftlbFarm struct {
 		Name         string         `json:"name"`

@@ -1,8 +1,7 @@
-// Package peer loads a cluster's services into a node's kernel the way other
-// programs do, so that the bench can compare with them on the same machine:
-// kube-proxy's two shapes, written here from its public documentation and
-// loaded by the same commands that it uses; nftlb, through its API; and plain
-// forwarding, the floor. Sluice is loaded through its own compiler and driver.
+// Package peer loads a cluster's services into a node's kernel the way other programs do, so that
+// the bench can compare with them on the same machine: kube-proxy's two shapes, written here from
+// its public documentation and loaded by the same commands that it uses; nftlb, through its API;
+// and plain forwarding, the floor. Sluice is loaded through its own compiler and driver.
 package peer
 
 import (
@@ -17,18 +16,17 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// ErrMissing is wrapped when the machine lacks what a data plane needs; the
-// message says what to install.
+// ErrMissing is wrapped when the machine lacks what a data plane needs; the message says what to
+// install.
 var ErrMissing = errors.New("missing")
 
 // Dataplane is one way to carry out a cluster's services.
 type Dataplane interface {
 	Name() string
-	// Limit is the number of services that it can load, or load within
-	// reason, and why; 0: any number.
+	// Limit is the number of services that it can load, or load within reason, and why; 0: any
+	// number.
 	Limit() (services int, why string)
-	// Load programs the cluster into the node's empty kernel and returns when
-	// that is done.
+	// Load programs the cluster into the node's empty kernel and returns when that is done.
 	Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error)
 	// NodePorts tells whether it serves a cluster's NodePort.
 	NodePorts() bool
@@ -36,8 +34,8 @@ type Dataplane interface {
 	Target(c cluster.Cluster, first, count int) inject.Target
 }
 
-// Loaded is a programmed data plane. Removing its namespace removes it; Close
-// ends what runs outside of the kernel.
+// Loaded is a programmed data plane. Removing its namespace removes it; Close ends what runs
+// outside of the kernel.
 type Loaded struct {
 	Took  time.Duration // what it took to program the kernel, preparation not included
 	Note  string        // what the time is made of
@@ -48,8 +46,8 @@ func loaded(took time.Duration, note string) *Loaded {
 	return &Loaded{Took: took, Note: note, Close: func() error { return nil }}
 }
 
-// pods are the sources that count as the cluster's own: the generator's. What
-// comes from elsewhere is masqueraded, as in a real cluster.
+// pods are the sources that count as the cluster's own: the generator's. What comes from elsewhere
+// is masqueraded, as in a real cluster.
 var pods = inject.Sources
 
 // services aims at ClusterIPs; the target of all that translate.

@@ -17,8 +17,8 @@ import (
 
 const nodePort = 30080
 
-// TestDataplanesTranslate loads a small cluster on every data plane and sees
-// real connections answered, and fresh flows arrive at backends only.
+// TestDataplanesTranslate loads a small cluster on every data plane and sees real connections
+// answered, and fresh flows arrive at backends only.
 func TestDataplanesTranslate(t *testing.T) {
 	for i, d := range peer.All() {
 		t.Run(d.Name(), func(t *testing.T) {

@@ -32,8 +32,8 @@ func (s *script) add(format string, args ...any) {
 	fmt.Fprintf(s.w, format+"\n", args...)
 }
 
-// run feeds the script to a command's standard input inside the node and
-// returns how long the command took. The script is used up.
+// run feeds the script to a command's standard input inside the node and returns how long the
+// command took. The script is used up.
 func (s *script) run(ctx context.Context, node *netns.NS, command string, args ...string) (time.Duration, error) {
 	defer func() { _ = errors.Join(s.f.Close(), os.Remove(s.f.Name())) }()
 	if err := s.w.Flush(); err != nil {

@@ -30,8 +30,8 @@ func (Sluice) Target(_ cluster.Cluster, first, count int) inject.Target {
 	return services(first, count)
 }
 
-// Load implements Dataplane. The time is from a full store to the kernel's
-// acknowledgement: compile, compare with the empty kernel, apply.
+// Load implements Dataplane. The time is from a full store to the kernel's acknowledgement:
+// compile, compare with the empty kernel, apply.
 func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
 	n, err := NewNode(node, Config())
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package probe connects to services again and again and tells which backend answers. So a change is
-// timed until packets follow it, to a fraction of a millisecond, in the same way for every data plane.
+// Package probe connects to services again and again and tells which backend answers. So a change
+// is timed until packets follow it, to a fraction of a millisecond, in the same way for every data
+// plane.
 package probe
 
 import (
@@ -42,8 +43,8 @@ type Prober struct {
 	listener int
 }
 
-// New returns a Prober that works on one CPU with the highest priority there. It listens on a port of
-// every address of the backend's namespace. Close it.
+// New returns a Prober that works on one CPU with the highest priority there. It listens on a port
+// of every address of the backend's namespace. Close it.
 func New(client, backend *netns.NS, port uint16, cpu int) (*Prober, error) {
 	p := &Prober{client: client, cpu: cpu, listener: -1}
 	err := backend.Do(func() error {
@@ -70,8 +71,8 @@ func New(client, backend *netns.NS, port uint16, cpu int) (*Prober, error) {
 // Close stops listening.
 func (p *Prober) Close() error { return unix.Close(p.listener) }
 
-// Until probes one target after the other, each until one of its backends answers. It returns the start
-// of the first probe after the last one that failed: from then on, every probe succeeded.
+// Until probes one target after the other, each until one of its backends answers. It returns the
+// start of the first probe after the last one that failed: from then on, every probe succeeded.
 func (p *Prober) Until(ctx context.Context, targets ...Target) (time.Time, error) {
 	since := time.Now()
 	err := p.client.Do(func() error {
@@ -101,7 +102,8 @@ func (p *Prober) Until(ctx context.Context, targets ...Target) (time.Time, error
 	return since, err
 }
 
-// pause waits for an interval, to a fraction of it: the runtime's own timers may be a millisecond late.
+// pause waits for an interval, to a fraction of it: the runtime's own timers may be a millisecond
+// late.
 func pause() error {
 	left := unix.NsecToTimespec(Interval.Nanoseconds())
 	if err := unix.Nanosleep(&left, nil); err != nil && !errors.Is(err, unix.EINTR) {

@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// TestUntil: Until waits for a backend that is not there yet, does not take one backend for another, and
-// returns at once for a service that already answers.
+// TestUntil: Until waits for a backend that is not there yet, does not take one backend for
+// another, and returns at once for a service that already answers.
 func TestUntil(t *testing.T) {
 	l, err := testbed.New(fmt.Sprintf("sbprobe%d", os.Getpid()))
 	if err != nil {

@@ -6,15 +6,16 @@ import (
 	"sluice.dev/sluice/internal/bench/chart"
 )
 
-// Figure is a chart on its way to a file.
+// Figure is a chart and the name of its file.
 type Figure struct {
-	Name string // of the file, after the experiment's
+	Name string // follows the experiment's in the name of the file
 	chart.Chart
 }
 
-// axisOf chooses what lies along a chart's x axis.
+// axisOf returns a measurement's place on a chart's x axis.
 type axisOf func(m Measurement) int
 
+// The axes.
 func ByServices(m Measurement) int { return m.Services }
 
 func ByEndpoints(m Measurement) int { return m.Endpoints }
@@ -23,8 +24,8 @@ func ByAddresses(m Measurement) int { return m.Addresses }
 
 func ByPolicies(m Measurement) int { return m.Policies }
 
-// Draw makes a chart of one metric: a series for each data plane and variant
-// chosen, a category for each scale.
+// Draw makes a chart of one metric, with a series for each data plane and each of the variants, and
+// a category for each size.
 func Draw(r *Result, name string, c chart.Chart, x axisOf, metric string, variants ...string) Figure {
 	var xs []int
 	var chosen []Measurement

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/bench/chart"
 )
 
-// Keep writes the result's JSON and its charts.
+// Keep writes the result as JSON, and its charts.
 func (r *Result) Keep(dir string, charts []Figure) error {
 	var errs []error
 	for _, p := range charts {
@@ -23,8 +23,8 @@ func (r *Result) Keep(dir string, charts []Figure) error {
 	return errors.Join(append(errs, r.write(dir))...)
 }
 
-// WriteMarkdown writes README.md of all results in the folder, also those of
-// earlier runs.
+// WriteMarkdown writes README.md of all results in the folder, including those of earlier runs. The
+// names are those of the experiments, in order.
 func WriteMarkdown(dir string, names []string) error {
 	all, err := ReadResults(dir, names)
 	if err != nil {
@@ -36,7 +36,7 @@ func WriteMarkdown(dir string, names []string) error {
 	return os.WriteFile(filepath.Join(dir, "README.md"), Markdown(all), 0o644)
 }
 
-// Markdown renders results as markdown; all that is in it comes from them.
+// Markdown renders results. It uses nothing but them.
 func Markdown(all []*Result) []byte {
 	var b strings.Builder
 	b.WriteString("# Benchmarks\n\n")
@@ -89,7 +89,8 @@ type sizeColumn struct {
 	of   axisOf
 }
 
-// sizeColumns are the columns that say how large something was: those that an experiment varies.
+// sizeColumns are the columns that say how large a case was. A table has those that its experiment
+// varies.
 var sizeColumns = []sizeColumn{{"services", ByServices}, {"endpoints", ByEndpoints}, {"addresses", ByAddresses}, {"policies", ByPolicies}}
 
 // writeTable prints every measurement, sorted by what was measured.
@@ -122,7 +123,7 @@ func writeTable(b *strings.Builder, r *Result) {
 	b.WriteString("\n")
 }
 
-// String is the machine in a line.
+// String describes the machine in one line.
 func (m Machine) String() string {
 	parts := []string{"Linux " + m.Kernel, m.CPU, fmt.Sprintf("%d cores", m.Cores), m.Memory, m.Go, "load average " + m.Load + " at the start"}
 	var tools []string
@@ -134,5 +135,5 @@ func (m Machine) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// cell makes text safe inside a markdown table.
+// cell escapes text for a Markdown table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

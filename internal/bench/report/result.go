@@ -1,4 +1,5 @@
-// Package report holds what experiments measured, as data, and renders it as JSON, charts and Markdown.
+// Package report holds what experiments measured, as data, and renders it as JSON, charts and
+// Markdown.
 package report
 
 import (
@@ -15,7 +16,7 @@ import (
 // Scale is how large the experiments are.
 type Scale string
 
-// Outcome of a goal in a word.
+// Outcome is "met" or "missed".
 func (g Goal) Outcome() string {
 	if g.Met {
 		return "met"
@@ -23,7 +24,7 @@ func (g Goal) Outcome() string {
 	return "missed"
 }
 
-// Result is all that came of one experiment; it is kept as JSON.
+// Result is what one experiment measured. It is kept as JSON.
 type Result struct {
 	Experiment string        `json:"experiment"`
 	Title      string        `json:"title"`
@@ -57,13 +58,13 @@ type Measurement struct {
 	Max       float64   `json:"max"`
 }
 
-// Goal is one number to reach and what was reached.
+// Goal is one goal and what was reached.
 type Goal struct {
 	What   string `json:"what"`
 	Goal   string `json:"goal"`
 	Result string `json:"result"` // with its spread
 	Met    bool   `json:"met"`
-	Scale  string `json:"scale,omitempty"` // where the goal is for another scale than was run
+	Scale  string `json:"scale,omitempty"` // the scale of this run, if the goal is for another one
 }
 
 // Picture names a chart's file.
@@ -71,21 +72,21 @@ type Picture struct {
 	File, Title string
 }
 
-// Machine is what the numbers depend on beside the program.
+// Machine describes the machine that the numbers were measured on.
 type Machine struct {
 	Kernel string            `json:"kernel"`
 	CPU    string            `json:"cpu"`
 	Cores  int               `json:"cores"`
 	Memory string            `json:"memory"`
 	Go     string            `json:"go"`
-	Load   string            `json:"load"` // load average when the experiment began: a busy machine's numbers say little
+	Load   string            `json:"load"` // load average when the experiment began: numbers of a busy machine mean little
 	Tools  map[string]string `json:"tools"`
 }
 
-// Spread is the median, the least and the greatest of some samples.
+// Spread is the median, the least and the greatest of a number of samples.
 type Spread struct{ Median, Min, Max float64 }
 
-// SpreadOf of no samples is zero.
+// SpreadOf returns the spread of samples; that of no samples is zero.
 func SpreadOf(samples []float64) Spread {
 	if len(samples) == 0 {
 		return Spread{}
@@ -103,8 +104,8 @@ func (s Spread) String() string {
 	return fmt.Sprintf("%s (%s–%s)", chart.Number(s.Median), chart.Number(s.Min), chart.Number(s.Max))
 }
 
-// Ratios divides two measurements round by round: each pair was measured one
-// shortly after the other, so what the machine did meanwhile cancels out.
+// Ratios divides two measurements round by round. The two samples of a round were taken shortly one
+// after the other, so whatever slowed the machine down cancels out.
 func Ratios(a, base *Measurement) Spread {
 	var r []float64
 	for i := range min(len(a.Samples), len(base.Samples)) {
@@ -115,7 +116,7 @@ func Ratios(a, base *Measurement) Spread {
 	return SpreadOf(r)
 }
 
-// Add files one sample of a quantity.
+// Add adds one sample to a measurement, which it makes if there is none.
 func (r *Result) Add(m Measurement, sample float64) {
 	have := r.Same(m)
 	if have == nil {
@@ -127,13 +128,13 @@ func (r *Result) Add(m Measurement, sample float64) {
 	have.Median, have.Min, have.Max = s.Median, s.Min, s.Max
 }
 
-// Find returns nil where nothing was measured.
+// Find returns a measurement; nil if there is none.
 func (r *Result) Find(dataplane string, services int, variant, metric string) *Measurement {
 	return r.Same(Measurement{Dataplane: dataplane, Services: services, Variant: variant, Metric: metric})
 }
 
-// Same finds what measures the same quantity as m at the same scale; nil if nothing does. Endpoints
-// follow from services.
+// Same returns the measurement of the same quantity as m at the same size; nil if there is none.
+// The number of endpoints follows from that of services.
 func (r *Result) Same(m Measurement) *Measurement {
 	for i := range r.Series {
 		o := &r.Series[i]
@@ -145,12 +146,14 @@ func (r *Result) Same(m Measurement) *Measurement {
 	return nil
 }
 
+// Skip notes what could not be run, and why, once.
 func (r *Result) Skip(format string, args ...any) {
 	if s := fmt.Sprintf(format, args...); !slices.Contains(r.Skipped, s) {
 		r.Skipped = append(r.Skipped, s)
 	}
 }
 
+// Note adds a remark for people.
 func (r *Result) Note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
@@ -164,7 +167,8 @@ func (r *Result) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, r.Experiment+".json"), append(b, '\n'), 0o644)
 }
 
-// ReadResults reads the results of these experiments that are in a folder, in that order.
+// ReadResults reads the results of these experiments from a folder, in this order; it passes over
+// those that are not there.
 func ReadResults(dir string, names []string) ([]*Result, error) {
 	var all []*Result
 	for _, name := range names {

@@ -17,9 +17,9 @@ func Own(ns *netns.NS, addr netip.Addr) error {
 	return addAddr(ns, "lo", netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// Reach joins the testbed's node with a namespace that has the address far, which several testbeds may reach, each under a
-// number of its own, 1 to 4,095. Nothing else changes for the testbed but that a service that nobody translates is unreachable, and
-// is said to be so at once.
+// Reach joins the testbed's node with a namespace that has the address far, which several testbeds
+// may reach, each under a number of its own, 1 to 4,095. Nothing else changes for the testbed but
+// that a service that nobody translates is unreachable, and is said to be so at once.
 func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	const near = "api0"
 	peer := fmt.Sprintf("node%d", number)
@@ -41,11 +41,13 @@ func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	if err := l.Node.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}); err != nil {
 		return fmt.Errorf("make services unreachable in %s: %w", l.Node.Name, err)
 	}
-	// The kernel sends such answers to one address once a second, unless it is told that there may be more.
+	// The kernel sends such answers to one address once a second, unless it is told that there may
+	// be more.
 	return errors.Join(addRoute(l.Node, near, netip.PrefixFrom(far, far.BitLen()), at(1)), l.Node.Sysctl("net/ipv4/icmp_ratelimit", "0"))
 }
 
-// End makes an address of the backend's namespace unreachable, as that of a pod which has ended, or gives it back.
+// End makes an address of the backend's namespace unreachable, as that of a pod which has ended, or
+// gives it back.
 func (l *Testbed) End(backend netip.Addr, gone bool) error {
 	dst, err := netlink.ParseIPNet(netip.PrefixFrom(backend, backend.BitLen()).String())
 	if err != nil {

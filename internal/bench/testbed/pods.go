@@ -62,7 +62,8 @@ func (l *Testbed) wirePods(pods int) error {
 	return errors.Join(err, addAddr(l.Node, "lo", netip.PrefixFrom(cluster.NodeAddr, 32)), l.sysctls())
 }
 
-// link makes an address reachable through a device without asking for it, at the other end of the pair.
+// link makes an address reachable through a device without asking for it, at the other end of the
+// pair.
 func link(ns *netns.NS, dev string, addr netip.Addr, other *netns.NS, otherDev string) error {
 	near, err := ns.LinkByName(dev)
 	if err != nil {

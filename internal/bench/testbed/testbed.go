@@ -1,10 +1,10 @@
-// Package testbed builds the path that the bench measures: a client, a node and
-// a host for all backends, each a network namespace, in a row.
+// Package testbed builds the path that the bench measures: a client, a node and a host for all
+// backends, each a network namespace, in a row.
 //
 //	client eth0 ── in0 node out0 ── eth0 backend
 //
-// Every testbed uses the same addresses, so that several stand side by side, one
-// for each data plane or scale under comparison, and can be measured in turns.
+// Every testbed uses the same addresses, so that several stand side by side, one for each data
+// plane or scale under comparison, and can be measured in turns.
 package testbed
 
 import (
@@ -54,8 +54,8 @@ type Testbed struct {
 	rest *netns.NS // of pods that nobody talks to; nil where there are none
 }
 
-// New builds a testbed; its namespaces are called PREFIX-client, -node and
-// -backend. What is left of an earlier one of that name is removed first.
+// New builds a testbed; its namespaces are called PREFIX-client, -node and -backend. What is left
+// of an earlier one of that name is removed first.
 func New(prefix string) (*Testbed, error) {
 	l, err := newTestbed(prefix, "")
 	if err != nil {
@@ -162,8 +162,8 @@ func (l *Testbed) neighbours() error {
 	return nil
 }
 
-// sysctls makes the node a router and lets connections be many: ports are
-// plenty, and closed ones are forgotten at once. All are namespaced.
+// sysctls makes the node a router and lets connections be many: ports are plenty, and closed ones
+// are forgotten at once. All are namespaced.
 func (l *Testbed) sysctls() error {
 	var errs []error
 	for _, s := range []struct {
@@ -186,8 +186,8 @@ func (l *Testbed) sysctls() error {
 	return errors.Join(errs...)
 }
 
-// FlushConntrack forgets all connections of the node. The table's limit is
-// shared by the whole machine, so this comes between any two measurements.
+// FlushConntrack forgets all connections of the node. The table's limit is shared by the whole
+// machine, so this comes between any two measurements.
 func (l *Testbed) FlushConntrack() error {
 	if err := l.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		return fmt.Errorf("flush connection tracking in %s: %w", l.Node.Name, err)
@@ -242,8 +242,8 @@ func anyIP(ns *netns.NS, p netip.Prefix) error {
 	return nil
 }
 
-// Track says whether packets that pass the node are connection-tracked from now on. Without
-// it that depends on what is loaded there.
+// Track says whether packets that pass the node are connection-tracked from now on. Without it that
+// depends on what is loaded there.
 func (l *Testbed) Track(on bool) error {
 	rule := "add rule ip track prerouting notrack"
 	if on {

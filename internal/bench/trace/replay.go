@@ -76,8 +76,8 @@ type walk struct {
 	stack []frame // empty once the base chain itself was left by a goto
 }
 
-// replay follows each packet through the table's chains. The kernel makes a packet's number of where
-// it is in memory: another one may have it later. A packet passes a base chain but once.
+// replay follows each packet through the table's chains. The kernel makes a packet's number of
+// where it is in memory: another one may have it later. A packet passes a base chain but once.
 func replay(rules map[string][]uint64, table string, events []event) ([]Met, error) {
 	var order []*walk
 	walks := map[uint32]*walk{}

@@ -1,9 +1,9 @@
 // Package trace counts the rules of an nftables table that a packet meets, by the kernel's own
 // trace of it.
 //
-// The kernel tells which rules matched, and where each chain ended. The rules that a packet
-// was held against without matching lie between those, so they are counted from the
-// table's rules: in each chain, all up to the one that took the packet elsewhere.
+// The kernel tells which rules matched, and where each chain ended. The rules that a packet was
+// held against without matching lie between those, so they are counted from the table's rules: in
+// each chain, all up to the one that took the packet elsewhere.
 package trace
 
 import (
@@ -42,7 +42,8 @@ type Config struct {
 	Table  string // whose rules count, of the family inet
 }
 
-// Packets traces what matches while send runs, and returns what each packet met, in the order in which they came.
+// Packets traces what matches while send runs, and returns what each packet met, in the order in
+// which they came.
 func Packets(ctx context.Context, c Config, send func() error) (met []Met, err error) {
 	if err := c.mark(); err != nil {
 		return nil, err

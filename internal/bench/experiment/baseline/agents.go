@@ -35,7 +35,8 @@ func inOrder(r *harness.Run, round int) []agentProgram {
 	return two
 }
 
-// identify notes which program was measured. Its size is a part of its memory, so both should be built alike.
+// identify notes which program was measured. Its size is a part of its memory, so both should be
+// built alike.
 func identify(ctx context.Context, r *harness.Run, p agentProgram) error {
 	out, err := exec.CommandContext(ctx, p.binary, "version").Output()
 	if err != nil {
@@ -102,7 +103,8 @@ func withBoth(ctx context.Context, r *harness.Run, round int, s setting, steps .
 	return next(inOrder(r, round))
 }
 
-// withContestant runs f with an agent that has programmed the setting, and files how long that took.
+// withContestant runs f with an agent that has programmed the setting, and files how long that
+// took.
 func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setting, pairs samples, f func(*contestant) error) (err error) {
 	l, err := s.testbed(r.NextPrefix())
 	if err != nil {
@@ -130,7 +132,8 @@ func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setti
 // samples are those of one round by what was measured; the second of a pair makes a ratio.
 type samples map[string]float64
 
-// recorder files samples of a program in a setting of that size, and the ratio as soon as the round has both.
+// recorder files samples of a program in a setting of that size, and the ratio as soon as the round
+// has both.
 func recorder(r *harness.Run, name string, size report.Measurement, round samples) func(variant, metric, unit string, sample float64) {
 	return func(variant, metric, unit string, sample float64) {
 		m := size
@@ -152,7 +155,8 @@ func recorder(r *harness.Run, name string, size report.Measurement, round sample
 	}
 }
 
-// startOn starts an agent of a program, waits until it is ready and files the time as metric, if there is one.
+// startOn starts an agent of a program, waits until it is ready and files the time as metric, if
+// there is one.
 func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metric string) error {
 	at.Binary = binary
 	p, err := at.Start()

@@ -138,7 +138,8 @@ func timeCommands(ctx context.Context, c *contestant) error {
 	return nil
 }
 
-// timeChanges files the time from a changed file to the kernel. The agents get their changes by turns.
+// timeChanges files the time from a changed file to the kernel. The agents get their changes by
+// turns.
 func timeChanges(ctx context.Context, r *harness.Run, both []*contestant, c cluster.Cluster) (err error) {
 	count := 200
 	if !r.Full() {
@@ -196,8 +197,8 @@ func comparePolicies(ctx context.Context, r *harness.Run, round int, t cluster.T
 	)
 }
 
-// compareLarge measures start, memory and adoption with a large cluster, which both programs read from
-// the same files, one program at a time.
+// compareLarge measures start, memory and adoption with a large cluster, which both programs read
+// from the same files, one program at a time.
 func compareLarge(ctx context.Context, r *harness.Run, c cluster.Cluster) (err error) {
 	files, err := r.NewSite(nil)
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
-// setGoals demands that nothing is more than 3 % worse beyond the noise of its own ratios, and that of
-// what is counted there is no more; where there is nothing to compare with, that it did not happen.
+// setGoals demands that nothing is more than 3 % worse beyond the noise of its own ratios, and that
+// of what is counted there is no more; where there is nothing to compare with, that it did not
+// happen.
 func setGoals(r *harness.Run) {
 	for _, own := range slices.Clone(r.Series) {
 		if own.Variant == upgraded || own.Variant == downgraded {

@@ -15,7 +15,8 @@ import (
 )
 
 // replace kills the agent under load and starts one of that program in its place. It files what
-// clients noticed as that variant, and the time until the new agent is ready as metric, if there is one.
+// clients noticed as that variant, and the time until the new agent is ready as metric, if there is
+// one.
 func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster, binary, variant, metric string) error {
 	before, err := stickyEndpoints(ctx, x.testbed, c.Services)
 	if err != nil {
@@ -55,7 +56,8 @@ func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clust
 	return nil
 }
 
-// upgrade replaces the baseline's agent with this program's, and back; of the other there is nothing to do.
+// upgrade replaces the baseline's agent with this program's, and back; of the other there is
+// nothing to do.
 func upgrade(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster) error {
 	if x.name != baselineName {
 		return nil
@@ -66,7 +68,8 @@ func upgrade(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clust
 	return replace(ctx, r, x, c, r.Baseline, downgraded, "")
 }
 
-// whileLoaded runs f under 1,000 requests a second to the last service, and returns what became of them.
+// whileLoaded runs f under 1,000 requests a second to the last service, and returns what became of
+// them.
 func whileLoaded(ctx context.Context, r *harness.Run, l *testbed.Testbed, c cluster.Cluster, f func() error) (*load.Result, error) {
 	under, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -19,40 +19,40 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// What the bystanders of hostile objects have: a service that nothing happens to, one whose endpoint changes all the
-// time, and one of a port that policy forbids.
+// The services of the bystanders: one that nothing happens to, one whose endpoint changes all the
+// time, and one with a port that policy forbids.
 const (
 	steadyService = iota
 	changedService
 	shutService
 )
 
-// The ports of the pod behind all of them. Each is answered by its own letter.
+// The ports of the pod behind all of them. Each answers with its own letter.
 const (
 	steadyPort = 8080
-	evenPort   = 8081 // of the changed service, by turns with the next
+	evenPort   = 8081 // the changed service has this one and the next one in turns
 	oddPort    = 8082
 	shutPort   = 9999
 )
 
-// bystanders is what bystanders notice; safe for concurrent use.
+// bystanders counts what bystanders of hostile objects notice. It is safe for concurrent use.
 type bystanders struct {
 	mu               sync.Mutex
-	pid              int           // the agent's; 0: it is not there, as it should be
-	changed          time.Time     // when the change under way was made; zero: none is
-	queued           time.Duration // at that time
-	changes          int           // that packets have followed
-	slowest          time.Duration // that one took
+	pid              int           // the agent's; 0: it has been stopped on purpose
+	changed          time.Time     // when the current change was made; zero: there is none
+	queued           time.Duration // what queued returned at that time
+	changes          int           // how many changes packets have followed
+	slowest          time.Duration // the longest time that one took
 	served           int
-	lost             int            // connections to the steady service
-	reasons          map[string]int // of the lost
-	passed           int            // connections that policy forbids
-	unhealthyAnswers int            // in a row that did not say that the agent is well
-	unhealthy        string         // what they said, if they were many
-	attempts         int            // to pass where policy forbids
+	lost             int            // failed connections to the steady service
+	reasons          map[string]int // why they failed, with counts
+	passed           int            // connections that passed although policy forbids them
+	unhealthyAnswers int            // in a row that did not say that the agent is healthy
+	unhealthy        string         // what the last one said, if there were too many in a row
+	attempts         int            // connections tried that policy forbids
 }
 
-// counters is what came of a time.
+// counters is what bystanders noticed within a time.
 type counters struct {
 	slowest                      time.Duration
 	changes, served, lost, tried int
@@ -61,7 +61,8 @@ type counters struct {
 	unhealthy                    string
 }
 
-// takeCounters returns what was noticed since the last call. A change under way counts for as long as it takes already.
+// takeCounters returns what was noticed since the last call. A change that is not done counts with
+// the time that it has taken so far.
 func (w *bystanders) takeCounters() counters {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,14 +72,14 @@ func (w *bystanders) takeCounters() counters {
 	return n
 }
 
-// changesDone is how many changes have been followed since the last take.
+// changesDone returns how many changes packets have followed since the last takeCounters.
 func (w *bystanders) changesDone() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.changes
 }
 
-// connect connects once from a namespace and returns the letter that answers.
+// connect connects once from a namespace and returns the letter of the answer.
 func connect(ctx context.Context, from *netns.NS, to netip.AddrPort, within time.Duration) (byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -103,7 +104,7 @@ func serviceAt(i int) netip.AddrPort {
 	return netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)
 }
 
-// serveLetters answers each connection to the ports with a letter of its own until ctx ends.
+// serveLetters answers connections to each port with the port's letter until ctx ends.
 func serveLetters(ctx context.Context, ns *netns.NS) error {
 	for i, port := range []int{steadyPort, evenPort, oddPort, shutPort} {
 		var l net.Listener
@@ -121,7 +122,7 @@ func serveLetters(ctx context.Context, ns *netns.NS) error {
 				if err != nil {
 					return
 				}
-				_, _ = conn.Write([]byte{'a' + byte(i)}) // who asked may have gone
+				_, _ = conn.Write([]byte{'a' + byte(i)}) // the client may have gone
 				_ = conn.Close()
 			}
 		}()
@@ -129,7 +130,7 @@ func serveLetters(ctx context.Context, ns *netns.NS) error {
 	return nil
 }
 
-// connectSteadily connects to the service that nothing happens to.
+// connectSteadily connects again and again to the service that nothing happens to.
 func (b *testNode) connectSteadily(ctx context.Context) {
 	for ctx.Err() == nil {
 		letter, err := connect(ctx, b.Client, serviceAt(steadyService), 3*time.Second)
@@ -149,7 +150,7 @@ func (b *testNode) connectSteadily(ctx context.Context) {
 	}
 }
 
-// connectForbidden connects where policy forbids it, by the service and without.
+// connectForbidden tries what policy forbids again and again, through the service and directly.
 func (b *testNode) connectForbidden(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, to := range []netip.AddrPort{serviceAt(shutService), netip.AddrPortFrom(b.backend, shutPort)} {
@@ -163,8 +164,8 @@ func (b *testNode) connectForbidden(ctx context.Context) {
 	}
 }
 
-// changeService changes the service that changes, waits until packets follow, and begins anew. The time that the agent's threads waited
-// for a CPU, which others have, does not count. Nor does what an agent's end delays.
+// changeService changes a service, waits until packets follow, and begins again. Time in which the
+// agent's threads wait for a CPU does not count, nor time in which the agent does not run.
 func (b *testNode) changeService(ctx context.Context) {
 	for odd := false; ctx.Err() == nil; odd = !odd {
 		port, want := evenPort, byte('b')
@@ -192,10 +193,10 @@ func (b *testNode) changeService(ctx context.Context) {
 	}
 }
 
-// begin starts the clock of a change.
+// begin starts the timer of a change.
 func (w *bystanders) begin() { w.changed, w.queued = time.Now(), queued(w.pid) }
 
-// delay is what the clock shows.
+// delay returns how long the current change has taken.
 func (w *bystanders) delay() time.Duration {
 	if w.changed.IsZero() || w.pid == 0 {
 		return 0
@@ -203,7 +204,8 @@ func (w *bystanders) delay() time.Duration {
 	return time.Since(w.changed) - (queued(w.pid) - w.queued)
 }
 
-// queued is how long the threads of a process have waited for a CPU so far, all in all; 0 where the kernel does not tell.
+// queued returns how long all threads of a process have waited for a CPU so far; 0 where the kernel
+// does not say.
 func queued(pid int) (sum time.Duration) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is well-formed
 	for _, f := range files {
@@ -216,10 +218,11 @@ func queued(pid int) (sum time.Duration) {
 	return sum
 }
 
-// unhealthyAfter is after how many answers in a row the agent counts as sick, as a kubelet has it.
+// unhealthyAfter is after how many bad answers in a row the agent counts as unhealthy, as for a
+// kubelet.
 const unhealthyAfter = 3
 
-// checkHealth asks the agent whether it is well.
+// checkHealth asks the agent again and again whether it is healthy.
 func (b *testNode) checkHealth(ctx context.Context) {
 	client := testbed.HTTP(b.Node)
 	client.Timeout = time.Second

@@ -31,13 +31,13 @@ const (
 	perByte       = "resident memory for each byte of an object"
 )
 
-// memoryUse is what an object made an agent take.
+// memoryUse is how much memory an agent took for an object.
 type memoryUse struct {
 	kind   string
 	number int
 	demand
 	resident int     // bytes, the most
-	factor   float64 // of what it took beyond an agent without the object, and bytes
+	factor   float64 // bytes that it took beyond an agent without the object, by bytes of the object
 	took     time.Duration
 	cut      bool // it was stopped
 }
@@ -117,9 +117,10 @@ func (a memoryUse) String() string {
 	return text
 }
 
-// memoryUse starts an agent and returns the most memory that it had, in bytes, when it is ready or is stopped as it takes too much.
+// memoryUse starts an agent and returns the most memory in bytes that it had until it was ready, or
+// until it was stopped as it took too much.
 func (b *testNode) memoryUse(ctx context.Context) (bytes int, took time.Duration, cut bool, err error) {
-	// An agent that starts on a table of an earlier one reads and changes that, too.
+	// An agent also reads and changes the table that an earlier one has left.
 	clean := func() error { return exec.CommandContext(ctx, b.Binary, "cleanup").Run() }
 	if err := b.Node.Do(clean); err != nil {
 		return 0, 0, false, fmt.Errorf("remove the table of the agent before: %w", err)

@@ -1,4 +1,5 @@
-// Package hostile has the experiments whose names begin with hostile: legal objects at their extremes.
+// Package hostile has the experiments whose names begin with hostile: legal objects at their
+// extremes.
 package hostile
 
 import (
@@ -42,7 +43,7 @@ const (
 	triedShut     = "connections tried that policy forbids"
 )
 
-// A series of batches ends with all going.
+// A series is so many batches. At its end all objects are removed.
 const (
 	hostileBatch  = 20
 	hostileSeries = 5
@@ -63,7 +64,7 @@ func runObjects(ctx context.Context, r *harness.Run) (err error) {
 	defer func() { err = errors.Join(err, t.closeNode()) }()
 	for done := 0; done < t.count; done += hostileBatch * hostileSeries {
 		err := t.series(ctx, r.From+done, r.From+t.count)
-		if ctx.Err() != nil { // what came of those before it counts
+		if ctx.Err() != nil { // the results so far count
 			r.Cut = true
 			t.Note("Stopped after %d of %d objects; go on with --from %d.", t.taken, t.count, r.From+done)
 			break
@@ -71,23 +72,23 @@ func runObjects(ctx context.Context, r *harness.Run) (err error) {
 		if err != nil {
 			return err
 		}
-		t.Logf("%d of %d objects: slowest change %s, most memory %d MB, kinds of trouble: %d", min(done+hostileBatch*hostileSeries, t.count), t.count, t.slowest.Round(time.Millisecond), t.heaviest>>20, len(t.found))
+		t.Logf("%d of %d objects: slowest change %s, most memory %d MB, kinds of problems: %d", min(done+hostileBatch*hostileSeries, t.count), t.count, t.slowest.Round(time.Millisecond), t.heaviest>>20, len(t.found))
 	}
 	t.setGoals()
 	return nil
 }
 
-// search goes through the objects of a seed.
+// search tries the objects of a seed and looks for those that cause problems.
 type search struct {
 	*harness.Run
 	objects hostile.Objects
 	count   int
-	node    *testNode // nil: none that is well
+	node    *testNode // nil: there is none, or it had a problem
 
-	found    map[string]int // by trouble.key, how often it came
-	kinds    map[string]int // by its kind
+	found    map[string]int // how often each problem came, by problem.key
+	kinds    map[string]int // the same by problem.kind
 	taken    int            // objects
-	versions int            // of them, those that they become included
+	versions int            // including those that objects were changed into
 	slowest  time.Duration
 	heaviest int // bytes
 	served   int
@@ -103,14 +104,15 @@ func (t *search) closeNode() error {
 	return t.node.Close()
 }
 
-// series puts some batches of objects, those before end, on a testNode and takes all away. The first trouble ends it, and is hunted down.
+// series adds some batches of objects, those before end, to a testNode and removes all. The first
+// problem ends the series and is minimised.
 func (t *search) series(ctx context.Context, first, end int) (err error) {
 	if t.node == nil {
 		if t.node, err = newTestNode(ctx, t.Run); err != nil {
 			return err
 		}
 	}
-	var history []cluster.File // in the order in which they came
+	var history []cluster.File // in the order in which they were added
 	draw := rand.New(rand.NewPCG(t.objects.Seed, uint64(first)))
 	for batch := range hostileSeries {
 		from := first + batch*hostileBatch
@@ -120,7 +122,7 @@ func (t *search) series(ctx context.Context, first, end int) (err error) {
 			files = append(files, t.objects.Draw(n, 0)...)
 			versions++
 		}
-		for n := first; n < min(from, end); n++ { // half of what is there becomes something else
+		for n := first; n < min(from, end); n++ { // half of the present objects change
 			if draw.IntN(2) == 0 {
 				files = append(files, t.objects.Draw(n, batch)...)
 				versions++
@@ -153,7 +155,7 @@ func (t *search) series(ctx context.Context, first, end int) (err error) {
 	return err
 }
 
-// apply does something to the testNode and waits until the kernel has followed.
+// apply changes the testNode's objects and waits until they are in the kernel.
 func (t *search) apply(ctx context.Context, do func() ([]problem, error)) ([]problem, error) {
 	all, err := do()
 	if err != nil || len(all) > 0 {
@@ -168,9 +170,10 @@ func (t *search) apply(ctx context.Context, do func() ([]problem, error)) ([]pro
 	return seen.problems, ctx.Err()
 }
 
-// minimise looks for the least that makes the same trouble, once for each.
+// minimise looks for the fewest and smallest objects that cause the same problem, once for each
+// problem.
 func (t *search) minimise(ctx context.Context, all []problem, history []cluster.File) error {
-	if err := errors.Join(ctx.Err(), t.closeNode()); err != nil { // what seems wrong of one that is stopped is not
+	if err := errors.Join(ctx.Err(), t.closeNode()); err != nil { // an agent that is being stopped seems to have problems
 		return err
 	}
 	for _, one := range all {
@@ -180,7 +183,7 @@ func (t *search) minimise(ctx context.Context, all []problem, history []cluster.
 	}
 	worst := all[0]
 	if t.found[worst.key()] > 1 || worst.kind == problemSlow && worst.took < 2*mostDelay {
-		return nil // it is known, or may be the machine's
+		return nil // it is known, or the machine may be slow
 	}
 	began := time.Now()
 	fails := func(files []cluster.File) bool {
@@ -188,7 +191,7 @@ func (t *search) minimise(ctx context.Context, all []problem, history []cluster.
 			return false
 		}
 		same := t.reproduces(ctx, files, worst)
-		t.Logf("hunting %q: %d files of %d bytes: %t", worst.kind, len(files), bytesOf(files), same)
+		t.Logf("minimising %q: %d files of %d bytes: %t", worst.kind, len(files), bytesOf(files), same)
 		return same
 	}
 	files := history
@@ -207,21 +210,21 @@ func (t *search) minimise(ctx context.Context, all []problem, history []cluster.
 	if ctx.Err() != nil {
 		told = "what was there; nobody has looked for less"
 	}
-	file := fmt.Sprintf("hostile-trouble-%d.json", len(t.found))
+	file := fmt.Sprintf("hostile-problem-%d.json", len(t.found))
 	t.Note("Seed %d: %s (%.500s); %s is in %s, %d files of %d bytes: %.1500s", t.objects.Seed, worst.kind, worst.what, told, file, len(files), bytesOf(files), files[0].JSON)
 	return os.WriteFile(filepath.Join(t.Out, file), listOf(files), 0o644)
 }
 
-// minimiseTimeout is when a hunt is given up; what it has found by then is told.
+// minimiseTimeout is how long minimise goes on; then it reports what it has found.
 const minimiseTimeout = 3 * time.Minute
 
-// reproduces puts files on a testNode of their own and tells whether the same trouble comes.
+// reproduces adds files to a new testNode and reports whether they cause the same problem.
 func (t *search) reproduces(ctx context.Context, files []cluster.File, one problem) bool {
 	b, err := newTestNode(ctx, t.Run)
 	if err != nil {
 		return false
 	}
-	defer func() { _ = b.Close() }() // what is left is swept up in the end
+	defer func() { _ = b.Close() }() // the next run removes what is left
 	same := func(all []problem) bool {
 		return slices.ContainsFunc(all, func(o problem) bool { return o.key() == one.key() && o.took >= one.took/2 })
 	}
@@ -241,7 +244,7 @@ func bytesOf(files []cluster.File) (sum int) {
 	return sum
 }
 
-// listOf makes one manifest of many.
+// listOf makes one List of many manifests.
 func listOf(files []cluster.File) []byte {
 	items := make([]json.RawMessage, len(files))
 	for i, f := range files {
@@ -278,7 +281,7 @@ func (t *search) setGoals() {
 	}
 }
 
-// numbers are what faults of one kind differ in: addresses and counts.
+// numbers matches addresses and counts, in which faults of one kind differ.
 var numbers = regexp.MustCompile(`[0-9a-f]*:[0-9a-f:]+|[0-9]+`)
 
 func noCharts(*report.Result) []report.Figure { return nil }

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// problem is something that hostile objects have done.
+// problem is something bad that hostile objects have caused.
 type problem struct {
 	kind string // one of those below
 	what string
-	took time.Duration // that a change waited; 0: it is about something else
+	took time.Duration // how long a change waited; 0: the problem is another one
 }
 
-// The kinds of trouble.
+// The kinds of problems.
 const (
 	problemPassed     = "something passed where policy forbids it"
 	problemLost       = "a bystander's connection failed"
@@ -26,12 +26,12 @@ const (
 	problemRestart    = "the agent could not be started anew"
 )
 
-// problemKinds are all of them, the worst first.
+// problemKinds are all kinds, the worst first.
 var problemKinds = []string{
 	problemPassed, problemLost, problemEnded, problemRefused, problemSlow, problemMemory, problemUnhealthy, problemNotApplied, problemLeftOver, problemRestart,
 }
 
-// key is alike for troubles that are the same but for numbers and names.
+// key is the same for problems that differ only in numbers and names.
 func (t problem) key() string {
 	if t.kind == problemRefused {
 		return t.kind + t.what[strings.LastIndex(t.what, ":")+1:]

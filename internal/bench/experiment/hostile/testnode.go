@@ -19,7 +19,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// crowd is how many pods are on other nodes.
+// crowd returns how many pods other nodes have.
 func crowd(r *harness.Run) hostile.Crowd {
 	switch {
 	case r.Pods > 0:
@@ -34,48 +34,49 @@ func hostileObjects(r *harness.Run) hostile.Objects {
 	return hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes, Addresses: crowd(r).Addresses()}
 }
 
-// testNode is an agent on a node with pods of tenants and of bystanders, and what the bystanders notice. Close it.
+// testNode is a node with an agent and with pods of tenants and of bystanders, whose counters it
+// holds. Close it.
 type testNode struct {
 	*harness.Run
 	*testbed.Testbed
 	*harness.Site
 	bystanders
 	backend  netip.Addr
-	changing chan struct{} // holds something while a change of the bystanders' is under way
+	changing chan struct{} // a lock: who sends may change the bystanders' objects
 
 	agent   *harness.Agent
-	present map[string]demand // hostile files
-	demand                    // of those
-	bound   int               // of their bound, since the agent was started
-	each    int               // addresses that a selector selects at the most
+	present map[string]demand // the hostile files
+	demand                    // of all hostile files
+	bound   int               // the greatest memoryBound since the agent was started
+	each    int               // how many addresses a selector can select
 	end     func()
 }
 
-// demand is what memory goes by.
+// demand is what the bound on the agent's memory depends on.
 type demand struct {
 	bytes    int // of objects
-	selected int // addresses, by selectors of policies, at the most
+	selected int // addresses that selectors of policies can select
 	elements int // of wide services
 }
 
-// memoryBound is how much the agent may have where so many pods are on other nodes.
+// memoryBound returns how much memory the agent may have if other nodes have so many pods.
 func (h demand) memoryBound(crowd hostile.Crowd) int {
 	return mostBase + mostPerPod*int(crowd) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected) + mostPerElement*min(h.elements, mostElements)
 }
 
-// demandOf is that of an object where a selector selects so many addresses at the most.
+// demandOf returns the demand of an object if a selector can select so many addresses.
 func demandOf(f cluster.File, addresses int) demand {
 	in, out := hostile.Selectors(f)
 	return demand{bytes: len(f.JSON), selected: min(in*addresses, hostile.MostSelected) + min(out*addresses, hostile.MostSelected)}
 }
 
-// podsOfBystanders are the client and the backend.
+// podsOfBystanders is the number of their pods: client and backend.
 const podsOfBystanders = 2
 
-// others are the addresses beside those of the crowd, about.
+// others is, about, how many addresses there are beside the pods of other nodes.
 const others = 200
 
-// newEmptyTestNode makes a testNode with all that is there before anything hostile comes, but without an agent.
+// newEmptyTestNode makes a testNode with the objects of the bystanders but without an agent.
 func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	const pods = podsOfBystanders + hostile.Pods
 	b := &testNode{Run: r, backend: cluster.PodAddr(1, pods), present: map[string]demand{}, changing: make(chan struct{}, 1), end: func() {}}
@@ -92,7 +93,7 @@ func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	if b.Site, err = r.NewSite(b.Node); err != nil {
 		return nil, err
 	}
-	if g, err := harness.NewMemoryGroup(fmt.Sprintf("%s-%d", r.Prefix, r.Testbeds)); err == nil { // it is asked only where kernel memory counts
+	if g, err := harness.NewMemoryGroup(fmt.Sprintf("%s-%d", r.Prefix, r.Testbeds)); err == nil { // without one, kernel memory is not measured
 		b.Group = g
 	}
 	var addrs [hostile.Pods]netip.Addr
@@ -111,7 +112,7 @@ func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	return b, nil
 }
 
-// newTestNode makes one with an agent, and returns once bystanders are served.
+// newTestNode makes a testNode with an agent and returns once bystanders are served.
 func newTestNode(ctx context.Context, r *harness.Run) (_ *testNode, err error) {
 	b, err := newEmptyTestNode(r)
 	if err != nil {
@@ -169,7 +170,8 @@ func (b *testNode) Close() error {
 	return errors.Join(errs...)
 }
 
-// bystanderFiles are their objects. The policy opens one port to friends that are not there, and the others to the client.
+// bystanderFiles are the manifests of the bystanders. The policy allows the client all ports but
+// one, which it allows to pods that do not exist.
 func (b *testNode) bystanderFiles(client netip.Addr) []cluster.File {
 	text := func(name, format string, args ...any) cluster.File {
 		return cluster.File{Name: name, JSON: fmt.Appendf(nil, format, args...)}
@@ -193,7 +195,7 @@ func (b *testNode) bystanderFiles(client netip.Addr) []cluster.File {
 	return files
 }
 
-// slice is that of a service of the bystanders'.
+// slice is the EndpointSlice of a service of the bystanders.
 func (b *testNode) slice(service, port int) cluster.File {
 	return cluster.File{Name: fmt.Sprintf("slice-%d.json", service), JSON: fmt.Appendf(nil, `{
 		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
@@ -202,10 +204,10 @@ func (b *testNode) slice(service, port int) cluster.File {
 		cluster.ServiceName(service).Name, port, b.backend)}
 }
 
-// write puts a file among the manifests, or in the place of another.
+// write adds a manifest or replaces it.
 func (b *testNode) write(f cluster.File) error { return errors.Join(b.StageFile(f), b.Place(f)) }
 
-// add puts hostile files among the manifests.
+// add adds hostile files to the manifests.
 func (b *testNode) add(files []cluster.File) error {
 	for _, f := range files {
 		if err := b.write(f); err != nil {
@@ -219,7 +221,7 @@ func (b *testNode) add(files []cluster.File) error {
 	return nil
 }
 
-// removeAll takes all hostile files away.
+// removeAll removes all hostile files.
 func (b *testNode) removeAll() error {
 	for name := range b.present {
 		if err := os.Remove(filepath.Join(b.Manifests(), name)); err != nil {
@@ -230,7 +232,7 @@ func (b *testNode) removeAll() error {
 	return nil
 }
 
-// waitForChanges waits until packets have followed so many changes more.
+// waitForChanges waits until packets have followed so many more changes.
 func (b *testNode) waitForChanges(ctx context.Context, changes int) error {
 	for have := b.changesDone(); b.changesDone() < have+changes; {
 		if err := harness.Wait(ctx, 5*time.Millisecond); err != nil {
@@ -240,7 +242,7 @@ func (b *testNode) waitForChanges(ctx context.Context, changes int) error {
 	return nil
 }
 
-// running says how the agent ended, if it did.
+// running returns an error if the agent has ended.
 func (b *testNode) running() error {
 	select {
 	case <-b.agent.Ended:
@@ -253,7 +255,7 @@ func (b *testNode) running() error {
 // The limits.
 const (
 	mostDelay      = time.Second     // from a bystander's change to packets that follow
-	mostTaking     = 2 * time.Minute // until objects are in the kernel
+	mostTaking     = 2 * time.Minute // from objects' files to the kernel
 	mostBase       = 150 << 20       // memory without objects of tenants …
 	mostPerPod     = 4 << 10         // … for each pod of other nodes …
 	mostPerByte    = 60              // … for each byte of tenants' objects …
@@ -263,15 +265,15 @@ const (
 	mostElements   = 1 << 22         // … as all together may have
 )
 
-// observation is what was seen while objects were taken.
+// observation is what happened until objects were in the kernel.
 type observation struct {
 	counters
 	problems []problem
-	heaviest int      // bytes of the agent since it was started
-	faults   []string // why objects were refused
+	heaviest int      // the agent's most resident memory since its start, in bytes
+	faults   []string // why the agent refused objects
 }
 
-// settle waits until the kernel has all objects, and tells of what was seen since it was called last.
+// settle waits until all objects are in the kernel and returns what happened since its last call.
 func (b *testNode) settle(ctx context.Context) (s observation) {
 	ctx, cancel := context.WithTimeout(ctx, mostTaking)
 	defer cancel()
@@ -311,11 +313,11 @@ func (b *testNode) settle(ctx context.Context) (s observation) {
 	return s
 }
 
-// compareWithPlan compares the kernel with what a fresh agent would make of the manifests.
+// compareWithPlan returns a problem if `sluice plan` of a fresh process would change anything.
 func (b *testNode) compareWithPlan(ctx context.Context) (all []problem) {
 	ctx, cancel := context.WithTimeout(ctx, mostTaking)
 	defer cancel()
-	select { // nothing else is to change meanwhile
+	select { // no bystander may change its objects meanwhile
 	case b.changing <- struct{}{}:
 		defer func() { <-b.changing }()
 	case <-ctx.Done():
@@ -334,7 +336,8 @@ func (b *testNode) compareWithPlan(ctx context.Context) (all []problem) {
 	return all
 }
 
-// restart kills the agent and starts it with all that is there now. Bystanders are served meanwhile, changes wait.
+// restart kills the agent and starts it again with the present objects. Meanwhile bystanders are
+// served, and changes wait.
 func (b *testNode) restart(ctx context.Context) []problem {
 	b.expectAgent(0)
 	b.agent.Kill()
@@ -350,7 +353,7 @@ func (b *testNode) restart(ctx context.Context) []problem {
 	return nil
 }
 
-// expectAgent says that the agent is expected to serve from now on, or not to be there if pid is 0.
+// expectAgent says that the agent should serve from now on, or, if pid is 0, that it does not run.
 func (b *testNode) expectAgent(pid int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
-// What is measured of policies and services together, after each of what happens to them.
+// The metrics of many policies and services together, one sample after each step.
 const (
 	togetherResident = "most resident memory with many together"
 	togetherKernel   = "kernel memory with many together"
@@ -23,10 +23,10 @@ const (
 	togetherChange   = "slowest change of a bystander's service with many together"
 )
 
-// combination is many objects of a kind that are each within their limits.
+// combination is a number of large objects that are each within their limits.
 type combination struct{ policies, services, namespaces int }
 
-// measureCombinations measures herds.
+// measureCombinations measures combinations, the largest last.
 func measureCombinations(ctx context.Context, r *harness.Run) error {
 	for _, h := range []combination{{1, 0, 1}, {10, 0, 1}, {10, 0, 3}, {100, 0, 1}, {100, 0, 3}, {0, 1, 1}, {0, 20, 3}} {
 		if !r.Full() && h.policies+h.services > 10 {
@@ -36,7 +36,7 @@ func measureCombinations(ctx context.Context, r *harness.Run) error {
 		if err != nil {
 			return fmt.Errorf("%s together: %w", h, err)
 		}
-		if !alive { // more might take the machine
+		if !alive { // more could use up the machine's memory
 			r.Skip("more than %s together: those were too many already", h)
 			break
 		}
@@ -55,8 +55,9 @@ func (h combination) String() string {
 	return what + " in " + agent.Count(h.namespaces, "namespace")
 }
 
-// measureCombination has policies that each select as much as one may, or services that come to as much, come to an agent, has pods change under them, starts the agent
-// anew, and takes them away. An agent that goes too far is stopped, and that is the end of it.
+// measureCombination adds policies that each select as much as one may, or services of that size,
+// changes pods under them, restarts the agent, and removes them. It stops an agent that takes too
+// much memory, and then reports that it is not alive.
 func measureCombination(ctx context.Context, r *harness.Run, h combination) (alive bool, err error) {
 	b, err := newTestNode(ctx, r)
 	if err != nil {
@@ -133,14 +134,16 @@ func measureCombination(ctx context.Context, r *harness.Run, h combination) (ali
 	return b.running() == nil, nil
 }
 
-// tooMuchTogether is when an agent is stopped, and leastLeft what the machine is to have left: what the kernel takes for an agent's
-// transaction is in no process's memory, and others' processes end when there is none.
+// tooMuchTogether is the memory with which an agent is stopped, and leastLeft what the machine must
+// have left: the memory of a transaction in the kernel belongs to no process, and without memory
+// other processes are killed.
 const (
 	tooMuchTogether = 6 << 30
 	leastLeft       = 12 << 30
 )
 
-// settleWithin is settle, and kills an agent that takes more memory than that, or with which the kernel does.
+// settleWithin is settle; it kills the agent if it takes more memory than most, or if the machine
+// has too little left.
 func (b *testNode) settleWithin(ctx context.Context, most int) observation {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -164,5 +167,5 @@ func (b *testNode) settleWithin(ctx context.Context, most int) observation {
 	return s
 }
 
-// availableMemory is what the machine has left, in bytes.
+// availableMemory returns the memory that the machine has left, in bytes.
 func availableMemory() int { return harness.Kilobytes(harness.Field("/proc/meminfo", "MemAvailable")) }

@@ -31,17 +31,17 @@ const (
 	burstWrite = "first write to last change seen by a bare watch"
 )
 
-// secondRange is where the endpoints are by turns: so far from their first addresses.
+// secondRange is the distance of the endpoints' second addresses from their first ones.
 const secondRange = 1 << 20
 
-// addressRanges are the networks of first and second addresses.
+// addressRanges are the networks of the first and of the second addresses.
 var addressRanges = [2]netip.Prefix{netip.MustParsePrefix("10.128.0.0/12"), netip.MustParsePrefix("10.144.0.0/12")}
 
 func runBurst(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := kubeSizes(r)
-	if err := inTurns(ctx, r, sizes, func(st *ApiCluster, s *dataplane.Process) error { return burstOf(ctx, r, st, s) }); err != nil {
+	if err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return burstOf(ctx, r, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -50,8 +50,8 @@ func runBurst(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-// burstOf moves the endpoints of a thousand services, and back again, which is not measured.
-func burstOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process) error {
+// burstOf moves the endpoints of a thousand services; moving them back is not measured.
+func burstOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) error {
 	services := min(1_000, st.Services)
 	wrote, seen, followed, err := st.moveEndpoints(ctx, s, services, 1)
 	if err != nil {
@@ -64,9 +64,10 @@ func burstOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.P
 	return err
 }
 
-// moveEndpoints gives the first services' endpoints addresses of a home, and returns when the first write began, when a bare client
-// had seen all, and when packets to all followed.
-func (st *ApiCluster) moveEndpoints(ctx context.Context, s *dataplane.Process, services, home int) (wrote, seen, followed time.Time, err error) {
+// moveEndpoints gives the endpoints of the first services addresses of one range. It returns when
+// the first write began, when a bare watch had seen all changes, and when packets to all services
+// followed.
+func (st *APICluster) moveEndpoints(ctx context.Context, s *dataplane.Process, services, addresses int) (wrote, seen, followed time.Time, err error) {
 	w, err := st.Watch(ctx)
 	if err != nil {
 		return wrote, seen, followed, err
@@ -76,9 +77,9 @@ func (st *ApiCluster) moveEndpoints(ctx context.Context, s *dataplane.Process, s
 	var files []cluster.File
 	for i := range services {
 		d := serviceTarget(i)
-		d.Backends = addressRanges[home]
+		d.Backends = addressRanges[addresses]
 		targets = append(targets, d)
-		files = append(files, st.sliceAt(i, home))
+		files = append(files, st.sliceAt(i, addresses))
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -91,17 +92,17 @@ func (st *ApiCluster) moveEndpoints(ctx context.Context, s *dataplane.Process, s
 	return wrote, seen, followed, errors.Join(err, <-done)
 }
 
-// sliceAt is service i's slice with all endpoints in one of their homes.
-func (st *ApiCluster) sliceAt(i, home int) cluster.File {
+// sliceAt is service i's slice with all endpoints in one of the ranges.
+func (st *APICluster) sliceAt(i, addresses int) cluster.File {
 	members := make([]cluster.Member, st.Endpoints)
 	for j := range members {
-		members[j].Index = home*secondRange + j
+		members[j].Index = addresses*secondRange + j
 	}
 	return st.MembersFile(i, members...)
 }
 
-// putAll writes objects, several at once, and returns when a bare client had seen the last of them.
-func (st *ApiCluster) putAll(ctx context.Context, when func(context.Context, string) (time.Time, error), files []cluster.File) (time.Time, error) {
+// putAll writes objects, several at once, and returns when a bare watch had seen the last one.
+func (st *APICluster) putAll(ctx context.Context, when func(context.Context, string) (time.Time, error), files []cluster.File) (time.Time, error) {
 	const writers = 16
 	versions := make([]string, len(files))
 	group, under := errgroup.WithContext(ctx)

@@ -36,7 +36,7 @@ func runChange(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := kubeSizes(r)
-	if err := inTurns(ctx, r, sizes, func(st *ApiCluster, s *dataplane.Process) error { return changesOf(ctx, r, st, s) }); err != nil {
+	if err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return changesOf(ctx, r, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -56,16 +56,16 @@ func runChange(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-// changesOf makes changes for some seconds, each when the program is at ease.
-func changesOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process) error {
+// changesOf makes changes for some seconds, each one when the program could carry it out at once.
+func changesOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) error {
 	w, err := st.Watch(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	ease := syncPeriod
+	period := syncPeriod
 	if s.Name == (peer.Sluice{}).Name() {
-		ease = 100 * time.Millisecond // it is never not
+		period = 100 * time.Millisecond // it has no such period
 	}
 	var less, all []time.Duration
 	for began := time.Now(); time.Since(began) < r.Short(10*time.Second, 4*time.Second) || len(all) < 3; {
@@ -75,7 +75,7 @@ func changesOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane
 			return err
 		}
 		less, all = append(less, max(followed.Sub(seen), probe.Interval)), append(all, followed.Sub(wrote))
-		if err := harness.Wait(ctx, ease); err != nil {
+		if err := harness.Wait(ctx, period); err != nil {
 			return err
 		}
 	}
@@ -88,8 +88,9 @@ func changesOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane
 	return nil
 }
 
-// change writes a slice and returns when that began, when a bare client saw it, and when packets followed.
-func (st *ApiCluster) change(ctx context.Context, s *dataplane.Process, w *api.Watch, slice cluster.File, d probe.Target) (wrote, seen, followed time.Time, err error) {
+// change writes a slice. It returns when the write began, when a bare watch saw it, and when
+// packets followed.
+func (st *APICluster) change(ctx context.Context, s *dataplane.Process, w *api.Watch, slice cluster.File, d probe.Target) (wrote, seen, followed time.Time, err error) {
 	done := make(chan error, 1)
 	go func() {
 		var err error

@@ -1,5 +1,5 @@
-// Package kubeproxy has the experiments whose names begin with kube-proxy: Sluice and kube-proxy as real
-// processes that read one real Kubernetes API.
+// Package kubeproxy has the experiments whose names begin with kube-proxy: Sluice and kube-proxy as
+// real processes that read one real Kubernetes API.
 package kubeproxy
 
 import (
@@ -25,31 +25,34 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// clusterKey is the key of a shared stand: its number of services.
+// clusterKey is the key of a shared APICluster: its number of services.
 type clusterKey int
 
-// ApiCluster is an API server that holds a cluster, and the programs that carry it out side by side, each on a node of its own.
-type ApiCluster struct {
+// APICluster is an API server with a cluster's objects, and the programs that carry them out, each
+// on a node of its own.
+type APICluster struct {
 	*api.Server
-	cluster.Cluster // without what follows
+	cluster.Cluster // the singles and the busy service come after it
 
 	dir       string
-	Processes []*dataplane.Process // of the programs that all experiments but that of the start share; nil until one asks
-	child     []int                // by process: the most memory that a child of it had until all was programmed, in bytes
+	Processes []*dataplane.Process // the running programs, which all experiments but that of the start share; nil until one needs them
+	child     []int                // for each process, the most memory in bytes that one of its children had until all was programmed
 
-	next    [singles]int // the endpoint of each single that is in force
-	churned int          // changes that churn has made
+	next    [singles]int // for each single, which of its two endpoints it has
+	churned int          // how many changes churn has made
 	rolled  bool         // the busy service has its second endpoints
 }
 
-// singles are services that are there beside the cluster's, with one endpoint each, so that a single connection tells whether
-// a change of it is in force. The first is for asking whether a program keeps up; what is measured is done to the others.
+// singles is the number of additional services with one endpoint each, so that one connection shows
+// whether a change is in force. The first one shows whether a program has caught up; the others are
+// for measuring.
 const singles = 10
 
-// busy is the service that is rolled over: the one after all others, with as many endpoints as they have.
-func (st *ApiCluster) busy() int { return st.Services + singles }
+// busy is the number of the service for rolling updates, the last one, with as many endpoints as
+// the cluster's.
+func (st *APICluster) busy() int { return st.Services + singles }
 
-// kubeSizes are the numbers of services of the comparisons with kube-proxy.
+// kubeSizes returns the numbers of services at which Sluice and kube-proxy are compared.
 func kubeSizes(r *harness.Run) []int {
 	if r.Full() {
 		return []int{1_000, 10_000}
@@ -57,9 +60,9 @@ func kubeSizes(r *harness.Run) []int {
 	return []int{100, 1_000}
 }
 
-// sharedCluster returns the API server with so many services of ten endpoints each.
-func sharedCluster(ctx context.Context, r *harness.Run, services int) (*ApiCluster, error) {
-	if st, ok := r.Shared[clusterKey(services)].(*ApiCluster); ok {
+// sharedCluster returns the APICluster with so many services of ten endpoints each.
+func sharedCluster(ctx context.Context, r *harness.Run, services int) (*APICluster, error) {
+	if st, ok := r.Shared[clusterKey(services)].(*APICluster); ok {
 		r.Machine.Tools["kubernetes"] = kubernetesVersion(st.Bin)
 		return st, nil
 	}
@@ -70,8 +73,8 @@ func sharedCluster(ctx context.Context, r *harness.Run, services int) (*ApiClust
 	return st, err
 }
 
-// NewCluster makes one. Close it.
-func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *ApiCluster, err error) {
+// NewCluster starts an API server and writes so many services to it. Close it.
+func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *APICluster, err error) {
 	bin, err := control.Build(ctx, func(s string) { r.Logf("%s", s) })
 	if err != nil {
 		return nil, err
@@ -80,7 +83,7 @@ func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *ApiCluste
 	if err != nil {
 		return nil, fmt.Errorf("make folder for an API server: %w", err)
 	}
-	st := &ApiCluster{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir}
+	st := &APICluster{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, st.Close())
@@ -101,7 +104,7 @@ func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *ApiCluste
 	return st, nil
 }
 
-// kubernetesVersion is "Kubernetes v1.37.1"; empty if it cannot be told.
+// kubernetesVersion returns "Kubernetes v1.37.1", or "" if the program does not say.
 func kubernetesVersion(bin string) string {
 	out, err := exec.Command(filepath.Join(bin, "kube-proxy"), "--version").Output()
 	if err != nil {
@@ -111,7 +114,7 @@ func kubernetesVersion(bin string) string {
 }
 
 // Close ends all programs and removes their files.
-func (st *ApiCluster) Close() error {
+func (st *APICluster) Close() error {
 	var errs []error
 	for _, s := range st.Processes {
 		errs = append(errs, s.Close())
@@ -122,14 +125,14 @@ func (st *ApiCluster) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(st.dir))...)
 }
 
-// ground are the objects that must be there before the others.
-func (st *ApiCluster) ground() iter.Seq[cluster.File] {
+// ground are the objects that the others need.
+func (st *APICluster) ground() iter.Seq[cluster.File] {
 	return func(yield func(cluster.File) bool) {
 		_ = yield(cluster.NamespaceFile()) && yield(cluster.NodeFile())
 	}
 }
 
-func (st *ApiCluster) objects() iter.Seq[cluster.File] {
+func (st *APICluster) objects() iter.Seq[cluster.File] {
 	return func(yield func(cluster.File) bool) {
 		for i := range st.busy() + 1 {
 			n := st.Endpoints
@@ -143,13 +146,13 @@ func (st *ApiCluster) objects() iter.Seq[cluster.File] {
 	}
 }
 
-// programs are those that are compared.
-func programs(r *harness.Run, st *ApiCluster) []dataplane.Program {
+// programs returns the programs to compare.
+func programs(r *harness.Run, st *APICluster) []dataplane.Program {
 	return []dataplane.Program{dataplane.Sluice(r.Binary), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin)}
 }
 
-// NewProcess makes a place for a program, in a testbed of its own. Close it.
-func NewProcess(r *harness.Run, st *ApiCluster, p dataplane.Program) (*dataplane.Process, error) {
+// NewProcess prepares a program on a testbed of its own. Close it.
+func NewProcess(r *harness.Run, st *APICluster, p dataplane.Program) (*dataplane.Process, error) {
 	l, err := r.NewTestbed()
 	if err != nil {
 		return nil, err
@@ -167,8 +170,9 @@ func NewProcess(r *harness.Run, st *ApiCluster, p dataplane.Program) (*dataplane
 	return dataplane.New(p, l, dir, kubeconfig), nil
 }
 
-// runningProcesses returns the programs of the stand, all of which run and have programmed everything.
-func runningProcesses(ctx context.Context, r *harness.Run, st *ApiCluster) ([]*dataplane.Process, error) {
+// runningProcesses returns the programs of the APICluster, all running and with everything
+// programmed.
+func runningProcesses(ctx context.Context, r *harness.Run, st *APICluster) ([]*dataplane.Process, error) {
 	if st.Processes == nil {
 		for _, p := range programs(r, st) {
 			s, err := NewProcess(r, st, p)
@@ -199,15 +203,15 @@ func runningProcesses(ctx context.Context, r *harness.Run, st *ApiCluster) ([]*d
 	return st.Processes, nil
 }
 
-// maxWait is how long a program gets for anything.
+// maxWait is how long a program may take for anything.
 const maxWait = 3 * time.Minute
 
-// sampled is how many services show that all are there.
+// sampled is how many services stand for all when Programmed probes them.
 const sampled = 50
 
-// Programmed waits until connections to services drawn at random, the last one and the singles come to
-// a backend, and returns when the last of them did.
-func Programmed(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process) (time.Time, error) {
+// Programmed waits until connections to services drawn at random, to the last one and to the
+// singles reach a backend, and returns when the last of them did.
+func Programmed(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) (time.Time, error) {
 	targets := []probe.Target{serviceTarget(st.Services - 1)}
 	for range sampled {
 		targets = append(targets, serviceTarget(rand.IntN(st.Services)))
@@ -218,12 +222,12 @@ func Programmed(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplan
 	return waitReachable(ctx, s, targets...)
 }
 
-// serviceTarget is service i with any of its backends.
+// serviceTarget is a probe of service i that any of its backends may answer.
 func serviceTarget(i int) probe.Target {
 	return probe.Target{Service: netip.AddrPortFrom(cluster.ServiceAddr(i), cluster.ServicePort)}
 }
 
-// waitReachable waits until connections come where they are to, and returns since when.
+// waitReachable waits until each target is reached and returns since when all were.
 func waitReachable(ctx context.Context, s *dataplane.Process, targets ...probe.Target) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
@@ -239,8 +243,8 @@ func waitReachable(ctx context.Context, s *dataplane.Process, targets ...probe.T
 	return at, nil
 }
 
-// nextEndpoint is the next version of single i, with its one endpoint in the place of another one, and how that is seen.
-func (st *ApiCluster) nextEndpoint(i int) (cluster.File, probe.Target) {
+// nextEndpoint returns a slice that gives single i another endpoint, and the probe that shows it.
+func (st *APICluster) nextEndpoint(i int) (cluster.File, probe.Target) {
 	st.next[i] = (st.next[i] + 1) % 2
 	n := st.Services + i
 	d := serviceTarget(n)
@@ -248,8 +252,8 @@ func (st *ApiCluster) nextEndpoint(i int) (cluster.File, probe.Target) {
 	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
 }
 
-// pauseOthers stops all programs but one, and returns once that has caught up with what happened while it was stopped itself.
-func (st *ApiCluster) pauseOthers(ctx context.Context, one *dataplane.Process) error {
+// pauseOthers stops all programs but one and returns once that one has caught up.
+func (st *APICluster) pauseOthers(ctx context.Context, one *dataplane.Process) error {
 	for _, s := range st.Processes {
 		if s != one {
 			if err := s.Pause(); err != nil {
@@ -263,8 +267,9 @@ func (st *ApiCluster) pauseOthers(ctx context.Context, one *dataplane.Process) e
 	return st.waitCaughtUp(ctx, one)
 }
 
-// inTurns has each program of the cluster of each size do something, once a round, while the others are stopped.
-func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*ApiCluster, *dataplane.Process) error) error {
+// inTurns calls do for each program of each cluster size, once a round, while the other programs
+// are stopped.
+func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*APICluster, *dataplane.Process) error) error {
 	for _, n := range sizes {
 		st, err := sharedCluster(ctx, r, n)
 		if err != nil {
@@ -290,9 +295,10 @@ func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*ApiClust
 	return nil
 }
 
-// waitCaughtUp returns once a program has followed a change that comes after all others, and may begin its next round at once.
-func (st *ApiCluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) error {
-	for range 2 { // the first may be in a round that others of before follow
+// waitCaughtUp returns once a program has carried out all changes and could carry out the next one
+// at once.
+func (st *APICluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) error {
+	for range 2 { // the first one may be in a round that is followed by another
 		slice, d := st.nextEndpoint(0)
 		if _, err := st.Put(ctx, slice); err != nil {
 			return err
@@ -307,17 +313,19 @@ func (st *ApiCluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) er
 	return nil
 }
 
-// syncPeriod is a little more than kube-proxy's least time between two rounds: a change after that is carried out at once.
+// syncPeriod is a little more than kube-proxy's least time between two rounds (minSyncPeriod). A
+// change after that is carried out at once.
 const syncPeriod = 1200 * time.Millisecond
 
-// RecordProcess files a sample of a program.
-func RecordProcess(r *harness.Run, st *ApiCluster, s *dataplane.Process, variant, metric, unit string, sample float64) {
+// RecordProcess adds a sample of a program to the result.
+func RecordProcess(r *harness.Run, st *APICluster, s *dataplane.Process, variant, metric, unit string, sample float64) {
 	r.Add(report.Measurement{
 		Dataplane: s.Name, Services: st.Services, Endpoints: st.Services * st.Endpoints, Variant: variant, Metric: metric, Unit: unit,
 	}, sample)
 }
 
-// betterKubeProxy is the mode of kube-proxy with the smaller median; nil if neither was measured.
+// betterKubeProxy returns the measurement of kube-proxy's mode with the smaller median; nil if
+// neither was measured.
 func betterKubeProxy(r *harness.Run, services int, variant, metric string) *report.Measurement {
 	a := r.Find(peer.KubeNftables{}.Name(), services, variant, metric)
 	b := r.Find(peer.KubeIptables{}.Name(), services, variant, metric)
@@ -327,7 +335,7 @@ func betterKubeProxy(r *harness.Run, services int, variant, metric string) *repo
 	return a
 }
 
-// ratioGoal files a goal for Sluice's share of the better of kube-proxy's modes, and notes the other's.
+// ratioGoal adds a goal for the ratio of Sluice to the better mode of kube-proxy.
 func ratioGoal(r *harness.Run, services int, what, variant, metric, goal string, most float64) {
 	own := r.Find(peer.Sluice{}.Name(), services, variant, metric)
 	best := betterKubeProxy(r, services, variant, metric)

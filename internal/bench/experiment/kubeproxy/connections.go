@@ -49,7 +49,7 @@ func runConnections(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-func compareConnections(ctx context.Context, r *harness.Run, st *ApiCluster, processes []*dataplane.Process) (err error) {
+func compareConnections(ctx context.Context, r *harness.Run, st *APICluster, processes []*dataplane.Process) (err error) {
 	if err := cpuaffinity.Reserve(harness.PacketCPU); err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ var CPU = harness.Experiment{
 	Charts: cpuCharts,
 }
 
-// PerSecond is how often slices change.
+// PerSecond is how many slices change each second.
 const PerSecond = 50
 
 func runCPU(ctx context.Context, r *harness.Run) error {
@@ -71,13 +71,13 @@ func cpuGoals(r *harness.Run, services int) {
 		fmt.Sprintf("%s %%; %s %s %%", report.SpreadOf(own.Samples), other.Dataplane, chart.Number(other.Median)), own.Median <= 0.1)
 }
 
-// instance is a program at work on one of the stands.
+// instance is a program at work for one of the APIClusters.
 type instance struct {
-	*ApiCluster
+	*APICluster
 	process *dataplane.Process
 }
 
-// recordCPU files the share of a core that programs use while something happens.
+// recordCPU records the share of a core that programs use while during runs.
 func recordCPU(r *harness.Run, metric string, of []instance, during func() error) error {
 	began := time.Now()
 	was := make([]time.Duration, len(of))
@@ -95,7 +95,7 @@ func recordCPU(r *harness.Run, metric string, of []instance, during func() error
 		if err != nil {
 			return err
 		}
-		RecordProcess(r, t.ApiCluster, t.process, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
+		RecordProcess(r, t.APICluster, t.process, "", metric, "% of a core", 100*(now-was[i]).Seconds()/time.Since(began).Seconds())
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func churnCPU(ctx context.Context, r *harness.Run, of []instance) error {
 	})
 }
 
-// idleCPU measures all programs once they have come to rest.
+// idleCPU measures all programs when they have nothing to do.
 func idleCPU(ctx context.Context, r *harness.Run, of []instance) error {
 	r.Logf("%s", harness.IdleCPU)
 	for _, t := range of {
@@ -136,9 +136,9 @@ func idleCPU(ctx context.Context, r *harness.Run, of []instance) error {
 	return recordCPU(r, harness.IdleCPU, of, func() error { return harness.Wait(ctx, r.Short(30*time.Second, 10*time.Second)) })
 }
 
-// churn changes a service's slice fifty times a second: on one pass over all services each loses an endpoint, on the next it
-// gets it back. Whatever is not in the API then comes back with the next churn.
-func (st *ApiCluster) churn(ctx context.Context, lasting time.Duration) error {
+// churn changes a slice fifty times a second. On one pass over all services each loses an endpoint,
+// on the next pass it gets it back. Endpoints missing at the end come back with the next churn.
+func (st *APICluster) churn(ctx context.Context, lasting time.Duration) error {
 	group, under := errgroup.WithContext(ctx)
 	group.SetLimit(PerSecond)
 	t := time.NewTicker(time.Second / PerSecond)

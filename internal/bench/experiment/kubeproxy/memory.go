@@ -35,7 +35,7 @@ func runMemory(ctx context.Context, r *harness.Run) error {
 			return err
 		}
 		for i, s := range processes {
-			if err := st.pauseOthers(ctx, s); err != nil { // it has done with the start
+			if err := st.pauseOthers(ctx, s); err != nil { // so that it is done with its start
 				return err
 			}
 			rss, err := s.Resident()

@@ -28,7 +28,8 @@ var Rollout = harness.Experiment{
 	Charts: rolloutCharts,
 }
 
-// graces are how long old pods serve on once they are to go. The usual advice for kube-proxy is to let them for some seconds.
+// graces are how long pods go on serving after they have been marked as terminating. The usual
+// advice for kube-proxy is some seconds.
 var graces = []time.Duration{100 * time.Millisecond, time.Second}
 
 func graceVariant(d time.Duration) string { return fmt.Sprintf("old pods serve for %g s", d.Seconds()) }
@@ -36,7 +37,7 @@ func graceVariant(d time.Duration) string { return fmt.Sprintf("old pods serve f
 func runRollout(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	sizes := kubeSizes(r)
-	err := inTurns(ctx, r, sizes, func(st *ApiCluster, s *dataplane.Process) error {
+	err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error {
 		for _, grace := range graces {
 			if err := rolloutOf(ctx, r, st, s, grace); err != nil {
 				return err
@@ -74,13 +75,13 @@ func rolloutGoal(r *harness.Run, services int, variant string) {
 }
 
 // rolloutOf replaces the pods of the busy service under requests.
-func rolloutOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane.Process, grace time.Duration) error {
+func rolloutOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process, grace time.Duration) error {
 	old, fresh := 0, st.Endpoints
 	if st.rolled {
 		old, fresh = fresh, old
 	}
 	st.rolled = !st.rolled
-	for j := range st.Endpoints { // the new ones are not there yet
+	for j := range st.Endpoints { // the new pods do not run yet
 		if err := s.End(st.pod(fresh+j), true); err != nil {
 			return err
 		}
@@ -111,7 +112,7 @@ func rolloutOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane
 	r.Logf("%s: %d of %d requests failed %v", variant, res.Failed, res.Failed+res.Requests, res.Reasons)
 	RecordProcess(r, st, s, variant, harness.Failed, "", float64(res.Failed))
 	RecordProcess(r, st, s, variant, harness.Answered, "", float64(res.Requests))
-	for j := range st.Endpoints { // pods of the other programs' turns
+	for j := range st.Endpoints { // the other programs' turns need them
 		if err := s.End(st.pod(old+j), false); err != nil {
 			return err
 		}
@@ -120,10 +121,10 @@ func rolloutOf(ctx context.Context, r *harness.Run, st *ApiCluster, s *dataplane
 }
 
 // pod is the address of the busy service's endpoint j.
-func (st *ApiCluster) pod(j int) netip.Addr { return st.Endpoint(st.busy(), j).Addr() }
+func (st *APICluster) pod(j int) netip.Addr { return st.Endpoint(st.busy(), j).Addr() }
 
 // roll replaces one pod after the other: endpoint old+k by fresh+k.
-func (st *ApiCluster) roll(ctx context.Context, s *dataplane.Process, old, fresh int, grace time.Duration) error {
+func (st *APICluster) roll(ctx context.Context, s *dataplane.Process, old, fresh int, grace time.Duration) error {
 	const step = 300 * time.Millisecond
 	type event struct {
 		at time.Duration

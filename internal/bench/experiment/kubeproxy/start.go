@@ -49,7 +49,7 @@ func runStart(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-func startProcess(ctx context.Context, r *harness.Run, st *ApiCluster, p dataplane.Program) (err error) {
+func startProcess(ctx context.Context, r *harness.Run, st *APICluster, p dataplane.Program) (err error) {
 	harness.Settle()
 	s, err := NewProcess(r, st, p)
 	if err != nil {

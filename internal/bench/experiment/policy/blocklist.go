@@ -21,7 +21,7 @@ const (
 	untracked   = "time per packet, untracked"
 )
 
-// listCase is a contender: a way to block that holds a list.
+// listCase is the case of a program that blocks the addresses of a list.
 type listCase struct {
 	peer.Blocker
 	kind string
@@ -62,7 +62,7 @@ func (b listCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, e
 	return &blocked.Loaded, nil
 }
 
-// listCases pairs a way to block with each size of a kind of list.
+// listCases pairs a program with each size of a kind of list.
 func listCases(b peer.Blocker, kind string, sizes ...int) (all []listCase) {
 	for _, n := range sizes {
 		all = append(all, listCase{b, kind, n})
@@ -70,7 +70,7 @@ func listCases(b peer.Blocker, kind string, sizes ...int) (all []listCase) {
 	return all
 }
 
-// recordList files a sample of a contender.
+// recordList adds a sample of a case to the result.
 func recordList(r *harness.Run, b listCase, metric, unit string, sample float64) {
 	r.Add(b.measurement(metric, unit), sample)
 }
@@ -79,7 +79,7 @@ func (b listCase) measurement(metric, unit string) report.Measurement {
 	return report.Measurement{Dataplane: b.Name(), Addresses: b.size, Variant: b.kind, Metric: metric, Unit: unit}
 }
 
-// listSizes are the sizes of lists that experiments compare with none.
+// listSizes returns the sizes of lists that experiments compare with an empty one.
 func listSizes(r *harness.Run) (usual, large int) {
 	if r.Full() {
 		return 100_000, 1_000_000
@@ -87,7 +87,7 @@ func listSizes(r *harness.Run) (usual, large int) {
 	return 1_000, 10_000
 }
 
-// withoutList is what a way to block costs without a list.
+// withoutList returns the measurement of a program without a list.
 func withoutList(r *harness.Run, b peer.Blocker, metric string) *report.Measurement {
 	if b == (peer.Rules{}) { // the same tables and hooks
 		b = peer.Ipset{}
@@ -95,7 +95,7 @@ func withoutList(r *harness.Run, b peer.Blocker, metric string) *report.Measurem
 	return r.Same(listCase{b, ofAddresses, 0}.measurement(metric, ""))
 }
 
-// ratioToNoList compares a list with none of the same data plane.
+// ratioToNoList compares a list with no list in the same data plane.
 func ratioToNoList(r *harness.Run, b listCase, metric string) (report.Spread, bool) {
 	m, base := r.Same(b.measurement(metric, "")), withoutList(r, b.Blocker, metric)
 	if m == nil || base == nil {

@@ -87,7 +87,7 @@ func changeLabels(ctx context.Context, r *harness.Run, t cluster.Teams, count in
 	return nil
 }
 
-// changePods changes so many pods, one after the other, spread over all that are elsewhere.
+// changePods changes so many pods one after the other, spread over all pods of other nodes.
 func changePods(ctx context.Context, r *harness.Run, n *peer.Node, t cluster.Teams, kind string, count int, next func(i int) *model.Pod) error {
 	var all []time.Duration
 	var parts peer.Took
@@ -118,7 +118,7 @@ func changePods(ctx context.Context, r *harness.Run, n *peer.Node, t cluster.Tea
 	return nil
 }
 
-// labelMeasurement files selectors as policies, of which there are as many rules.
+// labelMeasurement counts selectors as policies: there is a rule for each.
 func labelMeasurement(t cluster.Teams, kind, metric string) report.Measurement {
 	return report.Measurement{Dataplane: peer.Sluice{}.Name(), Policies: t.Selectors, Addresses: t.Pods, Variant: kind, Metric: metric, Unit: "ms"}
 }

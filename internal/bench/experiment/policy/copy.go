@@ -26,7 +26,8 @@ var Copy = harness.Experiment{
 
 const copied = "bytes a second"
 
-// copies are made for a sample; the fastest counts, as nothing but others' work makes one slower.
+// copies is how many copies a sample takes. The fastest counts, as only other work makes one
+// slower.
 const copies = 5
 
 func runCopy(ctx context.Context, r *harness.Run) error {

@@ -33,7 +33,7 @@ const (
 	policyOff      = "sluice, policies off"
 )
 
-// podCase is a contender: a node of pods, with policies or without.
+// podCase is the case of a node with pods, with policies or without.
 type podCase struct {
 	cluster.Tenants
 	policy bool
@@ -108,7 +108,7 @@ func costMeasurement(name string, policies int, metric string) report.Measuremen
 // podFlows is how many flows one pod can have to one port of another.
 const podFlows = 32_768
 
-// answeredFlows are those of which established packets are.
+// answeredFlows is how many flows the established packets belong to.
 const answeredFlows = 256
 
 func measurePods(ctx context.Context, r *harness.Run, s *harness.Setup[podCase]) error {
@@ -139,7 +139,7 @@ func PodCosts(ctx context.Context, r *harness.Run, l *testbed.Testbed, t cluster
 		origin inject.Origin
 		pace   harness.Pace
 	}{
-		// The first flushes no connections, as the established ones are still needed.
+		// The first keeps the connection table, as it needs the established flows.
 		{perEstablished, inject.Origin{Base: from, Flows: answeredFlows, UDP: true}, harness.Pace{WarmUp: 5_000, Most: 1_000_000, Lasting: 300 * time.Millisecond, Keep: true}},
 		{perNew, inject.Origin{Base: from, Flows: podFlows}, harness.Pace{WarmUp: 1_000, Most: podFlows, Lasting: 300 * time.Millisecond}},
 	} {
@@ -159,7 +159,7 @@ func PodCosts(ctx context.Context, r *harness.Run, l *testbed.Testbed, t cluster
 	return nil
 }
 
-// answer makes the flows that established packets are of: a datagram each way.
+// answer establishes the flows of the established packets, with a datagram each way.
 func answer(l *testbed.Testbed, from netip.Addr, to netip.AddrPort) error {
 	var server net.PacketConn
 	err := l.Backend.Do(func() (err error) {

@@ -40,7 +40,7 @@ func runLists(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-// trackedPace and untrackedPace begin with few packets, for who walks a hundred thousand rules with each.
+// trackedPace and untrackedPace begin with few packets: each may walk a hundred thousand rules.
 var (
 	trackedPace   = harness.Pace{WarmUp: 200, Most: harness.MaxFlows, Lasting: 150 * time.Millisecond, Runs: 3}
 	untrackedPace = harness.Pace{WarmUp: 200, Most: 2_000_000, Lasting: 150 * time.Millisecond, Runs: 3}
@@ -62,7 +62,7 @@ func measureList(ctx context.Context, r *harness.Run, s *harness.Setup[listCase]
 		pace   harness.Pace
 	}{{tracked, true, trackedPace}, {untracked, false, untrackedPace}} {
 		if !v.track && s.Case.Blocker == (peer.HostPolicy{}) {
-			continue // such packets are not its business: they count as let pass by a doNotTrack policy
+			continue // it does not judge such packets: they count as allowed by a doNotTrack policy
 		}
 		if err := s.Track(v.track); err != nil {
 			return err

@@ -90,7 +90,7 @@ func loadList(ctx context.Context, r *harness.Run, b listCase, notes map[string]
 	return errors.Join(blocked.Close(), l.Close())
 }
 
-// ipsetSize is the memory that the set says it takes.
+// ipsetSize returns the memory that the set says it takes.
 func ipsetSize(l *testbed.Testbed) (int, error) {
 	out, err := l.Node.Run("ipset", "list", "-t", peer.IpsetName)
 	if err != nil {
@@ -104,7 +104,8 @@ func ipsetSize(l *testbed.Testbed) (int, error) {
 	return 0, errors.New("read size of ipset: it does not tell")
 }
 
-// measureListMemory files what a list takes in the kernel: an agent with it, less one without.
+// measureListMemory records what a list takes in the kernel: an agent with the list less an agent
+// without.
 func measureListMemory(ctx context.Context, r *harness.Run, size int) error {
 	var bytes [2]int
 	for i, n := range []int{0, size} {
@@ -133,7 +134,7 @@ func measureListMemory(ctx context.Context, r *harness.Run, size int) error {
 			if s.Group == nil {
 				return nil
 			}
-			// Some buffers of the start are given back a moment later.
+			// The kernel frees some buffers of the start a moment later.
 			if err := harness.Wait(ctx, time.Second); err != nil {
 				return err
 			}

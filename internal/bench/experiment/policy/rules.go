@@ -40,8 +40,8 @@ const (
 	calico      = "calico (formula)"
 )
 
-// calicoRules is what a new connection between two pods of a node meets, policies selecting each with one
-// rule a direction.
+// calicoRules is how many rules of Calico a new connection between two pods of a node meets, if so
+// many policies with one rule a direction select each pod.
 func calicoRules(policies int) float64 { return 2 * float64(6+2*policies+policies) }
 
 func runRules(ctx context.Context, r *harness.Run) error {
@@ -99,7 +99,8 @@ func countRules(ctx context.Context, r *harness.Run, t cluster.Tenants) (err err
 	return nil
 }
 
-// recordRules files what a packet met. Chains of type nat see new connections only, and translate.
+// recordRules records what a packet met. Chains of type nat translate, and see only new
+// connections.
 func recordRules(r *harness.Run, t cluster.Tenants, variant string, m trace.Met) {
 	count := map[string]int{judging: 0, translating: 0}
 	for chain, n := range m.Rules {

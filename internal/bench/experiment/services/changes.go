@@ -107,8 +107,8 @@ func several(ctx context.Context, a *harness.Changer, count int, next func() clu
 	return took, nil
 }
 
-// changeAtOnce changes a thousand services in place at once, those in the middle that no
-// other change touches, and makes sure that all came through.
+// changeAtOnce changes a thousand services in place at once, those in the middle, which no other
+// change touches, and checks that all changes reached the kernel.
 func changeAtOnce(ctx context.Context, a *harness.Changer, round int) (renamed, programmed time.Duration, transactions int, err error) {
 	const size = 1_000
 	var files []cluster.File

@@ -1,4 +1,5 @@
-// Package services has the experiments about services: packets, programming, changes, memory and restart.
+// Package services has the experiments about services: packets, programming, changes, memory and
+// restart.
 package services
 
 import (

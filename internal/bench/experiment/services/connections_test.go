@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden file")
 
-// sample is a run with all that a report can show.
+// sample is a run with everything that a report can show.
 func sample() *harness.Run {
 	r := &harness.Run{
 		Options: harness.Options{Scale: harness.Full},
@@ -60,8 +60,8 @@ func TestReportGolden(t *testing.T) {
 	}
 }
 
-// TestKeptResultsAreReadBack: a report is made of files alone, so that one
-// experiment can be run again without the others.
+// TestKeptResultsAreReadBack: a report is made of files alone, so that one experiment can be run
+// again without the others.
 func TestKeptResultsAreReadBack(t *testing.T) {
 	dir := t.TempDir()
 	r := sample()

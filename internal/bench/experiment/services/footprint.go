@@ -52,7 +52,7 @@ func measureFootprint(ctx context.Context, r *harness.Run, c cluster.Cluster) er
 			{harness.ChurnCPU, func(ctx context.Context) error { return churn(ctx, r, p, c, r.Short(10*time.Second, 3*time.Second)) }},
 		} {
 			r.Logf("%s: %s", s, step.metric)
-			// What the start, or the last change, still makes to do comes first.
+			// First, what the start or the last change still makes the agent do.
 			if err := harness.Wait(ctx, 2*time.Second); err != nil {
 				return err
 			}
@@ -79,7 +79,7 @@ func measureFootprint(ctx context.Context, r *harness.Run, c cluster.Cluster) er
 	})
 }
 
-// measureMemory files the agent's memory and the kernel's for it.
+// measureMemory records the agent's memory and what the kernel allocated for it.
 func measureMemory(r *harness.Run, s harness.ServiceCase, p *harness.Agent) error {
 	rss, err := harness.ResidentMemory(p.Pid())
 	if err != nil {
@@ -98,7 +98,8 @@ func measureMemory(r *harness.Run, s harness.ServiceCase, p *harness.Agent) erro
 	return nil
 }
 
-// churn takes an endpoint out of a service and, with the next change, puts it back, 50 changes a second.
+// churn makes 50 changes a second: one takes an endpoint from a service, the next one gives it
+// back.
 func churn(ctx context.Context, r *harness.Run, p *harness.Agent, c cluster.Cluster, d time.Duration) error {
 	t := time.NewTicker(20 * time.Millisecond)
 	defer t.Stop()

@@ -76,8 +76,8 @@ func measureLatency(ctx context.Context, r *harness.Run, s *harness.Setup[harnes
 	return nil
 }
 
-// latencyGoals takes as noise how far the rounds of the smallest cluster lie
-// apart, but no more than a fifth: a busy machine must not make a goal easy to reach.
+// latencyGoals takes as noise how far the rounds of the smallest cluster lie apart, but no more
+// than a fifth: a busy machine must not make a goal easy to reach.
 func latencyGoals(r *harness.Run, large int) {
 	for _, variant := range []string{fresh, keptAlive} {
 		for _, metric := range []string{mean, p99, share} {

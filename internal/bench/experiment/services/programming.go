@@ -52,7 +52,7 @@ func runProgramming(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-// program loads one case into a namespace that it makes and removes.
+// program measures one case in a testbed that it makes and removes.
 func program(ctx context.Context, r *harness.Run, s harness.ServiceCase, notes map[string]string) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -63,8 +63,8 @@ func measureRequests(ctx context.Context, r *harness.Run, s *harness.Setup[harne
 	return nil
 }
 
-// requestGoals compares at the sizes of the published series: the share kept
-// from 10,000 endpoints to 200,000.
+// requestGoals compares the sizes that others have published: the share of requests kept from
+// 10,000 endpoints to 200,000.
 func requestGoals(r *harness.Run, from, to int) {
 	for _, p := range []peer.Dataplane{peer.Sluice{}, peer.KubeNftables{}, peer.KubeIptables{}} {
 		last := to

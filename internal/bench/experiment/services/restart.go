@@ -113,7 +113,7 @@ func recordLoad(r *harness.Run, s harness.ServiceCase, res *load.Result) {
 	}
 }
 
-// restartOnce kills the agent and returns the new one, also with an error.
+// restartOnce kills the agent and starts a new one, which it returns also with an error.
 func restartOnce(ctx context.Context, r *harness.Run, p *harness.Agent, c cluster.Cluster) (*harness.Agent, error) {
 	s := harness.ServiceCase{Dataplane: peer.Sluice{}, Cluster: c}
 	if err := harness.Wait(ctx, 500*time.Millisecond); err != nil {

@@ -18,23 +18,24 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// fault is something bad that lasts for a while, after which all is as before.
+// fault is a fault that lasts for a while.
 type fault struct {
 	name   string
 	inject func(ctx context.Context, lasting time.Duration) error
 }
 
-// injectFaults makes every kind of fault in turns, in an order that is drawn anew each time, until ctx ends; then all runs again.
+// injectFaults injects every kind of fault in turns, in a new random order each time, until ctx
+// ends. When it returns, everything runs again.
 func (t *soakRun) injectFaults(ctx context.Context) error {
 	kinds := []fault{
 		{"the API server is killed and away", t.withoutAPI},
 		{"the API server is killed and comes back", func(ctx context.Context, _ time.Duration) error { return t.withoutAPI(ctx, 0) }},
-		{"etcd is compacted", func(ctx context.Context, _ time.Duration) error { return t.stand.Compact(ctx) }},
+		{"etcd is compacted", func(ctx context.Context, _ time.Duration) error { return t.cluster.Compact(ctx) }},
 		{"the agent is stopped", func(ctx context.Context, d time.Duration) error {
 			return t.whileStopped(func() error { return harness.Wait(ctx, d) })
 		}},
 		{"the agent is stopped, and what it has missed is forgotten", func(ctx context.Context, d time.Duration) error {
-			return t.whileStopped(func() error { return errors.Join(t.withoutAPI(ctx, 0), harness.Wait(ctx, d), t.stand.Compact(ctx)) })
+			return t.whileStopped(func() error { return errors.Join(t.withoutAPI(ctx, 0), harness.Wait(ctx, d), t.cluster.Compact(ctx)) })
 		}},
 		{"the agent is killed", t.withoutAgent},
 		{"hostile objects come and go", t.withHostile},
@@ -47,7 +48,7 @@ func (t *soakRun) injectFaults(ctx context.Context) error {
 			}
 			lasting := 200*time.Millisecond + time.Duration(draw.Int64N(int64(3*time.Second)))
 			t.Logf("%s (for %s, if that lasts)", kinds[k].name, lasting.Round(time.Millisecond))
-			// Once begun it is brought to its end, that of the trial or not.
+			// A fault that has begun is ended properly, even if ctx ends meanwhile.
 			if err := kinds[k].inject(context.WithoutCancel(ctx), lasting); err != nil {
 				return fmt.Errorf("%s: %w", kinds[k].name, err)
 			}
@@ -57,13 +58,13 @@ func (t *soakRun) injectFaults(ctx context.Context) error {
 }
 
 func (t *soakRun) withoutAPI(ctx context.Context, lasting time.Duration) error {
-	if err := t.stand.Kill(control.APIServer); err != nil {
+	if err := t.cluster.Kill(control.APIServer); err != nil {
 		return err
 	}
-	return errors.Join(harness.Wait(ctx, lasting), t.stand.Restart(ctx, control.APIServer))
+	return errors.Join(harness.Wait(ctx, lasting), t.cluster.Restart(ctx, control.APIServer))
 }
 
-// whileStopped does something while the agent stands still.
+// whileStopped runs a function while the agent is stopped (SIGSTOP).
 func (t *soakRun) whileStopped(meanwhile func() error) error {
 	if err := t.process.Pause(); err != nil {
 		return err
@@ -81,8 +82,9 @@ func (t *soakRun) withoutAgent(ctx context.Context, lasting time.Duration) error
 // soakCrowd is how many pods are on other nodes.
 const soakCrowd = hostile.Crowd(500)
 
-// createHostilePods makes the tenants' namespaces and their pods, whose addresses are nobody else's, and the crowd.
-func createHostilePods(ctx context.Context, st *kubeproxy.ApiCluster) error {
+// createHostilePods creates the tenants' namespaces and pods, with addresses that no other object
+// has, and the pods of other nodes.
+func createHostilePods(ctx context.Context, st *kubeproxy.APICluster) error {
 	var addrs [hostile.Pods]netip.Addr
 	for i := range addrs {
 		addrs[i] = netip.AddrFrom4([4]byte{10, 63, 255, byte(1 + i)})
@@ -103,8 +105,8 @@ func createHostilePods(ctx context.Context, st *kubeproxy.ApiCluster) error {
 	return errors.Join(errs...)
 }
 
-// withHostile has the API hold some hostile objects for a while, under which pods come and go. What this API server refuses, as one
-// of another make or size would not, is passed over.
+// withHostile creates hostile objects, changes pods under them, and deletes them after a while. It
+// passes over objects that this API server refuses, though another version or size of it would not.
 func (t *soakRun) withHostile(ctx context.Context, lasting time.Duration) error {
 	objects := hostile.Objects{Seed: soakSeed, Most: 100_000, Addresses: soakCrowd.Addresses()}
 	const each = 60
@@ -115,9 +117,9 @@ func (t *soakRun) withHostile(ctx context.Context, lasting time.Duration) error 
 		for _, f := range objects.Draw(t.hostile, 0) {
 			kind := f.Kind()
 			if !slices.Contains([]string{"Service", "EndpointSlice", "NetworkPolicy", "ServiceAccount"}, kind) || isCalico(f) {
-				continue // the API server knows none of the others, or nobody would end what they begin
+				continue // the API server does not know the others, or they would have to be cleaned up
 			}
-			switch err := t.stand.Create(ctx, f); {
+			switch err := t.cluster.Create(ctx, f); {
 			case err == nil:
 				there = append(there, f)
 				kinds[kind]++
@@ -130,17 +132,17 @@ func (t *soakRun) withHostile(ctx context.Context, lasting time.Duration) error 
 	step := t.hostile / each
 	file, was := (step-1)%soakCrowd.Files(), (step-1)/soakCrowd.Files()
 	for _, f := range soakCrowd.Pods(file, was) {
-		errs = append(errs, t.stand.Delete(ctx, f))
+		errs = append(errs, t.cluster.Delete(ctx, f))
 	}
 	for _, f := range soakCrowd.Pods(file, was+1) {
-		errs = append(errs, t.stand.CreateRunning(ctx, f))
+		errs = append(errs, t.cluster.CreateRunning(ctx, f))
 	}
 	errs = append(errs, harness.Wait(ctx, lasting))
 	for _, f := range there {
-		errs = append(errs, t.stand.Delete(ctx, f))
+		errs = append(errs, t.cluster.Delete(ctx, f))
 	}
 	return errors.Join(errs...)
 }
 
-// isCalico are objects whose kinds are called like those of Kubernetes.
+// isCalico reports whether an object is Calico's: some of its kinds have the names of Kubernetes'.
 func isCalico(f cluster.File) bool { return bytes.Contains(f.JSON, []byte(`"projectcalico.org/v3"`)) }

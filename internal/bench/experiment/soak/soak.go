@@ -42,10 +42,11 @@ const (
 	faultsMade   = "faults made"
 )
 
-// settled is how long it takes until the agent's memory tells anything: in its first seconds it collects no garbage.
+// settled is the least time after which the agent's memory is judged: in its first seconds it
+// collects no garbage.
 const settled = 2 * time.Minute
 
-// soakSeed makes the faults and the changes come the same way each time.
+// soakSeed makes faults and changes the same in each run.
 const soakSeed = 20
 
 func runExperiment(ctx context.Context, r *harness.Run) error {
@@ -57,7 +58,7 @@ func runExperiment(ctx context.Context, r *harness.Run) error {
 	return runFor(ctx, r, soakServices, lasting)
 }
 
-// runFor keeps an agent under churn and faults for a time, and judges it.
+// runFor keeps an agent under churn and faults for a time and sets the goals.
 func runFor(ctx context.Context, r *harness.Run, services int, lasting time.Duration) (err error) {
 	st, err := kubeproxy.NewCluster(ctx, r, services)
 	if err != nil {
@@ -78,7 +79,7 @@ func runFor(ctx context.Context, r *harness.Run, services int, lasting time.Dura
 	if _, err := kubeproxy.Programmed(ctx, r, st, s); err != nil {
 		return err
 	}
-	t := &soakRun{Run: r, stand: st, process: s, length: lasting}
+	t := &soakRun{Run: r, cluster: st, process: s, length: lasting}
 	if err := t.runParts(ctx); err != nil {
 		return err
 	}
@@ -92,28 +93,28 @@ func runFor(ctx context.Context, r *harness.Run, services int, lasting time.Dura
 // soakRun is an agent under churn and faults.
 type soakRun struct {
 	*harness.Run
-	stand   *kubeproxy.ApiCluster
+	cluster *kubeproxy.APICluster
 	process *dataplane.Process
 	length  time.Duration
 
 	mu sync.Mutex // guards process while it is killed and started
 
-	// What came of it; each is written by one goroutine, and read once all have ended.
+	// The results. Each is written by one goroutine and read after all have ended.
 	memory         []memorySample
 	changes        int
 	faults         int
 	hostile        int // number of the next hostile object
 	failed, served int
-	reasons        map[string]int // of the failed
+	reasons        map[string]int // why requests failed, with counts
 }
 
-// memorySample is how much memory the agent had.
+// memorySample is the agent's memory at one time.
 type memorySample struct {
-	at    time.Duration // since the trial began
+	at    time.Duration // since the start of the soak
 	bytes int
 }
 
-// runParts has everything happen at once until the time is over.
+// runParts runs churn, faults, requests and memory samples at the same time until the time is over.
 func (t *soakRun) runParts(ctx context.Context) error {
 	under, cancel := context.WithTimeout(ctx, t.length)
 	defer cancel()
@@ -129,7 +130,7 @@ func (t *soakRun) runParts(ctx context.Context) error {
 				err = nil
 			}
 			if err != nil {
-				cancel() // the others need not go on
+				cancel() // stop the other parts
 			}
 			ends <- err
 		}()
@@ -152,15 +153,16 @@ func (t *soakRun) churn(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		// What does not get through does not count, as the API server may be away: what it has is what is wanted.
-		if changeOne(ctx, t.stand, draw) == nil {
+		// Changes that fail do not count, as the API server may be away. What it stores is what the
+		// agent must have.
+		if changeOne(ctx, t.cluster, draw) == nil {
 			t.changes++
 		}
 	}
 }
 
-// changeOne makes one change that is drawn. Some services, the first, come and go.
-func changeOne(ctx context.Context, st *kubeproxy.ApiCluster, draw *rand.Rand) error {
+// changeOne makes one random change. Some services, the first ones, come and go.
+func changeOne(ctx context.Context, st *kubeproxy.APICluster, draw *rand.Rand) error {
 	const volatile = 50
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -178,7 +180,7 @@ func changeOne(ctx context.Context, st *kubeproxy.ApiCluster, draw *rand.Rand) e
 	case n < 20:
 		err = st.Create(ctx, slice)
 	}
-	if err != nil { // it was not drawn, or is as it would be already
+	if err != nil { // none of these, or the object is already as it would be
 		_, err = st.Put(ctx, st.MembersFile(volatile+draw.IntN(st.Services-untouched-volatile), members(draw)...))
 	}
 	return err
@@ -186,7 +188,7 @@ func changeOne(ctx context.Context, st *kubeproxy.ApiCluster, draw *rand.Rand) e
 
 var errNothing = errors.New("nothing to create or delete")
 
-// members draws endpoints, some of which are about to end.
+// members draws endpoints, some of them terminating.
 func members(draw *rand.Rand) []cluster.Member {
 	all := make([]cluster.Member, draw.IntN(21))
 	for j, index := range draw.Perm(24)[:len(all)] {
@@ -195,11 +197,11 @@ func members(draw *rand.Rand) []cluster.Member {
 	return all
 }
 
-// requests go to services that nothing happens to, each in its turn.
+// requests sends requests to the services that nothing happens to, one service after the other.
 func (t *soakRun) requests(ctx context.Context) error {
 	t.reasons = map[string]int{}
 	for i := 0; ctx.Err() == nil; i++ {
-		target := netip.AddrPortFrom(cluster.ServiceAddr(t.stand.Services-1-i%untouched), cluster.ServicePort)
+		target := netip.AddrPortFrom(cluster.ServiceAddr(t.cluster.Services-1-i%untouched), cluster.ServicePort)
 		res, err := t.Load(ctx, t.process.Testbed, load.Config{Target: target, Rate: 500, Duration: 5 * time.Second})
 		if err != nil {
 			return err
@@ -212,7 +214,7 @@ func (t *soakRun) requests(ctx context.Context) error {
 	return nil
 }
 
-// sampleMemory notes the agent's memory, and fails if it has ended by itself.
+// sampleMemory samples the agent's memory. It fails if the agent has ended by itself.
 func (t *soakRun) sampleMemory(ctx context.Context, began time.Time) error {
 	for harness.Wait(ctx, t.length/120) == nil {
 		t.mu.Lock()
@@ -230,7 +232,7 @@ func (t *soakRun) sampleMemory(ctx context.Context, began time.Time) error {
 
 func (t *soakRun) setGoals() {
 	for metric, n := range map[string]int{changesMade: t.changes, faultsMade: t.faults, harness.Failed: t.failed, harness.Answered: t.served} {
-		kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", metric, "", float64(n))
+		kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", metric, "", float64(n))
 	}
 	if t.failed > 0 {
 		t.Note("Requests failed %v.", t.reasons)
@@ -238,7 +240,7 @@ func (t *soakRun) setGoals() {
 	for _, g := range []struct{ metric, what string }{
 		{harness.Failed, "failed requests to services that nothing happened to"}, {planned, planned}, {differences, differences},
 	} {
-		if m := t.Find(t.process.Name, t.stand.Services, "", g.metric); m != nil {
+		if m := t.Find(t.process.Name, t.cluster.Services, "", g.metric); m != nil {
 			t.Goal(fmt.Sprintf("%s of churn and faults: %s", t.length, g.what), "none", chart.Number(m.Max), m.Max == 0)
 		}
 	}
@@ -252,11 +254,11 @@ func (t *soakRun) setGoals() {
 		return report.SpreadOf(all).Median
 	}
 	for _, w := range t.memory {
-		kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", harness.Resident, "MB", float64(w.bytes)/1e6)
+		kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", harness.Resident, "MB", float64(w.bytes)/1e6)
 	}
 	early, late := quarter(0, t.length/4), quarter(t.length*3/4, 2*t.length)
-	kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", firstQuarter, "MB", early)
-	kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", lastQuarter, "MB", late)
+	kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", firstQuarter, "MB", early)
+	kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", lastQuarter, "MB", late)
 	if t.length < settled {
 		return
 	}
@@ -264,7 +266,7 @@ func (t *soakRun) setGoals() {
 		fmt.Sprintf("%s; %s MB at the end", chart.Number(late/early), chart.Number(late)), late <= 1.1*early)
 }
 
-// charts draws the agent's memory over the time, in tenths.
+// charts draws the agent's memory over time, in tenths.
 func charts(r *report.Result) []report.Figure {
 	c := chart.Chart{
 		Kind: chart.Lines, Title: "The agent's resident memory under churn and faults",

@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// verify looks at what has become of it all once the agent has had the time to catch up.
+// verify waits until the agent has caught up and compares its table with that of a fresh agent.
 func (t *soakRun) verify(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -27,11 +27,11 @@ func (t *soakRun) verify(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", planned, "", float64(plan.Operations))
+	kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", planned, "", float64(plan.Operations))
 	if plan.Operations > 0 {
 		t.Note("What the agent would still do: %.2000s", plan.Text)
 	}
-	other, err := kubeproxy.NewProcess(t.Run, t.stand, dataplane.SluiceWithPolicy(t.Binary))
+	other, err := kubeproxy.NewProcess(t.Run, t.cluster, dataplane.SluiceWithPolicy(t.Binary))
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (t *soakRun) verify(ctx context.Context) (err error) {
 		return err
 	}
 	lost, extra := difference(got, want)
-	kubeproxy.RecordProcess(t.Run, t.stand, t.process, "", differences, "", float64(len(lost)+len(extra)))
+	kubeproxy.RecordProcess(t.Run, t.cluster, t.process, "", differences, "", float64(len(lost)+len(extra)))
 	t.Logf("the table has %d parts; a fresh agent's has %d; %d are not in both", len(got), len(want), len(lost)+len(extra))
 	for _, part := range append(lost[:min(len(lost), 3)], extra[:min(len(extra), 3)]...) {
 		t.Note("Not in both tables: %.500s", part)
@@ -59,8 +59,9 @@ func (t *soakRun) verify(ctx context.Context) (err error) {
 	return nil
 }
 
-// waitInSync waits until an agent has programmed all that the API has. One that has just been started has to come first, and one that
-// has lost its API again and again speaks of that until it has been well for some seconds. Asking makes it read all anew.
+// waitInSync waits until an agent has programmed everything that the API has. An agent that has
+// just been started does not answer yet, and one that lost its API several times says so until it
+// has been healthy for some seconds. Each request makes it read everything again.
 func waitInSync(ctx context.Context, s *dataplane.Process) error {
 	for {
 		err := s.Ask().Sync(ctx)
@@ -77,8 +78,8 @@ func waitInSync(ctx context.Context, s *dataplane.Process) error {
 	}
 }
 
-// listTable lists the parts of a node's table, each as a text that is the same for whoever made it, sorted: a chain with its
-// rules, a set, and each element of one.
+// listTable lists the parts of a node's table (chains, rules, sets, elements) as sorted texts that
+// do not depend on which agent made them.
 func listTable(ns *netns.NS) ([]string, error) {
 	var out []byte
 	err := ns.Do(func() (err error) {
@@ -121,7 +122,7 @@ func listTable(ns *netns.NS) ([]string, error) {
 	return parts, nil
 }
 
-// text renders what came as JSON as JSON again, with the keys in order.
+// text renders a decoded JSON value as JSON with sorted keys.
 func text(kind, name string, value any) string {
 	b, err := json.Marshal(value)
 	if err != nil {
@@ -130,7 +131,7 @@ func text(kind, name string, value any) string {
 	return fmt.Sprintf("%s %s %s", kind, name, b)
 }
 
-// difference is what is in one of two sorted lists only.
+// difference returns what is only in one of two sorted lists.
 func difference(a, b []string) (onlyA, onlyB []string) {
 	for len(a) > 0 && len(b) > 0 {
 		switch {
