@@ -1,6 +1,6 @@
-// Package api runs a real Kubernetes API server, with its etcd, that holds one of the bench's
-// clusters, and changes what it holds as the cluster's controllers would. Several nodes read it at
-// once, each from a testbed of its own.
+// Package api runs a real Kubernetes API server with its etcd, writes one of the bench's clusters
+// to it, and changes objects as the cluster's controllers would. Several nodes read it at the same
+// time, each from a testbed of its own.
 package api
 
 import (
@@ -29,12 +29,12 @@ import (
 // address is the API server's, the same for all nodes.
 var address = netip.MustParseAddr("192.168.255.1")
 
-// serviceRange is around the clusters' services, and begins elsewhere: its first address is that of
-// the service "kubernetes".
+// serviceRange contains the clusters' services. It begins before them, as its first address belongs
+// to the service "kubernetes".
 var serviceRange = netip.MustParsePrefix("10.0.0.0/9")
 
-// Server is an API server. Its methods are not safe for concurrent use, but for those that read and
-// write objects.
+// Server is an API server. Only its methods that read and write objects are safe for concurrent
+// use.
 type Server struct {
 	*control.Plane
 	ns     *netns.NS
@@ -42,8 +42,8 @@ type Server struct {
 	nodes  int // joined so far
 }
 
-// Start starts an API server in a namespace called name, with its files in dir, which stays. Close
-// it.
+// Start starts an API server in a namespace called name, with its files in dir. Close it; dir
+// stays.
 func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 	if err := netns.Delete(name); err != nil {
 		return nil, err
@@ -59,8 +59,8 @@ func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 	s.Plane, err = control.Start(ctx, control.Config{
 		Bin: bin, Dir: dir, NetNS: ns, Addr: address,
 		ClusterCIDRs: []netip.Prefix{inject.Sources}, ServiceCIDRs: []netip.Prefix{serviceRange},
-		// Nobody is to wait for a turn: the bench asks for more at once than the API server lets
-		// one client have.
+		// No request may be queued: the bench sends more at once than the API server allows one
+		// client.
 		APIServerArgs: []string{"--enable-priority-and-fairness=false"},
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Server) Join(l *testbed.Testbed) error {
 	return l.Reach(s.ns, s.nodes, address)
 }
 
-// newClient returns a client of the administrator with connections of its own.
+// newClient returns an administrator's client with connections of its own.
 func (s *Server) newClient() (*http.Client, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", s.Admin())
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Server) newClient() (*http.Client, error) {
 	return client, nil
 }
 
-// writers write at once while a cluster is made.
+// writers is how many requests Fill sends at once.
 const writers = 24
 
 // Fill creates objects.
@@ -118,7 +118,7 @@ func (s *Server) Fill(ctx context.Context, objects iter.Seq[cluster.File]) error
 	return group.Wait()
 }
 
-// Put replaces an object that is there, and returns the version that it has now.
+// Put replaces an existing object and returns its new version.
 func (s *Server) Put(ctx context.Context, o cluster.File) (version string, err error) {
 	path, name, err := pathOf(o.JSON)
 	if err != nil {
@@ -127,10 +127,10 @@ func (s *Server) Put(ctx context.Context, o cluster.File) (version string, err e
 	return s.send(ctx, http.MethodPut, path+"/"+name, o.JSON)
 }
 
-// ErrInvalid is wrapped where the server refuses an object for what is in it.
+// ErrInvalid is wrapped if the server rejects an object as invalid.
 var ErrInvalid = errors.New("the object is invalid")
 
-// send returns the version of the object in the answer.
+// send sends a request and returns the version of the object in the answer.
 func (s *Server) send(ctx context.Context, method, path string, body []byte) (version string, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, s.URL()+path, bytes.NewReader(body))
 	if err != nil {
@@ -159,14 +159,14 @@ func (s *Server) send(ctx context.Context, method, path string, body []byte) (ve
 	return o.Metadata.ResourceVersion, nil
 }
 
-// identity is what every object has.
+// identity are the fields that every object has.
 type identity struct {
 	APIVersion string
 	Kind       string
 	Metadata   struct{ Name, Namespace, ResourceVersion string }
 }
 
-// pathOf is where objects of the given one's kind and namespace live, and its name.
+// pathOf returns the path of the object's collection, and its name.
 func pathOf(object []byte) (path, name string, err error) {
 	var o identity
 	if err := json.Unmarshal(object, &o); err != nil {

@@ -11,17 +11,17 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Delete takes an object away.
+// Delete deletes an object.
 func (s *Server) Delete(ctx context.Context, o cluster.File) error {
 	path, name, err := pathOf(o.JSON)
 	if err != nil {
 		return err
 	}
-	_, err = s.send(ctx, http.MethodDelete, path+"/"+name+"?gracePeriodSeconds=0", nil) // no kubelet says that a pod has ended
+	_, err = s.send(ctx, http.MethodDelete, path+"/"+name+"?gracePeriodSeconds=0", nil) // no kubelet reports that a pod has ended
 	return err
 }
 
-// Create makes an object that is not there.
+// Create creates an object.
 func (s *Server) Create(ctx context.Context, o cluster.File) error {
 	path, _, err := pathOf(o.JSON)
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *Server) Create(ctx context.Context, o cluster.File) error {
 	return err
 }
 
-// CreateRunning makes a pod that is not there, and says of it what its kubelet would.
+// CreateRunning creates a pod and writes its status as its kubelet would.
 func (s *Server) CreateRunning(ctx context.Context, pod cluster.File) error {
 	if err := s.Create(ctx, pod); err != nil {
 		return err
@@ -43,8 +43,7 @@ func (s *Server) CreateRunning(ctx context.Context, pod cluster.File) error {
 	return err
 }
 
-// Compact has etcd forget all that is not the present: who is not up to date must read everything
-// anew.
+// Compact makes etcd drop its history: a client that is behind must list everything again.
 func (s *Server) Compact(ctx context.Context) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
 	var now struct {
@@ -52,7 +51,7 @@ func (s *Server) Compact(ctx context.Context) error {
 			Revision string `json:"revision"`
 		} `json:"header"`
 	}
-	// Any key will do, as each answer says what the revision is.
+	// Any key will do: each answer has the revision.
 	err := askEtcd(ctx, client, "range", map[string]any{"key": []byte("x"), "count_only": true}, &now)
 	if err == nil {
 		err = askEtcd(ctx, client, "compaction", map[string]any{"revision": now.Header.Revision, "physical": true}, nil)

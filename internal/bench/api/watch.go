@@ -20,21 +20,20 @@ import (
 
 const slicesPath = "/apis/discovery.k8s.io/v1/endpointslices"
 
-// Watch is a bare client of the API: it watches EndpointSlices, in protobuf as everyone does, and
-// does nothing but note when each version came. What it takes to see a change is what nobody who
-// watches can do without.
+// Watch is a bare client of the API. It watches EndpointSlices, in protobuf as usual, and only
+// records when each version arrived. No client that watches can see a change earlier.
 type Watch struct {
 	cancel  context.CancelFunc
 	ended   chan struct{}
-	version string // up to which it has come
+	version string // the last one seen
 
 	mu   sync.Mutex
-	news chan struct{} // closed and made anew with each event
+	news chan struct{} // closed and replaced with each event
 	seen map[string]time.Time
 	err  error // why it ended
 }
 
-// Watch starts a client with a connection of its own, from what is there now. Close it.
+// Watch starts a client with a connection of its own, from the present version. Close it.
 func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 	version, err := s.latest(ctx)
 	if err != nil {
@@ -56,8 +55,8 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 		defer client.CloseIdleConnections()
 		for err == nil {
 			w.read(events)
-			// The server ends a watch that does not keep up with a burst, as any other client's: it
-			// goes on from where it was.
+			// The server ends a watch that does not keep up with a burst, like that of any client.
+			// Go on from the last version.
 			events, err = s.events(under, client, w.version)
 		}
 		w.mu.Lock()
@@ -68,7 +67,7 @@ func (s *Server) Watch(ctx context.Context) (*Watch, error) {
 	return w, nil
 }
 
-// events asks for what happens after a version.
+// events requests the events after a version.
 func (s *Server) events(ctx context.Context, client *http.Client, version string) (io.ReadCloser, error) {
 	query := url.Values{"watch": {"1"}, "resourceVersion": {version}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slicesPath+"?"+query.Encode(), nil)
@@ -86,7 +85,7 @@ func (s *Server) events(ctx context.Context, client *http.Client, version string
 	return resp.Body, nil
 }
 
-// latest is the version of the list of EndpointSlices.
+// latest returns the version of the list of EndpointSlices.
 func (s *Server) latest(ctx context.Context) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL()+slicesPath+"?limit=1", nil)
 	if err != nil {
@@ -104,7 +103,7 @@ func (s *Server) latest(ctx context.Context) (string, error) {
 	return list.Metadata.ResourceVersion, nil
 }
 
-// read notes what comes until the watch ends.
+// read records events until the watch ends.
 func (w *Watch) read(events io.ReadCloser) {
 	defer func() { _ = events.Close() }()
 	for in := bufio.NewReaderSize(events, 1<<16); ; {
@@ -114,7 +113,7 @@ func (w *Watch) read(events io.ReadCloser) {
 		if err == nil {
 			version, err = versionOf(frame)
 		}
-		if err != nil || version == "" { // an error has none: the next answer tells it again
+		if err != nil || version == "" { // an error event has none; the next request reports the error
 			return
 		}
 		w.version = version
@@ -126,7 +125,7 @@ func (w *Watch) read(events io.ReadCloser) {
 	}
 }
 
-// next reads an event, which comes behind its length.
+// next reads an event, which follows its length.
 func next(in io.Reader) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
@@ -137,7 +136,7 @@ func next(in io.Reader) ([]byte, error) {
 	return frame, err
 }
 
-// versionOf is the version of the object in an event.
+// versionOf returns the version of the object in an event.
 func versionOf(frame []byte) (string, error) {
 	var event metav1.WatchEvent
 	if err := event.Unmarshal(frame); err != nil {
@@ -152,8 +151,8 @@ func versionOf(frame []byte) (string, error) {
 	return o.ResourceVersion, err
 }
 
-// Seen waits until the version of an object has come, and returns when that was. It can be asked
-// once for each.
+// Seen waits until a version of an object has arrived and returns when that was. It can be called
+// once for each version.
 func (w *Watch) Seen(ctx context.Context, version string) (time.Time, error) {
 	for {
 		w.mu.Lock()

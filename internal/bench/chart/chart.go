@@ -97,7 +97,7 @@ func (c *Chart) drawAxes(b *strings.Builder, a axis) {
 	b.WriteString("</g>\n")
 }
 
-// drawLegend lays the series' names out in a row.
+// drawLegend draws the series' names in a row.
 func (c *Chart) drawLegend(b *strings.Builder) {
 	x := float64(left)
 	for i, s := range c.Series {
@@ -148,7 +148,7 @@ func (c *Chart) drawBars(b *strings.Builder, a axis, series int, s Series) {
 	}
 }
 
-// whisker draws the spread, where there is one to see.
+// whisker draws the spread if it is large enough to be seen.
 func whisker(b *strings.Builder, a axis, x float64, v Value, stroke string) {
 	low, high := a.y(v.Low), a.y(v.High)
 	if low-high < 2 {
@@ -183,7 +183,7 @@ func (a axis) y(v float64) float64 {
 	return bottom - part*float64(bottom-top)
 }
 
-// axis chooses round ends and ticks for all values.
+// axis returns an axis with round ends and ticks for all values.
 func (c *Chart) axis() axis {
 	low, high := math.Inf(1), 0.0
 	for _, s := range c.Series {

@@ -1,4 +1,4 @@
-// Package cluster makes up clusters of any size: service i has one ClusterIP, one port and so many
+// Package cluster generates clusters of any size: service i has one ClusterIP, one port and so many
 // endpoints in one EndpointSlice, all computed from i, so that a cluster of a million endpoints is
 // a value of three numbers.
 package cluster
@@ -191,7 +191,7 @@ func file(name string, o any) File {
 	return File{Name: name, JSON: b}
 }
 
-// nth is the prefix's address number n.
+// nth returns the prefix's address number n.
 func nth(p netip.Prefix, n int) netip.Addr {
 	b := p.Addr().As4()
 	v := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])

@@ -11,8 +11,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Large is one object with many entries of one kind: what makes it so, and what takes that away
-// again.
+// Large is one object that gets many entries of one kind and loses them again.
 type Large struct {
 	Name        string
 	Size        int
@@ -22,8 +21,8 @@ type Large struct {
 // largePorts is how many ports the services of Large have.
 const largePorts = 3
 
-// Ground is what the objects of Large need: a node with a pod, and a service for each of them and
-// one beside.
+// Ground are the objects that Large ones need: a node with a pod, a service for each Large, and one
+// more service.
 func Ground() []store.Event {
 	pod := newPod(0, 1, map[string]string{"app": "large"})
 	events := append(ground(), store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
@@ -35,7 +34,7 @@ func Ground() []store.Event {
 	return events
 }
 
-// Beside is a change of another service: its one endpoint goes, or comes.
+// Beside is a change of that other service: it loses its one endpoint or gets it back.
 func Beside(there bool) []store.Event {
 	slice := Cluster{Services: 2, Endpoints: 1}.Slice(1, 1)
 	slice.Endpoints[0].Ready = there

@@ -9,8 +9,9 @@ import (
 	"sluice.dev/sluice/internal/bench/inject"
 )
 
-// A block list's addresses are scattered over 32.0.0.0/3, where the first byte is even; what it
-// does not hold lies between them, where it is odd. So no lookup can tell the two apart early.
+// A block list's addresses are scattered over 32.0.0.0/3 and have an even first byte. Addresses
+// that it does not hold lie between them and have an odd one, so that no lookup can tell the two
+// apart early.
 var (
 	listBase  = netip.MustParseAddr("32.0.0.0")
 	otherBase = netip.MustParseAddr("33.0.0.0")

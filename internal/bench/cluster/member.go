@@ -2,10 +2,10 @@ package cluster
 
 import "sluice.dev/sluice/internal/model"
 
-// Member is an endpoint as a slice tells of it.
+// Member is an endpoint in a slice.
 type Member struct {
 	Index       int  // of the service's endpoints
-	Terminating bool // it still serves, and is to have no new connections where others are ready
+	Terminating bool // it serves, but gets no new connections if others are ready
 }
 
 // MembersFile is the manifest of service i's EndpointSlice with these endpoints.

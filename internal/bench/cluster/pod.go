@@ -49,7 +49,7 @@ func podFile(p *model.Pod) File {
 	})
 }
 
-// ground is what pods need beside themselves: their node and their namespace.
+// ground are the objects that pods need: their node and their namespace.
 func ground() []store.Event {
 	return []store.Event{
 		{Kind: store.Nodes, Name: model.Name{Name: Node}, Object: &model.Node{
@@ -61,7 +61,7 @@ func ground() []store.Event {
 	}
 }
 
-// groundFiles are the manifests of the same.
+// groundFiles are the manifests of ground.
 func groundFiles() []File {
 	return []File{
 		file("node.json", object{

@@ -81,7 +81,7 @@ func newPolicy(name string, selected metav1.LabelSelector, peers []metav1.LabelS
 	return p
 }
 
-// policyEvent is a policy as the store knows it. Policies made here are without fault.
+// policyEvent is the event of a policy. Policies made here are valid.
 func policyEvent(o *networkingv1.NetworkPolicy) store.Event {
 	p, err := kubeobj.NetworkPolicy(o)
 	if err != nil {

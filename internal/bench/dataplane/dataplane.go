@@ -47,19 +47,20 @@ func (s *Process) Start() error {
 	}
 	ended := s.ended
 	go func() {
-		_ = cmd.Wait() // how it ended shows in what follows
+		_ = cmd.Wait() // Running reports that it has ended
 		close(ended)
 	}()
 	return nil
 }
 
-// Started is when the program was started last.
+// Started returns when the program was last started.
 func (s *Process) Started() time.Time { return s.started }
 
-// Synced is when the program said that it has read all of its sources; false: it has not yet.
+// Synced returns when the program logged that it had read all of its sources; false: it has not
+// yet.
 func (s *Process) Synced() (time.Time, bool) { return s.log.at() }
 
-// Running returns an error, with the end of what it wrote, if the program has ended.
+// Running returns an error with the end of the program's log if it has ended.
 func (s *Process) Running() error {
 	select {
 	case <-s.ended:
@@ -69,8 +70,8 @@ func (s *Process) Running() error {
 	}
 }
 
-// Kill ends the program and its children at once, as a crash would, and returns once it is gone. It
-// may not have been started.
+// Kill ends the program and its children at once, as a crash would, and returns when it has ended.
+// It does nothing if the program has not been started.
 func (s *Process) Kill() {
 	if s.cmd == nil {
 		return
@@ -80,7 +81,7 @@ func (s *Process) Kill() {
 	s.cmd = nil
 }
 
-// Pause stops the program and its children where they are, and Resume lets them go on.
+// Pause stops the program and its children (SIGSTOP); Resume continues them.
 func (s *Process) Pause() error { return s.signal(syscall.SIGSTOP) }
 
 // Resume undoes Pause.
@@ -96,7 +97,7 @@ func (s *Process) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// Ask talks to Sluice's agent.
+// Ask returns a client of Sluice's agent.
 func (s *Process) Ask() *agent.Client { return agent.NewClient(socketIn(s.dir)) }
 
 // Close ends the program and removes the testbed.

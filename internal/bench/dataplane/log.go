@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// log is what a program writes: its end is kept, and when it says that it has read its sources.
+// log keeps the end of what a program writes, and the time at which it had logged all marks.
 type log struct {
 	mu      sync.Mutex
-	marks   []string // that have not come yet
+	marks   []string // not seen yet
 	last    time.Time
-	pending []byte // a line that is not whole
+	pending []byte // an incomplete line
 	tail    []byte
 }
 
 func newLog(marks []string) *log { return &log{marks: slices.Clone(marks)} }
 
-// kept is how much of the end stays.
+// kept is how many bytes of the end are kept.
 const kept = 4096
 
 // Write implements io.Writer.
@@ -45,14 +45,14 @@ func (l *log) Write(b []byte) (int, error) {
 	}
 }
 
-// at is when the last mark came; false: not all have.
+// at returns when the last mark was logged; false: some are missing.
 func (l *log) at() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last, len(l.marks) == 0
 }
 
-// String returns the end of the log.
+// String returns the kept end of the log.
 func (l *log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

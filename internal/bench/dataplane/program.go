@@ -14,17 +14,16 @@ import (
 // Program is a program that carries out services for a node, and how to run it.
 type Program struct {
 	Name string
-	// command is what runs it, with its files in dir.
+	// command returns the command that runs it, with its files in dir.
 	command func(dir, kubeconfig string) (*exec.Cmd, error)
-	// synced are parts of lines that it logs, each once, when it has read its sources.
+	// synced are parts of the lines that it logs once it has read its sources.
 	synced []string
 }
 
-// Sluice is the agent, as node agents run it where only kube-proxy is to be replaced: without
-// policy.
+// Sluice is the agent without policy, as it replaces kube-proxy.
 func Sluice(binary string) Program { return sluice(binary, "--policy=false") }
 
-// SluiceWithPolicy is the agent with all that it does.
+// SluiceWithPolicy is the agent with policy.
 func SluiceWithPolicy(binary string) Program { return sluice(binary) }
 
 func sluice(binary string, flags ...string) Program {
@@ -45,8 +44,8 @@ func KubeNftables(bin string) Program {
 	return kubeProxy(bin, peer.KubeNftables{}.Name(), "nftables", nil)
 }
 
-// KubeIptables is the real kube-proxy in iptables mode, with the iptables that has a kernel part of
-// its own rather than the one that makes nftables' rules, which takes minutes with many services.
+// KubeIptables is the real kube-proxy in iptables mode, with iptables-legacy. With iptables-nft it
+// takes minutes for many services.
 func KubeIptables(bin string) Program {
 	return kubeProxy(bin, peer.KubeIptables{}.Name(), "iptables", func(dir string) (string, error) {
 		const legacy = "xtables-legacy-multi"
@@ -67,9 +66,9 @@ func KubeIptables(bin string) Program {
 	})
 }
 
-// kubeProxy is kube-proxy as it comes, with its usual period of at least a second between two
-// rounds; only the kernel's settings for connection tracking, which are the whole machine's, are
-// left alone. Tools makes a folder of commands that it is to find first.
+// kubeProxy is kube-proxy with its defaults, such as at least a second between two rounds. Only the
+// sysctls for connection tracking are left alone, as they are the whole machine's. Tools makes a
+// folder that comes first in its PATH.
 func kubeProxy(bin, name, mode string, tools func(dir string) (string, error)) Program {
 	return Program{
 		Name: name,

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the time that the program has used, user and system, and that of its children that have
-// ended. Its own is exact; that of the children comes in steps of a hundredth of a second.
+// CPU returns the CPU time, user and system, of the program and of its children that have ended.
+// The program's own time is exact; that of its children has steps of a hundredth of a second.
 func (s *Process) CPU() (time.Duration, error) {
 	pid := s.cmd.Process.Pid
 	var ts unix.Timespec
@@ -51,8 +51,8 @@ func (s *Process) Resident() (int, error) {
 	return n, nil
 }
 
-// HeaviestChild watches the program's children until ctx ends, and returns the most that any of
-// them had resident, in bytes.
+// HeaviestChild watches the program's children until ctx ends and returns the most memory in bytes
+// that one of them had resident.
 func (s *Process) HeaviestChild(ctx context.Context) int {
 	heaviest := 0
 	for ctx.Err() == nil {

@@ -7,13 +7,13 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// addr is an address that nobody else has; neighbours have numbers that follow each other.
+// addr is an address that no other object has. Neighbouring addresses have consecutive numbers.
 func (d *dice) addr(six bool, i int) netip.Addr {
 	if six {
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x68, 8: byte(d.number >> 16), 9: byte(d.number >> 8), 10: byte(d.number),
 			12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
 	}
-	// 100.64.0.0/10 is nobody's here.
+	// No other object here has addresses of 100.64.0.0/10.
 	n := 100<<24 | 64<<16 | (d.number*4096+i)&(1<<22-1)
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
@@ -23,11 +23,11 @@ func (d *dice) serviceAddr(six bool) netip.Addr {
 	if six {
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x10, 12: byte(d.number >> 24), 13: byte(d.number >> 16), 14: byte(d.number >> 8), 15: byte(d.number)})
 	}
-	const first = 1 << 16 // those before are others'
+	const first = 1 << 16 // other objects have those before
 	return cluster.ServiceAddr(first + d.number%(1<<21))
 }
 
-// random is any address at all.
+// random is any address.
 func (d *dice) random(six bool) netip.Addr {
 	var b [16]byte
 	for i := range b {
@@ -39,16 +39,16 @@ func (d *dice) random(six bool) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[:4]))
 }
 
-// prefix is one of a number in a list of ways to make lists of networks awkward.
+// prefix is network i of a list that is awkward in one of several ways.
 type prefixes func(d *dice, six bool, i int) netip.Prefix
 
 var prefixLists = []prefixes{
-	// Each length, and so on from the start.
+	// Each length in turn.
 	func(d *dice, six bool, i int) netip.Prefix {
 		a := d.random(six)
 		return netip.PrefixFrom(a, i%(a.BitLen()+1)).Masked()
 	},
-	// One within the other.
+	// Nested networks.
 	func(d *dice, six bool, i int) netip.Prefix {
 		a := d.addr(six, 0)
 		return netip.PrefixFrom(a, i%(a.BitLen()+1)).Masked()
@@ -58,12 +58,12 @@ var prefixLists = []prefixes{
 		a := d.addr(six, i)
 		return netip.PrefixFrom(a, a.BitLen())
 	},
-	// Every other one: no two are one network.
+	// Every other one: no two can be merged.
 	func(d *dice, six bool, i int) netip.Prefix {
 		a := d.addr(six, 2*i)
 		return netip.PrefixFrom(a, a.BitLen()-i%2)
 	},
-	// The same again and again.
+	// Duplicates.
 	func(d *dice, six bool, i int) netip.Prefix { return netip.PrefixFrom(d.addr(six, 0), 24).Masked() },
 	// Anything.
 	func(d *dice, six bool, i int) netip.Prefix {
@@ -89,7 +89,7 @@ func (d *dice) mixed(least, most int) []string {
 	return list(d, least, most, 25, func(i int) string { return make(d, d.IntN(2) == 0, i).String() })
 }
 
-// inside are networks that are smaller than one and within it; none if it is but an address.
+// inside are smaller networks within a network; none if it is a single address.
 func (d *dice) inside(of netip.Prefix, most int) []string {
 	size := of.Addr().BitLen()
 	if of.Bits() == size {
@@ -107,15 +107,14 @@ func (d *dice) inside(of netip.Prefix, most int) []string {
 	})
 }
 
-// portAt is number i of a list no two of which are one range, nor all if they are more than there
-// are.
+// portAt is port i of a list of ports that cannot be merged into ranges.
 func portAt(i int) int { return 1 + 2*i%65535 }
 
-// rangeAt is the range with a number of a list no two of which meet.
+// rangeAt is range i of a list of ranges that do not touch.
 func rangeAt(i int) (first, last int) {
 	first = 1 + 3*i%65533
 	return first, first + 1
 }
 
-// portName is that of a container's port.
+// portName is a container port's name.
 func portName(i int) string { return fmt.Sprintf("p%d", i%100_000) }

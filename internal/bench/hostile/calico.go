@@ -9,12 +9,12 @@ import (
 
 const calicoAPI = "projectcalico.org/v3"
 
-// calicoPolicy is one of a tenant's.
+// calicoPolicy is a tenant's NetworkPolicy of Calico.
 func (d *dice) calicoPolicy() []object {
 	return []object{d.calico("NetworkPolicy", d.namespaced(253), d.calicoSpec(false))}
 }
 
-// globalPolicy is the administrator's for the tenants, some of them for their interfaces.
+// globalPolicy is a policy of the administrator for the tenants, sometimes for their interfaces.
 func (d *dice) globalPolicy() []object {
 	spec := d.calicoSpec(true)
 	spec["selector"] = "tenant == 'hostile'"
@@ -59,7 +59,7 @@ func (d *dice) calicoSpec(global bool) object {
 	return spec
 }
 
-// calicoRule asks for anything in any combination; its networks are of one family.
+// calicoRule combines any fields; its networks are of one family.
 func (d *dice) calicoRule() object {
 	r := object{"action": one(d, "Allow", "Deny", "Pass", "Log")}
 	six := d.rarely()
@@ -85,7 +85,7 @@ func (d *dice) calicoRule() object {
 	}
 	put(d, r, "notProtocol", func() any { return one[any](d, "TCP", "UDP", 1+d.IntN(57)) })
 	if r["notProtocol"] == 1 {
-		delete(r, "notProtocol") // it speaks of a family
+		delete(r, "notProtocol") // it implies a family
 	}
 	for _, side := range []string{"source", "destination"} {
 		put(d, r, side, func() object { return d.end(six, ported) })
@@ -130,7 +130,7 @@ func (d *dice) calicoPorts() []any {
 	})
 }
 
-// maxSelector is how long Calico's API lets a selector be, and nesting how deep.
+// maxSelector is the greatest length of a selector in Calico's API, and nesting the greatest depth.
 const (
 	maxSelector = 1024
 	nesting     = 60
@@ -194,7 +194,7 @@ func (d *dice) networkSet() []object {
 	return []object{d.calico("NetworkSet", m, object{"nets": d.mixed(0, 80_000)})}
 }
 
-// globalSet is labelled like a pod that others let in, as far as labels go.
+// globalSet is a GlobalNetworkSet with the labels of a pod that other policies allow.
 func (d *dice) globalSet() []object {
 	m := d.meta(253)
 	m["labels"] = d.labels(nil)
@@ -208,7 +208,7 @@ func (d *dice) tier() []object {
 	return []object{d.calico("Tier", m, spec)}
 }
 
-// hostEndpoint is one of another node, or of an interface of the tenants'.
+// hostEndpoint is a HostEndpoint of another node or of a tenant's interface.
 func (d *dice) hostEndpoint() []object {
 	m := d.meta(253)
 	m["labels"] = d.labels(object{"tenant": "hostile"})

@@ -6,7 +6,7 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// podObject is a pod that runs.
+// podObject is a running pod.
 func podObject(namespace, name, node string, labels object, addr string) object {
 	return object{
 		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": namespace, "labels": labels},
@@ -20,9 +20,9 @@ func podObject(namespace, name, node string, labels object, addr string) object 
 	}
 }
 
-// pod is one of a tenant's, which may say that it has an address that others have, too.
+// pod is a tenant's pod. It may claim an address that other pods have.
 func (d *dice) pod() []object {
-	addr := d.addr(false, one(d, 0, -d.number*4096)).String() // the object's own, or one for all
+	addr := d.addr(false, one(d, 0, -d.number*4096)).String() // its own, or one that several objects share
 	p := podObject(d.namespaceName(), d.name(253), one(d, cluster.Node, "elsewhere"), d.labels(object{"tenant": "hostile"}), addr)
 	status, spec := p["status"].(object), p["spec"].(object)
 	if d.IntN(2) == 0 {

@@ -8,33 +8,33 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Crowd is how many pods, about, are on other nodes: of tenants, of bystanders and of others. What
-// policies cost that select most of a cluster goes by them. They are in files of some hundred each.
+// Crowd is, about, how many pods other nodes have: tenants', bystanders' and others'. The cost of
+// policies that select most of a cluster depends on it. They are in files of some hundred each.
 type Crowd int
 
 const (
 	inFile   = 100 // pods, about
 	seats    = inFile * 5 / 4
-	families = 8 // every so many has an address of the other family, too
+	families = 8 // one of so many also has an address of the other family
 	others   = 20
 )
 
-// bystanders is the namespace of those who are to notice nothing.
+// bystanders is the namespace of the pods that should notice nothing.
 var bystanders = cluster.ServiceName(0).Namespace
 
-// other is a namespace of pods that have nothing to do with either.
+// other is a namespace of neither.
 func other(i int) string { return fmt.Sprint("other-", i) }
 
-// Files are how many there are.
+// Files returns the number of files.
 func (c Crowd) Files() int { return (int(c) + inFile - 1) / inFile }
 
-// File is a version of one of them. Between any two, some dozens of pods come, go or have other
-// labels.
+// File is a version of a file. Some dozens of pods differ between any two versions: they are
+// missing, new, or have other labels.
 func (c Crowd) File(number, version int) cluster.File {
 	return file(fmt.Sprintf("crowd-%04d.json", number), object{"apiVersion": "v1", "kind": "List", "items": c.pods(number, version)})
 }
 
-// Pods are those of a version of a file, each as a file of its own.
+// Pods are the pods of a version of a file, each as a file of its own.
 func (c Crowd) Pods(number, version int) (all []cluster.File) {
 	for _, p := range c.pods(number, version) {
 		all = append(all, file(fmt.Sprint(p["metadata"].(object)["name"], ".json"), p))
@@ -42,10 +42,10 @@ func (c Crowd) Pods(number, version int) (all []cluster.File) {
 	return all
 }
 
-// Change is the file that changes with a step of a trial, as it is then.
+// Change is the file that changes with a step, in its new version.
 func (c Crowd) Change(step int) cluster.File { return c.File(step%c.Files(), 1+step) }
 
-// Addresses are how many addresses the pods have, before any comes or goes.
+// Addresses returns how many addresses the pods have in the first version.
 func (c Crowd) Addresses() (n int) {
 	for i := range c.Files() {
 		for _, p := range c.pods(i, 0) {
@@ -78,8 +78,8 @@ func (c Crowd) pods(number, version int) (all []object) {
 	return all
 }
 
-// crowdLabels are those that a deployment's pods have, a stateful set's, or a job's; or none. A
-// third are tenants'.
+// crowdLabels are the labels of a pod of a deployment, of a stateful set or of a job, or none. A
+// third of the pods are tenants'.
 func crowdLabels(i int) (namespace string, labels object) {
 	switch i % 9 {
 	case 0, 1, 2:

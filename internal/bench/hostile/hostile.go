@@ -1,10 +1,10 @@
-// Package hostile draws objects that an API server would accept and nobody would write: every field
-// at its extremes, alone and with the others, in lists as long as an object may be. What is drawn
-// depends on a seed and a number alone.
+// Package hostile draws objects that an API server accepts and nobody would write: every field at
+// its extremes, alone and together with others, in lists as long as an object may be. An object
+// depends only on a seed and a number.
 //
-// The objects are those of tenants. They have namespaces, pods and addresses of their own, so that
-// they can rightly neither forbid nor allow anything to anybody else: what happens to others when
-// they come, change or go is a fault.
+// The objects are tenants'. Tenants have namespaces, pods and addresses of their own, so their
+// objects must not affect others: whatever others notice when these objects are added, changed or
+// removed is a fault.
 package hostile
 
 import (
@@ -18,22 +18,22 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// MaxBytes is what etcd takes of one object.
+// MaxBytes is the largest object that etcd accepts.
 const MaxBytes = 1_500_000
 
-// least is the room for lists that an object is drawn with at least.
+// least is the least room for lists, in bytes.
 const least = 300
 
 // Objects are drawn from a seed, each with a number.
 type Objects struct {
 	Seed uint64
 	Most int // bytes of an object, 10,000 at the least and MaxBytes at the most
-	// Addresses are how many a selector of everything selects: what a policy's selectors may select
-	// in all is an extreme as well.
+	// Addresses is how many addresses a selector of everything selects: there is a limit on what
+	// all selectors of a policy select.
 	Addresses int
 }
 
-// kinds are drawn with the weights of how often they are here.
+// kinds are all kinds, some of them several times: those are drawn more often.
 var kinds = []func(*dice) []object{
 	(*dice).service, (*dice).service, (*dice).service,
 	(*dice).networkPolicy, (*dice).networkPolicy, (*dice).networkPolicy,
@@ -43,9 +43,9 @@ var kinds = []func(*dice) []object{
 	(*dice).pod, (*dice).node, (*dice).namespace, (*dice).account,
 }
 
-// Draw returns a version of the object with a number as a manifest, and those without which it is
-// nothing: a service has its slices. All versions are of one kind and have one name. The size is
-// drawn too: as many are of a kilobyte as of a hundred.
+// Draw returns the manifests of a version of an object and of those that it needs, such as a
+// service's slices. All versions have the same kind and name. The size is random, too: objects of a
+// kilobyte are as frequent as those of a hundred.
 func (o Objects) Draw(number, version int) []cluster.File {
 	most := min(o.Most, MaxBytes)
 	size := rand.New(rand.NewPCG(o.Seed+uint64(version)<<32, uint64(number))).Float64()
@@ -66,7 +66,7 @@ func (o Objects) Draw(number, version int) []cluster.File {
 	}
 }
 
-// file makes a manifest of an object. There is nothing in any that cannot be said in JSON.
+// file makes an object's manifest. All values can be marshalled.
 func file(name string, o object) cluster.File {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -75,11 +75,11 @@ func file(name string, o object) cluster.File {
 	return cluster.File{Name: name, JSON: text}
 }
 
-// Pods are how many pods of tenants are on the node.
+// Pods is how many pods of tenants are on the node.
 const Pods = 4
 
-// Ground is what hostile objects are about: the tenants' namespaces and those of others, tiers, and
-// pods, of which the ones on the node have the given addresses.
+// Ground are the objects that hostile objects refer to: namespaces of tenants and of others, tiers,
+// and pods. Those on the node have the given addresses.
 func Ground(addrs [Pods]netip.Addr) []cluster.File {
 	var all []object
 	for i := range tenants {
@@ -110,7 +110,7 @@ func Ground(addrs [Pods]netip.Addr) []cluster.File {
 
 const (
 	tenants = 3  // namespaces
-	tiers   = 20 // by turns denying and passing what no policy of theirs decides
+	tiers   = 20 // their default actions are Deny and Pass in turns
 	words   = 10 // values that labels commonly have
 )
 
@@ -124,20 +124,20 @@ type object = map[string]any
 type dice struct {
 	*rand.Rand
 	number int
-	room   int        // bytes that lists may still take, roughly
-	self   *rand.Rand // of what all versions have alike
+	room   int        // bytes left for lists, roughly
+	self   *rand.Rand // for what all versions have in common
 	edge   int        // see Edge
 }
 
 // one draws from a list.
 func one[T any](d *dice, of ...T) T { return of[d.IntN(len(of))] }
 
-// often is true in three of four cases, rarely in one of eight.
+// often is true three times in four, rarely once in eight.
 func (d *dice) often() bool  { return d.IntN(4) > 0 }
 func (d *dice) rarely() bool { return d.IntN(8) == 0 }
 
-// many draws how long a list is, from least to most: mostly one of both ends, where an item takes
-// so many bytes.
+// many draws the length of a list whose items have so many bytes: mostly least or most, sometimes a
+// number between.
 func (d *dice) many(least, most, each int) int {
 	fit := max(least, min(most, (d.room>>d.IntN(3))/each))
 	n := one(d, least, least+1, least+2, fit, fit, least+d.IntN(fit-least+1))
@@ -146,7 +146,7 @@ func (d *dice) many(least, most, each int) int {
 	return n
 }
 
-// list draws a list with many.
+// list draws a list whose length is drawn by many.
 func list[T any](d *dice, least, most, each int, item func(i int) T) []T {
 	all := make([]T, d.many(least, most, each))
 	for i := range all {
@@ -155,14 +155,14 @@ func list[T any](d *dice, least, most, each int, item func(i int) T) []T {
 	return all
 }
 
-// put sets an optional field with what is drawn, in half of the cases.
+// put sets an optional field in half of the cases.
 func put[T any](d *dice, o object, field string, draw func() T) {
 	if d.IntN(2) == 0 {
 		o[field] = draw()
 	}
 }
 
-// name is that of a thing of the object's own, as long as it may be or short.
+// name is the object's name, short or as long as possible.
 func (d *dice) name(most int) string {
 	name := fmt.Sprintf("h%d", d.number)
 	if d.self.IntN(8) == 0 {
@@ -173,7 +173,7 @@ func (d *dice) name(most int) string {
 
 func (d *dice) namespaceName() string { return tenant(d.self.IntN(tenants)) }
 
-// key is a label's name, one that pods have or one that is as long as it may be.
+// key is a label's key: one that pods have, or one as long as possible.
 func (d *dice) key(i int) string {
 	switch d.IntN(4) {
 	case 0:
@@ -186,7 +186,7 @@ func (d *dice) key(i int) string {
 	return strings.Repeat("a", 240-len(fmt.Sprint(i))) + fmt.Sprint(".example", i) + "/" + strings.Repeat("K", 63)
 }
 
-// value is that of a label.
+// value is a label's value.
 func (d *dice) value(i int) string {
 	switch d.IntN(4) {
 	case 0:
@@ -197,13 +197,13 @@ func (d *dice) value(i int) string {
 	return word(i)
 }
 
-// labels are many, some of them those that others select by; with tells of what cannot be missing.
+// labels are many labels, some of which others select by; those in with are always there.
 func (d *dice) labels(with object) object {
 	all := object{}
 	for i := range d.many(0, 20_000, 120) {
 		all[d.key(i)] = d.value(i)
 	}
-	// Those whom others let in are called like this, see the testbed.
+	// The bystanders' policies allow pods with this label.
 	put(d, all, "app", func() string { return one(d, "friend", word(d.IntN(words))) })
 	for k, v := range with {
 		all[k] = v

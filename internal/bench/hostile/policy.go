@@ -8,7 +8,7 @@ import (
 // sides are the fields of a policy and of its rules.
 var sides = [][2]string{{"ingress", "from"}, {"egress", "to"}}
 
-// networkPolicy is one of a tenant's.
+// networkPolicy is a tenant's NetworkPolicy.
 func (d *dice) networkPolicy() []object {
 	if d.IntN(3) == 0 {
 		return []object{networkPolicy(d.namespaced(253), d.wideNetworkPolicy())}
@@ -34,7 +34,7 @@ func networkPolicy(meta, spec object) object {
 	return object{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 }
 
-// podSelector selects all of a tenant's pods as often as not.
+// podSelector selects all of a tenant's pods in half of the cases.
 func (d *dice) podSelector() object {
 	if d.IntN(2) == 0 {
 		return object{}
@@ -78,7 +78,7 @@ func (d *dice) peer() object {
 	return object{"ipBlock": object{"cidr": block.String(), "except": d.inside(block, 50_000)}}
 }
 
-// policyPorts are of one make or of all.
+// policyPorts are ports of one form or of all forms.
 func (d *dice) policyPorts() []object {
 	make := d.IntN(4)
 	return list(d, 0, 30_000, 45, func(i int) object {
@@ -99,8 +99,8 @@ func (d *dice) policyPorts() []object {
 	})
 }
 
-// clusterPolicy is the administrator's for the tenants. Its lists have the lengths that the API
-// allows.
+// clusterPolicy is a policy of the administrator for the tenants. Its lists have the lengths that
+// the API allows.
 func (d *dice) clusterPolicy() []object {
 	hostile := object{"matchLabels": object{"team": "hostile"}}
 	subject := object{"namespaces": hostile}

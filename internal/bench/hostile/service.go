@@ -10,15 +10,15 @@ import (
 
 var protocols = []string{"TCP", "UDP", "SCTP"}
 
-// A WideService has so many ports, each with so many endpoints: nearly as much as a Service may
-// come to in the kernel.
+// A WideService has so many ports, each with so many endpoints: nearly as many elements in the
+// kernel as a Service may have.
 const (
 	widePorts     = 1_000
 	wideEndpoints = 500
 	WideElements  = widePorts * (4 + wideEndpoints)
 )
 
-// WideService is a Service of a tenant's and its slices.
+// WideService is a tenant's Service with its slices.
 func WideService(namespace, number int) (files []cluster.File) {
 	d := &dice{number: number}
 	name, ns := fmt.Sprint("wide-", number), tenant(namespace%tenants)
@@ -80,7 +80,7 @@ func (d *dice) service() []object {
 		put(d, spec, "externalIPs", func() []string { return d.externalIPs() })
 	}
 	if kind == "LoadBalancer" {
-		spec["allocateLoadBalancerNodePorts"] = false // nobody else's are to be taken, nor are there so many
+		spec["allocateLoadBalancerNodePorts"] = false // it must not take other services' ports, and there are not so many
 		d.loadBalancer(spec, status)
 	}
 	if kind == "NodePort" || kind == "LoadBalancer" || spec["externalIPs"] != nil {
@@ -97,11 +97,11 @@ func (d *dice) service() []object {
 	return all
 }
 
-// nodePorts are how many node ports a service has at most; no two of those that are there at once
-// have the same.
+// nodePorts is how many node ports a service has at most. No two services that exist at the same
+// time share one.
 const nodePorts = 40
 
-// nodePort is one of the object's own.
+// nodePort is a node port that no other object has.
 func (d *dice) nodePort(i int) int { return 30_000 + d.number%60*(nodePorts+1) + i }
 
 func (d *dice) servicePorts(kind string) []object {
@@ -123,7 +123,7 @@ func (d *dice) servicePorts(kind string) []object {
 	})
 }
 
-// externalIPs include those of another service, which has them before.
+// externalIPs include those of an older service.
 func (d *dice) externalIPs() []string {
 	return list(d, 1, 60_000, 18, func(i int) string {
 		if i == 0 && d.IntN(2) == 0 {
@@ -145,7 +145,7 @@ func (d *dice) loadBalancer(spec, status object) {
 	}
 }
 
-// slice is one of a service, which may say the same as others do.
+// slice is a slice of a service, sometimes with the same endpoints as other slices.
 func (d *dice) slice(service object, ports []object, number int) object {
 	six := d.rarely()
 	family := "IPv4"
@@ -190,5 +190,5 @@ func (d *dice) slice(service object, ports []object, number int) object {
 	}
 }
 
-// endpoint is an address of nobody, but of the object's own.
+// endpoint is an endpoint whose address no pod has.
 func (d *dice) endpoint(six bool, i int) netip.Addr { return d.addr(six, i) }

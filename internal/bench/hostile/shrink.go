@@ -8,13 +8,12 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Fewer returns as few of the files as can be found with which fails is still true. It asks for
-// ever fewer, and gives up where fails says no to everything.
+// Fewer returns the fewest files that it can find for which fails is still true.
 func Fewer(files []cluster.File, fails func([]cluster.File) bool) []cluster.File {
 	return fewer(files, func(some []cluster.File) bool { return len(some) > 0 && fails(some) })
 }
 
-// fewer is the same for any list.
+// fewer is Fewer for any list.
 func fewer[T any](all []T, fails func([]T) bool) []T {
 	for part := (len(all) + 1) / 2; part > 0; {
 		some := all
@@ -34,12 +33,11 @@ func fewer[T any](all []T, fails func([]T) bool) []T {
 	return all
 }
 
-// Less returns the object of a file with as little in it as can be found with which fails is still
-// true.
+// Less removes as much from a file's object as it can find with fails still true.
 func Less(f cluster.File, fails func(cluster.File) bool) cluster.File {
 	var root object
 	read := json.NewDecoder(bytes.NewReader(f.JSON))
-	read.UseNumber() // they stay as they are
+	read.UseNumber() // to keep numbers as they are
 	if err := read.Decode(&root); err != nil {
 		panic(err) // it was made of JSON
 	}
@@ -53,14 +51,14 @@ func Less(f cluster.File, fails func(cluster.File) bool) cluster.File {
 	return s.file
 }
 
-// shrinker takes away what it can from an object, one thing after the other.
+// shrinker removes parts from an object, one after the other.
 type shrinker struct {
-	file  cluster.File // the least so far
+	file  cluster.File // the smallest so far
 	root  object
 	fails func(cluster.File) bool
 }
 
-// holds tells whether the object as it is now still fails.
+// holds reports whether the present object still fails.
 func (s *shrinker) holds() bool {
 	f := file(s.file.Name, s.root)
 	if len(f.JSON) >= len(s.file.JSON) || !s.fails(f) {
@@ -70,7 +68,7 @@ func (s *shrinker) holds() bool {
 	return true
 }
 
-// needed is what an object cannot be without.
+// needed are the fields that every object must have.
 var needed = []string{"name", "namespace"}
 
 func (s *shrinker) value(v any, set func(any)) {

@@ -14,12 +14,12 @@ const MostSelected = 1 << 20
 // Edge is how many selectors a policy may have in one direction if each selects so many addresses.
 func Edge(addresses int) int { return MostSelected / max(1, addresses) }
 
-// What follows are policies of many selectors, each different and each of most of the pods that
-// there are: what they come to is the product. A list of peers counts as one selector, so that each
-// has a rule of its own.
+// The following policies have many different selectors, each of which selects most of all pods, so
+// that their size is the product. A list of peers counts as one selector, so each has a rule of its
+// own.
 
-// wideCount is a number of selectors: few, or now and then as many as a policy may have, about.
-// Those take seconds, to come and to go.
+// wideCount is a number of selectors: few, or now and then about as many as a policy may have.
+// Adding and removing those takes seconds.
 func (d *dice) wideCount(each int) int {
 	n := one(d, 1, 1, 2, 4)
 	if d.IntN(8) == 0 {
@@ -30,7 +30,7 @@ func (d *dice) wideCount(each int) int {
 	return n
 }
 
-// nobody names what no object is labelled with, a policy's own or the same in many policies.
+// nobody is a name that no label has as key or value, the policy's own or the same in many policies.
 func (d *dice) nobody(own bool, i int) string {
 	if own {
 		return fmt.Sprintf("x%d-%d", d.number, i)
@@ -38,7 +38,7 @@ func (d *dice) nobody(own bool, i int) string {
 	return fmt.Sprint("x", i)
 }
 
-// nearlyAll selects all that is not labelled with a name, or most.
+// nearlyAll selects everything without a certain label value, or most of it.
 func (d *dice) nearlyAll(name string) object {
 	without := object{"key": one(d, "app", "role", "version", "kubernetes.io/metadata.name", name), "operator": "NotIn", "values": []string{name}}
 	switch d.IntN(4) {
@@ -50,7 +50,7 @@ func (d *dice) nearlyAll(name string) object {
 	return object{"matchExpressions": []object{without}}
 }
 
-// widePeer is the NotIn of a name alone, or anything of the kind.
+// widePeer is a peer with a selector like nearlyAll.
 func (d *dice) widePeer(plain bool, name string) object {
 	if plain {
 		return Wide("app", name)
@@ -71,8 +71,8 @@ func Wide(key, value string) object {
 	return object{"namespaceSelector": object{}, "podSelector": object{"matchExpressions": []object{{"key": key, "operator": "NotIn", "values": []string{value}}}}}
 }
 
-// WidePolicy is a NetworkPolicy of a tenant's, for all of its pods, with so many selectors that are
-// no other policy's.
+// WidePolicy is a tenant's NetworkPolicy for all of its pods, with so many selectors that no other
+// policy has.
 func WidePolicy(namespace, number, selectors int) cluster.File {
 	d := &dice{number: number}
 	rules := make([]object, selectors)
@@ -111,7 +111,7 @@ func (d *dice) wideClusterPeer(i int) object {
 	return object{"pods": object{"namespaceSelector": object{}, "podSelector": d.nearlyAll(name)}}
 }
 
-// wideCalico makes a policy for all pods that it may be for.
+// wideCalico makes a policy apply to all pods that it can select.
 func (d *dice) wideCalico(spec object) {
 	spec["selector"] = one(d, "all()", "!has(nobody)", "tenant != 'x'")
 	own := d.IntN(2) == 0
@@ -134,12 +134,12 @@ func (d *dice) wideEnd(name string) object {
 	case 1:
 		e = object{"namespaceSelector": fmt.Sprintf("!has(%s)", name)}
 	case 2:
-		delete(e, "namespaceSelector") // those of the policy's own namespace, if it has one
+		delete(e, "namespaceSelector") // a namespaced policy then selects in its own namespace
 	}
 	return e
 }
 
-// ruled is what all kinds of policies have of these fields.
+// ruled are the fields that all kinds of policies share.
 type ruled struct {
 	Spec struct{ Ingress, Egress []ruledRule }
 }
@@ -156,12 +156,12 @@ type ruledEnd struct {
 	ServiceAccounts                          any
 }
 
-// Selectors are how many selectors, as policies count them, a policy has in each direction at most:
-// none in objects of other kinds.
+// Selectors returns how many selectors a policy has in each direction, counted as for its limit;
+// none for objects of other kinds.
 func Selectors(f cluster.File) (ingress, egress int) {
 	var r ruled
 	if json.Unmarshal(f.JSON, &r) != nil {
-		return 0, 0 // fields of these names are something else there
+		return 0, 0 // its fields of these names mean something else
 	}
 	return selectorsOf(r.Spec.Ingress), selectorsOf(r.Spec.Egress)
 }

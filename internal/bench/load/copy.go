@@ -28,7 +28,7 @@ const (
 	copyTurn = 4 << 20
 )
 
-// Copy sends as fast as one thread can that is both ends, and returns bytes a second.
+// Copy sends as fast as one thread can that serves both ends, and returns bytes a second.
 func Copy(ctx context.Context, c CopyConfig) (float64, error) {
 	listener, err := listen(c.Backend, c.Target.Port())
 	if err != nil {
@@ -96,7 +96,7 @@ func pump(ctx context.Context, client, server int, d time.Duration) (float64, er
 		if err := untilBlocked(copyTurn, func() (int, error) { return unix.Read(server, buf) }, &received); err != nil {
 			return 0, fmt.Errorf("receive: %w", err)
 		}
-		if received == before { // the kernel has some of it under way
+		if received == before { // some is still in the kernel
 			if err := readable(server); err != nil {
 				return 0, err
 			}
@@ -105,7 +105,7 @@ func pump(ctx context.Context, client, server int, d time.Duration) (float64, er
 	return float64(received) / time.Since(began).Seconds(), nil
 }
 
-// untilBlocked repeats a call until it would block or has done most bytes; total may be nil.
+// untilBlocked repeats a call until it would block or has done most bytes. Total may be nil.
 func untilBlocked(most int, call func() (int, error), total *int) error {
 	for done := 0; done < most; {
 		n, err := call()
@@ -126,7 +126,7 @@ func untilBlocked(most int, call func() (int, error), total *int) error {
 	return nil
 }
 
-// readable waits until a descriptor is, five seconds at most.
+// readable waits until a descriptor is readable, five seconds at most.
 func readable(fd int) error {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for {

@@ -23,7 +23,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Config is one run.
+// Config describes a run.
 type Config struct {
 	Client  *netns.NS      // where requests start
 	Sources []netip.Addr   // the client's addresses, used in turns; IPv4
@@ -32,18 +32,18 @@ type Config struct {
 	Port    uint16
 
 	KeepAlive   bool          // reuse connections, as many as Concurrency
-	Rate        int           // requests a second, started on time whatever the answers do; 0: as fast as Concurrency allows
+	Rate        int           // requests a second, started on time even if answers are late; 0: as fast as Concurrency allows
 	Concurrency int           // requests under way at once where Rate is 0; at least 1
 	Duration    time.Duration // how long requests are started
 	Timeout     time.Duration // when a request counts as failed; 0: one second
 	CPU         int           // the CPU that does it all
 }
 
-// Result is what came of a run.
+// Result is the result of a run.
 type Result struct {
 	Requests int            // answered
-	Failed   int            // not answered, or wrongly
-	Reasons  map[string]int // of the failed
+	Failed   int            // not answered, or with a wrong answer
+	Reasons  map[string]int // why requests failed, with counts
 	Took     time.Duration  // from the first start to the last answer or failure
 	CPU      time.Duration  // of the thread: both ends and the packets between
 	latency  []time.Duration
@@ -104,9 +104,9 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return res, nil
 }
 
-// quiet keeps this process's own runtime from getting between: no garbage is collected until the
-// returned function is called, and the loop's thread finds a processor of the scheduler free
-// whenever it comes back from the kernel.
+// quiet keeps the Go runtime from disturbing the measurement until the returned function is called:
+// no garbage is collected, and the scheduler has a processor free whenever the loop's thread
+// returns from the kernel.
 func quiet() (restore func()) {
 	runtime.GC()
 	percent := debug.SetGCPercent(-1)
@@ -137,7 +137,7 @@ func listen(ns *netns.NS, port uint16) (int, error) {
 	return fd, err
 }
 
-// threadCPU is the calling thread's CPU time so far.
+// threadCPU returns the calling thread's CPU time so far.
 func threadCPU() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {

@@ -60,7 +60,7 @@ func newLoop(c Config, listening int) (*loop, error) {
 	if c.KeepAlive {
 		l.ask, l.answer = []byte(requestKeep), []byte(answerKeep)
 	}
-	l.res.latency = make([]time.Duration, 0, 1<<18) // no growth while measuring
+	l.res.latency = make([]time.Duration, 0, 1<<18) // so that it does not grow while measuring
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
@@ -77,7 +77,7 @@ func newLoop(c Config, listening int) (*loop, error) {
 	return l, nil
 }
 
-// close ends what is still open; the listener is the caller's.
+// close closes open connections; the listener belongs to the caller.
 func (l *loop) close() {
 	for fd, c := range l.conns {
 		if c.role == server || c.role == client {
@@ -129,7 +129,7 @@ func (l *loop) run(ctx context.Context) (*Result, error) {
 	return l.res, nil
 }
 
-// serve handles events until the duration is over and nothing is under way.
+// serve handles events until the duration is over and no request is under way.
 func (l *loop) serve(ctx context.Context) error {
 	events := make([]unix.EpollEvent, 128)
 	for !l.over(ctx) || l.active > 0 {
@@ -171,8 +171,8 @@ func (l *loop) accept() {
 	}
 }
 
-// serveOne answers one request. Requests are shorter than a segment, so one read has all of it.
-// Closing is the client's to do.
+// serveOne answers one request. Requests are shorter than a segment, so one read has all of it. The
+// client closes the connection.
 func (l *loop) serveOne(fd int) {
 	n, err := unix.Read(fd, l.buf[:])
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
@@ -191,7 +191,7 @@ func (l *loop) drop(fd int) {
 	unix.Close(fd)
 }
 
-// onTimer starts what is due, and fails what takes too long.
+// onTimer starts requests that are due and fails those that take too long.
 func (l *loop) onTimer(ctx context.Context) {
 	if _, err := unix.Read(l.timer, l.buf[:8]); err != nil {
 		return
@@ -267,7 +267,7 @@ func (l *loop) dial() (int, error) {
 	return fd, nil
 }
 
-// advance moves a client on: write the request once connected, read the answer.
+// advance continues a client: it writes the request once connected, then reads the answer.
 func (l *loop) advance(ctx context.Context, fd int, events uint32) {
 	c := &l.conns[fd]
 	if !c.sent && events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0 {

@@ -39,7 +39,7 @@ func (DenyList) Block(ctx context.Context, node *netns.NS, device string, entrie
 	return blockBySluice(ctx, node, cfg, nil, entries)
 }
 
-// HostPolicy is a global policy of Sluice's that denies what is forwarded from a host endpoint's
+// HostPolicy is a global policy in Sluice that denies what is forwarded from a host endpoint's
 // interface, if a list has it, and allows the rest.
 type HostPolicy struct{}
 

@@ -10,8 +10,8 @@ import (
 )
 
 // KubeIptables is the shape of kube-proxy's iptables mode: one chain that lists all services, a
-// chain for each service that draws lots with the statistic match, a chain for each endpoint;
-// masquerading asked for by a mark.
+// chain for each service that picks an endpoint at random with the statistic match, and a chain for
+// each endpoint. A mark asks for masquerading.
 type KubeIptables struct{}
 
 // Name implements Dataplane.
@@ -96,7 +96,7 @@ func iptablesNat(s *script, c cluster.Cluster) {
 		s.add("-A KUBE-EXT-%d -j KUBE-SVC-%d", last, last)
 		s.add("-A KUBE-NODEPORTS -p tcp -m tcp --dport %d -j KUBE-EXT-%d", c.NodePort, last)
 	}
-	// NodePorts come after all cluster addresses, as kube-proxy has them.
+	// NodePorts come after all cluster addresses, as in kube-proxy.
 	s.add("-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS")
 	s.add("COMMIT")
 }

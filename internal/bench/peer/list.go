@@ -11,10 +11,10 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Blocker is one way to drop what comes from the addresses of a list.
+// Blocker is a program that drops packets from the addresses of a list.
 type Blocker interface {
 	Name() string
-	// Limit is the number of entries that it can hold within reason, and why; 0: any number.
+	// Limit is the greatest practical number of entries, and why; 0: any number.
 	Limit() (entries int, why string)
 	// Block programs an empty kernel to drop what device receives from the list's networks (sorted,
 	// unique), and returns when that is done. Without a list it does what it would do with others.
@@ -25,13 +25,13 @@ type Blocker interface {
 // own input, to the kernel's acknowledgement.
 type Blocked struct {
 	Loaded
-	Programming time.Duration // the part of Took that talks to the kernel; 0 where it cannot be told
+	Programming time.Duration // the part of Took that talks to the kernel; 0: not known
 }
 
 // Name implements Blocker.
 func (Forwarding) Name() string { return "forwarding" }
 
-// Forwarding blocks nothing: the floor.
+// Forwarding blocks nothing: the least that forwarding costs.
 type Forwarding struct{}
 
 // Limit implements Blocker.
@@ -171,5 +171,5 @@ func (NftSet) Block(ctx context.Context, node *netns.NS, device string, list []n
 	return &Blocked{Loaded: *loaded(took, "nft -f")}, nil
 }
 
-// Blockers are the ways that the bench knows.
+// Blockers returns all blockers.
 func Blockers() []Blocker { return []Blocker{DenyList{}, Ipset{}, Rules{}, NftSet{}} }

@@ -12,8 +12,8 @@ import (
 )
 
 // KubeNftables is the shape of kube-proxy's nftables mode: one map from addresses to chains, a
-// chain for each service that draws lots through an anonymous map, a chain for each endpoint;
-// masquerading asked for by a mark.
+// chain for each service that picks an endpoint at random through an anonymous map, and a chain for
+// each endpoint. A mark asks for masquerading.
 type KubeNftables struct{}
 
 // Name implements Dataplane.
@@ -49,8 +49,8 @@ func (KubeNftables) Load(ctx context.Context, node *netns.NS, c cluster.Cluster)
 }
 
 // nftablesBatch is the number of services that are loaded in one transaction. All at once would be
-// the worst for the peer: the kernel looks through the whole transaction for each anonymous map,
-// and 10,000 services take ten times as long.
+// unfair: the kernel searches the whole transaction for each anonymous map, so that 10,000 services
+// would take ten times as long.
 const nftablesBatch = 1000
 
 // nftablesServices loads the services from first to before end.

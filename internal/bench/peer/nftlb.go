@@ -18,7 +18,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Nftlb is Debian's nftlb, run in the node's namespace and told of its farms through its HTTP API.
+// Nftlb is Debian's nftlb in the node's namespace; its farms are set through its HTTP API.
 type Nftlb struct{}
 
 // Name implements Dataplane.
@@ -84,7 +84,7 @@ func nftlbLoad(ctx context.Context, node *netns.NS, c cluster.Cluster) (time.Tim
 	return began, nil
 }
 
-// The fields stand in the order in which nftlb wants to read them: an object's name first.
+// nftlb depends on the order of the fields: an object's name comes first.
 type (
 	nftlbFarm struct {
 		Name         string         `json:"name"`

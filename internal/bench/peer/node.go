@@ -28,7 +28,7 @@ type Node struct {
 	adopted  bool
 }
 
-// Config is what an agent of the cluster is told, without policy.
+// Config is the configuration of the cluster's agent, without policy.
 func Config() compile.Config {
 	return compile.Config{
 		Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services},
@@ -61,7 +61,7 @@ func NewNode(ns *netns.NS, cfg compile.Config) (*Node, error) {
 // Close ends the driver; what it programmed stays in the kernel.
 func (n *Node) Close() error { return n.driver.Close() }
 
-// Took are the parts of what it took to carry out a change.
+// Took says how long the parts of a change took.
 type Took struct {
 	Store   time.Duration // the objects and their indexes
 	Compile time.Duration // the change of the node's state
@@ -80,7 +80,7 @@ func (t Took) String() string {
 		t.Store.Milliseconds(), t.Compile.Milliseconds(), t.Plan.Milliseconds(), t.Apply.Milliseconds())
 }
 
-// Apply brings the kernel to what the events say. The first one adopts the kernel as it is.
+// Apply applies events to the store and the change to the kernel. The first call adopts the kernel.
 func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	var took Took
 	began := time.Now()
@@ -113,7 +113,7 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	return took, nil
 }
 
-// start makes a Node that has programmed the events.
+// start makes a Node and applies the events.
 func start(ctx context.Context, ns *netns.NS, cfg compile.Config, events []store.Event) (*Node, Took, error) {
 	n, err := NewNode(ns, cfg)
 	if err != nil {

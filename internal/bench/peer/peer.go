@@ -1,7 +1,8 @@
 // Package peer loads a cluster's services into a node's kernel the way other programs do, so that
 // the bench can compare with them on the same machine: kube-proxy's two shapes, written here from
 // its public documentation and loaded by the same commands that it uses; nftlb, through its API;
-// and plain forwarding, the floor. Sluice is loaded through its own compiler and driver.
+// and plain forwarding, which is the least possible. Sluice is loaded through its own compiler and
+// driver.
 package peer
 
 import (
@@ -20,15 +21,14 @@ import (
 // install.
 var ErrMissing = errors.New("missing")
 
-// Dataplane is one way to carry out a cluster's services.
+// Dataplane carries out a cluster's services.
 type Dataplane interface {
 	Name() string
-	// Limit is the number of services that it can load, or load within reason, and why; 0: any
-	// number.
+	// Limit is the greatest possible or practical number of services, and why; 0: any number.
 	Limit() (services int, why string)
 	// Load programs the cluster into the node's empty kernel and returns when that is done.
 	Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error)
-	// NodePorts tells whether it serves a cluster's NodePort.
+	// NodePorts reports whether it serves a cluster's NodePort.
 	NodePorts() bool
 	// Target is where flows to services [first, first+count) go.
 	Target(c cluster.Cluster, first, count int) inject.Target
@@ -37,7 +37,7 @@ type Dataplane interface {
 // Loaded is a programmed data plane. Removing its namespace removes it; Close ends what runs
 // outside of the kernel.
 type Loaded struct {
-	Took  time.Duration // what it took to program the kernel, preparation not included
+	Took  time.Duration // how long programming the kernel took, without preparation
 	Note  string        // what the time is made of
 	Close func() error  // never nil
 }
@@ -50,12 +50,12 @@ func loaded(took time.Duration, note string) *Loaded {
 // is masqueraded, as in a real cluster.
 var pods = inject.Sources
 
-// services aims at ClusterIPs; the target of all that translate.
+// services aims at ClusterIPs, the target of all data planes that translate.
 func services(first, count int) inject.Target {
 	return inject.Target{Base: cluster.ServiceAddr(0), First: first, Count: count, Port: cluster.ServicePort}
 }
 
-// need says how to get a command that is not there.
+// need returns an error that says which package has a missing command.
 func need(command, pkg string) error {
 	if _, err := exec.LookPath(command); err != nil {
 		return fmt.Errorf("%w: %s (apt-get install %s)", ErrMissing, command, pkg)
@@ -63,7 +63,7 @@ func need(command, pkg string) error {
 	return nil
 }
 
-// All are the data planes that the bench knows.
+// All returns all data planes.
 func All() []Dataplane {
 	return []Dataplane{Sluice{}, KubeNftables{}, KubeIptables{}, Nftlb{}, Plain{}, Plain{Track: true}}
 }

@@ -13,7 +13,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// script is a rule set being written to a file; the first error sticks.
+// script is a ruleset that is written to a file.
 type script struct {
 	f *os.File
 	w *bufio.Writer

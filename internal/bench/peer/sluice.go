@@ -38,7 +38,7 @@ func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loa
 		return nil, err
 	}
 	fill(n.store, c)
-	runtime.GC() // the store's making is not part of what is timed
+	runtime.GC() // filling the store is not measured
 	took, err := n.Apply(ctx, nil)
 	if err != nil {
 		_ = n.Close() // nothing more to say than err does

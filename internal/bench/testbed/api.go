@@ -12,14 +12,14 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Own gives a namespace an address that is on none of its links, for Reach.
+// Own adds an address for Reach to a namespace's loopback.
 func Own(ns *netns.NS, addr netip.Addr) error {
 	return addAddr(ns, "lo", netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// Reach joins the testbed's node with a namespace that has the address far, which several testbeds
-// may reach, each under a number of its own, 1 to 4,095. Nothing else changes for the testbed but
-// that a service that nobody translates is unreachable, and is said to be so at once.
+// Reach connects the testbed's node with a namespace that has the address far. Several testbeds may
+// do so, each with a number of its own, 1 to 4,095. It also makes services that no data plane
+// translates unreachable, with an immediate ICMP error.
 func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	const near = "api0"
 	peer := fmt.Sprintf("node%d", number)
@@ -41,19 +41,18 @@ func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	if err := l.Node.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}); err != nil {
 		return fmt.Errorf("make services unreachable in %s: %w", l.Node.Name, err)
 	}
-	// The kernel sends such answers to one address once a second, unless it is told that there may
-	// be more.
+	// By default the kernel sends one such error a second to an address.
 	return errors.Join(addRoute(l.Node, near, netip.PrefixFrom(far, far.BitLen()), at(1)), l.Node.Sysctl("net/ipv4/icmp_ratelimit", "0"))
 }
 
-// End makes an address of the backend's namespace unreachable, as that of a pod which has ended, or
-// gives it back.
+// End makes an address of the backend's namespace unreachable, as that of a pod that has ended, or
+// reachable again.
 func (l *Testbed) End(backend netip.Addr, gone bool) error {
 	dst, err := netlink.ParseIPNet(netip.PrefixFrom(backend, backend.BitLen()).String())
 	if err != nil {
 		return err
 	}
-	// In the table of local addresses, as otherwise all of the backends' network would come first.
+	// In the local table, as its route to the whole backends' network is looked up first.
 	r := &netlink.Route{Dst: dst, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_UNREACHABLE}
 	if gone {
 		err = l.Backend.RouteReplace(r)

@@ -11,12 +11,13 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// gateway is what pods take for their router: nobody has it, the node's end of the pair answers.
+// gateway is the pods' default gateway. No device has it; the node's end of the pair answers for
+// it.
 var gateway = netip.MustParseAddr("169.254.1.1")
 
 // NewPods builds a node with so many pods (two at least), as a CNI that routes them does: a veth
 // pair and a host route for each. Client is the first and Backend the second, behind NodeIn and
-// NodeOut; the others are devices without anybody behind them.
+// NodeOut; the other pods are devices that nothing answers behind.
 func NewPods(prefix string, pods int) (*Testbed, error) {
 	l, err := newTestbed(prefix, "pods")
 	if err != nil {
@@ -62,8 +63,7 @@ func (l *Testbed) wirePods(pods int) error {
 	return errors.Join(err, addAddr(l.Node, "lo", netip.PrefixFrom(cluster.NodeAddr, 32)), l.sysctls())
 }
 
-// link makes an address reachable through a device without asking for it, at the other end of the
-// pair.
+// link adds a route and a permanent neighbour entry for an address at the other end of a veth pair.
 func link(ns *netns.NS, dev string, addr netip.Addr, other *netns.NS, otherDev string) error {
 	near, err := ns.LinkByName(dev)
 	if err != nil {
@@ -80,15 +80,15 @@ func link(ns *netns.NS, dev string, addr netip.Addr, other *netns.NS, otherDev s
 	if err := ns.RouteAdd(&netlink.Route{LinkIndex: near.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK}); err != nil {
 		return fmt.Errorf("add route to %s in %s: %w", addr, ns.Name, err)
 	}
-	return pinNeighbour(ns, near, addr, far)
+	return setNeighbour(ns, near, addr, far)
 }
 
-func pinNeighbour(ns *netns.NS, dev netlink.Link, addr netip.Addr, far netlink.Link) error {
+func setNeighbour(ns *netns.NS, dev netlink.Link, addr netip.Addr, far netlink.Link) error {
 	err := ns.NeighSet(&netlink.Neigh{
 		LinkIndex: dev.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr,
 	})
 	if err != nil {
-		return fmt.Errorf("pin neighbour %s in %s: %w", addr, ns.Name, err)
+		return fmt.Errorf("set neighbour %s in %s: %w", addr, ns.Name, err)
 	}
 	return nil
 }

@@ -3,8 +3,8 @@
 //
 //	client eth0 ── in0 node out0 ── eth0 backend
 //
-// Every testbed uses the same addresses, so that several stand side by side, one for each data
-// plane or scale under comparison, and can be measured in turns.
+// Every testbed uses the same addresses. Several exist side by side, one for each data plane or
+// size under comparison, and are measured in turns.
 package testbed
 
 import (
@@ -47,15 +47,15 @@ func ClientAddrs() []netip.Addr {
 	return addrs
 }
 
-// Testbed is one path. Close it.
+// Testbed is client, node and backend, connected. Close it.
 type Testbed struct {
 	Client, Node, Backend *netns.NS
 
-	rest *netns.NS // of pods that nobody talks to; nil where there are none
+	rest *netns.NS // of the pods without traffic; nil: there are none
 }
 
-// New builds a testbed; its namespaces are called PREFIX-client, -node and -backend. What is left
-// of an earlier one of that name is removed first.
+// New builds a testbed. Its namespaces are called PREFIX-client, -node and -backend; leftovers of
+// these names are removed first.
 func New(prefix string) (*Testbed, error) {
 	l, err := newTestbed(prefix, "")
 	if err != nil {
@@ -67,7 +67,7 @@ func New(prefix string) (*Testbed, error) {
 	return l, nil
 }
 
-// newTestbed makes the namespaces; rest names one more, if it is wanted.
+// newTestbed makes the namespaces; rest names one more unless it is empty.
 func newTestbed(prefix, rest string) (*Testbed, error) {
 	l := &Testbed{}
 	for _, end := range []struct {
@@ -133,7 +133,7 @@ func (l *Testbed) wire() error {
 	)
 }
 
-// neighbours pins link-layer addresses: no measurement waits for ARP.
+// neighbours makes neighbour entries permanent, so that no measurement waits for ARP.
 func (l *Testbed) neighbours() error {
 	for _, n := range []struct {
 		ns   *netns.NS
@@ -155,15 +155,15 @@ func (l *Testbed) neighbours() error {
 		if err != nil {
 			return err
 		}
-		if err := pinNeighbour(n.ns, dev, n.addr, peer); err != nil {
+		if err := setNeighbour(n.ns, dev, n.addr, peer); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sysctls makes the node a router and lets connections be many: ports are plenty, and closed ones
-// are forgotten at once. All are namespaced.
+// sysctls makes the node a router and allows many connections: more local ports, and short
+// conntrack time-outs of closed connections. All of these parameters are namespaced.
 func (l *Testbed) sysctls() error {
 	var errs []error
 	for _, s := range []struct {
@@ -186,8 +186,8 @@ func (l *Testbed) sysctls() error {
 	return errors.Join(errs...)
 }
 
-// FlushConntrack forgets all connections of the node. The table's limit is shared by the whole
-// machine, so this comes between any two measurements.
+// FlushConntrack empties the node's connection table. The whole machine shares one limit, so this
+// is done between any two measurements.
 func (l *Testbed) FlushConntrack() error {
 	if err := l.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		return fmt.Errorf("flush connection tracking in %s: %w", l.Node.Name, err)
@@ -225,7 +225,7 @@ func addRoute(ns *netns.NS, dev string, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// anyIP makes a namespace answer for every address of a prefix.
+// anyIP makes every address of a prefix local to a namespace.
 func anyIP(ns *netns.NS, p netip.Prefix) error {
 	lo, err := ns.LinkByName("lo")
 	if err != nil {
@@ -242,8 +242,8 @@ func anyIP(ns *netns.NS, p netip.Prefix) error {
 	return nil
 }
 
-// Track says whether packets that pass the node are connection-tracked from now on. Without it that
-// depends on what is loaded there.
+// Track turns connection tracking of forwarded packets on or off. Without a call it depends on what
+// is loaded on the node.
 func (l *Testbed) Track(on bool) error {
 	rule := "add rule ip track prerouting notrack"
 	if on {

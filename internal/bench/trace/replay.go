@@ -14,7 +14,7 @@ type event struct {
 	packet       uint32
 	table, chain string
 	policy       bool   // a base chain has ended
-	rule         uint64 // handle of the one that matched; 0 at a chain's end
+	rule         uint64 // handle of the rule that matched; 0 at a chain's end
 	verdict      int32
 	to           string // the chain that a verdict leads to
 }
@@ -62,13 +62,13 @@ func readEvent(m netlink.Message) (event, error) {
 	return e, err
 }
 
-// frame is a chain under way, with the number of its rules that are done.
+// frame is a chain that the packet is in, with how many of its rules are done.
 type frame struct {
 	chain string
 	done  int
 }
 
-// walk is one packet on its way through the chains of a base chain.
+// walk is a packet within a base chain.
 type walk struct {
 	rules map[string][]uint64
 	met   Met
@@ -76,8 +76,9 @@ type walk struct {
 	stack []frame // empty once the base chain itself was left by a goto
 }
 
-// replay follows each packet through the table's chains. The kernel makes a packet's number of
-// where it is in memory: another one may have it later. A packet passes a base chain but once.
+// replay follows each packet through the table's chains. The kernel makes a packet's number from
+// its address in memory, so a later packet may have the same. A packet passes a base chain only
+// once.
 func replay(rules map[string][]uint64, table string, events []event) ([]Met, error) {
 	var order []*walk
 	walks := map[uint32]*walk{}
@@ -139,13 +140,13 @@ func (w *walk) step(e event) error {
 		w.stack = append(w.stack, frame{chain: e.to})
 	case e.verdict == verdictGoto:
 		w.stack[top] = frame{chain: e.to}
-	case e.verdict != verdictContinue: // accepted, dropped: the base chain is over
+	case e.verdict != verdictContinue: // accepted or dropped: the base chain ends
 		w.base, w.stack = "", nil
 	}
 	return nil
 }
 
-// reach counts the rules of the current chain up to one.
+// reach counts the rules of the current chain up to a rule.
 func (w *walk) reach(handle uint64) error {
 	top := &w.stack[len(w.stack)-1]
 	i := slices.Index(w.rules[top.chain], handle)
@@ -157,7 +158,7 @@ func (w *walk) reach(handle uint64) error {
 	return nil
 }
 
-// finish counts what is left of the current chain.
+// finish counts the remaining rules of the current chain.
 func (w *walk) finish() {
 	top := &w.stack[len(w.stack)-1]
 	w.met.Rules[w.base] += len(w.rules[top.chain]) - top.done

@@ -1,9 +1,9 @@
-// Package trace counts the rules of an nftables table that a packet meets, by the kernel's own
-// trace of it.
+// Package trace counts the rules of an nftables table that a packet meets, with the kernel's packet
+// trace.
 //
-// The kernel tells which rules matched, and where each chain ended. The rules that a packet was
-// held against without matching lie between those, so they are counted from the table's rules: in
-// each chain, all up to the one that took the packet elsewhere.
+// The trace has the rules that matched and the ends of chains. The rules that did not match lie
+// between those, so they are counted in the table: in each chain, all up to the rule at which the
+// packet left.
 package trace
 
 import (
@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Met is what one packet met, by the base chains that it passed.
+// Met says which rules one packet met, by base chain.
 type Met struct {
 	Rules map[string]int  // by base chain of the table
 	NAT   map[string]bool // those base chains that are of type nat
@@ -34,16 +34,15 @@ func (m Met) Sum() (n int) {
 	return n
 }
 
-// Config says what is traced where.
+// Config says which packets to trace and where.
 type Config struct {
 	NS     *netns.NS
 	Device string // packets that arrive there
-	Match  string // what they match, as nft says it: "tcp dport 80"
+	Match  string // what they match, in nft's syntax: "tcp dport 80"
 	Table  string // whose rules count, of the family inet
 }
 
-// Packets traces what matches while send runs, and returns what each packet met, in the order in
-// which they came.
+// Packets traces matching packets while send runs. It returns what each packet met, in their order.
 func Packets(ctx context.Context, c Config, send func() error) (met []Met, err error) {
 	if err := c.mark(); err != nil {
 		return nil, err
@@ -82,7 +81,7 @@ func Packets(ctx context.Context, c Config, send func() error) (met []Met, err e
 	return met, err
 }
 
-// mark has the kernel trace packets from before any other hook on.
+// mark makes the kernel trace packets before any other hook.
 func (c Config) mark() error {
 	_, err := c.NS.Run("nft", fmt.Sprintf("add table netdev trace; delete table netdev trace; add table netdev trace; "+
 		"add chain netdev trace ingress { type filter hook ingress device %s priority -1000; }; "+
@@ -138,13 +137,13 @@ func (c Config) nats() (map[string]bool, error) {
 	return nats, err
 }
 
-// dump asks for all objects of a kind in the table; the kernel may add those of others.
+// dump requests all objects of a kind in the table; the kernel may add those of other tables.
 func (c Config) dump(kind netlink.HeaderType, tableAttr uint16, f func(netlink.Message) error) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd()})
 	if err != nil {
 		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
 	}
-	defer func() { _ = conn.Close() }() // all has been read, or an error is on its way
+	defer func() { _ = conn.Close() }() // everything has been read, or an error is returned
 	ask := netlink.NewAttributeEncoder()
 	ask.String(tableAttr, c.Table)
 	attrs, err := ask.Encode()
@@ -183,7 +182,7 @@ func decode(m netlink.Message, f func(*netlink.AttributeDecoder)) error {
 	return ad.Err()
 }
 
-// quiet is for how long nothing more has to come for a trace to be over.
+// quiet is how long without events a trace counts as complete.
 const quiet = 200 * time.Millisecond
 
 // receive reads events until none has come for a while; the first may take a second.

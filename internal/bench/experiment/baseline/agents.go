@@ -20,13 +20,13 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// agentProgram is one of the two programs under comparison.
+// agentProgram is one of the two programs that are compared.
 type agentProgram struct {
 	name   string // as a data plane
 	binary string
 }
 
-// inOrder are the two in the order of a round.
+// inOrder returns the two programs in the order of a round.
 func inOrder(r *harness.Run, round int) []agentProgram {
 	two := []agentProgram{{baselineName, r.Baseline}, {peer.Sluice{}.Name(), r.Binary}}
 	if round%2 == 1 {
@@ -35,8 +35,8 @@ func inOrder(r *harness.Run, round int) []agentProgram {
 	return two
 }
 
-// identify notes which program was measured. Its size is a part of its memory, so both should be
-// built alike.
+// identify notes version and size of a program. The size is a part of an agent's memory, so both
+// programs should be built with the same flags.
 func identify(ctx context.Context, r *harness.Run, p agentProgram) error {
 	out, err := exec.CommandContext(ctx, p.binary, "version").Output()
 	if err != nil {
@@ -50,7 +50,7 @@ func identify(ctx context.Context, r *harness.Run, p agentProgram) error {
 	return nil
 }
 
-// contestant is the agent of one of the programs, running.
+// contestant is a running agent of one of the programs.
 type contestant struct {
 	agentProgram
 	*harness.Agent
@@ -58,7 +58,7 @@ type contestant struct {
 	record  func(variant, metric, unit string, sample float64) // variant may be ""
 }
 
-// setting is what both programs are given.
+// setting is the testbed and the objects that both programs get.
 type setting struct {
 	name    string
 	testbed func(prefix string) (*testbed.Testbed, error)
@@ -66,10 +66,10 @@ type setting struct {
 	size    report.Measurement // how large it is, and its usual variant
 }
 
-// step is a part of a round, with the agents of both programs.
+// step measures something with the agents of both programs.
 type step func(context.Context, []*contestant) error
 
-// each is a step with one agent, and at once with the other.
+// each is the step that measures one agent and at once the other one.
 func each(measure func(context.Context, *contestant) error) step {
 	return func(ctx context.Context, both []*contestant) error {
 		for _, c := range both {
@@ -103,7 +103,7 @@ func withBoth(ctx context.Context, r *harness.Run, round int, s setting, steps .
 	return next(inOrder(r, round))
 }
 
-// withContestant runs f with an agent that has programmed the setting, and files how long that
+// withContestant runs f with an agent that has programmed the setting, and records how long that
 // took.
 func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setting, pairs samples, f func(*contestant) error) (err error) {
 	l, err := s.testbed(r.NextPrefix())
@@ -129,11 +129,11 @@ func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setti
 	})
 }
 
-// samples are those of one round by what was measured; the second of a pair makes a ratio.
+// samples are the samples of one round. The second one of a pair adds a ratio to the result.
 type samples map[string]float64
 
-// recorder files samples of a program in a setting of that size, and the ratio as soon as the round
-// has both.
+// recorder returns a function that adds samples of a program in a setting of that size, and the
+// ratio as soon as the round has samples of both programs.
 func recorder(r *harness.Run, name string, size report.Measurement, round samples) func(variant, metric, unit string, sample float64) {
 	return func(variant, metric, unit string, sample float64) {
 		m := size
@@ -155,8 +155,8 @@ func recorder(r *harness.Run, name string, size report.Measurement, round sample
 	}
 }
 
-// startOn starts an agent of a program, waits until it is ready and files the time as metric, if
-// there is one.
+// startOn starts an agent of a program, waits until it is ready and records the time as metric
+// unless that is "".
 func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metric string) error {
 	at.Binary = binary
 	p, err := at.Start()
@@ -171,7 +171,7 @@ func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metr
 	return err
 }
 
-// reserved is each, with the packets' CPU left to them.
+// reserved is each with PacketCPU reserved for packets.
 func reserved(measure func(context.Context, *contestant) error) step {
 	return func(ctx context.Context, both []*contestant) error {
 		if err := cpuaffinity.Reserve(harness.PacketCPU); err != nil {

@@ -77,7 +77,7 @@ func clusterSize(c cluster.Cluster) report.Measurement {
 	return report.Measurement{Services: c.Services, Endpoints: c.Services * c.Endpoints}
 }
 
-// compareServices measures all that concerns services: packets, changes, memory, commands, restart.
+// compareServices measures memory, commands, changes, packets and restart with services.
 func compareServices(ctx context.Context, r *harness.Run, round int, c cluster.Cluster) error {
 	files := func(yield func(cluster.File) bool) {
 		for _, f := range c.StickyFiles() {
@@ -98,7 +98,8 @@ func compareServices(ctx context.Context, r *harness.Run, round int, c cluster.C
 	)
 }
 
-// measureMemory files the agent's memory, and the kernel's for it, two seconds later.
+// measureMemory waits two seconds and records the agent's memory and what the kernel allocated for
+// it.
 func measureMemory(ctx context.Context, c *contestant) error {
 	if err := harness.Wait(ctx, 2*time.Second); err != nil {
 		return err
@@ -119,7 +120,7 @@ func measureMemory(ctx context.Context, c *contestant) error {
 	return nil
 }
 
-// timeCommands files the median time of the program's own commands about its agent.
+// timeCommands records the median time of `sluice status` and `sluice sync`.
 func timeCommands(ctx context.Context, c *contestant) error {
 	const times = 21
 	for _, command := range []struct{ name, metric string }{{"status", statusTime}, {"sync", syncTime}} {
@@ -138,8 +139,7 @@ func timeCommands(ctx context.Context, c *contestant) error {
 	return nil
 }
 
-// timeChanges files the time from a changed file to the kernel. The agents get their changes by
-// turns.
+// timeChanges records the time from a changed file to the kernel. The agents get changes in turns.
 func timeChanges(ctx context.Context, r *harness.Run, both []*contestant, c cluster.Cluster) (err error) {
 	count := 200
 	if !r.Full() {

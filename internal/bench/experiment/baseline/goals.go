@@ -12,9 +12,9 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
-// setGoals demands that nothing is more than 3 % worse beyond the noise of its own ratios, and that
-// of what is counted there is no more; where there is nothing to compare with, that it did not
-// happen.
+// setGoals sets a goal for each pair of measurements: at most 3 % more than the baseline beyond the
+// noise of the ratios, and no higher count. What was counted only while programs were replaced must
+// be zero.
 func setGoals(r *harness.Run) {
 	for _, own := range slices.Clone(r.Series) {
 		if own.Variant == upgraded || own.Variant == downgraded {
@@ -37,8 +37,8 @@ func setGoals(r *harness.Run) {
 	}
 }
 
-// noise is half the distance between the quartiles of some ratios, a fifth at most: a busy machine
-// must not make a goal easy to reach.
+// noise is half the distance between the quartiles of ratios, at most a fifth: a busy machine must
+// not make a goal easy to reach.
 func noise(ratios []float64) float64 {
 	s := slices.Sorted(slices.Values(ratios))
 	quarter := (len(s) - 1) / 4
@@ -58,13 +58,13 @@ func withDataplane(m report.Measurement, name string) report.Measurement {
 	return m
 }
 
-// ratioOf is the measurement of the ratios of what both programs were measured for.
+// ratioOf is the measurement that holds the ratios of a measurement of both programs.
 func ratioOf(m report.Measurement) report.Measurement {
 	m.Dataplane, m.Metric, m.Unit, m.Samples = "sluice over baseline", m.Metric+", ratio", "", nil
 	return m
 }
 
-// describe says what a metric is where its name alone does not.
+// describe returns a metric's name, with more words if the name alone is not clear.
 func describe(metric string) string {
 	if metric == harness.Half || metric == harness.NinetyNine {
 		return "file event to kernel, " + metric
@@ -72,7 +72,7 @@ func describe(metric string) string {
 	return metric
 }
 
-// sizeOf says how large a case was.
+// sizeOf describes the size of a case.
 func sizeOf(m report.Measurement) string {
 	if m.Policies > 0 {
 		return chart.Number(float64(m.Policies)) + " policies"

@@ -14,9 +14,9 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// replace kills the agent under load and starts one of that program in its place. It files what
-// clients noticed as that variant, and the time until the new agent is ready as metric, if there is
-// one.
+// replace kills the agent under load and starts an agent of that program in its place. It records
+// what clients noticed, as variant, and the time until the new agent is ready, as metric unless
+// that is "".
 func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster, binary, variant, metric string) error {
 	before, err := stickyEndpoints(ctx, x.testbed, c.Services)
 	if err != nil {
@@ -56,8 +56,8 @@ func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clust
 	return nil
 }
 
-// upgrade replaces the baseline's agent with this program's, and back; of the other there is
-// nothing to do.
+// upgrade replaces the baseline's agent with one of this program, and back. It does nothing with
+// this program's agent.
 func upgrade(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster) error {
 	if x.name != baselineName {
 		return nil
@@ -68,8 +68,7 @@ func upgrade(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clust
 	return replace(ctx, r, x, c, r.Baseline, downgraded, "")
 }
 
-// whileLoaded runs f under 1,000 requests a second to the last service, and returns what became of
-// them.
+// whileLoaded runs f under 1,000 requests a second to the last service and returns their results.
 func whileLoaded(ctx context.Context, r *harness.Run, l *testbed.Testbed, c cluster.Cluster, f func() error) (*load.Result, error) {
 	under, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -91,8 +90,8 @@ func whileLoaded(ctx context.Context, r *harness.Run, l *testbed.Testbed, c clus
 	return a.res, errors.Join(err, a.err)
 }
 
-// stickyEndpoints asks the service with session affinity once from each address of the client, and
-// returns which endpoint answered each.
+// stickyEndpoints connects to the service with session affinity once from each address of the
+// client and returns the endpoints that accepted.
 func stickyEndpoints(ctx context.Context, l *testbed.Testbed, services int) ([]netip.Addr, error) {
 	var listener net.Listener
 	err := l.Backend.Do(func() (err error) {
