@@ -31,6 +31,7 @@ type Commit struct {
 
 const subsystem = netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES << 8)
 
+// WatchCommits starts to listen in a namespace. Close it.
 func WatchCommits(ns *netns.NS) (*CommitWatch, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{
 		NetNS: ns.Fd(), Groups: 1 << (unix.NFNLGRP_NFTABLES - 1),

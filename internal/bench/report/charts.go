@@ -15,13 +15,16 @@ type Figure struct {
 // axisOf returns a measurement's place on a chart's x axis.
 type axisOf func(m Measurement) int
 
-// The axes.
+// ByServices is the axis of the number of services.
 func ByServices(m Measurement) int { return m.Services }
 
+// ByEndpoints is the axis of the number of endpoints.
 func ByEndpoints(m Measurement) int { return m.Endpoints }
 
+// ByAddresses is the axis of the number of addresses in a list.
 func ByAddresses(m Measurement) int { return m.Addresses }
 
+// ByPolicies is the axis of the number of policies.
 func ByPolicies(m Measurement) int { return m.Policies }
 
 // Draw makes a chart of one metric, with a series for each data plane and each of the variants, and

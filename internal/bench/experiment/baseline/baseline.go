@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
+// Experiment is the experiment baseline.
 var Experiment = harness.Experiment{
 	Name:  "baseline",
 	Title: "This program and an earlier one",

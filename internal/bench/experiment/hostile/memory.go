@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Memory is the experiment hostile-memory.
 var Memory = harness.Experiment{
 	Name:  "hostile-memory",
 	Title: "What memory legal objects at their extremes take",

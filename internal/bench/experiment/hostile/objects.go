@@ -25,6 +25,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Objects is the experiment hostile-objects.
 var Objects = harness.Experiment{
 	Name:  "hostile-objects",
 	Title: "Legal objects at their extremes",

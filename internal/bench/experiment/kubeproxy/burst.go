@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Burst is the experiment kube-proxy-burst.
 var Burst = harness.Experiment{
 	Name:  "kube-proxy-burst",
 	Title: "A thousand changes at once beside kube-proxy, from the API to packets",

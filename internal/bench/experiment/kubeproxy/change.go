@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Change is the experiment kube-proxy-change.
 var Change = harness.Experiment{
 	Name:  "kube-proxy-change",
 	Title: "One endpoint's change beside kube-proxy, from the API to packets",

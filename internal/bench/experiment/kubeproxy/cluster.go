@@ -186,7 +186,7 @@ func runningProcesses(ctx context.Context, r *harness.Run, st *APICluster) ([]*d
 			watched, cancel := context.WithCancel(ctx)
 			child := make(chan int, 1)
 			go func() { child <- s.HeaviestChild(watched) }()
-			at, err := Programmed(ctx, r, st, s)
+			at, err := Programmed(ctx, st, s)
 			cancel()
 			st.child = append(st.child, <-child)
 			if err != nil {
@@ -211,7 +211,7 @@ const sampled = 50
 
 // Programmed waits until connections to services drawn at random, to the last one and to the
 // singles reach a backend, and returns when the last of them did.
-func Programmed(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) (time.Time, error) {
+func Programmed(ctx context.Context, st *APICluster, s *dataplane.Process) (time.Time, error) {
 	targets := []probe.Target{serviceTarget(st.Services - 1)}
 	for range sampled {
 		targets = append(targets, serviceTarget(rand.IntN(st.Services)))

@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Connections is the experiment kube-proxy-connections.
 var Connections = harness.Experiment{
 	Name:  "kube-proxy-connections",
 	Title: "Cost of a new connection beside the real kube-proxy's rules",

@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// CPU is the experiment kube-proxy-cpu.
 var CPU = harness.Experiment{
 	Name:  "kube-proxy-cpu",
 	Title: "CPU beside kube-proxy, under 50 changes a second and idle",

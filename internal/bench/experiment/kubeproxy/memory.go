@@ -9,6 +9,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Memory is the experiment kube-proxy-memory.
 var Memory = harness.Experiment{
 	Name:  "kube-proxy-memory",
 	Title: "Memory beside kube-proxy",

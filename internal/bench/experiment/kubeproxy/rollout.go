@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Rollout is the experiment kube-proxy-rollout.
 var Rollout = harness.Experiment{
 	Name:  "kube-proxy-rollout",
 	Title: "A rolling update of a busy service beside kube-proxy",

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Start is the experiment kube-proxy-start.
 var Start = harness.Experiment{
 	Name:  "kube-proxy-start",
 	Title: "Start beside kube-proxy, on a real Kubernetes API",
@@ -59,7 +60,7 @@ func startProcess(ctx context.Context, r *harness.Run, st *APICluster, p datapla
 	if err := s.Start(); err != nil {
 		return err
 	}
-	at, err := Programmed(ctx, r, st, s)
+	at, err := Programmed(ctx, st, s)
 	if err != nil {
 		return err
 	}

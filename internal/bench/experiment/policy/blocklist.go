@@ -35,6 +35,7 @@ func (b listCase) String() string {
 	return fmt.Sprintf("%s, %s %s", b.Name(), chart.Number(float64(b.size)), b.kind)
 }
 
+// SkipReason implements harness.Case.
 func (b listCase) SkipReason() string {
 	if most, why := b.Limit(); most > 0 && b.size > most {
 		return why
@@ -42,6 +43,7 @@ func (b listCase) SkipReason() string {
 	return ""
 }
 
+// NewTestbed implements harness.Case.
 func (listCase) NewTestbed(prefix string) (*testbed.Testbed, error) { return testbed.New(prefix) }
 
 func (b listCase) list() []netip.Prefix {
@@ -54,6 +56,7 @@ func (b listCase) list() []netip.Prefix {
 	return cluster.Addresses(b.size)
 }
 
+// Load implements harness.Case.
 func (b listCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	blocked, err := b.Block(ctx, l.Node, testbed.NodeIn, b.list())
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// Changes is the experiment policy-changes.
 var Changes = harness.Experiment{
 	Name:  "policy-changes",
 	Title: "A pod's label or address changes",

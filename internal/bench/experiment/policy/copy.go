@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Copy is the experiment policy-copy.
 var Copy = harness.Experiment{
 	Name:  "policy-copy",
 	Title: "What a block list costs a bulk TCP copy",

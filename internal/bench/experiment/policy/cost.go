@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
+// Cost is the experiment policy-cost.
 var Cost = harness.Experiment{
 	Name:  "policy-cost",
 	Title: "What policies cost a connection and its packets",
@@ -48,12 +49,15 @@ func (p podCase) name() string {
 
 func (p podCase) String() string { return fmt.Sprintf("%s, %s", p.name(), p.Tenants) }
 
+// SkipReason implements harness.Case.
 func (podCase) SkipReason() string { return "" }
 
+// NewTestbed implements harness.Case.
 func (p podCase) NewTestbed(prefix string) (*testbed.Testbed, error) {
 	return testbed.NewPods(prefix, p.Local)
 }
 
+// Load implements harness.Case.
 func (p podCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	cfg := peer.Config()
 	cfg.Policy = p.policy

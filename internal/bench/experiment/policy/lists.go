@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Lists is the experiment policy-lists.
 var Lists = harness.Experiment{
 	Name:  "policy-lists",
 	Title: "What a block list costs the packets that it does not hold",

@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
+// Loading is the experiment policy-loading.
 var Loading = harness.Experiment{
 	Name:  "policy-loading",
 	Title: "Loading a block list, and its memory",

@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/bench/trace"
 )
 
+// Rules is the experiment policy-rules.
 var Rules = harness.Experiment{
 	Name:  "policy-rules",
 	Title: "Rules that a packet meets",

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
+// Start is the experiment policy-start.
 var Start = harness.Experiment{
 	Name:  "policy-start",
 	Title: "The start of an agent with policies",

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Changes is the experiment changes.
 var Changes = harness.Experiment{
 	Name:  "changes",
 	Title: "From a changed file to the kernel",

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Connections is the experiment connections.
 var Connections = harness.Experiment{
 	Name:  "connections",
 	Title: "Cost of a new connection",

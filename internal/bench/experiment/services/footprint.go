@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Footprint is the experiment footprint.
 var Footprint = harness.Experiment{
 	Name:  "footprint",
 	Title: "What the agent uses",
@@ -49,7 +50,7 @@ func measureFootprint(ctx context.Context, r *harness.Run, c cluster.Cluster) er
 			during func(context.Context) error
 		}{
 			{harness.IdleCPU, func(ctx context.Context) error { return harness.Wait(ctx, r.Short(10*time.Second, 3*time.Second)) }},
-			{harness.ChurnCPU, func(ctx context.Context) error { return churn(ctx, r, p, c, r.Short(10*time.Second, 3*time.Second)) }},
+			{harness.ChurnCPU, func(ctx context.Context) error { return churn(ctx, p, c, r.Short(10*time.Second, 3*time.Second)) }},
 		} {
 			r.Logf("%s: %s", s, step.metric)
 			// First, what the start or the last change still makes the agent do.
@@ -100,7 +101,7 @@ func measureMemory(r *harness.Run, s harness.ServiceCase, p *harness.Agent) erro
 
 // churn makes 50 changes a second: one takes an endpoint from a service, the next one gives it
 // back.
-func churn(ctx context.Context, r *harness.Run, p *harness.Agent, c cluster.Cluster, d time.Duration) error {
+func churn(ctx context.Context, p *harness.Agent, c cluster.Cluster, d time.Duration) error {
 	t := time.NewTicker(20 * time.Millisecond)
 	defer t.Stop()
 	began := time.Now()

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Latency is the experiment latency.
 var Latency = harness.Experiment{
 	Name:  "latency",
 	Title: "Response time and CPU at 1,000 requests a second",

@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Programming is the experiment programming.
 var Programming = harness.Experiment{
 	Name:  "programming",
 	Title: "Time to program an empty kernel",

@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// Removal is the experiment removal.
 var Removal = harness.Experiment{
 	Name:  "removal",
 	Title: "Many entries of one object come and go",

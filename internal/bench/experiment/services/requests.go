@@ -17,6 +17,7 @@ import (
 
 const nodePort = 30080
 
+// Requests is the experiment requests.
 var Requests = harness.Experiment{
 	Name:  "requests",
 	Title: "HTTP requests a second through a NodePort",

@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Restart is the experiment restart.
 var Restart = harness.Experiment{
 	Name:  "restart",
 	Title: "The agent killed and restarted under load",

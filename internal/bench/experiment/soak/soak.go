@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
+// Experiment is the experiment soak.
 var Experiment = harness.Experiment{
 	Name:  "soak",
 	Title: "Churn and faults for ten minutes",
@@ -76,7 +77,7 @@ func runFor(ctx context.Context, r *harness.Run, services int, lasting time.Dura
 	if err := s.Start(); err != nil {
 		return err
 	}
-	if _, err := kubeproxy.Programmed(ctx, r, st, s); err != nil {
+	if _, err := kubeproxy.Programmed(ctx, st, s); err != nil {
 		return err
 	}
 	t := &soakRun{Run: r, cluster: st, process: s, length: lasting}
