@@ -18,10 +18,10 @@ import (
 var Memory = harness.Experiment{
 	Name:  "hostile-memory",
 	Title: "What memory legal objects at their extremes take",
-	How: "Large hostile objects (100 kB to 1.5 MB) each meet an agent of their own, which reads and programs them beside the tenants' pods. What counts is the most that it ever had resident (VmHWM) " +
-		"beyond that of an agent without the object, by the bytes of the object in JSON. An agent that takes more than 4 GB, or more than a minute, is stopped. " +
-		fmt.Sprintf("The bound is %d MB for what else there is, %d kB for each pod of other nodes, %d bytes for each byte of tenants' objects, %d for each address that selectors of policies select, of which there may be %d, and %d for each element of services, of which there may be as many. ", mostBase>>20, mostPerPod>>10, mostPerByte, mostPerAddress, mostSelected, mostPerElement) +
-		"Then policies that each select as much as one may, and services that come to as much, come together, in one namespace and in several, to an agent that runs, beside bystanders; pods change under them, and the agent is killed and started.",
+	How: "Large hostile objects (100 kB to 1.5 MB) are each given to an agent of their own, which reads and programs them beside the tenants' pods. What counts is the most resident memory that it ever had (VmHWM) " +
+		"beyond that of an agent without the object, per byte of the object in JSON. An agent that takes more than 4 GB, or more than a minute, is stopped. " +
+		fmt.Sprintf("The bound is %d MB, and %d kB for each pod of other nodes, %d bytes for each byte of tenants' objects, %d for each address that selectors of policies select (at most %d count), and %d for each element of services (at most as many). ", mostBase>>20, mostPerPod>>10, mostPerByte, mostPerAddress, mostSelected, mostPerElement) +
+		"Then policies that each select as much as one may, and services of that size, are given together, in one namespace and in several, to a running agent with bystanders; pods change under them, and the agent is killed and started again.",
 	Run:    runMemory,
 	Charts: noCharts,
 }

@@ -29,10 +29,10 @@ import (
 var Objects = harness.Experiment{
 	Name:  "hostile-objects",
 	Title: "Legal objects at their extremes",
-	How: "A real agent on a node with pods reads a folder into which batches of hostile objects of tenants are put: all kinds that it reads, each field at its extremes, drawn from a seed. Half of them stay for some time and are changed into others; " +
-		"now and then the agent is killed and started among them, and in the end of each series all go. Meanwhile bystanders connect to a service that nothing happens to (a hundred times a second), " +
-		"change the endpoint of another one and wait until packets follow, try what policy forbids, and ask the agent whether it is well. Pods are on other nodes, some of which change with each batch: 10,000 of them, or as many as --pods says. After each series, `sluice plan` of a fresh process must find nothing to do. " +
-		"What fails is made smaller, on testbeds of its own, until it is the least that still does, and told with its seed.",
+	How: "A real agent on a node with pods reads a folder to which batches of tenants' objects are added: all kinds that it reads, with each field at its extremes, drawn from a seed. Half of them are later changed into others; " +
+		"now and then the agent is killed and started again, and at the end of each series all objects are removed. Meanwhile bystanders connect to a service that nothing happens to (a hundred times a second), " +
+		"change the endpoint of another service and wait until packets follow, try what policy forbids, and ask the agent whether it is healthy. Other nodes have 10,000 pods, or as many as --pods says; some change with each batch. After each series `sluice plan` of a fresh process must find nothing to do. " +
+		"If something fails, the bench looks for the fewest and smallest objects with which it still fails, on other testbeds, and reports them with the seed.",
 	Run:    runObjects,
 	Charts: noCharts,
 }

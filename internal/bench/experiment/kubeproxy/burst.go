@@ -20,8 +20,8 @@ import (
 var Burst = harness.Experiment{
 	Name:  "kube-proxy-burst",
 	Title: "A thousand changes at once beside kube-proxy, from the API to packets",
-	How: "A thousand EndpointSlices are written as fast as the API server takes them, each with other addresses in the place of all its endpoints. Connections to each of the services in turn tell since when all of them go to the new ones. " +
-		"A client that does nothing but watch notes when it has seen the last change; the time is from then on (0.2 ms, the time between two connections, where all are in force by then), and beside it from the first write. The programs are measured in turns, and the others are stopped meanwhile.",
+	How: "A thousand EndpointSlices are written as fast as the API server accepts them, each with other addresses for all its endpoints. Connections to each of the services in turn show since when all of them go to the new addresses. " +
+		"A client that only watches records when it has seen the last change. The time is measured from then (0.2 ms, the time between two connections, if everything is in force by then), and also from the first write. The programs are measured in turns; the others are stopped meanwhile.",
 	Run:    runBurst,
 	Charts: burstCharts,
 }

@@ -21,9 +21,9 @@ import (
 var Change = harness.Experiment{
 	Name:  "kube-proxy-change",
 	Title: "One endpoint's change beside kube-proxy, from the API to packets",
-	How: "An EndpointSlice in a real API server gets another address in the place of its one endpoint, while nothing else happens; connections through the service, a new one every fifth of a millisecond, tell since when they go there. " +
-		"A client that does nothing but watch EndpointSlices notes when it sees the same change: what it takes until then is the API server's, and subtracted. " +
-		"The programs are measured in turns, and the others are stopped meanwhile. kube-proxy runs with its usual least time of a second between two rounds (minSyncPeriod), which is over when the change is made.",
+	How: "The one endpoint of an EndpointSlice in a real API server gets another address, while nothing else happens. Connections through the service, a new one every fifth of a millisecond, show since when they go there. " +
+		"A client that only watches EndpointSlices records when it sees the same change; the time until then is the API server's and is subtracted. " +
+		"The programs are measured in turns; the others are stopped meanwhile. kube-proxy runs with its default of at least a second between two rounds (minSyncPeriod), which has passed when the change is made.",
 	Run:    runChange,
 	Charts: changeCharts,
 }

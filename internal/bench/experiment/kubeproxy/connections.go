@@ -19,8 +19,8 @@ import (
 var Connections = harness.Experiment{
 	Name:  "kube-proxy-connections",
 	Title: "Cost of a new connection beside the real kube-proxy's rules",
-	How: "As in \"" + services.Connections.Title + "\", with the tables that the real programs made of what a real API server has; the programs themselves are stopped. " +
-		"Either all flows go to one service, the last by address, or each to the next of all services. kube-proxy's iptables mode lists services in no particular order: what one of them costs there is chance, so that no goal is judged by it.",
+	How: "As in \"" + services.Connections.Title + "\", with the tables that the real programs made from what a real API server has; the programs are stopped. " +
+		"Either all flows go to one service, the last by address, or to all services in turns. kube-proxy's iptables mode lists services in no particular order, so what one of them costs there is chance, and no goal depends on it.",
 	Run:    runConnections,
 	Charts: connectionCharts,
 }

@@ -19,8 +19,8 @@ import (
 var CPU = harness.Experiment{
 	Name:  "kube-proxy-cpu",
 	Title: "CPU beside kube-proxy, under 50 changes a second and idle",
-	How: "For a minute, 50 EndpointSlices a second are written to a real API server, which by turns lose an endpoint and get it back. CPU is the process's own clock, user and system, and that of its children (iptables-restore, nft) that have ended. " +
-		"The programs are measured in turns, each with both sizes of the cluster at once, and the others are stopped meanwhile. Idle is half a minute in which nothing changes, for all at once.",
+	How: "For a minute, 50 EndpointSlices a second are written to a real API server, which lose an endpoint and get it back in turns. CPU is the process's own clock, user and system, with that of its children (iptables-restore, nft) that have ended. " +
+		"The programs are measured in turns, each with both sizes of the cluster at the same time; the others are stopped meanwhile. Idle is half a minute in which nothing changes, for all programs at the same time.",
 	Run:    runCPU,
 	Charts: cpuCharts,
 }

@@ -13,8 +13,8 @@ import (
 var Memory = harness.Experiment{
 	Name:  "kube-proxy-memory",
 	Title: "Memory beside kube-proxy",
-	How: "Resident memory (VmRSS) of each program once it has programmed all that a real API server has, and the most that any of its children (iptables-restore, nft) had while it did (VmHWM, looked at every five milliseconds). " +
-		"Together they are what the node must have for it. What the kernel holds for the rules is not part of it.",
+	How: "Resident memory (VmRSS) of each program once it has programmed everything that a real API server has, and the most that one of its children (iptables-restore, nft) had meanwhile (VmHWM, read every five milliseconds). " +
+		"Together they are what the node needs for it. The kernel's memory for the rules is not included.",
 	Run:    runMemory,
 	Charts: memoryCharts,
 }

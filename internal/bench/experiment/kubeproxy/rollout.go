@@ -22,9 +22,9 @@ import (
 var Rollout = harness.Experiment{
 	Name:  "kube-proxy-rollout",
 	Title: "A rolling update of a busy service beside kube-proxy",
-	How: "1,000 HTTP requests a second, each on a connection of its own, go to a service of ten pods, all of which are replaced within three seconds: a new pod serves and is written into the EndpointSlice as ready, as the EndpointSlice controller would; " +
-		"then an old one is written as terminating, goes on serving for a while, and is gone: its address is unreachable and its endpoint is taken out of the slice. " +
-		"The programs are measured in turns, and the others are stopped meanwhile.",
+	How: "1,000 HTTP requests a second, each on a connection of its own, go to a service of ten pods, all of which are replaced within three seconds: a new pod serves and is written into the EndpointSlice as ready, as the EndpointSlice controller does; " +
+		"then an old one is written as terminating, goes on serving for a while, and ends: its address becomes unreachable and its endpoint is removed from the slice. " +
+		"The programs are measured in turns; the others are stopped meanwhile.",
 	Run:    runRollout,
 	Charts: rolloutCharts,
 }

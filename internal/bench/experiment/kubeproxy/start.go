@@ -17,9 +17,9 @@ import (
 var Start = harness.Experiment{
 	Name:  "kube-proxy-start",
 	Title: "Start beside kube-proxy, on a real Kubernetes API",
-	How: "Real processes (`sluice run --kubeconfig`, and kube-proxy in its nftables and its iptables mode, iptables-legacy) start one after the other, each on a node of its own with an empty kernel, " +
-		"and read one real kube-apiserver. Programmed is when connections through 50 services drawn at random, the last service, and ten more have come to a backend, tried every fifth of a millisecond. " +
-		"Synced is when the program's own log says that its sources are read (kube-proxy looks ten times a second whether they are, so that it may be up to a tenth of a second earlier).",
+	How: "Real processes (`sluice run --kubeconfig`, and kube-proxy in nftables and in iptables mode, with iptables-legacy) start one after the other, each on a node of its own with an empty kernel, " +
+		"and read one real kube-apiserver. Programmed is when connections through 50 random services, the last service, and ten more reach a backend, tried every fifth of a millisecond. " +
+		"Synced is when the program logs that it has read its sources. (kube-proxy checks that ten times a second, so it may have happened up to a tenth of a second earlier.)",
 	Run:    runStart,
 	Charts: startCharts,
 }

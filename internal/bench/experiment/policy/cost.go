@@ -21,8 +21,8 @@ import (
 var Cost = harness.Experiment{
 	Name:  "policy-cost",
 	Title: "What policies cost a connection and its packets",
-	How: "One pod of the node sends to another, as XDP live frames at its end of the pair; on one core. New connections are SYNs of fresh flows, each of which three policies at either end judge, the last of them letting it pass. " +
-		"Established packets are datagrams of 256 flows that have been answered before. With policies off the table translates services only.",
+	How: "One pod of the node sends to another, as XDP live frames at its end of the veth pair, on one core. New connections are SYNs of new flows, which three policies at either end judge; the last of them allows them. " +
+		"Established packets are datagrams of 256 flows that have been answered before. With policies off, the table translates services only.",
 	Run:    runCost,
 	Charts: costCharts,
 }

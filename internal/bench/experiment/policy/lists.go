@@ -19,10 +19,10 @@ import (
 var Lists = harness.Experiment{
 	Name:  "policy-lists",
 	Title: "What a block list costs the packets that it does not hold",
-	How: "Datagrams from ever new random addresses, none of them listed, enter a node as XDP live frames, are forwarded, and are counted and dropped as they " +
-		"leave; all on one core. The time from the first to the last, by their number, of three runs the fastest: once with connection tracking (each is a new flow then), once without, which is the least that forwarding can cost. " +
+	How: "Datagrams from new random addresses, none of them in the list, enter a node as XDP live frames, are forwarded, and are counted and dropped as they " +
+		"leave; all on one core. The time from the first to the last divided by their number, of three runs the fastest: once with connection tracking (each is a new flow then), once without, which is the least that forwarding can cost. " +
 		"Listed addresses are random too, and lie between those that send. " +
-		"A list of networks has twenty prefix lengths, as public ones have. Sluice looks in its list at the ingress hook, its host endpoint and the others where packets are forwarded.",
+		"A list of networks has twenty prefix lengths, as public ones have. Sluice looks into its list at the ingress hook; its host endpoint and the other programs look where packets are forwarded.",
 	Run:    runLists,
 	Charts: listCharts,
 }

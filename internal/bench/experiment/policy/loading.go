@@ -23,10 +23,10 @@ import (
 var Loading = harness.Experiment{
 	Name:  "policy-loading",
 	Title: "Loading a block list, and its memory",
-	How: "Sluice: a node that runs it gets its first list; the clock runs from before the text file is read (one address a line) until the kernel has acknowledged all of it, in this process. " +
+	How: "Sluice: a running node gets its first list. The time is from before the text file is read (one address a line) until the kernel has acknowledged all of it, in this process. " +
 		"The others: how long `ipset restore`, `iptables-restore` and `nft -f` take for the same addresses, in their own form. Each in a new network namespace. " +
-		"Memory of Sluice's list is what an agent's control group was charged more than that of an agent without one. An ipset is not charged in whole, " +
-		"so what it says of its own size counts (\"Size in memory\").",
+		"Memory of Sluice's list is what an agent's control group was charged more than that of an agent without one. The kernel does not charge all of an ipset, " +
+		"so the size that the set itself reports counts (\"Size in memory\").",
 	Run:    runLoading,
 	Charts: loadingCharts,
 }

@@ -19,7 +19,7 @@ var Start = harness.Experiment{
 	Name:  "policy-start",
 	Title: "The start of an agent with policies",
 	How: "A real agent process (`sluice run`) reads pods and NetworkPolicies from a folder with a file for each, on a node with 30 of the pods and an empty kernel. Three policies select each pod, in both directions. " +
-		"The time is from the start of the process until it answers that it is ready: everything read and programmed. Memory is VmRSS two seconds later, and the most that there was until then (VmHWM).",
+		"The time is from the start of the process until it answers that it is ready: everything read and programmed. Memory is VmRSS two seconds later, and the greatest until then (VmHWM).",
 	Run:    runStart,
 	Charts: startCharts,
 }

@@ -19,9 +19,9 @@ var Changes = harness.Experiment{
 	Name:  "changes",
 	Title: "From a changed file to the kernel",
 	How: "A real agent process holds the cluster from a folder (on a tmpfs, so that no disk is measured) with a file for each object. A new version of one EndpointSlice is renamed into the folder; " +
-		"the clock runs from just before the rename until the kernel's notification of the commit arrives in another process, which is a few microseconds after the commit itself " +
-		"and about when the agent has its acknowledgement. If a change takes several transactions, the last counts. " +
-		"Changes come one at a time, except where a thousand files are renamed as fast as they can be.",
+		"the time is from just before the rename until the kernel's notification of the commit arrives in another process, which is a few microseconds after the commit itself " +
+		"and about when the agent has its acknowledgement. If a change takes several transactions, the last one counts. " +
+		"Changes are made one at a time, except where a thousand files are renamed as fast as possible.",
 	Run:    runChanges,
 	Charts: changeCharts,
 }

@@ -18,10 +18,10 @@ import (
 var Connections = harness.Experiment{
 	Name:  "connections",
 	Title: "Cost of a new connection",
-	How: "SYNs of flows that never existed before enter a node as XDP live frames, are translated and forwarded, and are counted and dropped as they " +
-		"reach the backends' device; all on one core. The time from the first flow to the last, by their number. " +
-		"Either all flows go to the last service (the worst place in a list), or each to the next of all services (nothing stays in the CPU's caches). " +
-		"A sample counts only if the flows arrived translated (all but one in a thousand). Connection tracking is emptied between any two.",
+	How: "SYNs of new flows enter a node as XDP live frames, are translated and forwarded, and are counted and dropped as they " +
+		"reach the backends' device; all on one core. The time from the first flow to the last, divided by their number. " +
+		"Either all flows go to the last service (the worst place in a list), or to all services in turns (nothing stays in the CPU's caches). " +
+		"A sample counts only if the flows arrived translated (all but one in a thousand). The connection table is emptied between any two samples.",
 	Run:    runConnections,
 	Charts: connectionCharts,
 }

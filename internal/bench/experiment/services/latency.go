@@ -18,9 +18,9 @@ import (
 var Latency = harness.Experiment{
 	Name:  "latency",
 	Title: "Response time and CPU at 1,000 requests a second",
-	How: "1,000 HTTP requests a second to the last service of 10 endpoints, each started on time whatever the answers do, and timed from when it was due. " +
+	How: "1,000 HTTP requests a second to the last service, which has 10 endpoints. Each is started on time even if answers are late, and timed from when it was due. " +
 		"Client, server and packets run in one thread on one core; CPU is that thread's own clock, which includes the kernel's packet work, as that happens in the sending thread. " +
-		"The core's busy time from /proc/stat stands beside it: it also has timers, and whatever else ran there.",
+		"The core's busy time from /proc/stat is given, too: it also includes timers and whatever else ran there.",
 	Run:    runLatency,
 	Charts: latencyCharts,
 }

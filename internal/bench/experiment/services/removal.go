@@ -22,8 +22,8 @@ var Removal = harness.Experiment{
 	Name:  "removal",
 	Title: "Many entries of one object come and go",
 	How: "One object gets so many entries and loses them again: source ranges of a LoadBalancer with three ports (two thirds single addresses, the others of many lengths), pod CIDRs of the node, port ranges of a NetworkPolicy, ipBlocks of one. " +
-		"The clock runs from the event's arrival in the store until the kernel has acknowledged the change: index, compile, plan, apply, in this process. " +
-		"Then another service loses or gets its endpoint, which shows what the kernel has still to do.",
+		"The time is from the event's arrival in the store until the kernel has acknowledged the change: index, compile, plan, apply, in this process. " +
+		"Then another service loses its endpoint or gets one, which shows what work the kernel still has to do.",
 	Run:    runRemoval,
 	Charts: removalCharts,
 }

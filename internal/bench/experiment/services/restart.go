@@ -20,8 +20,8 @@ import (
 var Restart = harness.Experiment{
 	Name:  "restart",
 	Title: "The agent killed and restarted under load",
-	How: "While 1,000 HTTP requests a second, each on a connection of its own, go to the last service, the agent is killed (SIGKILL), stays away for half a second, and is started again. " +
-		"The time is from the start of the new process until it answers that it is ready: its manifests read, the table found in the kernel compared with them and adopted. " +
+	How: "While 1,000 HTTP requests a second, each on a connection of its own, go to the last service, the agent is killed (SIGKILL) and started again half a second later. " +
+		"The time is from the start of the new process until it answers that it is ready: it has read its manifests, compared the table in the kernel with them, and adopted it. " +
 		"Then it is asked what it would change. 10,000 services are read from a file for each object, a million endpoints from Lists of a thousand services.",
 	Run:    runRestart,
 	Charts: restartCharts,

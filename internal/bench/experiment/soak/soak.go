@@ -23,9 +23,9 @@ import (
 var Experiment = harness.Experiment{
 	Name:  "soak",
 	Title: "Churn and faults for ten minutes",
-	How: "An agent follows a real API server with 1,000 services of ten endpoints, 50 of which change each second: endpoints come, go and end, up to twenty and down to none, slices and services are deleted and made anew. " +
-		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that nobody can go on from where he was, the agent is killed, it is stopped for seconds so that all events come late, and hostile services and policies come and go, beside 500 pods some of which do, too. " +
-		"500 requests a second, a connection each, go to services that nothing happens to. In the end, the agent is asked what it would change; another one programs an empty node from the same API; and the tables of both nodes are compared.",
+	How: "An agent follows a real API server with 1,000 services of ten endpoints. Each second 50 of them change: endpoints are added, removed and terminating, up to twenty and down to none, and slices and services are deleted and created again. " +
+		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that every client must list everything again, the agent is killed, the agent is stopped for seconds so that all events come late, and hostile services and policies are created and deleted beside 500 pods, some of which change, too. " +
+		"500 requests a second, each on a connection of its own, go to services that nothing happens to. At the end the agent is asked what it would change, another agent programs an empty node from the same API, and the tables of both nodes are compared.",
 	Run:    runExperiment,
 	Charts: charts,
 }
