@@ -180,3 +180,36 @@ func reserved(measure func(context.Context, *contestant) error) step {
 		return errors.Join(each(measure)(ctx, both), cpuaffinity.Release())
 	}
 }
+
+// cost names a cost of packets.
+type cost struct{ variant, metric string }
+
+// packets is the step that measures what packets cost, three times with the agents in turns, and
+// records the least: only other work makes packets slower.
+func packets(measure func(ctx context.Context, c *contestant, sample func(variant, metric string, micros float64)) error) step {
+	return func(ctx context.Context, both []*contestant) error {
+		least := map[*contestant]map[cost]float64{}
+		once := reserved(func(ctx context.Context, c *contestant) error {
+			return measure(ctx, c, func(variant, metric string, micros float64) {
+				k := cost{variant, metric}
+				if least[c] == nil {
+					least[c] = map[cost]float64{}
+				}
+				if was, ok := least[c][k]; !ok || micros < was {
+					least[c][k] = micros
+				}
+			})
+		})
+		for range 3 {
+			if err := once(ctx, both); err != nil {
+				return err
+			}
+		}
+		for _, c := range both {
+			for k, micros := range least[c] {
+				c.record(k.variant, k.metric, "µs", micros)
+			}
+		}
+		return nil
+	}
+}

@@ -23,12 +23,12 @@ import (
 var Experiment = harness.Experiment{
 	Name:  "baseline",
 	Title: "This program and an earlier one",
-	How: "The agent (`sluice run`) of this program and that of the program given by `--baseline` hold the same cluster, each in network namespaces of its own. " +
-		"In each round every quantity is measured with one of the two and at once with the other; the order changes from round to round. " +
-		"Start to programmed is from the start of the process, with an empty kernel, until it answers that it is ready; start to adopted is the same with the kernel full. " +
-		"For the restart the agent is killed (SIGKILL) under 1,000 HTTP requests a second, each on a connection of its own, stays away for half a second and is started again; " +
-		"for the upgrade the other program is started in its place. 15 clients of a service with session affinity ask it before and after. " +
-		"A ratio is this program's sample over the baseline's of the same round. Noise is half the distance between the quartiles of these ratios, a fifth at most.",
+	How: "The agent (`sluice run`) of this program and that of the program that `--baseline` names hold the same cluster, each in network namespaces of its own. " +
+		"In each round every quantity is measured with one of the two and at once with the other; the order alternates between rounds. The costs of packets are measured three times in turns, and the least counts. " +
+		"Start to programmed is from the start of the process, with an empty kernel, until it answers that it is ready; start to adopted is the same with all in the kernel already. " +
+		"For the restart the agent is killed (SIGKILL) under 1,000 HTTP requests a second, each on a connection of its own, and started again half a second later; " +
+		"for the upgrade the other program is started in its place. 15 clients of a service with session affinity connect before and after. " +
+		"A ratio is this program's sample over the baseline's of the same round. Noise is half the distance between the quartiles of these ratios, at most a fifth.",
 	Run:    runExperiment,
 	Charts: charts,
 }
@@ -91,7 +91,9 @@ func compareServices(ctx context.Context, r *harness.Run, round int, c cluster.C
 	return withBoth(ctx, r, round, setting{c.String(), testbed.New, files, clusterSize(c)},
 		each(measureMemory), each(timeCommands),
 		func(ctx context.Context, both []*contestant) error { return timeChanges(ctx, r, both, c) },
-		reserved(func(ctx context.Context, x *contestant) error { return newFlows(ctx, r, x, c) }),
+		packets(func(ctx context.Context, x *contestant, sample func(variant, metric string, micros float64)) error {
+			return newFlows(ctx, r, x, c, sample)
+		}),
 		reserved(func(ctx context.Context, x *contestant) error {
 			return replace(ctx, r, x, c, x.binary, restarted, harness.Adopted)
 		}),
@@ -178,11 +180,11 @@ func timeChanges(ctx context.Context, r *harness.Run, both []*contestant, c clus
 	return nil
 }
 
-func newFlows(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster) error {
+func newFlows(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster, sample func(variant, metric string, micros float64)) error {
 	return r.FlowCosts(ctx, harness.FlowCase{
 		Name: x.name, Testbed: x.testbed, Services: c.Services,
 		Target: func(first, count int) inject.Target { return peer.Sluice{}.Target(c, first, count) },
-		Record: func(variant string, micros float64) { x.record(variant, harness.PerFlow, "µs", micros) },
+		Record: func(variant string, micros float64) { sample(variant, harness.PerFlow, micros) },
 	})
 }
 
@@ -192,8 +194,8 @@ func comparePolicies(ctx context.Context, r *harness.Run, round int, t cluster.T
 	return withBoth(ctx, r, round, setting{t.String(), pods, t.Files(), report.Measurement{Policies: t.Policies, Variant: "with policies"}},
 		each(func(ctx context.Context, x *contestant) error { return policy.Holds(ctx, x.testbed, t) }),
 		each(measureMemory),
-		reserved(func(ctx context.Context, x *contestant) error {
-			return policy.PodCosts(ctx, r, x.testbed, t, x.name, func(metric string, micros float64) { x.record("", metric, "µs", micros) })
+		packets(func(ctx context.Context, x *contestant, sample func(variant, metric string, micros float64)) error {
+			return policy.PodCosts(ctx, r, x.testbed, t, x.name, func(metric string, micros float64) { sample("", metric, micros) })
 		}),
 	)
 }
