@@ -130,6 +130,12 @@ var rules = []rule{
 		"state is what drivers read: comparable values with nothing behind them"},
 	{"internal/driver", slices.Concat(kubernetes, []string{"internal/compile", "internal/store", "internal/source", "internal/agent"}),
 		"a driver gets the desired state and nothing else: whatever else it looked at would be a second way for data to flow"},
+	{"internal/driver/nftables", []string{"internal/conntrack", "internal/upkeep", "internal/verdict", "internal/reconcile", "internal/link"},
+		"what befalls connections is the upkeep's, whatever the driver; when a part is adopted or tried again is the reconciler's"},
+	{"internal/reconcile", slices.Concat(kubernetes, kernel, []string{"internal/store", "internal/compile", "internal/source", "internal/agent", "internal/conntrack", "internal/link"}),
+		"reconcile decides what is done when: everything that it does to a kernel goes through a driver"},
+	{"internal/upkeep", slices.Concat(kubernetes, []string{"internal/store", "internal/compile", "internal/source", "internal/agent", "internal/reconcile"}),
+		"upkeep goes by what the driver holds: it needs to know neither the objects nor who decides what is done when"},
 	{"internal/verdict", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"verdict says what the desired state does with a connection: it asks neither the kernel nor the objects, so that it can be held against both"},
 	{"internal/link", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
@@ -274,6 +280,37 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	for _, p := range packages(t) {
 		if !p.doc && !p.tests {
 			t.Errorf("package %s has no doc comment: say in its first file what it owns", p.path)
+		}
+	}
+}
+
+// The page has a place for each package, and names none that there is not.
+func TestPageHasEveryPackage(t *testing.T) {
+	b, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(b), "## Packages")
+	table, _, _ = strings.Cut(table, "\n## ")
+	all := packages(t)
+	for _, p := range all {
+		parts := strings.SplitN(p.path, "/", 3)
+		if parts[0] != "internal" && parts[0] != "cmd" || len(parts) < 2 {
+			continue
+		}
+		if owner := parts[0] + "/" + parts[1]; !strings.Contains(table, "`"+owner+"`") {
+			t.Errorf("docs/architecture.md does not say what %s owns", owner)
+		}
+	}
+	for line := range strings.Lines(table) {
+		first, _, isRow := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+		if !isRow {
+			continue
+		}
+		for i, name := range strings.Split(first, "`") {
+			if i%2 == 1 && !slices.ContainsFunc(all, func(p *pkg) bool { return below(p.path, name) }) {
+				t.Errorf("docs/architecture.md names %s, which there is not", name)
+			}
 		}
 	}
 }

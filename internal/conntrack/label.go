@@ -11,28 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // Labels are the 128 bits of an entry's connection label, as the kernel holds them.
 type Labels [16]byte
 
-// CutLabel is the number of the bit that says that policy forbids the flow: what nft calls "ct label 127".
-const CutLabel = 127
 
 // remakes bounds how often an entry is made anew that a packet made meanwhile.
 const remakes = 3
 
 // cutMask has the cut bit alone. The kernel reads labels as words of its own byte order.
 func cutMask() (l Labels) {
-	const word = CutLabel / 32 * 4
-	binary.NativeEndian.PutUint32(l[word:], 1<<(CutLabel%32))
+	const word = state.CutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(l[word:], 1<<(state.CutLabel%32))
 	return l
 }
 
 // Cut reports whether the flow is labelled as one that policy forbids.
 func (f *Flow) Cut() bool {
-	const word = CutLabel / 32 * 4
-	return binary.NativeEndian.Uint32(f.Labels[word:])&(1<<(CutLabel%32)) != 0
+	const word = state.CutLabel / 32 * 4
+	return binary.NativeEndian.Uint32(f.Labels[word:])&(1<<(state.CutLabel%32)) != 0
 }
 
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It

@@ -7,6 +7,10 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
+// CutLabel is the bit of a connection's label that says that policy forbids it: what nft calls "ct label
+// 127". Upkeep sets it, and the program of every driver drops what carries it, in both directions.
+const CutLabel = 127
+
 // SetID names a set of addresses or of ports in the kernel. It is a function
 // of all names in use at the moment alone: a hash, moved on where two names share it. The low
 // eight bits are zero: drivers use them to tell apart what one set needs more than one of.

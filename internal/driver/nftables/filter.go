@@ -6,7 +6,6 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 )
@@ -273,8 +272,8 @@ const loopback = 1
 // cutMask has the bit among a connection's labels which says that it is forbidden.
 func cutMask() []byte {
 	mask := make([]byte, 16)
-	word := conntrack.CutLabel / 32 * 4
-	binary.NativeEndian.PutUint32(mask[word:], 1<<(conntrack.CutLabel%32))
+	word := state.CutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(mask[word:], 1<<(state.CutLabel%32))
 	return mask
 }
 
