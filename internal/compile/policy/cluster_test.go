@@ -100,10 +100,10 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 
 func (h *history) limit(c *Compiler) {
 	if h.together > 0 {
-		c.parts.limits.together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
+		c.variants.limits.together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
 	}
 	if h.selected > 0 {
-		c.parts.limits.selected = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}
+		c.variants.limits.selected = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}
 	}
 }
 

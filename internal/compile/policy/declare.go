@@ -28,22 +28,22 @@ var builtInTiers = []model.Tier{model.AdminTier, model.DefaultTier, model.Baseli
 
 // policy is one version of a policy, in one version of its tier.
 type policy struct {
-	obj     *model.Policy
-	tier    model.Tier
-	noTier  bool                // its tier does not exist
-	denies  bool                // all that it selects, as it can't be applied as it is meant
-	excess  string              // why it is refused here, though it was read: it is too large
-	refused []*model.NetworkSet // refused ones among the peers of its rules, by key
-	serial  uint64              // tells versions apart
-	parts   [8]*part
-	refs    [8]int // the plans that have the part
+	obj      *model.Policy
+	tier     model.Tier
+	noTier   bool                // its tier does not exist
+	denies   bool                // all that it selects, as it can't be applied as it is meant
+	excess   string              // why it is refused here, though it was read: it is too large
+	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
+	serial   uint64              // tells versions apart
+	variants [8]*variant
+	refs     [8]int // the plans that have the variant
 
-	// fresh: endpoints that are there may still have the version before, or none, as parts are not
-	// filled.
+	// fresh: endpoints that are there may still have the version before, or none, as variants are
+	// not filled.
 	fresh    bool
 	awaited  bool      // by some of them
 	since    time.Time // when it came
-	prepared []int     // the parts that are held until it is no longer fresh
+	prepared []int     // the variants that are held until it is no longer fresh
 
 	// outdated: its tier changed, or a set of its rules is refused and so empty. It does not stand
 	// until the next version is filled: beside others that are up to date it might let pass what

@@ -8,8 +8,8 @@ import (
 // Parts are filled in slices: their selectors are counted, then the groups follow them and are
 // filled, while nothing refers to them yet.
 
-// advance goes on with a part as far as there is room for, which it takes.
-func (ps *parts) advance(p *part, room int) {
+// advance goes on with a variant as far as there is room for, which it takes.
+func (ps *variants) advance(p *variant, room int) {
 	began := ps.room
 	for !p.progress.settled() && began-ps.room < room {
 		ps.room -= ps.step(p, room-(began-ps.room))
@@ -18,10 +18,10 @@ func (ps *parts) advance(p *part, room int) {
 	ps.got[p.namespace()] += began - ps.room
 }
 
-// step takes one step with a part that is not settled: at most, one selector is counted, or one
+// step takes one step with a variant that is not settled: at most, one selector is counted, or one
 // group follows its selector, or is filled as far as there is room for. It returns about how many
 // elements a kernel takes in that time.
-func (ps *parts) step(p *part, room int) (spent int) {
+func (ps *variants) step(p *variant, room int) (spent int) {
 	switch p.progress {
 	case unbuilt:
 		return ps.build(p)
@@ -44,9 +44,9 @@ func (ps *parts) step(p *part, room int) (spent int) {
 	return spent
 }
 
-// build compiles the rules of a part. What its selectors select need not be counted where it is
+// build compiles the rules of a variant. What its selectors select need not be counted where it is
 // little, whatever that is.
-func (ps *parts) build(p *part) (spent int) {
+func (ps *variants) build(p *variant) (spent int) {
 	ps.sets.build(p)
 	p.progress = counting
 	if n := len(p.selectors) * ps.objects.size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
@@ -55,9 +55,9 @@ func (ps *parts) build(p *part) (spent int) {
 	return p.units
 }
 
-// count counts what the next selector of a part selects; after the last one, the part gets its
-// groups if there is room for them.
-func (ps *parts) count(p *part) (spent int) {
+// count counts what the next selector of a variant selects; after the last one, the variant gets
+// its groups if there is room for them.
+func (ps *variants) count(p *variant) (spent int) {
 	if len(p.tallies) < len(p.selectors) {
 		t, looked := ps.tallies.hold(p.selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
@@ -78,16 +78,16 @@ func (ps *parts) count(p *part) (spent int) {
 	return 1
 }
 
-// settle ends the way of a part: its rules change now.
-func (ps *parts) settle(p *part, now progress) {
+// settle ends the way of a variant: its rules change now.
+func (ps *variants) settle(p *variant, now progress) {
 	p.progress, p.early, p.resolved, ps.stale = now, false, nil, true
 	if now == filled {
 		ps.releaseTallies(p)
 	}
 }
 
-// refuse takes a part's sets away, and counts what it selects from now on.
-func (ps *parts) refuse(p *part, why progress) {
+// refuse takes a variant's sets away, and counts what it selects from now on.
+func (ps *variants) refuse(p *variant, why progress) {
 	ps.limits.crowded = ps.limits.crowded || why == refusedTogether
 	if p.progress == why {
 		if p.early {
@@ -108,9 +108,9 @@ func (ps *parts) refuse(p *part, why progress) {
 	}
 }
 
-// restart takes up a part that was refused. One that is counted holds its groups from now on:
+// restart takes up a variant that was refused. One that is counted holds its groups from now on:
 // otherwise larger ones might, until it is counted again.
-func (ps *parts) restart(p *part) {
+func (ps *variants) restart(p *variant) {
 	if p.progress == refusedTogether {
 		ps.sets.build(p)
 		ps.sets.holdGroups(p)
@@ -127,36 +127,36 @@ func (ps *parts) restart(p *part) {
 
 // refill checks the limits and fills what waits; where the update may change all, until nothing is
 // left to check.
-func (ps *parts) refill(room int) {
+func (ps *variants) refill(room int) {
 	for again := true; again; again = ps.whole && ps.limits.isDue() {
 		ps.weigh()
 		ps.fill(room)
 	}
 }
 
-// fill goes on with the parts that wait, for about so many elements. Half of them go to those that
-// got least so far, then the part that has waited longest gets what is left.
-func (ps *parts) fill(room int) {
+// fill goes on with the variants that wait, for about so many elements. Half of them go to those
+// that got least so far, then the variant that has waited longest gets what is left.
+func (ps *variants) fill(room int) {
 	ps.tidy()
 	room = min(room, ps.room)
 	left, share := ps.room-room, max(room/8, 1)
-	waiting := map[string][]*part{}
+	waiting := map[string][]*variant{}
 	for _, p := range ps.queue {
 		waiting[p.namespace()] = append(waiting[p.namespace()], p)
 	}
 	maps.DeleteFunc(ps.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
 	ps.fillLeast(waiting, left+room/2, share)
-	if i := slices.IndexFunc(ps.queue, func(p *part) bool { return !p.progress.settled() }); i >= 0 { // the queue is in the order in which they came
+	if i := slices.IndexFunc(ps.queue, func(p *variant) bool { return !p.progress.settled() }); i >= 0 { // the queue is in the order in which they came
 		ps.advance(ps.queue[i], ps.room-left)
 	}
 	ps.fillLeast(waiting, left, share)
 	ps.tidy()
 }
 
-// fillLeast gives shares to the namespace that has got least so far, and there to the part that
-// has, until so much room is left. So no small part waits for large ones, nor for the many of
+// fillLeast gives shares to the namespace that has got least so far, and there to the variant that
+// has, until so much room is left. So no small variant waits for large ones, nor for the many of
 // another namespace.
-func (ps *parts) fillLeast(waiting map[string][]*part, until, share int) {
+func (ps *variants) fillLeast(waiting map[string][]*variant, until, share int) {
 	for len(waiting) > 0 && ps.room > until {
 		first, found := "", false
 		for namespace := range waiting {
@@ -178,9 +178,9 @@ func (ps *parts) fillLeast(waiting map[string][]*part, until, share int) {
 	}
 }
 
-// tidy takes parts out of the queue that do not wait any more.
-func (ps *parts) tidy() {
-	ps.queue = slices.DeleteFunc(ps.queue, func(p *part) bool {
+// tidy takes variants out of the queue that do not wait any more.
+func (ps *variants) tidy() {
+	ps.queue = slices.DeleteFunc(ps.queue, func(p *variant) bool {
 		_, there := ps.all[p]
 		return !there || p.progress.settled()
 	})

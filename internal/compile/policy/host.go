@@ -41,9 +41,9 @@ func (h *hosts) set(name string, next *item) {
 	e.item, h.stale, h.marked[e] = next, true, struct{}{}
 }
 
-// assign gives each interface the host endpoint that covers it: one that names it, then one that has
-// an address of it, then one for all of the node's own; the first by name among equals. It marks the
-// host endpoints that came to have an interface, or lost their last one.
+// assign gives each interface the host endpoint that covers it: one that names it, then one that
+// has an address of it, then one for all of the node's own; the first by name among equals. It
+// marks the host endpoints that came to have an interface, or lost their last one.
 func (h *hosts) assign() {
 	if !h.stale {
 		return

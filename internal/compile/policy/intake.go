@@ -17,7 +17,7 @@ type intake struct {
 	objects   *objects
 	sets      *sets
 	tallies   *tallies
-	parts     *parts
+	variants  *variants
 	policies  *policies
 	endpoints *endpoints
 
@@ -172,5 +172,5 @@ func (in *intake) swap(old, next *item) {
 		in.room -= len(old.class.groups) * old.size()
 		in.objects.remove(old)
 	}
-	in.parts.weigh()
+	in.variants.weigh()
 }

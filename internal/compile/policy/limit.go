@@ -21,37 +21,38 @@ type limits struct {
 	selected, together fair.Bound // the constants, but in tests
 	groups             *groups
 	tallies            *tallies
-	due                int  // the moves at which parts are weighed
-	crowded            bool // some parts are too much with others
+	due                int  // the moves at which variants are weighed
+	crowded            bool // some variants are too much with others
 }
 
 // moves are the sizes of all that came to groups and tallies and went.
 func (l *limits) moves() int { return l.groups.moves + l.tallies.moves }
 
-// isDue reports whether so much has moved that parts are to be weighed.
+// isDue reports whether so much has moved that variants are to be weighed.
 func (l *limits) isDue() bool { return l.moves() >= l.due }
 
-// after has parts weighed when so much has come or gone, but not for every little.
+// after has variants weighed when so much has come or gone, but not for every little.
 func (l *limits) after(moves int) {
 	l.due = min(l.due, l.moves()+max(moves, min(l.selected.Most>>6, l.together.Most>>8), 1))
 }
 
-// soon has parts weighed in any case.
+// soon has variants weighed in any case.
 func (l *limits) soon() { l.due = l.moves() }
 
 // fits reports whether groups may select so much more.
 func (l *limits) fits(more int) bool { return l.groups.total+more <= l.together.Most }
 
-// filled has parts weighed when a part that is filled now may come to select too much.
-func (l *limits) filled(p *part) {
+// filled has variants weighed when a variant that is filled now may come to select too much.
+func (l *limits) filled(p *variant) {
 	l.after(l.selected.Most + 1 - p.selected())
 	if l.after(l.together.Most + 1 - l.groups.total); !l.fits(0) || p.selected() > l.selected.Most {
 		l.soon() // more has come since it was counted
 	}
 }
 
-// beyond is how much of what the part selects is not in sets yet; or in sets that have to go first.
-func (l *limits) beyond(p *part) (n int) {
+// beyond is how much of what the variant selects is not in sets yet; or in sets that have to go
+// first.
+func (l *limits) beyond(p *variant) (n int) {
 	for key, size := range p.selections {
 		if g := l.groups.all[key]; g == nil || l.crowded && g.refs == 0 {
 			n += size
@@ -60,9 +61,9 @@ func (l *limits) beyond(p *part) (n int) {
 	return n
 }
 
-// selections yields the selectors of the part, by the keys of their groups, with how much they
+// selections yields the selectors of the variant, by the keys of their groups, with how much they
 // select: of one that is refused by itself, of as many as were counted.
-func (p *part) selections(yield func(key string, size int) bool) {
+func (p *variant) selections(yield func(key string, size int) bool) {
 	if p.progress != filling && p.progress != filled {
 		for _, t := range p.tallies {
 			if !yield(t.key, t.count) {
@@ -78,26 +79,26 @@ func (p *part) selections(yield func(key string, size int) bool) {
 	}
 }
 
-// selected is what the selectors of the part select.
-func (p *part) selected() (n int) {
+// selected is what the selectors of the variant select.
+func (p *variant) selected() (n int) {
 	for _, size := range p.selections {
 		n += size
 	}
 	return n
 }
 
-// weigh refuses the parts whose selectors select too much now, and takes up those that are refused
-// and fit again, if that is due.
+// weigh refuses the variants whose selectors select too much now, and takes up those that are
+// refused and fit again, if that is due.
 //
 // Where all are too much together, those go without whose turn comes last: see fair.Turns.
-func (ps *parts) weigh() {
+func (ps *variants) weigh() {
 	l := &ps.limits
 	if !l.isDue() {
 		return
 	}
 	l.due = math.MaxInt
 	known, total, crowded := map[string]struct{}{}, 0, false
-	var again []*part
+	var again []*variant
 	for _, p := range ps.inTurn() {
 		n, more := p.selected(), 0
 		for key, size := range p.selections {
@@ -144,25 +145,25 @@ func (ps *parts) weigh() {
 }
 
 // drain empties groups that nobody holds. Others may fit once the last of them is gone.
-func (ps *parts) drain(room int) {
+func (ps *variants) drain(room int) {
 	if done := ps.sets.groups.drain(room); done && ps.limits.crowded {
 		ps.limits.soon()
 	}
 }
 
-// inTurn returns the parts whose selectors were counted, in the order in which they may have their
-// sets.
-func (ps *parts) inTurn() []*part {
-	var counted []*part
+// inTurn returns the variants whose selectors were counted, in the order in which they may have
+// their sets.
+func (ps *variants) inTurn() []*variant {
+	var counted []*variant
 	for p := range ps.all {
 		if p.progress >= filling {
 			counted = append(counted, p)
 		}
 	}
 	return fair.Turns(counted,
-		(*part).namespace,
-		func(p *part) iter.Seq2[string, int] { return p.selections },
-		func(a, b *part) int {
+		(*variant).namespace,
+		func(p *variant) iter.Seq2[string, int] { return p.selections },
+		func(a, b *variant) int {
 			return cmp.Or(comparePolicies(a.of, b.of), cmp.Compare(a.of.serial, b.of.serial), cmp.Compare(a.index, b.index))
 		})
 }

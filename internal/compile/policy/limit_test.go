@@ -72,7 +72,7 @@ func counts(t testing.TB, c *Compiler) {
 		t.Errorf("total is %d, want %d", c.sets.groups.total, total)
 	}
 	tallies := map[string]int{}
-	for p := range c.parts.all {
+	for p := range c.variants.all {
 		for _, g := range p.groups {
 			refs[g.key]++
 		}
@@ -80,18 +80,18 @@ func counts(t testing.TB, c *Compiler) {
 			tallies[t.key]++
 		}
 		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
-			t.Errorf("a filled part of %s has %d tallies", p.of.obj.Key, len(p.tallies))
+			t.Errorf("a filled variant of %s has %d tallies", p.of.obj.Key, len(p.tallies))
 		}
 		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
-			t.Errorf("a refused part of %s holds something", p.of.obj.Key)
+			t.Errorf("a refused variant of %s holds something", p.of.obj.Key)
 		}
-		if !p.progress.settled() && !slices.Contains(c.parts.queue, p) {
-			t.Errorf("a part of %s is neither settled nor in the queue", p.of.obj.Key)
+		if !p.progress.settled() && !slices.Contains(c.variants.queue, p) {
+			t.Errorf("a variant of %s is neither settled nor in the queue", p.of.obj.Key)
 		}
 	}
-	for i, p := range c.parts.queue {
-		if slices.Contains(c.parts.queue[:i], p) {
-			t.Errorf("a part of %s is twice in the queue", p.of.obj.Key)
+	for i, p := range c.variants.queue {
+		if slices.Contains(c.variants.queue[:i], p) {
+			t.Errorf("a variant of %s is twice in the queue", p.of.obj.Key)
 		}
 	}
 	for key, g := range c.sets.groups.all {
@@ -112,11 +112,11 @@ func counts(t testing.TB, c *Compiler) {
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.sets.groups.total > c.parts.limits.together.Most {
-		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.parts.limits.together.Most)
+	if c.sets.groups.total > c.variants.limits.together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.together.Most)
 	}
 	known, total := map[string]bool{}, 0
-	for _, p := range c.parts.inTurn() {
+	for _, p := range c.variants.inTurn() {
 		n, more := p.selected(), 0
 		for key, size := range p.selections {
 			if !known[key] {
@@ -125,7 +125,7 @@ func bounded(t testing.TB, c *Compiler) {
 		}
 		switch p.progress {
 		case filled:
-			if n > c.parts.limits.selected.Most {
+			if n > c.variants.limits.selected.Most {
 				t.Errorf("%s selects %d", p.of.obj.Key, n)
 			}
 			for key := range p.selections {
@@ -133,11 +133,11 @@ func bounded(t testing.TB, c *Compiler) {
 			}
 			total += more
 		case refusedAlone:
-			if n <= c.parts.limits.selected.Again {
+			if n <= c.variants.limits.selected.Again {
 				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
 			}
 		case refusedTogether:
-			if total+more <= c.parts.limits.together.Again {
+			if total+more <= c.variants.limits.together.Again {
 				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
 			}
 		default:
@@ -145,7 +145,7 @@ func bounded(t testing.TB, c *Compiler) {
 		}
 	}
 	if total != c.sets.groups.total {
-		t.Errorf("parts come to %d, groups to %d", total, c.sets.groups.total)
+		t.Errorf("variants come to %d, groups to %d", total, c.sets.groups.total)
 	}
 }
 

@@ -13,8 +13,8 @@
 //	objects    the items: pods, network sets and host endpoints, in classes of equal labels
 //	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges
 //	tallies    how much a selector selects, for what has no group
-//	parts      the rules of policies with the sets that they hold: counted, filled, limited
-//	rollout    new versions of policies, which take over once their parts are filled
+//	variants   the rules of policies with the sets that they hold: counted, filled, limited
+//	rollout    new versions of policies, which take over once their variants are filled
 //	policies   tiers and policies, filed by whom they select
 //	programs   the policies that hold for endpoints at one stage, in order
 //	endpoints  this node's pods and host endpoints, each with its programs
@@ -56,7 +56,7 @@ type Compiler struct {
 	objects   *objects
 	sets      *sets
 	tallies   *tallies
-	parts     *parts
+	variants  *variants
 	rollout   *rollout
 	policies  *policies
 	programs  *programs
@@ -105,16 +105,16 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 
 	// Parts that wait are filled, and marked endpoints get the policies that select them now. Parts
 	// that nobody had before are created with that.
-	c.parts.fill(room / 2)
+	c.variants.fill(room / 2)
 	c.endpoints.markSelected(c.rollout.ready())
 	c.endpoints.replan()
 	c.rollout.finish()
 
-	// What nobody uses any more goes, which makes room for parts that wait or were refused.
+	// What nobody uses any more goes, which makes room for variants that wait or were refused.
 	c.programs.sweep()
 	c.sets.groups.sweep(d.Since)
-	c.parts.drain(max(c.budget.room, room/4))
-	c.parts.refill(room)
+	c.variants.drain(max(c.budget.room, room/4))
+	c.variants.refill(room)
 	c.sets.sweep()
 
 	// The rest is written down under the ids of sets, which are known only now.
@@ -135,7 +135,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		}
 	}
 	waiting := map[model.PolicyKey]struct{}{}
-	for _, p := range c.parts.queue {
+	for _, p := range c.variants.queue {
 		waiting[p.of.obj.Key] = struct{}{}
 		note(p.since)
 	}
@@ -155,7 +155,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 	for g := range draining {
 		note(g.since)
 	}
-	if len(draining) > 0 || len(c.intake.late) > 0 || c.parts.limits.isDue() {
+	if len(draining) > 0 || len(c.intake.late) > 0 || c.variants.limits.isDue() {
 		policies++
 	}
 	return policies, since
@@ -177,12 +177,12 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		objects: c.objects, groups: c.sets.groups,
 		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
 	}
-	c.parts = &parts{
+	c.variants = &variants{
 		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
-		all: map[*part]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
+		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
 		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
 	}
-	c.rollout = &rollout{budget: b, parts: c.parts, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.rollout = &rollout{budget: b, variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
 	c.policies = &policies{
 		budget: b, objects: c.objects, rollout: c.rollout,
 		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
@@ -192,7 +192,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
 	c.programs = &programs{
-		policies: c.policies, parts: c.parts,
+		policies: c.policies, variants: c.variants,
 		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
 		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
 	}
@@ -208,7 +208,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
 	}
 	c.intake = &intake{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, parts: c.parts,
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, variants: c.variants,
 		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
 	}
 	return c

@@ -108,10 +108,10 @@ func (x *portNames) set(it *item, in bool) {
 	}
 }
 
-// ports resolves a list of ports of a rule, and has the part hold their sets. Local says that only
-// pods of this node can be meant. It returns nil where none of them can be met: they are of another
-// protocol than the rule, or of none that has ports.
-func (s *sets) ports(p *part, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
+// ports resolves a list of ports of a rule, and has the variant hold their sets. Local says that
+// only pods of this node can be meant. It returns nil where none of them can be met: they are of
+// another protocol than the rule, or of none that has ports.
+func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
 	for _, port := range in {

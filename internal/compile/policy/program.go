@@ -18,7 +18,7 @@ import (
 // programs are those of all endpoints, each as a plan until the ids of its sets are known.
 type programs struct {
 	policies *policies
-	parts    *parts
+	variants *variants
 	plans    map[string]*plan
 	unused   map[*plan]struct{} // may have no user any more
 	unbuilt  map[*plan]struct{}
@@ -33,7 +33,7 @@ type plan struct {
 	stage    stage
 	policies []*policy
 	fallback model.Action
-	parts    []*part
+	variants []*variant
 	program  *state.Program // nil: everything passes
 	users    map[*endpoint]struct{}
 }
@@ -55,7 +55,7 @@ func (pr *programs) plan(s stage, list []*policy, fallback model.Action) *plan {
 	if p == nil {
 		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback, users: map[*endpoint]struct{}{}}
 		for i, q := range held {
-			p.parts = append(p.parts, pr.parts.hold(q, s, allowsAfter(held, i, s)))
+			p.variants = append(p.variants, pr.variants.hold(q, s, allowsAfter(held, i, s)))
 		}
 		pr.plans[p.key] = p
 		pr.unbuilt[p] = struct{}{}
@@ -83,7 +83,7 @@ func (pr *programs) sweep() {
 		delete(pr.plans, p.key)
 		delete(pr.unbuilt, p)
 		for i, q := range p.policies {
-			pr.parts.release(q, partOf(p.stage, allowsAfter(p.policies, i, p.stage)))
+			pr.variants.release(q, variantOf(p.stage, allowsAfter(p.policies, i, p.stage)))
 		}
 		pr.count(p.program, -1)
 	}
@@ -93,9 +93,9 @@ func (pr *programs) sweep() {
 // build makes the programs of plans that have none yet, and again those of plans whose sets have
 // other ids, or other lists. It returns the plans that have another program now.
 func (pr *programs) build() (changed []*plan) {
-	if pr.parts.unresolve() {
+	if pr.variants.unresolve() {
 		for _, p := range pr.plans {
-			if slices.ContainsFunc(p.parts, func(o *part) bool { return o.resolved == nil }) {
+			if slices.ContainsFunc(p.variants, func(o *variant) bool { return o.resolved == nil }) {
 				pr.unbuilt[p] = struct{}{}
 			}
 		}
@@ -139,7 +139,7 @@ func (p *plan) build() *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, p.parts[i].resolve(q.obj.Key))
+		t.Policies = append(t.Policies, p.variants[i].resolve(q.obj.Key))
 	}
 	prog.ID = state.ProgramID(digestOf(prog))
 	return prog

@@ -8,13 +8,13 @@ import (
 )
 
 // rollout brings new versions of policies into force. What stood before a policy came or changed
-// stands until its parts are filled. Only a pod that comes, or changes so that other policies
+// stands until its variants are filled. Only a pod that comes, or changes so that other policies
 // select it, does not wait: until then they allow it nothing.
 type rollout struct {
 	*budget
-	parts *parts
-	fresh map[*policy]struct{}
-	later map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
+	variants *variants
+	fresh    map[*policy]struct{}
+	later    map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
 }
 
 // mayReplace reports whether a policy may change though its last version is not in force yet. If
@@ -47,12 +47,12 @@ func (r *rollout) replace(old, next *policy) {
 		next.fresh = true
 		r.fresh[next] = struct{}{}
 	case filled && old.obj == next.obj:
-		r.parts.known[next] = struct{}{}
+		r.variants.known[next] = struct{}{}
 	}
 }
 
-// inForce returns the policies of the list, but for those whose parts are not filled yet: of these
-// the version that the endpoint has had, or none.
+// inForce returns the policies of the list, but for those whose variants are not filled yet: of
+// these the version that the endpoint has had, or none.
 func (r *rollout) inForce(before, list []*policy) []*policy {
 	if !slices.ContainsFunc(list, func(p *policy) bool { return p.fresh }) {
 		return list
@@ -88,26 +88,26 @@ func (r *rollout) inForce(before, list []*policy) []*policy {
 	return stands
 }
 
-// prepare has the part of a policy filled before anyone uses it.
-func (r *rollout) prepare(p *policy, s stage, allowed bool) *part {
-	i := partOf(s, allowed)
+// prepare has the variant of a policy filled before anyone uses it.
+func (r *rollout) prepare(p *policy, s stage, allowed bool) *variant {
+	i := variantOf(s, allowed)
 	if !slices.Contains(p.prepared, i) {
-		r.parts.hold(p, s, allowed)
+		r.variants.hold(p, s, allowed)
 		p.prepared = append(p.prepared, i)
 	}
-	return p.parts[i]
+	return p.variants[i]
 }
 
-// decided reports whether a part's rules may take the place of others. A part that was refused
-// early is to be weighed first: if others go for it, what stood before goes on.
-func (r *rollout) decided(p *part) bool { return p.progress.settled() && (!p.early || r.whole) }
+// decided reports whether a variant's rules may take the place of others. A variant that was
+// refused early is to be weighed first: if others go for it, what stood before goes on.
+func (r *rollout) decided(p *variant) bool { return p.progress.settled() && (!p.early || r.whole) }
 
-// complete reports whether all parts of a policy that anyone uses are decided.
+// complete reports whether all variants of a policy that anyone uses are decided.
 func (r *rollout) complete(p *policy) bool {
-	return !slices.ContainsFunc(p.parts[:], func(o *part) bool { return o != nil && !r.decided(o) })
+	return !slices.ContainsFunc(p.variants[:], func(o *variant) bool { return o != nil && !r.decided(o) })
 }
 
-// ready returns the policies that somebody waits for and whose parts are filled now.
+// ready returns the policies that somebody waits for and whose variants are filled now.
 func (r *rollout) ready() (list []*policy) {
 	for p := range r.fresh {
 		if p.awaited && r.complete(p) {
@@ -125,7 +125,7 @@ func (r *rollout) finish() {
 			r.end(p)
 		}
 	}
-	clear(r.parts.known)
+	clear(r.variants.known)
 }
 
 // end releases what was prepared for a policy.
@@ -133,7 +133,7 @@ func (r *rollout) end(p *policy) {
 	p.fresh = false
 	delete(r.fresh, p)
 	for _, i := range p.prepared {
-		r.parts.release(p, i)
+		r.variants.release(p, i)
 	}
 	p.prepared = nil
 }

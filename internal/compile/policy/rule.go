@@ -28,10 +28,10 @@ type term struct {
 	list     *list          // nil: none
 }
 
-// build compiles the declared rules of a part. A rule that nothing can match is left out.
-func (s *sets) build(p *part) {
+// build compiles the declared rules of a variant. A rule that nothing can match is left out.
+func (s *sets) build(p *variant) {
 	for i := range p.from {
-		r, one := &p.from[i], &part{}
+		r, one := &p.from[i], &variant{}
 		source, ok := s.end(one, r, &r.Source, !p.host() && !p.ingress())
 		destination, too := s.end(one, r, &r.Destination, !p.host() && p.ingress())
 		if !ok || !too {
@@ -53,9 +53,9 @@ func (s *sets) build(p *part) {
 	}
 }
 
-// holdGroups gives the terms of a part their groups, each of which the part holds once. New ones do
-// not follow their selectors yet.
-func (s *sets) holdGroups(p *part) {
+// holdGroups gives the terms of a variant their groups, each of which the variant holds once. New
+// ones do not follow their selectors yet.
+func (s *sets) holdGroups(p *variant) {
 	p.progress = filling
 	held := map[string]*group{}
 	for i, selector := range p.selectors {
@@ -75,7 +75,7 @@ func (s *sets) holdGroups(p *part) {
 }
 
 // terms yields all that its rules ask of addresses.
-func (p *part) terms(yield func(*term) bool) {
+func (p *variant) terms(yield func(*term) bool) {
 	for i := range p.rules {
 		for _, e := range []*end{&p.rules[i].source, &p.rules[i].destination} {
 			for _, t := range slices.Concat(e.in, e.notIn) {
@@ -87,16 +87,16 @@ func (p *part) terms(yield func(*term) bool) {
 	}
 }
 
-// take adds what another part has.
-func (p *part) take(o *part) {
+// take adds what another variant has.
+func (p *variant) take(o *variant) {
 	p.rules = append(p.rules, o.rules...)
 	p.lists = append(p.lists, o.lists...)
 	p.named = append(p.named, o.named...)
 	p.ranges = append(p.ranges, o.ranges...)
 }
 
-// release ends what the part holds of sets.
-func (s *sets) release(p *part) {
+// release ends what the variant holds of sets.
+func (s *sets) release(p *variant) {
 	for _, g := range p.groups {
 		s.groups.release(g)
 	}
@@ -113,7 +113,7 @@ func (s *sets) release(p *part) {
 }
 
 // end returns what is asked of one end of a rule; not ok: it never holds.
-func (s *sets) end(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
+func (s *sets) end(p *variant, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
 	if len(e.Ports) > 0 {
 		if all.ports = s.ports(p, of, e.Ports, local); all.ports == nil {
 			return all, false
@@ -136,7 +136,7 @@ func (s *sets) end(p *part, of *model.PolicyRule, e *model.RuleEnd, local bool) 
 
 // term is the union of peers. Exceptions are taken out of the networks here, so that the union is
 // one of sets alone.
-func (s *sets) term(p *part, peers []model.Peer) *term {
+func (s *sets) term(p *variant, peers []model.Peer) *term {
 	var selectors []model.Selector
 	var nets []netip.Prefix
 	t := &term{}
@@ -158,14 +158,15 @@ func (s *sets) term(p *part, peers []model.Peer) *term {
 }
 
 // stale reports whether what the rules say of their sets has changed.
-func (p *part) stale() bool {
+func (p *variant) stale() bool {
 	return slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale })
 }
 
 // resolve returns the rules with the present ids of their sets. Those whose selectors select too
 // many addresses, or so many network sets that they come to too many look-ups, allow nothing; nor
-// do those of a part that is not filled yet: a NetworkPolicy isolates, one of another kind denies.
-func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
+// do those of a variant that is not filled yet: a NetworkPolicy isolates, one of another kind
+// denies.
+func (p *variant) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.countLookups(); {
@@ -183,7 +184,7 @@ func (p *part) resolve(policy model.PolicyKey) *state.PolicyRules {
 }
 
 // countLookups counts a look-up for each length of prefix in each list that a rule asks for.
-func (p *part) countLookups() (n int) {
+func (p *variant) countLookups() (n int) {
 	for t := range p.terms {
 		if t.group == nil {
 			continue

@@ -35,7 +35,7 @@ func complete(t testing.TB, c *Compiler) {
 			t.Errorf("%s selects %v and %d lists, want %v and %d", g.key, c.policy.Groups[g.id], len(g.lists), addrs, lists)
 		}
 	}
-	for p := range c.parts.all {
+	for p := range c.variants.all {
 		selected := map[string]int{}
 		for _, r := range p.from {
 			for _, e := range []*model.RuleEnd{&r.Source, &r.Destination} {
@@ -59,7 +59,7 @@ func complete(t testing.TB, c *Compiler) {
 			n += addresses
 		}
 		// A rule that nothing can match selects as well, and does not count.
-		most := c.parts.limits.selected.Most
+		most := c.variants.limits.selected.Most
 		switch refused := p.progress == refusedAlone; {
 		case !p.progress.settled(), len(p.groups) > 0 != (p.progress == filled && len(p.selectors) > 0), len(p.tallies) > 0 && p.progress == filled:
 			t.Errorf("progress %d, %d groups, %d tallies", p.progress, len(p.groups), len(p.tallies))

@@ -70,15 +70,15 @@ func (c *Compiler) Issues() []model.Issue {
 		if p.excess != "" {
 			add(key.Ref(), "%s; until then it allows nothing", p.excess)
 		}
-		for _, part := range p.parts {
-			if part != nil && part.lookups > maxSize {
-				add(key.Ref(), "%s", tooManyLookups(part.lookups))
+		for _, variant := range p.variants {
+			if variant != nil && variant.lookups > maxSize {
+				add(key.Ref(), "%s", tooManyLookups(variant.lookups))
 			}
-			if part != nil && part.progress == refusedAlone {
-				add(key.Ref(), "%s", tooManySelected(c.parts.limits.selected.Most))
+			if variant != nil && variant.progress == refusedAlone {
+				add(key.Ref(), "%s", tooManySelected(c.variants.limits.selected.Most))
 			}
-			if part != nil && part.progress == refusedTogether {
-				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.parts.limits.together.Most))
+			if variant != nil && variant.progress == refusedTogether {
+				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.variants.limits.together.Most))
 			}
 		}
 		for _, set := range p.refused {

@@ -7,25 +7,25 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// parts are those of all policies that apply to anything here. fill.go has how they get their sets,
-// limit.go which of them may.
-type parts struct {
+// variants are those of all policies that apply to anything here. fill.go has how they get their
+// sets, limit.go which of them may.
+type variants struct {
 	*budget
 	objects *objects
 	sets    *sets
 	tallies *tallies
-	all     map[*part]struct{}
-	known   map[*policy]struct{} // their parts are filled at once: the sets are there, of a version that does not stand
-	queue   []*part              // that are not settled, in the order in which they came
-	got     map[string]int       // elements for parts so far, by the namespaces of those in the queue
+	all     map[*variant]struct{}
+	known   map[*policy]struct{} // their variants are filled at once: the sets are there, of a version that does not stand
+	queue   []*variant           // that are not settled, in the order in which they came
+	got     map[string]int       // elements for variants so far, by the namespaces of those in the queue
 	stale   bool                 // some have other rules now
 	limits  limits
 }
 
-// part is what the rules of a policy for one direction come to, and the sets that they hold:
-// neither rules nor sets while their selectors select too many addresses. Its rules are in force
-// once it is filled.
-type part struct {
+// variant is what the rules of a policy come to in one direction, for pods or for host endpoints,
+// and the sets that they hold: neither rules nor sets while their selectors select too many
+// addresses. Its rules are in force once it is filled.
+type variant struct {
 	from     []model.PolicyRule // the declared rules
 	of       *policy
 	index    int // among those of the policy
@@ -49,7 +49,7 @@ type part struct {
 	lookups  int                // that its rules come to when they were resolved
 }
 
-// progress is how far a part is.
+// progress is how far a variant is.
 type progress uint8
 
 const (
@@ -66,36 +66,37 @@ func (p progress) refused() bool { return p >= refusedAlone }
 // settled reports whether there is nothing more to do for it.
 func (p progress) settled() bool { return p >= filled }
 
-// partOf numbers the parts of a policy: by direction, whether it is for pods, where named ports at
-// the pod's own end are those of this node's pods, and whether others of its tier allow after it.
-func partOf(s stage, allowed bool) int {
+// variantOf numbers the variants of a policy: by direction, whether it is for pods, where named
+// ports at the pod's own end are those of this node's pods, and whether others of its tier allow
+// after it.
+func variantOf(s stage, allowed bool) int {
 	return one(s.ingress()) + 2*one(s.host()) + 4*one(allowed)
 }
 
 // ingress and host report the direction, and whether it is for host endpoints.
-func (p *part) ingress() bool { return p.index&1 != 0 }
-func (p *part) host() bool    { return p.index&2 != 0 }
+func (p *variant) ingress() bool { return p.index&1 != 0 }
+func (p *variant) host() bool    { return p.index&2 != 0 }
 
 // namespace is that of its policy; "": it is of none.
-func (p *part) namespace() string { return p.of.obj.Key.Name.Namespace }
+func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
 
-// hold holds a part of a policy for its use at a stage. A new one is filled as far as there is room
-// for it; the rest is left to fill.
-func (ps *parts) hold(p *policy, s stage, allowed bool) *part {
-	i := partOf(s, allowed)
-	if p.refs[i]++; p.parts[i] != nil {
-		return p.parts[i]
+// hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
+// room for it; the rest is left to fill.
+func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
+	i := variantOf(s, allowed)
+	if p.refs[i]++; p.variants[i] != nil {
+		return p.variants[i]
 	}
 	rules := p.rules(s.ingress())
 	if len(p.refused) > 0 {
 		rules = ps.objects.refused.cautious(rules, allowed)
 	}
-	o := &part{from: rules, of: p, index: i, since: ps.since}
-	p.parts[i] = o
+	o := &variant{from: rules, of: p, index: i, since: ps.since}
+	p.variants[i] = o
 	ps.all[o] = struct{}{}
 	room := ps.room
 	if _, known := ps.known[p]; known || s.host() {
-		room = all // the node itself is not shut while parts are filled
+		room = all // the node itself is not shut while variants are filled
 	}
 	if ps.advance(o, room); !o.progress.settled() {
 		ps.queue = append(ps.queue, o)
@@ -103,21 +104,21 @@ func (ps *parts) hold(p *policy, s stage, allowed bool) *part {
 	return o
 }
 
-// release ends a use of the i-th part.
-func (ps *parts) release(p *policy, i int) {
+// release ends a use of the i-th variant.
+func (ps *variants) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] > 0 {
 		return
 	}
-	ps.sets.release(p.parts[i])
-	ps.releaseTallies(p.parts[i])
-	delete(ps.all, p.parts[i])
-	p.parts[i] = nil
+	ps.sets.release(p.variants[i])
+	ps.releaseTallies(p.variants[i])
+	delete(ps.all, p.variants[i])
+	p.variants[i] = nil
 	if ps.limits.crowded {
 		ps.limits.soon()
 	}
 }
 
-func (ps *parts) releaseTallies(p *part) {
+func (ps *variants) releaseTallies(p *variant) {
 	for _, t := range p.tallies {
 		ps.tallies.release(t)
 	}
@@ -126,7 +127,7 @@ func (ps *parts) releaseTallies(p *part) {
 
 // unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
 // since. It reports whether there may be any.
-func (ps *parts) unresolve() bool {
+func (ps *variants) unresolve() bool {
 	moved := ps.sets.ids.moved
 	if !moved && !ps.sets.groups.stale && !ps.stale {
 		return false
