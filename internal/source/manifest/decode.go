@@ -87,7 +87,7 @@ func (d *decoder) int32Pointer(to **int32) error {
 }
 
 func (d *decoder) intOrString(to *intstr.IntOrString) error {
-	if d.peek() == '"' {
+	if d.dec.PeekKind() == '"' {
 		to.Type = intstr.String
 		return d.str(&to.StrVal)
 	}

@@ -9,7 +9,7 @@ import (
 // calico translates one of Calico's objects, which reaches from start to here.
 // Its name is the one that it is known by, or, where that can't be told, the one in the text.
 func (p *parser) calico(kind store.Kind, start int) (model.Name, any, error) {
-	end := p.pos
+	end := p.pos()
 	o, err := calico.Decode(calicoVersions[0], calicoKinds[kind], p.data[start:end])
 	if err == nil && p.twice != nil {
 		err = p.twice
@@ -26,6 +26,6 @@ func (p *parser) calico(kind store.Kind, start int) (model.Name, any, error) {
 		return model.Name{Name: o.HostEndpoint.Name}, o.HostEndpoint, err
 	}
 	name := p.identify(start, kind)
-	p.pos = end
+	p.seek(end)
 	return name, nil, err
 }

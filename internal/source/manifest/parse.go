@@ -66,6 +66,7 @@ type parser struct {
 	yaml    bool   // data was made from YAML: all of it counts as being on line
 	counted int    // offset up to which the lines of data were counted
 	text    []byte // that data was made from; nil for JSON
+	lists   int    // that hold what is being read
 	place   string // " items[3]" in a list whose items do not have lines of their own
 	twice   error  // a key that is given twice in the YAML that data was made from
 	prev    previous
@@ -101,7 +102,8 @@ func isJSON(name string) bool { return strings.HasSuffix(name, ".json") }
 
 // stream reads JSON values that follow each other.
 func (p *parser) stream(data []byte) {
-	p.scanner, p.counted, p.place = scanner{data: data}, 0, ""
+	p.begin(data)
+	p.counted, p.place, p.lists = 0, "", 0
 	for !p.end() {
 		if err := p.value("", ""); err != nil {
 			p.hole(err)
@@ -112,7 +114,7 @@ func (p *parser) stream(data []byte) {
 
 // hole records a part of the file that can't be read.
 func (p *parser) hole(err error) {
-	offset := p.pos
+	offset := p.pos()
 	if syntax, ok := errors.AsType[*syntaxError](err); ok {
 		offset = syntax.offset
 	}
@@ -142,8 +144,7 @@ func (p *parser) source(line int) string { return p.name + ":" + strconv.Itoa(li
 // value reads an object, or a list of them. The names are those that a typed
 // list implies. An error means that nothing behind it can be read.
 func (p *parser) value(apiVersion, kind string) error {
-	p.peek()
-	start := p.pos
+	start := p.start()
 	given, named, err := p.header()
 	if err == nil {
 		if given != "" {
@@ -178,7 +179,7 @@ func (p *parser) value(apiVersion, kind string) error {
 
 // reskip moves behind the value at an offset.
 func (p *parser) reskip(start int) error {
-	p.pos = start
+	p.seek(start)
 	return p.skip()
 }
 
@@ -186,7 +187,7 @@ var errFound = errors.New("found")
 
 // header looks ahead for apiVersion and kind, which are first as a rule.
 func (p *parser) header() (apiVersion, kind string, err error) {
-	start, depth := p.pos, p.depth
+	start := p.start()
 	err = p.scanner.object(func(key []byte) error {
 		var err error
 		switch string(key) {
@@ -202,33 +203,40 @@ func (p *parser) header() (apiVersion, kind string, err error) {
 		}
 		return err
 	})
-	p.depth = depth
 	if err == errFound {
 		err = nil
 	}
 	if err == nil || isField(err) {
-		p.pos = start
+		p.seek(start)
 	}
 	return apiVersion, kind, err
 }
 
 func isField(err error) bool { _, ok := err.(*fieldError); return ok }
 
+// maxLists bounds how many lists may hold each other, so that hostile input can't exhaust the stack.
+const maxLists = 10
+
 // items reads the objects of a list.
 func (p *parser) items(apiVersion, kind string) error {
-	depth := p.depth
-	err := p.scanner.object(func(key []byte) error {
+	if p.lists++; p.lists > maxLists {
+		return &syntaxError{offset: p.pos(), reason: "lists are nested too deep"}
+	}
+	list := p.scanner // what reads an item goes back within it, and must not lose the list
+	p.scanner = scanner{data: p.data}
+	defer func() { p.scanner, p.lists = list, p.lists-1 }()
+	return list.object(func(key []byte) error {
 		if string(key) != "items" {
-			return p.skip()
+			return list.skip()
 		}
 		lines := itemLines(p.text, p.line)
 		p.text = nil // lists within are on the line of their item
-		outer, last := p.place, p.lineAt(p.pos)
-		return p.scanner.list(func(i int) error {
-			p.peek()
+		outer, last := p.place, p.lineAt(list.start())
+		return list.list(func(i int) error {
+			p.seek(list.start())
 			if i < len(lines) {
 				p.line = lines[i]
-			} else if line := p.lineAt(p.pos); line == last {
+			} else if line := p.lineAt(p.base); line == last {
 				p.place = outer + " items[" + strconv.Itoa(i) + "]"
 			} else {
 				last = line
@@ -237,18 +245,16 @@ func (p *parser) items(apiVersion, kind string) error {
 				return err
 			}
 			p.place = outer
-			return nil
+			return list.skip()
 		})
 	})
-	p.depth = depth
-	return err
 }
 
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
 	if instead, policy := unread(apiVersion, kind); policy {
 		name := p.identify(start, store.NetworkPolicies)
-		p.pos = start
+		p.seek(start)
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: apiVersion + " " + kind + " " + name.Name, Source: p.source(p.lineAt(start)),
 			Reason:  "is not in force, as this version is not read; write it as " + instead,
@@ -266,7 +272,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 
 // object reads an object of a known kind.
 func (p *parser) object(kind store.Kind) error {
-	start, depth := p.pos, p.depth
+	start := p.start()
 	if len(p.prev.objects) > 0 {
 		if err := p.skip(); err != nil {
 			return err
@@ -275,10 +281,9 @@ func (p *parser) object(kind store.Kind) error {
 			p.add(*o, start)
 			return nil
 		}
-		p.pos = start
+		p.seek(start)
 	}
 	name, value, err := p.decode(kind)
-	p.depth = depth
 	if _, ok := err.(*syntaxError); ok {
 		return err
 	}
@@ -297,9 +302,9 @@ func (p *parser) object(kind store.Kind) error {
 		o.fault = err.Error()
 	}
 	if calicoKinds[kind] != "" {
-		end := p.pos
+		end := p.pos()
 		o.declared = p.identify(start, kind)
-		p.pos = end
+		p.seek(end)
 	}
 	if last := p.prev.find(o.key); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
 		o.key, o.value = last.key, last.value
@@ -312,7 +317,7 @@ func (p *parser) object(kind store.Kind) error {
 }
 
 // sum is the checksum of the text from an offset to here.
-func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[start:p.pos]) }
+func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[start:p.pos()]) }
 
 func (p *parser) add(o object, start int) {
 	o.line = p.lineAt(start)
@@ -362,12 +367,12 @@ func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error)
 		}
 		return translate(&o.ObjectMeta, true, &o, kubeobj.ServiceAccount)
 	}
-	start := p.pos
+	start := p.start()
 	if err := p.skip(); err != nil {
 		return name, nil, err
 	}
 	if kind == store.NetworkPolicies || kind == store.ClusterPolicies {
-		return p.policy(kind, p.data[start:p.pos])
+		return p.policy(kind, p.data[start:p.pos()])
 	}
 	return p.calico(kind, start)
 }
@@ -396,8 +401,7 @@ func complete(meta *metav1.ObjectMeta, namespaced bool) model.Name {
 // identify tells the name of an object that can't be decoded as a whole.
 func (p *parser) identify(start int, kind store.Kind) model.Name {
 	var meta metav1.ObjectMeta
-	p.pos = start
-	depth := p.depth
+	p.seek(start)
 	// An error is no matter: the object is known to have a wrong field, and
 	// what was read up to it is all there is to know.
 	_ = p.scanner.object(func(key []byte) error {
@@ -414,7 +418,6 @@ func (p *parser) identify(start int, kind store.Kind) model.Name {
 			return p.skip()
 		})
 	})
-	p.depth = depth
 	if meta.Name == "" {
 		return model.Name{}
 	}

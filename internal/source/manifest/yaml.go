@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"sigs.k8s.io/yaml"
 )
 
@@ -72,12 +73,9 @@ func Documents(data []byte) iter.Seq[Document] {
 
 func parseDocument(line int, text []byte) Document {
 	d := Document{Line: line, text: text}
-	if text[0] == '{' {
-		s := scanner{data: text}
-		if s.skip() == nil && s.end() {
-			d.JSON, d.Given = text, true
-			return d
-		}
+	if text[0] == '{' && jsontext.Value(text).IsValid(lenient[:]...) {
+		d.JSON, d.Given = text, true
+		return d
 	}
 	if len(text) > maxDocument {
 		d.ErrAt = line
