@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/yaml"
 
@@ -214,17 +215,23 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkReflection decodes a slice the way that this package does not: into the same
-// types, by encoding/json.
+// BenchmarkReflection decodes a slice the ways that this package does not: into the same
+// types, by encoding/json and by its second version.
 func BenchmarkReflection(b *testing.B) {
 	data := []byte(sliceJSON(1, 10))
-	b.SetBytes(int64(len(data)))
-	b.ReportAllocs()
-	for b.Loop() {
-		var slice discoveryv1.EndpointSlice
-		if err := json.Unmarshal(data, &slice); err != nil {
-			b.Fatal(err)
-		}
+	for name, unmarshal := range map[string]func(*discoveryv1.EndpointSlice) error{
+		"v1": func(s *discoveryv1.EndpointSlice) error { return json.Unmarshal(data, s) },
+		"v2": func(s *discoveryv1.EndpointSlice) error { return jsonv2.Unmarshal(data, s, lenient[:]...) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := unmarshal(new(discoveryv1.EndpointSlice)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
