@@ -99,8 +99,8 @@ func web(n int, endpoints ...string) []store.Event {
 		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true, Node: "node-a"})
 	}
 	return []store.Event{
-		{Kind: store.Services, Name: name, Object: svc},
-		{Kind: store.EndpointSlices, Name: name, Object: slice},
+		{Kind: model.ServiceKind, Name: name, Object: svc},
+		{Kind: model.EndpointSliceKind, Name: name, Object: slice},
 	}
 }
 
@@ -373,7 +373,7 @@ func TestFaultsAreNamed(t *testing.T) {
 	rival := web(1)[:1]
 	svc := *rival[0].Object.(*model.Service)
 	svc.Name.Name = "zzz" // the later one by name loses
-	b.source.deliver(append(web(1, "10.1.0.1"), store.Event{Kind: store.Services, Name: svc.Name, Object: &svc})...)
+	b.source.deliver(append(web(1, "10.1.0.1"), store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: &svc})...)
 	b.holds(t, web1)
 	eventually(t, "status names the loser", func() bool {
 		s := b.Status()
@@ -386,7 +386,7 @@ func TestFaultsAreNamed(t *testing.T) {
 	b.source.fault(unread)
 	eventually(t, "what the source finds is reported, too", reports(loser, unread))
 	b.source.fault()
-	b.source.deliver(store.Event{Kind: store.Services, Name: svc.Name})
+	b.source.deliver(store.Event{Kind: model.ServiceKind, Name: svc.Name})
 	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
 	if !b.Status().OK {
 		t.Error("status is not well again")

@@ -56,7 +56,7 @@ func ends() *store.Store {
 		for _, ip := range ips {
 			p.IPs = append(p.IPs, netip.MustParseAddr(ip))
 		}
-		return store.Event{Kind: store.Pods, Name: p.Name, Object: p}
+		return store.Event{Kind: model.PodKind, Name: p.Name, Object: p}
 	}
 	s.Apply(web(1, "10.1.0.1"))
 	s.Apply([]store.Event{
@@ -64,7 +64,7 @@ func ends() *store.Store {
 		pod("shop", "frontend-7d4b9-x2v5k", "10.1.0.2"),
 		pod("default", "client", "10.1.0.3"),
 		pod("shop", "late"),
-		{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a",
+		{Kind: model.NodeKind, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a",
 			IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::1")}}},
 	})
 	return s

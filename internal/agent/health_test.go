@@ -74,7 +74,7 @@ func TestMissingNode(t *testing.T) {
 		if code, body := get(t, handler, "/healthz"); (code == http.StatusOK) == needed || body["nodeEligible"] == needed || body["healthy"] != true {
 			t.Errorf("needed %v: /healthz answers %d %v", needed, code, body)
 		}
-		b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a"}})
+		b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a"}})
 		if code, _ := get(t, handler, "/healthz"); code != http.StatusOK {
 			t.Errorf("needed %v: /healthz of a node that is there answers %d", needed, code)
 		}
@@ -103,7 +103,7 @@ func TestLeavingNode(t *testing.T) {
 	b := start(t)
 	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
 	for _, leaving := range []bool{false, true, false} {
-		b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a", Leaving: leaving}})
+		b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a", Leaving: leaving}})
 		want := http.StatusOK
 		if leaving {
 			want = http.StatusServiceUnavailable

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
-	"sluice.dev/sluice/internal/store"
 )
 
 // The agent keeps no state on disk: what the kernel holds is all that is left of
@@ -21,7 +21,7 @@ func (l *loop) look() (changed bool) {
 		return false
 	}
 	s := l.sourceStatus()
-	changed = l.open(slices.Contains(s.Unread, store.Pods.String()))
+	changed = l.open(slices.Contains(s.Unread, string(model.PodKind)))
 	l.policies = s.LackingPolicies
 	l.lacking = len(s.Lacking) > 0
 	l.kernel.Lack(l.lacks())
@@ -46,7 +46,7 @@ func (l *loop) open(unread bool) (changed bool) {
 	l.Compiler.SetPodsUnread(unread)
 	l.compiling.Unlock()
 	if unread {
-		l.Log.Error("not ready: " + Unread([]string{store.Pods.String()}))
+		l.Log.Error("not ready: " + Unread([]string{string(model.PodKind)}))
 	} else {
 		l.Log.Info("Pods have been read: policy is in force")
 	}
@@ -56,7 +56,7 @@ func (l *loop) open(unread bool) (changed bool) {
 // Unread says in words what follows from kinds of which nothing was read since the start.
 func Unread(kinds []string) string {
 	text := strings.Join(kinds, ", ") + ": none could be read since the start"
-	if slices.Contains(kinds, store.Pods.String()) {
+	if slices.Contains(kinds, string(model.PodKind)) {
 		text += "; policy is not in force, but for pods that an earlier agent knew: what all others send and get passes"
 	}
 	return text

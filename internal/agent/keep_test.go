@@ -240,6 +240,6 @@ func TestNotReady(t *testing.T) {
 	b.source.lacks()
 	eventually(t, "it is ready", func() bool { return readyz() == "ok\n" && strings.Contains(b.log.String(), "Pods have been read") })
 
-	b.source.deliver(store.Event{Kind: store.Nodes, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
+	b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
 	eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object of the name node-a") })
 }

@@ -20,7 +20,7 @@ func TestMisnamedNodeIsNotReady(t *testing.T) {
 		return w.Code, w.Body.String()
 	}
 	named := func(name string) store.Event {
-		return store.Event{Kind: store.Nodes, Name: model.Name{Name: name}, Object: &model.Node{Name: name}}
+		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: name}, Object: &model.Node{Name: name}}
 	}
 	b.source.deliver(named("Node-A"), named("node-b"))
 	b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)

@@ -62,7 +62,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 }
 
 // policyKinds are the kinds of policies.
-var policyKinds = []model.PolicyKind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy}
+var policyKinds = []model.Kind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy}
 
 // policyFaults are the issues of policies whose names could be read.
 func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
@@ -92,7 +92,7 @@ func notes(issues []model.Issue, refused string) (notes []string) {
 }
 
 func keyOf(v compile.PolicyView) model.PolicyKey {
-	return model.PolicyKey{Kind: model.PolicyKind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
+	return model.PolicyKey{Kind: model.Kind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 }
 
 // counters reads what policies have decided; nothing, if the driver does not count.
@@ -138,7 +138,7 @@ type PolicyStatus struct {
 func (a *Agent) policyStatus() *PolicyStatus {
 	var s PolicyStatus
 	counts := a.Store.Counts()
-	for _, kind := range []model.PolicyKind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy} {
+	for _, kind := range []model.Kind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy} {
 		s.Policies += counts[string(kind)]
 	}
 	a.Store.Read(func(v *store.View) { s.AddressLists = v.AddressLists() })

@@ -46,7 +46,7 @@ func shop() []store.Event {
 		for _, ip := range ips {
 			p.IPs = append(p.IPs, netip.MustParseAddr(ip))
 		}
-		return store.Event{Kind: store.Pods, Name: p.Name, Object: p}
+		return store.Event{Kind: model.PodKind, Name: p.Name, Object: p}
 	}
 	in := model.Equal(model.NamespaceLabel, "shop")
 	policy := &model.Policy{
@@ -60,10 +60,10 @@ func shop() []store.Event {
 		Nets: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
 	return append(web(1, "10.1.0.2"),
 		pod("web", "10.1.0.1", "fd00::1"), pod("db", "10.1.0.2", "fd00::2"), pod("bridged", "10.1.0.9"),
-		store.Event{Kind: store.Nodes, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a",
+		store.Event{Kind: model.NodeKind, Name: model.Name{Name: "node-a"}, Object: &model.Node{Name: "node-a",
 			IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}},
-		store.Event{Kind: store.NetworkPolicies, Name: policy.Key.Name, Object: policy},
-		store.Event{Kind: store.AddressLists, Name: list.Key.Name, Object: list},
+		store.Event{Kind: model.NetworkPolicy, Name: policy.Key.Name, Object: policy},
+		store.Event{Kind: model.AddressList, Name: list.Key.Name, Object: list},
 	)
 }
 
@@ -232,7 +232,7 @@ func TestPolicies(t *testing.T) {
 func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
 	b := startPolicy(t)
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}
-	b.source.deliver(store.Event{Kind: store.NetworkPolicies, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name,
+	b.source.deliver(store.Event{Kind: model.NetworkPolicy, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name,
 		Subject: model.Equal(model.NamespaceLabel, "shop"), Ingress: true, Refused: "its port is odd"}})
 	b.source.fault(model.Issue{Object: key.String(), Reason: "its port is odd", InForce: model.InForceDeny})
 	eventually(t, "the policy is refused", func() bool {
@@ -247,7 +247,7 @@ func TestExplainIsNotSure(t *testing.T) {
 	b := startPolicy(t)
 	for i, node := range []string{"node-b", "node-c"} {
 		pod := &model.Pod{Name: model.Name{Namespace: "far", Name: node}, Node: node, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 2, 0, byte(i + 1)})}}
-		b.source.deliver(store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
+		b.source.deliver(store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	}
 	e, err := b.client.Explain(t.Context(), Question{From: "far/node-b", To: "far/node-c", Port: "80"})
 	if err != nil || e.Allowed || e.Denied() || !slices.Equal(e.Elsewhere, []string{"node-b", "node-c"}) || len(e.Warnings) > 0 {

@@ -226,7 +226,7 @@ func (a *Agent) found() []model.Issue {
 func refusals(list []driver.SetAside) []model.Issue {
 	issues := make([]model.Issue, len(list))
 	for i, s := range list {
-		issues[i] = model.Issue{Object: s.Object(), Ref: model.Ref{Kind: s.Kind, Name: s.Name}, Reason: s.Reason, InForce: s.InForce}
+		issues[i] = model.Issue{Object: s.Object(), Ref: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce}
 	}
 	return issues
 }

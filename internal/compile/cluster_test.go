@@ -200,13 +200,13 @@ func named(n string, created int) func(*model.Service) {
 func event(o any) store.Event {
 	switch o := o.(type) {
 	case *model.Service:
-		return store.Event{Kind: store.Services, Name: o.Name, Object: o}
+		return store.Event{Kind: model.ServiceKind, Name: o.Name, Object: o}
 	case *model.EndpointSlice:
-		return store.Event{Kind: store.EndpointSlices, Name: o.Name, Object: o}
+		return store.Event{Kind: model.EndpointSliceKind, Name: o.Name, Object: o}
 	case *model.Pod:
-		return store.Event{Kind: store.Pods, Name: o.Name, Object: o}
+		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
 	case *model.Node:
-		return store.Event{Kind: store.Nodes, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: o.Name}, Object: o}
 	}
 	panic(fmt.Sprintf("%T is no object", o))
 }

@@ -169,12 +169,12 @@ func TestWrongNodeNameIsNamed(t *testing.T) {
 	if issues := c.Issues(); len(issues) != 0 {
 		t.Errorf("without any Node: %v", issues)
 	}
-	s.Apply([]store.Event{{Kind: store.Nodes, Name: model.Name{Name: "n1"}, Object: &model.Node{Name: "n1"}}})
+	s.Apply([]store.Event{{Kind: model.NodeKind, Name: model.Name{Name: "n1"}, Object: &model.Node{Name: "n1"}}})
 	c.Update(s, s.Take())
 	if issues := c.Issues(); len(issues) != 1 || issues[0].Object != "Node typo" || !strings.Contains(issues[0].Reason, "n1") {
 		t.Errorf("with another Node: %v", issues)
 	}
-	s.Apply([]store.Event{{Kind: store.Nodes, Name: model.Name{Name: "typo"}, Object: &model.Node{Name: "typo"}}})
+	s.Apply([]store.Event{{Kind: model.NodeKind, Name: model.Name{Name: "typo"}, Object: &model.Node{Name: "typo"}}})
 	c.Update(s, s.Take())
 	if issues := c.Issues(); len(issues) != 0 {
 		t.Errorf("with its own Node: %v", issues)

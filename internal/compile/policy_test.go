@@ -15,7 +15,7 @@ func denyAll() store.Event {
 		Key:  model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "deny"}},
 		Tier: "default", Order: 1000, Subject: model.Equal(model.NamespaceLabel, "shop"), Ingress: true,
 	}
-	return store.Event{Kind: store.NetworkPolicies, Name: p.Key.Name, Object: p}
+	return store.Event{Kind: model.NetworkPolicy, Name: p.Key.Name, Object: p}
 }
 
 func localPod() *model.Pod {

@@ -187,20 +187,6 @@ type Issue struct {
 	Ref Ref `json:"-"`
 }
 
-// Ref names an object of a cluster. The zero Ref names none.
-type Ref struct {
-	Kind string // "Service", "CalicoNetworkPolicy": a kind of the store, in its spelling
-	Name Name
-}
-
-// String returns "Service shop/web", "Node worker-1".
-func (r Ref) String() string { return r.Kind + " " + r.Name.String() }
-
-// Issue is a fault of the object.
-func (r Ref) Issue(reason string) Issue {
-	return Issue{Object: r.String(), Reason: reason, Ref: r}
-}
-
 // What is in force of an object that is at fault.
 const (
 	InForceRest    = "the rest of it" // what is at fault is left out

@@ -1,62 +1,6 @@
 package model
 
-import (
-	"cmp"
-	"fmt"
-	"net/netip"
-	"strings"
-)
-
-// PolicyKey identifies a Policy among those of all APIs.
-type PolicyKey struct {
-	Kind PolicyKind
-	Name Name
-}
-
-// String returns "NetworkPolicy shop/db".
-func (k PolicyKey) String() string { return string(k.Kind) + " " + k.Name.String() }
-
-// Ref names the policy as an object.
-func (k PolicyKey) Ref() Ref { return Ref{Kind: string(k.Kind), Name: k.Name} }
-
-// MarshalText writes what String returns.
-func (k PolicyKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-// UnmarshalText reads what MarshalText wrote.
-func (k *PolicyKey) UnmarshalText(text []byte) error {
-	kind, name, ok := strings.Cut(string(text), " ")
-	if !ok {
-		return fmt.Errorf("read policy %q: want a kind and a name", text)
-	}
-	namespace, name, ok := strings.Cut(name, "/")
-	if !ok {
-		namespace, name = "", namespace
-	}
-	*k = PolicyKey{Kind: PolicyKind(kind), Name: Name{Namespace: namespace, Name: name}}
-	return nil
-}
-
-// Compare orders keys by kind, then name.
-func (k PolicyKey) Compare(o PolicyKey) int {
-	if c := cmp.Compare(k.Kind, o.Kind); c != 0 {
-		return c
-	}
-	return k.Name.Compare(o.Name)
-}
-
-// PolicyKind names the API kind that declared a policy.
-type PolicyKind string
-
-// The kinds of policies. Calico's namespaced policies share their API kind
-// with Kubernetes' own and have a name of their own here.
-const (
-	NetworkPolicy       PolicyKind = "NetworkPolicy"
-	ClusterPolicy       PolicyKind = "ClusterNetworkPolicy"
-	CalicoPolicy        PolicyKind = "CalicoNetworkPolicy"
-	GlobalNetworkPolicy PolicyKind = "GlobalNetworkPolicy"
-	// Failsafe is of what no API declares: the ports of the node that no host endpoint closes.
-	Failsafe PolicyKind = "failsafe"
-)
+import "net/netip"
 
 // Policy is one network policy of any API, in common terms: Kubernetes'
 // NetworkPolicy v1, ClusterNetworkPolicy v1alpha2, Calico's NetworkPolicy and
@@ -160,28 +104,6 @@ var (
 	AdminTier    = Tier{Name: "kube-admin", Order: 1_000, DefaultPass: true}
 	DefaultTier  = Tier{Name: "default", Order: 1_000_000}
 	BaselineTier = Tier{Name: "kube-baseline", Order: 10_000_000, DefaultPass: true}
-)
-
-// NetworkSetKey identifies a NetworkSet.
-type NetworkSetKey struct {
-	Kind NetworkSetKind
-	Name Name
-}
-
-// String returns "GlobalNetworkSet bad-addresses".
-func (k NetworkSetKey) String() string { return string(k.Kind) + " " + k.Name.String() }
-
-// Ref names the set as an object.
-func (k NetworkSetKey) Ref() Ref { return Ref{Kind: string(k.Kind), Name: k.Name} }
-
-// NetworkSetKind says where a network set comes from.
-type NetworkSetKind string
-
-// The kinds of network sets. AddressList is a text file of addresses.
-const (
-	GlobalNetworkSet     NetworkSetKind = "GlobalNetworkSet"
-	NamespacedNetworkSet NetworkSetKind = "NetworkSet"
-	AddressList          NetworkSetKind = "AddressList"
 )
 
 // NetworkSet is a labelled list of networks that selectors select as peers.

@@ -5,9 +5,9 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
 	"sluice.dev/sluice/internal/source/calico"
-	"sluice.dev/sluice/internal/store"
 )
 
 type fields = map[string]any
@@ -15,12 +15,12 @@ type fields = map[string]any
 // addCalico writes Calico's objects as their users do, for the translator to read.
 func (t *translation) addCalico(c oracle.Calico) {
 	for _, tier := range c.Tiers {
-		t.decode("Tier", store.Tiers, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
+		t.decode("Tier", model.TierKind, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
 	}
 	for _, s := range c.Sets {
-		kind, events := "GlobalNetworkSet", store.GlobalNetworkSets
+		kind, events := "GlobalNetworkSet", model.GlobalNetworkSet
 		if s.Namespace != "" {
-			kind, events = "NetworkSet", store.NetworkSets
+			kind, events = "NetworkSet", model.NamespacedNetworkSet
 		}
 		t.decodeLabelled(kind, events, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets})
 	}
@@ -32,18 +32,18 @@ func (t *translation) addCalico(c oracle.Calico) {
 			spec["types"] = p.Types
 		}
 		if p.Namespace != "" {
-			t.decode("NetworkPolicy", store.CalicoPolicies, p.Namespace, p.Name, spec)
+			t.decode("NetworkPolicy", model.CalicoPolicy, p.Namespace, p.Name, spec)
 		} else {
-			t.decode("GlobalNetworkPolicy", store.GlobalPolicies, "", p.Name, spec)
+			t.decode("GlobalNetworkPolicy", model.GlobalNetworkPolicy, "", p.Name, spec)
 		}
 	}
 }
 
-func (t *translation) decode(kind string, events store.Kind, namespace, name string, spec fields) {
+func (t *translation) decode(kind string, events model.Kind, namespace, name string, spec fields) {
 	t.decodeLabelled(kind, events, namespace, name, nil, spec)
 }
 
-func (t *translation) decodeLabelled(kind string, events store.Kind, namespace, name string, labels map[string]string, spec fields) {
+func (t *translation) decodeLabelled(kind string, events model.Kind, namespace, name string, labels map[string]string, spec fields) {
 	meta := fields{"name": name, "labels": labels}
 	set(meta, "namespace", namespace)
 	text, err := json.Marshal(fields{"metadata": meta, "spec": spec})

@@ -29,7 +29,7 @@ type Product struct {
 }
 
 type eventKey struct {
-	kind store.Kind
+	kind model.Kind
 	name model.Name
 }
 
@@ -106,26 +106,26 @@ func Events(o *oracle.Objects) ([]store.Event, error) {
 	t := &translation{}
 	for _, n := range o.Nodes {
 		v, err := kubeobj.Node(n)
-		t.add(store.Nodes, "", n.Name, v, v == nil, err)
+		t.add(model.NodeKind, "", n.Name, v, v == nil, err)
 	}
 	for _, ns := range o.Namespaces {
 		v, err := kubeobj.Namespace(ns)
-		t.add(store.Namespaces, "", ns.Name, v, v == nil, err)
+		t.add(model.NamespaceKind, "", ns.Name, v, v == nil, err)
 	}
 	for _, pod := range o.Pods {
 		v, err := kubeobj.Pod(pod)
-		t.add(store.Pods, pod.Namespace, pod.Name, v, v == nil, err)
+		t.add(model.PodKind, pod.Namespace, pod.Name, v, v == nil, err)
 	}
 	for _, np := range o.NetworkPolicies {
 		v, err := kubeobj.NetworkPolicy(np)
-		t.add(store.NetworkPolicies, np.Namespace, np.Name, v, v == nil, err)
+		t.add(model.NetworkPolicy, np.Namespace, np.Name, v, v == nil, err)
 	}
 	for _, cnp := range o.ClusterPolicies {
 		v, err := kubeobj.ClusterNetworkPolicy(cnp)
 		if v != nil && strings.Contains(v.Refused, "experimental") {
 			err = nil
 		}
-		t.add(store.ClusterPolicies, "", cnp.Name, v, v == nil, err)
+		t.add(model.ClusterPolicy, "", cnp.Name, v, v == nil, err)
 	}
 	t.addCalico(o.Calico)
 	return t.events, t.err
@@ -136,7 +136,7 @@ type translation struct {
 	err    error
 }
 
-func (t *translation) add(kind store.Kind, namespace, name string, object any, none bool, err error) {
+func (t *translation) add(kind model.Kind, namespace, name string, object any, none bool, err error) {
 	if err != nil || none {
 		t.err = errors.Join(t.err, fmt.Errorf("translate %v %s/%s: %v", kind, namespace, name, err))
 		return

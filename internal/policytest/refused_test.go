@@ -13,7 +13,7 @@ import (
 )
 
 // ingressTo is a policy for what comes to pod b.
-func ingressTo(kind model.PolicyKind, name string, rules ...model.PolicyRule) *model.Policy {
+func ingressTo(kind model.Kind, name string, rules ...model.PolicyRule) *model.Policy {
 	p := &model.Policy{
 		Key: model.PolicyKey{Kind: kind, Name: model.Name{Name: name}}, Tier: model.DefaultTier.Name, Order: 1000,
 		Subject: model.Equal("app", "b"), Ingress: true, IngressRules: rules,
@@ -24,14 +24,14 @@ func ingressTo(kind model.PolicyKind, name string, rules ...model.PolicyRule) *m
 	return p
 }
 
-func refusedPolicy(kind model.PolicyKind, name string) *model.Policy {
+func refusedPolicy(kind model.Kind, name string) *model.Policy {
 	p := ingressTo(kind, name)
 	p.Refused = "no good"
 	return p
 }
 
 func listEvent(set *model.NetworkSet) store.Event {
-	return store.Event{Kind: store.AddressLists, Name: set.Key.Name, Object: set}
+	return store.Event{Kind: model.AddressList, Name: set.Key.Name, Object: set}
 }
 
 // addressList is refused where nets is nil.
@@ -92,7 +92,7 @@ func TestRefusedSetsAllowNothingMore(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var events []store.Event
 		for i, tier := range []string{"first", "second"} {
-			events = append(events, store.Event{Kind: store.Tiers, Name: model.Name{Name: tier}, Object: &model.Tier{Name: tier, Order: float64(i), DefaultPass: r.IntN(2) == 0}})
+			events = append(events, store.Event{Kind: model.TierKind, Name: model.Name{Name: tier}, Object: &model.Tier{Name: tier, Order: float64(i), DefaultPass: r.IntN(2) == 0}})
 			for j := range 1 + r.IntN(2) {
 				p := ingressTo(model.GlobalNetworkPolicy, fmt.Sprint(tier, j), randomRules(r)...)
 				p.Tier, p.Order = tier, float64(r.IntN(2))

@@ -292,7 +292,7 @@ func mustEventsOf(t *testing.T, r row) []store.Event {
 			p := netip.MustParseAddr(a)
 			set.Nets = append(set.Nets, netip.PrefixFrom(p, p.BitLen()))
 		}
-		events = append(events, store.Event{Kind: store.AddressLists, Name: set.Key.Name, Object: set})
+		events = append(events, store.Event{Kind: model.AddressList, Name: set.Key.Name, Object: set})
 	}
 	return events
 }
@@ -303,7 +303,7 @@ func (s svc) events() []store.Event {
 	if v.Ports == nil {
 		v.Ports = []model.ServicePort{{Name: "tcp", Protocol: tcp, Port: 80, TargetPort: 80}, {Name: "udp", Protocol: udp, Port: 80, TargetPort: 80}}
 	}
-	events := []store.Event{{Kind: store.Services, Name: v.Name, Object: &v}}
+	events := []store.Event{{Kind: model.ServiceKind, Name: v.Name, Object: &v}}
 	for _, f := range Families {
 		slice := &model.EndpointSlice{Name: model.Name{Namespace: v.Name.Namespace, Name: fmt.Sprint(v.Name.Name, "-", f)}, Service: v.Name.Name}
 		for _, p := range v.Ports {
@@ -312,7 +312,7 @@ func (s svc) events() []store.Event {
 		for pod := range strings.FieldsSeq(s.on) {
 			slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: names[pod][f], Ready: true, Serving: true, Node: NodeName})
 		}
-		events = append(events, store.Event{Kind: store.EndpointSlices, Name: slice.Name, Object: slice})
+		events = append(events, store.Event{Kind: model.EndpointSliceKind, Name: slice.Name, Object: slice})
 	}
 	return events
 }
@@ -359,23 +359,17 @@ func calicoEvent(t *testing.T, kind metav1.TypeMeta, document []byte) store.Even
 	case err != nil:
 		t.Fatalf("%v\n%s", err, document)
 	case o.Tier != nil:
-		return store.Event{Kind: store.Tiers, Name: model.Name{Name: o.Tier.Name}, Object: o.Tier}
+		return store.Event{Kind: model.TierKind, Name: model.Name{Name: o.Tier.Name}, Object: o.Tier}
 	case o.HostEndpoint != nil:
-		return store.Event{Kind: store.HostEndpoints, Name: model.Name{Name: o.HostEndpoint.Name}, Object: o.HostEndpoint}
-	case o.NetworkSet != nil && o.NetworkSet.Key.Kind == model.GlobalNetworkSet:
-		return store.Event{Kind: store.GlobalNetworkSets, Name: o.NetworkSet.Key.Name, Object: o.NetworkSet}
+		return store.Event{Kind: model.HostEndpointKind, Name: model.Name{Name: o.HostEndpoint.Name}, Object: o.HostEndpoint}
 	case o.NetworkSet != nil:
-		return store.Event{Kind: store.NetworkSets, Name: o.NetworkSet.Key.Name, Object: o.NetworkSet}
+		return store.Event{Kind: o.NetworkSet.Key.Kind, Name: o.NetworkSet.Key.Name, Object: o.NetworkSet}
 	}
 	return ofPolicy(o.Policy)
 }
 
 func ofPolicy(p *model.Policy) store.Event {
-	kinds := map[model.PolicyKind]store.Kind{
-		model.NetworkPolicy: store.NetworkPolicies, model.ClusterPolicy: store.ClusterPolicies,
-		model.CalicoPolicy: store.CalicoPolicies, model.GlobalNetworkPolicy: store.GlobalPolicies,
-	}
-	return store.Event{Kind: kinds[p.Key.Kind], Name: p.Key.Name, Object: p}
+	return store.Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p}
 }
 
 // follow sends one packet and compares where it went with what is expected and with what "why" says.

@@ -15,11 +15,11 @@ import (
 // what it never allows does not, neither on new connections nor on those that there are.
 func TestLargePolicyChanges(t *testing.T) {
 	k := openKernel(t, "slice", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
-	crowd := store.Event{Kind: store.Namespaces, Name: model.Name{Name: "crowd"}, Object: &model.Namespace{Name: "crowd"}}
+	crowd := store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: "crowd"}, Object: &model.Namespace{Name: "crowd"}}
 	others := []store.Event{crowd}
 	for i := range 2000 {
 		pod := &model.Pod{Name: model.Name{Namespace: "crowd", Name: fmt.Sprint("p", i)}, Node: "elsewhere", IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)})}}
-		others = append(others, store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
+		others = append(others, store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	}
 	// from a, and from nearly all pods of the crowd by each of many selectors
 	policy := func(version string) string {

@@ -5,6 +5,7 @@ package source
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -91,11 +92,11 @@ func IsRefused(object any) bool {
 
 // PolicyKeys are what a policy at fault may be known by, under whose name an API has it; none for objects that are no policies. Calico stores
 // the policies of its default tier under other names than those that they are known by, see calico.Decode.
-func PolicyKeys(kind store.Kind, name model.Name) []model.PolicyKey {
-	key, ok := store.PolicyKey(kind, name)
-	if !ok {
+func PolicyKeys(kind model.Kind, name model.Name) []model.PolicyKey {
+	if !slices.Contains(model.PolicyKinds, kind) {
 		return nil
 	}
+	key := model.PolicyKey{Kind: kind, Name: name}
 	keys := []model.PolicyKey{key}
 	if short, stored := strings.CutPrefix(name.Name, model.DefaultTier.Name+"."); stored {
 		key.Name.Name = short

@@ -14,27 +14,27 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-func policyEvent(kind store.Kind, p *model.Policy) store.Event {
+func policyEvent(kind model.Kind, p *model.Policy) store.Event {
 	return store.Event{Kind: kind, Name: p.Key.Name, Object: p}
 }
 
-func setEvent(kind store.Kind, s *model.NetworkSet) store.Event {
+func setEvent(kind model.Kind, s *model.NetworkSet) store.Event {
 	return store.Event{Kind: kind, Name: s.Key.Name, Object: s}
 }
 
 // policyObjects are one of each kind that policies are made of.
 func policyObjects() []store.Event {
 	return []store.Event{
-		policyEvent(store.NetworkPolicies, &model.Policy{Key: model.PolicyKey{Kind: model.NetworkPolicy, Name: name("x")}}),
-		policyEvent(store.ClusterPolicies, &model.Policy{Key: model.PolicyKey{Kind: model.ClusterPolicy, Name: model.Name{Name: "x"}}}),
-		policyEvent(store.CalicoPolicies, &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("x")}}),
-		policyEvent(store.GlobalPolicies, &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}),
-		{Kind: store.Tiers, Name: model.Name{Name: "t"}, Object: &model.Tier{Name: "t"}},
-		setEvent(store.NetworkSets, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: name("s")}}),
-		setEvent(store.GlobalNetworkSets, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}),
-		setEvent(store.AddressLists, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: "s"}}}),
-		{Kind: store.HostEndpoints, Name: model.Name{Name: "h"}, Object: &model.HostEndpoint{Name: "h"}},
-		{Kind: store.ServiceAccounts, Name: name("a"), Object: &model.ServiceAccount{Name: name("a")}},
+		policyEvent(model.NetworkPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.NetworkPolicy, Name: name("x")}}),
+		policyEvent(model.ClusterPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.ClusterPolicy, Name: model.Name{Name: "x"}}}),
+		policyEvent(model.CalicoPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("x")}}),
+		policyEvent(model.GlobalNetworkPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}),
+		{Kind: model.TierKind, Name: model.Name{Name: "t"}, Object: &model.Tier{Name: "t"}},
+		setEvent(model.NamespacedNetworkSet, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: name("s")}}),
+		setEvent(model.GlobalNetworkSet, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}),
+		setEvent(model.AddressList, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: "s"}}}),
+		{Kind: model.HostEndpointKind, Name: model.Name{Name: "h"}, Object: &model.HostEndpoint{Name: "h"}},
+		{Kind: model.ServiceAccountKind, Name: name("a"), Object: &model.ServiceAccount{Name: name("a")}},
 		event(pod("p")), event(&model.Namespace{Name: "shop"}),
 	}
 }

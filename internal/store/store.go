@@ -19,41 +19,9 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Kind names a kind of object that the store holds.
-type Kind uint8
-
-// The kinds, with the type that Event.Object has for each.
-const (
-	Services       Kind = iota // *model.Service
-	EndpointSlices             // *model.EndpointSlice
-	Pods                       // *model.Pod
-	Nodes                      // *model.Node; the Name has no namespace
-	Namespaces                 // *model.Namespace; the Name has no namespace
-
-	// *model.Policy, of the kind that the name says.
-	NetworkPolicies
-	ClusterPolicies
-	CalicoPolicies
-	GlobalPolicies
-
-	Tiers             // *model.Tier; no namespace
-	NetworkSets       // *model.NetworkSet
-	GlobalNetworkSets // *model.NetworkSet; no namespace
-	AddressLists      // *model.NetworkSet; no namespace
-	HostEndpoints     // *model.HostEndpoint; no namespace
-	ServiceAccounts   // *model.ServiceAccount
-)
-
-// String returns the Kubernetes spelling of the kind: "Service", "EndpointSlice", ….
-func (k Kind) String() string {
-	return [...]string{"Service", "EndpointSlice", "Pod", "Node", "Namespace",
-		"NetworkPolicy", "ClusterNetworkPolicy", "CalicoNetworkPolicy", "GlobalNetworkPolicy",
-		"Tier", "NetworkSet", "GlobalNetworkSet", "AddressList", "HostEndpoint", "ServiceAccount"}[k]
-}
-
 // Event is one object's current version, or its absence.
 type Event struct {
-	Kind   Kind
+	Kind   model.Kind
 	Name   model.Name
 	Object any // a pointer to the kind's model type; nil: the object is gone
 }
@@ -137,46 +105,29 @@ func (s *Store) Apply(events []Event) {
 
 func (s *Store) apply(e Event) {
 	switch e.Kind {
-	case Services:
+	case model.ServiceKind:
 		s.applyService(e.Name, object[model.Service](e))
-	case EndpointSlices:
+	case model.EndpointSliceKind:
 		s.applySlice(e.Name, object[model.EndpointSlice](e))
-	case Pods:
+	case model.PodKind:
 		s.applyPod(e.Name, object[model.Pod](e))
-	case Nodes:
+	case model.NodeKind:
 		swap(s.view.nodes, &s.dirty.Nodes, e.Name.Name, object[model.Node](e), equalNodes)
-	case Namespaces:
+	case model.NamespaceKind:
 		swap(s.view.namespaces, &s.dirty.Namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
-	case ServiceAccounts:
+	case model.ServiceAccountKind:
 		swap(s.view.accounts, &s.dirty.ServiceAccounts, e.Name, object[model.ServiceAccount](e), equalServiceAccounts)
-	case NetworkPolicies, ClusterPolicies, CalicoPolicies, GlobalPolicies:
-		key := model.PolicyKey{Kind: policyKinds[e.Kind], Name: e.Name}
+	case model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy:
+		key := model.PolicyKey{Kind: e.Kind, Name: e.Name}
 		swap(s.view.policies, &s.dirty.Policies, key, object[model.Policy](e), equalPolicies)
-	case Tiers:
+	case model.TierKind:
 		swap(s.view.tiers, &s.dirty.Tiers, e.Name.Name, object[model.Tier](e), equalTiers)
-	case NetworkSets, GlobalNetworkSets, AddressLists:
-		key := model.NetworkSetKey{Kind: setKinds[e.Kind], Name: e.Name}
+	case model.NamespacedNetworkSet, model.GlobalNetworkSet, model.AddressList:
+		key := model.NetworkSetKey{Kind: e.Kind, Name: e.Name}
 		swap(s.view.networkSets, &s.dirty.NetworkSets, key, object[model.NetworkSet](e), equalNetworkSets)
-	case HostEndpoints:
+	case model.HostEndpointKind:
 		swap(s.view.hostEndpoints, &s.dirty.HostEndpoints, e.Name.Name, object[model.HostEndpoint](e), equalHostEndpoints)
 	}
-}
-
-// The kinds of the model that share a Go type, by those of the store.
-var (
-	policyKinds = map[Kind]model.PolicyKind{
-		NetworkPolicies: model.NetworkPolicy, ClusterPolicies: model.ClusterPolicy,
-		CalicoPolicies: model.CalicoPolicy, GlobalPolicies: model.GlobalNetworkPolicy,
-	}
-	setKinds = map[Kind]model.NetworkSetKind{
-		NetworkSets: model.NamespacedNetworkSet, GlobalNetworkSets: model.GlobalNetworkSet, AddressLists: model.AddressList,
-	}
-)
-
-// PolicyKey is what a policy of the kind and name is known by; ok is false for kinds that are not of policies.
-func PolicyKey(kind Kind, name model.Name) (key model.PolicyKey, ok bool) {
-	k, ok := policyKinds[kind]
-	return model.PolicyKey{Kind: k, Name: name}, ok
 }
 
 func (s *Store) applyService(name model.Name, next *model.Service) {

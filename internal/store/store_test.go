@@ -38,15 +38,15 @@ func labels(kv []string) map[string]string {
 func event(o any) store.Event {
 	switch o := o.(type) {
 	case *model.Service:
-		return store.Event{Kind: store.Services, Name: o.Name, Object: o}
+		return store.Event{Kind: model.ServiceKind, Name: o.Name, Object: o}
 	case *model.EndpointSlice:
-		return store.Event{Kind: store.EndpointSlices, Name: o.Name, Object: o}
+		return store.Event{Kind: model.EndpointSliceKind, Name: o.Name, Object: o}
 	case *model.Pod:
-		return store.Event{Kind: store.Pods, Name: o.Name, Object: o}
+		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
 	case *model.Node:
-		return store.Event{Kind: store.Nodes, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: o.Name}, Object: o}
 	case *model.Namespace:
-		return store.Event{Kind: store.Namespaces, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: o.Name}, Object: o}
 	}
 	panic("no object")
 }
@@ -104,7 +104,7 @@ func TestDirty(t *testing.T) {
 		{"a node", nil, []store.Event{event(&model.Node{Name: "n"})}, []string{"*n"}},
 		{"a node that is the same", []any{&model.Node{Name: "n"}}, []store.Event{event(&model.Node{Name: "n"})}, nil},
 		{"a namespace", []any{service("web")}, []store.Event{event(&model.Namespace{Name: "shop"})}, nil},
-		{"a typed nil is gone too", []any{service("web")}, []store.Event{{Kind: store.Services, Name: name("web"), Object: (*model.Service)(nil)}}, []string{"web"}},
+		{"a typed nil is gone too", []any{service("web")}, []store.Event{{Kind: model.ServiceKind, Name: name("web"), Object: (*model.Service)(nil)}}, []string{"web"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := store.New()

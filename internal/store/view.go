@@ -130,11 +130,11 @@ func (v *View) Pods() []*model.Pod {
 // "Namespace", and those of policy that there are any of.
 func (v *View) Counts() map[string]int {
 	n := map[string]int{
-		Services.String():       len(v.services),
-		EndpointSlices.String(): len(v.slices),
-		Pods.String():           len(v.pods),
-		Nodes.String():          len(v.nodes),
-		Namespaces.String():     len(v.namespaces),
+		string(model.ServiceKind):       len(v.services),
+		string(model.EndpointSliceKind): len(v.slices),
+		string(model.PodKind):           len(v.pods),
+		string(model.NodeKind):          len(v.nodes),
+		string(model.NamespaceKind):     len(v.namespaces),
 	}
 	for key := range v.policies {
 		n[string(key.Kind)]++
@@ -142,9 +142,9 @@ func (v *View) Counts() map[string]int {
 	for key := range v.networkSets {
 		n[string(key.Kind)]++
 	}
-	for kind, number := range map[Kind]int{ServiceAccounts: len(v.accounts), Tiers: len(v.tiers), HostEndpoints: len(v.hostEndpoints)} {
+	for kind, number := range map[model.Kind]int{model.ServiceAccountKind: len(v.accounts), model.TierKind: len(v.tiers), model.HostEndpointKind: len(v.hostEndpoints)} {
 		if number > 0 {
-			n[kind.String()] = number
+			n[string(kind)] = number
 		}
 	}
 	return n

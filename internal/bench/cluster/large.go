@@ -25,11 +25,11 @@ const largePorts = 3
 // more service.
 func Ground() []store.Event {
 	pod := newPod(0, 1, map[string]string{"app": "large"})
-	events := append(ground(), store.Event{Kind: store.Pods, Name: pod.Name, Object: pod})
+	events := append(ground(), store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	for i := range 2 {
 		events = append(events, largeService(i, nil))
 		slice := Cluster{Services: 2, Endpoints: 1}.Slice(i, 1)
-		events = append(events, store.Event{Kind: store.EndpointSlices, Name: slice.Name, Object: slice})
+		events = append(events, store.Event{Kind: model.EndpointSliceKind, Name: slice.Name, Object: slice})
 	}
 	return events
 }
@@ -38,7 +38,7 @@ func Ground() []store.Event {
 func Beside(there bool) []store.Event {
 	slice := Cluster{Services: 2, Endpoints: 1}.Slice(1, 1)
 	slice.Endpoints[0].Ready = there
-	return []store.Event{{Kind: store.EndpointSlices, Name: slice.Name, Object: slice}}
+	return []store.Event{{Kind: model.EndpointSliceKind, Name: slice.Name, Object: slice}}
 }
 
 func largeService(i int, ranges []netip.Prefix) store.Event {
@@ -50,7 +50,7 @@ func largeService(i int, ranges []netip.Prefix) store.Event {
 		more.Port += 1 + p
 		s.Ports = append(s.Ports, more)
 	}
-	return store.Event{Kind: store.Services, Name: s.Name, Object: s}
+	return store.Event{Kind: model.ServiceKind, Name: s.Name, Object: s}
 }
 
 // LargeRanges is a service with n source ranges at each of three ports, single addresses and
@@ -63,7 +63,7 @@ func LargeRanges(n int) Large {
 // LargeCIDRs is a node with n pod CIDRs.
 func LargeCIDRs(n int) Large {
 	node := func(cidrs []netip.Prefix) []store.Event {
-		return []store.Event{{Kind: store.Nodes, Name: model.Name{Name: Node}, Object: &model.Node{Name: Node, IPs: []netip.Addr{NodeAddr}, PodCIDRs: cidrs}}}
+		return []store.Event{{Kind: model.NodeKind, Name: model.Name{Name: Node}, Object: &model.Node{Name: Node, IPs: []netip.Addr{NodeAddr}, PodCIDRs: cidrs}}}
 	}
 	cidrs := []netip.Prefix{PodCIDR}
 	for i := range n - 1 {

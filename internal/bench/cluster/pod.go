@@ -52,10 +52,10 @@ func podFile(p *model.Pod) File {
 // ground are the objects that pods need: their node and their namespace.
 func ground() []store.Event {
 	return []store.Event{
-		{Kind: store.Nodes, Name: model.Name{Name: Node}, Object: &model.Node{
+		{Kind: model.NodeKind, Name: model.Name{Name: Node}, Object: &model.Node{
 			Name: Node, IPs: []netip.Addr{NodeAddr}, PodCIDRs: []netip.Prefix{PodCIDR},
 		}},
-		{Kind: store.Namespaces, Name: model.Name{Name: namespace}, Object: &model.Namespace{
+		{Kind: model.NamespaceKind, Name: model.Name{Name: namespace}, Object: &model.Namespace{
 			Name: namespace, Labels: map[string]string{model.MetadataNameLabel: namespace},
 		}},
 	}

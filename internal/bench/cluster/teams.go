@@ -70,5 +70,5 @@ func selector(i int) metav1.LabelSelector {
 
 // Event is a pod's current version.
 func (Teams) Event(p *model.Pod) store.Event {
-	return store.Event{Kind: store.Pods, Name: p.Name, Object: p}
+	return store.Event{Kind: model.PodKind, Name: p.Name, Object: p}
 }

@@ -87,7 +87,7 @@ func policyEvent(o *networkingv1.NetworkPolicy) store.Event {
 	if err != nil {
 		panic(err)
 	}
-	return store.Event{Kind: store.NetworkPolicies, Name: p.Key.Name, Object: p}
+	return store.Event{Kind: model.NetworkPolicy, Name: p.Key.Name, Object: p}
 }
 
 // Events are all objects.
@@ -95,7 +95,7 @@ func (t Tenants) Events() []store.Event {
 	events := ground()
 	for i := range t.Pods {
 		p := t.Pod(i)
-		events = append(events, store.Event{Kind: store.Pods, Name: p.Name, Object: p})
+		events = append(events, store.Event{Kind: model.PodKind, Name: p.Name, Object: p})
 	}
 	for j := range t.Policies {
 		events = append(events, policyEvent(t.policy(j)))
@@ -105,8 +105,8 @@ func (t Tenants) Events() []store.Event {
 		slice := c.Slice(i, 1)
 		slice.Endpoints[0].Addr, slice.Endpoints[0].Node = PodAddr(1, t.Local), Node
 		events = append(events,
-			store.Event{Kind: store.Services, Name: ServiceName(i), Object: c.Service(i)},
-			store.Event{Kind: store.EndpointSlices, Name: ServiceName(i), Object: slice})
+			store.Event{Kind: model.ServiceKind, Name: ServiceName(i), Object: c.Service(i)},
+			store.Event{Kind: model.EndpointSliceKind, Name: ServiceName(i), Object: slice})
 	}
 	return events
 }

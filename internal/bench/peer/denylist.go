@@ -63,10 +63,10 @@ func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, entr
 	endpoint := model.Name{Name: "outside"}
 	policy := model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "block"}}
 	return blockBySluice(ctx, node, cfg, []store.Event{
-		{Kind: store.HostEndpoints, Name: endpoint, Object: &model.HostEndpoint{
+		{Kind: model.HostEndpointKind, Name: endpoint, Object: &model.HostEndpoint{
 			Name: endpoint.Name, Node: cluster.Node, Interface: device, Labels: map[string]string{"side": "outside"},
 		}},
-		{Kind: store.GlobalPolicies, Name: policy.Name, Object: &model.Policy{
+		{Kind: model.GlobalNetworkPolicy, Name: policy.Name, Object: &model.Policy{
 			Key: policy, Tier: model.DefaultTier.Name, Order: 1, Subject: side, Ingress: true, ApplyOnForward: true, IngressRules: rules,
 		}},
 	}, entries)
@@ -75,7 +75,7 @@ func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, entr
 // blockBySluice programs the events, and then, timed, the list.
 func blockBySluice(ctx context.Context, node *netns.NS, cfg compile.Config, events []store.Event, entries []netip.Prefix) (*Blocked, error) {
 	events = append(events, store.Event{
-		Kind: store.Nodes, Name: model.Name{Name: cluster.Node},
+		Kind: model.NodeKind, Name: model.Name{Name: cluster.Node},
 		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
 	})
 	n, _, err := start(ctx, node, cfg, events)
@@ -98,7 +98,7 @@ func blockBySluice(ctx context.Context, node *netns.NS, cfg compile.Config, even
 	}
 	read := time.Since(began)
 	key := model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: listName}}
-	took, err := n.Apply(ctx, []store.Event{{Kind: store.AddressLists, Name: key.Name, Object: &model.NetworkSet{
+	took, err := n.Apply(ctx, []store.Event{{Kind: model.AddressList, Name: key.Name, Object: &model.NetworkSet{
 		Key: key, Labels: map[string]string{list.Label: listName}, Nets: nets,
 	}}})
 	if err != nil {

@@ -50,14 +50,14 @@ func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loa
 // fill brings the cluster and its one node into a store.
 func fill(s *store.Store, c cluster.Cluster) {
 	events := []store.Event{{
-		Kind: store.Nodes, Name: model.Name{Name: cluster.Node},
+		Kind: model.NodeKind, Name: model.Name{Name: cluster.Node},
 		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
 	}}
 	for i := range c.Services {
 		name := cluster.ServiceName(i)
 		events = append(events,
-			store.Event{Kind: store.Services, Name: name, Object: c.Service(i)},
-			store.Event{Kind: store.EndpointSlices, Name: name, Object: c.Slice(i, c.Endpoints)})
+			store.Event{Kind: model.ServiceKind, Name: name, Object: c.Service(i)},
+			store.Event{Kind: model.EndpointSliceKind, Name: name, Object: c.Slice(i, c.Endpoints)})
 	}
 	s.Apply(events)
 }

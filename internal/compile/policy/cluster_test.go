@@ -21,26 +21,19 @@ var config = Config{Node: "here"}
 func event(o any) store.Event {
 	switch o := o.(type) {
 	case *model.Pod:
-		return store.Event{Kind: store.Pods, Name: o.Name, Object: o}
+		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
 	case *model.Namespace:
-		return store.Event{Kind: store.Namespaces, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: o.Name}, Object: o}
 	case *model.ServiceAccount:
-		return store.Event{Kind: store.ServiceAccounts, Name: o.Name, Object: o}
+		return store.Event{Kind: model.ServiceAccountKind, Name: o.Name, Object: o}
 	case *model.Tier:
-		return store.Event{Kind: store.Tiers, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.TierKind, Name: model.Name{Name: o.Name}, Object: o}
 	case *model.HostEndpoint:
-		return store.Event{Kind: store.HostEndpoints, Name: model.Name{Name: o.Name}, Object: o}
+		return store.Event{Kind: model.HostEndpointKind, Name: model.Name{Name: o.Name}, Object: o}
 	case *model.Policy:
-		kinds := map[model.PolicyKind]store.Kind{
-			model.NetworkPolicy: store.NetworkPolicies, model.ClusterPolicy: store.ClusterPolicies,
-			model.CalicoPolicy: store.CalicoPolicies, model.GlobalNetworkPolicy: store.GlobalPolicies,
-		}
-		return store.Event{Kind: kinds[o.Key.Kind], Name: o.Key.Name, Object: o}
+		return store.Event{Kind: o.Key.Kind, Name: o.Key.Name, Object: o}
 	case *model.NetworkSet:
-		kinds := map[model.NetworkSetKind]store.Kind{
-			model.NamespacedNetworkSet: store.NetworkSets, model.GlobalNetworkSet: store.GlobalNetworkSets, model.AddressList: store.AddressLists,
-		}
-		return store.Event{Kind: kinds[o.Key.Kind], Name: o.Key.Name, Object: o}
+		return store.Event{Kind: o.Key.Kind, Name: o.Key.Name, Object: o}
 	}
 	panic(fmt.Sprintf("no object: %T", o))
 }

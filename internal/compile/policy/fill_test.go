@@ -199,7 +199,7 @@ func TestGroupComesBack(t *testing.T) {
 		for range steps {
 			h.apply(t)
 		}
-		h.apply(t, event(pod(120, "there", "many", "yes")), store.Event{Kind: store.Pods, Name: pod(15, "").Name}, event(large("x", 3)))
+		h.apply(t, event(pod(120, "there", "many", "yes")), store.Event{Kind: model.PodKind, Name: pod(15, "").Name}, event(large("x", 3)))
 		h.finish(t)
 		same(t, h.compiler, h.fresh())
 		complete(t, h.compiler)

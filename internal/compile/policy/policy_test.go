@@ -388,7 +388,7 @@ func overUDP(p *model.Pod) *model.Pod {
 	return p
 }
 
-func networkSet(kind model.NetworkSetKind, name string, n ...string) *model.NetworkSet {
+func networkSet(kind model.Kind, name string, n ...string) *model.NetworkSet {
 	list := nets(n...)
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return &model.NetworkSet{Key: model.NetworkSetKey{Kind: kind, Name: model.Name{Name: name}}, Labels: map[string]string{"name": name}, Nets: list}
@@ -675,7 +675,7 @@ func TestServiceAccountChanges(t *testing.T) {
 		{"another label", account("seller", "other"), "1 groups with 2"},
 		{"the label is back", account("seller", "sales"), "1 groups with 2"},
 		{"nothing new", account("seller", "sales"), ""},
-		{"the account goes", store.Event{Kind: store.ServiceAccounts, Name: model.Name{Namespace: "shop", Name: "buyer"}}, "1 groups with 1"},
+		{"the account goes", store.Event{Kind: model.ServiceAccountKind, Name: model.Name{Namespace: "shop", Name: "buyer"}}, "1 groups with 1"},
 		{"a pod gets another account", event(as("buyer", pod(2, "there"))), "1 groups with 1"},
 	} {
 		if got := summary(h.apply(t, step.event)); got != step.want {

@@ -81,7 +81,7 @@ h eth0
 
 // Calico's PolKVLess: ties within a tier go by the name as it is written, "namespace/name"; here the kind comes last.
 func TestTies(t *testing.T) {
-	of := func(kind model.PolicyKind, namespace, name string) *model.Policy {
+	of := func(kind model.Kind, namespace, name string) *model.Policy {
 		return networkPolicy(name, func(p *model.Policy) {
 			p.Key = model.PolicyKey{Kind: kind, Name: model.Name{Namespace: namespace, Name: name}}
 		})
@@ -99,7 +99,7 @@ func TestTies(t *testing.T) {
 }
 
 func keyOf(v View) string {
-	return model.PolicyKey{Kind: model.PolicyKind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}.String()
+	return model.PolicyKey{Kind: model.Kind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}.String()
 }
 
 func refusedSet(name string) *model.NetworkSet {
@@ -180,7 +180,7 @@ func TestRefusedSetIsMended(t *testing.T) {
 		want  string
 	}{
 		{event(refusedSet("bad")), "r deny"}, {event(good), known}, {event(refusedSet("bad")), "r deny"}, {event(unlabelled), none},
-		{event(refusedSet("bad")), "r deny"}, {store.Event{Kind: store.AddressLists, Name: model.Name{Name: "bad"}}, none},
+		{event(refusedSet("bad")), "r deny"}, {store.Event{Kind: model.AddressList, Name: model.Name{Name: "bad"}}, none},
 	} {
 		h.apply(t, step.event)
 		if got := rules(h.compiler); got != step.want {
@@ -198,7 +198,7 @@ func TestRefusedSetIsMended(t *testing.T) {
 // A deny list of which nothing is known is not advised to be named, as it is.
 func TestRefusedDenyList(t *testing.T) {
 	c := compiled(Config{Node: "here", DenyLists: []string{"bad"}, DenyDevices: []string{"eth0"}}, testLinks, refusedSet("bad"))
-	want := []model.Issue{listKey("bad").Ref().Issue("is to be denied, and nothing is, as nobody knows what is in it: line 1: no address")}
+	want := []model.Issue{listKey("bad").Issue("is to be denied, and nothing is, as nobody knows what is in it: line 1: no address")}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)
 	}

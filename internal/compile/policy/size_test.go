@@ -214,7 +214,7 @@ func TestTooManySelected(t *testing.T) {
 		}
 		return rules
 	}
-	policy := func(kind model.PolicyKind, n int) store.Event {
+	policy := func(kind model.Kind, n int) store.Event {
 		return event(networkPolicy("x", ingress(selecting(n)...), func(p *model.Policy) { p.Key.Kind = kind }))
 	}
 	pods := func(from, to int, node string, kv ...string) (events []store.Event) { // of two addresses each
@@ -228,7 +228,7 @@ func TestTooManySelected(t *testing.T) {
 	namespace := func(many string) []store.Event {
 		return []store.Event{event(&model.Namespace{Name: "shop", Labels: map[string]string{"many": many}})}
 	}
-	for kind, denies := range map[model.PolicyKind]int{model.NetworkPolicy: 0, model.GlobalNetworkPolicy: 1} {
+	for kind, denies := range map[model.Kind]int{model.NetworkPolicy: 0, model.GlobalNetworkPolicy: 1} {
 		h := newHistory(config, idSpace)
 		h.selected = 100
 		h.apply(t, event(pod(1, "here", "app", "web")), event(pod(2, "here", "app", "api")), namespace("yes")[0],

@@ -65,24 +65,24 @@ func (c *Compiler) Issues() []model.Issue {
 	}
 	for key, p := range c.policies.all {
 		if p.noTier {
-			add(key.Ref(), "%s", noTierReason(p))
+			add(key, "%s", noTierReason(p))
 		}
 		if p.excess != "" {
-			add(key.Ref(), "%s; until then it allows nothing", p.excess)
+			add(key, "%s; until then it allows nothing", p.excess)
 		}
 		for _, variant := range p.variants {
 			if variant != nil && variant.lookups > maxSize {
-				add(key.Ref(), "%s", tooManyLookups(variant.lookups))
+				add(key, "%s", tooManyLookups(variant.lookups))
 			}
 			if variant != nil && variant.progress == refusedAlone {
-				add(key.Ref(), "%s", tooManySelected(c.variants.limits.selected.Most))
+				add(key, "%s", tooManySelected(c.variants.limits.selected.Most))
 			}
 			if variant != nil && variant.progress == refusedTogether {
-				add(key.Ref(), "%s", tooManyTogether(key.Name.Namespace, c.variants.limits.together.Most))
+				add(key, "%s", tooManyTogether(key.Name.Namespace, c.variants.limits.together.Most))
 			}
 		}
 		for _, set := range p.refused {
-			add(key.Ref(), "%s", refusedReason(set))
+			add(key, "%s", refusedReason(set))
 		}
 	}
 	for a, claims := range c.endpoints.claims {
@@ -95,9 +95,9 @@ func (c *Compiler) Issues() []model.Issue {
 	}
 	for _, name := range c.cfg.DenyLists {
 		if it := c.objects.sets[listKey(name)]; it == nil {
-			add(listKey(name).Ref(), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
+			add(listKey(name), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
 		} else if it.set.Refused != "" {
-			add(listKey(name).Ref(), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
+			add(listKey(name), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
 		}
 	}
 	for _, name := range c.cfg.DenyDevices {

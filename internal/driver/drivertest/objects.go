@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/store"
 )
 
 // A svc declares a Service together with its endpoints, by the names that the
@@ -45,7 +44,7 @@ var (
 )
 
 type objectKey struct {
-	kind store.Kind
+	kind model.Kind
 	name model.Name
 }
 
@@ -58,14 +57,14 @@ const namespace = "test"
 func (w *topology) declare(f family, s step) objects {
 	o := objects{}
 	for i, n := range []string{"node", "remote"} {
-		o[objectKey{store.Nodes, model.Name{Name: n}}] = &model.Node{
+		o[objectKey{model.NodeKind, model.Name{Name: n}}] = &model.Node{
 			Name:     n,
 			Labels:   map[string]string{"topology.kubernetes.io/zone": w.zone(n)},
 			IPs:      []netip.Addr{w.addrs[n][ipv4], w.addrs[n][ipv6]},
 			PodCIDRs: [][]netip.Prefix{nodePodCIDRs, otherPodCIDRs}[i],
 		}
 	}
-	own := o[objectKey{store.Nodes, model.Name{Name: "node"}}].(*model.Node)
+	own := o[objectKey{model.NodeKind, model.Name{Name: "node"}}].(*model.Node)
 	if s.at != "" {
 		own.IPs = slices.Concat(w.all(s.at, ipv4), w.all(s.at, ipv6))
 	}
@@ -129,7 +128,7 @@ func (w *topology) declareService(o objects, f family, s svc) {
 	if s.write != nil {
 		out = written(out, s.write)
 	}
-	o[objectKey{store.Services, out.Name}] = out
+	o[objectKey{model.ServiceKind, out.Name}] = out
 }
 
 func (w *topology) all(names string, f family) (addrs []netip.Addr) {
@@ -153,7 +152,7 @@ func (w *topology) declareSlice(o objects, f family, s svc) {
 	for spec := range strings.FieldsSeq(s.on) {
 		slice.Endpoints = append(slice.Endpoints, w.parseEndpoint(spec, f))
 	}
-	o[objectKey{store.EndpointSlices, slice.Name}] = slice
+	o[objectKey{model.EndpointSliceKind, slice.Name}] = slice
 }
 
 // parseEndpoint reads "NAME[!CONDITION][@NODE][%NODE]": the condition is unready,
@@ -202,7 +201,7 @@ func (w *topology) declarePods(o objects, s svc) {
 		for _, sp := range s.ports {
 			p.Ports = append(p.Ports, model.ContainerPort{Name: sp.name, Protocol: sp.proto, Port: sp.to})
 		}
-		o[objectKey{store.Pods, p.Name}] = p
+		o[objectKey{model.PodKind, p.Name}] = p
 	}
 }
 

@@ -54,7 +54,7 @@ func namespacedSet(data []byte, f *fault.List) *model.NetworkSet {
 }
 
 // networkSet returns nil if the name or the labels can't be read.
-func networkSet(kind model.NetworkSetKind, data []byte, f *fault.List) *model.NetworkSet {
+func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	m, text := head(data, f)
 	set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: kind, Name: model.Name{Name: m.Name}}, Labels: m.Labels}
 	if kind == model.NamespacedNetworkSet {

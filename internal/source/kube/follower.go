@@ -58,7 +58,7 @@ type follower struct {
 }
 
 func newFollower(k kind, a *api, sink source.Sink, log *slog.Logger) *follower {
-	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", k.kind.String()), wake: wake.New(), ledger: newLedger(k.kind, 0)}
+	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", string(k.kind)), wake: wake.New(), ledger: newLedger(k.kind, 0)}
 	if !k.optional {
 		f.place, f.placed = &k.places[0], true
 	}

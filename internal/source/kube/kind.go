@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kubeobj"
-	"sluice.dev/sluice/internal/store"
 )
 
 // resource is where an API serves objects.
@@ -50,7 +50,7 @@ func (r resource) String() string {
 
 // kind is what is to be known of a kind of objects to follow it.
 type kind struct {
-	kind store.Kind
+	kind model.Kind
 	// places are where the API may serve it, the first that it does counts. A
 	// kind of one place that is not optional is asked for unseen.
 	places   []resource
@@ -77,33 +77,33 @@ const notFinished = "status.phase!=Succeeded,status.phase!=Failed"
 // serviceKinds are what services are made of; policyKinds are what policies are.
 func serviceKinds() []kind {
 	return []kind{
-		{kind: store.Services, places: core("services"), binary: true, decode: typed(kubeobj.Service, keepService)},
-		{kind: store.EndpointSlices, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, minor: true, binary: true,
+		{kind: model.ServiceKind, places: core("services"), binary: true, decode: typed(kubeobj.Service, keepService)},
+		{kind: model.EndpointSliceKind, places: []resource{{discoveryv1.GroupName, "v1", "endpointslices"}}, minor: true, binary: true,
 			decode: typed(endpointSlice, keepSlice)},
-		{kind: store.Nodes, places: core("nodes"), minor: true, binary: true, decode: typed(kubeobj.Node, nil)},
+		{kind: model.NodeKind, places: core("nodes"), minor: true, binary: true, decode: typed(kubeobj.Node, nil)},
 	}
 }
 
 func policyKinds() []kind {
 	kinds := []kind{
-		{kind: store.Namespaces, places: core("namespaces"), binary: true, decode: typed(kubeobj.Namespace, nil)},
-		{kind: store.Pods, places: core("pods"), binary: true, fields: notFinished, decode: typed(kubeobj.Pod, keepPod)},
-		{kind: store.ServiceAccounts, places: core("serviceaccounts"), binary: true, decode: typed(kubeobj.ServiceAccount, nil)},
-		{kind: store.NetworkPolicies, places: []resource{{"networking.k8s.io", "v1", "networkpolicies"}},
+		{kind: model.NamespaceKind, places: core("namespaces"), binary: true, decode: typed(kubeobj.Namespace, nil)},
+		{kind: model.PodKind, places: core("pods"), binary: true, fields: notFinished, decode: typed(kubeobj.Pod, keepPod)},
+		{kind: model.ServiceAccountKind, places: core("serviceaccounts"), binary: true, decode: typed(kubeobj.ServiceAccount, nil)},
+		{kind: model.NetworkPolicy, places: []resource{{"networking.k8s.io", "v1", "networkpolicies"}},
 			decode: strictly(kubeobj.DecodeNetworkPolicy)},
-		{kind: store.ClusterPolicies, places: []resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}}, optional: true,
+		{kind: model.ClusterPolicy, places: []resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}}, optional: true,
 			decode: strictly(kubeobj.DecodeClusterNetworkPolicy)},
 	}
 	for _, c := range []struct {
-		kind         store.Kind
+		kind         model.Kind
 		name, plural string
 	}{
-		{store.Tiers, "Tier", "tiers"},
-		{store.GlobalPolicies, "GlobalNetworkPolicy", "globalnetworkpolicies"},
-		{store.CalicoPolicies, "NetworkPolicy", "networkpolicies"},
-		{store.GlobalNetworkSets, "GlobalNetworkSet", "globalnetworksets"},
-		{store.NetworkSets, "NetworkSet", "networksets"},
-		{store.HostEndpoints, "HostEndpoint", "hostendpoints"},
+		{model.TierKind, "Tier", "tiers"},
+		{model.GlobalNetworkPolicy, "GlobalNetworkPolicy", "globalnetworkpolicies"},
+		{model.CalicoPolicy, "NetworkPolicy", "networkpolicies"},
+		{model.GlobalNetworkSet, "GlobalNetworkSet", "globalnetworksets"},
+		{model.NamespacedNetworkSet, "NetworkSet", "networksets"},
+		{model.HostEndpointKind, "HostEndpoint", "hostendpoints"},
 	} {
 		kinds = append(kinds, kind{kind: c.kind, optional: true, decode: calicoObject(c.name),
 			places: []resource{{calicoUserGroup, "v3", c.plural}, {calicoStoredGroup, "v1", c.plural}}})

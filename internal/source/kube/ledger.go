@@ -13,7 +13,7 @@ import (
 // ledger keeps what was delivered of one kind, by the API's names, and what is
 // wrong with it. The values in it are the very ones that the store holds.
 type ledger struct {
-	kind    store.Kind
+	kind    model.Kind
 	entries map[model.Name]entry
 	faults  map[model.Name]fault
 	usable  int // entries that have a value
@@ -30,7 +30,7 @@ type entry struct {
 	sum   uint64      // of the text that value is all of; 0: there is none
 }
 
-func newLedger(kind store.Kind, room int) *ledger {
+func newLedger(kind model.Kind, room int) *ledger {
 	return &ledger{kind: kind, entries: make(map[model.Name]entry, room), faults: make(map[model.Name]fault)}
 }
 

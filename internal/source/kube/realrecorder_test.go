@@ -25,7 +25,7 @@ func TestRealRecorder(t *testing.T) {
 		{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "deny"}}: "shop",
 		{Kind: "Node", Name: model.Name{Name: "shop-n1"}}:                          "default",
 	} {
-		t.Run(ref.Kind, func(t *testing.T) {
+		t.Run(string(ref.Kind), func(t *testing.T) {
 			startRecorder(t, user, "n1", func(p *pace) { p.again = 10 * time.Millisecond }, silentLog).Report([]model.Issue{ref.Issue("is bad")})
 			path := fmt.Sprintf("/apis/events.k8s.io/v1/namespaces/%s/events", namespace)
 			waitFor(t, "an Event that lasts", func() bool {
@@ -35,7 +35,7 @@ func TestRealRecorder(t *testing.T) {
 					t.Fatalf("%d, %v: %s", code, err, answer)
 				}
 				for _, e := range list.Items {
-					if e.Regarding.Kind == ref.Kind && e.Regarding.Name == ref.Name.Name && e.Regarding.UID != "" && e.Series != nil && e.Series.Count > 2 {
+					if e.Regarding.Kind == string(ref.Kind) && e.Regarding.Name == ref.Name.Name && e.Regarding.UID != "" && e.Series != nil && e.Series.Count > 2 {
 						t.Cleanup(func() { c.remove(t, path+"/"+e.Name) })
 						return true
 					}

@@ -36,7 +36,7 @@ type Recorder struct {
 	api   *api
 	node  string
 	log   *slog.Logger
-	kinds map[string]kind
+	kinds map[model.Kind]kind
 	pace  pace
 	wake  wake.Signal // faults has changed
 
@@ -84,10 +84,10 @@ func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	r := &Recorder{
 		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), mostInstance)], log: log, pace: usualPace,
-		kinds: map[string]kind{}, wake: wake.New(), told: map[model.Issue]*told{},
+		kinds: map[model.Kind]kind{}, wake: wake.New(), told: map[model.Issue]*told{},
 	}
 	for _, k := range append(serviceKinds(), policyKinds()...) {
-		r.kinds[k.kind.String()] = k
+		r.kinds[k.kind] = k
 	}
 	return r
 }
@@ -223,7 +223,7 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 		}
 		if len(list.Items) == 1 {
 			return &corev1.ObjectReference{
-				APIVersion: place.apiVersion(), Kind: strings.TrimPrefix(ref.Kind, "Calico"),
+				APIVersion: place.apiVersion(), Kind: strings.TrimPrefix(string(ref.Kind), "Calico"),
 				Namespace: ref.Name.Namespace, Name: ref.Name.Name, UID: list.Items[0].UID,
 			}, nil
 		}

@@ -254,7 +254,7 @@ func (s *Source) common() (victims, reason string) {
 		f.mu.Lock()
 		switch {
 		case f.trouble.common:
-			names, reason = append(names, f.kind.kind.String()), f.trouble.reason
+			names, reason = append(names, string(f.kind.kind)), f.trouble.reason
 		case f.place != nil:
 			all = false
 		}
@@ -274,7 +274,7 @@ func (s *Source) objects() map[string]int {
 	for _, f := range s.followers {
 		f.mu.Lock()
 		if n := f.ledger.usable; n > 0 {
-			counts[f.kind.kind.String()] = n
+			counts[string(f.kind.kind)] = n
 		}
 		f.mu.Unlock()
 	}
@@ -302,7 +302,7 @@ func (s *Source) Status() source.Status {
 	}
 	for _, f := range s.followers {
 		if f.unread() {
-			st.Unread = append(st.Unread, f.kind.kind.String())
+			st.Unread = append(st.Unread, string(f.kind.kind))
 		}
 		st.Issues = append(st.Issues, f.issues()...)
 		following := f.following()
@@ -310,7 +310,7 @@ func (s *Source) Status() source.Status {
 		st.Kinds = append(st.Kinds, following)
 		f.mu.Lock()
 		if n := f.ledger.copies; n > 0 {
-			st.Skipped[f.kind.kind.String()] = n
+			st.Skipped[string(f.kind.kind)] = n
 		}
 		f.mu.Unlock()
 	}

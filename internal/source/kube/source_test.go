@@ -31,7 +31,7 @@ func (s *sink) Apply(events []store.Event) {
 	defer s.mu.Unlock()
 	seen := map[string]bool{}
 	for _, e := range events {
-		key := e.Kind.String() + " " + e.Name.String()
+		key := string(e.Kind) + " " + e.Name.String()
 		if seen[key] {
 			s.t.Errorf("%s is twice in a batch", key)
 		}

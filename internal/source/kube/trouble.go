@@ -158,9 +158,9 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 // called is what users call an object.
 func (f *follower) called(name model.Name) string {
 	if name.Name == "" {
-		return f.kind.kind.String() + " without a name"
+		return string(f.kind.kind) + " without a name"
 	}
-	return f.kind.kind.String() + " " + name.String()
+	return string(f.kind.kind) + " " + name.String()
 }
 
 // issues are all that is wrong with the kind and its objects, sorted; what can be
@@ -174,16 +174,16 @@ func (f *follower) issues() []model.Issue {
 		place = *f.place
 	}
 	if f.trouble.reason != "" && !f.trouble.common {
-		all = append(all, model.Issue{Object: f.kind.kind.String(), Source: place.apiVersion(), Reason: f.trouble.reason})
+		all = append(all, model.Issue{Object: string(f.kind.kind), Source: place.apiVersion(), Reason: f.trouble.reason})
 	}
 	if f.short >= tooShort {
-		all = append(all, model.Issue{Object: f.kind.kind.String(), Source: place.apiVersion(),
+		all = append(all, model.Issue{Object: string(f.kind.kind), Source: place.apiVersion(),
 			Reason: "the API server, or a proxy on the way to it, ends watches at once, again and again; changes come late"})
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
 		all = append(all, model.Issue{
-			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce, Ref: model.Ref{Kind: f.kind.kind.String(), Name: name},
+			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce, Ref: model.Ref{Kind: f.kind.kind, Name: name},
 		})
 	}
 	return all
@@ -194,7 +194,7 @@ func (f *follower) following() source.Following {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := source.Following{
-		Kind: f.kind.kind.String(), Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
+		Kind: string(f.kind.kind), Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
 		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
 	}
 	if !f.suffers.IsZero() {
@@ -239,7 +239,7 @@ func (f *follower) lacking() []string {
 	case f.phase == absent && f.optional:
 		return nil
 	case f.trouble.reason == "":
-		return []string{f.kind.kind.String() + ": it has not been read yet"}
+		return []string{string(f.kind.kind) + ": it has not been read yet"}
 	}
-	return []string{f.kind.kind.String() + ": " + f.trouble.reason}
+	return []string{string(f.kind.kind) + ": " + f.trouble.reason}
 }

@@ -208,7 +208,7 @@ func (s *Source) deliver(l *list, nets []netip.Prefix, refused string) *model.Ne
 		Nets:    nets,
 		Refused: refused,
 	}
-	s.sink.Apply([]store.Event{{Kind: store.AddressLists, Name: name, Object: set}})
+	s.sink.Apply([]store.Event{{Kind: model.AddressList, Name: name, Object: set}})
 	return set
 }
 
@@ -223,7 +223,7 @@ func (s *Source) warnOfLoss(l *list, now int) {
 
 // fault says what is wrong with a list.
 func (l *list) fault(err error) *model.Issue {
-	i := &model.Issue{Object: store.AddressLists.String() + " " + l.Name, Source: l.Path, Reason: err.Error(), InForce: model.InForceLast}
+	i := &model.Issue{Object: string(model.AddressList) + " " + l.Name, Source: l.Path, Reason: err.Error(), InForce: model.InForceLast}
 	if broken, ok := errors.AsType[*BrokenError](err); ok {
 		i.Source += ":" + strconv.Itoa(broken.First)
 	}
@@ -293,7 +293,7 @@ func (s *Source) Status() source.Status {
 		}
 		switch {
 		case l.set != nil:
-			st.Objects[store.AddressLists.String()]++
+			st.Objects[string(model.AddressList)]++
 		case l.issue != nil:
 			st.Lacking = append(st.Lacking, l.Path+": "+l.issue.Reason)
 		default:

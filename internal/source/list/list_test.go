@@ -32,7 +32,7 @@ func (s *sink) Apply(events []store.Event) {
 		s.lists = make(map[string]*model.NetworkSet)
 	}
 	for _, e := range events {
-		if e.Kind != store.AddressLists {
+		if e.Kind != model.AddressList {
 			panic(fmt.Sprintf("an event of kind %s", e.Kind))
 		}
 		s.lists[e.Name.String()] = e.Object.(*model.NetworkSet)

@@ -3,12 +3,11 @@ package manifest
 import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/calico"
-	"sluice.dev/sluice/internal/store"
 )
 
 // calico translates one of Calico's objects, which reaches from start to here.
 // Its name is the one that it is known by, or, where that can't be told, the one in the text.
-func (p *parser) calico(kind store.Kind, start int) (model.Name, any, error) {
+func (p *parser) calico(kind model.Kind, start int) (model.Name, any, error) {
 	end := p.pos()
 	o, err := calico.Decode(calicoVersions[0], calicoKinds[kind], p.data[start:end])
 	if err == nil && p.twice != nil {

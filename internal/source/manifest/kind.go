@@ -3,25 +3,25 @@ package manifest
 import (
 	"strings"
 
-	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/model"
 )
 
 // listKind stands for the kinds that hold others.
-const listKind = store.Kind(255)
+const listKind = model.Kind("List")
 
 // typeOf is an apiVersion and a kind.
 type typeOf struct{ apiVersion, kind string }
 
 // kubernetesKinds are the objects of Kubernetes' own that get read.
-var kubernetesKinds = map[typeOf]store.Kind{
-	{"v1", "Service"}:                         store.Services,
-	{"v1", "Pod"}:                             store.Pods,
-	{"v1", "Node"}:                            store.Nodes,
-	{"v1", "Namespace"}:                       store.Namespaces,
-	{"v1", "ServiceAccount"}:                  store.ServiceAccounts,
-	{"discovery.k8s.io/v1", "EndpointSlice"}:  store.EndpointSlices,
-	{"networking.k8s.io/v1", "NetworkPolicy"}: store.NetworkPolicies,
-	{"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"}: store.ClusterPolicies,
+var kubernetesKinds = map[typeOf]model.Kind{
+	{"v1", "Service"}:                         model.ServiceKind,
+	{"v1", "Pod"}:                             model.PodKind,
+	{"v1", "Node"}:                            model.NodeKind,
+	{"v1", "Namespace"}:                       model.NamespaceKind,
+	{"v1", "ServiceAccount"}:                  model.ServiceAccountKind,
+	{"discovery.k8s.io/v1", "EndpointSlice"}:  model.EndpointSliceKind,
+	{"networking.k8s.io/v1", "NetworkPolicy"}: model.NetworkPolicy,
+	{"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"}: model.ClusterPolicy,
 }
 
 // calicoVersions are those in which people write Calico's objects, and in which
@@ -29,20 +29,20 @@ var kubernetesKinds = map[typeOf]store.Kind{
 var calicoVersions = [...]string{"projectcalico.org/v3", "crd.projectcalico.org/v1"}
 
 // calicoKinds are the objects of Calico's that get read, by the names it gives them.
-var calicoKinds = map[store.Kind]string{
-	store.CalicoPolicies:    "NetworkPolicy",
-	store.GlobalPolicies:    "GlobalNetworkPolicy",
-	store.Tiers:             "Tier",
-	store.NetworkSets:       "NetworkSet",
-	store.GlobalNetworkSets: "GlobalNetworkSet",
-	store.HostEndpoints:     "HostEndpoint",
+var calicoKinds = map[model.Kind]string{
+	model.CalicoPolicy:         "NetworkPolicy",
+	model.GlobalNetworkPolicy:  "GlobalNetworkPolicy",
+	model.TierKind:             "Tier",
+	model.NamespacedNetworkSet: "NetworkSet",
+	model.GlobalNetworkSet:     "GlobalNetworkSet",
+	model.HostEndpointKind:     "HostEndpoint",
 }
 
 // kinds are all objects that get read, and the lists of them; item is the
 // kind of a typed list's items, which mostly don't say theirs.
 var kinds = func() map[typeOf]kindEntry {
 	all := map[typeOf]kindEntry{{"v1", "List"}: {kind: listKind}}
-	add := func(t typeOf, kind store.Kind) {
+	add := func(t typeOf, kind model.Kind) {
 		all[t] = kindEntry{kind: kind}
 		all[typeOf{t.apiVersion, t.kind + "List"}] = kindEntry{kind: listKind, item: t.kind}
 	}
@@ -58,7 +58,7 @@ var kinds = func() map[typeOf]kindEntry {
 }()
 
 type kindEntry struct {
-	kind store.Kind
+	kind model.Kind
 	item string
 }
 
@@ -90,10 +90,10 @@ func unread(apiVersion, kind string) (instead string, ok bool) {
 }
 
 // isNamespaced tells whether objects of a kind live in a namespace.
-func isNamespaced(kind store.Kind) bool {
+func isNamespaced(kind model.Kind) bool {
 	switch kind {
-	case store.Nodes, store.Namespaces, store.ClusterPolicies, store.GlobalPolicies,
-		store.Tiers, store.GlobalNetworkSets, store.HostEndpoints:
+	case model.NodeKind, model.NamespaceKind, model.ClusterPolicy, model.GlobalNetworkPolicy,
+		model.TierKind, model.GlobalNetworkSet, model.HostEndpointKind:
 		return false
 	}
 	return true

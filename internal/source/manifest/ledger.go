@@ -47,7 +47,7 @@ type ledger struct {
 
 	valid  map[key]claim   // the version that counts, and was delivered
 	rivals map[key][]claim // those that don't, sorted by path
-	counts map[store.Kind]int
+	counts map[model.Kind]int
 	passed map[string]int // objects of other kinds, by kind
 
 	told   bool        // the issues are those that were last logged; the logger sets it
@@ -61,7 +61,7 @@ func newLedger() *ledger {
 		broken: make(map[*file]struct{}),
 		valid:  make(map[key]claim),
 		rivals: make(map[key][]claim),
-		counts: make(map[store.Kind]int),
+		counts: make(map[model.Kind]int),
 		passed: make(map[string]int),
 		told:   true,
 		before: make(map[key]any),
@@ -269,7 +269,7 @@ func (l *ledger) objects() map[string]int {
 	counts := make(map[string]int)
 	for kind, n := range l.counts {
 		if n > 0 {
-			counts[kind.String()] = n
+			counts[string(kind)] = n
 		}
 	}
 	return counts

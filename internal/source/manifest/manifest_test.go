@@ -64,7 +64,7 @@ func (s *sink) names() []string {
 func (s *sink) service(name string) *model.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o, _ := s.objects[key{store.Services, model.Name{Namespace: "shop", Name: name}}].(*model.Service)
+	o, _ := s.objects[key{model.ServiceKind, model.Name{Namespace: "shop", Name: name}}].(*model.Service)
 	return o
 }
 

@@ -15,7 +15,6 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kubeobj"
-	"sluice.dev/sluice/internal/store"
 )
 
 // defaultNamespace is that of namespaced objects that name none.
@@ -23,11 +22,11 @@ const defaultNamespace = "default"
 
 // key is what an object is known by.
 type key struct {
-	kind store.Kind
+	kind model.Kind
 	name model.Name
 }
 
-func (k key) String() string { return k.kind.String() + " " + k.name.String() }
+func (k key) String() string { return string(k.kind) + " " + k.name.String() }
 
 // object is one object that a file declares.
 type object struct {
@@ -253,7 +252,7 @@ func (p *parser) items(apiVersion, kind string) error {
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
 	if instead, policy := unread(apiVersion, kind); policy {
-		name := p.identify(start, store.NetworkPolicies)
+		name := p.identify(start, model.NetworkPolicy)
 		p.seek(start)
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: apiVersion + " " + kind + " " + name.Name, Source: p.source(p.lineAt(start)),
@@ -271,7 +270,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 }
 
 // object reads an object of a known kind.
-func (p *parser) object(kind store.Kind) error {
+func (p *parser) object(kind model.Kind) error {
 	start := p.start()
 	if len(p.prev.objects) > 0 {
 		if err := p.skip(); err != nil {
@@ -329,38 +328,38 @@ func (p *parser) add(o object, start int) {
 
 // decode reads an object and translates it. With a name and an error, the
 // error is about the object of that name; with no name, about the text.
-func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error) {
+func (p *parser) decode(kind model.Kind) (name model.Name, value any, err error) {
 	switch kind {
-	case store.Services:
+	case model.ServiceKind:
 		var o corev1.Service
 		if err := p.service(&o); err != nil {
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, true, &o, kubeobj.Service)
-	case store.EndpointSlices:
+	case model.EndpointSliceKind:
 		if err := p.endpointSlice(); err != nil {
 			return name, nil, err
 		}
 		return translate(&p.slice.ObjectMeta, true, &p.slice, kubeobj.EndpointSlice)
-	case store.Pods:
+	case model.PodKind:
 		var o corev1.Pod
 		if err := p.pod(&o); err != nil {
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, true, &o, kubeobj.Pod)
-	case store.Nodes:
+	case model.NodeKind:
 		var o corev1.Node
 		if err := p.node(&o); err != nil {
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, false, &o, kubeobj.Node)
-	case store.Namespaces:
+	case model.NamespaceKind:
 		var o corev1.Namespace
 		if err := p.namespace(&o); err != nil {
 			return name, nil, err
 		}
 		return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
-	case store.ServiceAccounts:
+	case model.ServiceAccountKind:
 		var o corev1.ServiceAccount
 		if err := p.metadataOnly(&o.ObjectMeta); err != nil {
 			return name, nil, err
@@ -371,7 +370,7 @@ func (p *parser) decode(kind store.Kind) (name model.Name, value any, err error)
 	if err := p.skip(); err != nil {
 		return name, nil, err
 	}
-	if kind == store.NetworkPolicies || kind == store.ClusterPolicies {
+	if kind == model.NetworkPolicy || kind == model.ClusterPolicy {
 		return p.policy(kind, p.data[start:p.pos()])
 	}
 	return p.calico(kind, start)
@@ -399,7 +398,7 @@ func complete(meta *metav1.ObjectMeta, namespaced bool) model.Name {
 }
 
 // identify tells the name of an object that can't be decoded as a whole.
-func (p *parser) identify(start int, kind store.Kind) model.Name {
+func (p *parser) identify(start int, kind model.Kind) model.Name {
 	var meta metav1.ObjectMeta
 	p.seek(start)
 	// An error is no matter: the object is known to have a wrong field, and

@@ -8,7 +8,6 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/calico"
-	"sluice.dev/sluice/internal/store"
 )
 
 // policyObjects is one object of each kind that belongs to policy.
@@ -280,7 +279,7 @@ func TestRefusedPolicyIsDelivered(t *testing.T) {
 	refused := func() string {
 		f.sink.mu.Lock()
 		defer f.sink.mu.Unlock()
-		p, _ := f.sink.objects[key{store.NetworkPolicies, model.Name{Namespace: "shop", Name: "db"}}].(*model.Policy)
+		p, _ := f.sink.objects[key{model.NetworkPolicy, model.Name{Namespace: "shop", Name: "db"}}].(*model.Policy)
 		if p == nil {
 			return "none"
 		}

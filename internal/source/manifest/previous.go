@@ -1,7 +1,7 @@
 package manifest
 
 import (
-	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/model"
 )
 
 // previous looks things up in what a file declared before.
@@ -15,7 +15,7 @@ type previous struct {
 const short = 8
 
 // unchanged returns the object of a kind whose text had this checksum, or nil.
-func (p *previous) unchanged(kind store.Kind, sum uint64) *object {
+func (p *previous) unchanged(kind model.Kind, sum uint64) *object {
 	if len(p.objects) > short {
 		p.index()
 		if o := p.bySum[sum]; o != nil && o.kind == kind {

@@ -1,0 +1,88 @@
+package model
+
+import (
+	"cmp"
+	"strings"
+)
+
+// Kind names a kind of objects, as Kubernetes spells it where it has the kind.
+type Kind string
+
+// The kinds of objects. Calico's namespaced policies share their API kind with Kubernetes' own
+// and have a name of their own here.
+const (
+	ServiceKind        Kind = "Service"
+	EndpointSliceKind  Kind = "EndpointSlice"
+	PodKind            Kind = "Pod"
+	NodeKind           Kind = "Node"
+	NamespaceKind      Kind = "Namespace"
+	ServiceAccountKind Kind = "ServiceAccount"
+	TierKind           Kind = "Tier"
+	HostEndpointKind   Kind = "HostEndpoint"
+
+	// A Policy is of one of these.
+	NetworkPolicy       Kind = "NetworkPolicy"
+	ClusterPolicy       Kind = "ClusterNetworkPolicy"
+	CalicoPolicy        Kind = "CalicoNetworkPolicy"
+	GlobalNetworkPolicy Kind = "GlobalNetworkPolicy"
+	// Failsafe is of what no API declares: the ports of the node that no host endpoint closes.
+	Failsafe Kind = "failsafe"
+
+	// A NetworkSet is of one of these. AddressList is a text file of addresses.
+	GlobalNetworkSet     Kind = "GlobalNetworkSet"
+	NamespacedNetworkSet Kind = "NetworkSet"
+	AddressList          Kind = "AddressList"
+)
+
+// The kinds whose objects have the same Go type, *Policy and *NetworkSet.
+var (
+	PolicyKinds     = []Kind{NetworkPolicy, ClusterPolicy, CalicoPolicy, GlobalNetworkPolicy}
+	NetworkSetKinds = []Kind{NamespacedNetworkSet, GlobalNetworkSet, AddressList}
+)
+
+// Ref names an object. It also names what else can be at fault, as "interface eth0" or
+// "kubeconfig": Kind says what it is then. The zero Ref names nothing.
+type Ref struct {
+	Kind Kind
+	Name Name
+}
+
+// A PolicyKey is the Ref of a Policy, and a NetworkSetKey that of a NetworkSet.
+type (
+	PolicyKey     = Ref
+	NetworkSetKey = Ref
+)
+
+// String returns "Service shop/web" or "Node worker-1", and the kind alone where there is no name.
+func (r Ref) String() string {
+	if r.Name == (Name{}) {
+		return string(r.Kind)
+	}
+	return string(r.Kind) + " " + r.Name.String()
+}
+
+// MarshalText writes what String returns.
+func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote, of objects and of what else there is.
+func (r *Ref) UnmarshalText(text []byte) error {
+	kind, name, _ := strings.Cut(string(text), " ")
+	*r = Ref{Kind: Kind(kind), Name: Name{Name: name}}
+	if namespace, name, ok := strings.Cut(name, "/"); ok && namespace != "" {
+		r.Name = Name{Namespace: namespace, Name: name}
+	}
+	return nil
+}
+
+// Compare orders by kind, then name.
+func (r Ref) Compare(o Ref) int {
+	if c := cmp.Compare(r.Kind, o.Kind); c != 0 {
+		return c
+	}
+	return r.Name.Compare(o.Name)
+}
+
+// Issue is a fault of the object.
+func (r Ref) Issue(reason string) Issue {
+	return Issue{Object: r.String(), Reason: reason, Ref: r}
+}
