@@ -369,7 +369,7 @@ func (c *cluster) testEvents(t *testing.T) {
 				}
 			}
 			await(t, c.run(t, text), func(s agent.Status) string {
-				if len(s.Issues) == 1 && s.Issues[0].Object == "Service default/second" {
+				if len(s.Issues) == 1 && s.Issues[0].Object.String() == "Service default/second" {
 					return ""
 				}
 				return fmt.Sprintf("it says %+v", s.Issues)

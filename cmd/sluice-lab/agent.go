@@ -35,7 +35,7 @@ func labAgent() *lab.Agent {
 			}
 			var issues []string
 			for _, i := range fault.Issues {
-				issues = append(issues, i.Object+": "+i.Reason)
+				issues = append(issues, i.Object.String()+": "+i.Reason)
 			}
 			return issues, nil
 		},

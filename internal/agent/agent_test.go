@@ -339,7 +339,7 @@ func TestSyncSaysWhyNot(t *testing.T) {
 		t.Errorf("Sync with a broken kernel: %v", err)
 	}
 	b.driver.breaks(nil)
-	issue := model.Issue{Object: "Service shop/bad", Source: "bad.yaml", Reason: "port 70000 is out of range"}
+	issue := model.Issue{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "bad"}}, Source: "bad.yaml", Reason: "port 70000 is out of range"}
 	b.source.fault(issue, issue)
 	fault, ok := errors.AsType[*FaultError](b.client.Sync(t.Context()))
 	if !ok || len(fault.Issues) != 1 || fault.Issues[0] != issue {
@@ -377,12 +377,12 @@ func TestFaultsAreNamed(t *testing.T) {
 	b.holds(t, web1)
 	eventually(t, "status names the loser", func() bool {
 		s := b.Status()
-		return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object == "Service shop/zzz"
+		return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object.String() == "Service shop/zzz"
 	})
 	eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
-	loser := model.Ref{Kind: "Service", Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
+	loser := model.Ref{Kind: model.ServiceKind, Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
 	eventually(t, "the loser is reported", reports(loser))
-	unread := model.Issue{Object: "web.yaml", Reason: "no YAML"}
+	unread := model.Issue{Object: model.Ref{Kind: "web.yaml"}, Reason: "no YAML"}
 	b.source.fault(unread)
 	eventually(t, "what the source finds is reported, too", reports(loser, unread))
 	b.source.fault()
@@ -402,7 +402,7 @@ func TestRefusedObjectIsNamed(t *testing.T) {
 	b.holds(t, web1)
 	b.driver.setsAside(driver.SetAside{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "large"}, Reason: "the kernel refuses a rule of it", InForce: model.InForceDeny})
 	s := b.Status()
-	if len(s.Issues) != 1 || s.Issues[0].Object != "NetworkPolicy shop/large" || s.Issues[0].InForce != model.InForceDeny || s.OK || !strings.Contains(s.Problems[0], "everything else is in the kernel") {
+	if len(s.Issues) != 1 || s.Issues[0].Object.String() != "NetworkPolicy shop/large" || s.Issues[0].InForce != model.InForceDeny || s.OK || !strings.Contains(s.Problems[0], "everything else is in the kernel") {
 		t.Errorf("status: %+v", s)
 	}
 	eventually(t, "the log names it", func() bool { return strings.Contains(b.log.String(), "NetworkPolicy shop/large") })
@@ -461,7 +461,7 @@ func TestStatusAndServices(t *testing.T) {
 		t.Errorf("services: %+v, %v", views, err)
 	}
 	// A service is shown with all of its faults, whoever finds them.
-	b.source.fault(model.Issue{Object: "Service shop/web-1", Reason: "an odd field"}, model.Issue{Object: "Service shop/web-2", Reason: "not this one's"})
+	b.source.fault(model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-1"}}.Issue("an odd field"), model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}}.Issue("not this one's"))
 	b.driver.setsAside(driver.SetAside{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "web-1"}, Reason: "refused", InForce: model.InForceRest})
 	if views, err = b.client.Services(t.Context()); err != nil || len(views) != 1 || !slices.Equal(views[0].Issues, []string{"an odd field", "refused; in force: the rest of it"}) {
 		t.Errorf("services with faults: %+v, %v", views, err)

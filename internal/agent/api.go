@@ -79,7 +79,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 // Services returns the services as they are wanted on this node, with all that is wrong with them, whoever has found it; safe for
 // concurrent use.
 func (a *Agent) Services() []compile.ServiceView {
-	faults := map[string][]model.Issue{}
+	faults := map[model.Ref][]model.Issue{}
 	for _, i := range a.issues() {
 		faults[i.Object] = append(faults[i.Object], i)
 	}
@@ -87,8 +87,8 @@ func (a *Agent) Services() []compile.ServiceView {
 	views := a.Compiler.Services()
 	a.compiling.Unlock()
 	for i, v := range views {
-		service := model.Ref{Kind: "Service", Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
-		views[i].Issues = notes(faults[service.String()], "")
+		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
+		views[i].Issues = notes(faults[service], "")
 	}
 	return views
 }
@@ -155,7 +155,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 	}
 	issues := a.issues()
 	if len(objects) > 0 {
-		issues = slices.DeleteFunc(issues, func(i model.Issue) bool { return !slices.Contains(objects, i.Ref) })
+		issues = slices.DeleteFunc(issues, func(i model.Issue) bool { return !slices.Contains(objects, i.Object) })
 	}
 	if len(issues) > 0 {
 		return &FaultError{issues}

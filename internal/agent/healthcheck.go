@@ -104,7 +104,7 @@ func (h *healthChecks) issues() []model.Issue {
 	var issues []model.Issue
 	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
 		if c := h.servers[name]; c.err != nil {
-			issues = append(issues, model.Ref{Kind: "Service", Name: name}.Issue(
+			issues = append(issues, model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
 				fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err)))
 		}
 	}

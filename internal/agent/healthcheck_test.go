@@ -142,7 +142,7 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	h, _ := newChecks(t)
 	h.apply(want("web", port, 1))
 	issues := h.issues()
-	if len(issues) != 1 || issues[0].Object != "Service shop/web" || !strings.Contains(issues[0].Reason, fmt.Sprint(port)) {
+	if len(issues) != 1 || issues[0].Object.String() != "Service shop/web" || !strings.Contains(issues[0].Reason, fmt.Sprint(port)) {
 		t.Fatalf("issues: %v", issues)
 	}
 	if err := taken.Close(); err != nil {

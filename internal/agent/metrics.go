@@ -265,7 +265,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descIssues, float64(len(issues)))
 	gauge(descAside, float64(len(c.Driver.SetAside())))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
-		gauge(descIssue, 1, i.Object, i.Source, i.Reason)
+		gauge(descIssue, 1, i.Object.String(), i.Source, i.Reason)
 	}
 	c.collectPolicy(ch, gauge)
 	c.collectAffinity(ch)

@@ -14,7 +14,7 @@ import (
 
 func TestMetrics(t *testing.T) {
 	b := start(t)
-	b.source.fault(model.Issue{Object: "Service shop/bad", Source: "bad.yaml", Reason: "port 70000 is out of range"})
+	b.source.fault(model.Issue{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "bad"}}, Source: "bad.yaml", Reason: "port 70000 is out of range"})
 	b.source.deliver(web(1, "10.1.0.1", "10.1.0.2")...)
 	b.source.sync()
 	eventually(t, "the first apply is done", func() bool { return b.health.ready() })
@@ -98,7 +98,7 @@ func TestIssueSeriesAreBounded(t *testing.T) {
 	b := start(t)
 	var issues []model.Issue
 	for n := range 2 * maxIssueSeries {
-		issues = append(issues, model.Issue{Object: fmt.Sprintf("Service shop/bad-%d", n), Reason: "bad"})
+		issues = append(issues, model.Issue{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: fmt.Sprint("bad-", n)}}, Reason: "bad"})
 	}
 	b.source.fault(issues...)
 	text := scrape(t, b.metrics.handler(nil), "/metrics")

@@ -61,16 +61,12 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	return reports, nil
 }
 
-// policyKinds are the kinds of policies.
-var policyKinds = []model.Kind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy}
-
 // policyFaults are the issues of policies whose names could be read.
 func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
 	faults := map[model.PolicyKey][]model.Issue{}
 	for _, i := range issues {
-		var key model.PolicyKey
-		if key.UnmarshalText([]byte(i.Object)) == nil && slices.Contains(policyKinds, key.Kind) && !strings.Contains(key.Name.String(), " ") {
-			faults[key] = append(faults[key], i)
+		if slices.Contains(model.PolicyKinds, i.Object.Kind) && i.Object.Name.Name != "" {
+			faults[i.Object] = append(faults[i.Object], i)
 		}
 	}
 	return faults
@@ -138,7 +134,7 @@ type PolicyStatus struct {
 func (a *Agent) policyStatus() *PolicyStatus {
 	var s PolicyStatus
 	counts := a.Store.Counts()
-	for _, kind := range []model.Kind{model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy} {
+	for _, kind := range model.PolicyKinds {
 		s.Policies += counts[string(kind)]
 	}
 	a.Store.Read(func(v *store.View) { s.AddressLists = v.AddressLists() })

@@ -185,9 +185,9 @@ func TestPolicies(t *testing.T) {
 	b := startPolicy(t)
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}
 	b.driver.counts(driver.PolicyCounter{Policy: key, Allowed: 3, Denied: 4})
-	b.source.fault(model.Issue{Object: key.String(), Source: "db.yaml", Reason: "its port is odd", InForce: model.InForceLast},
-		model.Issue{Object: "NetworkPolicy shop/new", Reason: "it has no selector", InForce: model.InForceNothing},
-		model.Issue{Object: "NetworkPolicy without a name", Reason: "name it"}, model.Issue{Object: "Service shop/web-1", Reason: "its port is odd"})
+	b.source.fault(model.Issue{Object: key, Source: "db.yaml", Reason: "its port is odd", InForce: model.InForceLast},
+		model.Issue{Object: model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "new"}}, Reason: "it has no selector", InForce: model.InForceNothing},
+		model.Issue{Object: model.Ref{Kind: "NetworkPolicy without a name"}, Reason: "name it"}, model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-1"}}.Issue("its port is odd"))
 	got, err := b.client.Policies(t.Context())
 	if err != nil || len(got) != 2 {
 		t.Fatalf("policies: %+v, %v", got, err)
@@ -234,7 +234,7 @@ func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}
 	b.source.deliver(store.Event{Kind: model.NetworkPolicy, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name,
 		Subject: model.Equal(model.NamespaceLabel, "shop"), Ingress: true, Refused: "its port is odd"}})
-	b.source.fault(model.Issue{Object: key.String(), Reason: "its port is odd", InForce: model.InForceDeny})
+	b.source.fault(model.Issue{Object: key, Reason: "its port is odd", InForce: model.InForceDeny})
 	eventually(t, "the policy is refused", func() bool {
 		got, err := b.client.Policies(t.Context())
 		i := slices.IndexFunc(got, func(p PolicyReport) bool { return p.Name == "odd" })

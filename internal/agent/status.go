@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -208,9 +207,7 @@ func (a *Agent) blocked() string {
 // in objects: sorted, and each once.
 func (a *Agent) issues() []model.Issue {
 	issues := append(a.found(), a.Source.Status().Issues...)
-	slices.SortFunc(issues, func(x, y model.Issue) int {
-		return cmp.Or(strings.Compare(x.Object, y.Object), strings.Compare(x.Source, y.Source), strings.Compare(x.Reason, y.Reason))
-	})
+	slices.SortFunc(issues, model.Issue.Compare)
 	return slices.Compact(issues)
 }
 
@@ -226,7 +223,7 @@ func (a *Agent) found() []model.Issue {
 func refusals(list []driver.SetAside) []model.Issue {
 	issues := make([]model.Issue, len(list))
 	for i, s := range list {
-		issues[i] = model.Issue{Object: s.Object(), Ref: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce}
+		issues[i] = model.Issue{Object: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce}
 	}
 	return issues
 }

@@ -256,7 +256,7 @@ func checkIssues(t *testing.T, c *compile.Compiler, want ...string) {
 	t.Helper()
 	var got []string
 	for _, i := range c.Issues() {
-		got = append(got, i.Object+": "+i.Reason)
+		got = append(got, i.Object.String()+": "+i.Reason)
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("issues:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

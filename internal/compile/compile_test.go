@@ -181,7 +181,7 @@ func TestOwnNode(t *testing.T) {
 		h := newHistory(compile.Config{})
 		h.apply(t, events(f.service(nodePort), slice("a", f.endpoint("e1", zones("z1")), f.endpoint("e2", zones("z2"))))...)
 		check(t, h.compiler, `ClusterIP c1:80 -> e1:8080 e2:8080`)
-		if got := h.compiler.Issues(); len(got) != 1 || got[0].Object != "Node here" {
+		if got := h.compiler.Issues(); len(got) != 1 || got[0].Object.String() != "Node here" {
 			t.Errorf("issues without the node: %v", got)
 		}
 		h.apply(t, event(f.node()))

@@ -105,7 +105,7 @@ func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Po
 			continue
 		}
 		if why := unusable(addr); why != "" {
-			b.add(model.Ref{Kind: "Pod", Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
+			b.add(model.Ref{Kind: model.PodKind, Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
 			continue
 		}
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == b.cfg.Node}

@@ -17,15 +17,13 @@ func (c *Compiler) Issues() []model.Issue {
 		list = append(list, issues...)
 	}
 	for _, reason := range c.nodeFaults() {
-		list = append(list, model.Ref{Kind: "Node", Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
+		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
 	}
 	list = append(list, c.services.claims.issues()...)
 	if c.policy != nil {
 		list = append(list, c.policy.Issues()...)
 	}
-	slices.SortFunc(list, func(a, b model.Issue) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
-	})
+	slices.SortFunc(list, model.Issue.Compare)
 	return slices.Compact(list)
 }
 
@@ -79,7 +77,7 @@ func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T
 	var list []model.Issue
 	for name := range rivals {
 		if name != winner {
-			list = append(list, model.Ref{Kind: "Service", Name: name}.Issue(
+			list = append(list, model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
 				what+" belongs to Service "+winner.String()+", "+cmp.Or(why, "which was there first")+"; give one of them another address or port"))
 		}
 	}
@@ -138,22 +136,22 @@ func (r *report) all() []model.Issue {
 	if r.more == 0 {
 		return r.issues
 	}
-	return append(r.issues, model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(fmt.Sprintf("and %d more", r.more)))
+	return append(r.issues, model.Ref{Kind: model.ServiceKind, Name: r.svc.Name}.Issue(fmt.Sprintf("and %d more", r.more)))
 }
 
 func (r *report) service(reason string) {
-	r.add(model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(reason))
+	r.add(model.Ref{Kind: model.ServiceKind, Name: r.svc.Name}.Issue(reason))
 }
 
 // refused adds what the service may not have.
 func (r *report) refused(what, why string) {
-	issue := model.Ref{Kind: "Service", Name: r.svc.Name}.Issue(what + " " + why + ", it is left out")
+	issue := model.Ref{Kind: model.ServiceKind, Name: r.svc.Name}.Issue(what + " " + why + ", it is left out")
 	issue.Refused = true
 	r.add(issue)
 }
 
 func (r *report) slice(slice *model.EndpointSlice, reason string) {
-	r.add(model.Ref{Kind: "EndpointSlice", Name: slice.Name}.Issue(reason))
+	r.add(model.Ref{Kind: model.EndpointSliceKind, Name: slice.Name}.Issue(reason))
 }
 
 // checkPort reports whether a service port can be served.

@@ -117,7 +117,7 @@ func TestUnusableEndpoints(t *testing.T) {
 		}
 		c := compiled(compile.Config{}, f.service(), slice("a", model.Endpoint{Addr: a, Ready: true, Serving: true}, f.endpoint("e1")))
 		check(t, c, `ClusterIP c1:80 -> e1:8080`)
-		if got := c.Issues(); len(got) != 1 || got[0].Object != "EndpointSlice shop/a" {
+		if got := c.Issues(); len(got) != 1 || got[0].Object.String() != "EndpointSlice shop/a" {
 			t.Errorf("%s: issues %v", text, got)
 		}
 	}
@@ -171,7 +171,7 @@ func TestWrongNodeNameIsNamed(t *testing.T) {
 	}
 	s.Apply([]store.Event{{Kind: model.NodeKind, Name: model.Name{Name: "n1"}, Object: &model.Node{Name: "n1"}}})
 	c.Update(s, s.Take())
-	if issues := c.Issues(); len(issues) != 1 || issues[0].Object != "Node typo" || !strings.Contains(issues[0].Reason, "n1") {
+	if issues := c.Issues(); len(issues) != 1 || issues[0].Object.String() != "Node typo" || !strings.Contains(issues[0].Reason, "n1") {
 		t.Errorf("with another Node: %v", issues)
 	}
 	s.Apply([]store.Event{{Kind: model.NodeKind, Name: model.Name{Name: "typo"}, Object: &model.Node{Name: "typo"}}})

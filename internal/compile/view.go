@@ -79,7 +79,7 @@ func (c *Compiler) Policies() []PolicyView {
 
 // Services returns all services as of the last Update, sorted by name.
 func (c *Compiler) Services() []ServiceView {
-	issues := map[string][]string{}
+	issues := map[model.Ref][]string{}
 	for _, issue := range c.Issues() {
 		issues[issue.Object] = append(issues[issue.Object], issue.Reason)
 	}
@@ -95,7 +95,7 @@ func (c *Compiler) Services() []ServiceView {
 			Unproxied: s.why,
 			Frontends: c.frontendViews(s),
 			Endpoints: s.counts,
-			Issues:    issues["Service "+name.String()],
+			Issues:    issues[model.Ref{Kind: model.ServiceKind, Name: name}],
 		})
 	}
 	return views

@@ -84,5 +84,5 @@ func (r Ref) Compare(o Ref) int {
 
 // Issue is a fault of the object.
 func (r Ref) Issue(reason string) Issue {
-	return Issue{Object: r.String(), Reason: reason, Ref: r}
+	return Issue{Object: r, Reason: reason}
 }

@@ -175,7 +175,7 @@ type ServiceAccount struct {
 // Issue is a fault found in what users declared. The object keeps its last
 // good state in the kernel, or has none, and everything else works on.
 type Issue struct {
-	Object string `json:"object"`           // "Service shop/web", or a file's name where no object could be read
+	Object Ref    `json:"object"`           // or a file's name, as its Kind, where no object could be read
 	Source string `json:"source,omitempty"` // where it was declared: "web.yaml", "web.yaml:12"
 	Reason string `json:"reason"`           // what is wrong and, where that helps, what to do
 	// InForce says what is in force in the meantime: one of the texts below. Empty
@@ -183,8 +183,11 @@ type Issue struct {
 	InForce string `json:"inForce,omitempty"`
 	// Refused: an address or port that a Service asks for, and may not have.
 	Refused bool `json:"refused,omitempty"`
-	// Ref is the object, where it is known by kind and name; Object is its text then.
-	Ref Ref `json:"-"`
+}
+
+// Compare orders by object, source and reason.
+func (i Issue) Compare(o Issue) int {
+	return cmp.Or(i.Object.Compare(o.Object), cmp.Compare(i.Source, o.Source), cmp.Compare(i.Reason, o.Reason))
 }
 
 // What is in force of an object that is at fault.
@@ -199,7 +202,7 @@ const (
 
 // String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as Printable has it.
 func (i Issue) String() string {
-	text := i.Object
+	text := i.Object.String()
 	if i.Source != "" {
 		text += " (" + i.Source + ")"
 	}

@@ -43,3 +43,28 @@ func FuzzPrintable(f *testing.F) {
 		}
 	})
 }
+
+// TestRefText shows that what a Ref says in JSON is what it says, and is read back as that.
+func TestRefText(t *testing.T) {
+	for _, c := range []struct {
+		ref  Ref
+		text string
+	}{
+		{Ref{ServiceKind, Name{"shop", "web"}}, "Service shop/web"},
+		{Ref{NodeKind, Name{"", "worker-1"}}, "Node worker-1"},
+		{Ref{Kind: "kubeconfig"}, "kubeconfig"},
+		{Ref{Kind: "shop/web.yaml"}, "shop/web.yaml"},
+	} {
+		var back Ref
+		text, err := c.ref.MarshalText()
+		if err != nil || string(text) != c.text || back.UnmarshalText(text) != nil || back != c.ref {
+			t.Errorf("%+v is %q, and back %+v", c.ref, text, back)
+		}
+	}
+	for _, text := range []string{"API discovery", "my folder/web.yaml", "a /b/c", "networking.k8s.io/v1beta1 NetworkPolicy db"} {
+		var r Ref
+		if err := r.UnmarshalText([]byte(text)); err != nil || r.String() != text {
+			t.Errorf("%q, %v: want %q", r, err, text)
+		}
+	}
+}

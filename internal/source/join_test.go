@@ -80,7 +80,7 @@ func TestJoinEndsWithTheFirstFailure(t *testing.T) {
 }
 
 func TestJoinStatus(t *testing.T) {
-	issue := func(name string) []model.Issue { return []model.Issue{{Object: name, Reason: "is broken"}} }
+	issue := func(name string) []model.Issue { return []model.Issue{{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Name: name}}, Reason: "is broken"}} }
 	one := &fake{status: source.Status{Name: "manifests", Where: "/m", Synced: true, Objects: map[string]int{"Pod": 1},
 		Skipped: map[string]int{"Secret": 2}, Issues: issue("a"), Lacking: []string{"x"}}}
 	two := &fake{status: source.Status{Name: "lists", Where: "/l", Synced: true, Objects: map[string]int{"AddressList": 3},

@@ -136,7 +136,7 @@ func (h *hosts) issues() (all []model.Issue) {
 				break
 			}
 		}
-		all = append(all, model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
+		all = append(all, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
 	}
 	return all
 }

@@ -63,7 +63,7 @@ func newHost(host *model.HostEndpoint) *item {
 	}
 	it := &item{host: host, addrs: usable(host.Addresses), labels: &labels{own: host.Labels}}
 	if len(it.addrs) > manyAddresses {
-		it.set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: "HostEndpoint", Name: model.Name{Name: host.Name}}}
+		it.set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.HostEndpointKind, Name: model.Name{Name: host.Name}}}
 		for _, a := range it.addrs {
 			it.set.Nets = append(it.set.Nets, netip.PrefixFrom(a, a.BitLen()))
 		}

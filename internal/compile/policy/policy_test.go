@@ -542,7 +542,7 @@ func TestDenyLists(t *testing.T) {
 	}
 	want := []model.Issue{
 		model.Ref{Kind: "AddressList", Name: model.Name{Name: "none"}}.Issue("is to be denied and is not known: name its file with --address-list none=FILE"),
-		{Object: "interface eth7", Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"},
+		{Object: model.Ref{Kind: "interface", Name: model.Name{Name: "eth7"}}, Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"},
 	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)
@@ -555,11 +555,11 @@ func TestIssues(t *testing.T) {
 		pod(1, "here"), func() *model.Pod { p := pod(1, "here"); p.Name.Name = "p2"; return p }(),
 		hostEndpoint("h1", "eth7", false), hostEndpoint("h2", "", false), hostEndpoint("h3", "eth0", false), hostEndpoint("h4", "eth0", false))
 	want := []model.Issue{
-		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h1"}}.Issue(`interface "eth7" is not one of the node's own, so nothing is programmed for it`),
-		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h2"}}.Issue("no interface of this node has an address of it, so nothing is programmed for it"),
-		model.Ref{Kind: "HostEndpoint", Name: model.Name{Name: "h4"}}.Issue(`interface "eth0" belongs to HostEndpoint h3, so nothing is programmed for it`),
+		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h1"}}.Issue(`interface "eth7" is not one of the node's own, so nothing is programmed for it`),
+		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h2"}}.Issue("no interface of this node has an address of it, so nothing is programmed for it"),
+		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h4"}}.Issue(`interface "eth0" belongs to HostEndpoint h3, so nothing is programmed for it`),
 		model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "a"}}.Issue(`tier "lost" does not exist, so all that it selects is denied: make the Tier, or name one that exists`),
-		model.Ref{Kind: "Pod", Name: model.Name{Namespace: "shop", Name: "p2"}}.Issue("address 10.0.0.1 is Pod shop/p1's too, whose policies hold there; delete one of them"),
+		model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "p2"}}.Issue("address 10.0.0.1 is Pod shop/p1's too, whose policies hold there; delete one of them"),
 	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {
 		t.Error(diff)

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -89,7 +88,7 @@ func (c *Compiler) Issues() []model.Issue {
 		winner := slices.MinFunc(claims, compareClaims)
 		for _, e := range claims {
 			if e != winner {
-				add(model.Ref{Kind: "Pod", Name: e.item.pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
+				add(model.Ref{Kind: model.PodKind, Name: e.item.pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
 			}
 		}
 	}
@@ -102,12 +101,10 @@ func (c *Compiler) Issues() []model.Issue {
 	}
 	for _, name := range c.cfg.DenyDevices {
 		if c.links.known && !slices.ContainsFunc(c.links.Links.Links, func(l model.Link) bool { return l.Name == name }) {
-			all = append(all, model.Issue{Object: "interface " + name, Reason: "is named by --deny-device and this node has no interface of that name, so no deny list holds there"})
+			all = append(all, model.Ref{Kind: "interface", Name: model.Name{Name: name}}.Issue("is named by --deny-device and this node has no interface of that name, so no deny list holds there"))
 		}
 	}
 	all = append(all, c.endpoints.hosts.issues()...)
-	slices.SortFunc(all, func(a, b model.Issue) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
-	})
+	slices.SortFunc(all, model.Issue.Compare)
 	return slices.Compact(all)
 }

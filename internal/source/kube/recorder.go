@@ -96,7 +96,7 @@ func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 func (r *Recorder) Report(issues []model.Issue) {
 	now := map[model.Issue]bool{}
 	for _, i := range issues {
-		if _, known := r.kinds[i.Ref.Kind]; known && i.Ref.Name.Name != "" && len(now) < mostTold {
+		if _, known := r.kinds[i.Object.Kind]; known && i.Object.Name.Name != "" && len(now) < mostTold {
 			now[i] = true
 		}
 	}
@@ -180,7 +180,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
 		}
 		t.mine = false
 	}
-	object, err := r.find(ctx, i.Ref)
+	object, err := r.find(ctx, i.Object)
 	if err != nil || object == nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func note(i model.Issue) string {
 		text += "; in force: " + i.InForce
 	}
 	text = objectName.ReplaceAllStringFunc(text, func(name string) string {
-		if part := objectName.FindStringSubmatch(name); part[2] != i.Ref.Name.Namespace {
+		if part := objectName.FindStringSubmatch(name); part[2] != i.Object.Name.Namespace {
 			return "another " + part[1]
 		}
 		return name

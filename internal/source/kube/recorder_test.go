@@ -163,15 +163,14 @@ func hour(*pace) {}
 func TestRecorder(t *testing.T) {
 	a := newEventAPI(t)
 	policy := model.Issue{
-		Object: "CalicoNetworkPolicy shop/default.db", Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
-		Ref: model.Ref{Kind: "CalicoNetworkPolicy", Name: model.Name{Namespace: "shop", Name: "default.db"}},
+		Object: model.Ref{Kind: "CalicoNetworkPolicy", Name: model.Name{Namespace: "shop", Name: "default.db"}}, Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
 	}
 	r := a.node(t, "n1", hour, silentLog)
 	r.Report([]model.Issue{
 		webFault, policy, model.Ref{Kind: "Node", Name: model.Name{Name: "worker"}}.Issue("is gone"),
 		model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "gone"}}.Issue("is of no account"),
 		model.Ref{Kind: "AddressList", Name: model.Name{Name: "bad"}}.Issue("is no object of the API"),
-		{Object: "web.yaml", Reason: "is no object at all"},
+		{Object: model.Ref{Kind: "web.yaml"}, Reason: "is no object at all"},
 	})
 	want := []string{
 		"n1: crd.projectcalico.org/v1 NetworkPolicy shop/default.db uid-db: " + strings.Repeat("ä", 510) + "…",
@@ -245,7 +244,7 @@ func TestEventsKeepToTheirNamespace(t *testing.T) {
 		{"", "nothing is allowed at pod bank/a-1, pod shop/b and 3 more", "nothing is allowed at another pod, another pod and 3 more"},
 		{"shop", "label kubernetes.io/name: CIDR 10.0.0.0/8 and fd00::/8 of node worker", "label kubernetes.io/name: CIDR 10.0.0.0/8 and fd00::/8 of node worker"},
 	} {
-		if got := note(model.Issue{Reason: c.reason, Ref: model.Ref{Kind: "Service", Name: model.Name{Namespace: c.namespace, Name: "x"}}}); got != c.want {
+		if got := note(model.Issue{Reason: c.reason, Object: model.Ref{Kind: "Service", Name: model.Name{Namespace: c.namespace, Name: "x"}}}); got != c.want {
 			t.Errorf("in %q: %q, want %q", c.namespace, got, c.want)
 		}
 	}

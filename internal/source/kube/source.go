@@ -293,12 +293,12 @@ func (s *Source) Status() source.Status {
 		LackingPolicies: s.lackingPolicies(),
 	}
 	if fault != "" {
-		st.Issues = append(st.Issues, model.Issue{Object: "kubeconfig", Reason: fault})
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "kubeconfig"}, Reason: fault})
 	}
 	if victims, reason := s.common(); reason != "" {
-		st.Issues = append(st.Issues, model.Issue{Object: victims, Source: where, Reason: reason})
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(victims)}, Source: where, Reason: reason})
 	} else if t := s.discovery.trouble.Load(); t != nil {
-		st.Issues = append(st.Issues, model.Issue{Object: "API discovery", Source: where, Reason: "kinds that come or go are not noticed: " + *t})
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "API discovery"}, Source: where, Reason: "kinds that come or go are not noticed: " + *t})
 	}
 	for _, f := range s.followers {
 		if f.unread() {

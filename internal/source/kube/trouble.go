@@ -156,11 +156,11 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 }
 
 // called is what users call an object.
-func (f *follower) called(name model.Name) string {
+func (f *follower) called(name model.Name) model.Ref {
 	if name.Name == "" {
-		return string(f.kind.kind) + " without a name"
+		return model.Ref{Kind: f.kind.kind + " without a name"}
 	}
-	return string(f.kind.kind) + " " + name.String()
+	return model.Ref{Kind: f.kind.kind, Name: name}
 }
 
 // issues are all that is wrong with the kind and its objects, sorted; what can be
@@ -174,16 +174,16 @@ func (f *follower) issues() []model.Issue {
 		place = *f.place
 	}
 	if f.trouble.reason != "" && !f.trouble.common {
-		all = append(all, model.Issue{Object: string(f.kind.kind), Source: place.apiVersion(), Reason: f.trouble.reason})
+		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.kind}, Source: place.apiVersion(), Reason: f.trouble.reason})
 	}
 	if f.short >= tooShort {
-		all = append(all, model.Issue{Object: string(f.kind.kind), Source: place.apiVersion(),
+		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.kind}, Source: place.apiVersion(),
 			Reason: "the API server, or a proxy on the way to it, ends watches at once, again and again; changes come late"})
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
 		all = append(all, model.Issue{
-			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce, Ref: model.Ref{Kind: f.kind.kind, Name: name},
+			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce,
 		})
 	}
 	return all
@@ -233,7 +233,7 @@ func (f *follower) lacking() []string {
 		var list []string
 		holes := f.ledger.holes()
 		for _, name := range slices.SortedFunc(maps.Keys(holes), model.Name.Compare) {
-			list = append(list, f.called(name)+": "+holes[name])
+			list = append(list, f.called(name).String()+": "+holes[name])
 		}
 		return list
 	case f.phase == absent && f.optional:

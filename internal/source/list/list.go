@@ -223,7 +223,7 @@ func (s *Source) warnOfLoss(l *list, now int) {
 
 // fault says what is wrong with a list.
 func (l *list) fault(err error) *model.Issue {
-	i := &model.Issue{Object: string(model.AddressList) + " " + l.Name, Source: l.Path, Reason: err.Error(), InForce: model.InForceLast}
+	i := &model.Issue{Object: model.Ref{Kind: model.AddressList, Name: model.Name{Name: l.Name}}, Source: l.Path, Reason: err.Error(), InForce: model.InForceLast}
 	if broken, ok := errors.AsType[*BrokenError](err); ok {
 		i.Source += ":" + strconv.Itoa(broken.First)
 	}

@@ -36,7 +36,7 @@ func FuzzParse(f *testing.F) {
 			}
 			for i := range before.objects {
 				if before.objects[i].value != again.objects[i].value {
-					t.Fatalf("%s: %s changed without a change", name, before.objects[i].key)
+					t.Fatalf("%s: %s changed without a change", name, before.objects[i].Ref)
 				}
 			}
 			after := p.parse(name, []byte(second), before.objects)
@@ -47,8 +47,8 @@ func FuzzParse(f *testing.F) {
 				continue
 			}
 			for i := range before.objects {
-				if !strings.Contains(names(after), before.objects[i].key.String()) {
-					t.Fatalf("%s: %s is lost", name, before.objects[i].key)
+				if !strings.Contains(names(after), before.objects[i].Ref.String()) {
+					t.Fatalf("%s: %s is lost", name, before.objects[i].Ref)
 				}
 			}
 		}

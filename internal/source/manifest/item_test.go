@@ -39,7 +39,7 @@ func TestLinesOfItems(t *testing.T) {
 		}
 		var have []string
 		for _, issue := range got.issues {
-			have = append(have, issue.Object+" "+issue.Source)
+			have = append(have, issue.Object.String()+" "+issue.Source)
 		}
 		if !slices.Equal(have, want) {
 			t.Errorf("%s: issues %v, want those of %q", c.name, got.issues, want)

@@ -93,7 +93,7 @@ func (s *Source) findPolicies(lacking []string) (keys []model.PolicyKey) {
 			if o.value != nil || o.twin {
 				continue
 			}
-			policy := source.PolicyKeys(o.kind, o.name)
+			policy := source.PolicyKeys(o.Kind, o.Name)
 			if policy == nil {
 				return nil
 			}

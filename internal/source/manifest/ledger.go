@@ -30,7 +30,7 @@ func (f *file) allIssues() []model.Issue {
 	if f.wasRead() {
 		force = model.InForceLast
 	}
-	return append(slices.Clip(f.issues), model.Issue{Object: f.path, Source: f.path, Reason: f.err, InForce: force})
+	return append(slices.Clip(f.issues), model.Issue{Object: model.Ref{Kind: model.Kind(f.path)}, Source: f.path, Reason: f.err, InForce: force})
 }
 
 // claim is a file's version of an object.
@@ -45,26 +45,26 @@ type ledger struct {
 	files  map[string]*file
 	broken map[*file]struct{} // those with issues
 
-	valid  map[key]claim   // the version that counts, and was delivered
-	rivals map[key][]claim // those that don't, sorted by path
+	valid  map[model.Ref]claim   // the version that counts, and was delivered
+	rivals map[model.Ref][]claim // those that don't, sorted by path
 	counts map[model.Kind]int
 	passed map[string]int // objects of other kinds, by kind
 
-	told   bool        // the issues are those that were last logged; the logger sets it
-	before map[key]any // during an update: the value that was valid before it, nil for none
-	fresh  bool        // during the first update: nothing was valid before it
+	told   bool              // the issues are those that were last logged; the logger sets it
+	before map[model.Ref]any // during an update: the value that was valid before it, nil for none
+	fresh  bool              // during the first update: nothing was valid before it
 }
 
 func newLedger() *ledger {
 	return &ledger{
 		files:  make(map[string]*file),
 		broken: make(map[*file]struct{}),
-		valid:  make(map[key]claim),
-		rivals: make(map[key][]claim),
+		valid:  make(map[model.Ref]claim),
+		rivals: make(map[model.Ref][]claim),
 		counts: make(map[model.Kind]int),
 		passed: make(map[string]int),
 		told:   true,
-		before: make(map[key]any),
+		before: make(map[model.Ref]any),
 	}
 }
 
@@ -85,14 +85,14 @@ func (l *ledger) update(readings []reading) []store.Event {
 		switch {
 		case !ok && was == nil:
 		case !ok:
-			l.counts[k.kind]--
-			events = append(events, store.Event{Kind: k.kind, Name: k.name})
+			l.counts[k.Kind]--
+			events = append(events, store.Event{Kind: k.Kind, Name: k.Name})
 		default:
 			if was == nil {
-				l.counts[k.kind]++
+				l.counts[k.Kind]++
 			}
 			if !same(was, now.value) {
-				events = append(events, store.Event{Kind: k.kind, Name: k.name, Object: now.value})
+				events = append(events, store.Event{Kind: k.Kind, Name: k.Name, Object: now.value})
 			}
 		}
 	}
@@ -106,7 +106,7 @@ func (l *ledger) makeRoom(readings []reading) {
 	for i := range readings {
 		objects += len(readings[i].content.objects)
 	}
-	l.valid = make(map[key]claim, objects)
+	l.valid = make(map[model.Ref]claim, objects)
 	if len(l.files) == 0 {
 		l.files = make(map[string]*file, len(readings))
 	}
@@ -121,8 +121,8 @@ func same(was, now any) bool {
 func (l *ledger) everything() []store.Event {
 	events := make([]store.Event, 0, len(l.valid))
 	for k, c := range l.valid {
-		l.counts[k.kind]++
-		events = append(events, store.Event{Kind: k.kind, Name: k.name, Object: c.value})
+		l.counts[k.Kind]++
+		events = append(events, store.Event{Kind: k.Kind, Name: k.Name, Object: c.value})
 	}
 	return events
 }
@@ -178,7 +178,7 @@ func (l *ledger) put(f *file, next content) {
 // object changes.
 func (l *ledger) replace(f *file, next []object) {
 	last := f.objects
-	equal := func(a, b *object) bool { return a.key == b.key && a.value == b.value }
+	equal := func(a, b *object) bool { return a.Ref == b.Ref && a.value == b.value }
 	for len(last) > 0 && len(next) > 0 && equal(&last[0], &next[0]) {
 		last, next = last[1:], next[1:]
 	}
@@ -187,18 +187,18 @@ func (l *ledger) replace(f *file, next []object) {
 	}
 	for i := range last {
 		if last[i].value != nil {
-			l.withdraw(last[i].key, f)
+			l.withdraw(last[i].Ref, f)
 		}
 	}
 	for i := range next {
 		if next[i].value != nil {
-			l.claim(next[i].key, claim{f, next[i].value})
+			l.claim(next[i].Ref, claim{f, next[i].value})
 		}
 	}
 }
 
 // touch remembers what was valid before the update.
-func (l *ledger) touch(k key) {
+func (l *ledger) touch(k model.Ref) {
 	if l.fresh {
 		return
 	}
@@ -207,7 +207,7 @@ func (l *ledger) touch(k key) {
 	}
 }
 
-func (l *ledger) withdraw(k key, f *file) {
+func (l *ledger) withdraw(k model.Ref, f *file) {
 	l.touch(k)
 	rivals := l.rivals[k]
 	if l.valid[k].file != f {
@@ -226,7 +226,7 @@ func (l *ledger) withdraw(k key, f *file) {
 	}
 }
 
-func (l *ledger) claim(k key, c claim) {
+func (l *ledger) claim(k model.Ref, c claim) {
 	l.touch(k)
 	holder, held := l.valid[k]
 	if !held {
@@ -252,15 +252,13 @@ func (l *ledger) issues() []model.Issue {
 	for k, rivals := range l.rivals {
 		for _, c := range rivals {
 			all = append(all, model.Issue{
-				Object: k.String(),
+				Object: k,
 				Source: c.file.path,
 				Reason: "is declared in " + l.valid[k].file.path + " as well, which counts, as its name comes first; delete one of them",
 			})
 		}
 	}
-	slices.SortFunc(all, func(a, b model.Issue) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Reason, b.Reason))
-	})
+	slices.SortFunc(all, model.Issue.Compare)
 	return all
 }
 

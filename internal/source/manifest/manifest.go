@@ -464,10 +464,10 @@ func (s *Source) Status() source.Status {
 		Issues:  []model.Issue{},
 	}
 	if s.trouble != "" {
-		st.Issues = append(st.Issues, model.Issue{Object: s.path, Reason: s.trouble})
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(s.path)}, Reason: s.trouble})
 	}
 	for _, folder := range slices.Sorted(maps.Keys(s.below)) {
-		st.Issues = append(st.Issues, model.Issue{Object: folder, Reason: s.below[folder].Error()})
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(folder)}, Reason: s.below[folder].Error()})
 	}
 	st.Issues = append(st.Issues, s.ledger.issues()...)
 	st.Lacking, st.LackingPolicies = slices.Clone(s.lacking), slices.Clone(s.lackingPolicies)

@@ -19,7 +19,7 @@ import (
 // sink keeps what a source delivered, as a store does.
 type sink struct {
 	mu      sync.Mutex
-	objects map[key]any
+	objects map[model.Ref]any
 	batches [][]store.Event
 	synced  bool
 	early   bool // something was wrong with the order of calls
@@ -29,10 +29,10 @@ func (s *sink) Apply(events []store.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.objects == nil {
-		s.objects = make(map[key]any)
+		s.objects = make(map[model.Ref]any)
 	}
 	for _, e := range events {
-		k := key{e.Kind, e.Name}
+		k := model.Ref{Kind: e.Kind, Name: e.Name}
 		if e.Object == nil {
 			delete(s.objects, k)
 		} else {
@@ -64,7 +64,7 @@ func (s *sink) names() []string {
 func (s *sink) service(name string) *model.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o, _ := s.objects[key{model.ServiceKind, model.Name{Namespace: "shop", Name: name}}].(*model.Service)
+	o, _ := s.objects[model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: name}}].(*model.Service)
 	return o
 }
 
@@ -136,7 +136,7 @@ func (f *fixture) waitIssue(parts ...string) {
 	f.t.Helper()
 	f.wait(fmt.Sprintf("an issue with %q", parts), func() bool {
 		return slices.ContainsFunc(f.source.Status().Issues, func(i model.Issue) bool {
-			text := i.Object + "|" + i.Source + "|" + i.Reason
+			text := i.Object.String() + "|" + i.Source + "|" + i.Reason
 			return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 		})
 	})

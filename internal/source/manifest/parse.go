@@ -20,17 +20,9 @@ import (
 // defaultNamespace is that of namespaced objects that name none.
 const defaultNamespace = "default"
 
-// key is what an object is known by.
-type key struct {
-	kind model.Kind
-	name model.Name
-}
-
-func (k key) String() string { return string(k.kind) + " " + k.name.String() }
-
 // object is one object that a file declares.
 type object struct {
-	key
+	model.Ref
 	value any    // its last good version; nil if there never was one
 	sum   uint64 // of the text that it was read from
 	line  int
@@ -126,7 +118,7 @@ func (p *parser) holeAt(line int, reason string) {
 	if len(p.prev.objects) > 0 {
 		force = model.InForceLast
 	}
-	p.out.issues = append(p.out.issues, model.Issue{Object: p.name, Source: p.source(line), Reason: reason, InForce: force})
+	p.out.issues = append(p.out.issues, model.Issue{Object: model.Ref{Kind: model.Kind(p.name)}, Source: p.source(line), Reason: reason, InForce: force})
 }
 
 // lineAt tells the line of an offset, which must not be before an earlier one's.
@@ -255,7 +247,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 		name := p.identify(start, model.NetworkPolicy)
 		p.seek(start)
 		p.out.issues = append(p.out.issues, model.Issue{
-			Object: apiVersion + " " + kind + " " + name.Name, Source: p.source(p.lineAt(start)),
+			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: model.Name{Name: name.Name}}, Source: p.source(p.lineAt(start)),
 			Reason:  "is not in force, as this version is not read; write it as " + instead,
 			InForce: model.InForceNothing,
 		})
@@ -296,7 +288,7 @@ func (p *parser) object(kind model.Kind) error {
 		p.holeAt(p.lineAt(start), fmt.Sprintf("%s: %v", kind, err))
 		return nil
 	}
-	o := object{key: key{kind, name}, value: value, sum: p.sum(start)}
+	o := object{Ref: model.Ref{Kind: kind, Name: name}, value: value, sum: p.sum(start)}
 	if err != nil {
 		o.fault = err.Error()
 	}
@@ -305,8 +297,8 @@ func (p *parser) object(kind model.Kind) error {
 		o.declared = p.identify(start, kind)
 		p.seek(end)
 	}
-	if last := p.prev.find(o.key); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
-		o.key, o.value = last.key, last.value
+	if last := p.prev.find(o.Ref); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
+		o.Ref, o.value = last.Ref, last.value
 	}
 	if err != nil {
 		o.force = source.InForce(o.value, value != nil && source.IsRefused(value) == source.IsRefused(o.value))
@@ -321,7 +313,7 @@ func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[sta
 func (p *parser) add(o object, start int) {
 	o.line = p.lineAt(start)
 	if o.fault != "" {
-		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault, InForce: o.force})
+		p.out.issues = append(p.out.issues, model.Issue{Object: o.Ref, Source: p.source(o.line), Reason: o.fault, InForce: o.force})
 	}
 	p.out.objects = append(p.out.objects, o)
 }
@@ -429,28 +421,28 @@ func (p *parser) refuseTwins() {
 	if len(objects) < 2 {
 		return
 	}
-	lines := make(map[key]int, len(objects))
+	lines := make(map[model.Ref]int, len(objects))
 	for i := range objects {
 		o := &objects[i]
-		line, twin := lines[o.key]
+		line, twin := lines[o.Ref]
 		if !twin {
-			lines[o.key] = o.line
+			lines[o.Ref] = o.line
 			continue
 		}
 		o.value, o.sum, o.twin = nil, 0, true
 		o.fault = fmt.Sprintf("is declared twice in this file; the one on line %d counts, delete the other", line)
-		p.out.issues = append(p.out.issues, model.Issue{Object: o.key.String(), Source: p.source(o.line), Reason: o.fault})
+		p.out.issues = append(p.out.issues, model.Issue{Object: o.Ref, Source: p.source(o.line), Reason: o.fault})
 	}
 }
 
 // keepUnseen takes over what the file declared before and is not seen now.
 func (p *parser) keepUnseen() {
-	seen := make(map[key]bool, len(p.out.objects))
+	seen := make(map[model.Ref]bool, len(p.out.objects))
 	for i := range p.out.objects {
-		seen[p.out.objects[i].key] = true
+		seen[p.out.objects[i].Ref] = true
 	}
 	for _, o := range p.prev.objects {
-		if !seen[o.key] {
+		if !seen[o.Ref] {
 			o.sum, o.fault, o.force = 0, "", ""
 			p.out.objects = append(p.out.objects, o)
 		}

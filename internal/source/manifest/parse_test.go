@@ -88,7 +88,7 @@ func TestEveryValueOfTheWrongType(t *testing.T) {
 				if !json.Valid([]byte(swapped)) {
 					t.Fatalf("bad test: %s", swapped)
 				}
-				if n := len(c.objects); n == 0 || c.objects[0].name.Name != "good" || c.objects[n-1].name.Name != "good" {
+				if n := len(c.objects); n == 0 || c.objects[0].Name.Name != "good" || c.objects[n-1].Name.Name != "good" {
 					t.Fatalf("%s, value %d as %s: the objects beside it are lost: %v\n%s", kind, i, wrong, c.issues, swapped)
 				}
 				for _, issue := range c.issues {
@@ -145,7 +145,7 @@ func names(c content) string {
 		if c.objects[i].value == nil {
 			state = "!"
 		}
-		list = append(list, state+c.objects[i].key.String())
+		list = append(list, state+c.objects[i].Ref.String())
 	}
 	return strings.Join(list, ", ")
 }
@@ -225,7 +225,7 @@ items:
 				t.Fatalf("issues %v, want %q", got.issues, c.issues)
 			}
 			for i, issue := range got.issues {
-				if text := issue.Object + "|" + issue.Source + "|" + issue.Reason; !strings.HasPrefix(text, c.issues[i]) {
+				if text := issue.Object.String() + "|" + issue.Source + "|" + issue.Reason; !strings.HasPrefix(text, c.issues[i]) {
 					t.Errorf("issue %q, want %q", text, c.issues[i])
 				}
 			}

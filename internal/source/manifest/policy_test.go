@@ -41,7 +41,7 @@ func TestPolicyKinds(t *testing.T) {
 		typed := strings.TrimSuffix(version, `"`) + `List","items":[` + strings.Replace(text, version+",", "{", 1) + "]}"
 		for _, wrapped := range []string{text, `{"apiVersion":"v1","kind":"List","items":[` + text + "]}", typed} {
 			c := newParsers()[0].parse("x.json", []byte(wrapped), nil)
-			if len(c.objects) != 1 || len(c.issues) != 0 || c.objects[0].key.String() != name {
+			if len(c.objects) != 1 || len(c.issues) != 0 || c.objects[0].Ref.String() != name {
 				t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
 				continue
 			}
@@ -157,7 +157,7 @@ func TestPoliciesOfNobody(t *testing.T) {
 		`{"podSelector":{},"policyTypes":{},"ingress":[{"x":1}]}`,
 	} {
 		c := newParsers()[0].parse("x.json", []byte(policyOf(spec)), nil)
-		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || c.issues[0].Object != "NetworkPolicy shop/db" {
+		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || c.issues[0].Object.String() != "NetworkPolicy shop/db" {
 			t.Errorf("%s: %+v, issues %v", spec, c.objects, c.issues)
 		}
 	}
@@ -177,7 +177,7 @@ func TestRefusedCalicoObjects(t *testing.T) {
 	for name, field := range map[string]string{"Tier security": "spec", "HostEndpoint n1-eth0": "spec"} {
 		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
 		c := newParsers()[0].parse("x.json", []byte(text), nil)
-		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object != name {
+		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object.String() != name {
 			t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
 		}
 	}
@@ -220,11 +220,11 @@ func TestStoredNames(t *testing.T) {
 		text := policyObjects["GlobalNetworkPolicy deny"]
 		good := p.parse("x.json", []byte(text+rest.String()), nil)
 		bad := p.parse("x.json", []byte(strings.Replace(text, "all()", "all(", 1)+rest.String()), good.objects)
-		if o := bad.objects[0]; o.key.String() != "GlobalNetworkPolicy deny" || o.value != good.objects[0].value || len(bad.issues) != 1 {
+		if o := bad.objects[0]; o.Ref.String() != "GlobalNetworkPolicy deny" || o.value != good.objects[0].value || len(bad.issues) != 1 {
 			t.Errorf("got %+v, issues %v", o, bad.issues)
 		}
 		again := p.parse("x.json", []byte(text+rest.String()), bad.objects)
-		if o := again.objects[0]; o.key.String() != "GlobalNetworkPolicy deny" || len(again.issues) != 0 {
+		if o := again.objects[0]; o.Ref.String() != "GlobalNetworkPolicy deny" || len(again.issues) != 0 {
 			t.Errorf("mended: %+v, issues %v", o, again.issues)
 		}
 	}
@@ -279,7 +279,7 @@ func TestRefusedPolicyIsDelivered(t *testing.T) {
 	refused := func() string {
 		f.sink.mu.Lock()
 		defer f.sink.mu.Unlock()
-		p, _ := f.sink.objects[key{model.NetworkPolicy, model.Name{Namespace: "shop", Name: "db"}}].(*model.Policy)
+		p, _ := f.sink.objects[model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}].(*model.Policy)
 		if p == nil {
 			return "none"
 		}
@@ -331,11 +331,11 @@ func FuzzPolicy(f *testing.F) {
 				if !ok {
 					continue
 				}
-				if policy.Key.Name != o.name {
-					t.Fatalf("%s is known as %s", policy.Key, o.key)
+				if policy.Key.Name != o.Name {
+					t.Fatalf("%s is known as %s", policy.Key, o.Ref)
 				}
 				if (policy.Refused != "") != (o.fault != "") || policy.Refused != "" && len(policy.IngressRules)+len(policy.EgressRules) > 0 {
-					t.Fatalf("%s: fault %q, refused %q, %d and %d rules", o.key, o.fault, policy.Refused, len(policy.IngressRules), len(policy.EgressRules))
+					t.Fatalf("%s: fault %q, refused %q, %d and %d rules", o.Ref, o.fault, policy.Refused, len(policy.IngressRules), len(policy.EgressRules))
 				}
 			}
 		}

@@ -8,7 +8,7 @@ import (
 type previous struct {
 	objects []object
 	bySum   map[uint64]*object // made on the first look into a long list
-	byKey   map[key]*object
+	byKey   map[model.Ref]*object
 }
 
 // short lists are searched from end to end.
@@ -18,13 +18,13 @@ const short = 8
 func (p *previous) unchanged(kind model.Kind, sum uint64) *object {
 	if len(p.objects) > short {
 		p.index()
-		if o := p.bySum[sum]; o != nil && o.kind == kind {
+		if o := p.bySum[sum]; o != nil && o.Kind == kind {
 			return o
 		}
 		return nil
 	}
 	for i := range p.objects {
-		if o := &p.objects[i]; o.sum == sum && o.kind == kind {
+		if o := &p.objects[i]; o.sum == sum && o.Kind == kind {
 			return o
 		}
 	}
@@ -32,13 +32,13 @@ func (p *previous) unchanged(kind model.Kind, sum uint64) *object {
 }
 
 // find returns the object that is known, or was declared, by this name, or nil.
-func (p *previous) find(k key) *object {
+func (p *previous) find(k model.Ref) *object {
 	if len(p.objects) > short {
 		p.index()
 		return p.byKey[k]
 	}
 	for i := range p.objects {
-		if o := &p.objects[i]; o.key == k || o.kind == k.kind && o.declared == k.name {
+		if o := &p.objects[i]; o.Ref == k || o.Kind == k.Kind && o.declared == k.Name {
 			return o
 		}
 	}
@@ -50,13 +50,13 @@ func (p *previous) index() {
 		return
 	}
 	p.bySum = make(map[uint64]*object, len(p.objects))
-	p.byKey = make(map[key]*object, len(p.objects))
+	p.byKey = make(map[model.Ref]*object, len(p.objects))
 	for i := len(p.objects) - 1; i >= 0; i-- {
 		o := &p.objects[i]
 		p.bySum[o.sum] = o
-		p.byKey[o.key] = o
+		p.byKey[o.Ref] = o
 		if o.declared.Name != "" {
-			p.byKey[key{o.kind, o.declared}] = o
+			p.byKey[model.Ref{Kind: o.Kind, Name: o.declared}] = o
 		}
 	}
 }
