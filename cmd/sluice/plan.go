@@ -95,7 +95,7 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	if err := d.Probe(ctx); err != nil {
 		return agent.Plan{}, privilege(fmt.Errorf("probe kernel: %w", err))
 	}
-	plan, err := reconcile.Adopt(ctx, d, c.State(), reconcile.Lacking{Any: len(read.Lacking) > 0, Policies: read.LackingPolicies}, nil)
+	plan, err := reconcile.Adopt(ctx, d, c.State(), agent.Lacking(read), nil)
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}

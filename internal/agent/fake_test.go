@@ -256,7 +256,7 @@ type fakeSource struct {
 	broken  error
 	lacking []string
 	odd     []model.PolicyKey // all that is lacking
-	unread  []string
+	unread  []model.Kind
 	dialed  []netip.AddrPort
 }
 
@@ -283,7 +283,7 @@ func (s *fakeSource) Flush(context.Context) error {
 func (s *fakeSource) Status() source.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, LackingPolicies: s.odd, Unread: s.unread,
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, LackingObjects: s.odd, Unread: s.unread,
 		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
 }
 
@@ -315,7 +315,7 @@ func (s *fakeSource) lacks(lacking ...string) {
 }
 
 // neverRead says what kinds could not be read at all.
-func (s *fakeSource) neverRead(kinds ...string) {
+func (s *fakeSource) neverRead(kinds ...model.Kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unread = kinds

@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/internal/source"
 )
 
 // The agent keeps no state on disk: what the kernel holds is all that is left of
@@ -21,8 +22,8 @@ func (l *loop) look() (changed bool) {
 		return false
 	}
 	s := l.sourceStatus()
-	changed = l.open(slices.Contains(s.Unread, string(model.PodKind)))
-	l.policies = s.LackingPolicies
+	changed = l.open(slices.Contains(s.Unread, model.PodKind))
+	l.policies = Lacking(s).Policies
 	l.lacking = len(s.Lacking) > 0
 	l.kernel.Lack(l.lacks())
 	return changed || !l.lacking
@@ -36,6 +37,17 @@ func (l *loop) lacks() reconcile.Lacking {
 	return reconcile.Lacking{Any: true, Policies: l.policies}
 }
 
+// Lacking is what a source lacks, as it matters to the kernel: where single objects are all that is
+// lacking, and all of them are policies, nothing else has to be kept.
+func Lacking(s source.Status) reconcile.Lacking {
+	l := reconcile.Lacking{Any: len(s.Lacking) > 0}
+	isOther := func(o model.Ref) bool { return !slices.Contains(model.PolicyKinds, o.Kind) }
+	if !slices.ContainsFunc(s.LackingObjects, isOther) {
+		l.Policies = s.LackingObjects
+	}
+	return l
+}
+
 // open has policy cut nobody off while no Pod could be read, and reports whether that is news.
 func (l *loop) open(unread bool) (changed bool) {
 	if unread == l.unread {
@@ -46,7 +58,7 @@ func (l *loop) open(unread bool) (changed bool) {
 	l.Compiler.SetPodsUnread(unread)
 	l.compiling.Unlock()
 	if unread {
-		l.Log.Error("not ready: " + Unread([]string{string(model.PodKind)}))
+		l.Log.Error("not ready: " + Unread([]model.Kind{model.PodKind}))
 	} else {
 		l.Log.Info("Pods have been read: policy is in force")
 	}
@@ -54,9 +66,13 @@ func (l *loop) open(unread bool) (changed bool) {
 }
 
 // Unread says in words what follows from kinds of which nothing was read since the start.
-func Unread(kinds []string) string {
-	text := strings.Join(kinds, ", ") + ": none could be read since the start"
-	if slices.Contains(kinds, string(model.PodKind)) {
+func Unread(kinds []model.Kind) string {
+	names := make([]string, len(kinds))
+	for i, kind := range kinds {
+		names[i] = string(kind)
+	}
+	text := strings.Join(names, ", ") + ": none could be read since the start"
+	if slices.Contains(kinds, model.PodKind) {
 		text += "; policy is not in force, but for pods that an earlier agent knew: what all others send and get passes"
 	}
 	return text

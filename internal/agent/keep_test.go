@@ -83,6 +83,17 @@ func TestLackingPoliciesKeepNoService(t *testing.T) {
 	}
 }
 
+// A service that is lacking beside them is kept.
+func TestLackingServiceIsKept(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	b.source.lacks("p.yaml: it is at fault", "web-2.yaml: it is at fault")
+	b.source.odd = []model.Ref{{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "p"}},
+		{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}}}
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1, web2)
+}
+
 // A service whose endpoints cannot be read keeps those that the kernel has.
 func TestUnreadEndpointsAreKept(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1")))

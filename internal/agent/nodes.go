@@ -62,7 +62,7 @@ func (a *Agent) misnamed() string {
 func (a *Agent) sourceStatus() source.Status {
 	s := a.Source.Status()
 	if reason := a.misnamed(); reason != "" {
-		s.Lacking, s.LackingPolicies = append(slices.Clone(s.Lacking), reason), nil
+		s.Lacking, s.LackingObjects = append(slices.Clone(s.Lacking), reason), nil
 	}
 	return s
 }

@@ -34,15 +34,16 @@ func (c sourceCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	send(descReconnects, prometheus.CounterValue, float64(st.Reconnects))
 	for _, k := range st.Kinds {
+		kind := string(k.Kind)
 		synced := 0.0
 		if k.Synced {
 			synced = 1
 		}
-		send(descKindSynced, prometheus.GaugeValue, synced, k.Kind)
-		send(descKindBehind, prometheus.GaugeValue, k.Behind, k.Kind)
-		send(descKindFaults, prometheus.GaugeValue, float64(k.Faults), k.Kind)
-		send(descKindReconnects, prometheus.CounterValue, float64(k.Reconnects), k.Kind)
-		send(descKindLists, prometheus.CounterValue, float64(k.Lists), k.Kind)
-		send(descKindList, prometheus.GaugeValue, k.ListSeconds, k.Kind)
+		send(descKindSynced, prometheus.GaugeValue, synced, kind)
+		send(descKindBehind, prometheus.GaugeValue, k.Behind, kind)
+		send(descKindFaults, prometheus.GaugeValue, float64(k.Faults), kind)
+		send(descKindReconnects, prometheus.CounterValue, float64(k.Reconnects), kind)
+		send(descKindLists, prometheus.CounterValue, float64(k.Lists), kind)
+		send(descKindList, prometheus.GaugeValue, k.ListSeconds, kind)
 	}
 }

@@ -200,6 +200,13 @@ const (
 	InForceNothing = "nothing of it"
 )
 
+// A StandIn is an object that can stand in for one that is at fault, as long as no good version of
+// that is known.
+type StandIn interface {
+	// StandIn says what is in force of the object at fault; "" means that this one is good.
+	StandIn() string
+}
+
 // String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as Printable has it.
 func (i Issue) String() string {
 	text := i.Object.String()

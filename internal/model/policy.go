@@ -35,6 +35,17 @@ type Policy struct {
 	Refused string
 }
 
+// StandIn implements StandIn.
+func (p *Policy) StandIn() string {
+	switch {
+	case p.Refused == "":
+		return ""
+	case p.Key.Kind == NetworkPolicy:
+		return InForceIsolate
+	}
+	return InForceDeny
+}
+
 // Action is what a rule does with what it matches.
 type Action uint8
 
@@ -118,6 +129,14 @@ type NetworkSet struct {
 	// good version from before: it has no Nets then, and nobody knows what
 	// belongs into it.
 	Refused string
+}
+
+// StandIn implements StandIn.
+func (s *NetworkSet) StandIn() string {
+	if s.Refused == "" {
+		return ""
+	}
+	return InForceDoubt
 }
 
 // HostEndpoint is an interface of a node that policies select by its labels.

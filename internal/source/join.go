@@ -84,7 +84,7 @@ func (j *joined) Dialed() []netip.AddrPort {
 func (j *joined) Status() Status {
 	all := Status{Synced: true, Objects: map[string]int{}, Skipped: map[string]int{}, Issues: []model.Issue{}}
 	var names, places []string
-	onlyPolicies := true
+	onlyObjects := true
 	for _, s := range j.sources {
 		st := s.Status()
 		names, places = append(names, st.Name), append(places, st.Where)
@@ -97,12 +97,12 @@ func (j *joined) Status() Status {
 		all.Reconnects += st.Reconnects
 		all.Kinds = append(all.Kinds, st.Kinds...)
 		all.Lacking = append(all.Lacking, st.Lacking...)
-		all.LackingPolicies = append(all.LackingPolicies, st.LackingPolicies...)
-		onlyPolicies = onlyPolicies && (len(st.Lacking) == 0 || len(st.LackingPolicies) > 0)
+		all.LackingObjects = append(all.LackingObjects, st.LackingObjects...)
+		onlyObjects = onlyObjects && (len(st.Lacking) == 0 || len(st.LackingObjects) > 0)
 		all.Unread = append(all.Unread, st.Unread...)
 	}
-	if !onlyPolicies {
-		all.LackingPolicies = nil
+	if !onlyObjects {
+		all.LackingObjects = nil
 	}
 	all.Name, all.Where = strings.Join(names, ", "), strings.Join(places, ", ")
 	return all

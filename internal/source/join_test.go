@@ -80,7 +80,9 @@ func TestJoinEndsWithTheFirstFailure(t *testing.T) {
 }
 
 func TestJoinStatus(t *testing.T) {
-	issue := func(name string) []model.Issue { return []model.Issue{{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Name: name}}, Reason: "is broken"}} }
+	issue := func(name string) []model.Issue {
+		return []model.Issue{{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Name: name}}, Reason: "is broken"}}
+	}
 	one := &fake{status: source.Status{Name: "manifests", Where: "/m", Synced: true, Objects: map[string]int{"Pod": 1},
 		Skipped: map[string]int{"Secret": 2}, Issues: issue("a"), Lacking: []string{"x"}}}
 	two := &fake{status: source.Status{Name: "lists", Where: "/l", Synced: true, Objects: map[string]int{"AddressList": 3},
@@ -92,13 +94,13 @@ func TestJoinStatus(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	key := []model.PolicyKey{{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}
-	one.status.LackingPolicies = key
-	if got := j.Status().LackingPolicies; got != nil {
-		t.Errorf("policies %v are all that is lacking, and so is y", got)
+	one.status.LackingObjects = key
+	if got := j.Status().LackingObjects; got != nil {
+		t.Errorf("objects %v are all that is lacking, and so is y", got)
 	}
 	two.status.Lacking = nil
-	if got := j.Status().LackingPolicies; !reflect.DeepEqual(got, key) {
-		t.Errorf("policies %v are all that is lacking, want %v", got, key)
+	if got := j.Status().LackingObjects; !reflect.DeepEqual(got, key) {
+		t.Errorf("objects %v are all that is lacking, want %v", got, key)
 	}
 	two.status.Synced = false
 	if j.Status().Synced {

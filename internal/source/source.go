@@ -5,8 +5,7 @@ package source
 import (
 	"context"
 	"net/netip"
-	"slices"
-	"strings"
+	"reflect"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -58,69 +57,55 @@ type Status struct {
 	// empty, from then on for good, once all has been read. What it tells is
 	// in the store before it is told here.
 	Lacking []string `json:"lacking,omitempty"`
-	// LackingPolicies are set where single policies are all that is lacking: they are there, and at fault in such a way that
-	// not even whom they select can be told. One that may be known by either of two names is there with both.
-	LackingPolicies []model.PolicyKey `json:"-"`
-	// Unread are those of the kinds that every cluster has of which nothing at all was read
-	// since the start; Lacking says why. While Pod is among them, whose a packet is can't be told.
-	Unread []string `json:"unread,omitempty"`
+	// LackingObjects are set where single objects are all that is lacking: they exist, and nothing of
+	// them can be used. One that may be known by either of two names is there with both.
+	LackingObjects []model.Ref `json:"-"`
+	// Unread are those of the kinds that every cluster has of which nothing at all was read since the
+	// start; Lacking says why.
+	Unread []model.Kind `json:"unread,omitempty"`
 }
 
 // Following says how the objects of one kind are followed.
 type Following struct {
-	Kind        string  `json:"kind"`
-	Synced      bool    `json:"synced"`                // all there was has been delivered once; or it is known that there are none
-	Behind      float64 `json:"behind,omitempty"`      // seconds since when changes may not come; 0: they do
-	Faults      int     `json:"faults,omitempty"`      // objects at fault
-	Reconnects  uint64  `json:"reconnects,omitempty"`  // how often what tells of changes had to be made anew
-	Lists       uint64  `json:"lists,omitempty"`       // how often all was read
-	ListSeconds float64 `json:"listSeconds,omitempty"` // how long that took the last time
+	Kind        model.Kind `json:"kind"`
+	Synced      bool       `json:"synced"`                // all there was has been delivered once; or it is known that there are none
+	Behind      float64    `json:"behind,omitempty"`      // seconds since when changes may not come; 0: they do
+	Faults      int        `json:"faults,omitempty"`      // objects at fault
+	Reconnects  uint64     `json:"reconnects,omitempty"`  // how often what tells of changes had to be made anew
+	Lists       uint64     `json:"lists,omitempty"`       // how often all was read
+	ListSeconds float64    `json:"listSeconds,omitempty"` // how long that took the last time
 }
 
-// IsRefused tells whether an object stands in for one that is at fault: a policy
-// that denies, or a network set that nobody knows the networks of. It is there
-// as long as no good version is known, and never takes the place of one.
-func IsRefused(object any) bool {
-	switch o := object.(type) {
-	case *model.Policy:
-		return o.Refused != ""
-	case *model.NetworkSet:
-		return o.Refused != ""
+// IsStandIn tells whether an object stands in for one that is at fault. A source delivers it as long
+// as no good version is known, and never in place of one.
+func IsStandIn(object any) bool { return standsFor(object) != "" }
+
+func standsFor(object any) string {
+	if s, ok := object.(model.StandIn); ok {
+		return s.StandIn()
 	}
-	return false
+	return ""
 }
 
-// PolicyKeys are what a policy at fault may be known by, under whose name an API has it; none for objects that are no policies. Calico stores
-// the policies of its default tier under other names than those that they are known by, see calico.Decode.
-func PolicyKeys(kind model.Kind, name model.Name) []model.PolicyKey {
-	if !slices.Contains(model.PolicyKinds, kind) {
-		return nil
+// Newest returns the version of an object that counts: next, or last where there is no next or where
+// it only stands in for a good last. A next that equals last is last. Both may be nil.
+func Newest(last, next any) any {
+	if next == nil || IsStandIn(next) && last != nil && !IsStandIn(last) || reflect.DeepEqual(last, next) {
+		return last
 	}
-	key := model.PolicyKey{Kind: kind, Name: name}
-	keys := []model.PolicyKey{key}
-	if short, stored := strings.CutPrefix(name.Name, model.DefaultTier.Name+"."); stored {
-		key.Name.Name = short
-		keys = append(keys, key)
-	}
-	return keys
+	return next
 }
 
-// InForce says, for an Issue, what is in force of an object at fault. Delivered is
-// what was delivered of it, nil for nothing; present tells that this was made of the
-// object as it is now, and not of an earlier version.
-func InForce(delivered any, present bool) string {
-	_, isSet := delivered.(*model.NetworkSet)
-	policy, isPolicy := delivered.(*model.Policy)
-	switch {
-	case delivered == nil:
+// InForce says, for an Issue, what is in force of an object at fault. Delivered is what was delivered
+// of it, nil for nothing, and read is what its present version came to, nil for nothing.
+func InForce(delivered, read any) string {
+	if delivered == nil {
 		return model.InForceNothing
-	case IsRefused(delivered) && isSet:
-		return model.InForceDoubt
-	case IsRefused(delivered) && isPolicy && policy.Key.Kind == model.NetworkPolicy:
-		return model.InForceIsolate
-	case IsRefused(delivered):
-		return model.InForceDeny
-	case present:
+	}
+	switch stands := standsFor(delivered); {
+	case stands != "":
+		return stands
+	case read != nil && !IsStandIn(read):
 		return model.InForceRest
 	}
 	return model.InForceLast

@@ -2,6 +2,7 @@ package calico
 
 import (
 	"fmt"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -70,6 +71,18 @@ func Decode(apiVersion, kind string, json []byte) (Object, error) {
 		return o.Refuse(err), err
 	}
 	return o, nil
+}
+
+// KnownAs are what an object may be known by that is stored as ref: Calico stores the policies of its
+// default tier under longer names than users give them.
+func KnownAs(ref model.Ref) []model.Ref {
+	refs := []model.Ref{ref}
+	short, long := strings.CutPrefix(ref.Name.Name, model.DefaultTier.Name+".")
+	if long && (ref.Kind == model.CalicoPolicy || ref.Kind == model.GlobalNetworkPolicy) {
+		ref.Name.Name = short
+		refs = append(refs, ref)
+	}
+	return refs
 }
 
 // Refuse makes an object what stands in for it where it is at fault: a policy or

@@ -128,8 +128,8 @@ func TestStoredNames(t *testing.T) {
 	f.waitNames()
 }
 
-// Policies of which it can't be told whom they select are named as all that is lacking, until something else is.
-func TestPoliciesThatSelectNobodyKnowsWhom(t *testing.T) {
+// Objects of which nothing can be used are named, as long as nothing else is lacking.
+func TestObjectsAreAllThatLacks(t *testing.T) {
 	const path, odd = calicoV1 + "globalnetworkpolicies", `,"spec":{"selector":"app = 'x'"}}`
 	api := newFakeAPI(t)
 	everything(api)
@@ -137,16 +137,18 @@ func TestPoliciesThatSelectNobodyKnowsWhom(t *testing.T) {
 	f := follow(t, api)
 	f.waitSynced()
 	f.waitIssue("GlobalNetworkPolicy default.odd", "selector")
-	global := func(name string) model.PolicyKey {
-		return model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: name}}
+	global := func(name string) model.Ref {
+		return model.Ref{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: name}}
 	}
-	if st := f.source.Status(); len(st.Lacking) != 1 || !slices.Equal(st.LackingPolicies, []model.PolicyKey{global("default.odd"), global("odd")}) {
-		t.Errorf("lacking %q, policies %v", st.Lacking, st.LackingPolicies)
+	want := []model.Ref{global("default.odd"), global("odd")}
+	if st := f.source.Status(); len(st.Lacking) != 1 || !slices.Equal(st.LackingObjects, want) {
+		t.Errorf("lacking %q, objects %v", st.Lacking, st.LackingObjects)
 	}
 	api.putAs(services, "shop/never", `{"metadata":{"name":"never","namespace":"shop","labels":7},"spec":{}}`)
 	f.waitIssue("Service shop/never", "should not be a number")
-	if st := f.source.Status(); len(st.Lacking) != 2 || st.LackingPolicies != nil {
-		t.Errorf("lacking %q, policies %v", st.Lacking, st.LackingPolicies)
+	want = append([]model.Ref{{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "never"}}}, want...)
+	if st := f.source.Status(); len(st.Lacking) != 2 || !slices.Equal(st.LackingObjects, want) {
+		t.Errorf("lacking %q, objects %v", st.Lacking, st.LackingObjects)
 	}
 }
 

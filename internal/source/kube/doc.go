@@ -33,5 +33,5 @@
 // up the rest: it is told in Issues and Lacking. What is at fault in an object
 // costs no other object anything, and its last good version stays. Where a policy
 // never had one, a policy that denies is delivered in its place, if it is known whom it
-// applies to; so it is with network sets, see source.IsRefused.
+// applies to; so it is with network sets, see model.StandIn.
 package kube

@@ -3,7 +3,6 @@ package kube
 import (
 	"errors"
 	"maps"
-	"reflect"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
@@ -54,18 +53,14 @@ func (l *ledger) enter(o object, before *ledger) {
 		l.faults[o.name] = fault{o.err.Error(), model.InForceNothing}
 		return
 	}
-	present := true // what is delivered is made of this version
-	old, next := before.entries[o.name], entry{o.value, o.known, o.sum}
-	switch {
-	case o.value == nil, isRefused(o) && old.value != nil && !source.IsRefused(old.value):
-		next = old // the last good version stays
-		present = false
-	case sameName(old.known, o.known) && reflect.DeepEqual(old.value, o.value):
-		next.value, next.known = old.value, old.known
+	old := before.entries[o.name]
+	next := entry{source.Newest(old.value, o.value), o.known, o.sum}
+	if next.value == old.value {
+		next.known = old.known
 	}
 	if o.err != nil {
 		next.sum = 0
-		l.faults[o.name] = fault{o.err.Error(), source.InForce(next.value, present)}
+		l.faults[o.name] = fault{o.err.Error(), source.InForce(next.value, o.value)}
 	}
 	l.set(o.name, next)
 }
@@ -89,9 +84,6 @@ func (l *ledger) set(name model.Name, e entry) {
 	}
 	l.entries[name] = e
 }
-
-// isRefused tells whether an object at fault came with what stands in for it.
-func isRefused(o object) bool { return o.err != nil && source.IsRefused(o.value) }
 
 func sameName(a, b *model.Name) bool { return a == b || a != nil && b != nil && *a == *b }
 

@@ -210,17 +210,17 @@ func (s *Source) lacking() []string {
 	return all
 }
 
-// lackingPolicies are all that is lacking, if that are single policies.
-func (s *Source) lackingPolicies() (all []model.PolicyKey) {
+// lackingObjects are all that is lacking, if those are single objects.
+func (s *Source) lackingObjects() (all []model.Ref) {
 	if s.whole {
 		return nil
 	}
 	for _, f := range s.followers {
-		keys := f.lackingPolicies()
-		if len(keys) == 0 && len(f.lacking()) > 0 {
+		refs := f.lackingObjects()
+		if len(refs) == 0 && len(f.lacking()) > 0 {
 			return nil
 		}
-		all = append(all, keys...)
+		all = append(all, refs...)
 	}
 	return all
 }
@@ -290,7 +290,7 @@ func (s *Source) Status() source.Status {
 	st := source.Status{
 		Name: "kubernetes", Where: where, Synced: s.synced,
 		Objects: s.objects(), Skipped: map[string]int{}, Issues: []model.Issue{}, Lacking: s.lacking(),
-		LackingPolicies: s.lackingPolicies(),
+		LackingObjects: s.lackingObjects(),
 	}
 	if fault != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "kubeconfig"}, Reason: fault})
@@ -302,7 +302,7 @@ func (s *Source) Status() source.Status {
 	}
 	for _, f := range s.followers {
 		if f.unread() {
-			st.Unread = append(st.Unread, string(f.kind.kind))
+			st.Unread = append(st.Unread, f.kind.kind)
 		}
 		st.Issues = append(st.Issues, f.issues()...)
 		following := f.following()

@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/calico"
 )
 
 // trouble is why a kind can't be followed at present. The zero value is none.
@@ -194,7 +195,7 @@ func (f *follower) following() source.Following {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := source.Following{
-		Kind: string(f.kind.kind), Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
+		Kind: f.kind.kind, Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
 		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
 	}
 	if !f.suffers.IsZero() {
@@ -210,16 +211,16 @@ func (f *follower) unread() bool {
 	return f.phase != listed && !f.optional
 }
 
-// lackingPolicies are what is lacking of the kind, if that are single policies.
-func (f *follower) lackingPolicies() (keys []model.PolicyKey) {
+// lackingObjects are what is lacking of the kind, if those are single objects.
+func (f *follower) lackingObjects() (refs []model.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.phase == listed && !f.minor {
 		for name := range f.ledger.holes() {
-			keys = append(keys, source.PolicyKeys(f.kind.kind, name)...)
+			refs = append(refs, calico.KnownAs(model.Ref{Kind: f.kind.kind, Name: name})...)
 		}
 	}
-	return keys
+	return refs
 }
 
 // lacking says what was never read of the kind, sorted.

@@ -297,7 +297,7 @@ func TestWatchesRefused(t *testing.T) {
 // lists is how often all of a kind was read.
 func (f *fixture) lists(kind string) uint64 {
 	for _, k := range f.source.Status().Kinds {
-		if k.Kind == kind {
+		if string(k.Kind) == kind {
 			return k.Lists
 		}
 	}

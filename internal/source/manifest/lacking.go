@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/calico"
 	"sluice.dev/sluice/internal/source/stamp"
 )
 
@@ -39,11 +39,11 @@ func (s *Source) settleLacking() {
 		return
 	}
 	lacking := s.findLacking()
-	policies := s.findPolicies(lacking)
+	objects := s.findObjects(lacking)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	mended := len(s.lacking) > 0 && len(lacking) == 0
-	s.lacking, s.lackingPolicies, s.whole = lacking, policies, len(lacking) == 0
+	s.lacking, s.lackingObjects, s.whole = lacking, objects, len(lacking) == 0
 	if mended {
 		s.log.Info("everything has been read", "folder", s.path)
 	}
@@ -81,8 +81,8 @@ func (s *Source) findLacking() []string {
 	return list
 }
 
-// findPolicies lists the policies among what is lacking, if there is nothing else.
-func (s *Source) findPolicies(lacking []string) (keys []model.PolicyKey) {
+// findObjects lists the objects that are lacking, if they are all that is.
+func (s *Source) findObjects(lacking []string) (refs []model.Ref) {
 	torn := 0
 	for f := range s.ledger.broken {
 		if !f.torn || f.holed {
@@ -90,20 +90,15 @@ func (s *Source) findPolicies(lacking []string) (keys []model.PolicyKey) {
 		}
 		torn++
 		for _, o := range f.objects {
-			if o.value != nil || o.twin {
-				continue
+			if o.value == nil && !o.twin {
+				refs = append(refs, calico.KnownAs(o.Ref)...)
 			}
-			policy := source.PolicyKeys(o.Kind, o.Name)
-			if policy == nil {
-				return nil
-			}
-			keys = append(keys, policy...)
 		}
 	}
 	if torn < len(lacking) {
 		return nil
 	}
-	return keys
+	return refs
 }
 
 // wasRead tells whether a file's content was ever read.

@@ -33,24 +33,31 @@ func TestLacking(t *testing.T) {
 	}
 }
 
-// TestPoliciesAreAllThatLacks names the policies of which it can't be told whom they select, as long as nothing else is lacking.
-func TestPoliciesAreAllThatLacks(t *testing.T) {
+// TestObjectsAreAllThatLacks names the objects of which nothing can be used, as long as nothing else is lacking.
+func TestObjectsAreAllThatLacks(t *testing.T) {
 	odd := "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: odd, namespace: shop}\nspec: {selector: \"app = 'x'\"}\n"
 	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", odd))
 	f.waitSynced()
 	f.waitLacking("b.yaml: it is at fault")
-	want := []model.PolicyKey{{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}}
-	if got := f.source.Status().LackingPolicies; !slices.Equal(got, want) {
-		t.Errorf("policies %v, want %v", got, want)
+	objects := func() []model.Ref {
+		return slices.SortedFunc(slices.Values(f.source.Status().LackingObjects), model.Ref.Compare)
 	}
-	for _, other := range []string{"kind: [", strings.Replace(serviceYAML("b", 80), "  clusterIP: 10.96.0.10\n", "", 1)} {
+	want := []model.Ref{{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}}
+	if got := objects(); !slices.Equal(got, want) {
+		t.Errorf("objects %v, want %v", got, want)
+	}
+	both := append(slices.Clone(want), model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "b"}})
+	for other, withOther := range map[string][]model.Ref{
+		"kind: [": nil,
+		strings.Replace(serviceYAML("b", 80), "  clusterIP: 10.96.0.10\n", "", 1): both,
+	} {
 		f.write("c.yaml", other)
 		f.waitLacking("c.yaml: it is at fault")
-		if got := f.source.Status().LackingPolicies; got != nil {
-			t.Errorf("policies %v, though %q is lacking, too", got, other)
+		if got := objects(); !slices.Equal(got, withOther) {
+			t.Errorf("objects %v, want %v, as %q is lacking, too", got, withOther, other)
 		}
 		f.remove("c.yaml")
-		f.wait("c.yaml is gone", func() bool { return slices.Equal(f.source.Status().LackingPolicies, want) })
+		f.wait("c.yaml is gone", func() bool { return slices.Equal(objects(), want) })
 	}
 }
 

@@ -88,15 +88,15 @@ type Source struct {
 	tidy     *time.Timer     // gives memory back
 	tidied   time.Time       // when it does, or did
 
-	mu              sync.Mutex // guards what Status shows; held for short
-	ledger          *ledger
-	trouble         string           // why the folder can't be read
-	below           map[string]error // why folders below can't be
-	synced          bool
-	lacking         []string // what was never read; see source.Status
-	lackingPolicies []model.PolicyKey
-	whole           bool          // everything was read once: nothing is lacking any more
-	logged          []model.Issue // as they were last logged
+	mu             sync.Mutex // guards what Status shows; held for short
+	ledger         *ledger
+	trouble        string           // why the folder can't be read
+	below          map[string]error // why folders below can't be
+	synced         bool
+	lacking        []string // what was never read; see source.Status
+	lackingObjects []model.Ref
+	whole          bool          // everything was read once: nothing is lacking any more
+	logged         []model.Issue // as they were last logged
 }
 
 var _ source.Source = (*Source)(nil)
@@ -470,6 +470,6 @@ func (s *Source) Status() source.Status {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(folder)}, Reason: s.below[folder].Error()})
 	}
 	st.Issues = append(st.Issues, s.ledger.issues()...)
-	st.Lacking, st.LackingPolicies = slices.Clone(s.lacking), slices.Clone(s.lackingPolicies)
+	st.Lacking, st.LackingObjects = slices.Clone(s.lacking), slices.Clone(s.lackingObjects)
 	return st
 }

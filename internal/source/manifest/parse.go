@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"reflect"
 	"strconv"
 	"strings"
 
@@ -297,11 +296,13 @@ func (p *parser) object(kind model.Kind) error {
 		o.declared = p.identify(start, kind)
 		p.seek(end)
 	}
-	if last := p.prev.find(o.Ref); last != nil && (value == nil || source.IsRefused(value) && last.value != nil && !source.IsRefused(last.value) || reflect.DeepEqual(value, last.value)) {
-		o.Ref, o.value = last.Ref, last.value
+	if last := p.prev.find(o.Ref); last != nil {
+		if o.value = source.Newest(last.value, value); o.value == last.value {
+			o.Ref = last.Ref
+		}
 	}
 	if err != nil {
-		o.force = source.InForce(o.value, value != nil && source.IsRefused(value) == source.IsRefused(o.value))
+		o.force = source.InForce(o.value, value)
 	}
 	p.add(o, start)
 	return nil
