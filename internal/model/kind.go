@@ -86,3 +86,39 @@ func (r Ref) Compare(o Ref) int {
 func (r Ref) Issue(reason string) Issue {
 	return Issue{Object: r, Reason: reason}
 }
+
+// Object is a version of an object: a pointer to one of the types of this package.
+type Object interface {
+	// Ref says which object it is.
+	Ref() Ref
+}
+
+// Ref implements Object, as those below do.
+func (s *Service) Ref() Ref { return Ref{ServiceKind, s.Name} }
+
+// Ref implements Object.
+func (s *EndpointSlice) Ref() Ref { return Ref{EndpointSliceKind, s.Name} }
+
+// Ref implements Object.
+func (p *Pod) Ref() Ref { return Ref{PodKind, p.Name} }
+
+// Ref implements Object.
+func (n *Node) Ref() Ref { return Ref{NodeKind, Name{Name: n.Name}} }
+
+// Ref implements Object.
+func (n *Namespace) Ref() Ref { return Ref{NamespaceKind, Name{Name: n.Name}} }
+
+// Ref implements Object.
+func (a *ServiceAccount) Ref() Ref { return Ref{ServiceAccountKind, a.Name} }
+
+// Ref implements Object.
+func (t *Tier) Ref() Ref { return Ref{TierKind, Name{Name: t.Name}} }
+
+// Ref implements Object.
+func (h *HostEndpoint) Ref() Ref { return Ref{HostEndpointKind, Name{Name: h.Name}} }
+
+// Ref implements Object.
+func (p *Policy) Ref() Ref { return p.Key }
+
+// Ref implements Object.
+func (s *NetworkSet) Ref() Ref { return s.Key }

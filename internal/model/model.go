@@ -205,6 +205,8 @@ const (
 type StandIn interface {
 	// StandIn says what is in force of the object at fault; "" means that this one is good.
 	StandIn() string
+	// Refuse makes it a stand-in, with no more in it than why the object was refused.
+	Refuse(why error)
 }
 
 // String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as Printable has it.

@@ -46,6 +46,11 @@ func (p *Policy) StandIn() string {
 	return InForceDeny
 }
 
+// Refuse implements StandIn.
+func (p *Policy) Refuse(why error) {
+	p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
+}
+
 // Action is what a rule does with what it matches.
 type Action uint8
 
@@ -138,6 +143,9 @@ func (s *NetworkSet) StandIn() string {
 	}
 	return InForceDoubt
 }
+
+// Refuse implements StandIn.
+func (s *NetworkSet) Refuse(why error) { s.Refused, s.Nets = why.Error(), nil }
 
 // HostEndpoint is an interface of a node that policies select by its labels.
 type HostEndpoint struct {

@@ -7,7 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
-	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 type fields = map[string]any
@@ -15,14 +15,14 @@ type fields = map[string]any
 // addCalico writes Calico's objects as their users do, for the translator to read.
 func (t *translation) addCalico(c oracle.Calico) {
 	for _, tier := range c.Tiers {
-		t.decode("Tier", model.TierKind, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
+		t.decode(model.TierKind, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
 	}
 	for _, s := range c.Sets {
-		kind, events := "GlobalNetworkSet", model.GlobalNetworkSet
+		kind := model.GlobalNetworkSet
 		if s.Namespace != "" {
-			kind, events = "NetworkSet", model.NamespacedNetworkSet
+			kind = model.NamespacedNetworkSet
 		}
-		t.decodeLabelled(kind, events, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets})
+		t.decodeLabelled(kind, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets})
 	}
 	for _, p := range c.Policies {
 		spec := fields{"tier": p.Tier, "order": p.Order, "ingress": calicoRules(p.Ingress), "egress": calicoRules(p.Egress)}
@@ -32,36 +32,30 @@ func (t *translation) addCalico(c oracle.Calico) {
 			spec["types"] = p.Types
 		}
 		if p.Namespace != "" {
-			t.decode("NetworkPolicy", model.CalicoPolicy, p.Namespace, p.Name, spec)
+			t.decode(model.CalicoPolicy, p.Namespace, p.Name, spec)
 		} else {
-			t.decode("GlobalNetworkPolicy", model.GlobalNetworkPolicy, "", p.Name, spec)
+			t.decode(model.GlobalNetworkPolicy, "", p.Name, spec)
 		}
 	}
 }
 
-func (t *translation) decode(kind string, events model.Kind, namespace, name string, spec fields) {
-	t.decodeLabelled(kind, events, namespace, name, nil, spec)
+func (t *translation) decode(kind model.Kind, namespace, name string, spec fields) {
+	t.decodeLabelled(kind, namespace, name, nil, spec)
 }
 
-func (t *translation) decodeLabelled(kind string, events model.Kind, namespace, name string, labels map[string]string, spec fields) {
+func (t *translation) decodeLabelled(kind model.Kind, namespace, name string, labels map[string]string, spec fields) {
 	meta := fields{"name": name, "labels": labels}
 	set(meta, "namespace", namespace)
 	text, err := json.Marshal(fields{"metadata": meta, "spec": spec})
 	if err != nil {
-		t.add(events, namespace, name, nil, true, err)
+		t.add(kind, namespace, name, nil, true, err)
 		return
 	}
-	o, err := calico.Decode("projectcalico.org/v3", kind, text)
-	var object any
-	switch {
-	case o.Tier != nil:
-		object = o.Tier
-	case o.NetworkSet != nil:
-		object = o.NetworkSet
-	case o.Policy != nil:
-		object, name, namespace = o.Policy, o.Policy.Key.Name.Name, o.Policy.Key.Name.Namespace
+	o, err := kinds.Find(kind).Decode(kinds.Text{Data: text})
+	if o != nil {
+		name, namespace = o.Ref().Name.Name, o.Ref().Name.Namespace
 	}
-	t.add(events, namespace, name, object, object == nil, err)
+	t.add(kind, namespace, name, o, o == nil, err)
 }
 
 // set leaves out what is empty.

@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
-	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -354,18 +354,19 @@ func calicoEvent(t *testing.T, kind metav1.TypeMeta, document []byte) store.Even
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := calico.Decode(kind.APIVersion, kind.Kind, json)
-	switch {
-	case err != nil:
-		t.Fatalf("%v\n%s", err, document)
-	case o.Tier != nil:
-		return store.Event{Kind: model.TierKind, Name: model.Name{Name: o.Tier.Name}, Object: o.Tier}
-	case o.HostEndpoint != nil:
-		return store.Event{Kind: model.HostEndpointKind, Name: model.Name{Name: o.HostEndpoint.Name}, Object: o.HostEndpoint}
-	case o.NetworkSet != nil:
-		return store.Event{Kind: o.NetworkSet.Key.Kind, Name: o.NetworkSet.Key.Name, Object: o.NetworkSet}
+	for _, k := range kinds.All {
+		isAt := func(p kinds.Resource) bool { return p.APIVersion() == kind.APIVersion }
+		if k.Name != kind.Kind || !slices.ContainsFunc(k.Places, isAt) {
+			continue
+		}
+		o, err := k.Decode(kinds.Text{Data: json})
+		if err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		return store.Event{Kind: k.Kind, Name: o.Ref().Name, Object: o}
 	}
-	return ofPolicy(o.Policy)
+	t.Fatalf("%v is no kind that is known", kind)
+	return store.Event{}
 }
 
 func ofPolicy(p *model.Policy) store.Event {

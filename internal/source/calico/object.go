@@ -1,76 +1,67 @@
 package calico
 
 import (
-	"fmt"
+	"cmp"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// Object is what a resource becomes: exactly one field is set.
-type Object struct {
-	Policy       *model.Policy
-	Tier         *model.Tier
-	NetworkSet   *model.NetworkSet
-	HostEndpoint *model.HostEndpoint
-}
-
-// The API groups and versions of Calico's resources: what users write, and what
-// Calico makes of it where it stores them in the Kubernetes API.
-const (
-	userAPI   = "projectcalico.org/v3"
-	storedAPI = "crd.projectcalico.org/v1"
-)
-
-// Known tells whether Decode takes a kind.
-func Known(apiVersion, kind string) bool {
-	if apiVersion != userAPI && apiVersion != storedAPI {
-		return false
-	}
-	switch kind {
-	case "Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint":
-		return true
-	}
-	return false
-}
-
-// Decode translates a resource. A namespaced one without a namespace is of
-// "default".
+// The functions below translate a resource in JSON; a namespaced one without a namespace is of
+// "default". That the JSON was made of something that is at fault itself is what also says, or nil.
 //
-// It returns an Object without error, or an error and an empty Object: the
-// caller keeps the last good version. Of a policy or a network set that is at fault it
-// can return both, for callers who know no good version: a policy that denies
-// what its selectors select, or a set of which only the labels are known, see Refuse.
+// They return an object without an error, or an error and nil: the caller keeps the last good
+// version. Of a policy or a network set that is at fault they can return both, for callers who know
+// no good version: a model.StandIn, that is a policy that denies what its selectors select, or a set
+// of which only the labels are known.
 //
 // It is missing where the fault leaves open whom the policy applies to, or in which direction
 // (at fault is one of the selectors, the types or another field of the spec that is
 // known, other than the rules, the order and the tier; or a field is unknown and there is no
 // selector), and where the name or the labels of the set can't be read.
-func Decode(apiVersion, kind string, json []byte) (Object, error) {
-	if !Known(apiVersion, kind) {
-		return Object{}, fmt.Errorf("decode %s %s: not a kind of Calico's that is supported", apiVersion, kind)
-	}
-	var o Object
+
+// Tier translates a Tier.
+func Tier(text []byte, also error) (*model.Tier, error) { return decode(text, also, tier) }
+
+// GlobalNetworkPolicy translates a GlobalNetworkPolicy.
+func GlobalNetworkPolicy(text []byte, also error) (*model.Policy, error) {
+	return decode(text, also, globalPolicy)
+}
+
+// NetworkPolicy translates a NetworkPolicy.
+func NetworkPolicy(text []byte, also error) (*model.Policy, error) {
+	return decode(text, also, namespacedPolicy)
+}
+
+// GlobalNetworkSet translates a GlobalNetworkSet.
+func GlobalNetworkSet(text []byte, also error) (*model.NetworkSet, error) {
+	return decode(text, also, globalSet)
+}
+
+// NetworkSet translates a NetworkSet.
+func NetworkSet(text []byte, also error) (*model.NetworkSet, error) {
+	return decode(text, also, namespacedSet)
+}
+
+// HostEndpoint translates a HostEndpoint.
+func HostEndpoint(text []byte, also error) (*model.HostEndpoint, error) {
+	return decode(text, also, hostEndpoint)
+}
+
+func decode[T any](text []byte, also error, translate func([]byte, *fault.List) *T) (*T, error) {
 	var f fault.List
-	switch kind {
-	case "Tier":
-		o.Tier = tier(json, &f)
-	case "GlobalNetworkPolicy":
-		o.Policy = globalPolicy(json, &f)
-	case "NetworkPolicy":
-		o.Policy = namespacedPolicy(json, &f)
-	case "GlobalNetworkSet":
-		o.NetworkSet = globalSet(json, &f)
-	case "NetworkSet":
-		o.NetworkSet = namespacedSet(json, &f)
-	case "HostEndpoint":
-		o.HostEndpoint = hostEndpoint(json, &f)
+	o := translate(text, &f)
+	err := cmp.Or(f.Err(), also)
+	if err == nil || o == nil {
+		return o, err
 	}
-	if err := f.Err(); err != nil {
-		return o.Refuse(err), err
+	stand, ok := any(o).(model.StandIn)
+	if !ok {
+		return nil, err
 	}
-	return o, nil
+	stand.Refuse(err)
+	return o, err
 }
 
 // KnownAs are what an object may be known by that is stored as ref: Calico stores the policies of its
@@ -83,17 +74,4 @@ func KnownAs(ref model.Ref) []model.Ref {
 		refs = append(refs, ref)
 	}
 	return refs
-}
-
-// Refuse makes an object what stands in for it where it is at fault: a policy or
-// a network set that holds no more than why it was refused. There is nothing of
-// other kinds.
-func (o Object) Refuse(why error) Object {
-	if p := o.Policy; p != nil {
-		p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
-	}
-	if s := o.NetworkSet; s != nil {
-		s.Refused, s.Nets = why.Error(), nil
-	}
-	return Object{Policy: o.Policy, NetworkSet: o.NetworkSet}
 }

@@ -8,55 +8,33 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/source/calico"
 )
-
-func TestKnown(t *testing.T) {
-	for _, kind := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
-		for _, version := range []string{userAPI, storedAPI} {
-			if !calico.Known(version, kind) {
-				t.Errorf("%s %s is not known", version, kind)
-			}
-		}
-		if calico.Known("networking.k8s.io/v1", kind) {
-			t.Errorf("networking.k8s.io/v1 %s is known", kind)
-		}
-	}
-	for _, kind := range []string{"Profile", "FelixConfiguration", "StagedNetworkPolicy", "IPPool", ""} {
-		if calico.Known(userAPI, kind) {
-			t.Errorf("%s is known", kind)
-		}
-		if _, err := calico.Decode(userAPI, kind, []byte("{}")); err == nil {
-			t.Errorf("%q was decoded", kind)
-		}
-	}
-}
 
 func TestOtherKinds(t *testing.T) {
 	for _, c := range []struct {
-		name, version, kind, text string
-		want                      calico.Object
-		errs                      []string
+		name, kind, text string
+		want             model.Object
+		errs             []string
 	}{
 		{
 			name: "tier", kind: "Tier", text: "{metadata: {name: security}, spec: {order: 100}}",
-			want: calico.Object{Tier: &model.Tier{Name: "security", Order: 100}},
+			want: &model.Tier{Name: "security", Order: 100},
 		},
 		{
 			name: "tier without order", kind: "Tier", text: "{metadata: {name: last, labels: {a: b}}}",
-			want: calico.Object{Tier: &model.Tier{Name: "last", Order: math.Inf(1)}},
+			want: &model.Tier{Name: "last", Order: math.Inf(1)},
 		},
 		{
 			name: "tier that passes", kind: "Tier", text: "{metadata: {name: soft}, spec: {order: 7, defaultAction: Pass}}",
-			want: calico.Object{Tier: &model.Tier{Name: "soft", Order: 7, DefaultPass: true}},
+			want: &model.Tier{Name: "soft", Order: 7, DefaultPass: true},
 		},
 		{
 			name: "default tier", kind: "Tier", text: "{metadata: {name: default}, spec: {order: 1000000, defaultAction: Deny}}",
-			want: calico.Object{Tier: &model.DefaultTier},
+			want: &model.DefaultTier,
 		},
 		{
 			name: "admin tier", kind: "Tier", text: "{metadata: {name: kube-admin}, spec: {order: 1000}}",
-			want: calico.Object{Tier: &model.AdminTier},
+			want: &model.AdminTier,
 		},
 		{
 			name: "tier with another order than its own", kind: "Tier", text: "{metadata: {name: default}, spec: {order: 5}}",
@@ -73,42 +51,41 @@ func TestOtherKinds(t *testing.T) {
 		{
 			name: "global set", kind: "GlobalNetworkSet",
 			text: "{metadata: {name: bad, labels: {a: b}}, spec: {nets: [192.0.2.9/24, 'fd00::1', 10.0.0.0/8, 192.0.2.0/24, '::ffff:10.1.0.0/112', 10.0.0.0/16]}}",
-			want: calico.Object{NetworkSet: &model.NetworkSet{
+			want: &model.NetworkSet{
 				Key:    model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "bad"}},
 				Labels: map[string]string{"a": "b"},
 				Nets:   nets("10.0.0.0/8", "10.0.0.0/16", "10.1.0.0/16", "192.0.2.0/24", "fd00::1/128"),
-			}},
+			},
 		},
 		{
 			name: "set", kind: "NetworkSet", text: "{metadata: {name: s, namespace: shop}}",
-			want: calico.Object{NetworkSet: &model.NetworkSet{
-				Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: model.Name{Namespace: "shop", Name: "s"}},
-			}},
+			want: &model.NetworkSet{
+				Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: model.Name{Namespace: "shop", Name: "s"}}},
 		},
 		{
-			name: "stored set", version: storedAPI, kind: "NetworkSet",
+			name: "stored set", kind: "NetworkSet",
 			text: `{metadata: {name: s, labels: {a: old, c: d}, annotations: {projectcalico.org/metadata: '{"name":"","labels":{"a":"b"}}'}}}`,
-			want: calico.Object{NetworkSet: &model.NetworkSet{
+			want: &model.NetworkSet{
 				Key:    model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: model.Name{Namespace: "default", Name: "s"}},
 				Labels: map[string]string{"a": "b", "c": "d"},
-			}},
+			},
 		},
 		{
 			name: "set at fault", kind: "GlobalNetworkSet", text: "{metadata: {name: s}, spec: {nets: [10.0.0.0/8, 10.0.0.300, 'fe80::1%eth0'], allowedEgressDomains: [x]}}",
 			errs: []string{`spec.nets[1]: "10.0.0.300" is no address range`, "spec.nets[2]", "spec.allowedEgressDomains: is not supported"},
-			want: calico.Object{NetworkSet: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}},
+			want: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}},
 		},
 		{
 			name: "set without a list", kind: "NetworkSet", text: "{metadata: {name: s, namespace: shop, labels: {a: b}}, spec: {nets: 10.0.0.0/8}}",
 			errs: []string{"spec.nets: string found where a list belongs"},
-			want: calico.Object{NetworkSet: &model.NetworkSet{
+			want: &model.NetworkSet{
 				Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: model.Name{Namespace: "shop", Name: "s"}}, Labels: map[string]string{"a": "b"},
-			}},
+			},
 		},
 		{
 			name: "set without a spec", kind: "GlobalNetworkSet", text: "{metadata: {name: s}, spec: [10.0.0.0/8]}",
 			errs: []string{"spec: array found where an object belongs"},
-			want: calico.Object{NetworkSet: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}},
+			want: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}},
 		},
 		{
 			name: "set of unknown labels", kind: "GlobalNetworkSet", text: "{metadata: {name: s, labels: {a: 1}}, spec: {nets: [10.0.0.0/8]}}",
@@ -117,14 +94,14 @@ func TestOtherKinds(t *testing.T) {
 		{
 			name: "host endpoint", kind: "HostEndpoint",
 			text: "{metadata: {name: n1-eth0, labels: {role: edge}}, spec: {node: n1, interfaceName: eth0, expectedIPs: [192.0.2.1, 'fd00::1'], profiles: [projectcalico-default-allow]}}",
-			want: calico.Object{HostEndpoint: &model.HostEndpoint{
+			want: &model.HostEndpoint{
 				Name: "n1-eth0", Node: "n1", Interface: "eth0", Labels: map[string]string{"role": "edge"}, DefaultAllow: true,
 				Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")},
-			}},
+			},
 		},
 		{
 			name: "host endpoint of all interfaces", kind: "HostEndpoint", text: "{metadata: {name: h}, spec: {node: n1, interfaceName: '*', ports: []}}",
-			want: calico.Object{HostEndpoint: &model.HostEndpoint{Name: "h", Node: "n1", Interface: "*"}},
+			want: &model.HostEndpoint{Name: "h", Node: "n1", Interface: "*"},
 		},
 		{
 			name: "host endpoint at fault", kind: "HostEndpoint",
@@ -140,14 +117,10 @@ func TestOtherKinds(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			version := c.version
-			if version == "" {
-				version = userAPI
-			}
-			got, err := decode(t, version, c.kind, c.text)
+			got, err := decode(t, c.kind, c.text)
 			checkError(t, err, c.errs)
-			if c.want.NetworkSet != nil && err != nil {
-				c.want.NetworkSet.Refused = err.Error()
+			if set, ok := c.want.(*model.NetworkSet); ok && err != nil {
+				set.Refused = err.Error()
 			}
 			if diff := cmp.Diff(c.want, got, equal); diff != "" {
 				t.Errorf("wrong object (-want +got):\n%s", diff)
@@ -158,7 +131,7 @@ func TestOtherKinds(t *testing.T) {
 
 // TestManyFaults holds that an error stays readable.
 func TestManyFaults(t *testing.T) {
-	_, err := decode(t, userAPI, "GlobalNetworkSet", "{metadata: {name: s}, spec: {nets: [a, a, a, a, a, a, a, a, a, a, a, a]}}")
+	_, err := decode(t, "GlobalNetworkSet", "{metadata: {name: s}, spec: {nets: [a, a, a, a, a, a, a, a, a, a, a, a]}}")
 	checkError(t, err, []string{"spec.nets[9]", "; and 2 more"})
 }
 
@@ -175,15 +148,16 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, kind := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
-			o, err := calico.Decode(storedAPI, kind, []byte(text))
-			p, s := o.Policy, o.NetworkSet
+			o, err := decoders[kind]([]byte(text))
+			p := policyOf(o)
+			s, _ := o.(*model.NetworkSet)
 			if err == nil {
 				if p != nil && p.Refused != "" || s != nil && s.Refused != "" {
 					t.Errorf("%s %q is refused without an error", kind, text)
 				}
 				continue
 			}
-			if o.Tier != nil || o.HostEndpoint != nil || s != nil && (s.Refused == "" || s.Nets != nil || s.Key.Name.Name == "") ||
+			if o != nil && p == nil && s == nil || s != nil && (s.Refused == "" || s.Nets != nil || s.Key.Name.Name == "") ||
 				p != nil && (p.Refused == "" || p.IngressRules != nil || p.EgressRules != nil || p.Subject.IsZero()) {
 				t.Errorf("%s %q: %+v beside error %v", kind, text, o, err)
 			}

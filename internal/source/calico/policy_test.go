@@ -14,10 +14,33 @@ import (
 	"sluice.dev/sluice/internal/source/calico"
 )
 
-const (
-	userAPI   = "projectcalico.org/v3"
-	storedAPI = "crd.projectcalico.org/v1"
-)
+// decoders are the functions under test, by the kinds of the API.
+var decoders = map[string]func([]byte) (model.Object, error){
+	"Tier":                object(calico.Tier),
+	"GlobalNetworkPolicy": object(calico.GlobalNetworkPolicy),
+	"NetworkPolicy":       object(calico.NetworkPolicy),
+	"GlobalNetworkSet":    object(calico.GlobalNetworkSet),
+	"NetworkSet":          object(calico.NetworkSet),
+	"HostEndpoint":        object(calico.HostEndpoint),
+}
+
+func object[T any, P interface {
+	*T
+	model.Object
+}](f func([]byte, error) (P, error)) func([]byte) (model.Object, error) {
+	return func(text []byte) (model.Object, error) {
+		if o, err := f(text, nil); o != nil {
+			return o, err
+		} else {
+			return nil, err
+		}
+	}
+}
+
+func policyOf(o model.Object) *model.Policy {
+	p, _ := o.(*model.Policy)
+	return p
+}
 
 // equal compares selectors by what they print, and empty slices and maps with nil ones.
 var equal = cmp.Options{
@@ -27,13 +50,13 @@ var equal = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-func decode(t *testing.T, apiVersion, kind, text string) (calico.Object, error) {
+func decode(t *testing.T, kind, text string) (model.Object, error) {
 	t.Helper()
 	data, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return calico.Decode(apiVersion, kind, data)
+	return decoders[kind](data)
 }
 
 // checkError holds that an error says all of want, and is nil if there is nothing to say.
@@ -168,9 +191,9 @@ func TestPolicies(t *testing.T) {
 			if c.want.Tier == "" {
 				c.want.Tier, c.want.Order = "default", math.Inf(1)
 			}
-			got, err := decode(t, userAPI, kind, policyText(c.spec))
+			got, err := decode(t, kind, policyText(c.spec))
 			checkError(t, err, nil)
-			if diff := cmp.Diff(calico.Object{Policy: &c.want}, got, equal); diff != "" {
+			if diff := cmp.Diff(&c.want, policyOf(got), equal); diff != "" {
 				t.Errorf("wrong policy (-want +got):\n%s", diff)
 			}
 		})
@@ -285,12 +308,12 @@ func TestRules(t *testing.T) {
 				inShop.Name = "ingress[0]"
 			}
 			for kind, want := range map[string]model.PolicyRule{"GlobalNetworkPolicy": c.want, "NetworkPolicy": inShop} {
-				got, err := decode(t, userAPI, kind, policyText("ingress: ["+c.rule+"]"))
+				got, err := decode(t, kind, policyText("ingress: ["+c.rule+"]"))
 				checkError(t, err, nil)
 				if err != nil {
 					continue
 				}
-				if diff := cmp.Diff([]model.PolicyRule{want}, got.Policy.IngressRules, equal); diff != "" {
+				if diff := cmp.Diff([]model.PolicyRule{want}, policyOf(got).IngressRules, equal); diff != "" {
 					t.Errorf("wrong rule of a %s (-want +got):\n%s", kind, diff)
 				}
 			}
@@ -348,17 +371,17 @@ func TestRefusedPolicies(t *testing.T) {
 		{"{action: x, ipVersion: 7, protocol: z}", []string{"spec.egress[1].action", "; spec.egress[1].ipVersion", "; spec.egress[1].protocol"}},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			got, err := decode(t, userAPI, "NetworkPolicy", policyText("{selector: has(a), ingress: [], types: [Ingress, Egress], egress: [{action: Allow}, "+c.rule+"]}"))
+			got, err := decode(t, "NetworkPolicy", policyText("{selector: has(a), ingress: [], types: [Ingress, Egress], egress: [{action: Allow}, "+c.rule+"]}"))
 			checkError(t, err, c.errs)
 			if err == nil {
 				return
 			}
-			want := calico.Object{Policy: &model.Policy{
+			want := &model.Policy{
 				Key:  model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "p"}},
 				Tier: "default", Order: math.Inf(1), Subject: selector("has(a) && projectcalico.org/namespace == 'shop'"),
 				Ingress: true, Egress: true, Refused: err.Error(),
-			}}
-			if diff := cmp.Diff(want, got, equal); diff != "" {
+			}
+			if diff := cmp.Diff(want, policyOf(got), equal); diff != "" {
 				t.Errorf("wrong policy (-want +got):\n%s", diff)
 			}
 		})
@@ -388,14 +411,14 @@ func TestUnknownFields(t *testing.T) {
 			model.Policy{Subject: selector("has(a)"), Order: math.Inf(1), Ingress: true},
 		},
 	} {
-		got, err := decode(t, userAPI, c.kind, c.text)
+		got, err := decode(t, c.kind, c.text)
 		checkError(t, err, []string{c.field + ": is not supported"})
-		if err == nil || got.Policy == nil {
+		if err == nil || policyOf(got) == nil {
 			t.Errorf("%s: nothing denies", c.text)
 			continue
 		}
-		c.want.Key, c.want.Tier, c.want.Refused = got.Policy.Key, "default", err.Error()
-		if diff := cmp.Diff(&c.want, got.Policy, equal); diff != "" {
+		c.want.Key, c.want.Tier, c.want.Refused = policyOf(got).Key, "default", err.Error()
+		if diff := cmp.Diff(&c.want, policyOf(got), equal); diff != "" {
 			t.Errorf("%s: wrong policy (-want +got):\n%s", c.text, diff)
 		}
 	}
@@ -414,9 +437,9 @@ func TestUnknownPlaces(t *testing.T) {
 		{`"preDNAT":true`, "spec.applyOnForward: must be true where preDNAT is"},
 		{`"doNotTrack":true`, "spec.applyOnForward: must be true where doNotTrack is"},
 	} {
-		got, err := calico.Decode(userAPI, "GlobalNetworkPolicy", []byte(`{"metadata":{"name":"p"},"spec":{"selector":"has(a)","ingress":[{"action":"Allow"}],`+c.spec+"}}"))
+		got, err := decoders["GlobalNetworkPolicy"]([]byte(`{"metadata":{"name":"p"},"spec":{"selector":"has(a)","ingress":[{"action":"Allow"}],` + c.spec + "}}"))
 		checkError(t, err, []string{c.fault})
-		p := got.Policy
+		p := policyOf(got)
 		if err == nil || p == nil {
 			t.Errorf("%s: nothing denies", c.spec)
 			continue
@@ -426,10 +449,10 @@ func TestUnknownPlaces(t *testing.T) {
 		}
 	}
 	for _, spec := range []string{"{preDNAT: true, applyOnForward: true, egress: [{action: Allow}]}", "{preDNAT: true, applyOnForward: true, types: [Egress]}"} {
-		got, err := decode(t, userAPI, "GlobalNetworkPolicy", policyText(spec))
+		got, err := decode(t, "GlobalNetworkPolicy", policyText(spec))
 		checkError(t, err, []string{"spec.preDNAT: is about ingress only"})
-		if got.Policy == nil || !got.Policy.Egress || got.Policy.Refused == "" {
-			t.Errorf("%s: got %+v", spec, got.Policy)
+		if policyOf(got) == nil || !policyOf(got).Egress || policyOf(got).Refused == "" {
+			t.Errorf("%s: got %+v", spec, policyOf(got))
 		}
 	}
 }
@@ -461,18 +484,18 @@ func TestUnknownSubjects(t *testing.T) {
 		{"NetworkPolicy", "metadata: {name: 1}", []string{"metadata.name: number found where a string belongs"}},
 		{"NetworkPolicy", "[]", []string{"array found where an object belongs"}},
 	} {
-		got, err := decode(t, userAPI, c.kind, c.text)
+		got, err := decode(t, c.kind, c.text)
 		checkError(t, err, c.errs)
-		if got != (calico.Object{}) {
+		if got != nil {
 			t.Errorf("%s: got %+v", c.text, got)
 		}
 	}
-	got, err := calico.Decode(userAPI, "GlobalNetworkPolicy", []byte(`{"metadata":{"name":"p"},"spec":{"selector":"all()","selector":"has(a)"}}`))
+	got, err := decoders["GlobalNetworkPolicy"]([]byte(`{"metadata":{"name":"p"},"spec":{"selector":"all()","selector":"has(a)"}}`))
 	checkError(t, err, []string{"spec.selector: is there twice"})
-	if got != (calico.Object{}) {
+	if got != nil {
 		t.Errorf("a selector that is there twice: got %+v", got)
 	}
-	_, err = calico.Decode(userAPI, "GlobalNetworkPolicy", []byte(`{"metadata":`))
+	_, err = decoders["GlobalNetworkPolicy"]([]byte(`{"metadata":`))
 	checkError(t, err, []string{"unexpected end of JSON input"})
 }
 
@@ -491,13 +514,13 @@ metadata:
 spec: {tier: default, order: 10, selector: all(), types: [Ingress]}
 status: {conditions: []}
 `
-	got, err := decode(t, storedAPI, "NetworkPolicy", text)
+	got, err := decode(t, "NetworkPolicy", text)
 	checkError(t, err, nil)
-	want := calico.Object{Policy: &model.Policy{
+	want := &model.Policy{
 		Key:  model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "web"}},
 		Tier: "default", Order: 10, Subject: selector("projectcalico.org/namespace == 'shop'"), Ingress: true,
-	}}
-	if diff := cmp.Diff(want, got, equal); diff != "" {
+	}
+	if diff := cmp.Diff(want, policyOf(got), equal); diff != "" {
 		t.Errorf("wrong policy (-want +got):\n%s", diff)
 	}
 	for _, c := range []struct{ metadata, tier, want string }{
@@ -506,12 +529,12 @@ status: {conditions: []}
 		{"{name: default.a}", "security", "default.a"},
 		{`{name: default.x, annotations: {projectcalico.org/metadata: '{"name":"own"}'}}`, "default", "own"},
 	} {
-		got, err := decode(t, storedAPI, "GlobalNetworkPolicy", "metadata: "+c.metadata+"\nspec: {tier: "+c.tier+"}")
+		got, err := decode(t, "GlobalNetworkPolicy", "metadata: "+c.metadata+"\nspec: {tier: "+c.tier+"}")
 		checkError(t, err, nil)
-		if err == nil && got.Policy.Key.Name.Name != c.want {
-			t.Errorf("%s in tier %s is named %q, want %q", c.metadata, c.tier, got.Policy.Key.Name.Name, c.want)
+		if err == nil && policyOf(got).Key.Name.Name != c.want {
+			t.Errorf("%s in tier %s is named %q, want %q", c.metadata, c.tier, policyOf(got).Key.Name.Name, c.want)
 		}
 	}
-	_, err = decode(t, storedAPI, "NetworkPolicy", "metadata: {name: a, annotations: {projectcalico.org/metadata: 'x'}}")
+	_, err = decode(t, "NetworkPolicy", "metadata: {name: a, annotations: {projectcalico.org/metadata: 'x'}}")
 	checkError(t, err, []string{"metadata.annotations[projectcalico.org/metadata]: invalid character"})
 }

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // pageSize is how many objects are asked for at once.
@@ -134,7 +136,7 @@ func readStatus(r raw, into *metav1.Status) error {
 // list reads all objects of a kind as they are now, calls item with each, and
 // returns the version that a watch goes on from. Where the history that the
 // pages come from is lost on the way, it calls restart and begins anew, with all in one page.
-func (a *api) list(ctx context.Context, at resource, k *kind, restart func(), item func(raw)) (version string, err error) {
+func (a *api) list(ctx context.Context, at kinds.Resource, k *kinds.Kind, restart func(), item func(raw)) (version string, err error) {
 	version, err = a.pages(ctx, at, k, pageSize, item)
 	if isExpired(err) {
 		restart()
@@ -143,17 +145,17 @@ func (a *api) list(ctx context.Context, at resource, k *kind, restart func(), it
 	return version, err
 }
 
-func (a *api) pages(ctx context.Context, at resource, k *kind, size int, item func(raw)) (version string, err error) {
+func (a *api) pages(ctx context.Context, at kinds.Resource, k *kinds.Kind, size int, item func(raw)) (version string, err error) {
 	query := url.Values{}
 	if size > 0 {
 		query.Set("limit", strconv.Itoa(size))
 	}
-	if k.fields != "" {
-		query.Set("fieldSelector", k.fields)
+	if k.Fields != "" {
+		query.Set("fieldSelector", k.Fields)
 	}
 	var page bytes.Buffer
 	for {
-		inBinary, err := a.get(ctx, at.path(), query, k.accept(), &page)
+		inBinary, err := a.get(ctx, at.Path(), query, accept(k), &page)
 		if err != nil {
 			return "", err
 		}
@@ -178,9 +180,9 @@ func (a *api) ready(ctx context.Context) bool {
 
 // latest is the version that the API is at, which is at least what a list would
 // have whose answer came before.
-func (a *api) latest(ctx context.Context, at resource, k *kind) (version string, err error) {
+func (a *api) latest(ctx context.Context, at kinds.Resource, k *kinds.Kind) (version string, err error) {
 	var page bytes.Buffer
-	inBinary, err := a.get(ctx, at.path(), url.Values{"limit": {"1"}}, k.accept(), &page)
+	inBinary, err := a.get(ctx, at.Path(), url.Values{"limit": {"1"}}, accept(k), &page)
 	if err != nil {
 		return "", err
 	}
@@ -190,7 +192,7 @@ func (a *api) latest(ctx context.Context, at resource, k *kind) (version string,
 
 // watch calls event with each change after a version until the watch ends, which
 // it does sometime; the error is errCut if its connection broke. Begun is called when the server has agreed to it.
-func (a *api) watch(ctx context.Context, at resource, k *kind, version string, begun func(), event func(kind string, o raw) error) error {
+func (a *api) watch(ctx context.Context, at kinds.Resource, k *kinds.Kind, version string, begun func(), event func(kind string, o raw) error) error {
 	lasts := a.timing.watch + rand.N(a.timing.watch) // so that not all watches end at once
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -202,14 +204,14 @@ func (a *api) watch(ctx context.Context, at resource, k *kind, version string, b
 		"resourceVersion":     {version},
 		"timeoutSeconds":      {strconv.Itoa(int(lasts.Seconds()))},
 	}
-	if k.fields != "" {
-		query.Set("fieldSelector", k.fields)
+	if k.Fields != "" {
+		query.Set("fieldSelector", k.Fields)
 	}
-	accept := k.accept()
-	if k.binary {
+	accept := accept(k)
+	if k.Typed {
 		accept = mediaProtobuf + ";stream=watch, " + mediaJSON
 	}
-	answer, err := a.send(ctx, at.path(), query, accept)
+	answer, err := a.send(ctx, at.Path(), query, accept)
 	if err != nil {
 		return err
 	}
@@ -248,8 +250,8 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (k *kind) accept() string {
-	if k.binary {
+func accept(k *kinds.Kind) string {
+	if k.Typed {
 		return mediaProtobuf + ", " + mediaJSON
 	}
 	return mediaJSON

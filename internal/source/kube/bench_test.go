@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -93,7 +95,7 @@ func run(b *testing.B, config Config) (held any, end func()) {
 // BenchmarkChange brings one change of an endpoint from the server's wire to the sink.
 func BenchmarkChange(b *testing.B) {
 	api := benchAPI(b, 1)
-	f := newFollower(serviceKinds()[1], &idle, sinkFunc(func([]store.Event) {}), slog.New(slog.DiscardHandler))
+	f := newFollower(kinds.Find(model.EndpointSliceKind), &idle, sinkFunc(func([]store.Event) {}), slog.New(slog.DiscardHandler))
 	f.notify = func() {}
 	at := *f.place
 	versions := [2]raw{}

@@ -2,14 +2,12 @@ package kube
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"unique"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
@@ -23,94 +21,39 @@ type object struct {
 	copy  bool        // it only shows an object of another kind, or is of no use here, and is passed over
 }
 
-// errPassedOver is what a translation says of an object that is in order, but of no use here.
-var errPassedOver = errors.New("passed over")
-
-// endpointSlice translates a slice. One of host names is passed over, as in kube-proxy.
-func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
-	if o.AddressType == discoveryv1.AddressTypeFQDN {
-		return nil, errPassedOver
-	}
-	return kubeobj.EndpointSlice(o)
-}
-
-// typed makes a decoder of a translation of one of Kubernetes' types. Keep
-// makes a result share what it has in common with others.
-func typed[K, M any, P interface {
-	*K
-	metav1.Object
-	Unmarshal([]byte) error
-}](translate func(*K) (*M, error), keep func(*M)) func(resource, raw) object {
-	return func(_ resource, r raw) object {
-		o := P(new(K))
-		if err := r.decode(o); err != nil {
-			return broken(r, err)
-		}
-		out := object{identity: identity{model.Name{Namespace: shared(o.GetNamespace()), Name: o.GetName()}, o.GetResourceVersion()}}
-		o.SetNamespace(out.name.Namespace)
-		m, err := translate((*K)(o))
-		if errors.Is(err, errPassedOver) {
-			out.copy = true
-			return out
-		}
-		out.err = err
-		if m != nil {
-			if keep != nil {
-				keep(m)
-			}
-			out.value = m
-		}
+// decode reads an object of a kind.
+func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
+	out := broken(r, nil)
+	if shows(k, at, out.name) {
+		out.copy = true
 		return out
 	}
-}
-
-// strictly makes a decoder of one that reads policies in JSON.
-func strictly(decode func([]byte, error) (model.Name, *model.Policy, error)) func(resource, raw) object {
-	return func(_ resource, r raw) object {
-		out := broken(r, nil)
-		_, p, err := decode(r.data, nil)
-		out.err = err
-		if p != nil {
-			out.value = p
-		}
+	value, err := k.Decode(kinds.Text{Data: r.data, Protobuf: r.binary})
+	if errors.Is(err, kubeobj.ErrHostNames) {
+		out.copy = true // as in kube-proxy
 		return out
 	}
+	if out.err = err; value == nil {
+		return out
+	}
+	share(value)
+	if known := value.Ref().Name; known == out.name {
+		out.name = known // which shares its strings
+	} else {
+		out.known = &known
+	}
+	out.value = value
+	return out
 }
 
 // shownPolicies are how Calico's API server begins the names under which it shows
 // policies that are Kubernetes' own, and come from there already.
 var shownPolicies = []string{"knp.", "kanp.", "kbanp.", "kcnp."}
 
-// calicoObject makes a decoder of Calico's objects of a kind.
-func calicoObject(kindName string) func(resource, raw) object {
-	return func(at resource, r raw) object {
-		out := broken(r, nil)
-		if at.group == calicoUserGroup && strings.HasSuffix(kindName, "NetworkPolicy") {
-			for _, prefix := range shownPolicies {
-				out.copy = out.copy || strings.HasPrefix(out.name.Name, prefix)
-			}
-		}
-		if out.copy {
-			return out
-		}
-		o, err := calico.Decode(at.apiVersion(), kindName, r.data)
-		out.err = err
-		known := out.name
-		switch {
-		case o.Policy != nil:
-			known, out.value = o.Policy.Key.Name, o.Policy
-		case o.Tier != nil:
-			known, out.value = model.Name{Name: o.Tier.Name}, o.Tier
-		case o.NetworkSet != nil:
-			known, out.value = o.NetworkSet.Key.Name, o.NetworkSet
-		case o.HostEndpoint != nil:
-			known, out.value = model.Name{Name: o.HostEndpoint.Name}, o.HostEndpoint
-		}
-		if known != out.name {
-			out.known = &known
-		}
-		return out
-	}
+// shows tells whether an object of that name only shows one of another kind.
+func shows(k *kinds.Kind, at kinds.Resource, name model.Name) bool {
+	return at.Group == kinds.CalicoGroup && slices.Contains(model.PolicyKinds, k.Kind) &&
+		slices.ContainsFunc(shownPolicies, func(prefix string) bool { return strings.HasPrefix(name.Name, prefix) })
 }
 
 // broken is an object of which nothing is known yet but who it is.
@@ -130,25 +73,29 @@ func shared(s string) string {
 	return unique.Make(s).Value()
 }
 
-func keepService(s *model.Service) {
-	for i := range s.Ports {
-		s.Ports[i].Name = shared(s.Ports[i].Name)
+// share makes an object share what it has in common with many others.
+func share(o model.Object) {
+	switch o := o.(type) {
+	case *model.Service:
+		for i := range o.Ports {
+			o.Ports[i].Name = shared(o.Ports[i].Name)
+		}
+	case *model.EndpointSlice:
+		o.Service = shared(o.Service)
+		for i := range o.Ports {
+			o.Ports[i].Name = shared(o.Ports[i].Name)
+		}
+		for i := range o.Endpoints {
+			e := &o.Endpoints[i]
+			e.Node, e.Zone = shared(e.Node), shared(e.Zone)
+		}
+	case *model.Pod:
+		sharePod(o)
 	}
 }
 
-func keepSlice(s *model.EndpointSlice) {
-	s.Service = shared(s.Service)
-	for i := range s.Ports {
-		s.Ports[i].Name = shared(s.Ports[i].Name)
-	}
-	for i := range s.Endpoints {
-		e := &s.Endpoints[i]
-		e.Node, e.Zone = shared(e.Node), shared(e.Zone)
-	}
-}
-
-// keepPod shares the labels, too: the pods of a workload all have the same ones.
-func keepPod(p *model.Pod) {
+// sharePod shares the labels, too: the pods of a workload all have the same ones.
+func sharePod(p *model.Pod) {
 	p.Node, p.ServiceAccount = shared(p.Node), shared(p.ServiceAccount)
 	for i := range p.Ports {
 		p.Ports[i].Name = shared(p.Ports[i].Name)

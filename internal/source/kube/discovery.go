@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/wake"
 )
 
@@ -85,7 +86,7 @@ func (d *discovery) look(ctx context.Context) (again bool, err error) {
 	asked := false
 	believed := sync.OnceValue(func() bool { asked = true; return d.believes(ctx) })
 	for _, f := range d.followers {
-		place, known := choose(f.places, served, unknown)
+		place, known := choose(f.kind.Places, served, unknown)
 		if !known || place == nil && !f.isNowhere() && !believed() || !d.certain(f, place) {
 			again = true
 			continue
@@ -125,11 +126,11 @@ func (d *discovery) believes(ctx context.Context) bool {
 
 // certain tells whether a follower can go to a place: not away from the one where
 // it is, unless that is said for the second time, or the other one is preferred.
-func (d *discovery) certain(f *follower, place *resource) bool {
+func (d *discovery) certain(f *follower, place *kinds.Resource) bool {
 	f.mu.Lock()
 	at := f.place
 	f.mu.Unlock()
-	if at == nil || place != nil && (*place == *at || *place == f.places[0]) {
+	if at == nil || place != nil && (*place == *at || *place == f.kind.Places[0]) {
 		delete(d.missing, f)
 		return true
 	}
@@ -140,12 +141,12 @@ func (d *discovery) certain(f *follower, place *resource) bool {
 
 // choose picks the first of some places that is served; nil is none. It is
 // not known while it is not whether a better one is served.
-func choose(places []resource, served map[resource]bool, unknown map[string]bool) (place *resource, known bool) {
+func choose(places []kinds.Resource, served map[kinds.Resource]bool, unknown map[string]bool) (place *kinds.Resource, known bool) {
 	for i := range places {
 		switch {
 		case served[places[i]]:
 			return &places[i], true
-		case unknown[places[i].apiVersion()]:
+		case unknown[places[i].APIVersion()]:
 			return nil, false
 		}
 	}
@@ -154,7 +155,7 @@ func choose(places []resource, served map[resource]bool, unknown map[string]bool
 
 // served asks which of the places the API serves. Unknown are the groups and
 // versions that it has, but can't tell of, as those of an extension API server that is away.
-func (d *discovery) served(ctx context.Context) (served map[resource]bool, unknown map[string]bool, err error) {
+func (d *discovery) served(ctx context.Context) (served map[kinds.Resource]bool, unknown map[string]bool, err error) {
 	var groups metav1.APIGroupList
 	if err := d.read(ctx, "/apis", &groups); err != nil {
 		return nil, nil, err
@@ -165,11 +166,11 @@ func (d *discovery) served(ctx context.Context) (served map[resource]bool, unkno
 			versions[v.GroupVersion] = true
 		}
 	}
-	served, unknown = make(map[resource]bool), make(map[string]bool)
+	served, unknown = make(map[kinds.Resource]bool), make(map[string]bool)
 	asked := make(map[string]bool)
 	for _, f := range d.followers {
-		for _, p := range f.places {
-			at := p.apiVersion()
+		for _, p := range f.kind.Places {
+			at := p.APIVersion()
 			if !versions[at] || asked[at] {
 				continue
 			}
@@ -181,7 +182,7 @@ func (d *discovery) served(ctx context.Context) (served map[resource]bool, unkno
 				unknown[at] = true
 			}
 			for i := range list.APIResources {
-				served[resource{p.group, p.version, list.APIResources[i].Name}] = true
+				served[kinds.Resource{Group: p.Group, Version: p.Version, Plural: list.APIResources[i].Name}] = true
 			}
 		}
 	}

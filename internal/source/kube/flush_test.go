@@ -10,6 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // Flush returns when all that was there at its call is delivered, however the
@@ -113,8 +116,9 @@ func TestFlushDecodesWhatIsNew(t *testing.T) {
 		f := newFixture(t, func(s *sink) *Source {
 			source := newSource(Config{Kubeconfig: api.kubeconfig(""), Policies: true}, times, s, slog.New(slog.DiscardHandler))
 			for _, x := range source.followers {
-				decode := x.decode
-				x.decode = func(at resource, r raw) object { decoded.Add(1); return decode(at, r) }
+				counted, decode := *x.kind, x.kind.Decode
+				counted.Decode = func(t kinds.Text) (model.Object, error) { decoded.Add(1); return decode(t) }
+				x.kind = &counted
 			}
 			return source
 		})

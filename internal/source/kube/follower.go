@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -29,7 +30,7 @@ const (
 
 // follower keeps the sink in step with what the API has of one kind.
 type follower struct {
-	kind
+	kind   *kinds.Kind
 	api    *api
 	sink   source.Sink
 	log    *slog.Logger
@@ -40,9 +41,9 @@ type follower struct {
 	wake wake.Signal // ends a pause
 
 	mu         sync.Mutex
-	place      *resource // where the API serves it; nil: nowhere, or it is not known
-	placed     bool      // place is known
-	version    string    // of the API, up to which all is delivered; "": the list is to be read
+	place      *kinds.Resource // where the API serves it; nil: nowhere, or it is not known
+	placed     bool            // place is known
+	version    string          // of the API, up to which all is delivered; "": the list is to be read
 	asks       []chan struct{}
 	interrupt  context.CancelFunc // ends the watch that runs; nil while none does
 	phase      phase
@@ -57,10 +58,10 @@ type follower struct {
 	listTook   time.Duration // the last time
 }
 
-func newFollower(k kind, a *api, sink source.Sink, log *slog.Logger) *follower {
-	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", string(k.kind)), wake: wake.New(), ledger: newLedger(k.kind, 0)}
-	if !k.optional {
-		f.place, f.placed = &k.places[0], true
+func newFollower(k *kinds.Kind, a *api, sink source.Sink, log *slog.Logger) *follower {
+	f := &follower{kind: k, api: a, sink: sink, log: log.With("kind", string(k.Kind)), wake: wake.New(), ledger: newLedger(k.Kind, 0)}
+	if !k.Optional {
+		f.place, f.placed = &k.Places[0], true
 	}
 	return f
 }
@@ -148,8 +149,8 @@ func (f *follower) keep(asks []chan struct{}) {
 // after its storage was restored. Watches would be silent until it has caught up.
 var errRewound = errors.New("the API has gone back to an older state")
 
-func (f *follower) checkHistory(ctx context.Context, at resource, version string) error {
-	latest, err := f.api.latest(ctx, at, &f.kind)
+func (f *follower) checkHistory(ctx context.Context, at kinds.Resource, version string) error {
+	latest, err := f.api.latest(ctx, at, f.kind)
 	if err == nil && isOlder(latest, version) {
 		return errRewound
 	}
@@ -157,19 +158,19 @@ func (f *follower) checkHistory(ctx context.Context, at resource, version string
 }
 
 // list reads all there is and delivers what is other than before.
-func (f *follower) list(ctx context.Context, at resource) error {
+func (f *follower) list(ctx context.Context, at kinds.Resource) error {
 	began := time.Now()
 	before := f.ledger // nobody else writes it
-	next := newLedger(f.kind.kind, len(before.entries))
-	restart := func() { next = newLedger(f.kind.kind, len(before.entries)) }
-	version, err := f.api.list(ctx, at, &f.kind, restart, func(r raw) {
+	next := newLedger(f.kind.Kind, len(before.entries))
+	restart := func() { next = newLedger(f.kind.Kind, len(before.entries)) }
+	version, err := f.api.list(ctx, at, f.kind, restart, func(r raw) {
 		sum := r.sum(at)
 		if len(before.entries) > 0 {
 			if id, err := r.identify(); err == nil && next.repeat(id.name, sum, before) {
 				return
 			}
 		}
-		o := f.decode(at, r)
+		o := decode(f.kind, at, r)
 		o.sum = sum
 		next.enter(o, before)
 	})
@@ -186,10 +187,10 @@ func (f *follower) list(ctx context.Context, at resource) error {
 }
 
 // retire takes everything back, as the API does not serve the kind any more.
-func (f *follower) retire() { f.commit(nil, newLedger(f.kind.kind, 0), "", absent) }
+func (f *follower) retire() { f.commit(nil, newLedger(f.kind.Kind, 0), "", absent) }
 
 // commit delivers what makes the last state the next one, which was read at a place.
-func (f *follower) commit(at *resource, next *ledger, version string, reached phase) {
+func (f *follower) commit(at *kinds.Resource, next *ledger, version string, reached phase) {
 	f.mu.Lock()
 	f.apply(next.since(f.ledger))
 	f.logFaults(f.ledger.faults, next.faults)
@@ -208,10 +209,10 @@ func (f *follower) apply(events []store.Event) {
 	}
 }
 
-func (f *follower) isAt(place resource) bool { return f.place != nil && *f.place == place }
+func (f *follower) isAt(place kinds.Resource) bool { return f.place != nil && *f.place == place }
 
 // watch delivers each change as it comes.
-func (f *follower) watch(ctx context.Context, at resource) error {
+func (f *follower) watch(ctx context.Context, at kinds.Resource) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	f.mu.Lock()
@@ -223,7 +224,7 @@ func (f *follower) watch(ctx context.Context, at resource) error {
 	version := f.version
 	f.mu.Unlock()
 	var holds *time.Timer // nil until the server has agreed
-	err := f.api.watch(ctx, at, &f.kind, version, func() {
+	err := f.api.watch(ctx, at, f.kind, version, func() {
 		holds = time.AfterFunc(f.api.timing.steady, f.steady)
 		f.begun()
 	}, func(kind string, r raw) error { return f.event(at, kind, r) })
@@ -260,11 +261,11 @@ func (f *follower) steady() {
 }
 
 // event takes in one event of a watch.
-func (f *follower) event(at resource, kind string, r raw) error {
+func (f *follower) event(at kinds.Resource, kind string, r raw) error {
 	var o object
 	switch watch.EventType(kind) {
 	case watch.Added, watch.Modified:
-		o = f.decode(at, r)
+		o = decode(f.kind, at, r)
 		o.sum = r.sum(at)
 	case watch.Deleted, watch.Bookmark:
 		o = broken(r, nil)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // moveTo says where the API serves the kind; nil is nowhere.
-func (f *follower) moveTo(place *resource) {
+func (f *follower) moveTo(place *kinds.Resource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.placed && (place == nil && f.place == nil || place != nil && f.isAt(*place)) {
@@ -66,7 +68,7 @@ func (f *follower) flush(ctx context.Context) error {
 	if f.trouble.reason != "" {
 		cause = errors.New(f.trouble.reason)
 	}
-	return fmt.Errorf("read all of %s: %w: %w", f.kind.kind, cause, ctx.Err())
+	return fmt.Errorf("read all of %s: %w: %w", f.kind.Kind, cause, ctx.Err())
 }
 
 // reached is how far the follower has come.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // A kind that RBAC denies holds up no other one, is told with the rule that is missing, and comes once that is there.
@@ -121,13 +122,13 @@ func TestRealCalico(t *testing.T) {
 	f := followReal(t, c.user(t, c.forward(t).url(), "calico", allResources...))
 	f.waitSynced()
 	policy := `{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.shop"},"spec":{"selector":"all()","types":["Ingress"],"tier":"default"}}`
-	c.define(t, definition(calicoStoredGroup, "v1", "globalnetworkpolicies", "GlobalNetworkPolicy", false), calicoV1+"globalnetworkpolicies")
-	c.define(t, definition(calicoStoredGroup, "v1", "networksets", "NetworkSet", true), calicoV1+"networksets")
+	c.define(t, definition(kinds.CalicoStored, "v1", "globalnetworkpolicies", "GlobalNetworkPolicy", false), calicoV1+"globalnetworkpolicies")
+	c.define(t, definition(kinds.CalicoStored, "v1", "networksets", "NetworkSet", true), calicoV1+"networksets")
 	c.put(t, calicoV1+"globalnetworkpolicies", policy)
 	c.put(t, calicoV1+"networksets", `{"apiVersion":"crd.projectcalico.org/v1","kind":"NetworkSet","metadata":{"name":"nets","namespace":"shop"},"spec":{"nets":["192.0.2.0/24"]}}`)
 	f.wait("Calico's objects", func() bool { return len(f.own()) == 3 })
 	events := f.delivered(func() {
-		c.define(t, definition(calicoUserGroup, "v3", "networksets", "NetworkSet", true), calicoV3+"networksets")
+		c.define(t, definition(kinds.CalicoGroup, "v3", "networksets", "NetworkSet", true), calicoV3+"networksets")
 		c.put(t, calicoV3+"networksets", `{"apiVersion":"projectcalico.org/v3","kind":"NetworkSet","metadata":{"name":"other","namespace":"shop"},"spec":{"nets":["198.51.100.0/24"]}}`)
 		f.wait("the other place", func() bool { return slices.Contains(f.own(), "NetworkSet shop/other") })
 		f.wait("the first to go", func() bool { return !slices.Contains(f.own(), "NetworkSet shop/nets") })
@@ -135,10 +136,10 @@ func TestRealCalico(t *testing.T) {
 	if events != 2 {
 		t.Errorf("one set came and one went with %d events", events)
 	}
-	c.remove(t, definitions+"/networksets."+calicoUserGroup)
+	c.remove(t, definitions+"/networksets."+kinds.CalicoGroup)
 	f.wait("what is stored", func() bool { return slices.Contains(f.own(), "NetworkSet shop/nets") })
-	c.remove(t, definitions+"/networksets."+calicoStoredGroup)
-	c.remove(t, definitions+"/globalnetworkpolicies."+calicoStoredGroup)
+	c.remove(t, definitions+"/networksets."+kinds.CalicoStored)
+	c.remove(t, definitions+"/globalnetworkpolicies."+kinds.CalicoStored)
 	f.waitOwn("Namespace shop")
 	f.waitNoIssue()
 }
@@ -148,7 +149,7 @@ func TestRealOdd(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)
 	const path = calicoV1 + "globalnetworkpolicies"
-	c.define(t, definition(calicoStoredGroup, "v1", "globalnetworkpolicies", "GlobalNetworkPolicy", false), path)
+	c.define(t, definition(kinds.CalicoStored, "v1", "globalnetworkpolicies", "GlobalNetworkPolicy", false), path)
 	gnp := func(name, spec string) string {
 		return fmt.Sprintf(`{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":%q},"spec":%s}`, name, spec)
 	}

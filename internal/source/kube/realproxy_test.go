@@ -218,7 +218,7 @@ func TestRealBookmarks(t *testing.T) {
 // versionOf is how far a kind has been followed.
 func (f *fixture) versionOf(kind string) string {
 	for _, x := range f.source.followers {
-		if string(x.kind.kind) == kind {
+		if string(x.kind.Kind) == kind {
 			x.mu.Lock()
 			defer x.mu.Unlock()
 			return x.version

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/wake"
 )
 
@@ -33,12 +34,11 @@ import (
 //
 // Nothing waits for a Recorder. What cannot be told is tried again, and logged once.
 type Recorder struct {
-	api   *api
-	node  string
-	log   *slog.Logger
-	kinds map[model.Kind]kind
-	pace  pace
-	wake  wake.Signal // faults has changed
+	api  *api
+	node string
+	log  *slog.Logger
+	pace pace
+	wake wake.Signal // faults has changed
 
 	mu     sync.Mutex
 	faults map[model.Issue]bool // what there is to tell; replaced as a whole
@@ -82,21 +82,17 @@ const (
 // NewRecorder returns a recorder for the node of that name. It does nothing until it runs.
 func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
-	r := &Recorder{
+	return &Recorder{
 		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), mostInstance)], log: log, pace: usualPace,
-		kinds: map[model.Kind]kind{}, wake: wake.New(), told: map[model.Issue]*told{},
+		wake: wake.New(), told: map[model.Issue]*told{},
 	}
-	for _, k := range append(serviceKinds(), policyKinds()...) {
-		r.kinds[k.kind] = k
-	}
-	return r
 }
 
 // Report says which faults there are now. It returns at once, and is safe for concurrent use.
 func (r *Recorder) Report(issues []model.Issue) {
 	now := map[model.Issue]bool{}
 	for _, i := range issues {
-		if _, known := r.kinds[i.Object.Kind]; known && i.Object.Name.Name != "" && len(now) < mostTold {
+		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < mostTold {
 			now[i] = true
 		}
 	}
@@ -185,7 +181,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
 		return err
 	}
 	event := r.event(i, object)
-	t.path = resource{eventsv1.GroupName, "v1", "events"}.in(event.Namespace)
+	t.path = kinds.Resource{Group: eventsv1.GroupName, Version: "v1", Plural: "events"}.In(event.Namespace)
 	err = r.write(ctx, http.MethodPost, t.path, mediaJSON, event)
 	t.mine, t.count, t.path = err == nil, 1, t.path+"/"+event.Name
 	if apierrors.IsAlreadyExists(err) {
@@ -207,10 +203,11 @@ func (r *Recorder) repeat(ctx context.Context, t *told) error {
 // find asks for what an Event has to say of its object; nil: the object is gone. It takes the right to list, as the agent
 // has no other.
 func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
+	kind := kinds.Find(ref.Kind)
 	query := url.Values{"fieldSelector": {"metadata.name=" + ref.Name.Name}, "resourceVersion": {"0"}}
-	for _, place := range r.kinds[ref.Kind].places {
+	for _, place := range kind.Places {
 		var page bytes.Buffer
-		_, err := r.api.get(ctx, place.in(ref.Name.Namespace), query, mediaMetadata, &page)
+		_, err := r.api.get(ctx, place.In(ref.Name.Namespace), query, mediaMetadata, &page)
 		if apierrors.IsNotFound(err) {
 			continue // not served there
 		}
@@ -223,7 +220,7 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 		}
 		if len(list.Items) == 1 {
 			return &corev1.ObjectReference{
-				APIVersion: place.apiVersion(), Kind: strings.TrimPrefix(string(ref.Kind), "Calico"),
+				APIVersion: place.APIVersion(), Kind: kind.Name,
 				Namespace: ref.Name.Namespace, Name: ref.Name.Name, UID: list.Items[0].UID,
 			}, nil
 		}

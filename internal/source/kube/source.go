@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // Config says what a source follows, and as whom.
@@ -68,16 +69,16 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 		api:     &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: t},
 		started: make(chan struct{}), ended: make(chan struct{}),
 	}
-	kinds := serviceKinds()
-	if config.Policies {
-		kinds = append(kinds, policyKinds()...)
-	}
 	var optional []*follower
-	for _, k := range kinds {
+	for i := range kinds.All {
+		k := &kinds.All[i]
+		if !k.ForServices && !config.Policies {
+			continue
+		}
 		f := newFollower(k, s.api, sink, log)
 		f.notify, f.tidy = s.settle, s.tidy
 		s.followers = append(s.followers, f)
-		if k.optional {
+		if k.Optional {
 			optional = append(optional, f)
 		}
 	}
@@ -254,7 +255,7 @@ func (s *Source) common() (victims, reason string) {
 		f.mu.Lock()
 		switch {
 		case f.trouble.common:
-			names, reason = append(names, string(f.kind.kind)), f.trouble.reason
+			names, reason = append(names, string(f.kind.Kind)), f.trouble.reason
 		case f.place != nil:
 			all = false
 		}
@@ -274,7 +275,7 @@ func (s *Source) objects() map[string]int {
 	for _, f := range s.followers {
 		f.mu.Lock()
 		if n := f.ledger.usable; n > 0 {
-			counts[string(f.kind.kind)] = n
+			counts[string(f.kind.Kind)] = n
 		}
 		f.mu.Unlock()
 	}
@@ -302,7 +303,7 @@ func (s *Source) Status() source.Status {
 	}
 	for _, f := range s.followers {
 		if f.unread() {
-			st.Unread = append(st.Unread, f.kind.kind)
+			st.Unread = append(st.Unread, f.kind.Kind)
 		}
 		st.Issues = append(st.Issues, f.issues()...)
 		following := f.following()
@@ -310,7 +311,7 @@ func (s *Source) Status() source.Status {
 		st.Kinds = append(st.Kinds, following)
 		f.mu.Lock()
 		if n := f.ledger.copies; n > 0 {
-			st.Skipped[string(f.kind.kind)] = n
+			st.Skipped[string(f.kind.Kind)] = n
 		}
 		f.mu.Unlock()
 	}

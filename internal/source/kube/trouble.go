@@ -37,7 +37,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 		f.asks = append(f.asks, asks...)
 		return 0
 	}
-	answered := apierrors.IsForbidden(err) || apierrors.IsNotFound(err) && !f.optional
+	answered := apierrors.IsForbidden(err) || apierrors.IsNotFound(err) && !f.kind.Optional
 	if answered && ctx.Err() == nil {
 		release(asks)
 	} else {
@@ -50,7 +50,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 		f.log.Info("reading all anew", "reason", err)
 		f.version = ""
 		return 0
-	case apierrors.IsNotFound(err) && f.optional:
+	case apierrors.IsNotFound(err) && f.kind.Optional:
 		f.lost()
 		return 0
 	}
@@ -80,7 +80,7 @@ func (f *follower) doubts(ready bool) bool {
 
 // explain says what is wrong and what to do.
 func (f *follower) explain(err error) trouble {
-	place := f.places[0]
+	place := f.kind.Places[0]
 	if f.place != nil {
 		place = *f.place
 	}
@@ -95,9 +95,9 @@ func (f *follower) explain(err error) trouble {
 		return trouble{reason: unauthorized(err), common: true}
 	case apierrors.IsForbidden(err):
 		return trouble{reason: fmt.Sprintf("%s; allow it by a rule of the agent's ClusterRole: apiGroups: [%q], resources: [%q], verbs: [list, watch]",
-			status.Status().Message, place.group, place.plural)}
+			status.Status().Message, place.Group, place.Plural)}
 	case apierrors.IsNotFound(err):
-		return trouble{reason: fmt.Sprintf("the API does not serve %s; it takes a Kubernetes that has %s %s", place, place.apiVersion(), place.plural)}
+		return trouble{reason: fmt.Sprintf("the API does not serve %s; it takes a Kubernetes that has %s %s", place, place.APIVersion(), place.Plural)}
 	}
 	return trouble{reason: "the API server fails to serve " + place.String() + ": " + err.Error()}
 }
@@ -159,9 +159,9 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 // called is what users call an object.
 func (f *follower) called(name model.Name) model.Ref {
 	if name.Name == "" {
-		return model.Ref{Kind: f.kind.kind + " without a name"}
+		return model.Ref{Kind: f.kind.Kind + " without a name"}
 	}
-	return model.Ref{Kind: f.kind.kind, Name: name}
+	return model.Ref{Kind: f.kind.Kind, Name: name}
 }
 
 // issues are all that is wrong with the kind and its objects, sorted; what can be
@@ -170,21 +170,21 @@ func (f *follower) issues() []model.Issue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []model.Issue
-	place := f.places[0]
+	place := f.kind.Places[0]
 	if f.place != nil {
 		place = *f.place
 	}
 	if f.trouble.reason != "" && !f.trouble.common {
-		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.kind}, Source: place.apiVersion(), Reason: f.trouble.reason})
+		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.Kind}, Source: place.APIVersion(), Reason: f.trouble.reason})
 	}
 	if f.short >= tooShort {
-		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.kind}, Source: place.apiVersion(),
+		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.Kind}, Source: place.APIVersion(),
 			Reason: "the API server, or a proxy on the way to it, ends watches at once, again and again; changes come late"})
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
 		all = append(all, model.Issue{
-			Object: f.called(name), Source: place.apiVersion(), Reason: fault.reason, InForce: fault.inForce,
+			Object: f.called(name), Source: place.APIVersion(), Reason: fault.reason, InForce: fault.inForce,
 		})
 	}
 	return all
@@ -195,7 +195,7 @@ func (f *follower) following() source.Following {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := source.Following{
-		Kind: f.kind.kind, Synced: f.phase == listed || f.phase == absent && f.optional, Faults: len(f.ledger.faults),
+		Kind: f.kind.Kind, Synced: f.phase == listed || f.phase == absent && f.kind.Optional, Faults: len(f.ledger.faults),
 		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
 	}
 	if !f.suffers.IsZero() {
@@ -208,16 +208,16 @@ func (f *follower) following() source.Following {
 func (f *follower) unread() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.phase != listed && !f.optional
+	return f.phase != listed && !f.kind.Optional
 }
 
 // lackingObjects are what is lacking of the kind, if those are single objects.
 func (f *follower) lackingObjects() (refs []model.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.phase == listed && !f.minor {
+	if f.phase == listed && !f.kind.Minor {
 		for name := range f.ledger.holes() {
-			refs = append(refs, calico.KnownAs(model.Ref{Kind: f.kind.kind, Name: name})...)
+			refs = append(refs, calico.KnownAs(model.Ref{Kind: f.kind.Kind, Name: name})...)
 		}
 	}
 	return refs
@@ -228,7 +228,7 @@ func (f *follower) lacking() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case f.phase == listed && f.minor:
+	case f.phase == listed && f.kind.Minor:
 		return nil
 	case f.phase == listed:
 		var list []string
@@ -237,10 +237,10 @@ func (f *follower) lacking() []string {
 			list = append(list, f.called(name).String()+": "+holes[name])
 		}
 		return list
-	case f.phase == absent && f.optional:
+	case f.phase == absent && f.kind.Optional:
 		return nil
 	case f.trouble.reason == "":
-		return []string{string(f.kind.kind) + ": it has not been read yet"}
+		return []string{string(f.kind.Kind) + ": it has not been read yet"}
 	}
-	return []string{string(f.kind.kind) + ": " + f.trouble.reason}
+	return []string{string(f.kind.Kind) + ": " + f.trouble.reason}
 }

@@ -13,9 +13,9 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kjson "sigs.k8s.io/json"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // What an API server sends, in its two encodings. See "Kubernetes API Concepts"
@@ -207,20 +207,6 @@ func (e *binaryEvents) next() (kind string, object raw, err error) {
 	return kind, object, nil
 }
 
-// decode fills one of Kubernetes' types. A field that the type does not have is passed over.
-func (r raw) decode(into interface{ Unmarshal([]byte) error }) error {
-	if r.binary {
-		return into.Unmarshal(r.data)
-	}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(r.data, into); err != nil {
-		if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && t.Field != "" {
-			return errors.New(t.Field + ": should not be a " + t.Value)
-		}
-		return err
-	}
-	return nil
-}
-
 // identity is how the API tells an object, and its versions, from others.
 type identity struct {
 	name    model.Name
@@ -228,11 +214,11 @@ type identity struct {
 }
 
 // sum tells versions of an object apart, and what is served at one place from what is at another.
-func (r raw) sum(at resource) uint64 {
+func (r raw) sum(at kinds.Resource) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	_, _ = h.WriteString(at.group) // never fails, nor does Write
-	_, _ = h.WriteString(at.version)
+	_, _ = h.WriteString(at.Group) // never fails, nor does Write
+	_, _ = h.WriteString(at.Version)
 	_, _ = h.Write(r.data)
 	return h.Sum64()
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // Protobuf is read as Kubernetes' own library writes it.
@@ -40,7 +41,7 @@ func TestBinary(t *testing.T) {
 			t.Errorf("identity %+v: %v", id, err)
 		}
 		var p corev1.Pod
-		if err := r.decode(&p); err != nil || p.Spec.NodeName != "n1" {
+		if err := p.Unmarshal(r.data); err != nil || p.Spec.NodeName != "n1" {
 			t.Errorf("pod %+v: %v", p, err)
 		}
 		names = append(names, id.name.String())
@@ -112,19 +113,18 @@ func FuzzWire(f *testing.F) {
 		stream = append(binary.BigEndian.AppendUint32(stream, uint32(len(frame))), frame...)
 	}
 	f.Add(stream, true)
-	kinds := append(serviceKinds(), policyKinds()...)
 	f.Fuzz(func(t *testing.T, data []byte, inBinary bool) {
-		ledgers := make([]*ledger, len(kinds))
+		ledgers := make([]*ledger, len(kinds.All))
 		take := func(r raw) {
 			sameIdentity(t, r)
-			for i, k := range kinds {
+			for i, k := range kinds.All {
 				if ledgers[i] == nil {
-					ledgers[i] = newLedger(k.kind, 0)
+					ledgers[i] = newLedger(k.Kind, 0)
 				}
-				if r.binary && !k.binary {
+				if r.binary && !k.Typed {
 					continue
 				}
-				ledgers[i].put(k.decode(k.places[0], r))
+				ledgers[i].put(decode(&k, k.Places[0], r))
 			}
 		}
 		_, _ = readPage(data, inBinary, take)

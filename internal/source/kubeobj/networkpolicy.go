@@ -60,7 +60,7 @@ func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, er
 	}
 	good, err := fault.Result(p, f)
 	if good == nil && known {
-		p.Refused, p.IngressRules, p.EgressRules = err.Error(), nil, nil
+		p.Refuse(err)
 		return p, err
 	}
 	return good, err

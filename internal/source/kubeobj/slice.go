@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,6 +12,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
 )
+
+// ErrHostNames is what is wrong with a slice of addressType FQDN.
+var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
 //
@@ -39,7 +43,7 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	case discoveryv1.AddressTypeIPv6:
 		ipv6 = true
 	case discoveryv1.AddressTypeFQDN:
-		f.Reject("addressType", "FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
+		return nil, ErrHostNames
 	default:
 		f.Reject("addressType", "%q is neither IPv4 nor IPv6", string(o.AddressType))
 	}

@@ -18,52 +18,48 @@ import (
 // what they allow, so the object is refused that has one. Metadata and status
 // may hold anything.
 
-// DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy
-// in JSON; one without a namespace is of "default". It returns its name as far as
-// that can be read. One that is at fault, be it for a field that is not known, is
-// returned as NetworkPolicy does it. That the JSON was made of something that is at
-// fault itself is what also says, or nil.
-func DecodeNetworkPolicy(text []byte, also error) (model.Name, *model.Policy, error) {
-	complete := func(o *networkingv1.NetworkPolicy) model.Name {
+// DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy in JSON; one without a
+// namespace is of "default". One that is at fault, be it for a field that is not known, is returned as
+// NetworkPolicy does it. That the JSON was made of something that is at fault itself is what also
+// says, or nil.
+func DecodeNetworkPolicy(text []byte, also error) (*model.Policy, error) {
+	translate := func(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 		o.Namespace = cmp.Or(o.Namespace, "default")
-		return model.Name{Namespace: o.Namespace, Name: o.Name}
+		return NetworkPolicy(o)
 	}
-	return decodePolicy(text, also, complete, NetworkPolicy, []string{"podSelector", "policyTypes"})
+	return decodePolicy(text, also, translate, []string{"podSelector", "policyTypes"})
 }
 
 // DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1alpha2
 // ClusterNetworkPolicy, which has no namespace.
-func DecodeClusterNetworkPolicy(text []byte, also error) (model.Name, *model.Policy, error) {
-	complete := func(o *policyv1alpha2.ClusterNetworkPolicy) model.Name {
+func DecodeClusterNetworkPolicy(text []byte, also error) (*model.Policy, error) {
+	translate := func(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
 		o.Namespace = ""
-		return model.Name{Name: o.Name}
+		return ClusterNetworkPolicy(o)
 	}
-	return decodePolicy(text, also, complete, ClusterNetworkPolicy, []string{"subject", "tier", "priority"}, []string{"subject"})
+	return decodePolicy(text, also, translate, []string{"subject", "tier", "priority"}, []string{"subject"})
 }
 
 // decodePolicy takes lists of the fields of the spec that say whom a policy applies to: the
 // first list all of whose fields can be read is enough to deny.
-func decodePolicy[K any](text []byte, also error, complete func(*K) model.Name, translate func(*K) (*model.Policy, error), heads ...[]string) (model.Name, *model.Policy, error) {
+func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Policy, error), heads ...[]string) (*model.Policy, error) {
 	o := new(K)
 	wrong := errors.Join(also, decodeStrictly(text, o))
 	if wrong == nil {
-		name := complete(o)
-		p, err := translate(o)
-		return name, p, err
+		return translate(o)
 	}
 	for _, head := range heads {
 		o = new(K)
 		if decodeStrictly(headOf(text, head), o) != nil {
 			continue
 		}
-		name := complete(o)
 		p, _ := translate(o)
 		if p != nil {
-			p.Refused, p.IngressRules, p.EgressRules = wrong.Error(), nil, nil
+			p.Refuse(wrong)
 		}
-		return name, p, wrong
+		return p, wrong
 	}
-	return complete(o), nil, wrong
+	return nil, wrong
 }
 
 // headOf makes an object that applies to the same pods in the same directions

@@ -7,9 +7,9 @@ import "testing"
 func TestWrongTypesBesideTheSubjectDeny(t *testing.T) {
 	for _, spec := range []string{`"priority": "high", "tier": "Admin"`, `"priority": 1, "tier": 5`, `"priority": {}, "tier": []`} {
 		text := `{"metadata": {"name": "p"}, "spec": {"subject": {"namespaces": {}}, "ingress": [{"action": "Accept", "from": [{"namespaces": {}}]}], ` + spec + `}}`
-		name, p, err := DecodeClusterNetworkPolicy([]byte(text), nil)
-		if err == nil || p == nil || p.Refused == "" || !p.Ingress || p.Subject.IsZero() || name.Name != "p" {
-			t.Errorf("%s: %v, %+v, %v", spec, name, p, err)
+		p, err := DecodeClusterNetworkPolicy([]byte(text), nil)
+		if err == nil || p == nil || p.Refused == "" || !p.Ingress || p.Subject.IsZero() || p.Key.Name.Name != "p" {
+			t.Errorf("%s: %+v, %v", spec, p, err)
 		}
 	}
 }

@@ -165,10 +165,6 @@ func (d *decoder) nodeAddress(a *corev1.NodeAddress) error {
 	})
 }
 
-func (d *decoder) namespace(o *corev1.Namespace) error {
-	return d.metadataOnly(&o.ObjectMeta)
-}
-
 func (d *decoder) metadataOnly(m *metav1.ObjectMeta) error {
 	return d.object(func(key []byte) error {
 		if string(key) == "metadata" {

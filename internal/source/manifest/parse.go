@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -13,11 +14,9 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
-
-// defaultNamespace is that of namespaced objects that name none.
-const defaultNamespace = "default"
 
 // object is one object that a file declares.
 type object struct {
@@ -143,14 +142,14 @@ func (p *parser) value(apiVersion, kind string) error {
 		if named != "" {
 			kind = named
 		}
-		k, known := kinds[typeOf{apiVersion, kind}]
+		k, read := types()[typeOf{apiVersion, kind}]
 		switch {
 		case kind == "":
 			err = &fieldError{field: "kind", reason: "is missing"}
-		case known && k.kind == listKind:
+		case read && k.Kind == nil:
 			err = p.items(apiVersion, k.item)
-		case known:
-			return p.object(k.kind)
+		case read:
+			return p.object(k.Kind)
 		default:
 			p.pass(apiVersion, kind, start)
 			return p.skip()
@@ -158,7 +157,7 @@ func (p *parser) value(apiVersion, kind string) error {
 	}
 	if wrong, ok := err.(*fieldError); ok {
 		reason := wrong.Error()
-		if name := p.identify(start, listKind).Name; p.place != "" && name != "" {
+		if name := p.identify(start, true).Name; p.place != "" && name != "" {
 			reason += " (its metadata.name is " + name + ")"
 		}
 		p.holeAt(p.lineAt(start), reason)
@@ -243,7 +242,7 @@ func (p *parser) items(apiVersion, kind string) error {
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
 	if instead, policy := unread(apiVersion, kind); policy {
-		name := p.identify(start, model.NetworkPolicy)
+		name := p.identify(start, true)
 		p.seek(start)
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: model.Name{Name: name.Name}}, Source: p.source(p.lineAt(start)),
@@ -251,7 +250,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 			InForce: model.InForceNothing,
 		})
 	}
-	if ours[kind] {
+	if isOurs(kind) {
 		kind = apiVersion + " " + kind
 	}
 	if p.out.skipped == nil {
@@ -261,43 +260,51 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 }
 
 // object reads an object of a known kind.
-func (p *parser) object(kind model.Kind) error {
+func (p *parser) object(k *kinds.Kind) error {
 	start := p.start()
 	if len(p.prev.objects) > 0 {
 		if err := p.skip(); err != nil {
 			return err
 		}
-		if o := p.prev.unchanged(kind, p.sum(start)); o != nil {
+		if o := p.prev.unchanged(k.Kind, p.sum(start)); o != nil {
 			p.add(*o, start)
 			return nil
 		}
 		p.seek(start)
 	}
-	name, value, err := p.decode(kind)
+	value, err := p.decode(k)
 	if _, ok := err.(*syntaxError); ok {
 		return err
 	}
 	if err != nil && isField(err) {
-		name = p.identify(start, kind)
 		if err := p.reskip(start); err != nil {
 			return err
 		}
 	}
-	if name.Name == "" {
-		p.holeAt(p.lineAt(start), fmt.Sprintf("%s: %v", kind, err))
+	o := object{sum: p.sum(start)}
+	if value != nil {
+		o.Ref, o.value = value.Ref(), value
+	}
+	if value == nil || !k.Typed {
+		end := p.pos()
+		o.declared = p.identify(start, k.Namespaced)
+		p.seek(end)
+	}
+	if value == nil {
+		o.Ref = model.Ref{Kind: k.Kind, Name: o.declared}
+	}
+	if o.declared == o.Name {
+		o.declared = model.Name{}
+	}
+	if o.Name.Name == "" {
+		p.holeAt(p.lineAt(start), fmt.Sprintf("%s: %v", k.Kind, err))
 		return nil
 	}
-	o := object{Ref: model.Ref{Kind: kind, Name: name}, value: value, sum: p.sum(start)}
 	if err != nil {
 		o.fault = err.Error()
 	}
-	if calicoKinds[kind] != "" {
-		end := p.pos()
-		o.declared = p.identify(start, kind)
-		p.seek(end)
-	}
 	if last := p.prev.find(o.Ref); last != nil {
-		if o.value = source.Newest(last.value, value); o.value == last.value {
+		if o.value = source.Newest(last.value, o.value); o.value == last.value {
 			o.Ref = last.Ref
 		}
 	}
@@ -319,79 +326,53 @@ func (p *parser) add(o object, start int) {
 	p.out.objects = append(p.out.objects, o)
 }
 
-// decode reads an object and translates it. With a name and an error, the
-// error is about the object of that name; with no name, about the text.
-func (p *parser) decode(kind model.Kind) (name model.Name, value any, err error) {
-	switch kind {
+// decode reads an object and translates it. The kinds that there are many objects of have scanners of
+// their own.
+func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
+	switch k.Kind {
 	case model.ServiceKind:
 		var o corev1.Service
-		if err := p.service(&o); err != nil {
-			return name, nil, err
-		}
-		return translate(&o.ObjectMeta, true, &o, kubeobj.Service)
+		return translate(p.service(&o), &o.ObjectMeta, &o, kubeobj.Service)
 	case model.EndpointSliceKind:
-		if err := p.endpointSlice(); err != nil {
-			return name, nil, err
-		}
-		return translate(&p.slice.ObjectMeta, true, &p.slice, kubeobj.EndpointSlice)
+		return translate(p.endpointSlice(), &p.slice.ObjectMeta, &p.slice, kubeobj.EndpointSlice)
 	case model.PodKind:
 		var o corev1.Pod
-		if err := p.pod(&o); err != nil {
-			return name, nil, err
-		}
-		return translate(&o.ObjectMeta, true, &o, kubeobj.Pod)
+		return translate(p.pod(&o), &o.ObjectMeta, &o, kubeobj.Pod)
 	case model.NodeKind:
 		var o corev1.Node
-		if err := p.node(&o); err != nil {
-			return name, nil, err
-		}
-		return translate(&o.ObjectMeta, false, &o, kubeobj.Node)
+		return translate(p.node(&o), &o.ObjectMeta, &o, kubeobj.Node)
 	case model.NamespaceKind:
 		var o corev1.Namespace
-		if err := p.namespace(&o); err != nil {
-			return name, nil, err
-		}
-		return translate(&o.ObjectMeta, false, &o, kubeobj.Namespace)
+		return translate(p.metadataOnly(&o.ObjectMeta), &o.ObjectMeta, &o, kubeobj.Namespace)
 	case model.ServiceAccountKind:
 		var o corev1.ServiceAccount
-		if err := p.metadataOnly(&o.ObjectMeta); err != nil {
-			return name, nil, err
-		}
-		return translate(&o.ObjectMeta, true, &o, kubeobj.ServiceAccount)
+		return translate(p.metadataOnly(&o.ObjectMeta), &o.ObjectMeta, &o, kubeobj.ServiceAccount)
 	}
 	start := p.start()
 	if err := p.skip(); err != nil {
-		return name, nil, err
+		return nil, err
 	}
-	if kind == model.NetworkPolicy || kind == model.ClusterPolicy {
-		return p.policy(kind, p.data[start:p.pos()])
-	}
-	return p.calico(kind, start)
+	return k.Decode(kinds.Text{Data: p.data[start:p.pos()], Also: p.twice, Namespace: kinds.DefaultNamespace})
 }
 
-// translate applies one of kubeobj's functions.
-func translate[K, M any](meta *metav1.ObjectMeta, namespaced bool, o *K, f func(*K) (*M, error)) (model.Name, any, error) {
-	name := complete(meta, namespaced)
+// translate applies one of kubeobj's functions to what a scanner has filled, if it could.
+func translate[K, M any, P interface {
+	*M
+	model.Object
+}](err error, meta *metav1.ObjectMeta, o *K, f func(*K) (P, error)) (model.Object, error) {
+	if err != nil {
+		return nil, err
+	}
+	meta.Namespace = cmp.Or(meta.Namespace, kinds.DefaultNamespace)
 	m, err := f(o)
 	if m == nil {
-		return name, nil, err
+		return nil, err
 	}
-	return name, m, err
-}
-
-// complete gives an object the namespace it lives in, and tells its name.
-func complete(meta *metav1.ObjectMeta, namespaced bool) model.Name {
-	switch {
-	case !namespaced:
-		meta.Namespace = ""
-	case meta.Namespace == "":
-		meta.Namespace = defaultNamespace
-	}
-	return model.Name{Namespace: meta.Namespace, Name: meta.Name}
+	return m, err
 }
 
 // identify tells the name of an object that can't be decoded as a whole.
-func (p *parser) identify(start int, kind model.Kind) model.Name {
+func (p *parser) identify(start int, namespaced bool) model.Name {
 	var meta metav1.ObjectMeta
 	p.seek(start)
 	// An error is no matter: the object is known to have a wrong field, and
@@ -410,10 +391,13 @@ func (p *parser) identify(start int, kind model.Kind) model.Name {
 			return p.skip()
 		})
 	})
-	if meta.Name == "" {
+	switch {
+	case meta.Name == "":
 		return model.Name{}
+	case !namespaced:
+		return model.Name{Name: meta.Name}
 	}
-	return complete(&meta, isNamespaced(kind))
+	return model.Name{Namespace: cmp.Or(meta.Namespace, kinds.DefaultNamespace), Name: meta.Name}
 }
 
 // refuseTwins lets the first of several objects of one name count.

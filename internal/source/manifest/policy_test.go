@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/source/calico"
 )
 
 // policyObjects is one object of each kind that belongs to policy.
@@ -77,23 +76,6 @@ func TestUnreadPolicies(t *testing.T) {
 		default:
 			t.Errorf("%s %s: issues %v", c.apiVersion, c.kind, got.issues)
 		}
-	}
-}
-
-// TestKinds holds the table of kinds to that of the translator.
-func TestKinds(t *testing.T) {
-	calicos := 0
-	for typ, entry := range kinds {
-		if calicoKinds[entry.kind] == "" {
-			continue
-		}
-		calicos++
-		if !calico.Known(typ.apiVersion, typ.kind) {
-			t.Errorf("%s %s is not known", typ.apiVersion, typ.kind)
-		}
-	}
-	if calicos != 12 {
-		t.Errorf("%d kinds of Calico's, want 12", calicos)
 	}
 }
 

@@ -1,0 +1,158 @@
+// Package kinds is the table of the kinds of objects that come from Kubernetes: where an API serves
+// each kind, what manifests call it, and how its objects become values of the model. Whoever adds a
+// kind adds a line here, its type in package model and its translation; the sources and the store
+// take it from there.
+package kinds
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"unique"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kubeobj"
+)
+
+// Kind is what a source has to know of a kind of objects.
+type Kind struct {
+	Kind model.Kind
+	// Name is what the API and manifests call it.
+	Name string
+	// Places are where the API may serve it. The first that it does counts.
+	Places     []Resource
+	Namespaced bool
+	// ForServices says that services are made of it, and not only policies.
+	ForServices bool
+	// Optional says that the API need not serve it.
+	Optional bool
+	// Minor says that an object at fault of which no good version is known is no reason to keep all
+	// that the kernel has: at most its own service goes without some endpoints.
+	Minor bool
+	// Typed says that its objects are read as Kubernetes' own Go types, from JSON or protobuf, and that
+	// fields that those do not have are passed over. Objects of other kinds are read from JSON alone,
+	// and refused if they have a field that is not known.
+	Typed bool
+	// Fields is a field selector: which objects to ask the API for.
+	Fields string
+	// Decode translates an object. It returns nil where nothing of the object can be used, and what is
+	// wrong with it.
+	Decode func(Text) (model.Object, error)
+}
+
+// Text is an object as somebody wrote it.
+type Text struct {
+	Data     []byte
+	Protobuf bool  // Data is protobuf, without its envelope; otherwise it is JSON
+	Also     error // what is wrong with the text that JSON was made of; nil: nothing
+	// Namespace is that of a namespaced object that names none.
+	Namespace string
+}
+
+// The groups that policies are served under.
+const (
+	policyGroup  = "policy.networking.k8s.io"
+	CalicoGroup  = "projectcalico.org"     // as users write Calico's objects
+	CalicoStored = "crd.projectcalico.org" // as Calico stores them
+)
+
+// DefaultNamespace is that of namespaced objects in manifests that name none.
+const DefaultNamespace = "default"
+
+// All are the kinds, in the order in which a source tells of them.
+var All = []Kind{
+	{Kind: model.ServiceKind, Name: "Service", Places: core("services"), Namespaced: true, ForServices: true, Typed: true, Decode: typed(kubeobj.Service)},
+	{
+		Kind: model.EndpointSliceKind, Name: "EndpointSlice", Places: []Resource{{"discovery.k8s.io", "v1", "endpointslices"}},
+		Namespaced: true, ForServices: true, Minor: true, Typed: true, Decode: typed(kubeobj.EndpointSlice),
+	},
+	{Kind: model.NodeKind, Name: "Node", Places: core("nodes"), ForServices: true, Minor: true, Typed: true, Decode: typed(kubeobj.Node)},
+	{Kind: model.NamespaceKind, Name: "Namespace", Places: core("namespaces"), Typed: true, Decode: typed(kubeobj.Namespace)},
+	{
+		Kind: model.PodKind, Name: "Pod", Places: core("pods"), Namespaced: true, Typed: true, Decode: typed(kubeobj.Pod),
+		Fields: "status.phase!=Succeeded,status.phase!=Failed", // those run no more and have no address
+	},
+	{Kind: model.ServiceAccountKind, Name: "ServiceAccount", Places: core("serviceaccounts"), Namespaced: true, Typed: true, Decode: typed(kubeobj.ServiceAccount)},
+	{
+		Kind: model.NetworkPolicy, Name: "NetworkPolicy", Places: []Resource{{"networking.k8s.io", "v1", "networkpolicies"}},
+		Namespaced: true, Decode: strict(kubeobj.DecodeNetworkPolicy),
+	},
+	{
+		Kind: model.ClusterPolicy, Name: "ClusterNetworkPolicy", Places: []Resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}},
+		Optional: true, Decode: strict(kubeobj.DecodeClusterNetworkPolicy),
+	},
+	{Kind: model.TierKind, Name: "Tier", Places: calicos("tiers"), Optional: true, Decode: strict(calico.Tier)},
+	{Kind: model.GlobalNetworkPolicy, Name: "GlobalNetworkPolicy", Places: calicos("globalnetworkpolicies"), Optional: true, Decode: strict(calico.GlobalNetworkPolicy)},
+	{Kind: model.CalicoPolicy, Name: "NetworkPolicy", Places: calicos("networkpolicies"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkPolicy)},
+	{Kind: model.GlobalNetworkSet, Name: "GlobalNetworkSet", Places: calicos("globalnetworksets"), Optional: true, Decode: strict(calico.GlobalNetworkSet)},
+	{Kind: model.NamespacedNetworkSet, Name: "NetworkSet", Places: calicos("networksets"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkSet)},
+	{Kind: model.HostEndpointKind, Name: "HostEndpoint", Places: calicos("hostendpoints"), Optional: true, Decode: strict(calico.HostEndpoint)},
+}
+
+func core(plural string) []Resource { return []Resource{{"", "v1", plural}} }
+
+func calicos(plural string) []Resource {
+	return []Resource{{CalicoGroup, "v3", plural}, {CalicoStored, "v1", plural}}
+}
+
+// Find returns what is to be known of a kind, nil for one that does not come from Kubernetes.
+func Find(kind model.Kind) *Kind {
+	for i := range All {
+		if All[i].Kind == kind {
+			return &All[i]
+		}
+	}
+	return nil
+}
+
+// object is a pointer to a type of the model.
+type object[T any] interface {
+	*T
+	model.Object
+}
+
+// orNil makes no object an Object that is nil.
+func orNil[T any, P object[T]](o P, err error) (model.Object, error) {
+	if o == nil {
+		return nil, err
+	}
+	return o, err
+}
+
+// strict makes a decoder of a translation from JSON.
+func strict[T any, P object[T]](translate func([]byte, error) (P, error)) func(Text) (model.Object, error) {
+	return func(t Text) (model.Object, error) { return orNil(translate(t.Data, t.Also)) }
+}
+
+// typed makes a decoder of a translation of one of Kubernetes' types.
+func typed[K, T any, PK interface {
+	*K
+	metav1.Object
+	Unmarshal([]byte) error
+}, P object[T]](translate func(*K) (P, error)) func(Text) (model.Object, error) {
+	return func(t Text) (model.Object, error) {
+		o := PK(new(K))
+		if err := t.decode(o); err != nil {
+			return nil, err
+		}
+		// Many objects share a namespace, and so they share the string.
+		o.SetNamespace(unique.Make(cmp.Or(o.GetNamespace(), t.Namespace)).Value())
+		return orNil(translate((*K)(o)))
+	}
+}
+
+// decode fills one of Kubernetes' types.
+func (t Text) decode(into interface{ Unmarshal([]byte) error }) error {
+	if t.Protobuf {
+		return into.Unmarshal(t.Data)
+	}
+	err := kjson.UnmarshalCaseSensitivePreserveInts(t.Data, into)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
+		return errors.New(wrong.Field + ": should not be a " + wrong.Value)
+	}
+	return err
+}

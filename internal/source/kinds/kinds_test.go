@@ -1,0 +1,55 @@
+package kinds
+
+import (
+	"fmt"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// TestAll decodes the least of each kind, under each name that an API or a manifest can give it.
+func TestAll(t *testing.T) {
+	specs := map[model.Kind]string{
+		model.ServiceKind:      `"clusterIP":"10.96.0.1","ports":[{"port":80}]`,
+		model.NetworkPolicy:    `"podSelector":{}`,
+		model.ClusterPolicy:    `"subject":{"namespaces":{}},"tier":"Admin","priority":1`,
+		model.HostEndpointKind: `"node":"n1","interfaceName":"*"`,
+	}
+	known := map[string]model.Kind{}
+	for _, k := range All {
+		for _, p := range k.Places {
+			name := model.Name{Name: "a"}
+			if k.Namespaced {
+				name.Namespace = "shop"
+			}
+			text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"a","namespace":%q},"spec":{%s}}`, p.APIVersion(), k.Name, name.Namespace, specs[k.Kind])
+			if k.Kind == model.EndpointSliceKind {
+				text = `{"metadata":{"name":"a","namespace":"shop"},"addressType":"IPv4"}`
+			}
+			o, err := k.Decode(Text{Data: []byte(text)})
+			if want := (model.Ref{Kind: k.Kind, Name: name}); err != nil || o.Ref() != want {
+				t.Errorf("%s %s: %+v, %v", p, k.Kind, o, err)
+			}
+			if at := p.APIVersion() + " " + k.Name; known[at] != "" {
+				t.Errorf("%s is %s and %s", at, known[at], k.Kind)
+			} else {
+				known[at] = k.Kind
+			}
+		}
+	}
+	for _, name := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
+		for _, version := range []string{"projectcalico.org/v3", "crd.projectcalico.org/v1"} {
+			if known[version+" "+name] == "" {
+				t.Errorf("%s %s is not known", version, name)
+			}
+		}
+		if kind := known["networking.k8s.io/v1 "+name]; kind != "" && kind != model.NetworkPolicy {
+			t.Errorf("networking.k8s.io/v1 %s is known", name)
+		}
+	}
+	for _, name := range []string{"Profile", "FelixConfiguration", "StagedNetworkPolicy", "IPPool", ""} {
+		if known["projectcalico.org/v3 "+name] != "" {
+			t.Errorf("%s is known", name)
+		}
+	}
+}
