@@ -146,6 +146,8 @@ var rules = []rule{
 		"a list is a text file of addresses: Kubernetes has no part in it"},
 	{"internal/source/calico", slices.Concat(kernel, []string{"internal/source/manifest", "internal/store"}),
 		"calico translates objects, wherever they come from"},
+	{"internal/source/kinds", slices.Concat(kernel, []string{"internal/source/manifest", "internal/source/kube", "internal/store"}),
+		"the table of kinds says what an object is, and not who reads it: all sources share it"},
 	{"internal/source/kubeobj", slices.Concat(kernel, []string{"internal/source/manifest", "internal/store"}),
 		"kubeobj translates objects, wherever they come from"},
 	{"internal/policytest/oracle", []string{"internal/store", "internal/compile", "internal/state", "internal/verdict", "internal/driver", "internal/agent"},

@@ -26,15 +26,15 @@ type environment struct {
 // returns the addresses of which it matters to those that want them.
 func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[netip.Addr]struct{}) {
 	anew := !e.started || e.moved
-	if !e.started || len(d.Nodes) > 0 {
+	if !e.started || len(d.Objects[model.NodeKind]) > 0 {
 		e.findNode(v)
 	}
-	if _, api := d.Services[apiService]; anew || api || len(d.Nodes) > 0 {
+	if _, api := d.Services[apiService]; anew || api || len(d.Objects[model.NodeKind]) > 0 {
 		old := e.guard
 		e.guard = newGuard(e.cfg, e.own, v)
 		addrs = e.guard.differs(&old)
 	}
-	if _, mine := d.Nodes[e.cfg.Node]; anew || mine {
+	if _, mine := d.Objects[model.NodeKind][model.Name{Name: e.cfg.Node}]; anew || mine {
 		n := newNode(e.cfg, e.own)
 		all = e.started && !n.equal(e.node)
 		e.node = n

@@ -2,6 +2,7 @@ package store
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -9,6 +10,25 @@ import (
 
 // Equality of objects: whether one tells anything that the other doesn't. Nil
 // and empty lists are the same.
+
+// equal compares two objects of one kind that has no index of its own.
+func equal(a, b any) bool {
+	switch a := a.(type) {
+	case *model.Node:
+		return equalNodes(a, b.(*model.Node))
+	case *model.Namespace:
+		return equalNamespaces(a, b.(*model.Namespace))
+	case *model.ServiceAccount:
+		return equalServiceAccounts(a, b.(*model.ServiceAccount))
+	case *model.Policy:
+		return equalPolicies(a, b.(*model.Policy))
+	case *model.NetworkSet:
+		return equalNetworkSets(a, b.(*model.NetworkSet))
+	case *model.HostEndpoint:
+		return equalHostEndpoints(a, b.(*model.HostEndpoint))
+	}
+	return reflect.DeepEqual(a, b)
+}
 
 func equalServices(a, b *model.Service) bool {
 	return a.Name == b.Name &&
@@ -87,8 +107,6 @@ func equalPeers(a, b model.Peer) bool {
 }
 
 func equalSelectors(a, b model.Selector) bool { return a.String() == b.String() }
-
-func equalTiers(a, b *model.Tier) bool { return *a == *b }
 
 // equalNetworkSets looks at the nets last, of which there may be millions.
 func equalNetworkSets(a, b *model.NetworkSet) bool {

@@ -19,7 +19,7 @@ func TestEqualityCoversEveryField(t *testing.T) {
 	everyField(t, equalNamespaces)
 	everyField(t, equalServiceAccounts)
 	everyField(t, equalPolicies)
-	everyField(t, equalTiers)
+	everyField(t, func(a, b *model.Tier) bool { return equal(a, b) })
 	everyField(t, equalNetworkSets)
 	everyField(t, equalHostEndpoints)
 	everyField(t, func(a, b *model.Endpoint) bool { return equalEndpoints(*a, *b) })

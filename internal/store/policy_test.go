@@ -56,20 +56,15 @@ func TestPolicyObjects(t *testing.T) {
 	}
 	s.Read(func(v *store.View) {
 		all := v.All()
-		want := store.Dirty{
-			Services: map[model.Name]struct{}{}, Nodes: map[string]struct{}{},
-			Pods: map[model.Name]struct{}{name("p"): {}}, Namespaces: map[string]struct{}{"shop": {}}, ServiceAccounts: map[model.Name]struct{}{name("a"): {}}, Tiers: map[string]struct{}{"t": {}},
-			Policies: map[model.PolicyKey]struct{}{}, NetworkSets: map[model.NetworkSetKey]struct{}{}, HostEndpoints: map[string]struct{}{"h": {}},
-		}
+		want := store.Dirty{Services: map[model.Name]struct{}{}, Objects: map[model.Kind]map[model.Name]struct{}{}}
 		for _, e := range objects {
+			want.Objects[e.Kind] = map[model.Name]struct{}{e.Name: {}}
 			switch o := e.Object.(type) {
 			case *model.Policy:
-				want.Policies[o.Key] = struct{}{}
 				if v.Policy(o.Key) != o {
 					t.Errorf("%s is not found", o.Key)
 				}
 			case *model.NetworkSet:
-				want.NetworkSets[o.Key] = struct{}{}
 				if v.NetworkSet(o.Key) != o {
 					t.Errorf("%s is not found", o.Key)
 				}
@@ -96,6 +91,27 @@ func TestPolicyObjects(t *testing.T) {
 	}
 	if got := s.Counts(); len(got) != 5 || got["Pod"] != 0 {
 		t.Errorf("counts %v", got)
+	}
+}
+
+// A kind that the store has never heard of is kept like the others.
+func TestUnknownKind(t *testing.T) {
+	type toy struct{ Size int }
+	s, ref := store.New(), model.Ref{Kind: "Toy", Name: name("ball")}
+	for _, c := range []struct {
+		object any
+		dirty  int
+	}{{&toy{1}, 1}, {&toy{1}, 0}, {&toy{2}, 1}, {nil, 1}, {nil, 0}} {
+		s.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: c.object}})
+		d := s.Take()
+		if _, named := d.Objects[ref.Kind][ref.Name]; d.Len() != c.dirty || named != (c.dirty > 0) {
+			t.Errorf("%v: %v is dirty", c.object, d.Objects)
+		}
+		s.Read(func(v *store.View) {
+			if got := v.Object(ref); (got == nil) != (c.object == nil) || got != nil && *got.(*toy) != *c.object.(*toy) {
+				t.Errorf("%v is %v", c.object, got)
+			}
+		})
 	}
 }
 

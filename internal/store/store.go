@@ -11,6 +11,7 @@
 package store
 
 import (
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -31,18 +32,8 @@ type Dirty struct {
 	// Services are those that changed, came or went themselves, and those
 	// whose endpoints may have changed.
 	Services map[model.Name]struct{}
-	// Nodes that changed, came or went. A compiler acts on the one it compiles for.
-	Nodes map[string]struct{}
-
-	// What policies are made of and hold for, each that changed, came or went. A
-	// map is nil while nothing is in it.
-	Pods            map[model.Name]struct{}
-	Namespaces      map[string]struct{}
-	ServiceAccounts map[model.Name]struct{}
-	Policies        map[model.PolicyKey]struct{}
-	Tiers           map[string]struct{}
-	NetworkSets     map[model.NetworkSetKey]struct{}
-	HostEndpoints   map[string]struct{}
+	// Objects of all other kinds that changed, came or went. A kind is missing while there are none of it.
+	Objects map[model.Kind]map[model.Name]struct{}
 
 	// What it took to get there, for metrics: the number of changed Services, of
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
@@ -63,8 +54,34 @@ type Trigger struct {
 
 // Len is the number of named keys.
 func (d Dirty) Len() int {
-	return len(d.Services) + len(d.Nodes) + len(d.Pods) + len(d.Namespaces) + len(d.ServiceAccounts) +
-		len(d.Policies) + len(d.Tiers) + len(d.NetworkSets) + len(d.HostEndpoints)
+	n := len(d.Services)
+	for _, names := range d.Objects {
+		n += len(names)
+	}
+	return n
+}
+
+// Refs yields the objects of some kinds that are among Objects.
+func (d Dirty) Refs(kinds []model.Kind) iter.Seq[model.Ref] {
+	return func(yield func(model.Ref) bool) {
+		for _, kind := range kinds {
+			for name := range d.Objects[kind] {
+				if !yield(model.Ref{Kind: kind, Name: name}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// add notes an object that changed, came or went.
+func (d Dirty) add(kind model.Kind, name model.Name) {
+	names := d.Objects[kind]
+	if names == nil {
+		names = map[model.Name]struct{}{}
+		d.Objects[kind] = names
+	}
+	names[name] = struct{}{}
 }
 
 // Store is safe for concurrent use. The objects it hands out are shared and immutable.
@@ -83,11 +100,11 @@ func New() *Store {
 }
 
 func newDirty() Dirty {
-	return Dirty{Services: map[model.Name]struct{}{}, Nodes: map[string]struct{}{}}
+	return Dirty{Services: map[model.Name]struct{}{}, Objects: map[model.Kind]map[model.Name]struct{}{}}
 }
 
 // Apply brings the objects up to date, all events in one step. An event that
-// tells nothing new dirties nothing. It panics if an Object is not of its Kind's type.
+// tells nothing new dirties nothing. Each Object must be of its Kind's type.
 func (s *Store) Apply(events []Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,23 +128,28 @@ func (s *Store) apply(e Event) {
 		s.applySlice(e.Name, object[model.EndpointSlice](e))
 	case model.PodKind:
 		s.applyPod(e.Name, object[model.Pod](e))
-	case model.NodeKind:
-		swap(s.view.nodes, &s.dirty.Nodes, e.Name.Name, object[model.Node](e), equalNodes)
-	case model.NamespaceKind:
-		swap(s.view.namespaces, &s.dirty.Namespaces, e.Name.Name, object[model.Namespace](e), equalNamespaces)
-	case model.ServiceAccountKind:
-		swap(s.view.accounts, &s.dirty.ServiceAccounts, e.Name, object[model.ServiceAccount](e), equalServiceAccounts)
-	case model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy:
-		key := model.PolicyKey{Kind: e.Kind, Name: e.Name}
-		swap(s.view.policies, &s.dirty.Policies, key, object[model.Policy](e), equalPolicies)
-	case model.TierKind:
-		swap(s.view.tiers, &s.dirty.Tiers, e.Name.Name, object[model.Tier](e), equalTiers)
-	case model.NamespacedNetworkSet, model.GlobalNetworkSet, model.AddressList:
-		key := model.NetworkSetKey{Kind: e.Kind, Name: e.Name}
-		swap(s.view.networkSets, &s.dirty.NetworkSets, key, object[model.NetworkSet](e), equalNetworkSets)
-	case model.HostEndpointKind:
-		swap(s.view.hostEndpoints, &s.dirty.HostEndpoints, e.Name.Name, object[model.HostEndpoint](e), equalHostEndpoints)
+	default:
+		s.applyObject(e)
 	}
+}
+
+// applyObject takes an object of a kind that has no index of its own.
+func (s *Store) applyObject(e Event) {
+	objects := s.view.objects[e.Kind]
+	old := objects[e.Name]
+	switch {
+	case old == e.Object, old != nil && e.Object != nil && equal(old, e.Object):
+		return
+	case e.Object == nil:
+		delete(objects, e.Name)
+	default:
+		if objects == nil {
+			objects = map[model.Name]any{}
+			s.view.objects[e.Kind] = objects
+		}
+		objects[e.Name] = e.Object
+	}
+	s.dirty.add(e.Kind, e.Name)
 }
 
 func (s *Store) applyService(name model.Name, next *model.Service) {
@@ -207,7 +229,7 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 		return
 	}
 	s.dirty.EndpointChanges++
-	mark(&s.dirty.Pods, name)
+	s.dirty.add(model.PodKind, name)
 	for _, pod := range []*model.Pod{old, next} {
 		if pod == nil {
 			continue
@@ -291,18 +313,4 @@ func replace[K comparable, V any](m map[K]*V, k K, next *V, equal func(a, b *V) 
 		m[k] = next
 	}
 	return old, true
-}
-
-// swap is replace, and marks k where that changed something.
-func swap[K comparable, V any](m map[K]*V, dirty *map[K]struct{}, k K, next *V, equal func(a, b *V) bool) {
-	if _, changed := replace(m, k, next, equal); changed {
-		mark(dirty, k)
-	}
-}
-
-func mark[K comparable](dirty *map[K]struct{}, k K) {
-	if *dirty == nil {
-		*dirty = map[K]struct{}{}
-	}
-	(*dirty)[k] = struct{}{}
 }

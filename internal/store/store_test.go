@@ -36,19 +36,8 @@ func labels(kv []string) map[string]string {
 }
 
 func event(o any) store.Event {
-	switch o := o.(type) {
-	case *model.Service:
-		return store.Event{Kind: model.ServiceKind, Name: o.Name, Object: o}
-	case *model.EndpointSlice:
-		return store.Event{Kind: model.EndpointSliceKind, Name: o.Name, Object: o}
-	case *model.Pod:
-		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
-	case *model.Node:
-		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: o.Name}, Object: o}
-	case *model.Namespace:
-		return store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: o.Name}, Object: o}
-	}
-	panic("no object")
+	ref := o.(model.Object).Ref()
+	return store.Event{Kind: ref.Kind, Name: ref.Name, Object: o}
 }
 
 func gone(o any) store.Event {
@@ -66,8 +55,8 @@ func dirty(s *store.Store, events ...store.Event) []string {
 	for n := range d.Services {
 		list = append(list, n.Name)
 	}
-	for n := range d.Nodes {
-		list = append(list, "*"+n)
+	for n := range d.Objects[model.NodeKind] {
+		list = append(list, "*"+n.Name)
 	}
 	slices.Sort(list)
 	return list

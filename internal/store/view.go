@@ -11,57 +11,39 @@ import (
 // View is one consistent version of all objects. What its methods return is
 // shared and must not be changed; it may be kept after Read has returned.
 type View struct {
-	services   map[model.Name]*model.Service
-	slices     map[model.Name]*model.EndpointSlice
-	byService  map[model.Name][]*model.EndpointSlice // sorted by name; replaced, never changed in place
-	pods       map[model.Name]*model.Pod
-	nodes      map[string]*model.Node
-	namespaces map[string]*model.Namespace
-	accounts   map[model.Name]*model.ServiceAccount
-	selectors  selectorIndex
-	labels     labelIndex
-	addrs      addrIndex
+	services  map[model.Name]*model.Service
+	slices    map[model.Name]*model.EndpointSlice
+	byService map[model.Name][]*model.EndpointSlice // sorted by name; replaced, never changed in place
+	pods      map[model.Name]*model.Pod
+	selectors selectorIndex
+	labels    labelIndex
+	addrs     addrIndex
 
-	policies      map[model.PolicyKey]*model.Policy
-	tiers         map[string]*model.Tier
-	networkSets   map[model.NetworkSetKey]*model.NetworkSet
-	hostEndpoints map[string]*model.HostEndpoint
+	objects map[model.Kind]map[model.Name]any // of all other kinds
 }
 
 func newView() View {
 	return View{
-		services:   map[model.Name]*model.Service{},
-		slices:     map[model.Name]*model.EndpointSlice{},
-		byService:  map[model.Name][]*model.EndpointSlice{},
-		pods:       map[model.Name]*model.Pod{},
-		nodes:      map[string]*model.Node{},
-		namespaces: map[string]*model.Namespace{},
-		accounts:   map[model.Name]*model.ServiceAccount{},
-		selectors:  selectorIndex{},
-		labels:     labelIndex{},
-		addrs:      addrIndex{},
+		services:  map[model.Name]*model.Service{},
+		slices:    map[model.Name]*model.EndpointSlice{},
+		byService: map[model.Name][]*model.EndpointSlice{},
+		pods:      map[model.Name]*model.Pod{},
+		selectors: selectorIndex{},
+		labels:    labelIndex{},
+		addrs:     addrIndex{},
 
-		policies:      map[model.PolicyKey]*model.Policy{},
-		tiers:         map[string]*model.Tier{},
-		networkSets:   map[model.NetworkSetKey]*model.NetworkSet{},
-		hostEndpoints: map[string]*model.HostEndpoint{},
+		objects: map[model.Kind]map[model.Name]any{},
 	}
 }
 
 // All names every object there is: the dirty set of a compiler that has seen
 // nothing yet. Endpoint slices are named by their services.
 func (v *View) All() Dirty {
-	return Dirty{
-		Services:        keys(v.services),
-		Nodes:           keys(v.nodes),
-		Pods:            keys(v.pods),
-		Namespaces:      keys(v.namespaces),
-		ServiceAccounts: keys(v.accounts),
-		Policies:        keys(v.policies),
-		Tiers:           keys(v.tiers),
-		NetworkSets:     keys(v.networkSets),
-		HostEndpoints:   keys(v.hostEndpoints),
+	d := Dirty{Services: keys(v.services), Objects: map[model.Kind]map[model.Name]struct{}{model.PodKind: keys(v.pods)}}
+	for kind, objects := range v.objects {
+		d.Objects[kind] = keys(objects)
 	}
+	return d
 }
 
 func keys[K comparable, V any](m map[K]V) map[K]struct{} {
@@ -87,14 +69,30 @@ func (v *View) Selected(svc *model.Service) []*model.Pod {
 	return v.labels.selected(svc)
 }
 
+// Object returns an object of any kind but Service, EndpointSlice and Pod; nil if there is none.
+func (v *View) Object(ref model.Ref) any { return v.objects[ref.Kind][ref.Name] }
+
+func get[T any](v *View, ref model.Ref) *T {
+	if o := v.Object(ref); o != nil {
+		return o.(*T)
+	}
+	return nil
+}
+
 // Node returns nil if there is none of that name.
-func (v *View) Node(name string) *model.Node { return v.nodes[name] }
+func (v *View) Node(name string) *model.Node {
+	return get[model.Node](v, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: name}})
+}
 
 // Namespace returns nil if there is none of that name.
-func (v *View) Namespace(name string) *model.Namespace { return v.namespaces[name] }
+func (v *View) Namespace(name string) *model.Namespace {
+	return get[model.Namespace](v, model.Ref{Kind: model.NamespaceKind, Name: model.Name{Name: name}})
+}
 
 // ServiceAccount returns nil if there is none of that name.
-func (v *View) ServiceAccount(name model.Name) *model.ServiceAccount { return v.accounts[name] }
+func (v *View) ServiceAccount(name model.Name) *model.ServiceAccount {
+	return get[model.ServiceAccount](v, model.Ref{Kind: model.ServiceAccountKind, Name: name})
+}
 
 // Pod returns nil if there is none of that name.
 func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
@@ -105,16 +103,20 @@ func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
 func (v *View) PodByAddr(addr netip.Addr) *model.Pod { return v.addrs.pod(addr) }
 
 // Policy returns nil if there is none of that key.
-func (v *View) Policy(key model.PolicyKey) *model.Policy { return v.policies[key] }
+func (v *View) Policy(key model.PolicyKey) *model.Policy { return get[model.Policy](v, key) }
 
 // Tier returns nil if none of that name was declared.
-func (v *View) Tier(name string) *model.Tier { return v.tiers[name] }
+func (v *View) Tier(name string) *model.Tier {
+	return get[model.Tier](v, model.Ref{Kind: model.TierKind, Name: model.Name{Name: name}})
+}
 
 // NetworkSet returns nil if there is none of that key.
-func (v *View) NetworkSet(key model.NetworkSetKey) *model.NetworkSet { return v.networkSets[key] }
+func (v *View) NetworkSet(key model.NetworkSetKey) *model.NetworkSet { return get[model.NetworkSet](v, key) }
 
 // HostEndpoint returns nil if there is none of that name.
-func (v *View) HostEndpoint(name string) *model.HostEndpoint { return v.hostEndpoints[name] }
+func (v *View) HostEndpoint(name string) *model.HostEndpoint {
+	return get[model.HostEndpoint](v, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}})
+}
 
 // ServiceNames returns the names of all services, sorted.
 func (v *View) ServiceNames() []model.Name {
@@ -127,24 +129,18 @@ func (v *View) Pods() []*model.Pod {
 }
 
 // Counts returns the number of objects by kind: "Service", "EndpointSlice", "Pod", "Node",
-// "Namespace", and those of policy that there are any of.
+// "Namespace", and of the others those that there are any of.
 func (v *View) Counts() map[string]int {
 	n := map[string]int{
 		string(model.ServiceKind):       len(v.services),
 		string(model.EndpointSliceKind): len(v.slices),
 		string(model.PodKind):           len(v.pods),
-		string(model.NodeKind):          len(v.nodes),
-		string(model.NamespaceKind):     len(v.namespaces),
+		string(model.NodeKind):          0,
+		string(model.NamespaceKind):     0,
 	}
-	for key := range v.policies {
-		n[string(key.Kind)]++
-	}
-	for key := range v.networkSets {
-		n[string(key.Kind)]++
-	}
-	for kind, number := range map[model.Kind]int{model.ServiceAccountKind: len(v.accounts), model.TierKind: len(v.tiers), model.HostEndpointKind: len(v.hostEndpoints)} {
-		if number > 0 {
-			n[string(kind)] = number
+	for kind, objects := range v.objects {
+		if len(objects) > 0 {
+			n[string(kind)] = len(objects)
 		}
 	}
 	return n

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -88,15 +87,16 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 
 // declare brings tiers and policies up to date, and returns the versions that came and went.
 func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
-	dirty := d.Policies
-	if len(d.Tiers) > 0 {
-		dirty = map[model.PolicyKey]struct{}{}
-		maps.Copy(dirty, d.Policies)
-		for name := range d.Tiers {
-			ps.setTier(name, v.Tier(name))
+	dirty := map[model.PolicyKey]struct{}{}
+	for key := range d.Refs(model.PolicyKinds) {
+		dirty[key] = struct{}{}
+	}
+	if tiers := d.Objects[model.TierKind]; len(tiers) > 0 {
+		for name := range tiers {
+			ps.setTier(name.Name, v.Tier(name.Name))
 		}
 		for key, p := range ps.all {
-			if _, moved := d.Tiers[p.obj.Tier]; moved {
+			if _, moved := tiers[model.Name{Name: p.obj.Tier}]; moved {
 				p.outdated = true
 				dirty[key] = struct{}{}
 			}

@@ -26,18 +26,18 @@ type intake struct {
 
 // take follows all objects but tiers and policies.
 func (in *intake) take(v *store.View, d store.Dirty) {
-	for name := range d.Namespaces {
-		in.setNamespace(name, v.Namespace(name))
+	for name := range d.Objects[model.NamespaceKind] {
+		in.setNamespace(name.Name, v.Namespace(name.Name))
 	}
-	for name := range d.ServiceAccounts {
+	for name := range d.Objects[model.ServiceAccountKind] {
 		in.setAccount(name, v.ServiceAccount(name))
 	}
-	in.takePods(v, d.Pods)
-	for key := range d.NetworkSets {
+	in.takePods(v, d.Objects[model.PodKind])
+	for key := range d.Refs(model.NetworkSetKinds) {
 		in.setNetworkSet(key, v.NetworkSet(key))
 	}
-	for name := range d.HostEndpoints {
-		in.setHost(name, v.HostEndpoint(name))
+	for name := range d.Objects[model.HostEndpointKind] {
+		in.setHost(name.Name, v.HostEndpoint(name.Name))
 	}
 }
 
