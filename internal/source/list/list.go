@@ -14,7 +14,6 @@ package list
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -34,14 +33,8 @@ import (
 // Label is the label of a list's network set; its value is the list's name.
 const Label = "sluice.dev/list"
 
-const (
-	// lookInterval is the time between two looks at all files without an event.
-	lookInterval = time.Second
-	// patience is how long the first reading waits for files that somebody is writing.
-	patience = time.Second
-
-	firstRetry, lastRetry = time.Millisecond, 100 * time.Millisecond
-)
+// patience is how long the first reading waits for files that somebody is writing.
+const patience = time.Second
 
 // Source follows the files of some lists. Its methods are safe for concurrent use.
 type Source struct {
@@ -91,40 +84,23 @@ func (s *Source) Run(ctx context.Context) error {
 	defer collector.Wait()
 	defer w.Close()
 
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
-	for wait := firstRetry; ; {
-		looking := false
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-w.Ready:
-		case <-retry.C:
-		case <-look.C:
-			looking = true
-		}
-		if s.step(w, looking) {
-			retry.Reset(wait)
-			wait = min(2*wait, lastRetry)
-		} else {
-			wait = firstRetry
-		}
-	}
+	w.Follow(ctx, func(check bool) watch.Next { return s.step(w, check) })
+	return nil
 }
 
-// step delivers what has changed; looking looks at every file for that. again
-// says that somebody is writing one of them.
-func (s *Source) step(w *watch.Watcher, looking bool) (again bool) {
+// step delivers what has changed; check looks at every file for that.
+func (s *Source) step(w *watch.Watcher, check bool) watch.Next {
 	s.work.Lock()
 	defer s.work.Unlock()
 	touched := s.touched(w)
 	for _, l := range s.lists {
-		settled := looking && l.settled()
+		settled := check && l.settled()
 		l.due = l.due || settled || touched[l.Path]
 	}
-	return len(s.readDue()) > 0
+	if len(s.readDue()) > 0 {
+		return watch.Again
+	}
+	return watch.OnEvent
 }
 
 // settled tells whether a file has changed without an event. Its writer may be at
@@ -155,7 +131,7 @@ func (s *Source) readDue() (writing []string) {
 	if !s.synced && (!waiting || time.Since(s.began) > patience) {
 		for _, l := range s.lists {
 			if l.due && l.set == nil {
-				s.refuse(l, errBusy)
+				s.refuse(l, watch.ErrBusy)
 			}
 		}
 		s.mu.Lock()
@@ -170,7 +146,7 @@ func (s *Source) readDue() (writing []string) {
 func (s *Source) read(l *list) {
 	before := stamp.At(l.Path)
 	nets, of, err := load(l.Path)
-	if errors.Is(err, errBusy) {
+	if errors.Is(err, watch.ErrBusy) {
 		return
 	}
 	if l.due, l.tried = false, of; of == (stamp.Stamp{}) {
@@ -251,27 +227,17 @@ func (s *Source) enter(l *list, set *model.NetworkSet, issue *model.Issue) {
 // for writing; if they are still open when ctx ends, the error names them. A
 // list at fault is no error here; Status tells of it.
 func (s *Source) Flush(ctx context.Context) error {
-	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		writing := s.flushOnce()
-		if len(writing) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("read address lists: somebody is still writing %s: %w", strings.Join(writing, ", "), ctx.Err())
-		case <-time.After(wait):
-		}
-	}
+	return watch.Flush(ctx, "address lists", s.flushOnce)
 }
 
 // flushOnce delivers what can be read, and names the files that are being written.
-func (s *Source) flushOnce() (writing []string) {
+func (s *Source) flushOnce() (writing []string, err error) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	for _, l := range s.lists {
 		l.due = l.due || stamp.At(l.Path) != l.tried
 	}
-	return s.readDue()
+	return s.readDue(), nil
 }
 
 // Status implements source.Source.
@@ -297,7 +263,7 @@ func (s *Source) Status() source.Status {
 		case l.issue != nil:
 			st.Lacking = append(st.Lacking, l.Path+": "+l.issue.Reason)
 		default:
-			st.Lacking = append(st.Lacking, l.Path+": "+errBusy.Error())
+			st.Lacking = append(st.Lacking, l.Path+": "+watch.ErrBusy.Error())
 		}
 	}
 	st.Where = strings.Join(paths, ", ")

@@ -2,9 +2,6 @@ package list
 
 import (
 	"path/filepath"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/source/watch"
 )
@@ -27,24 +24,14 @@ func (s *Source) touched(w *watch.Watcher) map[string]bool {
 		if !ok || e.Name == "" {
 			continue
 		}
-		if strings.HasPrefix(e.Name, "..") {
-			// A ConfigMap volume changes by a symbolic link "..data" that is
-			// replaced, which changes all the files that lead through it.
+		if e.Swaps() {
 			for _, l := range s.lists {
 				touched[l.Path] = touched[l.Path] || filepath.Dir(l.Path) == folder
 			}
 			continue
 		}
 		path := filepath.Join(folder, e.Name)
-		touched[path] = touched[path] || e.Mask&unix.IN_CREATE == 0 || !isNew(path)
+		touched[path] = touched[path] || !e.Begins(path)
 	}
 	return touched
-}
-
-// isNew tells whether a created file is one that somebody is about to fill:
-// its content will be told when that is done. A link has its content already.
-func isNew(path string) bool {
-	var st unix.Stat_t
-	err := unix.Lstat(path, &st)
-	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
 }

@@ -166,17 +166,12 @@ func (f *folder) interpretEntry(c *change, e watch.Event, path string, retry fun
 		}
 	case e.Mask&unix.IN_ISDIR != 0:
 		c.all = c.all || e.Name[0] != '.'
-	case strings.HasPrefix(e.Name, ".."):
-		// A ConfigMap volume changes by a symbolic link "..data" that is
-		// replaced, which changes all the files that lead through it.
+	case e.Swaps():
 		c.all = true
 	case !isManifest(e.Name):
 	case e.Mask&unix.IN_CREATE != 0:
-		var st unix.Stat_t
-		err := unix.Lstat(f.at(path), &st)
-		plain := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
 		if was, ok := c.files[path]; !ok || was {
-			c.files[path] = plain
+			c.files[path] = e.Begins(f.at(path))
 		}
 	default:
 		c.files[path] = false

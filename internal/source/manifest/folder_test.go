@@ -219,7 +219,7 @@ func TestChangeWithoutEvent(t *testing.T) {
 	write(t, outside, serviceYAML("a", 80))
 	dir := folderWith(t)
 	must(t, os.Symlink(outside, filepath.Join(dir, "a.yaml")))
-	f := followWith(t, dir, func(s *Source) { s.walkEvery = lookInterval / 2 })
+	f := followWith(t, dir, func(s *Source) { s.walkEvery = watch.CheckInterval / 2 })
 	f.waitNames("Service shop/a")
 	write(t, outside, serviceYAML("b", 80))
 	f.waitNames("Service shop/b")
@@ -461,7 +461,7 @@ func TestOverflow(t *testing.T) {
 	overflow := []watch.Event{{WD: -1, Mask: unix.IN_Q_OVERFLOW}}
 	f.source.reread = f.source.folder.interpret(overflow, f.source.isUnreadable).all
 	f.source.work.Unlock()
-	f.source.step()
+	f.source.step(false)
 	f.waitNames("Service shop/a", "Service shop/b")
 	if got := f.sink.service("a").Ports[0].Port; got != 8080 {
 		t.Errorf("port of a = %d, want 8080", got)

@@ -29,7 +29,6 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -42,18 +41,10 @@ import (
 )
 
 const (
-	firstRetry = 50 * time.Microsecond
-	lastRetry  = time.Second
-	// lastFlushRetry is the longest time that Flush waits between two looks
-	// at a file that somebody is writing.
-	lastFlushRetry = 20 * time.Millisecond
-
-	// Not all changes come with an event: another folder is mounted over ours,
-	// a link on the way to it is set anew, another machine writes to a
-	// filesystem that both have mounted. So each second it is looked whether the
-	// folder is the same still, which is one system call, and each minute
-	// whether all files are.
-	lookInterval = time.Second
+	// walkInterval is the time between two looks at all files. Not all changes come with an event:
+	// another folder is mounted over ours, a link on the way to it is set anew, another machine writes
+	// to a filesystem that both have mounted. Whether the folder is the same still, which is one
+	// system call, is looked at with each check of the watcher.
 	walkInterval = time.Minute
 
 	// patience is how long the first reading waits for files that somebody is
@@ -80,7 +71,7 @@ type Source struct {
 	parsers  []*parser
 	unread   map[string]bool // files to be tried again, as somebody was writing them
 	reread   bool            // the whole folder is to be read again
-	retry    time.Duration   // until the next try
+	fresh    bool            // during a step: one of unread was not among them before
 	began    time.Time       // when the folder was first read
 	filled   time.Time       // when a file last came, as long as something is lacking
 	wasEmpty bool            // the folder held nothing at first
@@ -130,27 +121,8 @@ func (s *Source) Run(ctx context.Context) error {
 	close(s.started)
 	defer s.stop()
 
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-w.Ready:
-		case <-retry.C:
-		case now := <-look.C:
-			if !s.suspect(now) {
-				continue
-			}
-		}
-		if wait := s.step(); wait > 0 {
-			retry.Reset(wait)
-		} else {
-			retry.Stop()
-		}
-	}
+	w.Follow(ctx, s.step)
+	return nil
 }
 
 func (s *Source) stop() {
@@ -164,11 +136,26 @@ func (s *Source) stop() {
 	s.watcher = nil
 }
 
-// suspect tells whether the folder is to be read again without an event, and
-// arranges for it.
-func (s *Source) suspect(now time.Time) bool {
+// step delivers what has changed; without an event, if there is a reason to suspect that something has.
+func (s *Source) step(check bool) watch.Next {
 	s.work.Lock()
 	defer s.work.Unlock()
+	if check && !s.suspect() {
+		return watch.OnEvent
+	}
+	s.fresh = false
+	if err := s.deliver(false); err == nil && len(s.unread) == 0 {
+		return watch.OnEvent
+	}
+	if s.fresh {
+		return watch.Soon
+	}
+	return watch.Again
+}
+
+// suspect tells whether the folder is to be read again without an event, and
+// arranges for it.
+func (s *Source) suspect() bool {
 	if s.folder == nil || len(s.unread) > 0 {
 		return true // a Flush may have found that, and gone
 	}
@@ -179,24 +166,11 @@ func (s *Source) suspect(now time.Time) bool {
 	if s.synced {
 		s.settleLacking() // with time alone
 	}
-	if now.Sub(s.walked) < s.walkEvery {
+	if time.Since(s.walked) < s.walkEvery {
 		return false
 	}
 	s.reread = true
 	return true
-}
-
-// step delivers what has changed, and returns the time until the next step if
-// one is needed without an event.
-func (s *Source) step() time.Duration {
-	s.work.Lock()
-	defer s.work.Unlock()
-	if err := s.deliver(false); err == nil && len(s.unread) == 0 {
-		s.retry = 0
-		return 0
-	}
-	s.retry = min(max(2*s.retry, firstRetry), lastRetry)
-	return s.retry
 }
 
 // Flush implements source.Source. It waits for files that somebody has open
@@ -207,17 +181,12 @@ func (s *Source) Flush(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("read manifest folder %s: it isn't watched yet: %w", s.path, ctx.Err())
 	}
-	for all, wait := true, firstRetry; ; all, wait = false, min(2*wait, lastFlushRetry) {
+	all := true
+	return watch.Flush(ctx, "manifest folder "+s.path, func() ([]string, error) {
 		writing, err := s.flushOnce(all)
-		if err != nil || len(writing) == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("read manifest folder %s: somebody is still writing %s: %w", s.path, strings.Join(writing, ", "), ctx.Err())
-		case <-time.After(wait):
-		}
-	}
+		all = false
+		return writing, err
+	})
 }
 
 // flushOnce delivers what can be read, and names the files that are being written.
@@ -369,9 +338,7 @@ func (s *Source) remember(readings []reading) (waiting bool) {
 		}
 		s.unread[r.path] = true
 		waiting = waiting || r.outcome == busy && r.known == nil
-		if !last[r.path] {
-			s.retry = 0
-		}
+		s.fresh = s.fresh || !last[r.path]
 	}
 	return waiting
 }

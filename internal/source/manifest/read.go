@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"io/fs"
 	"runtime"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/source/stamp"
+	"sluice.dev/sluice/internal/source/watch"
 )
 
 const (
@@ -91,50 +93,31 @@ func newParsers() []*parser {
 	return parsers
 }
 
-// read reads one file, under a read lease: the kernel grants it only while no
-// one has the file open for writing, and keeps new writers waiting until the
-// reading is done. So a file is seen before or after a change, never within.
-// Where there are no leases (the file is someone else's and CAP_LEASE is
-// lacking, or the filesystem has none), the content is taken as it is; the
-// event of the writer's close follows.
+// read reads one file. Where there are no leases, the content is taken as it is; the event of the
+// writer's close follows.
 //
 // The kernel sends that event before the writer is really gone: ext4 first
 // starts to write a truncated file to disk, which can take a millisecond. JSON
 // needn't wait for that, as no part of an object is an object.
-func (p *parser) read(f *folder, j job) reading {
+func (p *parser) read(from *folder, j job) reading {
 	r := reading{job: j}
-	fd, err := open(f.at(j.path))
+	f, err := watch.Open(from.at(j.path))
 	if err != nil {
 		r.outcome, r.err = classify(err), fmt.Errorf("open file: %w", err)
 		return r
 	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		r.outcome, r.err = failed, fmt.Errorf("stat file: %w", err)
-		return r
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		r.outcome = gone
-		return r
-	}
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
-	r.again = err == unix.EAGAIN
-	if r.again && !isJSON(j.path) || err != nil && j.created {
+	defer f.Close()
+	r.again = f.Lease == watch.ErrBusy
+	if r.again && !isJSON(j.path) || f.Lease != nil && j.created {
 		r.outcome = busy
 		return r
 	}
-	// Only now does the size hold.
-	if err := unix.Fstat(fd, &st); err != nil {
-		r.outcome, r.err = failed, fmt.Errorf("stat file: %w", err)
-		return r
-	}
-	data, err := p.load(fd, st.Size)
+	data, err := p.load(f)
 	if err != nil {
 		r.outcome, r.err = failed, fmt.Errorf("read file: %w", err)
 		return r
 	}
-	r.stamp, r.large = stamp.Of(&st), st.Size >= largeFile
+	r.stamp, r.large = f.Stamp, f.Size >= largeFile
 	var prev []object
 	if j.known != nil {
 		prev = j.known.objects
@@ -167,45 +150,32 @@ func (p *parser) parseSafely(name string, data []byte, prev []object) (c content
 
 func classify(err error) outcome {
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, watch.ErrIrregular):
 		return gone
-	case errors.Is(err, unix.EAGAIN): // someone else's lease is in the way
+	case errors.Is(err, watch.ErrBusy):
 		return busy
 	}
 	return failed
 }
 
 // load reads a file into the parser's buffer.
-func (p *parser) load(fd int, size int64) ([]byte, error) {
-	if size > maxFile {
-		return nil, fmt.Errorf("it has %d bytes, at most %d are read; split it", size, maxFile)
+func (p *parser) load(f *watch.File) ([]byte, error) {
+	if f.Size > maxFile {
+		return nil, fmt.Errorf("it has %d bytes, at most %d are read; split it", f.Size, maxFile)
 	}
-	if int64(cap(p.buf)) <= size {
-		p.buf = make([]byte, max(size+1, 64<<10))
+	if int64(cap(p.buf)) <= f.Size {
+		p.buf = make([]byte, max(f.Size+1, 64<<10))
 	}
 	n := 0
 	for n < cap(p.buf) {
-		m, err := unix.Read(fd, p.buf[n:cap(p.buf)])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
+		m, err := f.Read(p.buf[n:cap(p.buf)])
+		if err != nil && err != io.EOF {
 			return nil, err
 		}
 		n += m
-		if m == 0 || int64(n) == size {
+		if err == io.EOF || int64(n) == f.Size {
 			break
 		}
 	}
 	return p.buf[:n], nil
-}
-
-// open opens a file for reading, and doesn't wait if it turns out to be a pipe.
-func open(path string) (int, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-		if err != unix.EINTR {
-			return fd, err
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -28,6 +29,17 @@ type Event struct {
 	WD   int32  // the folder: what Add returned
 	Mask uint32 // unix.IN_…
 	Name string // within the watched folder; empty for the folder itself
+}
+
+// Swaps tells whether all files of the folder may have changed: a ConfigMap volume changes by a
+// symbolic link "..data" that is replaced, which changes all the files that lead through it.
+func (e Event) Swaps() bool { return strings.HasPrefix(e.Name, "..") }
+
+// Begins tells whether the event is of a file at path that somebody is about to fill: its content
+// will be told when that is done. A link has its content already.
+func (e Event) Begins(path string) bool {
+	var st unix.Stat_t
+	return e.Mask&unix.IN_CREATE != 0 && unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
 }
 
 // Watcher collects inotify events. It is built on the system calls themselves,
