@@ -100,9 +100,9 @@ type EndpointSlice struct {
 	Ports     []EndpointPort
 	Endpoints []Endpoint
 
-	// Triggered is when the change of a pod or service happened that this version tells of, by the clock of who wrote
-	// it (the annotation endpoints.kubernetes.io/last-change-trigger-time); zero: not known. It is for
-	// metrics alone, and makes no difference between two versions.
+	// Triggered is when the change of a pod or service happened that this version tells of, by the
+	// clock of who wrote it (the annotation endpoints.kubernetes.io/last-change-trigger-time);
+	// zero: not known. It is for metrics alone, and makes no difference between two versions.
 	Triggered time.Time
 }
 
@@ -209,7 +209,8 @@ type StandIn interface {
 	Refuse(why error)
 }
 
-// String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as Printable has it.
+// String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as
+// Printable has it.
 func (i Issue) String() string {
 	text := i.Object.String()
 	if i.Source != "" {

@@ -19,8 +19,8 @@ type Policy struct {
 
 	Subject Selector // whom it applies to: pods and, where its labels allow it, host endpoints
 
-	// Ingress and Egress are the directions it applies to. A direction that it applies to and has no
-	// rule for isolates its subjects there, in tiers that deny by default.
+	// Ingress and Egress are the directions it applies to. A direction that it applies to and has
+	// no rule for isolates its subjects there, in tiers that deny by default.
 	Ingress, Egress           bool
 	IngressRules, EgressRules []PolicyRule
 
@@ -126,8 +126,8 @@ var (
 type NetworkSet struct {
 	Key    NetworkSetKey
 	Labels map[string]string
-	// Nets are masked, sorted (netip.Prefix.Compare) and unique; they may lie within each other. Up to
-	// millions: nobody copies them.
+	// Nets are masked, sorted (netip.Prefix.Compare) and unique; they may lie within each other. Up
+	// to millions: nobody copies them.
 	Nets []netip.Prefix
 
 	// Refused says why the set could not be taken as it is written and has no
@@ -163,8 +163,8 @@ type HostEndpoint struct {
 // pods. It is a snapshot, sorted throughout.
 type Links struct {
 	Links []Link // by Index
-	// Routes are the connected routes without a gateway that lead to others than the node itself: a host
-	// route (/32, /128) to a pod, or the subnet of a bridge. Sorted by Prefix, then Link.
+	// Routes are the connected routes without a gateway that lead to others than the node itself: a
+	// host route (/32, /128) to a pod, or the subnet of a bridge. Sorted by Prefix, then Link.
 	Routes []LinkRoute
 	Local  []netip.Addr // the node's own addresses: those of all Links, sorted, unique
 }
@@ -174,8 +174,8 @@ type Link struct {
 	Index  int
 	Name   string
 	Bridge bool
-	// Pod: it leads to a single network namespace by host routes. Host: it is the
-	// node's own: it has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
+	// Pod: it leads to a single network namespace by host routes. Host: it is the node's own: it
+	// has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
 	Pod, Host bool
 	// Addresses are its own, sorted; IPv6 link-local ones are left out, as every link has one.
 	Addresses []netip.Addr

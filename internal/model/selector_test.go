@@ -206,7 +206,8 @@ func TestSelectorAnchors(t *testing.T) {
 		{not(has("a")), nil, false},
 		{or(has("a"), not(has("b"))), nil, false},
 		{or(has("a"), eq("b", "x")), []model.Anchor{{Key: "b", Value: "x"}, {Key: "a", Any: true}}, true},
-		// The most selective label: the object's own before its namespace's before what every pod has.
+		// The most selective label: the object's own before its namespace's before what every pod
+		// has.
 		{and(pod, eq("app", "web"), eq(model.NamespaceLabel, "shop")), []model.Anchor{{Key: "app", Value: "web"}}, true},
 		{and(pod, not(has("app")), eq(model.NamespaceLabel, "shop")), []model.Anchor{{Key: model.NamespaceLabel, Value: "shop"}}, true},
 		{and(pod, eq(model.NamespaceLabelPrefix+"team", "a"), has("app")), []model.Anchor{{Key: "app", Any: true}}, true},

@@ -7,9 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Printable returns a text that others have written as it may be shown on a terminal, in a line of a log or in a comment:
-// whatever does not print (control characters, line breaks and tabs among them, what turns the direction of writing, and
-// bytes that are no UTF-8) is written as in a Go string, as "\x1b" or "\u202e".
+// Printable returns a text that others have written as it may be shown on a terminal, in a line of
+// a log or in a comment: whatever does not print (control characters, line breaks and tabs among
+// them, what turns the direction of writing, and bytes that are no UTF-8) is written as in a Go
+// string, as "\x1b" or "\u202e".
 func Printable(text string) string {
 	if !strings.ContainsFunc(text, unprintable) {
 		return text
@@ -41,7 +42,8 @@ func PrintableLines(text string) string {
 	return b.String()
 }
 
-// unprintable holds for U+FFFD as well, which stands for bytes that are no UTF-8 where a text is gone through by runes.
+// unprintable holds for U+FFFD as well, which stands for bytes that are no UTF-8 where a text is
+// gone through by runes.
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
 // Count writes a number of things, "1 address" or "2 addresses".

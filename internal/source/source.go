@@ -35,8 +35,8 @@ type Source interface {
 
 // Dialer is a Source that reads its objects from other machines.
 type Dialer interface {
-	// Dialed returns where it connected to lately, or tried to, sorted; what is read from there is in the store later than
-	// it is told here. Safe for concurrent use.
+	// Dialed returns the addresses that it lately connected to, or tried to, sorted. An address is
+	// returned here before anything that was read from it is in the store. Safe for concurrent use.
 	Dialed() []netip.AddrPort
 }
 
@@ -50,17 +50,16 @@ type Status struct {
 	Issues  []model.Issue  `json:"issues"`
 	// Reconnects counts how often a connection that tells of changes had to be made anew.
 	Reconnects uint64 `json:"reconnects,omitempty"`
-	// Kinds says how each kind is followed, where that is done kind by kind.
+	// Kinds says how each kind is followed, in sources that follow kinds one by one.
 	Kinds []Following `json:"kinds,omitempty"`
-	// Lacking says, an item each, what a synced source has not been able to read
-	// ever since it started, so that what became of it is not known. It is
-	// empty, from then on for good, once all has been read. What it tells is
-	// in the store before it is told here.
+	// Lacking lists what a synced source has never been able to read since it started, so that
+	// nobody knows whether it still exists. Once everything has been read it is empty, and stays
+	// so. An item goes only after what was read instead is in the store.
 	Lacking []string `json:"lacking,omitempty"`
-	// LackingObjects are set where single objects are all that is lacking: they exist, and nothing of
-	// them can be used. One that may be known by either of two names is there with both.
+	// LackingObjects are set if single objects are all that is lacking: they exist, and nothing of
+	// them can be used. An object that may be known by either of two names is listed with both.
 	LackingObjects []model.Ref `json:"-"`
-	// Unread are those of the kinds that every cluster has of which nothing at all was read since the
+	// Unread are the kinds that every cluster has and of which nothing at all was read since the
 	// start; Lacking says why.
 	Unread []model.Kind `json:"unread,omitempty"`
 }
@@ -76,8 +75,8 @@ type Following struct {
 	ListSeconds float64    `json:"listSeconds,omitempty"` // how long that took the last time
 }
 
-// IsStandIn tells whether an object stands in for one that is at fault. A source delivers it as long
-// as no good version is known, and never in place of one.
+// IsStandIn tells whether an object stands in for one that is at fault. A source delivers it as
+// long as no good version is known, and never in place of one.
 func IsStandIn(object any) bool { return standsFor(object) != "" }
 
 func standsFor(object any) string {
@@ -87,8 +86,8 @@ func standsFor(object any) string {
 	return ""
 }
 
-// Newest returns the version of an object that counts: next, or last where there is no next or where
-// it only stands in for a good last. A next that equals last is last. Both may be nil.
+// Newest returns the version of an object that counts: next, or last where there is no next or
+// where it only stands in for a good last. A next that equals last is last. Both may be nil.
 func Newest(last, next any) any {
 	if next == nil || IsStandIn(next) && last != nil && !IsStandIn(last) || reflect.DeepEqual(last, next) {
 		return last
@@ -96,8 +95,8 @@ func Newest(last, next any) any {
 	return next
 }
 
-// InForce says, for an Issue, what is in force of an object at fault. Delivered is what was delivered
-// of it, nil for nothing, and read is what its present version came to, nil for nothing.
+// InForce says, for an Issue, what is in force of an object at fault. Delivered is what was
+// delivered of it, nil for nothing, and read is what its present version came to, nil for nothing.
 func InForce(delivered, read any) string {
 	if delivered == nil {
 		return model.InForceNothing

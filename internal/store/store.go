@@ -32,7 +32,8 @@ type Dirty struct {
 	// Services are those that changed, came or went themselves, and those
 	// whose endpoints may have changed.
 	Services map[model.Name]struct{}
-	// Objects of all other kinds that changed, came or went. A kind is missing while there are none of it.
+	// Objects of all other kinds that changed, came or went. A kind is missing while there are none
+	// of it.
 	Objects map[model.Kind]map[model.Name]struct{}
 
 	// What it took to get there, for metrics: the number of changed Services, of

@@ -97,8 +97,8 @@ func (v *View) ServiceAccount(name model.Name) *model.ServiceAccount {
 // Pod returns nil if there is none of that name.
 func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
 
-// PodByAddr returns the pod that has the address; nil if none has. Pods that
-// have finished, and those on their host's network, have none of their own. Of several that claim it, one that is not
+// PodByAddr returns the pod that has the address; nil if none has. Pods that have finished, and
+// those on their host's network, have none of their own. Of several that claim it, one that is not
 // terminating comes first, then the first by name.
 func (v *View) PodByAddr(addr netip.Addr) *model.Pod { return v.addrs.pod(addr) }
 
@@ -111,7 +111,9 @@ func (v *View) Tier(name string) *model.Tier {
 }
 
 // NetworkSet returns nil if there is none of that key.
-func (v *View) NetworkSet(key model.NetworkSetKey) *model.NetworkSet { return get[model.NetworkSet](v, key) }
+func (v *View) NetworkSet(key model.NetworkSetKey) *model.NetworkSet {
+	return get[model.NetworkSet](v, key)
+}
 
 // HostEndpoint returns nil if there is none of that name.
 func (v *View) HostEndpoint(name string) *model.HostEndpoint {

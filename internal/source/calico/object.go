@@ -13,8 +13,8 @@ import (
 //
 // They return an object without an error, or an error and nil: the caller keeps the last good
 // version. Of a policy or a network set that is at fault they can return both, for callers who know
-// no good version: a model.StandIn, that is a policy that denies what its selectors select, or a set
-// of which only the labels are known.
+// no good version: a model.StandIn, that is a policy that denies what its selectors select, or a
+// set of which only the labels are known.
 //
 // It is missing where the fault leaves open whom the policy applies to, or in which direction
 // (at fault is one of the selectors, the types or another field of the spec that is
@@ -64,8 +64,8 @@ func decode[T any](text []byte, also error, translate func([]byte, *fault.List) 
 	return o, err
 }
 
-// KnownAs are what an object may be known by that is stored as ref: Calico stores the policies of its
-// default tier under longer names than users give them.
+// KnownAs are what an object may be known by that is stored as ref: Calico stores the policies of
+// its default tier under longer names than users give them.
 func KnownAs(ref model.Ref) []model.Ref {
 	refs := []model.Ref{ref}
 	short, long := strings.CutPrefix(ref.Name.Name, model.DefaultTier.Name+".")

@@ -388,7 +388,8 @@ func TestRefusedPolicies(t *testing.T) {
 	}
 }
 
-// TestUnknownFields holds that a policy with a field that there is not denies what its selector selects.
+// TestUnknownFields holds that a policy with a field that there is not denies what its selector
+// selects.
 func TestUnknownFields(t *testing.T) {
 	for _, c := range []struct {
 		kind, text, field string
@@ -424,7 +425,8 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
-// TestUnknownPlaces holds that a policy denies of which subject and directions are known, and something else is not.
+// TestUnknownPlaces holds that a policy denies of which subject and directions are known, and
+// something else is not.
 func TestUnknownPlaces(t *testing.T) {
 	for _, c := range []struct{ spec, fault string }{
 		{`"order":"first"`, "spec.order: string found where a number belongs"},

@@ -33,14 +33,14 @@ type Kind struct {
 	// Minor says that an object at fault of which no good version is known is no reason to keep all
 	// that the kernel has: at most its own service goes without some endpoints.
 	Minor bool
-	// Typed says that its objects are read as Kubernetes' own Go types, from JSON or protobuf, and that
-	// fields that those do not have are passed over. Objects of other kinds are read from JSON alone,
-	// and refused if they have a field that is not known.
+	// Typed says that its objects are read as Kubernetes' own Go types, from JSON or protobuf, and
+	// that fields that those do not have are passed over. Objects of other kinds are read from JSON
+	// alone, and refused if they have a field that is not known.
 	Typed bool
 	// Fields is a field selector: which objects to ask the API for.
 	Fields string
-	// Decode translates an object. It returns nil where nothing of the object can be used, and what is
-	// wrong with it.
+	// Decode translates an object. It returns nil where nothing of the object can be used, and what
+	// is wrong with it.
 	Decode func(Text) (model.Object, error)
 }
 

@@ -15,7 +15,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// toy is what somebody who adds a kind writes: its type, its translation, and its line in the table.
+// toy is what somebody who adds a kind writes: its type, its translation, and its line in the
+// table.
 type toy struct {
 	Name model.Name
 	Size int

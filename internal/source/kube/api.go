@@ -190,8 +190,8 @@ func (a *api) latest(ctx context.Context, at kinds.Resource, k *kinds.Kind) (ver
 	return meta.ResourceVersion, err
 }
 
-// watch calls event with each change after a version until the watch ends, which
-// it does sometime; the error is errCut if its connection broke. Begun is called when the server has agreed to it.
+// watch calls event with each change after a version until the watch ends, which it does sometime;
+// the error is errCut if its connection broke. Begun is called when the server has agreed to it.
 func (a *api) watch(ctx context.Context, at kinds.Resource, k *kinds.Kind, version string, begun func(), event func(kind string, o raw) error) error {
 	lasts := a.timing.watch + rand.N(a.timing.watch) // so that not all watches end at once
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -20,12 +20,12 @@ import (
 
 // credentials are who we are to which API server, as files say it at present.
 //
-// All files that they come from are looked at before each request: the kubeconfig
-// file, and those of certificates, keys and tokens that it names. client-go would look
-// at certificates every five minutes, at tokens every minute, and at the kubeconfig
-// file once. A server tells whose certificate a request came with by the connection, and asks each
-// time whether that has expired: so a new certificate needs a new connection. What runs on the old one,
-// runs on. client-go runs a credential plugin again when what that gave has expired, or was refused.
+// All files that they come from are looked at before each request: the kubeconfig file, and those
+// of certificates, keys and tokens that it names. client-go would look at certificates every five
+// minutes, at tokens every minute, and at the kubeconfig file once. A server tells whose
+// certificate a request came with by the connection, and asks each time whether that has expired:
+// so a new certificate needs a new connection. What runs on the old one, runs on. client-go runs a
+// credential plugin again when what that gave has expired, or was refused.
 type credentials struct {
 	path  string // of the kubeconfig file; "" for what a pod has
 	mount string // the folder of what a pod has

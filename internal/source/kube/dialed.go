@@ -10,7 +10,8 @@ import (
 // maxDialed is how many places are remembered: a name may lead elsewhere each time.
 const maxDialed = 16
 
-// dialed remembers where connections to the API were made to, or tried, lately. It is safe for concurrent use.
+// dialed remembers where connections to the API were made to, or tried, lately. It is safe for
+// concurrent use.
 type dialed struct {
 	mu sync.Mutex
 	at []netip.AddrPort // the latest last

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Where the API is reached is told, by the address that a name stands for, and by the time that something was read there.
+// Where the API is reached is told, by the address that a name stands for, and by the time that
+// something was read there.
 func TestDialed(t *testing.T) {
 	api := newFakeAPI(t)
 	f := follow(t, api)

@@ -19,26 +19,27 @@ import (
 
 // discovery finds out where the API serves the kinds that it need not have.
 //
-// That a kind is not served is not believed of an API server that is just starting, as it
-// may not know all of its kinds yet; and that it is not served any more counts when two looks in a row say so.
+// That a kind is not served is not believed of an API server that is just starting, as it may not
+// know all of its kinds yet; and that it is not served any more counts when two checks in a row say
+// so.
 type discovery struct {
 	api       *api
 	log       *slog.Logger
 	followers []*follower
-	kick      wake.Signal // asks for a look out of turn
+	kick      wake.Signal // asks for a check out of turn
 
-	mu      sync.Mutex // held during a look
+	mu      sync.Mutex // held during a check
 	missing map[*follower]bool
 	doubted time.Time // since when absences are not believed; zero: they are
 
-	trouble atomic.Pointer[string] // why the last look failed; nil: it did not
+	trouble atomic.Pointer[string] // why the last check failed; nil: it did not
 }
 
 func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
 	return &discovery{api: a, log: log, followers: followers, kick: wake.New(), missing: make(map[*follower]bool)}
 }
 
-// run looks now and again until ctx ends.
+// run checks now and again until ctx ends.
 func (d *discovery) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -50,7 +51,7 @@ func (d *discovery) run(ctx context.Context) {
 		case <-d.kick:
 		case <-timer.C:
 		}
-		again, err := d.look(ctx)
+		again, err := d.check(ctx)
 		switch {
 		case err != nil, again:
 			timer.Reset(jitter(backoff))
@@ -62,12 +63,12 @@ func (d *discovery) run(ctx context.Context) {
 	}
 }
 
-// soon asks for a look.
+// soon asks for a check.
 func (d *discovery) soon() { d.kick.Set() }
 
-// look tells the followers where the API serves their kinds. Again says that it
-// takes another look soon to know all.
-func (d *discovery) look(ctx context.Context) (again bool, err error) {
+// check tells the followers where the API serves their kinds. Again says that it
+// takes another check soon to know all.
+func (d *discovery) check(ctx context.Context) (again bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	served, unknown, err := d.served(ctx)
@@ -99,7 +100,7 @@ func (d *discovery) look(ctx context.Context) (again bool, err error) {
 	return again, nil
 }
 
-// tell remembers what is to be said of a look.
+// tell remembers what is to be said of a check.
 func (d *discovery) tell(ctx context.Context, err error) {
 	if err == nil {
 		d.trouble.Store(nil)

@@ -1,13 +1,12 @@
 // Package kube is the source that reads objects from the Kubernetes API and
 // follows their changes.
 //
-// Each kind has a follower: it reads the whole list page by page, translates
-// each object as soon as it has been read and keeps nothing but the result, then
-// watches. It goes on from where it was when a watch ends for whatever reason,
-// and reads the list anew only where the API has no history left, has gone
-// back to an older one, or was away for long, as it may be another one by then. Nothing of a list is delivered before all of it has been
-// read, and then only what is new, other or gone. So an API that is away, slow or
-// forgetful changes nothing.
+// Each kind has a follower: it reads the whole list page by page, translates each object as soon as
+// it has been read and keeps nothing but the result, then watches. It goes on from where it was
+// when a watch ends for whatever reason, and reads the list anew only where the API has no history
+// left, has gone back to an older one, or was away for long, as it may be another one by then.
+// Nothing of a list is delivered before all of it has been read, and then only what is new, other
+// or gone. So an API that is away, slow or forgetful changes nothing.
 //
 // Of client-go the package takes what knows how to reach an API server:
 // kubeconfig files, credentials and their rotation, TLS. It does not take its
@@ -26,8 +25,8 @@
 // are read as projectcalico.org/v3 where that is served, or else as
 // crd.projectcalico.org/v1, never both.
 //
-// An API server that is just starting refuses what it will allow, and lacks kinds
-// that it will have. Both are believed only of one that calls itself ready, or that says so for long.
+// An API server that is just starting refuses what it will allow, and lacks kinds that it will
+// have. Both are believed only of one that calls itself ready, or that says so for long.
 //
 // A kind that may not be read, or that fails where others do not, does not hold
 // up the rest: it is told in Issues and Lacking. What is at fault in an object

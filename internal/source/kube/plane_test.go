@@ -191,8 +191,8 @@ func inNamespace(path, namespace string) string {
 	return path[:at] + "/namespaces/" + namespace + path[at:]
 }
 
-// remove deletes the object at a path, if it is there, and waits until it is gone: the definition of a kind goes after its
-// objects, and one that is put meanwhile would go with it.
+// remove deletes the object at a path, if it is there, and waits until it is gone: the definition
+// of a kind goes after its objects, and one that is put meanwhile would go with it.
 func (c *realCluster) remove(t testing.TB, path string) {
 	t.Helper()
 	if code, answer := c.ask(t, http.MethodDelete, path+"?gracePeriodSeconds=0", ""); code/100 != 2 && code != http.StatusNotFound {
@@ -205,7 +205,8 @@ func (c *realCluster) remove(t testing.TB, path string) {
 	})
 }
 
-// user makes a user who may list and watch these resources ("services", "networkpolicies.networking.k8s.io"), and returns a kubeconfig.
+// user makes a user who may list and watch these resources ("services",
+// "networkpolicies.networking.k8s.io"), and returns a kubeconfig.
 func (c *realCluster) user(t testing.TB, server, name string, resources ...string) string {
 	t.Helper()
 	if _, err := c.Kubeconfig(name); err != nil {
@@ -382,7 +383,8 @@ func waitFor(t testing.TB, what string, so func() bool) {
 	}
 }
 
-// own are the objects that a test has put: those in the namespace shop, and others that are called so.
+// own are the objects that a test has put: those in the namespace shop, and others that are called
+// so.
 func (f *fixture) own() (names []string) {
 	for _, n := range f.names() {
 		if strings.Contains(n, "shop") {

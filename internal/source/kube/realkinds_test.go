@@ -16,7 +16,8 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// A kind that RBAC denies holds up no other one, is told with the rule that is missing, and comes once that is there.
+// A kind that RBAC denies holds up no other one, is told with the rule that is missing, and comes
+// once that is there.
 func TestRealDenied(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)

@@ -127,8 +127,8 @@ func TestRealOutage(t *testing.T) {
 	}
 }
 
-// A new, empty cluster under the same address is taken for what it is, once it lets us read it: until
-// then, all stays.
+// A new, empty cluster under the same address is taken for what it is, once it lets us read it:
+// until then, all stays.
 func TestRealNewCluster(t *testing.T) {
 	c := ownAPI(t, "wiped")
 	names := c.shop(t)

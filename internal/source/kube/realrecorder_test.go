@@ -12,7 +12,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A real API server takes an Event of an object with a namespace, and of one without, and that it lasts, with the rights that the chart gives.
+// A real API server takes an Event of an object with a namespace, and of one without, and that it
+// lasts, with the rights that the chart gives.
 func TestRealRecorder(t *testing.T) {
 	c := realAPI(t)
 	c.shop(t)

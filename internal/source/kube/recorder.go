@@ -27,10 +27,13 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Recorder tells the Kubernetes API of faults, as Events of the objects at fault: `kubectl describe` shows them.
+// Recorder tells the Kubernetes API of faults, as Events of the objects at fault: `kubectl
+// describe` shows them.
 //
-// All nodes find the same faults. So the name of an Event is made of the object and of what is said of it: the first node that comes to it
-// creates the Event and repeats it while the fault lasts, and the others find it there. The API server forgets an Event after an hour; then another node takes over.
+// All nodes find the same faults. So the name of an Event is made of the object and of what is said
+// of it: the first node that comes to it creates the Event and repeats it while the fault lasts,
+// and the others find it there. The API server forgets an Event after an hour; then another node
+// takes over.
 //
 // Nothing waits for a Recorder. What cannot be told is tried again, and logged once.
 type Recorder struct {
@@ -200,8 +203,8 @@ func (r *Recorder) repeat(ctx context.Context, t *told) error {
 	return err
 }
 
-// find asks for what an Event has to say of its object; nil: the object is gone. It takes the right to list, as the agent
-// has no other.
+// find asks for what an Event has to say of its object; nil: the object is gone. It takes the right
+// to list, as the agent has no other.
 func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
 	kind := kinds.Find(ref.Kind)
 	query := url.Values{"fieldSelector": {"metadata.name=" + ref.Name.Name}, "resourceVersion": {"0"}}
@@ -244,11 +247,12 @@ func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv
 	return e
 }
 
-// objectName is how texts name an object that has a namespace: "Service shop/web", "pod shop/web-1".
+// objectName is how texts name an object that has a namespace: "Service shop/web", "pod
+// shop/web-1".
 var objectName = regexp.MustCompile(`\b([A-Z][A-Za-z]*|pod) ([a-z0-9][-a-z0-9]*)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?`)
 
-// note is what is wrong, in printable characters. Whoever reads the Events of the object's namespace may know of no other namespace:
-// an object there is "another Service".
+// note is what is wrong, in printable characters. Whoever reads the Events of the object's
+// namespace may know of no other namespace: an object there is "another Service".
 func note(i model.Issue) string {
 	text := i.Reason
 	if i.InForce != "" {

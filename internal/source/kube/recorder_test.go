@@ -183,7 +183,8 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
-// TestRecorderOnce shows that a fault that many nodes find is one Event, repeated by one of them as long as it lasts.
+// TestRecorderOnce shows that a fault that many nodes find is one Event, repeated by one of them as
+// long as it lasts.
 func TestRecorderOnce(t *testing.T) {
 	a := newEventAPI(t)
 	first := a.node(t, "n1", func(p *pace) { p.again = 20 * time.Millisecond }, silentLog)
@@ -202,7 +203,8 @@ func TestRecorderOnce(t *testing.T) {
 	waitFor(t, "there is nothing more to tell", func() bool { before := a.count(); time.Sleep(100 * time.Millisecond); return a.count() == before })
 }
 
-// TestRecorderRetries shows that a cluster that does not let Events in is told of in one line, and costs nothing else.
+// TestRecorderRetries shows that a cluster that does not let Events in is told of in one line, and
+// costs nothing else.
 func TestRecorderRetries(t *testing.T) {
 	a := newEventAPI(t)
 	a.denied = true

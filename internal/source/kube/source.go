@@ -29,8 +29,8 @@ type Config struct {
 	UserAgent string
 }
 
-// settle is how long after all of a kind has been read the garbage of that is given
-// back; by then the other kinds have been read, too, and everyone who needs memory for it has had it.
+// settle is how long after all of a kind has been read the garbage of that is given back; by then
+// the other kinds have been read, too, and everyone who needs memory for it has had it.
 const settle = 2 * time.Second
 
 // Source follows one API. Its methods are safe for concurrent use.
@@ -131,7 +131,7 @@ func (s *Source) Flush(ctx context.Context) error {
 	}()
 	if len(s.discovery.followers) > 0 {
 		// If it fails, the followers that wait for its result say so.
-		if _, err := s.discovery.look(ctx); err != nil {
+		if _, err := s.discovery.check(ctx); err != nil {
 			s.discovery.soon()
 		}
 	}

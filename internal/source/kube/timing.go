@@ -17,7 +17,7 @@ type timing struct {
 	first, last, steady time.Duration
 	// refused is the time until a kind is tried again that may not be read, or is not served.
 	refused time.Duration
-	// discover is the time between two looks at what the API serves.
+	// discover is the time between two checks of what the API serves.
 	discover time.Duration
 	// doubt is how long an API server that does not call itself ready is not believed when it
 	// says that something may not be read or is not served: one that is just starting

@@ -339,7 +339,8 @@ func TestRefusedClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestClusterNetworkPolicyOfUnknownPlace holds that one denies of which only the place among others can't be told.
+// TestClusterNetworkPolicyOfUnknownPlace holds that one denies of which only the place among others
+// can't be told.
 func TestClusterNetworkPolicyOfUnknownPlace(t *testing.T) {
 	const rest = "subject: {namespaces: {}}, egress: [{action: Accept, to: [{namespaces: {}}]}]}"
 	for _, c := range []struct {
@@ -364,7 +365,8 @@ func TestClusterNetworkPolicyOfUnknownPlace(t *testing.T) {
 	}
 }
 
-// TestClusterNetworkPolicyOfUnknownSubject holds that nothing is denied where it is not known to whom.
+// TestClusterNetworkPolicyOfUnknownSubject holds that nothing is denied where it is not known to
+// whom.
 func TestClusterNetworkPolicyOfUnknownSubject(t *testing.T) {
 	for _, c := range []struct {
 		spec string

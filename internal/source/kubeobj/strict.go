@@ -18,10 +18,10 @@ import (
 // what they allow, so the object is refused that has one. Metadata and status
 // may hold anything.
 
-// DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy in JSON; one without a
-// namespace is of "default". One that is at fault, be it for a field that is not known, is returned as
-// NetworkPolicy does it. That the JSON was made of something that is at fault itself is what also
-// says, or nil.
+// DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy in JSON; one
+// without a namespace is of "default". One that is at fault, be it for a field that is not known,
+// is returned as NetworkPolicy does it. That the JSON was made of something that is at fault itself
+// is what also says, or nil.
 func DecodeNetworkPolicy(text []byte, also error) (*model.Policy, error) {
 	translate := func(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 		o.Namespace = cmp.Or(o.Namespace, "default")

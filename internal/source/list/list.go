@@ -2,13 +2,12 @@
 // follows their changes. A list becomes a model.NetworkSet of the kind
 // AddressList, with the label sluice.dev/list.
 //
-// See Read for what a file looks like. A list counts as a whole or not at all: while
-// its file has broken lines, or can't be read or is gone, its last good version
-// stays. If it was never good, a set is delivered that has no networks and says why in
-// Refused. Removing a file removes no list; emptying it does empty the list. A file counts once its writer has
-// closed it. What changes without an event in the folder of the file (at the far
-// end of a symbolic link, or on a filesystem of the network) is noticed within
-// two seconds, or by Flush.
+// See Read for what a file looks like. A list counts as a whole or not at all: while its file has
+// broken lines, or can't be read or is gone, its last good version stays. If it was never good, a
+// set is delivered that has no networks and says why in Refused. Removing a file removes no list;
+// emptying it does empty the list. A file counts once its writer has closed it. What changes
+// without an event in the folder of the file (at the far end of a symbolic link, or on a filesystem
+// of the network) is noticed within two seconds, or by Flush.
 package list
 
 import (

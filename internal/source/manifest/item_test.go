@@ -47,7 +47,8 @@ func TestLinesOfItems(t *testing.T) {
 	}
 }
 
-// TestPlaceOfHoles holds that an issue names the item where no object is known, and its name where that is.
+// TestPlaceOfHoles holds that an issue names the item where no object is known, and its name where
+// that is.
 func TestPlaceOfHoles(t *testing.T) {
 	const good = `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"}}`
 	for item, want := range map[string]string{
@@ -64,7 +65,8 @@ func TestPlaceOfHoles(t *testing.T) {
 	}
 }
 
-// TestLargeDocument holds that a document of YAML that would take too much memory is refused with its line, and nothing else is.
+// TestLargeDocument holds that a document of YAML that would take too much memory is refused with
+// its line, and nothing else is.
 func TestLargeDocument(t *testing.T) {
 	filler := "# " + strings.Repeat("x", maxDocument) + "\n"
 	large := "---\n" + serviceYAML("large", 80) + filler

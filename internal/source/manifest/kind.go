@@ -10,8 +10,8 @@ import (
 // typeOf is an apiVersion and a kind.
 type typeOf struct{ apiVersion, kind string }
 
-// kindEntry is a kind that gets read, or a list: of objects of any kind, or of those called item, which
-// mostly don't say theirs.
+// kindEntry is a kind that gets read, or a list: of objects of any kind, or of those called item,
+// which mostly don't say theirs.
 type kindEntry struct {
 	*kinds.Kind // nil for lists
 	item        string
@@ -30,7 +30,8 @@ var types = sync.OnceValue(func() map[typeOf]kindEntry {
 	return all
 })
 
-// isOurs tells whether a kind that gets read has this name, to tell another group's "Service" apart.
+// isOurs tells whether a kind that gets read has this name, to tell another group's "Service"
+// apart.
 func isOurs(name string) bool {
 	for i := range kinds.All {
 		if kinds.All[i].Name == name {

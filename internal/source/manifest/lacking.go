@@ -62,7 +62,7 @@ func (s *Source) findLacking() []string {
 	}
 	for f := range s.ledger.broken {
 		switch {
-		case f.torn:
+		case f.incomplete:
 			reasons[f.path] = "it is at fault"
 		case f.err != "" && !f.wasRead():
 			reasons[f.path] = f.err
@@ -83,19 +83,19 @@ func (s *Source) findLacking() []string {
 
 // findObjects lists the objects that are lacking, if they are all that is.
 func (s *Source) findObjects(lacking []string) (refs []model.Ref) {
-	torn := 0
+	incomplete := 0
 	for f := range s.ledger.broken {
-		if !f.torn || f.holed {
+		if !f.incomplete || f.unreadable {
 			continue
 		}
-		torn++
+		incomplete++
 		for _, o := range f.objects {
-			if o.value == nil && !o.twin {
+			if o.value == nil && !o.duplicate {
 				refs = append(refs, calico.KnownAs(o.Ref)...)
 			}
 		}
 	}
-	if torn < len(lacking) {
+	if incomplete < len(lacking) {
 		return nil
 	}
 	return refs
@@ -104,11 +104,11 @@ func (s *Source) findObjects(lacking []string) (refs []model.Ref) {
 // wasRead tells whether a file's content was ever read.
 func (f *file) wasRead() bool { return f != nil && f.stamp != stamp.Stamp{} }
 
-// tears tells whether a file's content, read for the first time or torn
+// isIncomplete tells whether a file's content, read for the first time or incomplete
 // before, has parts of which no good version is known.
-func tears(known *file, holes bool, objects []object) bool {
-	if known.wasRead() && !known.torn {
+func isIncomplete(known *file, unreadable bool, objects []object) bool {
+	if known.wasRead() && !known.incomplete {
 		return false
 	}
-	return holes || slices.ContainsFunc(objects, func(o object) bool { return o.value == nil && !o.twin })
+	return unreadable || slices.ContainsFunc(objects, func(o object) bool { return o.value == nil && !o.duplicate })
 }

@@ -33,7 +33,8 @@ func TestLacking(t *testing.T) {
 	}
 }
 
-// TestObjectsAreAllThatLacks names the objects of which nothing can be used, as long as nothing else is lacking.
+// TestObjectsAreAllThatLacks names the objects of which nothing can be used, as long as nothing
+// else is lacking.
 func TestObjectsAreAllThatLacks(t *testing.T) {
 	odd := "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: odd, namespace: shop}\nspec: {selector: \"app = 'x'\"}\n"
 	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", odd))

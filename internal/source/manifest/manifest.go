@@ -42,16 +42,16 @@ import (
 
 const (
 	// walkInterval is the time between two looks at all files. Not all changes come with an event:
-	// another folder is mounted over ours, a link on the way to it is set anew, another machine writes
-	// to a filesystem that both have mounted. Whether the folder is the same still, which is one
-	// system call, is looked at with each check of the watcher.
+	// another folder is mounted over ours, a link on the way to it is set anew, another machine
+	// writes to a filesystem that both have mounted. Whether the folder is the same still, which is
+	// one system call, is looked at with each check of the watcher.
 	walkInterval = time.Minute
 
 	// patience is how long the first reading waits for files that somebody is
 	// writing: without them, what they hold would be taken for deleted.
 	patience = time.Second
-	// settle is how long after the first reading, or that of a large file, its garbage is given back; by
-	// then, everyone who needs memory for the start has had it.
+	// settle is how long after the first reading, or that of a large file, its garbage is given
+	// back; by then, everyone who needs memory for the start has had it.
 	settle = 2 * time.Second
 )
 
@@ -136,7 +136,8 @@ func (s *Source) stop() {
 	s.watcher = nil
 }
 
-// step delivers what has changed; without an event, if there is a reason to suspect that something has.
+// step delivers what has changed; without an event, if there is a reason to suspect that something
+// has.
 func (s *Source) step(check bool) watch.Next {
 	s.work.Lock()
 	defer s.work.Unlock()
@@ -312,7 +313,7 @@ func (s *Source) commit(readings []reading) {
 	if len(events) > 0 {
 		s.sink.Apply(events)
 	}
-	s.logGlued(readings)
+	s.logJoined(readings)
 	s.noteFilling(readings)
 	s.settleLacking()
 	if first {
@@ -350,10 +351,10 @@ func (s *Source) logSynced() {
 	s.log.Info("read manifests", "folder", s.path, "files", len(s.ledger.files), "objects", s.ledger.objects())
 }
 
-// logGlued tells of files that are read as people mean them, not as they are written.
-func (s *Source) logGlued(readings []reading) {
+// logJoined tells of files that are read as people mean them, not as they are written.
+func (s *Source) logJoined(readings []reading) {
 	for i := range readings {
-		if n := readings[i].content.glued; n > 0 {
+		if n := readings[i].content.joined; n > 0 {
 			s.log.Warn("manifests were joined without a line break between them; each is read, but other programs may refuse the file: put each --- on a line of its own", "file", readings[i].path, "places", n)
 		}
 	}

@@ -21,12 +21,12 @@ import (
 // object is one object that a file declares.
 type object struct {
 	model.Ref
-	value any    // its last good version; nil if there never was one
-	sum   uint64 // of the text that it was read from
-	line  int
-	fault string // what is wrong with the present version; empty if nothing is
-	force string // what is in force then; see model.Issue
-	twin  bool   // another one in the file has its name, and counts
+	value     any    // its last good version; nil if there never was one
+	sum       uint64 // of the text that it was read from
+	line      int
+	fault     string // what is wrong with the present version; empty if nothing is
+	force     string // what is in force then; see model.Issue
+	duplicate bool   // another one in the file has its name, and counts
 
 	// declared is the name that the text gives it; set where that can be another
 	// than the one it is known by, as Calico stores things.
@@ -35,12 +35,12 @@ type object struct {
 
 // content is what one file declares.
 type content struct {
-	objects []object
-	skipped map[string]int
-	issues  []model.Issue // those of objects and of parts that hold no object
-	glued   int           // documents whose end was glued to their last line
-	torn    bool          // there are parts of which no good version was ever read
-	holed   bool          // there are parts of which it can't be told what they declare
+	objects    []object
+	skipped    map[string]int
+	issues     []model.Issue // those of objects and of parts that hold no object
+	joined     int           // documents that were joined without a line break between them
+	incomplete bool          // there are parts of which no good version was ever read
+	unreadable bool          // there are parts of which it can't be told what they declare
 }
 
 // parser reads files; one serves one goroutine.
@@ -50,17 +50,17 @@ type parser struct {
 	buf  []byte // for reading files
 
 	// The file being read.
-	name    string
-	line    int    // that counted is on
-	yaml    bool   // data was made from YAML: all of it counts as being on line
-	counted int    // offset up to which the lines of data were counted
-	text    []byte // that data was made from; nil for JSON
-	lists   int    // that hold what is being read
-	place   string // " items[3]" in a list whose items do not have lines of their own
-	twice   error  // a key that is given twice in the YAML that data was made from
-	prev    previous
-	out     content
-	holes   bool // a part of the file that may declare objects can't be read
+	name       string
+	line       int    // that counted is on
+	yaml       bool   // data was made from YAML: all of it counts as being on line
+	counted    int    // offset up to which the lines of data were counted
+	text       []byte // that data was made from; nil for JSON
+	lists      int    // that hold what is being read
+	place      string // " items[3]" in a list whose items do not have lines of their own
+	twice      error  // a key that is given twice in the YAML that data was made from
+	prev       previous
+	out        content
+	unreadable bool // a part of the file that may declare objects can't be read
 }
 
 // parse reads a file. prev is what it declared before: an object whose text is
@@ -68,7 +68,7 @@ type parser struct {
 // is at fault now. Where a part can't be read at all, all that prev has and
 // the rest of the file doesn't declare stays.
 func (p *parser) parse(name string, data []byte, prev []object) content {
-	p.name, p.out, p.holes = name, content{}, false
+	p.name, p.out, p.unreadable = name, content{}, false
 	p.prev = previous{objects: prev}
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
 	if isJSON(name) {
@@ -77,8 +77,8 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 	} else {
 		p.documents(data)
 	}
-	p.refuseTwins()
-	if p.holes {
+	p.refuseDuplicates()
+	if p.unreadable {
 		p.keepUnseen()
 	}
 	out := p.out
@@ -95,23 +95,23 @@ func (p *parser) stream(data []byte) {
 	p.counted, p.place, p.lists = 0, "", 0
 	for !p.end() {
 		if err := p.value("", ""); err != nil {
-			p.hole(err)
+			p.unreadablePart(err)
 			return
 		}
 	}
 }
 
-// hole records a part of the file that can't be read.
-func (p *parser) hole(err error) {
+// unreadablePart records a part of the file that can't be read.
+func (p *parser) unreadablePart(err error) {
 	offset := p.pos()
 	if syntax, ok := errors.AsType[*syntaxError](err); ok {
 		offset = syntax.offset
 	}
-	p.holeAt(p.lineAt(offset), err.Error())
+	p.unreadableAt(p.lineAt(offset), err.Error())
 }
 
-func (p *parser) holeAt(line int, reason string) {
-	p.holes = true
+func (p *parser) unreadableAt(line int, reason string) {
+	p.unreadable = true
 	force := model.InForceNothing
 	if len(p.prev.objects) > 0 {
 		force = model.InForceLast
@@ -160,7 +160,7 @@ func (p *parser) value(apiVersion, kind string) error {
 		if name := p.identify(start, true).Name; p.place != "" && name != "" {
 			reason += " (its metadata.name is " + name + ")"
 		}
-		p.holeAt(p.lineAt(start), reason)
+		p.unreadableAt(p.lineAt(start), reason)
 		return p.reskip(start)
 	}
 	return err
@@ -297,7 +297,7 @@ func (p *parser) object(k *kinds.Kind) error {
 		o.declared = model.Name{}
 	}
 	if o.Name.Name == "" {
-		p.holeAt(p.lineAt(start), fmt.Sprintf("%s: %v", k.Kind, err))
+		p.unreadableAt(p.lineAt(start), fmt.Sprintf("%s: %v", k.Kind, err))
 		return nil
 	}
 	if err != nil {
@@ -326,8 +326,8 @@ func (p *parser) add(o object, start int) {
 	p.out.objects = append(p.out.objects, o)
 }
 
-// decode reads an object and translates it. The kinds that there are many objects of have scanners of
-// their own.
+// decode reads an object and translates it. The kinds that there are many objects of have scanners
+// of their own.
 func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 	switch k.Kind {
 	case model.ServiceKind:
@@ -400,8 +400,8 @@ func (p *parser) identify(start int, namespaced bool) model.Name {
 	return model.Name{Namespace: cmp.Or(meta.Namespace, kinds.DefaultNamespace), Name: meta.Name}
 }
 
-// refuseTwins lets the first of several objects of one name count.
-func (p *parser) refuseTwins() {
+// refuseDuplicates lets the first of several objects of one name count.
+func (p *parser) refuseDuplicates() {
 	objects := p.out.objects
 	if len(objects) < 2 {
 		return
@@ -409,12 +409,12 @@ func (p *parser) refuseTwins() {
 	lines := make(map[model.Ref]int, len(objects))
 	for i := range objects {
 		o := &objects[i]
-		line, twin := lines[o.Ref]
-		if !twin {
+		line, duplicate := lines[o.Ref]
+		if !duplicate {
 			lines[o.Ref] = o.line
 			continue
 		}
-		o.value, o.sum, o.twin = nil, 0, true
+		o.value, o.sum, o.duplicate = nil, 0, true
 		o.fault = fmt.Sprintf("is declared twice in this file; the one on line %d counts, delete the other", line)
 		p.out.issues = append(p.out.issues, model.Issue{Object: o.Ref, Source: p.source(o.line), Reason: o.fault})
 	}

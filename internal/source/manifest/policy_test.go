@@ -99,7 +99,7 @@ func TestRefusedPolicies(t *testing.T) {
 			if got.Subject.String() != want.Subject.String() || !got.Ingress || !got.Egress || got.Tier != want.Tier || got.Order != want.Order {
 				t.Errorf("it does not deny what it is about: %+v, want as %+v", got, want)
 			}
-			if first.torn {
+			if first.incomplete {
 				t.Error("it counts as unknown, though it denies")
 			}
 			// The last good version stays, and is replaced by the next good one.

@@ -19,11 +19,11 @@ func (p *parser) documents(data []byte) {
 		if p.yaml {
 			p.text = d.text
 		}
-		if d.Glued {
-			p.out.glued++
+		if d.Joined {
+			p.out.joined++
 		}
 		if d.Err != nil {
-			p.holeAt(d.ErrAt, d.Err.Error())
+			p.unreadableAt(d.ErrAt, d.Err.Error())
 			continue
 		}
 		p.stream(d.JSON)
@@ -35,13 +35,13 @@ const maxDocument = 8 << 20
 
 // Document is a document of a YAML file.
 type Document struct {
-	Line  int    // the number of its first line that says something, from 1
-	JSON  []byte // it as JSON; nil if it can't be parsed
-	Given bool   // it was written as JSON: lines within it can be counted
-	Err   error  // why it can't be parsed, without the line
-	ErrAt int    // the line that Err is about
-	Twice error  // a key that is given twice, of which the last counts here
-	Glued bool   // its end was glued to its last line; see Documents
+	Line   int    // the number of its first line that says something, from 1
+	JSON   []byte // it as JSON; nil if it can't be parsed
+	Given  bool   // it was written as JSON: lines within it can be counted
+	Err    error  // why it can't be parsed, without the line
+	ErrAt  int    // the line that Err is about
+	Twice  error  // a key that is given twice, of which the last counts here
+	Joined bool   // it was joined to the next without a line break; see Documents
 
 	text []byte // it as it is written
 }
@@ -49,18 +49,17 @@ type Document struct {
 // Documents reads a YAML file. Each document stands for itself: what is wrong
 // with one is no matter to the others. Those without content are left out.
 //
-// Files are often joined without a look at their last line. If that doesn't end in a
-// line break, the "---" that should part it from the next is glued to it, as in
-// "egress: [{}]---", and the two make one document that can't be parsed or has all
-// keys twice. Such a document, and no other, is parted where a line
-// that ends in "---" comes before a line that begins an object.
+// People often join files whose last line has no line break. Then the "---" that should separate it
+// from the next file ends up behind that line, as in "egress: [{}]---", and the two make one
+// document that can't be parsed or has all keys twice. Such a document, and no other, is split
+// where a line that ends in "---" comes before a line that begins an object.
 func Documents(data []byte) iter.Seq[Document] {
 	return func(yield func(Document) bool) {
 		for line, text := range split(data) {
 			d := parseDocument(line, text)
 			parts := []Document{d}
 			if d.Err != nil || d.Twice != nil {
-				parts = unglue(d, text)
+				parts = splitJoined(d, text)
 			}
 			for _, d := range parts {
 				if string(d.JSON) != "null" && !yield(d) {

@@ -16,9 +16,9 @@ var (
 	ErrIrregular = errors.New("it is no regular file")
 )
 
-// File is a file that is open for reading, under a read lease: the kernel grants it only while no one
-// has the file open for writing, and keeps new writers waiting until the file is closed. So it is seen
-// before or after a change, never within.
+// File is a file that is open for reading, under a read lease: the kernel grants it only while no
+// one has the file open for writing, and keeps new writers waiting until the file is closed. So it
+// is seen before or after a change, never within.
 type File struct {
 	fd    int
 	Size  int64
@@ -28,7 +28,8 @@ type File struct {
 	Lease error
 }
 
-// Open opens a regular file. ErrBusy means that it can't be opened for now, as someone else has a lease.
+// Open opens a regular file. ErrBusy means that it can't be opened for now, as someone else has a
+// lease.
 func Open(path string) (f *File, err error) {
 	fd, err := open(path)
 	if err == unix.EAGAIN {

@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 )
 
-// unglue parts a document where files were joined without a line break, see
+// splitJoined splits a document where files were joined without a line break, see
 // Documents. It is d as a whole if there is no such place, or if one of the parts
 // would be half an object.
-func unglue(d Document, text []byte) []Document {
+func splitJoined(d Document, text []byte) []Document {
 	var parts []Document
 	start, first := 0, d.Line // of the part: its offset, its first line
 	for at, number := 0, d.Line; at < len(text); number++ {
@@ -24,7 +24,7 @@ func unglue(d Document, text []byte) []Document {
 			continue
 		}
 		part := parseDocument(first, text[start:mark])
-		if part.Glued = true; part.Err == nil && !isObject(part.JSON) || part.Err != nil && next == len(text) {
+		if part.Joined = true; part.Err == nil && !isObject(part.JSON) || part.Err != nil && next == len(text) {
 			return []Document{d}
 		}
 		parts = append(parts, part)

@@ -26,7 +26,7 @@ func TestDocumentsGluedTogether(t *testing.T) {
 	broken := strings.Replace(allowAll("x"), "podSelector: {}", "podSelector: {", 1)
 	for _, c := range []struct {
 		name, text, objects string
-		glued               int
+		joined              int
 		issues              string // their lines
 	}{
 		{"two", glued + allowAll("b"), policies, 1, ""},
@@ -50,8 +50,8 @@ func TestDocumentsGluedTogether(t *testing.T) {
 			for _, i := range got.issues {
 				lines = append(lines, strings.TrimPrefix(i.Source, "x.yaml:"))
 			}
-			if names(got) != c.objects || got.glued != c.glued || strings.Join(lines, " ") != c.issues {
-				t.Errorf("objects %q, glued %d, issues %v", names(got), got.glued, got.issues)
+			if names(got) != c.objects || got.joined != c.joined || strings.Join(lines, " ") != c.issues {
+				t.Errorf("objects %q, joined %d, issues %v", names(got), got.joined, got.issues)
 			}
 		})
 	}
