@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/kubeproxy"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/source/manifest"
@@ -59,7 +60,7 @@ func (f *nodeFlags) config() (compile.Config, error) {
 		}
 		c.Node = nodeName(name)
 	}
-	addrs, err := hostAddresses()
+	addrs, err := link.Here.HostAddresses()
 	if err != nil {
 		return c, err
 	}

@@ -74,7 +74,7 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 		c.SetAPIServers(api.Dialed())
 	}
 	if node.policy {
-		links, err := link.Read()
+		links, err := link.Here.Links()
 		if err != nil {
 			return agent.Plan{}, err
 		}

@@ -4,18 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/state"
@@ -82,34 +80,13 @@ func (f *policyFlags) options(log *slog.Logger) driver.Options {
 
 // defaultDevices names the interfaces of the default routes in the calling thread's network namespace, sorted.
 func defaultDevices() ([]string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := link.Here.DefaultRoutes()
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	var indexes []int
-	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones > 0 {
-				continue
-			}
-		}
-		indexes = append(indexes, r.LinkIndex)
-		for _, hop := range r.MultiPath {
-			indexes = append(indexes, hop.LinkIndex)
-		}
+		return nil, err
 	}
 	var names []string
-	for _, i := range indexes {
-		if i == 0 {
-			continue // of several hops, or unreachable
-		}
-		link, err := netlink.LinkByIndex(i)
-		if err != nil {
-			return nil, fmt.Errorf("find interface %d of a default route: %w", i, err)
-		}
-		if name := link.Attrs().Name; name != "lo" { // an unreachable default
-			names = append(names, name)
-		}
+	for _, r := range routes {
+		names = append(names, r.Device)
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
@@ -189,26 +166,3 @@ func parsePorts(s string) (state.PortRange, error) {
 
 // Type implements pflag.Value.
 func (f *portRanges) Type() string { return "ports" }
-
-// routes asks the kernel of the thread that opened it for the way to addresses.
-type routes struct{ h *netlink.Handle }
-
-func openRoutes() (*routes, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open routes: %w", err)
-	}
-	return &routes{h}, nil
-}
-
-func (r *routes) close() { r.h.Close() }
-
-// to returns the interface by which an address is reached, and whether it is the
-// node's own; 0 if there is no way. Safe for concurrent use.
-func (r *routes) to(addr netip.Addr) (device int, own bool) {
-	found, err := r.h.RouteGet(addr.AsSlice())
-	if err != nil || len(found) == 0 {
-		return 0, false
-	}
-	return found[0].LinkIndex, found[0].Type == unix.RTN_LOCAL
-}

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/takeover"
 )
@@ -72,7 +73,7 @@ func refusedAddresses(ctx context.Context, socket string) (refused []string, err
 		}
 		return refused, err
 	}
-	own, err := hostAddresses()
+	own, err := link.Here.HostAddresses()
 	if err != nil {
 		return nil, err
 	}

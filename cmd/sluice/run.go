@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -130,17 +131,20 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if proxy != nil {
 		proxy.agent(&c)
 	}
-	if c.HostAddresses, err = followAddresses(cmd.Context(), log); err != nil {
+	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
 	}
-	ways, err := openRoutes()
+	reader, err := link.Open()
 	if err != nil {
 		return err
 	}
-	defer ways.close()
-	c.Route = ways.to
+	defer reader.Close()
+	c.Route = func(addr netip.Addr) (device int, own bool) {
+		r, _ := reader.Route(addr)
+		return r.Link, r.Local
+	}
 	if config.Policy {
-		if c.Links, err = link.Watch(cmd.Context()); err != nil {
+		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {
 			return err
 		}
 		c.Drops = readDrops(log)
@@ -187,7 +191,7 @@ func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 	if ipv4 || ipv6 {
 		return ipv4, ipv6
 	}
-	addrs, err := hostAddresses()
+	addrs, err := link.Here.HostAddresses()
 	if err != nil {
 		return true, false
 	}

@@ -278,6 +278,18 @@ func TestOnlyTheCommandWires(t *testing.T) {
 	}
 }
 
+func TestOnlyLinkReadsTheNetwork(t *testing.T) {
+	others := []string{"internal/netns", "internal/takeover"} // they add and delete
+	for _, p := range packages(t) {
+		if below(p.path, "test") || slices.ContainsFunc(slices.Concat(others, exempt, []string{"internal/link"}), func(e string) bool { return below(p.path, e) }) {
+			continue
+		}
+		if files := p.imports["github.com/vishvananda/netlink"]; files != nil {
+			t.Errorf("%s (%v) reads the network by itself: internal/link does for all", p.path, files)
+		}
+	}
+}
+
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	for _, p := range packages(t) {
 		if !p.doc && !p.tests {

@@ -1,18 +1,18 @@
-// Package link reads a node's interfaces, addresses and connected routes from the
-// kernel, and says which interface leads to a pod and which is the node's own.
+// Package link reads interfaces, addresses and routes from the kernel, for all of the project:
 //
-// Pods are found by the host route to their address, which every CNI makes that routes
-// its pods. The kernel is asked again as a whole when it says that something changed: what
-// is read depends on what is there, never on the order of events.
+//   - Reader answers single questions: interfaces, addresses, the route to an address, default routes;
+//   - Links says which interface leads to a pod and which is the node's own;
+//   - WatchLinks and WatchAddresses tell of changes.
+//
+// It changes nothing. Pods are found by the host route to their address, which every CNI makes that
+// routes its pods. A watch reads everything again after a change: what it tells depends on what is
+// there, never on the order of events.
 package link
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -21,54 +21,21 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// attempts bounds how often a dump is repeated that changes meanwhile interrupted.
-const attempts = 10
-
-// Read returns the links of the calling thread's network namespace.
-func Read() (model.Links, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+// Links returns the links with what leads to pods, sorted by index.
+func (r *Reader) Links() (model.Links, error) {
+	links, err := r.links()
 	if err != nil {
-		return model.Links{}, fmt.Errorf("open netlink: %w", err)
+		return model.Links{}, err
 	}
-	defer h.Close()
-	return read(h)
-}
-
-func read(h *netlink.Handle) (model.Links, error) {
-	links, err := dump(h.LinkList)
+	addrs, err := r.addrs()
 	if err != nil {
-		return model.Links{}, fmt.Errorf("list links: %w", err)
+		return model.Links{}, err
 	}
-	var addrs []netlink.Addr
-	var routes []netlink.Route
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		a, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, family) })
-		if err != nil {
-			return model.Links{}, fmt.Errorf("list addresses: %w", err)
-		}
-		r, err := dump(func() ([]netlink.Route, error) { return h.RouteList(nil, family) }) // of the main table
-		if err != nil {
-			return model.Links{}, fmt.Errorf("list routes: %w", err)
-		}
-		addrs, routes = append(addrs, a...), append(routes, r...)
+	routes, err := r.routes(&netlink.Route{}, 0)
+	if err != nil {
+		return model.Links{}, err
 	}
 	return classify(links, addrs, routes), nil
-}
-
-// dump repeats a dump that was interrupted. A kernel without a family has nothing of it.
-func dump[T any](list func() ([]T, error)) ([]T, error) {
-	for range attempts - 1 {
-		all, err := list()
-		switch {
-		case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
-			return nil, nil
-		case !errors.Is(err, netlink.ErrDumpInterrupted):
-			return all, err
-		}
-	}
-	return list()
 }
 
 // facts are what speaks for a link being a pod's or the node's own.

@@ -1,7 +1,6 @@
 package link
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -44,7 +43,7 @@ func ip(t *testing.T, ns *netns.NS, commands string) {
 func readIn(t *testing.T, ns *netns.NS) (l model.Links) {
 	t.Helper()
 	err := ns.Do(func() (err error) {
-		l, err = Read()
+		l, err = Here.Links()
 		return err
 	})
 	if err != nil {
@@ -186,65 +185,6 @@ func describe(l model.Links) (links, addrs string) {
 		}
 	}
 	return strings.Join(words, " "), strings.Join(own, " ")
-}
-
-func TestWatch(t *testing.T) {
-	ns := testNS(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var c <-chan model.Links
-	err := ns.Do(func() (err error) {
-		c, err = Watch(ctx)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	await(t, c, "")
-	ip(t, ns, `link add p0 type veth peer p0p
-		link set p0 up`)
-	await(t, c, "p0p p0")
-	ip(t, ns, "route add 10.1.0.5/32 dev p0 scope link")
-	await(t, c, "p0p p0:pod 10.1.0.5/32>p0")
-	ip(t, ns, "-6 route add fd00::5/128 dev p0")
-	await(t, c, "p0p p0:pod 10.1.0.5/32>p0 fd00::5/128>p0")
-	ip(t, ns, "addr add 10.0.0.1/24 dev p0")
-	await(t, c, "p0p p0:host 10.0.0.0/24>p0 10.1.0.5/32>p0 fd00::5/128>p0")
-	ip(t, ns, "link del p0")
-	await(t, c, "")
-	cancel()
-	select {
-	case _, open := <-c:
-		if open {
-			t.Error("links after the end")
-		}
-	case <-time.After(5 * time.Second):
-		t.Error("the channel stays open after the end")
-	}
-}
-
-// TestWatchOverflow has more happen than the socket holds, before anybody reads.
-func TestWatchOverflow(t *testing.T) {
-	ns := testNS(t)
-	ip(t, ns, `link add p0 type veth peer p0p
-		link set p0 up`)
-	w := newWatcher()
-	if err := ns.Do(w.open); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.events.SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 50 {
-		ip(t, ns, fmt.Sprintf("route add 10.1.0.%d/32 dev p0 scope link", i))
-	}
-	ip(t, ns, "link del p0")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w.start(ctx, model.Links{Local: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}) // what was there before
-	await(t, w.out, "")
-	ip(t, ns, "link add e0 type veth peer e0p")
-	await(t, w.out, "e0p e0")
 }
 
 // await receives until the links are as they should be.

@@ -136,7 +136,7 @@ func TestBridge(t *testing.T) {
 	k := openKernel(t, "bridge", map[string][2]netip.Addr{"a": names["a"]})
 	k.mesh.AddBridge(t, "bridge", "br0", "c", [2]netip.Prefix(PodCIDRs), names["c"])
 	err := k.mesh.Node.Do(func() (err error) {
-		k.links, err = link.Read()
+		k.links, err = link.Here.Links()
 		return err
 	})
 	if err != nil {

@@ -92,7 +92,7 @@ func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, chan
 	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
 	err := k.mesh.Node.Do(func() (err error) {
-		if k.links, err = link.Read(); err != nil {
+		if k.links, err = link.Here.Links(); err != nil {
 			return err
 		}
 		o := defaults()

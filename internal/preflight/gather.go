@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -115,8 +115,10 @@ func families(services []netip.Prefix) []Family {
 	}
 	assumed := len(used) == 0
 	if assumed {
-		used[true] = hasAddress(netlink.FAMILY_V4)
-		used[false] = hasAddress(netlink.FAMILY_V6)
+		addrs, _ := link.Here.Addresses() // none can be read without netlink, which other checks tell of
+		for _, a := range addrs {
+			used[a.Prefix.Addr().Is4()] = used[a.Prefix.Addr().Is4()] || a.Global
+		}
 	}
 	var found []Family
 	if used[true] || !used[false] {
@@ -141,29 +143,18 @@ func family(name string, target netip.Addr, forward string) Family {
 	return f
 }
 
-// hasAddress reports whether an interface has an address of the family that is
-// good for more than its own link or host.
-func hasAddress(family int) bool {
-	addrs, err := netlink.AddrList(nil, family)
-	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE })
-}
-
-// route asks the kernel where it would send a packet of its own.
+// route says where the kernel would send a packet of its own.
 func route(target netip.Addr) (string, error) {
-	routes, err := netlink.RouteGet(target.AsSlice())
+	r, err := link.Here.Route(target)
 	if err != nil {
 		return "", err
 	}
-	if len(routes) == 0 {
-		return "", unix.ENETUNREACH
+	where := "on interface " + strconv.Itoa(r.Link)
+	if name, err := link.Here.Name(r.Link); err == nil {
+		where = "dev " + name
 	}
-	r := routes[0]
-	where := "on interface " + strconv.Itoa(r.LinkIndex)
-	if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-		where = "dev " + link.Attrs().Name
-	}
-	if r.Gw != nil {
-		where = "via " + r.Gw.String() + " " + where
+	if r.Gateway.IsValid() {
+		where = "via " + r.Gateway.String() + " " + where
 	}
 	return where, nil
 }

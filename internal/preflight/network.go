@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
+	"sluice.dev/sluice/internal/link"
 )
 
 // network is a program that connects pods and may carry out policy or services beside that.
@@ -111,12 +111,12 @@ func running(programs []string) []string {
 
 // devices names the interfaces; none can be read without netlink, which other checks tell of.
 func devices() (names []string) {
-	links, err := netlink.LinkList()
+	interfaces, err := link.Here.Interfaces()
 	if err != nil {
 		return nil
 	}
-	for _, l := range links {
-		names = append(names, l.Attrs().Name)
+	for _, i := range interfaces {
+		names = append(names, i.Name)
 	}
 	return names
 }

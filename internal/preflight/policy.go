@@ -3,11 +3,9 @@ package preflight
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
-	"github.com/vishvananda/netlink"
-
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -40,19 +38,19 @@ func bridged(f *Facts) []Result {
 // bridges names the bridges that have the host's end of a veth, and tells whether what they
 // forward meets the rules of IP.
 func bridges() (names []string, calls bool, err error) {
-	links, err := netlink.LinkList()
+	interfaces, err := link.Here.Interfaces()
 	if err != nil {
-		return nil, false, fmt.Errorf("list interfaces: %w", err)
+		return nil, false, err
 	}
 	ports := map[int]bool{}
-	for _, l := range links {
-		if l.Type() == "veth" && l.Attrs().MasterIndex != 0 {
-			ports[l.Attrs().MasterIndex] = true
+	for _, i := range interfaces {
+		if i.Type == "veth" {
+			ports[i.Master] = true
 		}
 	}
-	for _, l := range links {
-		if l.Type() == "bridge" && ports[l.Attrs().Index] {
-			names = append(names, l.Attrs().Name)
+	for _, i := range interfaces {
+		if i.Type == "bridge" && ports[i.Index] {
+			names = append(names, i.Name)
 		}
 	}
 	value, err := sysctl.Read("net.bridge.bridge-nf-call-iptables")

@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"sluice.dev/sluice/internal/link"
 )
 
 // The parameters that let a node forward packets between its pods and its network.
@@ -59,26 +58,21 @@ func Needed(ipv4, ipv6 bool) (map[string]string, error) {
 // the interface's accept_ra is 1. (With 2 the kernel keeps it; with 0 a daemon looks
 // after the route.)
 func LostByForwarding() ([]string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	routes, err := link.Here.DefaultRoutes()
 	if err != nil {
-		return nil, fmt.Errorf("list IPv6 routes: %w", err)
+		return nil, err
 	}
 	var names []string
 	for _, r := range routes {
-		if r.Dst != nil && r.Dst.IP != nil && !r.Dst.IP.IsUnspecified() {
+		if !r.Advertised {
 			continue
 		}
-		link, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			return nil, fmt.Errorf("find interface %d of the IPv6 default route: %w", r.LinkIndex, err)
-		}
-		name := link.Attrs().Name
-		accept, err := Read("net.ipv6.conf." + Interface(name) + ".accept_ra")
+		accept, err := Read("net.ipv6.conf." + Interface(r.Device) + ".accept_ra")
 		if err != nil {
 			return nil, err
 		}
 		if accept == "1" {
-			names = append(names, name)
+			names = append(names, r.Device)
 		}
 	}
 	return names, nil

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/link"
 )
 
 // IPVS mode gives the node every service's address. What comes to IPVS does so because the address is local; and what
@@ -24,84 +25,75 @@ const routeProtocol = 115
 
 // addresses are those of the node's own devices, and those that kube-proxy's device adds or our routes stand in for.
 func addresses() (host, own map[netip.Addr]bool, err error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := link.Here.Addresses()
 	if err != nil {
-		return nil, nil, fmt.Errorf("list addresses: %w", err)
+		return nil, nil, err
 	}
-	index := -1
-	if link, err := netlink.LinkByName(proxyDevice); err == nil {
-		index = link.Attrs().Index
+	device, err := link.Here.Index(proxyDevice)
+	if err != nil {
+		return nil, nil, err
 	}
 	host, own = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, a := range list {
-		addr, _ := netip.AddrFromSlice(a.IP)
+		addr := a.Prefix.Addr()
 		switch {
-		case a.LinkIndex != index:
-			host[addr.Unmap()] = true
-		case !addr.Unmap().IsLinkLocalUnicast():
-			own[addr.Unmap()] = true
+		case a.Link != device:
+			host[addr] = true
+		case !addr.IsLinkLocalUnicast():
+			own[addr] = true
 		}
 	}
-	routes, err := standIns()
-	for _, r := range routes {
-		addr, _ := netip.AddrFromSlice(r.Dst.IP)
-		own[addr.Unmap()] = true
+	replaced, err := link.Here.LocalRoutes(routeProtocol)
+	for _, addr := range replaced {
+		own[addr] = true
 	}
 	return host, own, err
 }
 
-// standIns are the routes that take the place of addresses.
-func standIns() ([]netlink.Route, error) {
-	ours := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol}
-	var all []netlink.Route
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, ours, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-		if err != nil {
-			return nil, fmt.Errorf("list local routes: %w", err)
-		}
-		all = append(all, routes...)
+// standIn is the route that takes the place of an address.
+func standIn(addr netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol, Scope: unix.RT_SCOPE_HOST,
+		Dst:      &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Priority: 1, // beside the address's own route, which has 0
 	}
-	return all, nil
 }
 
 // replaceDevice has routes stand in for the device's addresses, and deletes it.
 func (v *virtual) replaceDevice() error {
-	if v.device == nil {
+	if !v.device {
 		return nil
 	}
-	lo, err := netlink.LinkByName("lo")
+	lo, err := link.Here.Index("lo")
 	if err != nil {
-		return fmt.Errorf("find loopback device: %w", err)
+		return err
 	}
 	host, _, err := addresses()
 	if err != nil {
 		return err
 	}
 	for addr := range v.own {
-		route := &netlink.Route{
-			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol, Scope: unix.RT_SCOPE_HOST,
-			Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Src: sourceFor(addr.Is4(), host),
-			Priority: 1, // beside the address's own route, which has 0
-		}
+		route := standIn(addr)
+		route.LinkIndex, route.Src = lo, sourceFor(addr.Is4(), host)
 		if err := netlink.RouteReplace(route); err != nil {
 			return fmt.Errorf("add local route of %s: %w", addr, err)
 		}
 	}
-	if err := netlink.LinkDel(v.device); err != nil {
+	if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: proxyDevice}}); err != nil {
 		return fmt.Errorf("delete device %s: %w", proxyDevice, err)
 	}
-	v.device = nil
+	v.device = false
 	return nil
 }
 
 // sourceFor is the address from which the node reaches others: that of its default route, or else any of its own.
 func sourceFor(is4 bool, host map[netip.Addr]bool) net.IP {
-	to := net.ParseIP("2001:db8::1") // reserved for documentation, RFC 3849
+	to := netip.MustParseAddr("2001:db8::1") // reserved for documentation, RFC 3849
 	if is4 {
-		to = net.IPv4(192, 0, 2, 1) // RFC 5737
+		to = netip.MustParseAddr("192.0.2.1") // RFC 5737
 	}
-	if routes, err := netlink.RouteGet(to); err == nil && len(routes) > 0 {
-		return routes[0].Src
+	if r, err := link.Here.Route(to); err == nil {
+		return r.Source.AsSlice()
 	}
 	for addr := range host {
 		if addr.Is4() == is4 && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
@@ -172,8 +164,8 @@ func (v *virtual) nodePorts() map[uint16]bool {
 
 // drainAddresses removes the routes that stand in for addresses, once no connection has one of these as its source.
 func (v *virtual) drainAddresses(ctx context.Context, say func(string, ...any)) error {
-	routes, err := standIns()
-	if err != nil || len(routes) == 0 {
+	replaced, err := link.Here.LocalRoutes(routeProtocol)
+	if err != nil || len(replaced) == 0 {
 		return err
 	}
 	ct, err := conntrack.Open()
@@ -203,9 +195,9 @@ func (v *virtual) drainAddresses(ctx context.Context, say func(string, ...any)) 
 			return fmt.Errorf("%w: %d of the node itself, whose own address is a service's; end them by restarting what runs on the host's network", errUndrained, n)
 		}
 	}
-	for _, r := range routes {
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("delete local route of %s: %w", r.Dst, err)
+	for _, addr := range replaced {
+		if err := netlink.RouteDel(standIn(addr)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete local route of %s: %w", addr, err)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -36,7 +37,7 @@ const maxSetName = 31
 type virtual struct {
 	servers []server
 	others  int                 // virtual servers that are not kube-proxy's
-	device  netlink.Link        // nil: it is gone
+	device  bool                // it is there
 	own     map[netip.Addr]bool // the device's addresses, also those that routes stand in for
 	sets    []string
 }
@@ -72,7 +73,7 @@ func (v *virtual) notes() []string {
 
 func (v *virtual) String() string {
 	what := []string{fmt.Sprintf("%d virtual servers with %d connections", len(v.servers), v.connections())}
-	if v.device != nil {
+	if v.device {
 		what = append(what, "device "+proxyDevice)
 	}
 	if len(v.own) > 0 {
@@ -94,12 +95,11 @@ func (v *virtual) connections() int {
 
 func findIPVS(context.Context) ([]part, error) {
 	v := &virtual{}
-	link, err := netlink.LinkByName(proxyDevice)
-	if missing := (netlink.LinkNotFoundError{}); err == nil {
-		v.device = link
-	} else if !errors.As(err, &missing) {
-		return nil, fmt.Errorf("find device %s: %w", proxyDevice, err)
+	index, err := link.Here.Index(proxyDevice)
+	if err != nil {
+		return nil, err
 	}
+	v.device = index != 0
 	ports, err := v.readSets()
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func findIPVS(context.Context) ([]part, error) {
 	if err := v.readServers(ports); err != nil {
 		return nil, err
 	}
-	if v.device == nil && len(v.own)+len(v.sets)+len(v.servers) == 0 {
+	if !v.device && len(v.own)+len(v.sets)+len(v.servers) == 0 {
 		return nil, nil
 	}
 	return []part{v}, nil

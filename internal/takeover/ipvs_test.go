@@ -17,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -268,7 +269,7 @@ func (w *ipvsNode) left(t *testing.T) {
 		if _, err := netlink.LinkByName(proxyDevice); err == nil {
 			t.Error("the device is still there")
 		}
-		if routes, err := standIns(); err != nil || len(routes) > 0 {
+		if routes, err := link.Here.LocalRoutes(routeProtocol); err != nil || len(routes) > 0 {
 			t.Errorf("routes are left: %v %v", routes, err)
 		}
 		if _, err := netlink.IpsetList("KUBE-CLUSTER-IP"); err == nil {

@@ -1,7 +1,6 @@
 package upkeep
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,10 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
 	"sluice.dev/sluice/internal/wake"
@@ -21,7 +18,7 @@ import (
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
-	routes *netlink.Handle
+	routes *link.Reader
 	wake   wake.Signal
 	total  atomic.Uint64 // connections cut, or given back
 
@@ -132,21 +129,19 @@ func (d *Driver) cutPass(s suspects) {
 
 // ways tells where addresses are: the node's own, or behind an interface.
 type ways struct {
-	routes  *netlink.Handle
+	routes  *link.Reader
 	own     map[netip.Addr]bool
 	devices map[netip.Addr]int // asked for once in a pass
 }
 
 func (c *cutter) newWays() (*ways, error) {
-	list, err := c.routes.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := c.routes.Addresses()
 	if err != nil {
-		return nil, fmt.Errorf("list the node's addresses: %w", err)
+		return nil, err
 	}
 	w := &ways{c.routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			w.own[addr.Unmap()] = true
-		}
+		w.own[a.Prefix.Addr()] = true
 	}
 	return w, nil
 }
@@ -155,9 +150,8 @@ func (c *cutter) newWays() (*ways, error) {
 func (w *ways) device(a netip.Addr) int {
 	device, known := w.devices[a]
 	if !known {
-		if routes, err := w.routes.RouteGet(a.AsSlice()); err == nil && len(routes) > 0 {
-			device = routes[0].LinkIndex
-		}
+		route, _ := w.routes.Route(a)
+		device = route.Link
 		w.devices[a] = device
 	}
 	return device
@@ -244,9 +238,9 @@ func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
 }
 
 func newCutter() (*cutter, error) {
-	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	routes, err := link.Open()
 	if err != nil {
-		return nil, fmt.Errorf("open routing socket: %w", err)
+		return nil, err
 	}
 	return &cutter{routes: routes, wake: wake.New()}, nil
 }

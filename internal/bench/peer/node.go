@@ -41,7 +41,7 @@ func NewNode(ns *netns.NS, cfg compile.Config) (*Node, error) {
 	var links model.Links
 	err := ns.Do(func() error {
 		var err error
-		if links, err = link.Read(); err != nil {
+		if links, err = link.Here.Links(); err != nil {
 			return err
 		}
 		d, err := nftables.Open(nftables.Options{Options: driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}})

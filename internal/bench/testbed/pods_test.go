@@ -39,7 +39,7 @@ func TestPods(t *testing.T) {
 	var links model.Links
 	err = l.Node.Do(func() error {
 		var err error
-		links, err = link.Read()
+		links, err = link.Here.Links()
 		return err
 	})
 	if err != nil {

@@ -1,0 +1,241 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// attempts bounds how often a dump is repeated that was interrupted by a change.
+const attempts = 10
+
+// Reader asks the kernel about one network namespace. It is safe for concurrent use.
+type Reader struct{ h *netlink.Handle }
+
+// Here reads the network namespace of the thread that asks, through a socket for each question.
+var Here = &Reader{&netlink.Handle{}}
+
+// Open returns a Reader of the calling thread's network namespace, whichever thread asks it later.
+func Open() (*Reader, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open routing socket: %w", err)
+	}
+	return &Reader{h}, nil
+}
+
+// Close releases the Reader's socket.
+func (r *Reader) Close() { r.h.Close() }
+
+// Interface is a network interface.
+type Interface struct {
+	Index  int
+	Name   string
+	Type   string // "veth", "bridge", …
+	Master int    // index of the bridge or bond that the interface is a port of; 0: none
+}
+
+// Interfaces lists the interfaces in the kernel's order.
+func (r *Reader) Interfaces() ([]Interface, error) {
+	links, err := r.links()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Interface, len(links))
+	for i, l := range links {
+		all[i] = Interface{l.Attrs().Index, l.Attrs().Name, l.Type(), l.Attrs().MasterIndex}
+	}
+	return all, nil
+}
+
+// Name returns the name of the interface with the index.
+func (r *Reader) Name(index int) (string, error) {
+	l, err := r.h.LinkByIndex(index)
+	if err != nil {
+		return "", fmt.Errorf("find interface %d: %w", index, err)
+	}
+	return l.Attrs().Name, nil
+}
+
+// Index returns the index of the interface with the name; 0: there is none.
+func (r *Reader) Index(name string) (int, error) {
+	l, err := r.h.LinkByName(name)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find interface %s: %w", name, err)
+	}
+	return l.Attrs().Index, nil
+}
+
+// Address is an address of an interface.
+type Address struct {
+	Prefix netip.Prefix // the address with the length of its subnet's prefix
+	Link   int          // index of the interface
+	Global bool         // it is good for more than its link and its host
+}
+
+// Addresses lists the addresses of all interfaces, link-local ones included, IPv4 first.
+func (r *Reader) Addresses() ([]Address, error) {
+	found, err := r.addrs()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Address, 0, len(found))
+	for _, a := range found {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			ones, _ := a.Mask.Size()
+			all = append(all, Address{netip.PrefixFrom(addr.Unmap(), ones), a.LinkIndex, a.Scope == unix.RT_SCOPE_UNIVERSE})
+		}
+	}
+	return all, nil
+}
+
+// HostAddresses lists the addresses of all interfaces but link-local ones, each with the length of its
+// subnet's prefix, once and sorted.
+func (r *Reader) HostAddresses() ([]netip.Prefix, error) {
+	all, err := r.Addresses()
+	if err != nil {
+		return nil, err
+	}
+	var host []netip.Prefix
+	for _, a := range all {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			host = append(host, a.Prefix)
+		}
+	}
+	slices.SortFunc(host, netip.Prefix.Compare)
+	return slices.Compact(host), nil
+}
+
+// Route is the way that packets of the node's own take to an address.
+type Route struct {
+	Link    int        // index of the interface; 0: there is no way
+	Local   bool       // the address is the node's own
+	Gateway netip.Addr // invalid: the address is on the link
+	Source  netip.Addr // that the node sends from
+}
+
+// Route asks for the way to an address. Where there is none, it returns the zero Route and the kernel's error,
+// such as "network is unreachable".
+func (r *Reader) Route(to netip.Addr) (Route, error) {
+	found, err := r.h.RouteGet(to.AsSlice())
+	if err != nil {
+		return Route{}, err
+	}
+	if len(found) == 0 {
+		return Route{}, unix.ENETUNREACH
+	}
+	gateway, _ := netip.AddrFromSlice(found[0].Gw)
+	source, _ := netip.AddrFromSlice(found[0].Src)
+	return Route{found[0].LinkIndex, found[0].Type == unix.RTN_LOCAL, gateway.Unmap(), source.Unmap()}, nil
+}
+
+// DefaultRoute is one hop of a default route of the main table.
+type DefaultRoute struct {
+	Device     string
+	Advertised bool // learnt by IPv6 router advertisement
+}
+
+// DefaultRoutes lists the default routes of both families, without those that lead nowhere.
+func (r *Reader) DefaultRoutes() ([]DefaultRoute, error) {
+	routes, err := r.routes(&netlink.Route{}, 0)
+	if err != nil {
+		return nil, err
+	}
+	var all []DefaultRoute
+	for _, route := range routes {
+		if _, isDefault := prefix(route.Dst); !isDefault {
+			continue
+		}
+		hops := []int{route.LinkIndex} // 0: of several hops, or unreachable
+		for _, hop := range route.MultiPath {
+			hops = append(hops, hop.LinkIndex)
+		}
+		for _, index := range hops {
+			if index == 0 {
+				continue
+			}
+			name, err := r.Name(index)
+			if err != nil {
+				return nil, fmt.Errorf("read default route: %w", err)
+			}
+			if name != "lo" { // of an unreachable one
+				all = append(all, DefaultRoute{name, route.Protocol == unix.RTPROT_RA})
+			}
+		}
+	}
+	return all, nil
+}
+
+// LocalRoutes lists the destinations of the local table's routes that a program has made under its
+// routing protocol number (rtm_protocol).
+func (r *Reader) LocalRoutes(protocol int) ([]netip.Addr, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: netlink.RouteProtocol(protocol)}
+	routes, err := r.routes(filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Addr
+	for _, route := range routes {
+		to, _ := prefix(route.Dst)
+		all = append(all, to.Addr())
+	}
+	return all, nil
+}
+
+func (r *Reader) links() ([]netlink.Link, error) {
+	links, err := dump(r.h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	return links, nil
+}
+
+func (r *Reader) addrs() ([]netlink.Addr, error) {
+	addrs, err := ofBoth(func(family int) ([]netlink.Addr, error) { return r.h.AddrList(nil, family) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return addrs, nil
+}
+
+// routes lists those that pass the filter, of the main table unless it names another.
+func (r *Reader) routes(filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
+	routes, err := ofBoth(func(family int) ([]netlink.Route, error) { return r.h.RouteListFiltered(family, filter, mask) })
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	return routes, nil
+}
+
+// ofBoth dumps what there is of IPv4, then of IPv6.
+func ofBoth[T any](list func(family int) ([]T, error)) (all []T, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		found, err := dump(func() ([]T, error) { return list(family) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// dump repeats a dump that was interrupted. A kernel without a family has nothing of it.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	for range attempts - 1 {
+		all, err := list()
+		switch {
+		case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
+			return nil, nil
+		case !errors.Is(err, netlink.ErrDumpInterrupted):
+			return all, err
+		}
+	}
+	return list()
+}

@@ -1,0 +1,86 @@
+package link
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+func TestReader(t *testing.T) {
+	ns := testNS(t)
+	ip(t, ns, `link add br0 type bridge
+		link add e0 type veth peer e0p
+		link set e0p master br0
+		link set e0 up
+		link set e0p up
+		addr add 192.168.0.2/24 dev e0
+		addr add fd01::2/64 dev e0 nodad
+		addr add 169.254.7.7/16 dev e0
+		route add default via 192.168.0.1
+		-6 route add default proto ra nexthop via fd01::1 dev e0
+		route add unreachable default metric 9
+		route add default via 192.168.0.1 table 100
+		route add local 10.0.0.1/32 dev lo proto 115 table local
+		-6 route add local fd00::1/128 dev lo proto 115 table local`)
+	var r *Reader
+	if err := ns.Do(func() (err error) {
+		r, err = Open()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() // it is asked from outside the namespace
+	e0, err := r.Index("e0")
+	if err != nil || e0 == 0 {
+		t.Fatalf("e0 has index %d: %v", e0, err)
+	}
+	br0, _ := r.Index("br0")
+	peer, _ := r.Index("e0p")
+	if none, err := r.Index("e9"); none != 0 || err != nil {
+		t.Errorf("an interface that is not there: %d, %v", none, err)
+	}
+	if name, err := r.Name(e0); name != "e0" || err != nil {
+		t.Errorf("interface %d is %q: %v", e0, name, err)
+	}
+	want := func(what string, got any, err error, want any) {
+		t.Helper()
+		if g, w := fmt.Sprint(got), fmt.Sprint(want); err != nil || g != w {
+			t.Errorf("%s: %s, %v; want %s", what, g, err, w)
+		}
+	}
+	interfaces, err := r.Interfaces()
+	ports := map[Interface]bool{}
+	for _, i := range interfaces {
+		ports[i] = true
+	}
+	want("interfaces", ports[Interface{peer, "e0p", "veth", br0}] && ports[Interface{br0, "br0", "bridge", 0}], err, true)
+	host, err := r.HostAddresses()
+	want("addresses of the host", host, err, "[127.0.0.1/8 192.168.0.2/24 ::1/128 fd01::2/64]")
+	all, err := r.Addresses()
+	about := map[netip.Addr]Address{}
+	for _, a := range all {
+		about[a.Prefix.Addr()] = a
+	}
+	want("a link-local address", about[netip.MustParseAddr("169.254.7.7")].Link, err, e0)
+	want("an address of the network", about[netip.MustParseAddr("fd01::2")].Global, err, true)
+	want("an address of the loopback device", about[netip.MustParseAddr("127.0.0.1")].Global, err, false)
+	routes, err := r.DefaultRoutes()
+	want("default routes", routes, err, "[{e0 false} {e0 true}]")
+	local, err := r.LocalRoutes(115)
+	want("local routes", local, err, "[10.0.0.1 fd00::1]")
+	route := func(to string) Route {
+		found, err := r.Route(netip.MustParseAddr(to))
+		if err != nil {
+			t.Error(err)
+		}
+		return found
+	}
+	source := netip.MustParseAddr("192.168.0.2")
+	want("route by the gateway", route("198.51.100.1"), nil, Route{e0, false, netip.MustParseAddr("192.168.0.1"), source})
+	want("route on the link", route("192.168.0.9"), nil, Route{e0, false, netip.Addr{}, source})
+	want("route to the node itself", route("192.168.0.2").Local, nil, true)
+	ip(t, ns, "link set e0 down")
+	if found, err := r.Route(netip.MustParseAddr("2001:db8::1")); err == nil || found != (Route{}) {
+		t.Errorf("no route: %+v, %v", found, err)
+	}
+}
