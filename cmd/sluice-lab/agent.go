@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -46,7 +47,7 @@ func labAgent() *lab.Agent {
 // knowsPod asks an agent about a connection that a pod of its node could make, and takes for known what is
 // not dropped before any policy is asked.
 func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error) {
-	q, err := agent.ParseQuestion(pod.Namespace+"/"+pod.Name, "node/"+pod.Spec.NodeName+":1")
+	q, err := question.Parse(pod.Namespace+"/"+pod.Name, "node/"+pod.Spec.NodeName+":1")
 	if err != nil {
 		return false, err
 	}

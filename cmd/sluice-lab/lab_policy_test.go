@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/probe"
+	"sluice.dev/sluice/internal/question"
 )
 
 // harbour says who may reach whose service: twelve workloads in two namespaces, of which everybody may
@@ -180,7 +181,7 @@ func checkWhy(t *testing.T, l *lab.Lab, passes map[string]bool) {
 		agents[n.Name] = agent.NewClient(n.Socket)
 	}
 	allowed := func(node, from, to string) bool {
-		q, err := agent.ParseQuestion(from, to)
+		q, err := question.Parse(from, to)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
 )
 
 // How `sluice why` ends where the answer, which has been printed by then, is not yes.
@@ -54,7 +55,7 @@ node, and 1 or 2 if there is no answer.`,
 			if family != 0 && family != 4 && family != 6 {
 				return cli.Usage(fmt.Errorf("--family %d: choose 4 or 6", family))
 			}
-			q, err := agent.ParseQuestion(args[0], args[1])
+			q, err := question.Parse(args[0], args[1])
 			if err != nil {
 				return cli.Usage(err)
 			}

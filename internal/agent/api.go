@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
 )
 
 // Plan is what the agent would do to the kernel.
@@ -44,7 +45,10 @@ func (a *Agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		family, _ := strconv.Atoi(q.Get("family"))
-		e, err := a.Explain(r.Context(), Question{From: q.Get("from"), To: q.Get("to"), Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family})
+		e, err := a.Explain(r.Context(), question.Question{
+			From: question.ParseEnd(q.Get("from")), To: question.ParseEnd(q.Get("to")),
+			Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family,
+		})
 		reply(w, e, err)
 	})
 	mux.HandleFunc("GET /v1/drops", a.serveDrops)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/question"
 )
 
 // ErrNoAgent is wrapped when nobody answers on the socket.
@@ -74,8 +75,8 @@ func (c *Client) Sync(ctx context.Context) error {
 }
 
 // Explain asks what becomes of a connection.
-func (c *Client) Explain(ctx context.Context, q Question) (Explanation, error) {
-	values := url.Values{"from": {q.From}, "to": {q.To}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}}
+func (c *Client) Explain(ctx context.Context, q question.Question) (Explanation, error) {
+	values := url.Values{"from": {q.From.String()}, "to": {q.To.String()}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}}
 	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())
 }
 

@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
@@ -133,7 +134,7 @@ func TestExplain(t *testing.T) {
 		{"svc/shop/web-1", "shop/db:5432", 0, false, 0, "", "", "selects no pod"},
 		{"shop/wep", "shop/db:5432", 0, false, 0, "", "", "did you mean shop/web"},
 	} {
-		q, err := ParseQuestion(c.from, c.to)
+		q, err := question.Parse(c.from, c.to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +164,7 @@ func TestExplainWarns(t *testing.T) {
 	b := start(t, func(c *Config) {
 		c.Obstacles = func(context.Context) ([]preflight.Obstacle, error) { return nil, errKernel }
 	})
-	q := Question{From: "10.0.0.1", To: "10.0.0.2", Port: "80"}
+	q := question.Question{From: question.ParseEnd("10.0.0.1"), To: question.ParseEnd("10.0.0.2"), Port: "80"}
 	if _, err := b.client.Explain(t.Context(), q); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
 		t.Errorf("before all is read: %v", err)
 	}
@@ -249,11 +250,11 @@ func TestExplainIsNotSure(t *testing.T) {
 		pod := &model.Pod{Name: model.Name{Namespace: "far", Name: node}, Node: node, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 2, 0, byte(i + 1)})}}
 		b.source.deliver(store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	}
-	e, err := b.client.Explain(t.Context(), Question{From: "far/node-b", To: "far/node-c", Port: "80"})
+	e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("far/node-b"), To: question.ParseEnd("far/node-c"), Port: "80"})
 	if err != nil || e.Allowed || e.Denied() || !slices.Equal(e.Elsewhere, []string{"node-b", "node-c"}) || len(e.Warnings) > 0 {
 		t.Errorf("between pods of other nodes: %+v, %v", e, err)
 	}
-	if e, err := b.client.Explain(t.Context(), Question{From: "far/node-b", To: "shop/db", Port: "80"}); err != nil || !e.Denied() || e.Elsewhere != nil {
+	if e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("far/node-b"), To: question.ParseEnd("shop/db"), Port: "80"}); err != nil || !e.Denied() || e.Elsewhere != nil {
 		t.Errorf("to a pod of this node: %+v, %v", e, err)
 	}
 }
@@ -264,13 +265,13 @@ func TestExplainWarnsOfWhatIsKept(t *testing.T) {
 		c.Source.(*fakeSource).lacks("policy.yaml: it is at fault")
 	})
 	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
-	e, err := b.client.Explain(t.Context(), Question{From: "shop/db", To: "shop/web", Port: "80"})
+	e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"})
 	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "still judged by what it programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
 		t.Errorf("warnings %q, %v", text, err)
 	}
 	b.source.lacks()
 	eventually(t, "nothing is kept", func() bool { return b.Status().Kept == 0 })
-	if e, err := b.client.Explain(t.Context(), Question{From: "shop/db", To: "shop/web", Port: "80"}); err != nil || len(e.Warnings) > 0 {
+	if e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"}); err != nil || len(e.Warnings) > 0 {
 		t.Errorf("warnings once nothing is kept: %q, %v", e.Warnings, err)
 	}
 }

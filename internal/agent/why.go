@@ -1,15 +1,14 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -33,16 +32,16 @@ func (e Explanation) Denied() bool {
 
 // Explain answers a question by the state that is wanted now; safe for concurrent use. An
 // error says what of the question makes no sense.
-func (a *Agent) Explain(ctx context.Context, q Question) (Explanation, error) {
+func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, error) {
 	var e Explanation
 	if !a.Store.Synced() {
 		return e, errNotSynced
 	}
-	questions, err := a.questions(q)
+	connections, err := a.connections(q)
 	if err != nil {
 		return e, err
 	}
-	policy := a.answer(&e, questions)
+	policy := a.answer(&e, connections)
 	if !policy {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
@@ -52,8 +51,8 @@ func (a *Agent) Explain(ctx context.Context, q Question) (Explanation, error) {
 		e.Warnings = append(e.Warnings, err.Error())
 	}
 	var passed []string
-	for _, v := range questions {
-		passed = append(passed, a.hooks(v)...)
+	for _, c := range connections {
+		passed = append(passed, a.hooks(c)...)
 	}
 	for _, o := range obstacles {
 		if slices.Contains(passed, o.Hook) {
@@ -100,75 +99,14 @@ func (a *Agent) hooks(q verdict.Question) []string {
 	return []string{"prerouting", "forward", "postrouting"}
 }
 
-// maxAskers bounds how many pods of a service are asked about.
-const maxAskers = 16
-
-// questions are what a question comes to, in addresses.
-func (a *Agent) questions(q Question) (list []verdict.Question, err error) {
-	a.Store.Read(func(v *store.View) {
-		var from, to end
-		if from, err = findEnd(v, q.From); err != nil {
-			return
-		}
-		if to, err = findEnd(v, q.To); err != nil {
-			return
-		}
-		var port uint16
-		var protocol uint8
-		if port, protocol, err = to.port(q); err != nil {
-			return
-		}
-		for _, asker := range askers(v, from, a.Node) {
-			for _, is4 := range []bool{true, false} {
-				src, dst := asker.family(is4), to.family(is4)
-				if !src.IsValid() || !dst.IsValid() || q.Family == 4 && !is4 || q.Family == 6 && is4 {
-					continue
-				}
-				list = append(list, a.question(src, dst, protocol, port))
-			}
-		}
-		if len(list) == 0 {
-			err = noFamily(q, from, to)
-		}
-	})
+// connections are those that a question is about, with what this node knows of them.
+func (a *Agent) connections(q question.Question) (list []verdict.Question, err error) {
+	a.Store.Read(func(v *store.View) { list, err = q.Connections(v, a.Node) })
+	for i := range list {
+		c := &list[i]
+		c.Here, c.Name, c.Node, c.Route = a.Node, a.whose, a.podNode, a.Route
+	}
 	return list, err
-}
-
-// askers are who sends where a service is named: the pods that it selects, this node's before others.
-func askers(v *store.View, from end, node string) []end {
-	if from.service == nil {
-		return []end{from}
-	}
-	var pods []*model.Pod
-	for _, pod := range v.Selected(from.service) {
-		if len(pod.IPs) > 0 && !pod.Finished && !pod.HostNetwork {
-			pods = append(pods, pod)
-		}
-	}
-	slices.SortStableFunc(pods, func(x, y *model.Pod) int {
-		return cmp.Compare(elsewhere(x, node), elsewhere(y, node))
-	})
-	var ends []end
-	for _, pod := range pods[:min(len(pods), maxAskers)] {
-		ends = append(ends, end{name: "pod " + pod.Name.String(), addrs: pod.IPs, pod: pod})
-	}
-	return ends
-}
-
-func elsewhere(pod *model.Pod, node string) int {
-	if pod.Node == node {
-		return 0
-	}
-	return 1
-}
-
-// question asks about two addresses.
-func (a *Agent) question(from, to netip.Addr, protocol uint8, port uint16) verdict.Question {
-	q := verdict.Question{From: from, To: to, Protocol: protocol, Port: port, Here: a.Node, Name: a.whose, Node: a.podNode, Route: a.Route}
-	if protocol == ping {
-		q.Protocol, q.ICMPType = verdict.Ping(to)
-	}
-	return q
 }
 
 // podNode names the node of the pod that has an address.
@@ -177,25 +115,6 @@ func (a *Agent) podNode(addr netip.Addr) string {
 		return pod.Node
 	}
 	return ""
-}
-
-func noFamily(q Question, from, to end) error {
-	has := func(e end, text string) string {
-		var families []string
-		for _, is4 := range []bool{true, false} {
-			if e.family(is4).IsValid() {
-				families = append(families, map[bool]string{true: "IPv4", false: "IPv6"}[is4])
-			}
-		}
-		return fmt.Sprintf("%s has %s", cmp.Or(e.name, text), strings.Join(families, " and "))
-	}
-	if from.service != nil {
-		return fmt.Errorf("%s selects no pod that could send: name a pod", from.name)
-	}
-	if q.Family != 0 {
-		return fmt.Errorf("not both have an IPv%d address: %s, %s", q.Family, has(from, q.From), has(to, q.To))
-	}
-	return fmt.Errorf("no address family is common to both: %s, %s", has(from, q.From), has(to, q.To))
 }
 
 // failing says why the kernel may hold another state than the wanted one, if it may.

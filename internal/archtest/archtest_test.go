@@ -138,6 +138,8 @@ var rules = []rule{
 		"upkeep goes by what the driver holds: it needs to know neither the objects nor who decides what is done when"},
 	{"internal/verdict", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"verdict says what the desired state does with a connection: it asks neither the kernel nor the objects, so that it can be held against both"},
+	{"internal/question", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+		"question reads what people ask and finds the objects that they name: what becomes of the connection is for verdict to say"},
 	{"internal/link", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"link says what the kernel tells of interfaces and routes; what that means for pods is the compiler's business"},
 	{"internal/nflog", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/agent"}),

@@ -1,29 +1,27 @@
-package agent
+package question
 
 import (
 	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
 
-func TestParseQuestion(t *testing.T) {
+func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
 		want     Question
 		err      string
 	}{
-		{"web", "db:5432", Question{From: "web", To: "db", Port: "5432"}, ""},
-		{"shop/web", "shop/db:5432/TCP", Question{From: "shop/web", To: "shop/db", Port: "5432", Protocol: "tcp"}, ""},
-		{"10.0.0.1", "svc/kube-system/dns:dns/udp", Question{From: "10.0.0.1", To: "svc/kube-system/dns", Port: "dns", Protocol: "udp"}, ""},
-		{"[fd00::1]", "[fd00::2]:80/sctp", Question{From: "fd00::1", To: "fd00::2", Port: "80", Protocol: "sctp"}, ""},
-		{"fd00::1", "[fd00::2]/icmp", Question{From: "fd00::1", To: "fd00::2", Protocol: "icmp"}, ""},
-		{"node/a", "shop/db/icmp", Question{From: "node/a", To: "shop/db", Protocol: "icmp"}, ""},
-		{"web", "shop/tcp:80", Question{From: "web", To: "shop/tcp", Port: "80"}, ""},
+		{"web", "db:5432", Question{From: ParseEnd("web"), To: ParseEnd("db"), Port: "5432"}, ""},
+		{"shop/web", "shop/db:5432/TCP", Question{From: ParseEnd("shop/web"), To: ParseEnd("shop/db"), Port: "5432", Protocol: "tcp"}, ""},
+		{"10.0.0.1", "svc/kube-system/dns:dns/udp", Question{From: ParseEnd("10.0.0.1"), To: ParseEnd("svc/kube-system/dns"), Port: "dns", Protocol: "udp"}, ""},
+		{"[fd00::1]", "[fd00::2]:80/sctp", Question{From: ParseEnd("fd00::1"), To: ParseEnd("fd00::2"), Port: "80", Protocol: "sctp"}, ""},
+		{"fd00::1", "[fd00::2]/icmp", Question{From: ParseEnd("fd00::1"), To: ParseEnd("fd00::2"), Protocol: "icmp"}, ""},
+		{"node/a", "shop/db/icmp", Question{From: ParseEnd("node/a"), To: ParseEnd("shop/db"), Protocol: "icmp"}, ""},
+		{"web", "shop/tcp:80", Question{From: ParseEnd("web"), To: ParseEnd("shop/tcp"), Port: "80"}, ""},
 		{"", "db:80", Question{}, "where the connection comes from"},
 		{"web", "db", Question{}, "TO:PORT"},
 		{"web", "shop/tcp", Question{}, "TO:PORT"},
@@ -34,7 +32,7 @@ func TestParseQuestion(t *testing.T) {
 		{"web", "db:0", Question{}, "out of range"},
 		{"web", "x/a:80/tpc", Question{}, `"tpc" is no protocol that is known here: write it as TO:PORT or TO:PORT/PROTOCOL (tcp, udp, sctp), or TO/icmp`},
 	} {
-		got, err := ParseQuestion(c.from, c.to)
+		got, err := Parse(c.from, c.to)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s to %s: %v, want %q", c.from, c.to, err, c.err)
@@ -42,7 +40,23 @@ func TestParseQuestion(t *testing.T) {
 			continue
 		}
 		if err != nil || got != c.want {
-			t.Errorf("%s to %s (-want +got): %v\n%s", c.from, c.to, err, cmp.Diff(c.want, got))
+			t.Errorf("%s to %s: %+v, %v; want %+v", c.from, c.to, got, err, c.want)
+		}
+	}
+}
+
+// What an end is written as is read as the same end.
+func TestEndString(t *testing.T) {
+	for text, want := range map[string]End{
+		"::ffff:10.0.0.1": {Addr: netip.MustParseAddr("10.0.0.1")},
+		"fe80::1%eth0":    {Addr: netip.MustParseAddr("fe80::1")},
+		"Pods/shop/web":   {Kind: Pod, Name: "shop/web"},
+		"node/a":          {Kind: Node, Name: "a"},
+		"shop/web":        {Name: "shop/web"},
+		"web":             {Name: "web"},
+	} {
+		if got := ParseEnd(text); got != want || ParseEnd(got.String()) != want {
+			t.Errorf("%s is %+v, and again %+v; want %+v", text, got, ParseEnd(got.String()), want)
 		}
 	}
 }
@@ -58,8 +72,12 @@ func ends() *store.Store {
 		}
 		return store.Event{Kind: model.PodKind, Name: p.Name, Object: p}
 	}
-	s.Apply(web(1, "10.1.0.1"))
+	service := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "web-1"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+		Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, TargetPort: 8080}},
+	}
 	s.Apply([]store.Event{
+		{Kind: store.Services, Name: service.Name, Object: service},
 		pod("shop", "web-1", "10.1.0.1", "fd00::1"), // shares its name with the service
 		pod("shop", "frontend-7d4b9-x2v5k", "10.1.0.2"),
 		pod("default", "client", "10.1.0.3"),
@@ -70,15 +88,15 @@ func ends() *store.Store {
 	return s
 }
 
-func TestFindEnd(t *testing.T) {
+func TestFind(t *testing.T) {
 	s := ends()
 	for _, c := range []struct {
 		text, name string
 		addrs      string
 		err        string
 	}{
-		{"10.9.9.9", "", "10.9.9.9", ""},
-		{"::ffff:10.9.9.9", "", "10.9.9.9", ""},
+		{"10.9.9.9", "10.9.9.9", "10.9.9.9", ""},
+		{"::ffff:10.9.9.9", "10.9.9.9", "10.9.9.9", ""},
 		{"client", "pod default/client", "10.1.0.3", ""},
 		{"shop/web-1", "pod shop/web-1", "10.1.0.1 fd00::1", ""},
 		{"svc/shop/web-1", "service shop/web-1", "10.0.0.1", ""},
@@ -96,7 +114,7 @@ func TestFindEnd(t *testing.T) {
 		{"unheard", "", "", "NAMESPACE/NAME"},
 	} {
 		s.Read(func(v *store.View) {
-			e, err := findEnd(v, c.text)
+			e, err := find(v, ParseEnd(c.text))
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("%s: %v, want %q", c.text, err, c.err)
@@ -114,7 +132,7 @@ func TestFindEnd(t *testing.T) {
 	}
 }
 
-func TestPortOfEnd(t *testing.T) {
+func TestPort(t *testing.T) {
 	s := ends()
 	for _, c := range []struct {
 		to       string
@@ -130,12 +148,12 @@ func TestPortOfEnd(t *testing.T) {
 		{"10.1.0.1:http", 0, 0, "10.1.0.1 gives no port a name"},
 		{"client/icmp", 0, ping, ""},
 	} {
-		q, err := ParseQuestion("client", c.to)
+		q, err := Parse("client", c.to)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.Read(func(v *store.View) {
-			e, err := findEnd(v, q.To)
+			e, err := find(v, q.To)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -153,12 +171,12 @@ func TestPortOfEnd(t *testing.T) {
 	}
 }
 
-func FuzzParseQuestion(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add("shop/web", "[fd00::2]:80/sctp")
 	f.Add("[", "a/b/icmp")
 	f.Fuzz(func(t *testing.T, from, to string) {
-		q, err := ParseQuestion(from, to)
-		if err == nil && (q.From == "" || q.To == "") {
+		q, err := Parse(from, to)
+		if err == nil && (q.From == End{} || q.To == End{}) {
 			t.Errorf("%q to %q: taken as %+v", from, to, q)
 		}
 	})

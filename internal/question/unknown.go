@@ -1,0 +1,96 @@
+package question
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// maxNearest bounds how many names are offered for one that nothing has.
+const maxNearest = 3
+
+// unknown says that nothing has the name, and what has one like it.
+func unknown(v *store.View, e End, name model.Name) error {
+	var names []string
+	if e.Kind == "" || e.Kind == Pod {
+		for _, pod := range v.Pods() {
+			names = append(names, pod.Name.String())
+		}
+	}
+	if e.Kind == "" || e.Kind == Service {
+		for _, svc := range v.ServiceNames() {
+			names = append(names, "svc/"+svc.String())
+		}
+	}
+	if e.Kind == "" || e.Kind == Node {
+		for _, node := range v.NodeNames() {
+			names = append(names, "node/"+node)
+		}
+	}
+	what := map[Kind]string{"": "pod, service or node", Pod: "pod", Service: "service", Node: "node"}[e.Kind]
+	err := fmt.Errorf("there is no %s %s", what, e.Name)
+	near := nearest(names, name)
+	if len(near) == 0 {
+		return fmt.Errorf("%w: write NAMESPACE/NAME, node/NAME or an address", err)
+	}
+	return fmt.Errorf("%w: did you mean %s?", err, strings.Join(near, ", "))
+}
+
+// nearest returns the names most like the one that was asked for: by their last part, then as a whole.
+func nearest(names []string, asked model.Name) []string {
+	type scored struct {
+		name  string
+		score int
+	}
+	// Kubernetes' names have no capitals.
+	namespace, short := strings.ToLower(asked.Namespace), strings.ToLower(asked.Name)
+	var found []scored
+	for _, n := range names {
+		last := n[strings.LastIndexByte(n, '/')+1:]
+		d := distance(last, short)
+		if strings.HasPrefix(last, short) {
+			d = 1 // a pod of the Deployment or StatefulSet
+		}
+		if d > max(2, len(short)/3) {
+			continue
+		}
+		score := 2 * d
+		if !strings.Contains("/"+n, "/"+namespace+"/") {
+			score++
+		}
+		found = append(found, scored{n, score})
+	}
+	slices.SortStableFunc(found, func(a, b scored) int {
+		return cmp.Or(cmp.Compare(a.score, b.score), cmp.Compare(a.name, b.name))
+	})
+	var near []string
+	for _, f := range found[:min(len(found), maxNearest)] {
+		near = append(near, f.name)
+	}
+	return near
+}
+
+// distance is the number of letters to insert, delete or replace to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
