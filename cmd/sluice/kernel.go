@@ -3,12 +3,16 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/probe"
 )
 
 // openDriver opens the driver of the calling thread's network namespace; tests put a
@@ -16,6 +20,13 @@ import (
 var openDriver = func(o driver.Options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o})
 }
+
+// What the agent's parts need of the kernel: for services, for policy, and what they do without.
+var (
+	serviceRequirements  = append(slices.Clone(nftables.Requirements), conntrack.Requirement)
+	policyRequirements   = append(slices.Clone(nftables.PolicyRequirements), nflog.Requirement)
+	optionalRequirements = []*probe.Requirement{nftables.Protection}
+)
 
 // privilege says what is missing where the kernel refused for want of privileges.
 func privilege(err error) error {

@@ -36,6 +36,7 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 				return err
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
+				Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
 				Driver:  func(ctx context.Context) error { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			results := preflight.Check(facts)

@@ -24,6 +24,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	kernelprobe "sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
@@ -539,8 +540,8 @@ func TestAddressThatIsWrong(t *testing.T) {
 
 func TestProbeFailure(t *testing.T) {
 	d := newFakeDriver()
-	d.probeErr = driver.ErrNotSupported
-	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, driver.ErrNotSupported) {
+	d.probeErr = kernelprobe.ErrNotSupported
+	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, kernelprobe.ErrNotSupported) {
 		t.Errorf("Run on an old kernel: %v", err)
 	}
 }

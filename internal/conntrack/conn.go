@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/probe"
 )
 
 const (
@@ -48,23 +49,40 @@ type Conn struct {
 	nl *netlink.Conn // nil after a failure, until the next call dials anew
 }
 
+// Requirement is what the package needs of the kernel.
+var Requirement = &probe.Requirement{
+	Name: "connection tracking over netlink", Since: "2.6.14", Modules: []string{"nf_conntrack_netlink"},
+	Check: func(context.Context) error {
+		c, err := open()
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	},
+}
+
 // Open opens a socket in the calling thread's network namespace, where it
 // stays. It needs CAP_NET_ADMIN there, and says so if that is missing.
 func Open() (*Conn, error) {
+	c, err := open()
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w (it needs CAP_NET_ADMIN)", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open connection tracking: %w", Requirement.Missing(err))
+	}
+	return c, nil
+}
+
+func open() (*Conn, error) {
 	ns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
-		return nil, fmt.Errorf("open connection tracking: %w", err)
+		return nil, err
 	}
 	c := &Conn{ns: ns}
 	if err := c.probe(); err != nil {
 		_ = c.Close()
-		switch {
-		case errors.Is(err, unix.EPERM):
-			err = fmt.Errorf("%w (it needs CAP_NET_ADMIN)", err)
-		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
-			err = fmt.Errorf("%w (load the kernel module nf_conntrack_netlink)", err)
-		}
-		return nil, fmt.Errorf("open connection tracking: %w", err)
+		return nil, err
 	}
 	return c, nil
 }

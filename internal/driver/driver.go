@@ -13,10 +13,6 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// ErrNotSupported is wrapped by Probe's error when the kernel lacks something
-// the driver needs; the message names it and the version that has it.
-var ErrNotSupported = errors.New("not supported by this kernel")
-
 // ErrBusy is wrapped when another process owns the driver's kernel objects.
 var ErrBusy = errors.New("owned by another process")
 
@@ -48,8 +44,8 @@ type Options struct {
 type Driver interface {
 	// Capabilities returns what the driver can do; always the same. Safe for concurrent use.
 	Capabilities() Capabilities
-	// Probe checks that this kernel and these privileges suffice, and
-	// changes nothing.
+	// Probe checks that this kernel and these privileges suffice, and changes nothing. Its error wraps
+	// probe.ErrNotSupported and names each requirement that the kernel does not meet, with the version that does.
 	Probe(ctx context.Context) error
 	// Adopt reads what the kernel holds, compares it with want and plans the difference. It serves
 	// start-up, recovery after a failed Apply and the periodic audit. A part that want does not have

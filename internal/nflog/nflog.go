@@ -15,6 +15,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/probe"
 )
 
 const (
@@ -34,9 +36,10 @@ const (
 	cfgThreshold = 5
 	cfgFlags     = 6
 
-	commandBind = 1
-	copyPacket  = 2
-	flagSeq     = 1
+	commandBind   = 1
+	commandUnbind = 2
+	copyPacket    = 2
+	flagSeq       = 1
 
 	attrHeader    = 1
 	attrTimestamp = 3
@@ -49,6 +52,24 @@ const (
 
 // ErrBusy says that another process reads the group: the kernel gives a group to one at a time.
 var ErrBusy = errors.New("another process reads this group already; end it first")
+
+// Requirement is what the package needs of the kernel.
+var Requirement = &probe.Requirement{
+	Name: "packets logged to a netlink group", Since: "2.6.14", Modules: []string{"nfnetlink_log"},
+	Check: func(context.Context) error {
+		const nobodys = 1<<16 - 1
+		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = nl.Close() }()
+		err = (&Conn{nl: nl}).configure(nobodys, func(ae *netlink.AttributeEncoder) { ae.Bytes(cfgCommand, []byte{commandUnbind}) })
+		if errors.Is(err, unix.ENODEV) { // nobody has the group
+			return nil
+		}
+		return err
+	},
+}
 
 // Packet is one packet that the kernel told of.
 type Packet struct {
@@ -85,8 +106,8 @@ func Open(group uint16) (*Conn, error) {
 			err = ErrBusy
 		case errors.Is(err, unix.EPERM):
 			err = fmt.Errorf("%w (it needs CAP_NET_ADMIN)", err)
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-			err = fmt.Errorf("%w (load the kernel module nfnetlink_log)", err)
+		default:
+			err = Requirement.Missing(err)
 		}
 		return nil, fmt.Errorf("open nflog group %d: %w", group, err)
 	}
@@ -124,22 +145,25 @@ func (c *Conn) bind(group uint16) error {
 			ae.Uint16(cfgFlags, flagSeq)
 		},
 	} {
-		ae := netlink.NewAttributeEncoder()
-		ae.ByteOrder = binary.BigEndian
-		put(ae)
-		attrs, err := ae.Encode()
-		if err != nil {
-			return err
-		}
-		m := netlink.Message{
-			Header: netlink.Header{Type: msgConfig, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   append(binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, group), attrs...),
-		}
-		if err := c.acknowledged(m); err != nil {
+		if err := c.configure(group, put); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (c *Conn) configure(group uint16, put func(*netlink.AttributeEncoder)) error {
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	put(ae)
+	attrs, err := ae.Encode()
+	if err != nil {
+		return err
+	}
+	return c.acknowledged(netlink.Message{
+		Header: netlink.Header{Type: msgConfig, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append(binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, group), attrs...),
+	})
 }
 
 // acknowledged sends a message and waits for its acknowledgement, before which packets may come already.

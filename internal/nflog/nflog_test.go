@@ -186,3 +186,9 @@ func TestNextEnds(t *testing.T) {
 		t.Errorf("after the end of one call: %+v", p)
 	}
 }
+
+func TestRequirement(t *testing.T) {
+	if err := Requirement.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -40,19 +40,19 @@ func features(f *Facts) []Result {
 	if f.FeaturesErr != nil {
 		return cannotTell(name, f.FeaturesErr)
 	}
-	return able(name, f.Features, "use a kernel that has nftables with its nat, fib, numgen, ct and reject modules (Debian's stock kernel does)")
+	return able(name, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
 }
 
-// able fails with each feature that the kernel lacks; do says what to do then.
+// able fails with each requirement that the kernel does not meet; do says what to do then.
 func able(name string, features []Feature, do string) []Result {
 	var names []string
 	var results []Result
-	for _, feature := range features {
-		if feature.Err == nil {
-			names = append(names, feature.Name)
+	for _, f := range features {
+		if f.Err == nil {
+			names = append(names, f.Name)
 			continue
 		}
-		results = append(results, Result{name, Fail, fmt.Sprintf("%s: %v", feature.Name, feature.Err), do})
+		results = append(results, Result{name, Fail, f.Err.Error(), do})
 	}
 	if len(results) > 0 {
 		return results
@@ -60,7 +60,7 @@ func able(name string, features []Feature, do string) []Result {
 	return one(name, OK, "can do: "+strings.Join(names, ", "), "")
 }
 
-// program goes beyond features: the kernel checks the very rules that the agent would load.
+// program goes beyond the requirements: the kernel checks the very rules that the agent would load.
 func program(f *Facts) []Result {
 	const name = "program"
 	switch {
@@ -72,17 +72,17 @@ func program(f *Facts) []Result {
 	return one(name, OK, "the kernel takes our nftables program", "")
 }
 
-func ownership(f *Facts) []Result {
-	const name = "table owner"
-	switch {
-	case f.FeaturesErr != nil:
-		return nil // said by features
-	case f.Persist && f.Owner:
-		return one(name, OK, "owner and persist: a flush by another program cannot remove our table", "")
-	case f.Owner:
-		return one(name, OK, "no persist before Linux 6.9: the table is not owned, and put back within a second if another program flushes it", "")
+// optional says what is different where the kernel lacks what it need not have.
+func optional(f *Facts) []Result {
+	var results []Result
+	for _, o := range f.Optional {
+		seen := "the kernel has it (Linux " + o.Since + ")"
+		if o.Err != nil {
+			seen = fmt.Sprintf("not before Linux %s: %s", o.Since, o.Without)
+		}
+		results = append(results, Result{Check: o.Name, Status: OK, Seen: seen})
 	}
-	return one(name, OK, "no table owners before Linux 5.12: the table is put back within a second if another program flushes it", "")
+	return results
 }
 
 func routes(f *Facts) []Result {

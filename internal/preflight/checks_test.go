@@ -11,17 +11,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
 // healthy returns the facts of a node that lacks nothing.
 func healthy() *Facts {
 	return &Facts{
-		Kernel:   "6.12.3-cloud-amd64",
-		NetAdmin: true,
-		Features: []Feature{{Name: "masquerade"}},
-		Owner:    true, Persist: true,
-		PolicyFeatures: []Feature{{Name: "connection labels"}},
+		Kernel:         "6.12.3-cloud-amd64",
+		NetAdmin:       true,
+		Features:       []Feature{{Requirement: &probe.Requirement{Name: "masquerade", Since: "5.2", Modules: []string{"nft_masq"}}}},
+		Optional:       []Feature{{Requirement: &probe.Requirement{Name: "table owner", Since: "6.9", Without: "put back within a second"}}},
+		PolicyFeatures: []Feature{{Requirement: &probe.Requirement{Name: "connection labels", Since: "4.8"}}},
 		Families:       []Family{{Name: "IPv4", Target: "10.96.0.1", Route: "via 10.0.0.1 dev eth0", Forwards: true}},
 		Conntrack:      Conntrack{Loaded: true, Count: 10, Max: 262144, Liberal: true},
 		Socket:         "/run/sluice/sluice.sock",
@@ -55,16 +56,18 @@ func TestChecks(t *testing.T) {
 		{"oldest kernel", func(f *Facts) { f.Kernel = "6.1.0-30-amd64" }, "kernel", OK, "Linux 6.1.0", ""},
 		{"odd kernel", func(f *Facts) { f.Kernel = "custom" }, "kernel", Warn, "cannot read the version", ""},
 		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
-		{"missing feature", func(f *Facts) { f.Features[0].Err = unix.EOPNOTSUPP }, "nftables", Fail, "masquerade: operation not supported", "modules"},
+		{"missing feature", func(f *Facts) { f.Features[0].Err = f.Features[0].Missing(unix.EOPNOTSUPP) }, "nftables", Fail,
+			"masquerade: not supported by this kernel: operation not supported (needs Linux 5.2 with nft_masq)", "modules"},
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
 		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
 		{"driver refuses", func(f *Facts) { f.DriverAsked, f.DriverErr = true, errors.New("no such map") }, "program", Fail, "no such map", "kernel"},
-		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = unix.EOPNOTSUPP }, "policy", Fail, "connection labels: operation not supported", "--policy=false"},
+		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = f.PolicyFeatures[0].Missing(unix.EOPNOTSUPP) }, "policy", Fail,
+			"connection labels: not supported by this kernel: operation not supported (needs Linux 4.8)", "--policy=false"},
 		{"policy cannot be told", func(f *Facts) { f.PolicyErr = denied }, "policy", Warn, "cannot tell: permission denied", "root"},
 		{"bridged pods", func(f *Facts) { f.Bridges = []string{"cni0"} }, "bridged pods", Warn, "behind cni0", "bridge-nf-call-iptables=1"},
 		{"bridged pods that IP sees", func(f *Facts) { f.Bridges, f.BridgeCalls = []string{"cni0"}, true }, "bridged pods", OK, "by their addresses alone", ""},
-		{"no persist", func(f *Facts) { f.Persist = false }, "table owner", OK, "before Linux 6.9", ""},
-		{"no owner", func(f *Facts) { f.Persist, f.Owner = false, false }, "table owner", OK, "before Linux 5.12", ""},
+		{"owned table", func(*Facts) {}, "table owner", OK, "Linux 6.9", ""},
+		{"no owned table", func(f *Facts) { f.Optional[0].Err = f.Optional[0].Missing(unix.EINVAL) }, "table owner", OK, "not before Linux 6.9: put back within a second", ""},
 		{"no route", func(f *Facts) { f.Families[0].RouteErr = unix.ENETUNREACH }, "route IPv4", Fail, "no route to 10.96.0.1: network is unreachable", "default route"},
 		{"no forwarding", func(f *Facts) { f.Families[0].Forwards = false }, "forwarding IPv4", Warn, "off", "sluice run"},
 		{"learnt route", func(f *Facts) { f.Families[0].Forwards, f.Families[0].AdviceErr = false, errors.New("set accept_ra=2") }, "forwarding IPv4", Fail, "off", "set accept_ra=2"},

@@ -1,6 +1,9 @@
 package preflight
 
-import "sluice.dev/sluice/internal/sysctl"
+import (
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/sysctl"
+)
 
 // Facts is what Check judges. An Err field says why its neighbours could not
 // be read; they are empty then.
@@ -11,13 +14,12 @@ type Facts struct {
 	NetAdmin    bool // CAP_NET_ADMIN is effective
 	NetAdminErr error
 
-	Features    []Feature // those the nftables program needs
-	Owner       bool      // tables can be owned by a socket (Linux 5.12)
-	Persist     bool      // an owned table outlives its owner (Linux 6.9)
-	FeaturesErr error
+	Features    []Feature // requirements of services
+	Optional    []Feature // what the kernel need not have
+	FeaturesErr error     // why they could not be asked
 
 	PolicyAsked    bool      // the agent is to carry out policy, too
-	PolicyFeatures []Feature // those that policy needs; none: policy is not asked for
+	PolicyFeatures []Feature // requirements of policy; none: policy is not asked for
 	PolicyErr      error
 	Bridges        []string // that have veths; only read where policy is asked for
 	BridgeCalls    bool     // what a bridge forwards meets the rules of IP, too
@@ -52,10 +54,10 @@ type Facts struct {
 	RecordErr error
 }
 
-// Feature is something that nftables has to be able to do.
+// Feature is a requirement on the kernel, and its answer.
 type Feature struct {
-	Name string
-	Err  error // nil: it can
+	*probe.Requirement
+	Err error // nil: it can
 }
 
 // Family is an address family in use on the node.

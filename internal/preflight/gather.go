@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -27,6 +28,8 @@ type Options struct {
 	ServiceCIDRs []netip.Prefix
 	// Policy: the agent is to carry out network policy, too.
 	Policy bool
+	// Requirements on the kernel: of services, of policy, and what need not be met.
+	Requirements, PolicyRequirements, Optional []*probe.Requirement
 	// Driver asks the driver whether this kernel takes its program; nil: do not ask.
 	Driver func(context.Context) error
 	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
@@ -34,20 +37,17 @@ type Options struct {
 }
 
 // Gather reads the facts of the calling thread's network namespace. What cannot
-// be read is noted in the facts. Nothing is changed but for an nftables table that
-// is made and removed in one transaction, so that no packet ever meets it, and for a
-// moment in which the addresses that the agent would serve on are in use.
+// be read is noted in the facts. Nothing is changed but that the addresses that the agent
+// would serve on are in use for a moment.
 func Gather(ctx context.Context, o Options) *Facts {
 	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = effective(unix.CAP_NET_ADMIN)
-	f.Features, f.FeaturesErr = probe(trials)
-	if f.FeaturesErr == nil {
-		f.Owner, f.Persist = owners()
-	}
+	f.Features, f.FeaturesErr = f.ask(ctx, o.Requirements)
+	f.Optional, _ = f.ask(ctx, o.Optional) // what can go wrong does with those that are needed, too
 	if f.PolicyAsked = o.Policy; o.Policy {
 		var err error
-		f.PolicyFeatures, f.PolicyErr = probe(policyTrials)
+		f.PolicyFeatures, f.PolicyErr = f.ask(ctx, o.PolicyRequirements)
 		f.Bridges, f.BridgeCalls, err = bridges()
 		f.PolicyErr = errors.Join(f.PolicyErr, err)
 	}
@@ -79,6 +79,22 @@ func release() (string, error) {
 		return "", fmt.Errorf("read kernel version: %w", err)
 	}
 	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+// ask checks requirements on the kernel.
+func (f *Facts) ask(ctx context.Context, requirements []*probe.Requirement) (features []Feature, err error) {
+	denied := f.NetAdminErr == nil && !f.NetAdmin
+	for _, r := range requirements {
+		if !denied {
+			err = r.Met(ctx)
+			denied = errors.Is(err, os.ErrPermission)
+		}
+		if denied {
+			return nil, errors.New("nftables needs CAP_NET_ADMIN")
+		}
+		features = append(features, Feature{r, err})
+	}
+	return features, nil
 }
 
 // effective reports whether the calling thread has a capability.

@@ -16,8 +16,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -95,6 +97,8 @@ func gather(t *testing.T, ns *netns.NS, o preflight.Options) []preflight.Result 
 	if o.Socket == "" {
 		o.Socket = filepath.Join(t.TempDir(), "sluice.sock")
 	}
+	o.Requirements, o.PolicyRequirements = nftables.Requirements, nftables.PolicyRequirements
+	o.Optional = []*probe.Requirement{nftables.Protection}
 	var results []preflight.Result
 	err := ns.Do(func() error {
 		results = preflight.Check(preflight.Gather(t.Context(), o))
@@ -219,7 +223,7 @@ func TestWithoutPrivileges(t *testing.T) {
 		if err := unix.Capset(&header, &none[0]); err != nil {
 			return fmt.Errorf("drop capabilities: %w", err)
 		}
-		results = preflight.Check(preflight.Gather(t.Context(), preflight.Options{Socket: "/nonexistent"}))
+		results = preflight.Check(preflight.Gather(t.Context(), preflight.Options{Socket: "/nonexistent", Requirements: nftables.Requirements}))
 		return nil
 	})
 	if err != nil {

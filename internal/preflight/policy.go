@@ -18,7 +18,7 @@ func policyFeatures(f *Facts) []Result {
 	case len(f.PolicyFeatures) == 0:
 		return nil
 	}
-	return able(name, f.PolicyFeatures, "use a kernel that has nftables with its fib, ct, log and inet ingress (Debian's stock kernel does), or leave policy out: sluice run --policy=false")
+	return able(name, f.PolicyFeatures, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does), or leave policy out: sluice run --policy=false")
 }
 
 // bridged says what policy cannot see. Pods behind one bridge reach each other without

@@ -17,8 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
@@ -107,7 +105,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.close(), sock.close())
 	}
 	d := &Driver{
-		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && canOwn(sock), log: log, sock: sock,
+		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && Protection.Met(context.Background()) == nil, log: log, sock: sock,
 		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
@@ -127,40 +125,6 @@ func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
 	return errors.Join(d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
-}
-
-// canOwn asks the kernel whether it knows tables that outlive their owner, by
-// creating one that is gone before anyone could see it.
-func canOwn(s *socket) bool {
-	b := newBatch(TableName + "-probe")
-	b.addTable(tableFlagOwner | tableFlagPersist)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
-	_, err := b.send(s)
-	return err == nil
-}
-
-// Probe implements driver.Driver: it has the kernel build the whole program in
-// a transaction that undoes itself.
-func (d *Driver) Probe(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	b := newBatch(TableName + "-probe")
-	b.addTable(0)
-	b.addProgram(d.prog, nil, nil)
-	b.do(&b.after, unix.NFT_MSG_DELTABLE, 0, "delete it", b.tableName)
-	switch _, err := b.send(d.sock); {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("program nftables: %w: the agent needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("program nftables: %w: %w (Linux 6.1 with nf_tables, nft_nat, nft_masq, nft_fib_inet, nft_reject_inet, nft_numgen, nft_hash, nft_limit and nft_ct is known to do; for policy, with nft_log, nft_objref and nfnetlink_log, too)", driver.ErrNotSupported, err)
-	default:
-		return fmt.Errorf("program nftables: %w", err)
-	}
 }
 
 // sum stands for a set's content: the number of its elements and the exclusive or of

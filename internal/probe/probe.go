@@ -1,0 +1,71 @@
+// Package probe has the requirements on the kernel: named checks, each declared beside the code that needs it, run once,
+// with the version of Linux that brought what it asks for.
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotSupported is wrapped by the error of a requirement that the kernel does not meet.
+var ErrNotSupported = errors.New("not supported by this kernel")
+
+// Requirement is something that the kernel has to be able to do. It is safe for concurrent use.
+type Requirement struct {
+	Name    string   // "masquerade"
+	Since   string   // the version of Linux that brought it: "4.9"
+	Modules []string // that have it, where it is not built in
+	// Without says what is different on a kernel that lacks it; empty: its package does not work there.
+	Without string
+	// Check returns nil if the kernel can do it. It changes nothing that anybody could notice.
+	Check func(context.Context) error
+
+	mu   sync.Mutex
+	told bool
+	err  error
+}
+
+// Met checks the requirement in the calling thread's network namespace. Once the kernel has said yes or no, that
+// holds until the process ends; any other error, such as missing privileges, is no answer.
+func (r *Requirement) Met(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.told {
+		r.err = r.Missing(r.Check(ctx))
+		r.told = r.err == nil || errors.Is(r.err, ErrNotSupported)
+	}
+	return r.err
+}
+
+// Missing adds to a kernel's error what is needed, if the error is one of those with which a kernel says that it does
+// not know what it was asked for. Others are returned as they are.
+func (r *Requirement) Missing(err error) error {
+	for _, unknown := range []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, unknown) && !errors.Is(err, ErrNotSupported) {
+			return fmt.Errorf("%s: %w: %w (needs %s)", r.Name, ErrNotSupported, err, r.needs())
+		}
+	}
+	return err
+}
+
+func (r *Requirement) needs() string {
+	needs := "Linux " + r.Since
+	if len(r.Modules) > 0 {
+		needs += " with " + strings.Join(r.Modules, ", ")
+	}
+	return needs
+}
+
+// Missing checks requirements and joins the errors of those that are not met.
+func Missing(ctx context.Context, requirements []*Requirement) error {
+	var errs []error
+	for _, r := range requirements {
+		errs = append(errs, r.Met(ctx))
+	}
+	return errors.Join(errs...)
+}
