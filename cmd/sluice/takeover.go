@@ -28,14 +28,10 @@ func newTakeoverCommand() *cobra.Command {
 		Long: `Take this node's services over from kube-proxy, or give them back, without a
 dropped connection.
 
---from kube-proxy: heed 'sluice preflight', and start the agent beside kube-proxy first. The command waits until the
-agent has programmed everything, compares what both serve, waits until kube-proxy is
-stopped (and says how), and removes its rules, whichever its mode.
-
---to kube-proxy: start kube-proxy, then stop the agent; what the agent has programmed works
-on. The command checks that kube-proxy is healthy and has programmed its rules, and
-removes what the agent has programmed.
-
+--from kube-proxy: heed 'sluice preflight', and start the agent beside kube-proxy first. Then this does, in this order:
+` + takeover.FromSteps() + `
+--to kube-proxy: start kube-proxy, then stop the agent; what the agent has programmed works on. Then this does:
+` + takeover.ToSteps() + `
 Connections go on all the time. Run again after an interruption, it goes on where it
 was. The exit status is 0 only if everything is done.`,
 		Args: cobra.NoArgs,

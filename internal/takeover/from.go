@@ -12,13 +12,8 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
-// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
-func From(ctx context.Context, o Options) error {
-	return o.locked(func() error { return o.from(ctx) })
-}
-
-func (o *Options) from(ctx context.Context) error {
+// findProxy tells what kube-proxy has programmed.
+func (o *Options) findProxy(ctx context.Context) error {
 	parts, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)
@@ -32,23 +27,7 @@ func (o *Options) from(ctx context.Context) error {
 			o.note("%s", a) // also where no agent is yet: it tells what its start would break
 		}
 	}
-	if err := o.agentReady(ctx, 0); err != nil {
-		return err
-	}
-	if err := o.coversProxy(ctx); err != nil {
-		return err
-	}
-	if o.DryRun {
-		return o.dryFrom(parts)
-	}
-	if err := o.proxyGone(ctx); err != nil {
-		return err
-	}
-	// The agent may have died while others were waited for; and ports that kube-proxy had are free now.
-	if err := o.agentReady(ctx, settleFor); err != nil {
-		return err
-	}
-	return o.removeProxy(ctx)
+	return nil
 }
 
 // nothingFrom ends where kube-proxy has no rules.
@@ -62,12 +41,20 @@ func (o *Options) nothingFrom() error {
 		return o.stop("%s runs on this node and has not programmed anything yet: stop it first\n%s", running[0], stopProxy(running[0], o.Node))
 	}
 	o.ok("nothing of kube-proxy is on this node: nothing to do")
-	return nil
+	return errDone
 }
 
-// agentReady waits until the agent has programmed all that is declared. Objects at fault don't stop it, but for patience it waits that they
-// are no longer.
-func (o *Options) agentReady(ctx context.Context, patience time.Duration) error {
+func (o *Options) agentReady(ctx context.Context) error { return o.agentProgrammed(ctx, 0) }
+
+// agentStillReady asks again: the agent may have ended while others were waited for. Ports that kube-proxy had are free now, so
+// it has the time to take them.
+func (o *Options) agentStillReady(ctx context.Context) error {
+	return o.agentProgrammed(ctx, settleFor)
+}
+
+// agentProgrammed waits until the agent has programmed all that is declared. Objects at fault don't stop it, but for patience
+// it waits that they are no longer.
+func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) error {
 	var minor error
 	begun := time.Now()
 	err := o.wait(ctx, func() (string, error) {
@@ -171,7 +158,7 @@ func (o *Options) proxyGone(ctx context.Context) error {
 	return nil
 }
 
-func (o *Options) dryFrom(parts []part) error {
+func (o *Options) wouldStopProxy(context.Context) error {
 	agent, _ := peer(o.Socket)
 	running, err := proxies(agent)
 	if err != nil {
@@ -179,6 +166,14 @@ func (o *Options) dryFrom(parts []part) error {
 	}
 	for _, p := range running {
 		o.line("would", "wait until %s is stopped:\n%s", p, stopProxy(p, o.Node))
+	}
+	return nil
+}
+
+func (o *Options) wouldRemoveProxy(ctx context.Context) error {
+	parts, err := find(ctx)
+	if err != nil {
+		return o.stop("%v", err)
 	}
 	for _, p := range parts {
 		o.line("would", "remove %s", p)
@@ -209,6 +204,11 @@ func (o *Options) removeProxy(ctx context.Context) error {
 		}
 		o.ok("removed %s", what)
 	}
+	return nil
+}
+
+// proxyRemoved sees that nobody has put rules back meanwhile.
+func (o *Options) proxyRemoved(ctx context.Context) error {
 	left, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)

@@ -4,130 +4,76 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/netip"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
-
-	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 )
 
-// Agent is what is asked of a running agent.
-type Agent interface {
-	// Sync returns once all that is declared is in the kernel, or says why it can't be.
-	Sync(ctx context.Context) error
+// step is one of those by which services change hands. It looks first and may be done again, so that a run goes on where
+// the last one ended; what undoes a list of steps is the other list.
+type step struct {
+	name string
+	do   func(*Options, context.Context) error
+	dry  func(*Options, context.Context) error // tells what do would do; nil: do changes nothing, and a dry run does it, too
 }
 
-// Options say what to take over, and how.
-type Options struct {
-	Socket string // where the agent is reached
-	Agent  Agent
-	// Minor reports whether an error of Sync is about some objects, and all others are programmed; false for nil.
-	Minor func(error) bool
-	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's network namespace.
-	Kernel driver.Lister
-	// Claimed reports whether an agent is at work in the calling thread's network namespace, wherever it is reached; To alone calls it.
-	Claimed func() (bool, error)
-	// Purge removes all that the agent has programmed; To alone calls it.
-	Purge func(ctx context.Context) error
-
-	Node  string // the name of this node's Node object, for what is to be typed
-	Force bool   // go on where the two differ
-	// GiveUp are addresses of the node on which kube-proxy's node ports may end.
-	GiveUp []netip.Prefix
-	// Wait is how long to wait for what others do: a program to stop or to start, and the agent to have programmed all.
-	Wait time.Duration
-	// Drain is how long to wait for connections that IPVS carries.
-	Drain  time.Duration
-	DryRun bool // say what would be done
-	Out    io.Writer
+// fromSteps take a node over from kube-proxy.
+var fromSteps = []step{
+	{"find what kube-proxy has programmed", (*Options).findProxy, nil},
+	{"wait until the agent has programmed all that is declared", (*Options).agentReady, nil},
+	{"compare what both serve", (*Options).coversProxy, nil},
+	{"wait until kube-proxy is stopped, and say how to stop it", (*Options).proxyGone, (*Options).wouldStopProxy},
+	{"ask the agent once more: it may have ended meanwhile", (*Options).agentStillReady, nothing},
+	{"remove kube-proxy's rules, whichever its mode", (*Options).removeProxy, (*Options).wouldRemoveProxy},
+	{"see that nothing of kube-proxy is left", (*Options).proxyRemoved, nothing},
 }
 
-// ErrStopped is wrapped by the error of a step that did not succeed. What was done before is safe to leave as it is, and the next
-// run goes on from there.
-var ErrStopped = errors.New("stopped")
-
-// poll is the time between two looks at what is waited for.
-const poll = 200 * time.Millisecond
-
-func (o *Options) line(mark, format string, args ...any) {
-	text := strings.ReplaceAll(model.PrintableLines(fmt.Sprintf(format, args...)), "\n", "\n        ")
-	_, _ = fmt.Fprintf(o.Out, "%-7s %s\n", mark, text)
+// toSteps give it back.
+var toSteps = []step{
+	{"wait until the agent is stopped, and say how to stop it", (*Options).agentGone, (*Options).wouldStopAgent},
+	{"find what the agent has programmed", (*Options).findOurs, nil},
+	{"wait until kube-proxy runs and is healthy", (*Options).proxyRuns, nil},
+	{"compare what both serve", (*Options).coversAgent, nil},
+	{"remove what the agent has programmed", (*Options).removeOurs, (*Options).wouldRemoveOurs},
 }
 
-func (o *Options) ok(format string, args ...any)   { o.line("ok", format, args...) }
-func (o *Options) note(format string, args ...any) { o.line("note", format, args...) }
+func nothing(*Options, context.Context) error { return nil }
 
-// stop says why it can't go on, and what to do.
-func (o *Options) stop(format string, args ...any) error {
-	o.line("failed", format, args...)
-	first, _, _ := strings.Cut(fmt.Sprintf(format, args...), "\n")
-	return fmt.Errorf("%w: %s", ErrStopped, first)
-}
+// FromSteps and ToSteps name what From and To do, one step a line.
+func FromSteps() string { return names(fromSteps) }
+func ToSteps() string   { return names(toSteps) }
 
-// wait asks until there is nothing more to say against going on, and says so once where that takes a while. Its error is an ErrStopped
-// with the last answer.
-func (o *Options) wait(ctx context.Context, hurdle func() (string, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, max(o.Wait, 0))
-	defer cancel()
-	for told := false; ; {
-		why, err := hurdle()
-		if err != nil {
-			return o.stop("%v", err)
-		}
-		if why == "" {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return o.stop("%s", why)
-		}
-		if !told && o.Wait > 0 {
-			o.line("wait", "for up to %s: %s", o.Wait, why)
-			told = true
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(poll):
-		}
+func names(steps []step) string {
+	var b strings.Builder
+	for i, s := range steps {
+		fmt.Fprintf(&b, "  %d. %s\n", i+1, s.name)
 	}
+	return b.String()
 }
 
-// differ tells of differences, which stop unless that is overruled.
-func (o *Options) differ(what []string) error {
-	for _, d := range what {
-		o.line("differs", "%s", d)
-	}
-	if len(what) == 0 || o.Force {
+// errDone ends the steps early: there is nothing more to do.
+var errDone = errors.New("nothing to do")
+
+// From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
+// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+func From(ctx context.Context, o Options) error { return o.walk(ctx, fromSteps) }
+
+// To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns nil once the agent has nothing more in the
+// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+func To(ctx context.Context, o Options) error { return o.walk(ctx, toSteps) }
+
+// walk does one step after the other until one fails.
+func (o *Options) walk(ctx context.Context, steps []step) error {
+	return o.locked(func() error {
+		for _, s := range steps {
+			do := s.do
+			if o.DryRun && s.dry != nil {
+				do = s.dry
+			}
+			if err := do(o, ctx); errors.Is(err, errDone) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
 		return nil
-	}
-	return o.stop("%d differences, see above: connections would be lost; --force goes on all the same", len(what))
-}
-
-// peer returns the process id of who listens on a Unix socket: 0 if it is in another pid namespace, and false if nobody does.
-func peer(socket string) (pid int, alive bool) {
-	c, err := net.DialTimeout("unix", socket, time.Second)
-	if err != nil {
-		return 0, false
-	}
-	defer func() { _ = c.Close() }()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, true
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
 	})
-	return pid, true
-}
-
-// hostSet are the addresses on which node ports are served.
-func hostSet() (map[netip.Addr]bool, error) {
-	host, _, err := addresses()
-	return host, err
 }

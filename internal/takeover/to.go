@@ -10,40 +10,33 @@ import (
 	"time"
 )
 
-// To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns nil once the agent has nothing more in the
-// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
-func To(ctx context.Context, o Options) error {
-	return o.locked(func() error { return o.to(ctx) })
+// findOurs ends the steps where the agent serves nothing: what may be left of its table goes.
+func (o *Options) findOurs(ctx context.Context) error {
+	ours, err := o.Kernel.Frontends(ctx)
+	switch {
+	case err != nil:
+		return o.stop("%v", err)
+	case len(ours) > 0:
+		return nil
+	case o.DryRun:
+		return errDone
+	}
+	if err := o.purge(ctx, "sluice serves nothing in this network namespace: nothing to do"); err != nil {
+		return err
+	}
+	return errDone
 }
 
-func (o *Options) to(ctx context.Context) error {
-	ours, err := o.Kernel.Frontends(ctx)
-	if err != nil {
-		return o.stop("%v", err)
-	}
-	if err := o.agentGone(ctx); err != nil {
-		return err
-	}
-	if len(ours) == 0 {
-		return o.purge(ctx, "sluice serves nothing in this network namespace: nothing to do")
-	}
-	if err := o.proxyRuns(ctx); err != nil {
-		return err
-	}
-	if err := o.coversAgent(ctx); err != nil {
-		return err
-	}
-	if o.DryRun {
-		o.line("would", "remove what sluice has programmed")
-		return nil
-	}
+func (o *Options) removeOurs(ctx context.Context) error {
 	return o.purge(ctx, "removed what sluice has programmed in this network namespace; its connections go on")
 }
 
+func (o *Options) wouldRemoveOurs(context.Context) error {
+	o.line("would", "remove what sluice has programmed")
+	return nil
+}
+
 func (o *Options) purge(ctx context.Context, done string) error {
-	if o.DryRun {
-		return nil
-	}
 	if err := o.Purge(ctx); err != nil {
 		return o.stop("%v", err)
 	}
@@ -53,28 +46,34 @@ func (o *Options) purge(ctx context.Context, done string) error {
 
 // agentGone waits until no agent runs: it would put its rules back.
 func (o *Options) agentGone(ctx context.Context) error {
-	hurdle := func() (string, error) {
-		pid, alive := peer(o.Socket)
-		where := "answers on " + o.Socket
-		if !alive {
-			claimed, err := o.Claimed()
-			if err != nil || !claimed {
-				return "", errors.Join(err, ctx.Err())
-			}
-			where = "is at work in this network namespace, with another --socket than " + o.Socket + ","
-		}
-		return fmt.Sprintf("an agent %s and would put its rules back: start kube-proxy, if it does not run yet, and stop the agent; what it has programmed goes on\n%s",
-			where, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
-	}
-	if why, _ := hurdle(); o.DryRun && why != "" {
-		o.line("would", "wait: %s", why)
-		return nil
-	}
-	if err := o.wait(ctx, hurdle); err != nil {
+	if err := o.wait(ctx, func() (string, error) { return o.agentRuns(ctx) }); err != nil {
 		return err
 	}
 	o.ok("no agent runs on this node")
 	return nil
+}
+
+func (o *Options) wouldStopAgent(ctx context.Context) error {
+	if why, _ := o.agentRuns(ctx); why != "" {
+		o.line("would", "wait: %s", why)
+		return nil
+	}
+	return o.agentGone(ctx)
+}
+
+// agentRuns says what is to be done about an agent that runs; empty: there is none.
+func (o *Options) agentRuns(ctx context.Context) (string, error) {
+	pid, alive := peer(o.Socket)
+	where := "answers on " + o.Socket
+	if !alive {
+		claimed, err := o.Claimed()
+		if err != nil || !claimed {
+			return "", errors.Join(err, ctx.Err())
+		}
+		where = "is at work in this network namespace, with another --socket than " + o.Socket + ","
+	}
+	return fmt.Sprintf("an agent %s and would put its rules back: start kube-proxy, if it does not run yet, and stop the agent; what it has programmed goes on\n%s",
+		where, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
 }
 
 func agentProcess(pid int) process {

@@ -1,0 +1,133 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+)
+
+// Agent is what is asked of a running agent.
+type Agent interface {
+	// Sync returns once all that is declared is in the kernel, or says why it can't be.
+	Sync(ctx context.Context) error
+}
+
+// Options say what to take over, and how.
+type Options struct {
+	Socket string // where the agent is reached
+	Agent  Agent
+	// Minor reports whether an error of Sync is about some objects, and all others are programmed; false for nil.
+	Minor func(error) bool
+	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's network namespace.
+	Kernel driver.Lister
+	// Claimed reports whether an agent is at work in the calling thread's network namespace, wherever it is reached; To alone calls it.
+	Claimed func() (bool, error)
+	// Purge removes all that the agent has programmed; To alone calls it.
+	Purge func(ctx context.Context) error
+
+	Node  string // the name of this node's Node object, for what is to be typed
+	Force bool   // go on where the two differ
+	// GiveUp are addresses of the node on which kube-proxy's node ports may end.
+	GiveUp []netip.Prefix
+	// Wait is how long to wait for what others do: a program to stop or to start, and the agent to have programmed all.
+	Wait time.Duration
+	// Drain is how long to wait for connections that IPVS carries.
+	Drain  time.Duration
+	DryRun bool // say what would be done
+	Out    io.Writer
+}
+
+// ErrStopped is wrapped by the error of a step that did not succeed. What was done before is safe to leave as it is, and the next
+// run goes on from there.
+var ErrStopped = errors.New("stopped")
+
+// poll is the time between two looks at what is waited for.
+const poll = 200 * time.Millisecond
+
+func (o *Options) line(mark, format string, args ...any) {
+	text := strings.ReplaceAll(model.PrintableLines(fmt.Sprintf(format, args...)), "\n", "\n        ")
+	_, _ = fmt.Fprintf(o.Out, "%-7s %s\n", mark, text)
+}
+
+func (o *Options) ok(format string, args ...any)   { o.line("ok", format, args...) }
+func (o *Options) note(format string, args ...any) { o.line("note", format, args...) }
+
+// stop says why it can't go on, and what to do.
+func (o *Options) stop(format string, args ...any) error {
+	o.line("failed", format, args...)
+	first, _, _ := strings.Cut(fmt.Sprintf(format, args...), "\n")
+	return fmt.Errorf("%w: %s", ErrStopped, first)
+}
+
+// wait asks until there is nothing more to say against going on, and says so once where that takes a while. Its error is an ErrStopped
+// with the last answer.
+func (o *Options) wait(ctx context.Context, hurdle func() (string, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, max(o.Wait, 0))
+	defer cancel()
+	for told := false; ; {
+		why, err := hurdle()
+		if err != nil {
+			return o.stop("%v", err)
+		}
+		if why == "" {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return o.stop("%s", why)
+		}
+		if !told && o.Wait > 0 {
+			o.line("wait", "for up to %s: %s", o.Wait, why)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(poll):
+		}
+	}
+}
+
+// differ tells of differences, which stop unless that is overruled.
+func (o *Options) differ(what []string) error {
+	for _, d := range what {
+		o.line("differs", "%s", d)
+	}
+	if len(what) == 0 || o.Force {
+		return nil
+	}
+	return o.stop("%d differences, see above: connections would be lost; --force goes on all the same", len(what))
+}
+
+// peer returns the process id of who listens on a Unix socket: 0 if it is in another pid namespace, and false if nobody does.
+func peer(socket string) (pid int, alive bool) {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return 0, false
+	}
+	defer func() { _ = c.Close() }()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, true
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid, true
+}
+
+// hostSet are the addresses on which node ports are served.
+func hostSet() (map[netip.Addr]bool, error) {
+	host, _, err := addresses()
+	return host, err
+}
