@@ -1,6 +1,6 @@
 // Package kubeproxy reads what kube-proxy is configured with, its file
 // (kubeproxy.config.k8s.io/v1alpha1) and its flags, and says what of that Sluice
-// does when it sits in kube-proxy's place. Names, defaults and checks are those of
+// does when it is started in place of kube-proxy. Names, defaults and checks are those of
 // kube-proxy 1.37.
 package kubeproxy
 
@@ -131,7 +131,8 @@ type DetectLocal struct {
 	InterfaceNamePrefix string `json:"interfaceNamePrefix"`
 }
 
-// Conntrack are the kernel's parameters of connection tracking. Durations of 0 leave them as they are.
+// Conntrack are the kernel's parameters of connection tracking. Durations of 0 leave them as they
+// are.
 type Conntrack struct {
 	MaxPerCore            *int32           `json:"maxPerCore"`
 	Min                   *int32           `json:"min"`

@@ -10,7 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// mostTracked is the limit of connections beyond which kube-proxy does not go for the number of CPUs alone.
+// mostTracked is the largest limit of connections that kube-proxy derives from the number of
+// CPUs.
 const mostTracked = 1 << 20
 
 // What kube-proxy sets of connection tracking; it sets no other parameter in its nftables mode.
@@ -20,9 +21,10 @@ const (
 	buckets    = prefix + "buckets"
 )
 
-// Sysctls returns the kernel parameters that kube-proxy would set on a node with so many
-// CPUs. Have is the present size of the hash table of connections, 0 where that is not known: as kube-proxy does,
-// the table is made larger where it has less than one bucket for four connections, and never smaller.
+// Sysctls returns the kernel parameters that kube-proxy would set on a node with so many CPUs. Have
+// is the present size of the hash table of connections, 0 where that is not known: as kube-proxy
+// does, the table is made larger where it has less than one bucket for four connections, and never
+// smaller.
 func (c Conntrack) Sysctls(cpus, have int) map[string]string {
 	want := map[string]string{}
 	if most := c.most(cpus); most > 0 {

@@ -11,8 +11,8 @@ import (
 // Decode reads a file in YAML or JSON and fills in kube-proxy's defaults. Of several
 // YAML documents it reads the first, as kube-proxy does.
 //
-// A field that is not known, or given twice, is passed over, as kube-proxy does
-// it: odd says which. Anything else that is at fault is an error.
+// A field that is not known, or given twice, is ignored, as by kube-proxy:
+// odd names it. Anything else that is at fault is an error.
 func Decode(text []byte) (c *Config, odd, err error) {
 	doc, odd := yaml.YAMLToJSONStrict(text)
 	if odd != nil {

@@ -56,8 +56,8 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// FuzzDecode finds no file that makes reading it panic, and none whose settings change when what was read
-// is written and read again.
+// FuzzDecode finds no file that makes reading it panic, and none whose settings change when what
+// was read is written and read again.
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"kubeadm", "full", "kind"} {
 		text, err := os.ReadFile("testdata/" + name + ".yaml")

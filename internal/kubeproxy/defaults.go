@@ -65,8 +65,8 @@ func (c *Config) fill() {
 	}
 }
 
-// fillForMode does the rest, once the mode is known. As in what kube-proxy shows of itself, nothing is left of
-// what counts in other modes alone.
+// fillForMode does the rest, once the mode is known. As in what kube-proxy shows of itself, nothing
+// is left of what counts in other modes alone.
 func (c *Config) fillForMode() {
 	fill(&c.Mode, ModeIPTables)
 	period, least, _ := c.syncPeriods()
@@ -106,7 +106,7 @@ func withPort(address string, port int) string {
 	return net.JoinHostPort(address, strconv.Itoa(port))
 }
 
-// parseAddr reads an address; an IPv4 address in an IPv6 one's clothes is an IPv4 address.
+// parseAddr reads an address; an IPv4-mapped IPv6 address becomes the IPv4 address.
 func parseAddr(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	return a.Unmap(), err

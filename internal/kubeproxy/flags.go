@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flags are kube-proxy's, but for those in shared, which the command has anyway. Register them, parse the
-// command line, then Load.
+// Flags are kube-proxy's, but for those in shared, which the command has anyway. Register them,
+// parse the command line, then Load.
 type Flags struct {
 	File     string // --config
 	WriteTo  string // --write-config-to
@@ -34,18 +34,19 @@ type Flags struct {
 	all *pflag.FlagSet // the command's
 }
 
-// shared are the flags of the command that kube-proxy has under the same name. Their values' String must be
-// what kube-proxy takes.
+// shared are the flags of the command that kube-proxy has under the same name. Their values' String
+// must be what kube-proxy takes.
 var shared = []string{"kubeconfig", "cluster-cidr", "masquerade-all", "nodeport-addresses"}
 
-// besideFile are the flags that count beside a file; kube-proxy passes over the others.
+// besideFile are the flags that count beside a file; kube-proxy ignores the others.
 var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "master", "hostname-override"}
 
 // logging are flags that say nothing about who carries out services.
 var logging = []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-text-info-buffer-size",
 	"log-json-split-stream", "log-json-info-buffer-size"}
 
-// Register adds the flags to those of a command. They are hidden, but for --config: there are many of them.
+// Register adds the flags to those of a command. They are hidden, but for --config: there are many
+// of them.
 func (f *Flags) Register(fs *pflag.FlagSet) {
 	f.config, f.syncs = Default(), map[string]*time.Duration{}
 	f.own, f.all = pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError), fs
@@ -128,8 +129,8 @@ func (f *Flags) addLogging(fs *pflag.FlagSet) {
 	}
 }
 
-// Given reports whether the command line has a flag that only kube-proxy has, other than for its log: then
-// Sluice is to sit in its place.
+// Given reports whether the command line has a flag that only kube-proxy has, other than for its
+// log: then Sluice is started in its place.
 func (f *Flags) Given() bool {
 	given := false
 	f.own.VisitAll(func(flag *pflag.Flag) {
@@ -145,8 +146,8 @@ type Loaded struct {
 	Notes  []string // what was passed over, for people
 }
 
-// Load makes the configuration: that of the file, or else of the flags. With a file only some flags count, as
-// with kube-proxy.
+// Load makes the configuration: that of the file, or else of the flags. With a file only some flags
+// count, as with kube-proxy.
 func (f *Flags) Load() (Loaded, error) {
 	switch {
 	case f.cleanup:
@@ -169,15 +170,15 @@ func (f *Flags) Load() (Loaded, error) {
 	if odd != nil {
 		l.Notes = append(l.Notes, fmt.Sprintf("--config %s: %v", f.File, odd))
 	}
-	if passed := f.passedOver(); len(passed) > 0 {
+	if passed := f.ignored(); len(passed) > 0 {
 		l.Notes = append(l.Notes, "flags that do not count beside --config, as with kube-proxy: "+strings.Join(passed, ", "))
 	}
 	f.copyLogging(&c.Logging)
 	return l, f.override(c)
 }
 
-// passedOver are the flags given that a file puts out of force.
-func (f *Flags) passedOver() []string {
+// ignored are the flags given that a file puts out of force.
+func (f *Flags) ignored() []string {
 	var names []string
 	f.all.Visit(func(flag *pflag.Flag) {
 		mine := f.own.Lookup(flag.Name) != nil || slices.Contains(shared, flag.Name)

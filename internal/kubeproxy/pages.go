@@ -9,8 +9,8 @@ import (
 
 const bodyTimeout = 5 * time.Second
 
-// Pages serves what kube-proxy does beside its metrics: the configuration under /configz, by its group, and profiles under
-// /debug/pprof/ if asked for.
+// Pages serves what kube-proxy does beside its metrics: the configuration under /configz, by its
+// group, and profiles under /debug/pprof/ if asked for.
 func Pages(c *Config, profiling bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {

@@ -45,8 +45,8 @@ type Settings struct {
 // debugVerbosity is the verbosity from which on Sluice logs its plans.
 const debugVerbosity = 4
 
-// Settings translates a configuration, filled in first for its mode. The error names all that kube-proxy would
-// refuse and all that cannot be honoured, with what to do about it.
+// Settings translates a configuration, filled in first for its mode. The error names all that
+// kube-proxy would refuse and all that cannot be honoured, with what to do about it.
 func (c *Config) Settings() (Settings, error) {
 	c.fillForMode()
 	if err := errors.Join(c.check(), c.refuse()); err != nil {
@@ -139,7 +139,8 @@ func (c *Config) notes() []string {
 	return notes
 }
 
-// wantsLoopback reports whether kube-proxy would, or is told to, serve node ports on loopback addresses.
+// wantsLoopback reports whether kube-proxy would, or is told to, serve node ports on loopback
+// addresses.
 func (c *Config) wantsLoopback() bool {
 	cidrs, _ := c.nodePorts()
 	for _, p := range cidrs {

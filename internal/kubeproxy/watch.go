@@ -12,15 +12,15 @@ import (
 // ErrChanged says that the file holds something else now.
 var ErrChanged = errors.New("the configuration file has changed: start again to follow it")
 
-// lookInterval is the time between two looks at the file. A ConfigMap takes a minute to
+// pollInterval is the interval at which the file is read. A ConfigMap takes a minute to
 // come to a node, so that nobody waits for this.
-const lookInterval = 2 * time.Second
+const pollInterval = 2 * time.Second
 
 // Watch returns ErrChanged once the file holds something else than text, and nil when ctx ends. It
-// looks at the content, so that it follows a ConfigMap, whose files are replaced under a link. A file
-// that cannot be read is one that is being replaced.
+// looks at the content, so that it follows a ConfigMap, whose files are replaced under a link. A
+// file that cannot be read is one that is being replaced.
 func Watch(ctx context.Context, path string, text []byte) error {
-	return watch(ctx, path, text, lookInterval, os.ReadFile)
+	return watch(ctx, path, text, pollInterval, os.ReadFile)
 }
 
 func watch(ctx context.Context, path string, text []byte, every time.Duration, read func(string) ([]byte, error)) error {

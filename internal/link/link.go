@@ -129,10 +129,10 @@ func prefix(n *net.IPNet) (p netip.Prefix, isDefault bool) {
 	return netip.PrefixFrom(a.Unmap(), ones).Masked(), ones == 0
 }
 
-// link decides. An end of a pair is a pod's if its host routes are all that is behind it; an address of the
-// node's own, if it is no wider, does not matter (the ptp plugin gives its gateway's to every pair), nor do
-// networks that are reached through a pod. A default route never leads through a pod. An end
-// that is a port of a bridge receives nothing of its own, and is neither.
+// link decides. An end of a pair is a pod's if its host routes are all that is behind it; an
+// address of the node's own, if it is no wider, does not matter (the ptp plugin gives its gateway's
+// to every pair), nor do networks that are reached through a pod. A default route never leads
+// through a pod. An end that is a port of a bridge receives nothing of its own, and is neither.
 func (f *facts) link(l netlink.Link, port bool) model.Link {
 	m := model.Link{Index: l.Attrs().Index, Name: l.Attrs().Name, Bridge: l.Type() == "bridge", Addresses: f.addrs}
 	slices.SortFunc(m.Addresses, netip.Addr.Compare)

@@ -96,8 +96,8 @@ func (r *Reader) Addresses() ([]Address, error) {
 	return all, nil
 }
 
-// HostAddresses lists the addresses of all interfaces but link-local ones, each with the length of its
-// subnet's prefix, once and sorted.
+// HostAddresses lists the addresses of all interfaces but link-local ones, each with the length of
+// its subnet's prefix, once and sorted.
 func (r *Reader) HostAddresses() ([]netip.Prefix, error) {
 	all, err := r.Addresses()
 	if err != nil {
@@ -121,8 +121,8 @@ type Route struct {
 	Source  netip.Addr // that the node sends from
 }
 
-// Route asks for the way to an address. Where there is none, it returns the zero Route and the kernel's error,
-// such as "network is unreachable".
+// Route asks for the way to an address. Where there is none, it returns the zero Route and the
+// kernel's error, such as "network is unreachable".
 func (r *Reader) Route(to netip.Addr) (Route, error) {
 	found, err := r.h.RouteGet(to.AsSlice())
 	if err != nil {

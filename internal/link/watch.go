@@ -28,14 +28,16 @@ const (
 	retry = time.Second
 )
 
-// WatchLinks sends the Links of the calling thread's network namespace: at once, and again when they
-// have changed. A receiver that is slow misses what was in between. The channel is closed when ctx ends.
+// WatchLinks sends the Links of the calling thread's network namespace: at once, and again when
+// they have changed. A receiver that is slow misses what was in between. The channel is closed when
+// ctx ends.
 func WatchLinks(ctx context.Context, log *slog.Logger) (<-chan model.Links, error) {
 	return start(ctx, log, (*Reader).Links, unix.RTNLGRP_LINK,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
-// WatchAddresses sends the HostAddresses of the calling thread's network namespace as WatchLinks does Links.
+// WatchAddresses sends the HostAddresses of the calling thread's network namespace as WatchLinks
+// does Links.
 func WatchAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Prefix, error) {
 	return start(ctx, log, (*Reader).HostAddresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 }
@@ -63,8 +65,8 @@ func start[T any](ctx context.Context, log *slog.Logger, read func(*Reader) (T, 
 	return w.out, nil
 }
 
-// newWatcher subscribes to the groups of notifications, before anything is read, so that no change is missed.
-// Both sockets are of the calling thread's namespace, and stay there.
+// newWatcher subscribes to the groups of notifications, before anything is read, so that no change
+// is missed. Both sockets are of the calling thread's namespace, and stay there.
 func newWatcher[T any](log *slog.Logger, read func(*Reader) (T, error), groups []uint32) (*watcher[T], error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -96,9 +98,9 @@ func (w *watcher[T]) start(ctx context.Context, first T) {
 	go w.run(ctx, first, changed)
 }
 
-// listen sets changed each time that notifications came or may have been lost, until ctx ends. The kernel drops
-// notifications that do not fit and says so (ENOBUFS); the socket goes on after it, and as everything is read
-// again, nothing is missed.
+// listen sets changed each time that notifications came or may have been lost, until ctx ends. The
+// kernel drops notifications that do not fit and says so (ENOBUFS); the socket goes on after it,
+// and as everything is read again, nothing is missed.
 func listen(ctx context.Context, log *slog.Logger, receive func() error, changed wake.Signal) {
 	for failing := false; ; {
 		err := receive()

@@ -60,7 +60,8 @@ func TestWatchAddresses(t *testing.T) {
 	wait("it has gone", false)
 }
 
-// Whatever befalls the socket, the addresses are read after it; its end with the agent is no failure.
+// Whatever befalls the socket, the addresses are read after it; its end with the agent is no
+// failure.
 func TestNoticesGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -40,11 +40,11 @@ func features(f *Facts) []Result {
 	if f.FeaturesErr != nil {
 		return cannotTell(name, f.FeaturesErr)
 	}
-	return able(name, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
+	return supported(name, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
 }
 
-// able fails with each requirement that the kernel does not meet; do says what to do then.
-func able(name string, features []Feature, do string) []Result {
+// supported fails with each requirement that the kernel does not meet; do says what to do then.
+func supported(name string, features []Feature, do string) []Result {
 	var names []string
 	var results []Result
 	for _, f := range features {

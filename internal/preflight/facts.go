@@ -5,8 +5,8 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// Facts is what Check judges. An Err field says why its neighbours could not
-// be read; they are empty then.
+// Facts is what Check evaluates. An Err field says why the fields beside it could
+// not be read; they are empty then.
 type Facts struct {
 	Kernel    string // release, as uname says it
 	KernelErr error

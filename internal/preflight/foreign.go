@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// dropping finds the chains of other programs in which our traffic can end. An
-// accept in our table cannot undo a drop in theirs.
+// dropping finds the chains of other programs that can drop our traffic. An accept in our table
+// cannot undo a drop in theirs.
 func dropping(f *Facts) []Result {
 	const name = "other rules"
 	if f.ChainsErr != nil {
 		return cannotTell(name, f.ChainsErr)
 	}
-	results := judge(name, "nftables", f.Chains, f.Chains)
+	results := dropsByDefault(name, "nftables", f.Chains, f.Chains)
 	if len(results) == 0 {
 		return one(name, OK, "no other nftables chain drops by default", "")
 	}
@@ -26,7 +26,7 @@ func legacy(f *Facts) []Result {
 	if len(f.Legacy.Tables) == 0 && f.Legacy.ReadErr == nil {
 		return one(name, OK, "not in use", "")
 	}
-	results := judge(name, "iptables-legacy", f.Legacy.Chains, f.Legacy.Chains)
+	results := dropsByDefault(name, "iptables-legacy", f.Legacy.Chains, f.Legacy.Chains)
 	if f.Legacy.ReadErr != nil {
 		results = append(results, Result{name, Warn, fmt.Sprintf("tables in use (%s), not read: %v", list(f.Legacy.Tables), f.Legacy.ReadErr),
 			"install iptables and look at `iptables-legacy-save` for rules that drop forwarded packets"})
@@ -37,9 +37,9 @@ func legacy(f *Facts) []Result {
 	return results
 }
 
-// judge says of each chain that drops by default what that means. What is in the same
-// table, among all, tells whose it is.
-func judge(check, kind string, chains, all []Chain) []Result {
+// dropsByDefault reports the chains that drop by default, and what that means. The other
+// chains of a table, among all, tell which program made it.
+func dropsByDefault(check, kind string, chains, all []Chain) []Result {
 	var results []Result
 	for _, c := range chains {
 		if c.Hook == "" || !c.PolicyDrop && c.EndsIn == "" {

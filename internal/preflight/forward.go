@@ -6,8 +6,9 @@ import (
 	"github.com/google/nftables/xt"
 )
 
-// Ends reports whether a chain that packets enter by themselves, with that policy and those rules, drops or rejects connections to
-// services: it does what its rules do not accept, and none of those that it sees before accepts what was translated.
+// Ends reports whether a base chain with that policy and those rules
+// drops or rejects connections to services: it does what its rules do not accept, and none of those
+// that it sees before accepts what was translated.
 func Ends(policyDrop bool, rules []*nftables.Rule) bool {
 	c := Chain{PolicyDrop: policyDrop}
 	c.followAll(rules)
@@ -26,7 +27,7 @@ func SavedEnds(text, chain string) bool {
 
 func (c *Chain) ends() bool { return (c.PolicyDrop || c.EndsIn != "") && !c.AcceptsTranslated }
 
-// followAll lets the chain's packets meet rules until one ends them all.
+// followAll reads the chain's rules up to one that no packet passes.
 func (c *Chain) followAll(rules []*nftables.Rule) {
 	for _, r := range rules {
 		if c.follow(read(r.Exprs)) {
@@ -35,7 +36,8 @@ func (c *Chain) followAll(rules []*nftables.Rule) {
 	}
 }
 
-// asksTranslated reports whether an extension of iptables asks that the destination was translated: -m conntrack --ctstate DNAT.
+// asksTranslated reports whether an extension of iptables asks that the destination was translated:
+// -m conntrack --ctstate DNAT.
 func asksTranslated(m *expr.Match) bool {
 	const stateDNAT = 1 << 7 // XT_CONNTRACK_STATE_DNAT of linux/netfilter/xt_conntrack.h
 	var info xt.ConntrackMtinfo2

@@ -20,11 +20,11 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// Options say what the agent would be told.
+// Options say how the agent would be started.
 type Options struct {
 	Socket string // where the agent is reached
-	// ServiceCIDRs tell which families are in use. Without them it is those that
-	// the node has addresses of beyond its links.
+	// ServiceCIDRs tell which families are in use. Without them, those of which the
+	// node has global addresses.
 	ServiceCIDRs []netip.Prefix
 	// Policy: the agent is to carry out network policy, too.
 	Policy bool
@@ -37,8 +37,8 @@ type Options struct {
 }
 
 // Gather reads the facts of the calling thread's network namespace. What cannot
-// be read is noted in the facts. Nothing is changed but that the addresses that the agent
-// would serve on are in use for a moment.
+// be read is noted in the facts. It changes nothing, but listens for a moment
+// on the addresses that the agent would serve on.
 func Gather(ctx context.Context, o Options) *Facts {
 	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
@@ -244,8 +244,8 @@ func virtualServices() int {
 	return n
 }
 
-// sbin finds a program that may be in a folder for administrators.
-func sbin(name string) (string, error) {
+// FindProgram finds a program on the PATH or in a directory for administrators.
+func FindProgram(name string) (string, error) {
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
 		path := filepath.Join(dir, name)
 		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {

@@ -13,8 +13,8 @@ import (
 )
 
 // readLegacy reads the rules of iptables-legacy. The kernel says which tables
-// are in use; their rules can be had in its old binary form only, so that the program
-// that knows the form has to be there.
+// are in use; their rules are only available in its old binary form, so the program that
+// reads the form has to be installed.
 func readLegacy(ctx context.Context) Legacy {
 	var l Legacy
 	var errs []error
@@ -49,7 +49,7 @@ func readLegacy(ctx context.Context) Legacy {
 }
 
 func save(ctx context.Context, program string) (string, error) {
-	path, err := sbin(program)
+	path, err := FindProgram(program)
 	if err != nil {
 		return "", errNoSave
 	}

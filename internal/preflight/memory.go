@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// Memory is how much this process may use, and all in its cgroup; the kernel charges the sets of an nftables table to
-// who fills them.
+// Memory is how much this process may use, and all in its cgroup; the kernel charges the sets of an
+// nftables table to the process that fills them.
 type Memory struct {
 	Limit uint64 // bytes; 0: no limit
 	Where string // the file that says it
 	Err   error
 }
 
-// memory is what the agent would run into if it were started here.
+// memory reports the limit that an agent would have if it were started here.
 func memory(f *Facts) []Result {
 	const name = "memory"
 	// Enough for an agent and the sets of a million endpoints, twice.
@@ -36,8 +36,8 @@ func memory(f *Facts) []Result {
 		"give the agent no memory limit: no resources.limits.memory in a pod, no MemoryMax in a systemd unit")
 }
 
-// memoryLimit reads the lowest limit from this process's cgroup upwards, of either version. Root is /sys/fs/cgroup, and
-// cgroups is what /proc/self/cgroup says.
+// memoryLimit reads the lowest limit from this process's cgroup upwards, of either version. Root is
+// /sys/fs/cgroup, and cgroups is what /proc/self/cgroup says.
 func memoryLimit(root, cgroups string) (m Memory) {
 	for line := range strings.Lines(cgroups) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -62,7 +62,7 @@ func memoryLimit(root, cgroups string) (m Memory) {
 	return m
 }
 
-// lower takes in a file that says a limit, if it is there.
+// lower reads a file with a limit, if it exists.
 func (m *Memory) lower(file string) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {

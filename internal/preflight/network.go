@@ -29,20 +29,20 @@ var (
 	watched   = []string{kubeProxyProcess, calico.process, cilium.process, router.process}
 )
 
-// seen says by what a network is known to be here; "" if nothing tells of it.
+// seen names the signs that a network is in use here; "": there are none.
 func (n network) seen(f *Facts) string {
 	var signs []string
 	if n.process != "" && slices.Contains(f.Processes, n.process) {
 		signs = append(signs, "process "+n.process)
 	}
 	for _, device := range f.Devices {
-		if begins(device, n.devices) {
+		if hasPrefix(device, n.devices) {
 			signs = append(signs, "interface "+device)
 			break
 		}
 	}
 	for _, c := range slices.Concat(f.Chains, f.Legacy.Chains) {
-		if begins(c.Name, n.chains) || slices.Contains(n.tables, c.Table) {
+		if hasPrefix(c.Name, n.chains) || slices.Contains(n.tables, c.Table) {
 			signs = append(signs, fmt.Sprintf("chain %s %s %s", c.Family, c.Table, c.Name))
 			break
 		}
@@ -53,7 +53,7 @@ func (n network) seen(f *Facts) string {
 	return n.name + " (" + strings.Join(signs, ", ") + ")"
 }
 
-func begins(name string, prefixes []string) bool {
+func hasPrefix(name string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
@@ -86,8 +86,8 @@ func podNetworks(f *Facts) []Result {
 	return results
 }
 
-// running returns which of some programs have a process in the calling thread's network namespace, as far as processes
-// of this pid namespace go.
+// running returns which of some programs have a process in the calling thread's network namespace,
+// as far as processes of this pid namespace go.
 func running(programs []string) []string {
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {

@@ -18,10 +18,10 @@ func policyFeatures(f *Facts) []Result {
 	case len(f.PolicyFeatures) == 0:
 		return nil
 	}
-	return able(name, f.PolicyFeatures, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does), or leave policy out: sluice run --policy=false")
+	return supported(name, f.PolicyFeatures, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does), or leave policy out: sluice run --policy=false")
 }
 
-// bridged says what policy cannot see. Pods behind one bridge reach each other without
+// bridged reports traffic that policy cannot see. Pods behind one bridge reach each other without
 // passing the rules of IP, unless br_netfilter hands their packets over.
 func bridged(f *Facts) []Result {
 	const name = "bridged pods"
@@ -82,7 +82,7 @@ func Obstacles(ctx context.Context) ([]Obstacle, error) {
 func obstacles(kind string, chains []Chain) []Obstacle {
 	var found []Obstacle
 	for _, c := range chains {
-		if results := judge("", kind, []Chain{c}, chains); len(results) > 0 {
+		if results := dropsByDefault("", kind, []Chain{c}, chains); len(results) > 0 {
 			found = append(found, Obstacle{Hook: c.Hook, Seen: results[0].Seen, Do: results[0].Do})
 		}
 	}

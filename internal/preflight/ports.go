@@ -30,8 +30,8 @@ func taken(ctx context.Context, addresses []string) (busy []string) {
 	return busy
 }
 
-// lacksLivez tells whether who listens on an address answers there that it has no /livez. It connects from the
-// calling thread's network namespace, as an HTTP client need not.
+// lacksLivez reports whether the server on an address has no /livez. It
+// connects from the calling thread's network namespace, as an HTTP client need not.
 func lacksLivez(ctx context.Context, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -1,7 +1,6 @@
-// Package preflight looks at a node and says whether Sluice can work on it,
-// and what to do where it can't.
+// Package preflight checks whether Sluice can work on a node, and says what to do where it cannot.
 //
-// Gather reads Facts from the system; Check judges them and does no I/O.
+// Gather reads Facts from the system; Check evaluates them and does no I/O.
 package preflight
 
 import (
@@ -11,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Status is how bad a finding is.
+// Status is the severity of a result.
 type Status string
 
 // The statuses. With Fail, services would not work; with Warn, some of them may
@@ -22,7 +21,7 @@ const (
 	Fail Status = "fail"
 )
 
-// Result is one thing that was looked at.
+// Result is what one check found.
 type Result struct {
 	Check  string `json:"check"`
 	Status Status `json:"status"`
@@ -30,7 +29,7 @@ type Result struct {
 	Do     string `json:"do,omitempty"` // what to do about it; empty: nothing
 }
 
-// Check judges the facts. The results come in a fixed order, each check with one
+// Check evaluates the facts. The results come in a fixed order, each check with one
 // result or more.
 func Check(f *Facts) []Result {
 	var all []Result
@@ -55,7 +54,7 @@ func Failed(results []Result) bool {
 	return false
 }
 
-// Print writes the results as a table for people, with columns parted by tabs, and
+// Print writes the results as a table for people, with columns separated by tabs, and
 // advice below what it is about. w keeps its own errors.
 func Print(w io.Writer, results []Result) {
 	for _, r := range results {

@@ -16,15 +16,14 @@ const (
 	reject = "reject"
 )
 
-// rule is what matters of a rule of a chain that packets enter by themselves.
+// rule is what matters of a rule of a base chain.
 type rule struct {
 	verdict    string // accept, drop, reject; empty: another
 	always     bool   // it has no condition
 	translated bool   // its condition is that the destination was translated
 }
 
-// follow lets the chain's packets meet one more rule, and reports whether none
-// gets beyond it.
+// follow reads the chain's next rule, and reports whether no packet passes it.
 func (c *Chain) follow(r rule) bool {
 	switch {
 	case r.translated && r.verdict == accept:
@@ -73,8 +72,8 @@ func chains() (found []Chain, own bool, err error) {
 }
 
 // read tells what a rule does. Expressions that the library does not know are
-// absent from its list, so that a rule with such a condition looks like one without; it
-// takes a rule with no other condition for that to mislead, and then only to a warning.
+// absent from its list, so a rule with such a condition looks like one without. If it has no other
+// condition either, the result is a warning too many.
 func read(exprs []expr.Any) rule {
 	r := rule{always: true}
 	status := false // the connection's status is being asked for

@@ -1,5 +1,5 @@
-// Package probe has the requirements on the kernel: named checks, each declared beside the code that needs it, run once,
-// with the version of Linux that brought what it asks for.
+// Package probe has the requirements on the kernel: named checks, each declared beside the code
+// that needs it, run once, with the version of Linux that brought what it asks for.
 package probe
 
 import (
@@ -20,7 +20,8 @@ type Requirement struct {
 	Name    string   // "masquerade"
 	Since   string   // the version of Linux that brought it: "4.9"
 	Modules []string // that have it, where it is not built in
-	// Without says what is different on a kernel that lacks it; empty: its package does not work there.
+	// Without says what is different on a kernel that lacks it; empty: its package does not work
+	// there.
 	Without string
 	// Check returns nil if the kernel can do it. It changes nothing that anybody could notice.
 	Check func(context.Context) error
@@ -30,8 +31,9 @@ type Requirement struct {
 	err  error
 }
 
-// Met checks the requirement in the calling thread's network namespace. Once the kernel has said yes or no, that
-// holds until the process ends; any other error, such as missing privileges, is no answer.
+// Met checks the requirement in the calling thread's network namespace. Once the kernel has said
+// yes or no, that holds until the process ends; any other error, such as missing privileges, is no
+// answer.
 func (r *Requirement) Met(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,8 +44,8 @@ func (r *Requirement) Met(ctx context.Context) error {
 	return r.err
 }
 
-// Missing adds to a kernel's error what is needed, if the error is one of those with which a kernel says that it does
-// not know what it was asked for. Others are returned as they are.
+// Missing adds to a kernel's error what is needed, if the error is one of those with which a kernel
+// says that it does not know what it was asked for. Others are returned as they are.
 func (r *Requirement) Missing(err error) error {
 	for _, unknown := range []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, unknown) && !errors.Is(err, ErrNotSupported) {

@@ -1,5 +1,5 @@
-// Package question reads what people ask with `sluice why`, and finds the addresses that it is about. It does no I/O:
-// what there is, it is told by a view of the store.
+// Package question reads what people ask with `sluice why`, and finds the addresses that it is
+// about. It does no I/O: what there is, it is told by a view of the store.
 package question
 
 import (
@@ -43,7 +43,8 @@ var kindNames = map[string]Kind{
 	"node": Node, "nodes": Node,
 }
 
-// ParseEnd reads an address, or a name with or without its kind: pod/NAMESPACE/NAME, svc/NAMESPACE/NAME, node/NAME.
+// ParseEnd reads an address, or a name with or without its kind: pod/NAMESPACE/NAME,
+// svc/NAMESPACE/NAME, node/NAME.
 func ParseEnd(text string) End {
 	if a, err := netip.ParseAddr(text); err == nil {
 		return End{Addr: a.Unmap().WithZone("")}

@@ -16,8 +16,9 @@ import (
 // maxAskers bounds how many pods of a service are asked about.
 const maxAskers = 16
 
-// Connections are those that the question is about, as addresses, ports and protocols: one for each address family, and for
-// each pod behind a service that asks, the pods of node before others. The error says what of the question makes no sense.
+// Connections are those that the question is about, as addresses, ports and protocols: one for each
+// address family, and for each pod behind a service that asks, the pods of node before others. The
+// error says what of the question makes no sense.
 func (q Question) Connections(v *store.View, node string) (list []verdict.Question, err error) {
 	from, err := find(v, q.From)
 	if err != nil {
@@ -177,7 +178,8 @@ func (p party) port(q Question) (uint16, uint8, error) {
 	return 0, 0, fmt.Errorf("%s has no port %q: it has %s", p.name, q.Port, strings.Join(names, ", "))
 }
 
-// askers are who sends where a service is named: the pods that it selects, this node's before others.
+// askers are who sends where a service is named: the pods that it selects, this node's before
+// others.
 func askers(v *store.View, from party, node string) []party {
 	if from.service == nil {
 		return []party{from}

@@ -40,7 +40,8 @@ func unknown(v *store.View, e End, name model.Name) error {
 	return fmt.Errorf("%w: did you mean %s?", err, strings.Join(near, ", "))
 }
 
-// nearest returns the names most like the one that was asked for: by their last part, then as a whole.
+// nearest returns the names most like the one that was asked for: by their last part, then as a
+// whole.
 func nearest(names []string, asked model.Name) []string {
 	type scored struct {
 		name  string

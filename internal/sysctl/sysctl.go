@@ -1,8 +1,8 @@
-// Package sysctl sets the kernel parameters that the agent needs in its network
-// namespace, remembers what they were, and puts them back.
+// Package sysctl sets the kernel parameters that the agent needs in its network namespace, records
+// their former values, and restores them.
 //
-// The memory is a small file beside the agent's socket. Both it and the parameters
-// vanish with the machine's next boot, so it is no state that could go stale on disk.
+// The record is a small file beside the agent's socket. The next boot removes the file and resets the
+// parameters, so the record cannot become stale.
 package sysctl
 
 import (
@@ -33,7 +33,7 @@ type Change struct {
 func (c Change) String() string { return fmt.Sprintf("%s = %s (was %s)", c.Key, c.Now, c.Was) }
 
 // Read returns a parameter's value in the calling thread's network namespace, with
-// its fields parted by single spaces. A parameter that this kernel does not have
+// its fields separated by single spaces. A parameter that this kernel does not have
 // gives an error that wraps os.ErrNotExist.
 func Read(key string) (string, error) {
 	b, err := os.ReadFile(path(key))
@@ -43,13 +43,12 @@ func Read(key string) (string, error) {
 	return normal(string(b)), nil
 }
 
-// Set gives each parameter of want its value in the calling thread's network
-// namespace and notes the former values in the file record before it does. It returns
-// what it changed now, sorted by key; a value that is already right is neither changed
-// nor noted. The first former value is kept over later calls and restarts. One
-// parameter's failure does not keep the others from being set, nor does a record that cannot
-// be read or written, as on a full disk: Restore does not know those values then, and the error, which wraps
-// ErrNotNoted, says so.
+// Set gives each parameter of want its value in the calling thread's network namespace and notes
+// the former values in the file record before it does. It returns what it changed now, sorted by
+// key; a value that is already right is neither changed nor noted. The first former value is kept
+// over later calls and restarts. One parameter's failure does not keep the others from being set,
+// nor does a record that cannot be read or written, as on a full disk: Restore does not know those
+// values then, and the error, which wraps ErrNotNoted, says so.
 //
 // The caller must be the only one to use record.
 func Set(record string, want map[string]string) ([]Change, error) {
@@ -167,8 +166,8 @@ func scope() (string, error) {
 	return fmt.Sprintf("%s %s %d", strings.TrimSpace(string(boot)), ns, cookie), nil
 }
 
-// cookie is the number that the kernel gives the calling thread's network namespace once in a boot; the inode of one that is
-// gone is given anew. It is 0 before Linux 5.14.
+// cookie is the number that the kernel gives the calling thread's network namespace once in a boot;
+// the inode of one that is gone is given anew. It is 0 before Linux 5.14.
 func cookie() (n uint64, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -238,7 +237,7 @@ func write(key, value string) error {
 	return nil
 }
 
-// path takes keys as sysctl(8) does: dots part them, and a slash stands for a dot
+// path takes keys as sysctl(8) does: dots separate them, and a slash stands for a dot
 // inside an interface's name ("net.ipv4.conf.eth0/100.rp_filter").
 func path(key string) string { return "/proc/sys/" + swap.Replace(key) }
 

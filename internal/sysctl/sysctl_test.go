@@ -262,8 +262,8 @@ func TestNeeded(t *testing.T) {
 	})
 }
 
-// Where the record has no room, as on a full disk, parameters are set all the same, and an error says that they
-// will not be restored.
+// Where the record has no room, as on a full disk, parameters are set all the same, and an error
+// says that they will not be restored.
 func TestFullDisk(t *testing.T) {
 	inNamespace(t, func(*netns.NS) {
 		for name, record := range map[string]string{
@@ -286,7 +286,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// fullFS is a folder in a filesystem of its own, whose limit one file uses up. Nothing of it is left when the test ends.
+// fullFS is a folder in a filesystem of its own, whose limit one file uses up. Nothing of it is
+// left when the test ends.
 func fullFS(t *testing.T, limit, value string) string {
 	t.Helper()
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)

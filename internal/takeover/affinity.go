@@ -18,18 +18,20 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Remembered returns where kube-proxy has sent the clients of services with session affinity, in the calling thread's network namespace.
-// What can't be read is told by the error, and left out.
+// Remembered returns where kube-proxy has sent the clients of services with session affinity, in
+// the calling thread's network namespace. What can't be read is told by the error, and left out.
 //
-// In nftables mode each endpoint has a set of its clients. In iptables mode each has a list of the match "recent"; that tells
-// when a client was seen in the kernel's own count of time, so that it is not known how long a client has been away.
+// In nftables mode each endpoint has a set of its clients. In iptables mode each has a list of the
+// match "recent"; that tells when a client was seen in the kernel's own count of time, so that it
+// is not known how long a client has been away.
 func Remembered(ctx context.Context) ([]state.Remembered, error) {
 	sets, err := fromSets()
 	lists, listErr := fromLists(ctx)
 	return append(sets, lists...), errors.Join(err, listErr)
 }
 
-// affinityPrefix begins the names of sets, "affinity-HASH-namespace/service/protocol/port__address/port".
+// affinityPrefix begins the names of sets,
+// "affinity-HASH-namespace/service/protocol/port__address/port".
 const affinityPrefix = "affinity-"
 
 func fromSets() ([]state.Remembered, error) {
@@ -114,7 +116,8 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// recentLists is where the match "recent" shows its lists, each under the name of an endpoint's chain.
+// recentLists is where the match "recent" shows its lists, each under the name of an endpoint's
+// chain.
 const recentLists = "/proc/thread-self/net/xt_recent"
 
 func fromLists(ctx context.Context) ([]state.Remembered, error) {
@@ -174,7 +177,8 @@ func parseRecent(line string) (client netip.Addr, seen uint64, ok bool) {
 	return client.Unmap(), seen, client.IsValid()
 }
 
-// endpointChains are the endpoints of the chains KUBE-SEP-…, by the chain's name, in either back end of iptables.
+// endpointChains are the endpoints of the chains KUBE-SEP-…, by the chain's name, in either back
+// end of iptables.
 func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 	chains := map[string]state.Remembered{}
 	for _, f := range []struct {

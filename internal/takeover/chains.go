@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// The chains that kube-proxy makes with iptables, those of IPVS mode and of releases since 1.20 included. The kubelet's
-// are not among them (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP), nor those of other
-// programs whose names begin alike (KUBE-ROUTER-…, KUBE-POD-FW-…, KUBE-NWPLCY-…).
+// The chains that kube-proxy makes with iptables, those of IPVS mode and of releases since 1.20
+// included. The kubelet's are not among them (KUBE-FIREWALL, KUBE-KUBELET-CANARY,
+// KUBE-IPTABLES-HINT, KUBE-MARK-DROP), nor those of other programs whose names begin alike
+// (KUBE-ROUTER-…, KUBE-POD-FW-…, KUBE-NWPLCY-…).
 var (
 	proxyChains = map[string][]string{
 		"nat": {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY",
@@ -39,9 +40,10 @@ func accepts(jumps []jump) bool {
 	return slices.ContainsFunc(jumps, func(j jump) bool { return j.to == forwardChain })
 }
 
-// kept returns which of kube-proxy's chains of a table can't go since rules of somebody else lead to them, and a note on each. Some
-// set-ups of the CNI plugin "portmap" use KUBE-MARK-MASQ, which works together with KUBE-POSTROUTING: those stay as they are. Others are
-// to be emptied: what they lead to goes, and they would serve what nobody keeps up to date.
+// kept returns which of kube-proxy's chains of a table can't go since rules of somebody else lead
+// to them, and a note on each. Some set-ups of the CNI plugin "portmap" use KUBE-MARK-MASQ, which
+// works together with KUBE-POSTROUTING: those stay as they are. Others are to be emptied: what they
+// lead to goes, and they would serve what nobody keeps up to date.
 func kept(jumps []jump) (stay, emptied map[string]bool, notes []string) {
 	stay, emptied = map[string]bool{}, map[string]bool{}
 	for _, j := range jumps {

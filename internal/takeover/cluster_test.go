@@ -63,7 +63,8 @@ func newCluster(t *testing.T, controllers bool) *cluster {
 	for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 		c.must(c.node.Sysctl(s, "1"))
 	}
-	// kube-proxy refuses by ICMP, of which the kernel sends one client six at once and then one a second: more go unanswered.
+	// kube-proxy refuses by ICMP, of which the kernel sends one client six at once and then one a
+	// second: more go unanswered.
 	c.must(c.node.Sysctl("net.ipv4.icmp_ratelimit", "0"))
 	c.control = c.join("control", controlAddr)
 	c.outside = c.join("outside", outsideAddr)
@@ -259,7 +260,8 @@ func (c *cluster) startAgent() *daemon {
 	return d
 }
 
-// startProxy starts kube-proxy with the iptables of a back end ("legacy", "nft", or "" where the mode has no use for it).
+// startProxy starts kube-proxy with the iptables of a back end ("legacy", "nft", or "" where the
+// mode has no use for it).
 func (c *cluster) startProxy(mode, backend string) *daemon {
 	c.t.Helper()
 	var env []string

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// missing names what kube-proxy serves and the agent's frontends do not. What is served by both may have other backends
-// for a moment: both follow the cluster by themselves.
+// missing names what kube-proxy serves and the agent's frontends do not. What is served by both may
+// have other backends for a moment: both follow the cluster by themselves.
 func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
 	ports := nodePorts(ours, host)
 	var lacks []string
@@ -29,7 +29,8 @@ func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Add
 	return lacks
 }
 
-// refusal says why the agent may not serve what kube-proxy does, as far as that can be told from here.
+// refusal says why the agent may not serve what kube-proxy does, as far as that can be told from
+// here.
 func refusal(c Claim, host map[netip.Addr]bool) string {
 	switch {
 	case c.NodePort():
@@ -63,7 +64,8 @@ func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.A
 	return lacks
 }
 
-// unprogrammed names the families of which kube-proxy has programmed nothing, though the agent serves some of it.
+// unprogrammed names the families of which kube-proxy has programmed nothing, though the agent
+// serves some of it.
 func unprogrammed(ours map[state.FrontendKey]bool, claims []Claim) []string {
 	var families []string
 	for _, f := range []struct {
@@ -113,7 +115,8 @@ func hasKey(m map[state.FrontendKey]bool, k state.FrontendKey) bool {
 	return ok
 }
 
-// elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none. localnet: 127.0.0.1 may be one.
+// elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none.
+// localnet: 127.0.0.1 may be one.
 func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
 	families := map[bool]bool{} // with node ports
 	loopback := false

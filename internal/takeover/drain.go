@@ -16,14 +16,18 @@ import (
 	"sluice.dev/sluice/internal/link"
 )
 
-// IPVS mode gives the node every service's address. What comes to IPVS does so because the address is local; and what
-// the node itself connects to a service has that address as its source, too. So before the device goes, routes take its addresses over: they are local
-// still, but new connections have the node's own address as their source. Once nothing needs them any more, the routes go.
+// IPVS mode gives the node every service's address. Packets reach IPVS because the address is
+// local, and connections of the node itself to a service have that address as their source, too.
+// Before the device is deleted, local routes therefore replace its addresses: the addresses stay
+// local, but new connections get the node's own address as their source. The routes are deleted
+// once no connection needs them.
 
-// routeProtocol marks these routes as ours (rtm_protocol; not one of those that routing daemons use).
+// routeProtocol marks these routes as ours (rtm_protocol; not one of those that routing daemons
+// use).
 const routeProtocol = 115
 
-// addresses are those of the node's own devices, and those that kube-proxy's device adds or our routes stand in for.
+// addresses are those of the node's own devices, and those that kube-proxy's device adds or our
+// routes stand in for.
 func addresses() (host, own map[netip.Addr]bool, err error) {
 	list, err := link.Here.Addresses()
 	if err != nil {
@@ -50,7 +54,7 @@ func addresses() (host, own map[netip.Addr]bool, err error) {
 	return host, own, err
 }
 
-// standIn is the route that takes the place of an address.
+// standIn is the local route that replaces an address of the device.
 func standIn(addr netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: routeProtocol, Scope: unix.RT_SCOPE_HOST,
@@ -59,8 +63,8 @@ func standIn(addr netip.Addr) *netlink.Route {
 	}
 }
 
-// replaceDevice has routes stand in for the device's addresses, and deletes it.
-func (v *virtual) replaceDevice() error {
+// replaceDevice replaces the device's addresses by routes, and deletes the device.
+func (v *ipvsState) replaceDevice() error {
 	if !v.device {
 		return nil
 	}
@@ -86,7 +90,8 @@ func (v *virtual) replaceDevice() error {
 	return nil
 }
 
-// sourceFor is the address from which the node reaches others: that of its default route, or else any of its own.
+// sourceFor is the address from which the node reaches others: that of its default route, or else
+// any of its own.
 func sourceFor(is4 bool, host map[netip.Addr]bool) net.IP {
 	to := netip.MustParseAddr("2001:db8::1") // reserved for documentation, RFC 3849
 	if is4 {
@@ -103,15 +108,16 @@ func sourceFor(is4 bool, host map[netip.Addr]bool) net.IP {
 	return nil
 }
 
-// drainPoll is the time between two looks at the connections that go on.
+// drainPoll is the interval at which open connections are counted.
 const drainPoll = time.Second
 
-// errUndrained is wrapped when connections went on for too long.
+// errUndrained is wrapped when connections did not end in time.
 var errUndrained = errors.New("connections go on that need what kube-proxy has programmed")
 
-// drainServers deletes each virtual server once it carries no connection. New connections don't come to IPVS any more, since
-// they are translated before; those that it carries would be cut with their virtual server.
-func (v *virtual) drainServers(ctx context.Context, say func(string, ...any)) error {
+// drainServers deletes each virtual server once it carries no connection. New connections don't
+// come to IPVS any more, since they are translated before; deleting a virtual server would cut
+// the connections that it carries.
+func (v *ipvsState) drainServers(ctx context.Context, say func(string, ...any)) error {
 	for told := -1; ; {
 		if err := v.removeIdle(); err != nil || len(v.servers) == 0 {
 			return err
@@ -123,7 +129,7 @@ func (v *virtual) drainServers(ctx context.Context, say func(string, ...any)) er
 		if !pause(ctx) {
 			return fmt.Errorf("%w: %d of IPVS to %d virtual servers", errUndrained, v.connections(), len(v.servers))
 		}
-		next := &virtual{}
+		next := &ipvsState{}
 		if err := next.readServers(v.nodePorts()); err != nil {
 			return err
 		}
@@ -132,7 +138,7 @@ func (v *virtual) drainServers(ctx context.Context, say func(string, ...any)) er
 }
 
 // removeIdle deletes the virtual servers that carry no connection.
-func (v *virtual) removeIdle() error {
+func (v *ipvsState) removeIdle() error {
 	if len(v.servers) == 0 {
 		return nil
 	}
@@ -154,7 +160,7 @@ func (v *virtual) removeIdle() error {
 }
 
 // nodePorts are the ports of the virtual servers that are left.
-func (v *virtual) nodePorts() map[uint16]bool {
+func (v *ipvsState) nodePorts() map[uint16]bool {
 	ports := map[uint16]bool{}
 	for _, s := range v.servers {
 		ports[s.key.Port] = true
@@ -162,8 +168,9 @@ func (v *virtual) nodePorts() map[uint16]bool {
 	return ports
 }
 
-// drainAddresses removes the routes that stand in for addresses, once no connection has one of these as its source.
-func (v *virtual) drainAddresses(ctx context.Context, say func(string, ...any)) error {
+// drainAddresses deletes the local routes once no connection has one of their addresses as its
+// source.
+func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)) error {
 	replaced, err := link.Here.LocalRoutes(routeProtocol)
 	if err != nil || len(replaced) == 0 {
 		return err
@@ -203,7 +210,7 @@ func (v *virtual) drainAddresses(ctx context.Context, say func(string, ...any)) 
 	return nil
 }
 
-// pause waits for the time of the next look; false: there is none.
+// pause waits until the next check; false: ctx has ended.
 func pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Wherever connections depend on kube-proxy's KUBE-FORWARD, that is told before the agent is asked for, and stops the take-over.
+// Wherever connections depend on kube-proxy's KUBE-FORWARD, that is told before the agent is asked
+// for, and stops the take-over.
 func TestForwardEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy, rule string

@@ -23,7 +23,7 @@ func (o *Options) findProxy(ctx context.Context) error {
 	}
 	for _, p := range parts {
 		o.ok("found %s", p)
-		for _, a := range p.alone() {
+		for _, a := range p.losses() {
 			o.note("%s", a) // also where no agent is yet: it tells what its start would break
 		}
 	}
@@ -46,14 +46,14 @@ func (o *Options) nothingFrom() error {
 
 func (o *Options) agentReady(ctx context.Context) error { return o.agentProgrammed(ctx, 0) }
 
-// agentStillReady asks again: the agent may have ended while others were waited for. Ports that kube-proxy had are free now, so
-// it has the time to take them.
+// agentStillReady asks again, as the agent may have ended meanwhile. The ports of kube-proxy are
+// free now, so the agent gets some time to listen on them.
 func (o *Options) agentStillReady(ctx context.Context) error {
 	return o.agentProgrammed(ctx, settleFor)
 }
 
-// agentProgrammed waits until the agent has programmed all that is declared. Objects at fault don't stop it, but for patience
-// it waits that they are no longer.
+// agentProgrammed waits until the agent has programmed all that is declared. Faulty objects
+// do not stop the take-over, but it waits up to patience for them to become right.
 func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) error {
 	var minor error
 	begun := time.Now()
@@ -105,11 +105,11 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
 		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
 		for _, p := range parts {
-			lacks = append(lacks, p.alone()...)
+			lacks = append(lacks, p.losses()...)
 		}
 		return strings.Join(lacks, "\n"), nil
 	}
-	// What changes at this moment may be here already and not yet there.
+	// One program may have seen a change that the other has not.
 	if err := o.settle(ctx, compare); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	return nil
 }
 
-// unserved says what becomes of node ports on addresses on which we serve none.
+// unserved says what happens to node ports on addresses where the agent serves none.
 func (o *Options) unserved(addrs []netip.Addr) []string {
 	var names []string
 	for _, a := range addrs {
@@ -207,7 +207,7 @@ func (o *Options) removeProxy(ctx context.Context) error {
 	return nil
 }
 
-// proxyRemoved sees that nobody has put rules back meanwhile.
+// proxyRemoved checks that nobody has restored rules meanwhile.
 func (o *Options) proxyRemoved(ctx context.Context) error {
 	left, err := find(ctx)
 	if err != nil {

@@ -19,22 +19,24 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// proxyDevice carries the addresses of services in IPVS mode, so that their packets come to IPVS as input.
+// proxyDevice carries the addresses of services in IPVS mode, so that their packets come to IPVS as
+// input.
 const proxyDevice = "kube-ipvs0"
 
-// proxySets are the sets of ipset that IPVS mode makes; those of IPv6 begin with "KUBE-6-". The ports of the first are node ports.
+// proxySets are the sets of ipset that IPVS mode makes; those of IPv6 begin with "KUBE-6-". The
+// ports of the first are node ports.
 var proxySets = []string{"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-PORT-SCTP-HASH",
 	"KUBE-NODE-PORT-LOCAL-TCP", "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
 	"KUBE-LOOP-BACK", "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL",
 	"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
 	"KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS"}
 
-// maxSetName is how long the name of a set can be (IPSET_MAXNAMELEN in linux/netfilter/ipset/ip_set.h, with its zero); kube-proxy
-// cuts longer ones off.
+// maxSetName is how long the name of a set can be (IPSET_MAXNAMELEN in
+// linux/netfilter/ipset/ip_set.h, with its zero); kube-proxy cuts longer ones off.
 const maxSetName = 31
 
-// virtual is what kube-proxy has in IPVS mode besides rules of iptables.
-type virtual struct {
+// ipvsState is what kube-proxy has in IPVS mode besides rules of iptables.
+type ipvsState struct {
 	servers []server
 	others  int                 // virtual servers that are not kube-proxy's
 	device  bool                // it is there
@@ -50,9 +52,9 @@ type server struct {
 	dests int
 }
 
-func (v *virtual) alone() []string { return nil }
+func (v *ipvsState) losses() []string { return nil }
 
-func (v *virtual) claims() []Claim {
+func (v *ipvsState) claims() []Claim {
 	claims := make([]Claim, 0, len(v.servers))
 	for _, s := range v.servers {
 		key := s.key
@@ -64,14 +66,14 @@ func (v *virtual) claims() []Claim {
 	return claims
 }
 
-func (v *virtual) notes() []string {
+func (v *ipvsState) notes() []string {
 	if v.others == 0 {
 		return nil
 	}
 	return []string{fmt.Sprintf("%d virtual servers of IPVS stay: they are not kube-proxy's", v.others)}
 }
 
-func (v *virtual) String() string {
+func (v *ipvsState) String() string {
 	what := []string{fmt.Sprintf("%d virtual servers with %d connections", len(v.servers), v.connections())}
 	if v.device {
 		what = append(what, "device "+proxyDevice)
@@ -85,7 +87,7 @@ func (v *virtual) String() string {
 	return "IPVS: " + strings.Join(what, ", ")
 }
 
-func (v *virtual) connections() int {
+func (v *ipvsState) connections() int {
 	n := 0
 	for _, s := range v.servers {
 		n += s.conns
@@ -94,7 +96,7 @@ func (v *virtual) connections() int {
 }
 
 func findIPVS(context.Context) ([]part, error) {
-	v := &virtual{}
+	v := &ipvsState{}
 	index, err := link.Here.Index(proxyDevice)
 	if err != nil {
 		return nil, err
@@ -114,7 +116,7 @@ func findIPVS(context.Context) ([]part, error) {
 }
 
 // readSets finds kube-proxy's sets, and the node ports in them.
-func (v *virtual) readSets() (ports map[uint16]bool, err error) {
+func (v *ipvsState) readSets() (ports map[uint16]bool, err error) {
 	ports = map[uint16]bool{}
 	if _, err := os.Stat("/sys/module/ip_set"); errors.Is(err, os.ErrNotExist) {
 		return ports, nil // asking would load it
@@ -141,9 +143,9 @@ func (v *virtual) readSets() (ports map[uint16]bool, err error) {
 	return ports, nil
 }
 
-// readServers finds the virtual servers on the addresses of kube-proxy's device, and those on other addresses of this node with a
-// node port's number.
-func (v *virtual) readServers(ports map[uint16]bool) error {
+// readServers finds the virtual servers on the addresses of kube-proxy's device, and those on other
+// addresses of this node with a node port's number.
+func (v *ipvsState) readServers(ports map[uint16]bool) error {
 	host, own, err := addresses()
 	if err != nil {
 		return err
@@ -182,7 +184,8 @@ func (v *virtual) readServers(ports map[uint16]bool) error {
 	return nil
 }
 
-// openIPVS connects to the IPVS of the calling thread's network namespace; to call it where the kernel has none loads it.
+// openIPVS connects to the IPVS of the calling thread's network namespace; to call it where the
+// kernel has none loads it.
 func openIPVS() (*ipvs.Handle, error) {
 	logrus.SetOutput(io.Discard) // the library logs that it can't load what is there already; nobody else uses this logger
 	conn, err := ipvs.New("")
@@ -193,7 +196,7 @@ func openIPVS() (*ipvs.Handle, error) {
 }
 
 // remove implements part.
-func (v *virtual) remove(ctx context.Context, d drain) error {
+func (v *ipvsState) remove(ctx context.Context, d drain) error {
 	ctx, cancel := context.WithTimeout(ctx, d.limit)
 	defer cancel()
 	if err := v.replaceDevice(); err != nil {

@@ -28,8 +28,9 @@ type inStep struct{}
 
 func (inStep) Sync(context.Context) error { return nil }
 
-// TestIPVS takes over from what kube-proxy programs in IPVS mode, made here by hand: connections that IPVS carries and connections of the node
-// whose own address is a service's go on until they end, new ones are ours, and then all is gone but what is not kube-proxy's.
+// TestIPVS takes over from what kube-proxy programs in IPVS mode, made here by hand: connections
+// that IPVS carries and connections of the node whose own address is a service's go on until they
+// end, new ones are ours, and then all is gone but what is not kube-proxy's.
 func TestIPVS(t *testing.T) {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		t.Skip("this kernel has no IPVS; that of `make test-vm VM='-run TestIPVS internal/takeover'` has")
@@ -77,7 +78,8 @@ var (
 	foreign = netip.MustParseAddr("192.0.2.99") // a virtual server of somebody else's
 )
 
-// iptablesOfIPVS is what matters of the rules that kube-proxy makes with iptables beside: what the node connects is masqueraded.
+// iptablesOfIPVS is what matters of the rules that kube-proxy makes with iptables beside: what the
+// node connects is masqueraded.
 const iptablesOfIPVS = `
 table ip nat {
 	chain KUBE-MARK-MASQ { meta mark set meta mark or 0x4000; }
@@ -178,7 +180,8 @@ func (w *ipvsNode) listen() {
 	}()
 }
 
-// asProxy does what kube-proxy does in IPVS mode, and adds a virtual server and a set of somebody else's.
+// asProxy does what kube-proxy does in IPVS mode, and adds a virtual server and a set of somebody
+// else's.
 func (w *ipvsNode) asProxy() error {
 	dummy := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: proxyDevice}}
 	if err := netlink.LinkAdd(dummy); err != nil {
@@ -245,7 +248,8 @@ func (w *ipvsNode) dial(ns *netns.NS) net.Conn {
 	return conn
 }
 
-// hangUp resets a connection, which connection tracking and IPVS then forget within seconds rather than minutes.
+// hangUp resets a connection, which connection tracking and IPVS then forget within seconds rather
+// than minutes.
 func hangUp(conn net.Conn) {
 	_ = conn.(*net.TCPConn).SetLinger(0)
 	_ = conn.Close()

@@ -26,7 +26,8 @@ func (f frontends) Frontends(context.Context) (map[state.FrontendKey]bool, error
 
 var namespaces atomic.Int64
 
-// takeFrom loads rules into a namespace of its own, and returns a function that runs From there, and one that lists what nft shows.
+// takeFrom loads rules into a namespace of its own, and returns a function that runs From there,
+// and one that lists what nft shows.
 func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), ruleset func() string) {
 	t.Helper()
 	ns, run := emptyNamespace(t)
@@ -44,7 +45,8 @@ func takeFromIPTables(t *testing.T, backend, rules string) (from func(Options) (
 	return fromIn(t, ns)
 }
 
-// fromIn returns a function that runs From in a namespace, beside an agent that has programmed all unless one is given.
+// fromIn returns a function that runs From in a namespace, beside an agent that has programmed all
+// unless one is given.
 func fromIn(t *testing.T, ns *netns.NS) func(Options) (string, error) {
 	return func(o Options) (string, error) {
 		var out bytes.Buffer
@@ -128,7 +130,8 @@ func TestAgentNotInStepStops(t *testing.T) {
 	}
 }
 
-// What iptables-nft has, in pieces as an interrupted take-over leaves it; and a chain that somebody else uses.
+// What iptables-nft has, in pieces as an interrupted take-over leaves it; and a chain that somebody
+// else uses.
 func TestLeftoversGo(t *testing.T) {
 	const others = `table ip nat {
 	chain KUBE-MARK-MASQ {

@@ -18,8 +18,9 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 )
 
-// legacy is what kube-proxy has in the tables of one family of iptables-legacy. Their rules can be had and changed
-// in their old binary form only, so that the programs that know the form have to be there.
+// legacy is what kube-proxy has in the tables of one family of iptables-legacy. Their rules can be
+// had and changed in their old binary form only, so that the programs that know the form have to be
+// there.
 type legacy struct {
 	family  string // "ip" or "ip6"
 	restore string // program
@@ -33,7 +34,7 @@ type legacyTable struct {
 	emptied []string // of kube-proxy, to be emptied: others use them
 	jumps   []string // rules of others into them, as iptables-save prints them, "-A …"
 	claimed []Claim
-	lonely  []string
+	lost    []string
 	noted   []string
 }
 
@@ -48,8 +49,8 @@ func (l *legacy) String() string {
 func (l *legacy) claims() []Claim {
 	return gather(l.tables, func(t legacyTable) []Claim { return t.claimed })
 }
-func (l *legacy) alone() []string {
-	return gather(l.tables, func(t legacyTable) []string { return t.lonely })
+func (l *legacy) losses() []string {
+	return gather(l.tables, func(t legacyTable) []string { return t.lost })
 }
 func (l *legacy) notes() []string {
 	return gather(l.tables, func(t legacyTable) []string { return t.noted })
@@ -111,12 +112,13 @@ func readLegacy(ctx context.Context, family, program string, tables []string) (*
 	return l, nil
 }
 
-// legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the plain name.
+// legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the
+// plain name.
 func legacyProgram(ctx context.Context, program, verb string) (string, error) {
-	if path, err := lookUp(program + "-legacy-" + verb); err == nil {
+	if path, err := preflight.FindProgram(program + "-legacy-" + verb); err == nil {
 		return path, nil
 	}
-	path, err := lookUp(program + "-" + verb)
+	path, err := preflight.FindProgram(program + "-" + verb)
 	if err == nil {
 		var version []byte
 		if version, err = run(ctx, nil, path, "--version"); err == nil && !bytes.Contains(version, []byte("nf_tables")) {
@@ -125,17 +127,6 @@ func legacyProgram(ctx context.Context, program, verb string) (string, error) {
 	}
 	return "", fmt.Errorf("tables of iptables-legacy are in use, and there is no %s-legacy-%s on this node to read and change them: install the package iptables, or run "+
 		"this where it is; `kube-proxy --cleanup` in kube-proxy's own image removes its rules, too, once it has stopped", program, verb)
-}
-
-// lookUp finds a program that may be in a folder for administrators.
-func lookUp(name string) (string, error) {
-	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
-		path := filepath.Join(dir, name)
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", os.ErrNotExist
 }
 
 func run(ctx context.Context, stdin []byte, path string, args ...string) ([]byte, error) {
@@ -186,7 +177,7 @@ func parseTable(family, name, text string) legacyTable {
 		}
 	}
 	if accepts(jumps) && preflight.SavedEnds(text, "FORWARD") {
-		t.lonely = append(t.lonely, dropsForwarded("iptables-legacy", family))
+		t.lost = append(t.lost, dropsForwarded("iptables-legacy", family))
 	}
 	t.claimed = placed(t.claimed, len(at) > 0, at)
 	stay, emptied, notes := kept(jumps)

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// lock keeps two take-overs from the calling thread's network namespace at once: each would fail at rules that the other has removed. The
-// lock is a Unix socket in the abstract namespace: it goes with its holder, however that ends.
+// lock keeps two take-overs from the calling thread's network namespace at once: each would fail at
+// rules that the other has removed. The lock is a Unix socket in the abstract namespace: it goes
+// with its holder, however that ends.
 func lock() (release func(), err error) {
 	l, err := net.Listen("unix", "@sluice.dev/takeover")
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Of two take-overs at once, one says that there is another, and changes nothing; to look does no harm.
+// Of two take-overs at once, one says that there is another, and changes nothing; to look does no
+// harm.
 func TestOneAtATime(t *testing.T) {
 	ns, run := emptyNamespace(t)
 	run("table ip kube-proxy {}")

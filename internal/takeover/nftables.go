@@ -33,13 +33,13 @@ type nft struct {
 	chains  []*nftables.Chain
 	emptied []*nftables.Chain // they stay, since others use them
 	claimed []Claim
-	lonely  []string
+	lost    []string
 	noted   []string
 }
 
-func (n *nft) claims() []Claim { return n.claimed }
-func (n *nft) alone() []string { return n.lonely }
-func (n *nft) notes() []string { return n.noted }
+func (n *nft) claims() []Claim  { return n.claimed }
+func (n *nft) losses() []string { return n.lost }
+func (n *nft) notes() []string  { return n.noted }
 
 func (n *nft) String() string {
 	var what []string
@@ -127,8 +127,8 @@ func (n *nft) readFamily(conn *nftables.Conn, family nftables.TableFamily) error
 	return nil
 }
 
-// readMaps reads from nftables mode's table what it serves. Where kube-proxy was told on which addresses, or takes the node's first,
-// a set holds those for node ports.
+// readMaps reads from nftables mode's table what it serves. Where kube-proxy was told on which
+// addresses, or takes the node's first, a set holds those for node ports.
 func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 	sets, err := conn.GetSets(table)
 	if err != nil {
@@ -161,7 +161,8 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 	return nil
 }
 
-// mapKey reads a key "address . protocol . port", or "protocol . port" of a node port; each field fills whole registers of four bytes.
+// mapKey reads a key "address . protocol . port", or "protocol . port" of a node port; each field
+// fills whole registers of four bytes.
 func mapKey(b []byte, is4 bool) (state.FrontendKey, bool) {
 	addr := unspecified(is4)
 	if size := addr.BitLen() / 8; len(b) == size+8 {
@@ -209,7 +210,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 		}
 		drops := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 		if c.Name == "FORWARD" && accepts(jumps) && preflight.Ends(drops, found) {
-			n.lonely = append(n.lonely, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
+			n.lost = append(n.lost, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
 		}
 	}
 	n.claimed = append(n.claimed, placed(claims, len(at) > 0, at)...)
@@ -237,7 +238,8 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	return nil
 }
 
-// readRule reads what matters of a rule that iptables-nft has written, in the form of this or of its earlier releases.
+// readRule reads what matters of a rule that iptables-nft has written, in the form of this or of
+// its earlier releases.
 func readRule(r *nftables.Rule) xrule {
 	seen := xrule{is4: r.Table.Family == nftables.TableFamilyIPv4}
 	var loaded expr.Any
@@ -285,7 +287,8 @@ func (x *xrule) compare(loaded expr.Any, value []byte) {
 	}
 }
 
-// remove implements part. What leads to the rules goes in one transaction; the rest, which no packet reaches any more, in pieces.
+// remove implements part. What leads to the rules goes in one transaction; the rest, which no
+// packet reaches any more, in pieces.
 func (n *nft) remove(ctx context.Context, _ drain) error {
 	conn, err := connect()
 	if err != nil {
@@ -322,7 +325,8 @@ func (n *nft) remove(ctx context.Context, _ drain) error {
 	return nil
 }
 
-// commit carries a transaction out. Where it fails the library joins an error of each message: the first says why.
+// commit carries a transaction out. Where it fails the library joins an error of each message: the
+// first says why.
 func commit(conn *nftables.Conn) error {
 	err := conn.Flush()
 	for {
@@ -375,7 +379,8 @@ func (x *xrule) translate(t *expr.Target) {
 	}
 }
 
-// readComment reads the comment of a rule of kube-proxy's; iptables-nft keeps it with the rule, or as a match.
+// readComment reads the comment of a rule of kube-proxy's; iptables-nft keeps it with the rule, or
+// as a match.
 func (x *xrule) readComment(r *nftables.Rule) {
 	if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
 		x.comment = comment

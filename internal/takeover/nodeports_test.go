@@ -22,7 +22,8 @@ const nodePortRules = `*nat
 COMMIT
 `
 
-// Addresses of the node on which only kube-proxy has node ports stop the take-over, until each is given up.
+// Addresses of the node on which only kube-proxy has node ports stop the take-over, until each is
+// given up.
 func TestNodePortsElsewhereStop(t *testing.T) {
 	first := state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.TCP, Port: 30080}
 	both := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("198.51.100.0/24")}

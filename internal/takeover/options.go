@@ -16,9 +16,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Agent is what is asked of a running agent.
+// Agent is a running agent.
 type Agent interface {
-	// Sync returns once all that is declared is in the kernel, or says why it can't be.
+	// Sync returns once the kernel holds all that is declared, or says why it cannot.
 	Sync(ctx context.Context) error
 }
 
@@ -26,11 +26,14 @@ type Agent interface {
 type Options struct {
 	Socket string // where the agent is reached
 	Agent  Agent
-	// Minor reports whether an error of Sync is about some objects, and all others are programmed; false for nil.
+	// Minor reports whether an error of Sync is about some objects, and all others are programmed;
+	// false for nil.
 	Minor func(error) bool
-	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's network namespace.
+	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's
+	// network namespace.
 	Kernel driver.Lister
-	// Claimed reports whether an agent is at work in the calling thread's network namespace, wherever it is reached; To alone calls it.
+	// Claimed reports whether an agent is at work in the calling thread's network namespace,
+	// wherever it is reached; To alone calls it.
 	Claimed func() (bool, error)
 	// Purge removes all that the agent has programmed; To alone calls it.
 	Purge func(ctx context.Context) error
@@ -39,7 +42,8 @@ type Options struct {
 	Force bool   // go on where the two differ
 	// GiveUp are addresses of the node on which kube-proxy's node ports may end.
 	GiveUp []netip.Prefix
-	// Wait is how long to wait for what others do: a program to stop or to start, and the agent to have programmed all.
+	// Wait is how long to wait for a program to stop or to start, and for the agent to have
+	// programmed everything.
 	Wait time.Duration
 	// Drain is how long to wait for connections that IPVS carries.
 	Drain  time.Duration
@@ -47,11 +51,11 @@ type Options struct {
 	Out    io.Writer
 }
 
-// ErrStopped is wrapped by the error of a step that did not succeed. What was done before is safe to leave as it is, and the next
-// run goes on from there.
+// ErrStopped is wrapped by the error of a step that failed. What was done before can stay as it is;
+// the next run continues from there.
 var ErrStopped = errors.New("stopped")
 
-// poll is the time between two looks at what is waited for.
+// poll is the interval at which a condition is checked.
 const poll = 200 * time.Millisecond
 
 func (o *Options) line(mark, format string, args ...any) {
@@ -69,13 +73,13 @@ func (o *Options) stop(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrStopped, first)
 }
 
-// wait asks until there is nothing more to say against going on, and says so once where that takes a while. Its error is an ErrStopped
-// with the last answer.
-func (o *Options) wait(ctx context.Context, hurdle func() (string, error)) error {
+// wait asks until there is no obstacle any more. It prints the obstacle once if it has to wait. Its
+// error is an ErrStopped with the last answer.
+func (o *Options) wait(ctx context.Context, obstacle func() (string, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, max(o.Wait, 0))
 	defer cancel()
 	for told := false; ; {
-		why, err := hurdle()
+		why, err := obstacle()
 		if err != nil {
 			return o.stop("%v", err)
 		}
@@ -96,7 +100,7 @@ func (o *Options) wait(ctx context.Context, hurdle func() (string, error)) error
 	}
 }
 
-// differ tells of differences, which stop unless that is overruled.
+// differ prints differences. They stop the take-over unless o.Force is set.
 func (o *Options) differ(what []string) error {
 	for _, d := range what {
 		o.line("differs", "%s", d)
@@ -107,7 +111,8 @@ func (o *Options) differ(what []string) error {
 	return o.stop("%d differences, see above: connections would be lost; --force goes on all the same", len(what))
 }
 
-// peer returns the process id of who listens on a Unix socket: 0 if it is in another pid namespace, and false if nobody does.
+// peer returns the id of the process that listens on a Unix socket: 0 if it is in another pid
+// namespace, and false if no process listens.
 func peer(socket string) (pid int, alive bool) {
 	c, err := net.DialTimeout("unix", socket, time.Second)
 	if err != nil {

@@ -31,9 +31,11 @@ func (p process) String() string {
 	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
 }
 
-// proxies returns the processes that are kube-proxy in the calling thread's network namespace: by their program's name, or because they
-// serve kube-proxy's health port (K3s and others have kube-proxy within a program of theirs). The agent, by its process id, is
-// not among them; 0: unknown. Of other pid namespaces, as within a pod, only that the health port is served can be seen.
+// proxies returns the processes that are kube-proxy in the calling thread's network namespace: by
+// their program's name, or because they serve kube-proxy's health port (K3s and others have
+// kube-proxy within a program of theirs). The agent, by its process id, is not among them; 0:
+// unknown. Of other pid namespaces, as within a pod, only that the health port is served can be
+// seen.
 func proxies(agent int) ([]process, error) {
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -67,7 +69,7 @@ func proxies(agent int) ([]process, error) {
 			continue
 		}
 		p := process{pid: pid, name: name}
-		p.unit, p.pod = keeper(dir)
+		p.unit, p.pod = supervisor(dir)
 		found = append(found, p)
 	}
 	if len(found) == 0 && len(unseen) > 0 {
@@ -76,7 +78,8 @@ func proxies(agent int) ([]process, error) {
 	return found, nil
 }
 
-// program returns the name of a process's program, and whether that is kube-proxy. A zombie has none.
+// program returns the name of a process's program, and whether that is kube-proxy. A zombie has
+// none.
 func program(dir string) (name string, proxy bool) {
 	b, err := os.ReadFile(dir + "/cmdline")
 	if err != nil || len(b) == 0 {
@@ -128,8 +131,8 @@ func listeners(port uint16) (map[string]bool, error) {
 	return sockets, nil
 }
 
-// keeper tells from a process's control group who runs it.
-func keeper(dir string) (unit string, pod bool) {
+// supervisor reads from a process's control group who runs it.
+func supervisor(dir string) (unit string, pod bool) {
 	b, err := os.ReadFile(dir + "/cgroup")
 	if err != nil {
 		return "", false
@@ -173,8 +176,8 @@ func stopAgent(p process, node string) string {
 	return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
 }
 
-// offNode says how to have a DaemonSet leave one node: the label says which program the node is given to, and
-// the DaemonSet, told once, shuns nodes that are given to the other.
+// offNode says how to have a DaemonSet leave one node: the label says which program the node is
+// given to, and the DaemonSet, told once, shuns nodes that are given to the other.
 func offNode(namespace, daemonSet, node, to string) string {
 	return fmt.Sprintf(`kubectl label node %s %s=%s --overwrite
 kubectl -n %s patch daemonset %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"%s","operator":"NotIn","values":["%s"]}]}]}}}}}}}'

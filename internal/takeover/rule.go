@@ -39,8 +39,8 @@ func claimsIn(table, chain string) bool {
 	return false
 }
 
-// claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to backends, those of filter refuse
-// what has none.
+// claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to
+// backends, those of filter refuse what has none.
 func (x xrule) claim(table, chain string) (Claim, bool) {
 	if x.dport == 0 || x.protocol == 0 || x.network {
 		return Claim{}, false
@@ -57,11 +57,13 @@ func (x xrule) claim(table, chain string) (Claim, bool) {
 	}, addr.IsValid()
 }
 
-// choosesAddress reports whether node ports are served on the address that the rule asks for, and on no other than such. Without
-// --nodeport-addresses one rule leads to them from every local address.
+// choosesAddress reports whether node ports are served on the address that the rule asks for, and
+// on no other than such. Without --nodeport-addresses one rule leads to them from every local
+// address.
 func (x xrule) choosesAddress() bool { return x.target == nodePortsChain && x.daddr.IsValid() }
 
-// dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops or rejects what its rules don't accept.
+// dropsForwarded says what becomes of forwarded packets where the chain FORWARD drops or rejects
+// what its rules don't accept.
 func dropsForwarded(program, family string) string {
 	return program + "'s chain FORWARD of family " + family + " refuses what its rules do not accept, and only kube-proxy's chain " + forwardChain +
 		" is known to accept masqueraded and established connections of services there. It does not know those that sluice translates: add rules " +

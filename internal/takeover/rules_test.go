@@ -92,8 +92,8 @@ func TestChainsThatOthersUseStay(t *testing.T) {
 func TestForwardDrops(t *testing.T) {
 	const filter = "*filter\n:FORWARD %s [0:0]\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\nCOMMIT\n"
 	for policy, stops := range map[string]bool{"ACCEPT": false, "DROP": true} {
-		if table := parseTable("ip", "filter", strings.Replace(filter, "%s", policy, 1)); (len(table.lonely) > 0) != stops {
-			t.Errorf("%s: %q", policy, table.lonely)
+		if table := parseTable("ip", "filter", strings.Replace(filter, "%s", policy, 1)); (len(table.lost) > 0) != stops {
+			t.Errorf("%s: %q", policy, table.lost)
 		}
 	}
 }
@@ -204,7 +204,8 @@ func TestRecentList(t *testing.T) {
 	}
 }
 
-// FuzzParse holds that whatever a tool prints is read without a crash, and that a rule that is read as one of kube-proxy's chains is in one.
+// FuzzParse holds that whatever a tool prints is read without a crash, and that a rule that is read
+// as one of kube-proxy's chains is in one.
 func FuzzParse(f *testing.F) {
 	f.Add(natTable)
 	f.Add(`-A X -m comment --comment "unfinished \`)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// step is one of those by which services change hands. It looks first and may be done again, so that a run goes on where
-// the last one ended; what undoes a list of steps is the other list.
+// step is one step of a take-over, or of giving back. It checks first and may be repeated, so that
+// a run continues where the last one ended. A list of steps is undone by the other list.
 type step struct {
 	name string
 	do   func(*Options, context.Context) error
@@ -52,15 +52,17 @@ func names(steps []step) string {
 // errDone ends the steps early: there is nothing more to do.
 var errDone = errors.New("nothing to do")
 
-// From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once nothing of kube-proxy is left in the
-// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+// From takes the node over from kube-proxy, and tells o.Out of each step. It returns nil once
+// nothing of kube-proxy is left in the calling thread's network namespace. It must not change
+// threads: hold it with runtime.LockOSThread.
 func From(ctx context.Context, o Options) error { return o.walk(ctx, fromSteps) }
 
-// To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns nil once the agent has nothing more in the
-// calling thread's network namespace. It must not change threads: hold it with runtime.LockOSThread.
+// To gives the node back to a kube-proxy that runs there, and tells o.Out of each step. It returns
+// nil once the agent has nothing more in the calling thread's network namespace. It must not change
+// threads: hold it with runtime.LockOSThread.
 func To(ctx context.Context, o Options) error { return o.walk(ctx, toSteps) }
 
-// walk does one step after the other until one fails.
+// walk does the steps in order until one fails.
 func (o *Options) walk(ctx context.Context, steps []step) error {
 	return o.locked(func() error {
 		for _, s := range steps {

@@ -1,13 +1,15 @@
-// Package takeover moves a node's services from kube-proxy to this project's agent, and back, without a
-// connection noticing: it finds what kube-proxy has programmed in this network namespace (in any of its
-// modes), compares it with what the agent has, finds the process that is to stop, and removes its rules.
+// Package takeover moves a node's services from kube-proxy to this project's agent, and back,
+// without breaking a connection: it finds what kube-proxy has programmed in this network namespace
+// (in any of its modes), compares it with what the agent has, finds the process that is to stop,
+// and removes its rules.
 //
-// While both programs' rules are in the kernel each connection is translated once. The first chain of the nat hooks to translate
-// a connection settles it, and of chains of one priority the kernel calls the newest first: each new connection is translated once,
-// by the one or the other, and its later packets by connection tracking alone, whichever rules are left. The
-// rules of kube-proxy that drop and refuse look for addresses of services, which a translated packet no longer has.
-// What does harm is a chain FORWARD of iptables that refuses what it does not know, where kube-proxy accepts by a mark that only its
-// own connections carry: alone tells of it before the agent starts.
+// While both programs' rules are in the kernel each connection is translated once. The first chain
+// of the nat hooks to translate a connection settles it, and of chains of one priority the kernel
+// calls the newest first: each new connection is translated once, by the one or the other, and its
+// later packets by connection tracking alone, whichever rules are left. The rules of kube-proxy
+// that drop and refuse look for addresses of services, which a translated packet no longer has. A
+// chain FORWARD of iptables that refuses unknown packets does harm: kube-proxy accepts packets
+// there by a mark that only its own connections carry. losses reports it before the agent starts.
 package takeover
 
 import (
@@ -22,11 +24,13 @@ import (
 
 // Claim is an address and port that kube-proxy serves.
 type Claim struct {
-	// Key's address is the unspecified one of its family (0.0.0.0 or ::) where every address of the node is meant: for NodePorts.
+	// Key's address is the unspecified one of its family (0.0.0.0 or ::) where every address of the
+	// node is meant: for NodePorts.
 	Key     state.FrontendKey
 	Service string // as kube-proxy's comments name it, "namespace/name:port"; it may be empty
 	Served  bool   // there are endpoints: new connections are not just refused or dropped
-	// Loopback: where the kernel lets it (net.ipv4.conf.all.route_localnet), 127.0.0.1 is among a node port's addresses.
+	// Loopback: where the kernel lets it (net.ipv4.conf.all.route_localnet), 127.0.0.1 is among a
+	// node port's addresses.
 	Loopback bool
 }
 
@@ -44,28 +48,30 @@ func (c Claim) String() string {
 	return where + " (" + c.Service + ")"
 }
 
-// part is what kube-proxy has programmed in one place of the kernel. There is none where nothing is.
+// part is what kube-proxy has programmed in one place of the kernel.
 type part interface {
 	// String names the place and what is there.
 	String() string
 	// claims are what kube-proxy serves by it, in any order, perhaps repeated.
 	claims() []Claim
-	// alone says what kube-proxy's rules let pass that nobody will let pass once they are gone.
-	alone() []string
-	// notes say what else a user should know before the part is removed, and what of it will stay and why.
+	// losses names the packets that only kube-proxy's rules accept: once these are gone, nobody
+	// does.
+	losses() []string
+	// notes say what else a user should know before the part is removed, and what of it will stay
+	// and why.
 	notes() []string
-	// remove removes it in such an order that no connection notices.
+	// remove removes it in an order that breaks no connection.
 	remove(ctx context.Context, d drain) error
 }
 
-// drain says how long connections are waited for, and whom to tell of it.
+// drain says how long to wait for connections to end, and where to report it.
 type drain struct {
 	limit time.Duration
 	say   func(format string, args ...any)
 }
 
-// find returns what kube-proxy has programmed in the calling thread's network namespace, in the order in which it is to be
-// removed.
+// find returns what kube-proxy has programmed in the calling thread's network namespace, in the
+// order in which it is to be removed.
 func find(ctx context.Context) ([]part, error) {
 	var parts []part
 	for _, look := range []func(context.Context) ([]part, error){findLegacy, findNftables, findIPVS} {
@@ -105,7 +111,8 @@ func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
 	return all
 }
 
-// claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is served.
+// claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is
+// served.
 func claimsOf(parts []part) []Claim {
 	byKey := map[state.FrontendKey]Claim{}
 	for _, p := range parts {

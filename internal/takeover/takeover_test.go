@@ -29,7 +29,8 @@ table inet firewall {
 }
 `
 
-// TestTakeover moves a node from the real kube-proxy to the agent and back, under traffic, in each of its modes but IPVS.
+// TestTakeover moves a node from the real kube-proxy to the agent and back, under traffic, in each
+// of its modes but IPVS.
 func TestTakeover(t *testing.T) {
 	for _, m := range []struct{ name, mode, backend string }{
 		{"nftables", "nftables", ""}, {"iptables-nft", "iptables", "nft"}, {"iptables-legacy", "iptables", "legacy"},
@@ -110,7 +111,8 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	proxy.stop()
 }
 
-// TestStopLines has the real controllers carry out what a user is told to type: the DaemonSet leaves the node.
+// TestStopLines has the real controllers carry out what a user is told to type: the DaemonSet
+// leaves the node.
 func TestStopLines(t *testing.T) {
 	c := newCluster(t, true)
 	c.apply(`
@@ -209,7 +211,8 @@ func (c *cluster) addForeign(backend string) {
 	}
 }
 
-// kubeletRule is the kubelet's in KUBE-FIREWALL. kube-proxy in iptables mode makes that of IPv4, too, and leaves it.
+// kubeletRule is the kubelet's in KUBE-FIREWALL. kube-proxy in iptables mode makes that of IPv4,
+// too, and leaves it.
 var kubeletRule = map[string]string{
 	"":  `-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP` + "\n",
 	"6": "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n",

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// findOurs ends the steps where the agent serves nothing: what may be left of its table goes.
+// findOurs ends the steps if the agent serves nothing; it removes what may be left of its table.
 func (o *Options) findOurs(ctx context.Context) error {
 	ours, err := o.Kernel.Frontends(ctx)
 	switch {
@@ -79,7 +79,7 @@ func (o *Options) agentRuns(ctx context.Context) (string, error) {
 func agentProcess(pid int) process {
 	p := process{pid: pid, name: "sluice"}
 	if pid != 0 {
-		p.unit, p.pod = keeper(fmt.Sprintf("/proc/%d", pid))
+		p.unit, p.pod = supervisor(fmt.Sprintf("/proc/%d", pid))
 	}
 	return p
 }
@@ -131,8 +131,9 @@ func healthy(ctx context.Context) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// coversAgent compares what both serve. The agent has stopped, so that its table falls behind the cluster, and a healthy kube-proxy
-// does not: what only the table has is told and goes, unless kube-proxy has yet to program it.
+// coversAgent compares what both serve. The agent has stopped, so its table is no longer updated,
+// and kube-proxy's rules are. What only the table has is printed and removed, unless kube-proxy is
+// still about to program it.
 func (o *Options) coversAgent(ctx context.Context) error {
 	var idle, lacks []string
 	var ours int
@@ -179,7 +180,7 @@ func (o *Options) coversAgent(ctx context.Context) error {
 	return nil
 }
 
-// tellStale names what goes with the agent's table.
+// tellStale prints what will be removed with the agent's table.
 func (o *Options) tellStale(lacks []string) {
 	const most = 20
 	for _, l := range lacks[:min(len(lacks), most)] {
@@ -191,8 +192,8 @@ func (o *Options) tellStale(lacks []string) {
 	o.note("kube-proxy works and follows the cluster: these have changed since the agent stopped, or are outside its configuration")
 }
 
-// settle asks a few times whether differences go by themselves, as those do that come of a change which one program has seen
-// and the other has not. It fails only if they cannot be told.
+// settle waits for differences to disappear: one program may have seen a change before the other.
+// It fails only if it cannot compare.
 func (o *Options) settle(ctx context.Context, differences func() (string, error)) error {
 	for end := time.Now().Add(max(o.Wait, settleFor)); ; {
 		what, err := differences()
@@ -210,5 +211,5 @@ func (o *Options) settle(ctx context.Context, differences func() (string, error)
 	}
 }
 
-// settleFor is how long two programs that work may take to have the same.
+// settleFor is how long two healthy programs may take to agree.
 const settleFor = 3 * time.Second

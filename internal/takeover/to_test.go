@@ -11,7 +11,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// What sluice has served since the agent stopped, and the cluster no longer has, does not keep a node from kube-proxy.
+// What sluice has served since the agent stopped, and the cluster no longer has, does not keep a
+// node from kube-proxy.
 func TestStaleTableIsGivenBack(t *testing.T) {
 	key := func(addr string) state.FrontendKey {
 		return state.FrontendKey{Addr: netip.MustParseAddr(addr), Protocol: model.TCP, Port: 443}

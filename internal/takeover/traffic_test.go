@@ -18,7 +18,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// serve answers each line and each datagram with the backend's name, and the client's address as it is seen.
+// serve answers each line and each datagram with the backend's name, and the client's address as it
+// is seen.
 func serve(t *testing.T, name string, ns *netns.NS) {
 	t.Helper()
 	var tcp net.Listener
@@ -59,8 +60,8 @@ func serve(t *testing.T, name string, ns *netns.NS) {
 	}()
 }
 
-// answerLimit is more than a machine with other work takes: what it delays is not lost. A packet of TCP that is lost is sent again, and
-// counted; one of UDP is never answered.
+// answerLimit is more than a machine with other work takes: what it delays is not lost. A packet of
+// TCP that is lost is sent again, and counted; one of UDP is never answered.
 const answerLimit = 10 * time.Second
 
 // dial connects from a namespace.
@@ -72,7 +73,8 @@ func dial(ns *netns.NS, network, to string, limit time.Duration) (conn net.Conn,
 	return conn, err
 }
 
-// lost is how many packets that a connection has sent did not arrive: TCP has sent them again, and nobody has had them twice.
+// lost is how many packets that a connection has sent did not arrive: TCP has sent them again, and
+// nobody has had them twice.
 func lost(conn net.Conn) (n int) {
 	tcp, is := conn.(*net.TCPConn)
 	if !is {
@@ -99,9 +101,10 @@ func again(fd int) int {
 	return max(0, int(info.Total_retrans)-int(info.Dsack_dups))
 }
 
-// refuse makes a connection that is to be refused, and returns how many of its attempts were not. A refusal by ICMP that comes
-// while the system call is still at work counts for the kernel only when the connection is tried again, a second later
-// (tcp_v4_err: sock_owned_by_user); the socket's queue of errors has it all the same.
+// refuse makes a connection that is to be refused, and returns how many of its attempts were not. A
+// refusal by ICMP that comes while the system call is still at work counts for the kernel only when
+// the connection is tried again, a second later (tcp_v4_err: sock_owned_by_user); the socket's
+// queue of errors has it all the same.
 func refuse(ns *netns.NS, network, to string) (missed int, err error) {
 	fd := -1
 	d := net.Dialer{Timeout: answerLimit, Control: func(_, _ string, c syscall.RawConn) error {

@@ -109,8 +109,8 @@ func tryAlone(p *program, flags uint32) error {
 	return errors.Join(try(s, p, flags), s.close())
 }
 
-// try has the kernel build a program in a table that is created and deleted in one transaction: the kernel checks all
-// of it, and no packet meets it.
+// try has the kernel build a program in a table that is created and deleted in one transaction: the
+// kernel checks all of it, and no packet meets it.
 func try(s *socket, p *program, flags uint32) error {
 	b := newBatch(TableName + "-probe")
 	b.addTable(flags)
@@ -120,8 +120,8 @@ func try(s *socket, p *program, flags uint32) error {
 	return err
 }
 
-// Probe implements driver.Driver: it tries the whole program. Where the kernel refuses that, the requirements say what it
-// lacks.
+// Probe implements driver.Driver: it tries the whole program. Where the kernel refuses that, the
+// requirements say what it lacks.
 func (d *Driver) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
