@@ -17,7 +17,6 @@ import (
 // Labels are the 128 bits of an entry's connection label, as the kernel holds them.
 type Labels [16]byte
 
-
 // remakes bounds how often an entry is made anew that a packet made meanwhile.
 const remakes = 3
 

@@ -77,7 +77,7 @@ func ends() *store.Store {
 		Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, TargetPort: 8080}},
 	}
 	s.Apply([]store.Event{
-		{Kind: store.Services, Name: service.Name, Object: service},
+		{Kind: model.ServiceKind, Name: service.Name, Object: service},
 		pod("shop", "web-1", "10.1.0.1", "fd00::1"), // shares its name with the service
 		pod("shop", "frontend-7d4b9-x2v5k", "10.1.0.2"),
 		pod("default", "client", "10.1.0.3"),
