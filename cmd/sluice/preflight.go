@@ -37,7 +37,7 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
 				Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
-				Driver:  func(ctx context.Context) error { return probeDriver(ctx, policy) },
+				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			results := preflight.Check(facts)
 			err := cli.Print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
@@ -54,12 +54,16 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 	return cmd
 }
 
-func probeDriver(ctx context.Context, policy bool) error {
+func probeDriver(ctx context.Context, policy bool) (name, lacks string, err error) {
 	d, err := openDriver(driver.Options{Policy: policy})
 	if err != nil {
-		return err
+		return "", "", err
 	}
-	return errors.Join(d.Probe(ctx), d.Close())
+	can, asked := d.Capabilities(), driver.Capability(driver.All)
+	if !policy {
+		asked &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
+	}
+	return can.Name, (asked &^ can.Can).String(), errors.Join(d.Probe(ctx), d.Close())
 }
 
 // refusedAddresses names what the agent refuses to services, or, where there is no agent, what kube-proxy serves that an agent

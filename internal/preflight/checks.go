@@ -69,7 +69,12 @@ func program(f *Facts) []Result {
 	case f.DriverErr != nil:
 		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
 	}
-	return one(name, OK, "the kernel takes our nftables program", "")
+	results := one(name, OK, "the kernel takes our nftables program", "")
+	if f.DriverLacks != "" {
+		results = append(results, Result{"driver", Warn, f.Driver + " cannot do " + f.DriverLacks,
+			"'sluice plan' names the services and policies that need it"})
+	}
+	return results
 }
 
 // optional says what is different where the kernel lacks what it need not have.

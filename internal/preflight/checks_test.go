@@ -60,6 +60,7 @@ func TestChecks(t *testing.T) {
 			"masquerade: not supported by this kernel: operation not supported (needs Linux 5.2 with nft_masq)", "modules"},
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
 		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
+		{"driver lacks something", func(f *Facts) { f.DriverAsked, f.Driver, f.DriverLacks = true, "other", "session affinity" }, "driver", Warn, "other cannot do session affinity", "sluice plan"},
 		{"driver refuses", func(f *Facts) { f.DriverAsked, f.DriverErr = true, errors.New("no such map") }, "program", Fail, "no such map", "kernel"},
 		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = f.PolicyFeatures[0].Missing(unix.EOPNOTSUPP) }, "policy", Fail,
 			"connection labels: not supported by this kernel: operation not supported (needs Linux 4.8)", "--policy=false"},

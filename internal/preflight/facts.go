@@ -25,7 +25,9 @@ type Facts struct {
 	BridgeCalls    bool     // what a bridge forwards meets the rules of IP, too
 
 	DriverAsked bool
-	DriverErr   error // why the driver cannot work here
+	DriverErr   error  // why the driver cannot work here
+	Driver      string // its name
+	DriverLacks string // what it cannot do of all that services and policies may ask for; empty: nothing
 
 	Families []Family // those in use
 

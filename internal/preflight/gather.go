@@ -30,8 +30,9 @@ type Options struct {
 	Policy bool
 	// Requirements on the kernel: of services, of policy, and what need not be met.
 	Requirements, PolicyRequirements, Optional []*probe.Requirement
-	// Driver asks the driver whether this kernel takes its program; nil: do not ask.
-	Driver func(context.Context) error
+	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all that
+	// services and policies may ask for; nil: do not ask.
+	Driver func(context.Context) (name, lacks string, err error)
 	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
 	Refused func(context.Context) ([]string, error)
 }
@@ -52,7 +53,8 @@ func Gather(ctx context.Context, o Options) *Facts {
 		f.PolicyErr = errors.Join(f.PolicyErr, err)
 	}
 	if o.Driver != nil {
-		f.DriverAsked, f.DriverErr = true, o.Driver(ctx)
+		f.DriverAsked = true
+		f.Driver, f.DriverLacks, f.DriverErr = o.Driver(ctx)
 	}
 	f.Families = families(o.ServiceCIDRs)
 	f.Forwarding, f.StrictPath, f.SysctlErr = interfaces()
