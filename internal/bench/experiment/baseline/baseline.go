@@ -27,7 +27,8 @@ var Experiment = harness.Experiment{
 		"In each round every quantity is measured with one of the two and at once with the other; the order alternates between rounds. The costs of packets are measured three times in turns, and the least counts. " +
 		"Start to programmed is from the start of the process, with an empty kernel, until it answers that it is ready; start to adopted is the same with all in the kernel already. " +
 		"For the restart the agent is killed (SIGKILL) under 1,000 HTTP requests a second, each on a connection of its own, and started again half a second later; " +
-		"for the upgrade the other program is started in its place. 15 clients of a service with session affinity connect before and after. " +
+		"for the upgrade the other program is started in its place. 15 clients of a service with session affinity connect before and after, " +
+		"and with policies a pod opens connections meanwhile that they deny, and others that they allow. " +
 		"A ratio is this program's sample over the baseline's of the same round. Noise is half the distance between the quartiles of these ratios, at most a fifth.",
 	Run:    runExperiment,
 	Charts: charts,
@@ -197,6 +198,7 @@ func comparePolicies(ctx context.Context, r *harness.Run, round int, t cluster.T
 		packets(func(ctx context.Context, x *contestant, sample func(variant, metric string, micros float64)) error {
 			return policy.PodCosts(ctx, r, x.testbed, t, x.name, func(metric string, micros float64) { sample("", metric, micros) })
 		}),
+		each(func(ctx context.Context, x *contestant) error { return upgradePolicies(ctx, r, x, t) }),
 	)
 }
 
