@@ -42,7 +42,8 @@ const node = `{
   },
 }`
 
-// startCluster starts a control plane whose node is on its way to be one: it has a Node object, a route and no kubelet.
+// startCluster starts a control plane whose node is on its way to be one: it has a Node object, a
+// route and no kubelet.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "sluice")
@@ -118,7 +119,8 @@ func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 	return newBox(t, pod, "node1", c.binary, map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)})
 }
 
-// testUnset applies kustomize's manifests as they are: the agent lives, is not ready, and names what has to be set.
+// testUnset applies kustomize's manifests as they are: the agent lives, is not ready, and names
+// what has to be set.
 func (c *cluster) testUnset(t *testing.T) {
 	text := kustomize(t, "kustomize")
 	c.apply(t, text)
@@ -137,7 +139,8 @@ func (c *cluster) testUnset(t *testing.T) {
 	}
 }
 
-// testCapabilities shows that the container's one capability is enough for each command that is of use in it, and is needed.
+// testCapabilities shows that the container's one capability is enough for each command that is of
+// use in it, and is needed.
 func (c *cluster) testCapabilities(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer)
 	c.apply(t, text)
@@ -157,7 +160,8 @@ func (c *cluster) testCapabilities(t *testing.T) {
 	}
 }
 
-// testTakeOver goes the way of docs/install.md from a real kube-proxy, with what is in the container.
+// testTakeOver goes the way of docs/install.md from a real kube-proxy, with what is in the
+// container.
 func (c *cluster) testTakeOver(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "clusterCIDRs={10.244.0.0/16}")
 	c.apply(t, text)
@@ -187,7 +191,8 @@ func ofProxy(rules []byte) bool {
 	return bytes.Contains(rules, []byte("chain KUBE-SVC-")) || bytes.Contains(rules, []byte("default/kubernetes/tcp/https"))
 }
 
-// startProxy starts the real kube-proxy, and returns what ends it, once it has programmed something.
+// startProxy starts the real kube-proxy, and returns what ends it, once it has programmed
+// something.
 func (c *cluster) startProxy(t *testing.T, mode string) (stop func()) {
 	t.Helper()
 	kubeconfig, err := c.Kubeconfig("system:kube-proxy")
@@ -259,7 +264,8 @@ func well(s agent.Status) string {
 	return ""
 }
 
-// TestCluster shows a real API server what users give theirs, and runs the agent as they would have it.
+// TestCluster shows a real API server what users give theirs, and runs the agent as they would have
+// it.
 func TestCluster(t *testing.T) {
 	c := startCluster(t)
 	t.Run("server takes the manifests", c.testManifests)
@@ -276,7 +282,8 @@ func TestCluster(t *testing.T) {
 	t.Run("least", c.testLeast)
 }
 
-// testManifests has the server take what kustomize and the chart make, with its own strict validation and defaults.
+// testManifests has the server take what kustomize and the chart make, with its own strict
+// validation and defaults.
 func (c *cluster) testManifests(t *testing.T) {
 	for _, text := range []string{
 		kustomize(t, "kustomize"),
@@ -286,7 +293,8 @@ func (c *cluster) testManifests(t *testing.T) {
 	} {
 		c.apply(t, text)
 	}
-	// A pod comes of the DaemonSet: it passes all of the server's admission, and tolerates that its node is not ready.
+	// A pod comes of the DaemonSet: it passes all of the server's admission, and tolerates that its
+	// node is not ready.
 	c.kubectl(t, "--namespace", namespace, "wait", "--for=create", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
 	c.kubectl(t, "--namespace", namespace, "wait", "--for=condition=PodScheduled", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
 	c.kubectl(t, "delete", "--wait", "-k", "kustomize")
@@ -322,7 +330,8 @@ func (c *cluster) testInstall(t *testing.T) {
 	}
 }
 
-// testAgent runs the agent in a container such as the chart asks for, with the rights that the chart gives.
+// testAgent runs the agent in a container such as the chart asks for, with the rights that the
+// chart gives.
 func (c *cluster) testAgent(t *testing.T) {
 	for _, policy := range []string{"true", "false"} {
 		t.Run("policy="+policy, func(t *testing.T) {
@@ -347,7 +356,8 @@ func (c *cluster) testAgent(t *testing.T) {
 	}
 }
 
-// testEvents shows a fault in an object beside the object, with the right that the chart gives for it, and only if it is asked to.
+// testEvents shows a fault in an object beside the object, with the right that the chart gives for
+// it, and only if it is asked to.
 func (c *cluster) testEvents(t *testing.T) {
 	may := func(verb string) string {
 		out, _ := c.Kubectl("auth", "can-i", verb, "events.events.k8s.io", "--as=system:serviceaccount:"+namespace+":sluice") // fails where it answers no
@@ -453,7 +463,8 @@ func (c *cluster) ask(url string) (status int, err error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// testPrivileged shows what a container can do about forwarding that is off: say it, or if it is privileged, mend it.
+// testPrivileged shows what a container can do about forwarding that is off: say it, or if it is
+// privileged, mend it.
 func (c *cluster) testPrivileged(t *testing.T) {
 	forward := func() string {
 		out, err := c.NetNS.Run("cat", "/proc/sys/net/ipv4/ip_forward")

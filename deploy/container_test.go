@@ -23,8 +23,9 @@ import (
 // containerEnv holds a box in JSON where this program is to become what runs in it.
 const containerEnv = "SLUICE_TEST_CONTAINER"
 
-// box is what a container runtime makes of a container that is on the host's network: an image with nothing in it but the
-// program, /proc of its own whose sysctls cannot be written, the volumes, and the capabilities that the pod asks for.
+// box is what a container runtime makes of a container that is on the host's network: an image with
+// nothing in it but the program, /proc of its own whose sysctls cannot be written, the volumes, and
+// the capabilities that the pod asks for.
 type box struct {
 	Root         string            // an empty folder
 	Binary       string            // becomes /usr/local/bin/sluice
@@ -37,7 +38,8 @@ type box struct {
 // accountFolder is where a pod finds the credentials of its service account.
 const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// newBox translates a pod as the kubelet does. Volumes are folders of the host, by the volumes' names.
+// newBox translates a pod as the kubelet does. Volumes are folders of the host, by the volumes'
+// names.
 func newBox(t *testing.T, pod *corev1.PodSpec, node, binary string, volumes map[string]string) *box {
 	t.Helper()
 	c := &pod.Containers[0]

@@ -1,5 +1,5 @@
-// Package deploy holds what installs Sluice: a Helm chart, manifests for kustomize, a systemd unit. A test compares them and tries
-// them on a real API server.
+// Package deploy holds what installs Sluice: a Helm chart, manifests for kustomize, a systemd unit.
+// A test compares them and tries them on a real API server.
 package deploy
 
 import _ "embed" // for Manifests

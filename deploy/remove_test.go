@@ -12,7 +12,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 )
 
-// testRemove takes Sluice off a node as docs/install.md says, with and without a kube-proxy that serves instead.
+// testRemove takes Sluice off a node as docs/install.md says, with and without a kube-proxy that
+// serves instead.
 func (c *cluster) testRemove(t *testing.T) {
 	for _, how := range []string{"cleanup", "takeover"} {
 		t.Run(how, func(t *testing.T) {
@@ -72,7 +73,8 @@ func (c *cluster) programmed(t *testing.T) bool {
 	return strings.Contains(string(tables), "sluice")
 }
 
-// Pods that remove Sluice are ready when they have, and not before; they need nothing of the API server.
+// Pods that remove Sluice are ready when they have, and not before; they need nothing of the API
+// server.
 func TestRemove(t *testing.T) {
 	for how, want := range map[string]string{
 		"cleanup":  "cleanup",
@@ -99,7 +101,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Kustomize's components make of the manifests what the chart makes with the value that they stand for.
+// Kustomize's components make of the manifests what the chart makes with the value that they stand
+// for.
 func TestKustomizeComponents(t *testing.T) {
 	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true"} {
 		t.Run(component, func(t *testing.T) {

@@ -50,8 +50,8 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// testUnit runs the agent with the arguments that the unit's file of variables begins with and the unit's capabilities, as
-// who may read what the manifests of kustomize allow.
+// testUnit runs the agent with the arguments that the unit's file of variables begins with and the
+// unit's capabilities, as who may read what the manifests of kustomize allow.
 func (c *cluster) testUnit(t *testing.T) {
 	c.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", "kustomize/base/sluice.yaml", "-l", "app.kubernetes.io/component=access")
 	etc, run := t.TempDir(), t.TempDir()

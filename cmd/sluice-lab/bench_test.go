@@ -11,8 +11,9 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestSoak keeps an agent under churn and faults for a while, on a real API server that is killed and has its history taken, and wants
-// it to hold in the end what a fresh one does, with no request failed on the way.
+// TestSoak keeps an agent under churn and faults for a while, on a real API server that is killed
+// and has its history taken, and wants it to hold in the end what a fresh one does, with no request
+// failed on the way.
 func TestSoak(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"soak"}, SoakFor: 20 * time.Second})
 	for _, g := range r.Goals {
@@ -28,8 +29,9 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestHostile puts some hundred legal objects at their extremes beside the services of others, who are to notice nothing. That a
-// change waits for a second may be the machine's doing where other tests run; it is told, and judged by `sluice bench hostile`.
+// TestHostile puts some hundred legal objects at their extremes beside the services of others, who
+// are to notice nothing. That a change waits for a second may be the machine's doing where other
+// tests run; it is told, and judged by `sluice bench hostile`.
 func TestHostile(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"hostile-objects"}, Objects: 200, Seed: 1})
 	for _, g := range r.Goals {
@@ -42,7 +44,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestBenchBesideKubeProxy: the real kube-proxy in both of its modes and the agent come to carry out the same API.
+// TestBenchBesideKubeProxy: the real kube-proxy in both of its modes and the agent come to carry
+// out the same API.
 func TestBenchBesideKubeProxy(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Rounds: 1})
 	programs := map[string]bool{}

@@ -23,7 +23,8 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 )
 
-// kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at first. done removes what it made for that.
+// kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at
+// first. done removes what it made for that.
 func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string) (k *lab.Kubernetes, done func() error, err error) {
 	bin := o.kubernetesBin
 	if bin != "" {

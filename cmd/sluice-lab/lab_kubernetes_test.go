@@ -47,8 +47,8 @@ spec:
   containers: [{name: client, image: client}]
 `
 
-// TestLabKubernetes has real clients of a real control plane change an application under load: no request fails, whatever
-// kubectl does, while the API server is away, and while an agent is.
+// TestLabKubernetes has real clients of a real control plane change an application under load: no
+// request fails, whatever kubectl does, while the API server is away, and while an agent is.
 func TestLabKubernetes(t *testing.T) {
 	needRoot(t)
 	const name = "testkube"
@@ -110,7 +110,8 @@ func TestLabKubernetes(t *testing.T) {
 	rolled()
 	stop()
 
-	// What nobody can place does not keep the lab from working, and what has died is named and started again.
+	// What nobody can place does not keep the lab from working, and what has died is named and
+	// started again.
 	kubectl("create", "deployment", "unplaced", "--image=none")
 	kubectl("patch", "deployment", "unplaced", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"no":"where"}}}}}`)
 	if err := l.KillProxy("node2"); err != nil {
@@ -148,8 +149,8 @@ func TestLabKubernetes(t *testing.T) {
 	}
 }
 
-// load sends requests, one after the other, from a pod, a node and the outside host, until the function that it returns is called; that
-// tells the test of those that failed.
+// load sends requests, one after the other, from a pod, a node and the outside host, until the
+// function that it returns is called; that tells the test of those that failed.
 func load(t *testing.T, l *lab.Lab) (stop func()) {
 	t.Helper()
 	service := l.Cluster.Services[1] // the first is the API server's

@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/question"
 )
 
-// harbour says who may reach whose service: twelve workloads in two namespaces, of which everybody may
-// reach the gate.
+// harbour says who may reach whose service: twelve workloads in two namespaces, of which everybody
+// may reach the gate.
 var harbour = map[string][]string{
 	"quay/crane":   {"quay/yard", "quay/pilot", "port/office"},
 	"quay/gate":    {"*"},
@@ -35,7 +35,8 @@ var harbour = map[string][]string{
 	"port/office":  nil,
 }
 
-// harbourManifests writes the harbour as an application: everything is denied but for one policy for each workload.
+// harbourManifests writes the harbour as an application: everything is denied but for one policy
+// for each workload.
 func harbourManifests() string {
 	var b strings.Builder
 	for _, ns := range []string{"quay", "port"} {
@@ -95,8 +96,8 @@ func reach(p *probe.Pairs) map[string]bool {
 	return pass
 }
 
-// The table of who may reach what is asked of real pods, and holds what the policies say: 37 of the harbour's 132
-// pairs pass. It follows when a policy goes.
+// The table of who may reach what is asked of real pods, and holds what the policies say: 37 of the
+// harbour's 132 pairs pass. It follows when a policy goes.
 func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	needRoot(t)
 	const name = "testwho"
@@ -172,8 +173,8 @@ func checkPairs(t *testing.T, l *lab.Lab, pass int, want map[string]bool) {
 	}
 }
 
-// checkWhy asks the agents at both ends of each pair what they say of it: what the client's node lets
-// go and the server's lets come in is what really passes.
+// checkWhy asks the agents at both ends of each pair what they say of it: what the client's node
+// lets go and the server's lets come in is what really passes.
 func checkWhy(t *testing.T, l *lab.Lab, passes map[string]bool) {
 	t.Helper()
 	agents := map[string]*agent.Client{}

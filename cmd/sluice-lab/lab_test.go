@@ -48,7 +48,8 @@ func TestLabDemo(t *testing.T) {
 	}
 }
 
-// The agents follow what changes in the lab: every step ends with all services answering, or refusing, as they should.
+// The agents follow what changes in the lab: every step ends with all services answering, or
+// refusing, as they should.
 func TestLabFollowsChanges(t *testing.T) {
 	l := shopLab(t, "testfollow")
 	scale := func(name string, n int) func(*plan.Cluster) error {
@@ -119,7 +120,8 @@ func TestLabCommandLine(t *testing.T) {
 	}
 }
 
-// checkExec runs sluice on a node: it is the lab's own, installed or not, and asks that node's agent.
+// checkExec runs sluice on a node: it is the lab's own, installed or not, and asks that node's
+// agent.
 func checkExec(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	self, err := os.Executable()

@@ -1,5 +1,5 @@
-// Command sluice-lab is the lab and the bench: it shows and measures Sluice on one machine.
-// `sluice lab` and `sluice bench` run it.
+// Command sluice-lab is the lab and the bench: it shows and measures Sluice on one machine. `sluice
+// lab` and `sluice bench` run it.
 package main
 
 import (
@@ -15,8 +15,8 @@ import (
 
 func main() { cli.Main(newRootCommand()) }
 
-// newRootCommand makes the root command. Its name is that which the program was started with: sluice,
-// where sluice has started it.
+// newRootCommand makes the root command. Its name is that which the program was started with:
+// sluice, where sluice has started it.
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   filepath.Base(os.Args[0]),
@@ -26,8 +26,8 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// sluiceFlag adds --sluice. Where sluice has started this program, it is the one that is used, unless
-// the flag names another.
+// sluiceFlag adds --sluice. Where sluice has started this program, it is the one that is used,
+// unless the flag names another.
 func sluiceFlag(cmd *cobra.Command, program *string) {
 	cmd.Flags().StringVar(program, "sluice", os.Getenv(cli.SluiceEnv), "the `program` sluice; if not given, the one beside this program, or on the PATH")
 }

@@ -35,8 +35,9 @@ func (f *addressFlags) configure(c *compile.Config) {
 	c.ReservedPorts = f.reserved
 }
 
-// defaultReserved are ports that nodes have to be reached at: SSH, DHCP, BGP, etcd, Typha, the Kubernetes API and the
-// kubelet, the health and metrics of Kubernetes' parts and of this agent, and VXLAN, Geneve and WireGuard.
+// defaultReserved are ports that nodes have to be reached at: SSH, DHCP, BGP, etcd, Typha, the
+// Kubernetes API and the kubelet, the health and metrics of Kubernetes' parts and of this agent,
+// and VXLAN, Geneve and WireGuard.
 func defaultReserved() portRanges {
 	list := portRanges{
 		{Protocol: model.TCP, First: 2379, Last: 2380}, {Protocol: model.TCP, First: 10248, Last: 10250}, {Protocol: model.TCP, First: 10256, Last: 10259},

@@ -100,7 +100,8 @@ func TestAddressFlags(t *testing.T) {
 	}
 }
 
-// What listens on a node is reached whatever services ask for; so is what the agent itself listens on.
+// What listens on a node is reached whatever services ask for; so is what the agent itself listens
+// on.
 func TestNodeStaysReachable(t *testing.T) {
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")
@@ -139,7 +140,8 @@ spec: {type: NodePort, clusterIP: 10.0.0.14, ports: [{port: 80, nodePort: 10999}
 	}
 }
 
-// What would not be served is named before there is an agent, of what kube-proxy serves; and while there is one.
+// What would not be served is named before there is an agent, of what kube-proxy serves; and while
+// there is one.
 func TestPreflightNamesAddresses(t *testing.T) {
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")

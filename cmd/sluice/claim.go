@@ -13,18 +13,19 @@ import (
 	"sluice.dev/sluice/internal/nflog"
 )
 
-// rivalPatience is how long an agent waits for another one in its network namespace to end, before it ends itself. It is
-// longer than one needs to end that was told to.
+// rivalPatience is how long an agent waits for another one in its network namespace to end, before
+// it ends itself. It is longer than one needs to end that was told to.
 const rivalPatience = 30 * time.Second
 
-// claimNamespace makes this the only agent of the calling thread's network namespace. Tests whose agents program no
-// kernel do without.
+// claimNamespace makes this the only agent of the calling thread's network namespace. Tests whose
+// agents program no kernel do without.
 var claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
 	return agent.ClaimNamespace(ctx, rivalPatience, lockNamespace, log)
 }
 
-// lockNamespace takes the nflog group that stands for the right to be the only agent of the calling thread's network namespace: the
-// kernel gives a group to one socket at a time, and to none without CAP_NET_ADMIN.
+// lockNamespace takes the nflog group that stands for the right to be the only agent of the calling
+// thread's network namespace: the kernel gives a group to one socket at a time, and to none without
+// CAP_NET_ADMIN.
 func lockNamespace() (io.Closer, error) {
 	c, err := nflog.Open(driver.ClaimGroup)
 	if errors.Is(err, nflog.ErrBusy) {

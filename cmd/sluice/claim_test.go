@@ -16,7 +16,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A second agent on a node, whatever its socket and addresses, does nothing but wait, and takes over when the first one ends.
+// A second agent on a node, whatever its socket and addresses, does nothing but wait, and takes
+// over when the first one ends.
 func TestTwoAgents(t *testing.T) {
 	ns := nodeNS(t)
 	dir := folder(t, map[string]string{"web.yaml": web})
@@ -59,7 +60,8 @@ func TestTwoAgents(t *testing.T) {
 	}
 }
 
-// waiting counts the connections to the name by which agents know of each other, less the one that listens.
+// waiting counts the connections to the name by which agents know of each other, less the one that
+// listens.
 func waiting(t *testing.T, ns *netns.NS) int {
 	t.Helper()
 	sockets := ""

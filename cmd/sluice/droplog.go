@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// openDrops opens the kernel's log of dropped packets in the calling thread's network
-// namespace; tests put another in its place.
+// openDrops opens the kernel's log of dropped packets in the calling thread's network namespace;
+// tests put another in its place.
 var openDrops = func() (dropConn, error) { return nflog.Open(driver.DropGroup) }
 
 // dropConn is what *nflog.Conn does.

@@ -69,7 +69,8 @@ func (f *nodeFlags) config() (compile.Config, error) {
 	return c, f.policyFlags.configure(&c)
 }
 
-// nodeName is what the Node object of a host with this name is called: kubelet and kube-proxy make it so.
+// nodeName is what the Node object of a host with this name is called: kubelet and kube-proxy make
+// it so.
 func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(host)) }
 
 // source reads all objects that the flags name, into sink.
@@ -114,8 +115,8 @@ func (p *prefixes) Set(list string) error {
 // Type implements pflag.Value.
 func (p *prefixes) Type() string { return "CIDRs" }
 
-// nodePorts is a flag of the node addresses that serve NodePorts: CIDRs, or the words that kube-proxy has for
-// some. Without any, it is the node's first address of each family.
+// nodePorts is a flag of the node addresses that serve NodePorts: CIDRs, or the words that
+// kube-proxy has for some. Without any, it is the node's first address of each family.
 type nodePorts struct {
 	cidrs   prefixes
 	primary bool

@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/probe"
 )
 
-// openDriver opens the driver of the calling thread's network namespace; tests put a
-// fake kernel in its place.
+// openDriver opens the driver of the calling thread's network namespace; tests put a fake kernel in
+// its place.
 var openDriver = func(o driver.Options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o})
 }

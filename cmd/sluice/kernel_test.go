@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// nodeNS makes a network namespace with somebody else's table in it, and has the
-// commands work on its kernel. Others can change the tables, as on kernels without ownership.
+// nodeNS makes a network namespace with somebody else's table in it, and has the commands work on
+// its kernel. Others can change the tables, as on kernels without ownership.
 func nodeNS(t *testing.T) *netns.NS {
 	t.Helper()
 	if os.Geteuid() != 0 {

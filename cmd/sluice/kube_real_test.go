@@ -71,8 +71,8 @@ addressType: FQDN
 endpoints: [{addresses: [example.org]}]
 `
 
-// An agent on a real API server programs what is odd without harm, and nothing while the server is away, has
-// forgotten us, or is back.
+// An agent on a real API server programs what is odd without harm, and nothing while the server is
+// away, has forgotten us, or is back.
 func TestAgentOnRealAPI(t *testing.T) {
 	s := newProxySeat(t)
 	s.kubectl(t, "apply", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
@@ -165,8 +165,8 @@ metadata: {name: thief}
 spec: {clusterIP: 10.96.0.91, externalIPs: [192.0.2.1], ports: [{name: api, port: 6443}, {name: ssh, port: 22}, {name: web, port: 81}]}
 `
 
-// A service cannot take an agent's way to its API, not even where it may have the address, nor what else listens there: also an
-// agent that starts anew reads the API.
+// A service cannot take an agent's way to its API, not even where it may have the address, nor what
+// else listens there: also an agent that starts anew reads the API.
 func TestNobodyTakesTheAPI(t *testing.T) {
 	s := newProxySeat(t)
 	listen(t, s.NetNS, "192.0.2.1:22")

@@ -65,8 +65,8 @@ metadata: {name: b}
 spec: {nodeName: pods-of, containers: [{name: c, image: none}]}
 `
 
-// An agent that may not read Pods cuts no pod off, says that it isn't ready, and carries policy out once it may.
-// Pods that an earlier agent knew are judged as it judged them.
+// An agent that may not read Pods cuts no pod off, says that it isn't ready, and carries policy out
+// once it may. Pods that an earlier agent knew are judged as it judged them.
 func TestUnreadPodsOnRealAPI(t *testing.T) {
 	s := newProxySeat(t)
 	pods := attachPods(t, s.NetNS, 3)

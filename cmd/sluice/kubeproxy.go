@@ -23,8 +23,8 @@ type seat struct {
 	file   string // path; "" without one
 }
 
-// takeSeat reads kube-proxy's configuration, and has the options say the same where our own flags don't say
-// otherwise. It returns nil where the command line has nothing of kube-proxy's.
+// takeSeat reads kube-proxy's configuration, and has the options say the same where our own flags
+// don't say otherwise. It returns nil where the command line has nothing of kube-proxy's.
 func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
 	if !o.kubeProxy.Given() {
 		return nil, nil
@@ -99,7 +99,8 @@ func (s *seat) tell(log *slog.Logger) {
 }
 
 // tune sets the parameters of connection tracking that kube-proxy would, and how soon the kernel
-// ends this process for want of memory. Failures are only told: a container may not set the machine's parameters.
+// ends this process for want of memory. Failures are only told: a container may not set the
+// machine's parameters.
 func (s *seat) tune(log *slog.Logger, o *runOptions) {
 	if o.setSysctls {
 		cpus, err := kubeproxy.CPUs()
@@ -117,7 +118,8 @@ func (s *seat) tune(log *slog.Logger, o *runOptions) {
 	}
 }
 
-// once does what --write-config-to or --init-only ask for, and reports whether that is all there is to do.
+// once does what --write-config-to or --init-only ask for, and reports whether that is all there is
+// to do.
 func (s *seat) once(o *runOptions, log *slog.Logger) (done bool, err error) {
 	switch {
 	case o.kubeProxy.WriteTo != "":
@@ -144,8 +146,8 @@ func (s *seat) writeConfig(path string) error {
 	return nil
 }
 
-// run has the agent work until ctx ends, or until the configuration's file changes: that is an error, as with kube-proxy,
-// which leaves it to whoever started it to start it anew.
+// run has the agent work until ctx ends, or until the configuration's file changes: that is an
+// error, as with kube-proxy, which leaves it to whoever started it to start it anew.
 func (s *seat) run(ctx context.Context, a *agent.Agent) error {
 	if s.file == "" {
 		return a.Run(ctx)

@@ -53,7 +53,8 @@ ports: [{port: 8080, protocol: TCP, name: ""}]
 endpoints: [{addresses: [10.244.0.7], nodeName: node-a}]
 `
 
-// newProxySeat starts an API server that authorizes as a cluster does, and writes kubeadm's configuration with what may differ.
+// newProxySeat starts an API server that authorizes as a cluster does, and writes kubeadm's
+// configuration with what may differ.
 func newProxySeat(t *testing.T, change ...string) *proxySeat {
 	t.Helper()
 	s := &proxySeat{Plane: controltest.Start(t, control.Config{
@@ -215,7 +216,8 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 	}
 }
 
-// What we make of a file and of flags is what the real kube-proxy makes of them, as --write-config-to shows it.
+// What we make of a file and of flags is what the real kube-proxy makes of them, as
+// --write-config-to shows it.
 func TestSameConfigAsKubeProxy(t *testing.T) {
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
@@ -270,7 +272,8 @@ var absentMetrics = []string{
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds", "kubeproxy_conntrack_reconciler_deleted_entries_total",
 }
 
-// The real kube-proxy sits on its addresses when we start. Once it has gone, the same questions get the same answers.
+// The real kube-proxy sits on its addresses when we start. Once it has gone, the same questions get
+// the same answers.
 func TestSeatBesideKubeProxy(t *testing.T) {
 	s := newProxySeat(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
 	real := s.start(t, filepath.Join(s.Bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")

@@ -34,8 +34,8 @@ func newLabProgramCommand(name, short string) *cobra.Command {
 	return cmd
 }
 
-// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only if
-// that fails.
+// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only
+// if that fails.
 func execLabProgram() error {
 	path, err := cli.Find("sluice-lab")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// sluice-lab gets the command lines of the lab and the bench as they were typed, help and completion
-// included; where there is none, one line says so.
+// sluice-lab gets the command lines of the lab and the bench as they were typed, help and
+// completion included; where there is none, one line says so.
 func TestLabProgram(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "sluice")

@@ -1,5 +1,5 @@
-// Command sluice gives a Linux node its Kubernetes service load balancing and network
-// policy. Each subcommand has a file of its own.
+// Command sluice gives a Linux node its Kubernetes service load balancing and network policy. Each
+// subcommand has a file of its own.
 package main
 
 import (

@@ -49,8 +49,7 @@ spec:
   ports: [{name: http, port: 70000}]
 `
 
-// kernel stands in for what all drivers of one network namespace program. It
-// outlives them.
+// kernel stands in for what all drivers of one network namespace program. It outlives them.
 type kernel struct {
 	mu     sync.Mutex
 	holds  map[state.FrontendKey]*state.Frontend
@@ -192,7 +191,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// startAgent runs `sluice run`, with more flags, in the given way until stop is called, or the test ends.
+// startAgent runs `sluice run`, with more flags, in the given way until stop is called, or the test
+// ends.
 func startAgent(t *testing.T, dir, socket string, in func(func() error) error, more ...string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -327,8 +327,8 @@ func TestPlanWithoutAgent(t *testing.T) {
 	}
 }
 
-// An agent that finds a broken folder, or an empty one, takes nothing from the kernel, says
-// so, and goes on as soon as the folder is mended.
+// An agent that finds a broken folder, or an empty one, takes nothing from the kernel, says so, and
+// goes on as soon as the folder is mended.
 func TestRestartOnBrokenFolder(t *testing.T) {
 	for name, breaks := range map[string]func(*testing.T, string){
 		"it is malformed": func(t *testing.T, dir string) { write(t, dir, "web.yaml", web[:len(web)/2]+"]]") },

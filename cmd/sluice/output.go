@@ -11,8 +11,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// printf writes a line or a row for people. Names, paths and messages come from others, so that texts among args are made
-// printable: they can neither steer the terminal nor make lines and columns of their own.
+// printf writes a line or a row for people. Names, paths and messages come from others, so that
+// texts among args are made printable: they can neither steer the terminal nor make lines and
+// columns of their own.
 func printf(w io.Writer, format string, args ...any) error {
 	for i, a := range args {
 		switch a := a.(type) {

@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// evil steers a terminal, makes lines and columns of its own, and turns the direction of writing. It is written as in YAML and
-// JSON, and as in Go.
+// evil steers a terminal, makes lines and columns of its own, and turns the direction of writing.
+// It is written as in YAML and JSON, and as in Go.
 const evil = `\e[2J\n\u009b31mOK\t\u202e`
 
 const (

@@ -13,7 +13,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// attachPods makes n pods, 10.1.0.1 onwards, and attaches them to the node as a CNI does that routes.
+// attachPods makes n pods, 10.1.0.1 onwards, and attaches them to the node as a CNI does that
+// routes.
 func attachPods(t *testing.T, node *netns.NS, n int) []*netns.NS {
 	t.Helper()
 	if err := node.Sysctl("net.ipv4.ip_forward", "1"); err != nil {

@@ -348,7 +348,8 @@ func TestKernelDrops(t *testing.T) {
 	}
 }
 
-// While the kernel keeps a policy that cannot be read, nobody is told without a warning what is wanted.
+// While the kernel keeps a policy that cannot be read, nobody is told without a warning what is
+// wanted.
 func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
@@ -392,8 +393,9 @@ spec: {nodeName: node-a}
 status: {phase: Running, podIPs: [{ip: 10.1.0.3}]}
 `
 
-// A policy of which it can't be told whom it selects holds up no other: what another has come to forbid while no agent ran is closed and cut at
-// once, and pods that the broken one was about keep to it as it last was.
+// A policy of which it can't be told whom it selects holds up no other: what another has come to
+// forbid while no agent ran is closed and cut at once, and pods that the broken one was about keep
+// to it as it last was.
 func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
 	sound := func(app string) string { return strings.Replace(brokenPolicy, "app = 'far'", "app == '"+app+"'", 1) }
 	for name, before := range map[string]string{"on a first start": "", "broken ever since": brokenPolicy, "it was about another pod": sound("cache"), "it was about nobody here": sound("far")} {
@@ -453,7 +455,8 @@ func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
 // errClosed tells a connection that was dropped from one that was refused, as nobody listens.
 func errClosed(err error) bool { return err != nil && !strings.Contains(err.Error(), "refused") }
 
-// openTalk connects two pods and returns a function that tells whether what the client says arrives in time.
+// openTalk connects two pods and returns a function that tells whether what the client says arrives
+// in time.
 func openTalk(t *testing.T, from, to *netns.NS, address string) func(time.Duration) bool {
 	t.Helper()
 	var client, server net.Conn

@@ -78,7 +78,8 @@ func (f *policyFlags) options(log *slog.Logger) driver.Options {
 	return driver.Options{Log: log, Policy: f.policy, Remembered: takeover.Remembered}
 }
 
-// defaultDevices names the interfaces of the default routes in the calling thread's network namespace, sorted.
+// defaultDevices names the interfaces of the default routes in the calling thread's network
+// namespace, sorted.
 func defaultDevices() ([]string, error) {
 	routes, err := link.Here.DefaultRoutes()
 	if err != nil {
@@ -95,8 +96,8 @@ func defaultDevices() ([]string, error) {
 // portRanges is a flag of ports, PROTOCOL:PORT. What is given replaces the default.
 type portRanges []state.PortRange
 
-// The defaults are Calico's (FailsafeInboundHostPorts and FailsafeOutboundHostPorts): SSH, DHCP, DNS, BGP, etcd,
-// Typha and the Kubernetes API.
+// The defaults are Calico's (FailsafeInboundHostPorts and FailsafeOutboundHostPorts): SSH, DHCP,
+// DNS, BGP, etcd, Typha and the Kubernetes API.
 func defaultInbound() portRanges {
 	return portRanges{{Protocol: model.UDP, First: 68, Last: 68}}.and(22, 179, 2379, 2380, 5473, 6443, 6666, 6667)
 }

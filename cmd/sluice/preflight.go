@@ -66,8 +66,8 @@ func probeDriver(ctx context.Context, policy bool) (name, lacks string, err erro
 	return can.Name, (asked &^ can.Can).String(), errors.Join(d.Probe(ctx), d.Close())
 }
 
-// refusedAddresses names what the agent refuses to services, or, where there is no agent, what kube-proxy serves that an agent
-// without further flags would.
+// refusedAddresses names what the agent refuses to services, or, where there is no agent, what
+// kube-proxy serves that an agent without further flags would.
 func refusedAddresses(ctx context.Context, socket string) (refused []string, err error) {
 	if agent.Alive(socket) {
 		status, err := agent.NewClient(socket).Status(ctx)

@@ -180,8 +180,8 @@ func applySysctls(log *slog.Logger, record string, want map[string]string) {
 	}
 }
 
-// families tells which address families are in use: those of the CIDRs, or else
-// those that the host has addresses of.
+// families tells which address families are in use: those of the CIDRs, or else those that the host
+// has addresses of.
 func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 	for _, list := range []prefixes{f.clusterCIDRs, f.serviceCIDRs} {
 		for _, p := range list {

@@ -36,8 +36,7 @@ func newServicesCommand() *cobra.Command {
 	return cmd
 }
 
-// servicesTable writes a line for each frontend; a service without one has a line
-// that says why.
+// servicesTable writes a line for each frontend; a service without one has a line that says why.
 func servicesTable(w io.Writer, views []compile.ServiceView) {
 	if len(views) == 0 {
 		_, _ = fmt.Fprintln(w, "no services")

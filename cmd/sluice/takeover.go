@@ -101,8 +101,9 @@ func (s syncer) Sync(ctx context.Context) error {
 	return s.client.Sync(ctx)
 }
 
-// tellSysctls names the kernel parameters that the agent has set. kube-proxy works with these values, and connections may depend on
-// them (forwarding, the size of the connection table), so that they are not put back here.
+// tellSysctls names the kernel parameters that the agent has set. kube-proxy works with these
+// values, and connections may depend on them (forwarding, the size of the connection table), so
+// that they are not put back here.
 func tellSysctls(cmd *cobra.Command, socket string) error {
 	changed, err := sysctl.List(sysctl.RecordPath(socket))
 	for _, c := range changed {

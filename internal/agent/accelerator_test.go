@@ -37,8 +37,8 @@ func (p slowPlan) Apply(ctx context.Context) error {
 	}
 }
 
-// An accelerator that is late or fails costs the base nothing; it catches up with all that it missed, and
-// follows what changes then.
+// An accelerator that is late or fails costs the base nothing; it catches up with all that it
+// missed, and follows what changes then.
 func TestAccelerator(t *testing.T) {
 	fast := slow{newFakeDriver(), make(chan struct{})}
 	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{fast} })

@@ -12,7 +12,8 @@ var (
 	descForgotten     = desc("affinity_clients_forgotten_total", "Such clients that were forgotten to make room for others.")
 )
 
-// affinityWarning is how full the kernel's map of clients is, in percent, when that is said to be a problem.
+// affinityWarning is how full the kernel's map of clients is, in percent, when that is said to be a
+// problem.
 const affinityWarning = 75
 
 // remembered is nil where the driver cannot tell.

@@ -1,10 +1,9 @@
-// Package agent keeps the kernel in step with the store: it collects what changed,
-// compiles it, has the driver apply it, retries what failed and audits what stands.
-// Around the loop it serves what people and machines ask of it: the Unix-socket API
-// with its Client, metrics, health, and the services' own health checks.
+// Package agent keeps the kernel in step with the store: it collects what changed, compiles it, has
+// the driver apply it, retries what failed and audits what stands. Around the loop it serves what
+// people and machines ask of it: the Unix-socket API with its Client, metrics, health, and the
+// services' own health checks.
 //
-// One goroutine owns the driver and is the only one to change the compiler; all
-// others read.
+// One goroutine owns the driver and is the only one to change the compiler; all others read.
 package agent
 
 import (
@@ -39,24 +38,26 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base; the caller closes it after Run
-	// Accelerators, if any, carry out the same state beside it, for speed alone; the caller closes them
-	// after Run.
+	// Accelerators, if any, carry out the same state beside it, for speed alone; the caller closes
+	// them after Run.
 	Accelerators []driver.Driver
 
-	// FlowsCut, if set, counts the established connections that policy has come to forbid and that were cut, or given back.
+	// FlowsCut, if set, counts the established connections that policy has come to forbid and that
+	// were cut, or given back.
 	FlowsCut func() uint64
 
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server
 
-	// MustServe has Run fail where one of these addresses is taken; otherwise the agent works without
-	// and serves there once it is free.
+	// MustServe has Run fail where one of these addresses is taken; otherwise the agent works
+	// without and serves there once it is free.
 	MustServe bool
 	// Pages, if set, answers what is asked for at MetricsAddress beside the agent's own.
 	Pages http.Handler
 
-	// UnhealthyAfter is how long a change may wait for the kernel before the agent counts as unhealthy; 0: a minute.
+	// UnhealthyAfter is how long a change may wait for the kernel before the agent counts as
+	// unhealthy; 0: a minute.
 	UnhealthyAfter time.Duration
 	// NodeNeeded has /healthz fail while there is no Node object, as with kube-proxy.
 	NodeNeeded bool
@@ -64,26 +65,27 @@ type Config struct {
 	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
 
-	// HostAddresses, if set, tells all addresses of the host, with their subnets, each time that they
-	// change, for Compiler. It may be closed.
+	// HostAddresses, if set, tells all addresses of the host, with their subnets, each time that
+	// they change, for Compiler. It may be closed.
 	HostAddresses <-chan []netip.Prefix
 
-	// Links, if set, tells the node's interfaces and routes each time that they
-	// change, for Compiler, and nothing is programmed before the first. It may be closed.
+	// Links, if set, tells the node's interfaces and routes each time that they change, for
+	// Compiler, and nothing is programmed before the first. It may be closed.
 	Links <-chan model.Links
 
-	// Route, if set, finds the way to an address: the index of the interface, 0 if there is none, and
-	// whether the address is the node's own. Safe for concurrent use.
+	// Route, if set, finds the way to an address: the index of the interface, 0 if there is none,
+	// and whether the address is the node's own. Safe for concurrent use.
 	Route func(netip.Addr) (device int, own bool)
 
-	// Drops, if set, reads the kernel's log of dropped packets until ctx ends, and
-	// closes the channel once the log is closed.
+	// Drops, if set, reads the kernel's log of dropped packets until ctx ends, and closes the
+	// channel once the log is closed.
 	Drops func(ctx context.Context) (<-chan Packet, error)
 
 	// Obstacles, if set, reads other programs' rules that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
-	// Report, if set, is told all faults in objects, twice a second. It must not block, and not change them.
+	// Report, if set, is told all faults in objects, twice a second. It must not block, and not
+	// change them.
 	Report func([]model.Issue)
 
 	// Claim, if set, is the right to be the only agent here; the caller releases it after Run.
@@ -143,8 +145,8 @@ func (a *Agent) stateCopy() *state.State {
 	return a.Compiler.State().Clone()
 }
 
-// Run works until ctx ends, then returns nil and leaves the kernel as it is. An
-// error means that the agent cannot work: the socket or (MustServe) an address is taken, the kernel or the
+// Run works until ctx ends, then returns nil and leaves the kernel as it is. An error means that
+// the agent cannot work: the socket or (MustServe) an address is taken, the kernel or the
 // privileges do not suffice, or the source can never be read.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.Driver.Probe(ctx); err != nil {

@@ -395,7 +395,8 @@ func TestFaultsAreNamed(t *testing.T) {
 	eventually(t, "nothing is reported any more", reports())
 }
 
-// What the kernel refuses is told by its object, and holds up neither other changes nor the agent's health.
+// What the kernel refuses is told by its object, and holds up neither other changes nor the agent's
+// health.
 func TestRefusedObjectIsNamed(t *testing.T) {
 	b := start(t)
 	b.source.sync()
@@ -583,7 +584,8 @@ func TestHostAddressesMove(t *testing.T) {
 	eventually(t, "the next change is programmed", func() bool { return slices.Contains(b.driver.backends(), web2) })
 }
 
-// A socket that somebody has removed is there again within seconds; who was connected does not notice.
+// A socket that somebody has removed is there again within seconds; who was connected does not
+// notice.
 func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	b := start(t, func(c *Config) {
 		c.Drops = func(context.Context) (<-chan Packet, error) { return make(chan Packet), nil }
@@ -613,7 +615,8 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	<-ended
 }
 
-// smallFS is a folder in a filesystem of its own that has so much room. Nothing of it is left when the test ends.
+// smallFS is a folder in a filesystem of its own that has so much room. Nothing of it is left when
+// the test ends.
 func smallFS(t *testing.T, options map[string]string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -640,7 +643,8 @@ func smallFS(t *testing.T, options map[string]string) string {
 	return fmt.Sprintf("/proc/self/fd/%d", mount)
 }
 
-// An agent works without a socket where there are no inodes for one, says so, and has one once there are.
+// An agent works without a socket where there are no inodes for one, says so, and has one once
+// there are.
 func TestNoInodes(t *testing.T) {
 	run := smallFS(t, map[string]string{"nr_inodes": "3"}) // that of the root, and two
 	st := store.New()
@@ -677,7 +681,8 @@ func TestNoInodes(t *testing.T) {
 	}
 }
 
-// What comes to more than a slice goes in by several attempts, and who asks for the kernel to have it all waits for the last.
+// What comes to more than a slice goes in by several attempts, and who asks for the kernel to have
+// it all waits for the last.
 func TestSlices(t *testing.T) {
 	b := start(t)
 	b.source.sync()
@@ -708,7 +713,8 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// Who asks for the kernel to have all that is there is answered while a large service goes on changing.
+// Who asks for the kernel to have all that is there is answered while a large service goes on
+// changing.
 func TestSyncWhileALargeServiceChanges(t *testing.T) {
 	b := start(t)
 	b.source.sync()

@@ -80,8 +80,8 @@ func reply(w http.ResponseWriter, v any, err error) {
 	writeJSON(w, http.StatusConflict, f)
 }
 
-// Services returns the services as they are wanted on this node, with all that is wrong with them, whoever has found it; safe for
-// concurrent use.
+// Services returns the services as they are wanted on this node, with all that is wrong with them,
+// whoever has found it; safe for concurrent use.
 func (a *Agent) Services() []compile.ServiceView {
 	faults := map[model.Ref][]model.Issue{}
 	for _, i := range a.issues() {
@@ -97,8 +97,8 @@ func (a *Agent) Services() []compile.ServiceView {
 	return views
 }
 
-// Plan compares the whole wanted state with the kernel and returns what would be
-// done to it; safe for concurrent use. (The agent does it soon after, if it can.)
+// Plan compares the whole wanted state with the kernel and returns what would be done to it; safe
+// for concurrent use. (The agent does it soon after, if it can.)
 func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	type answer struct {
 		plan Plan
@@ -117,9 +117,9 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return got.plan, got.err
 }
 
-// Sync returns once all that the source holds at the time of the call is in the
-// kernel. An error says why it is not; it is a *FaultError if only objects are at
-// fault and all others are programmed. Safe for concurrent use.
+// Sync returns once all that the source holds at the time of the call is in the kernel. An error
+// says why it is not; it is a *FaultError if only objects are at fault and all others are
+// programmed. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -133,9 +133,9 @@ func (a *Agent) Sync(ctx context.Context) error {
 	return nil
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation. An error says why
-// it has not; it is a *FaultError if only objects are at fault: some of those that are named, or any if
-// none is. Safe for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation. An error says
+// why it has not; it is a *FaultError if only objects are at fault: some of those that are named,
+// or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
@@ -177,8 +177,8 @@ func (a *Agent) ask(ctx context.Context, f func(*loop)) error {
 	}
 }
 
-// plan compares the wanted state with the kernel. What it finds is programmed with the
-// next attempt, which follows at once unless attempts fail at the moment.
+// plan compares the wanted state with the kernel. What it finds is programmed with the next
+// attempt, which follows at once unless attempts fail at the moment.
 func (l *loop) plan(ctx context.Context) (Plan, error) {
 	if !l.ready() {
 		return Plan{}, errNotSynced

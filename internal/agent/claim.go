@@ -23,12 +23,13 @@ import (
 )
 
 // claimName is a Unix socket's in the abstract namespace. Of those there is one to each network
-// namespace, whatever files its containers see, and it is gone with the process that holds it. Agents find
-// each other by it, and earlier releases exclude each other by it. But any process of our user may take it, so that it is
-// no lock: that is what ClaimNamespace is given.
+// namespace, whatever files its containers see, and it is gone with the process that holds it.
+// Agents find each other by it, and earlier releases exclude each other by it. But any process of
+// our user may take it, so that it is no lock: that is what ClaimNamespace is given.
 const claimName = "@sluice.dev/agent"
 
-// maxRivals is how many agents' connections are kept. Anybody of the host may connect, so there has to be an end.
+// maxRivals is how many agents' connections are kept. Anybody of the host may connect, so there has
+// to be an end.
 const maxRivals = 16
 
 const (
@@ -46,12 +47,13 @@ type Claim struct {
 	rivals map[net.Conn]int32 // agents that wait, by connection: their processes, 0 where it can't be seen from here
 }
 
-// ClaimNamespace claims the network namespace of the calling thread. While another agent has it, it waits
-// for that to end, as it may be on its way out; an error says, after patience or when ctx ends, that
-// it has not. Two agents at work would undo what the other does.
+// ClaimNamespace claims the network namespace of the calling thread. While another agent has it, it
+// waits for that to end, as it may be on its way out; an error says, after patience or when ctx
+// ends, that it has not. Two agents at work would undo what the other does.
 //
-// lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held until the
-// claim is released; its error wraps driver.ErrBusy while another process holds it. With any other error the name has to do.
+// lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held
+// until the claim is released; its error wraps driver.ErrBusy while another process holds it. With
+// any other error the name has to do.
 func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (claim *Claim, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -80,7 +82,8 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 				refused++
 			}
 		}
-		// Who has the name and listens to nobody is no agent, unless one that is about to listen, or to go.
+		// Who has the name and listens to nobody is no agent, unless one that is about to listen,
+		// or to go.
 		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(c.lock != nil)) {
 			log.Warn("a process that is no agent has the name by which agents know of each other; going on without", "holder", other.String())
 			return c, nil
@@ -158,8 +161,8 @@ func peer(conn net.Conn) (who *unix.Ucred, err error) {
 	return who, nil
 }
 
-// stranger reports whether the holder can't be an agent: it is another user's process, or, where agents hold
-// a lock that we have now, one that lacks the right to do an agent's work.
+// stranger reports whether the holder can't be an agent: it is another user's process, or, where
+// agents hold a lock that we have now, one that lacks the right to do an agent's work.
 func (h *holder) stranger(locked bool) bool {
 	if int(h.user) != os.Geteuid() {
 		return true
@@ -201,8 +204,8 @@ func (h *holder) close() {
 	}
 }
 
-// serve holds on to the connections of those who wait, and says that there are some. Connections of other users, who
-// don't wait either, are closed at once.
+// serve holds on to the connections of those who wait, and says that there are some. Connections of
+// other users, who don't wait either, are closed at once.
 func (c *Claim) serve() {
 	for {
 		conn, err := c.listener.Accept()
@@ -221,7 +224,8 @@ func (c *Claim) serve() {
 	}
 }
 
-// admit notes that a process waits, unless too many do. A process is told of once, however many connections it has.
+// admit notes that a process waits, unless too many do. A process is told of once, however many
+// connections it has.
 func (c *Claim) admit(conn net.Conn, process int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

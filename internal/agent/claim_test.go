@@ -52,7 +52,8 @@ func claimLock() (io.Closer, error) {
 // noLock is that of a kernel without.
 func noLock() (io.Closer, error) { return nil, errors.ErrUnsupported }
 
-// One agent at a time has a network namespace; who comes later waits, and has it as soon as the other one lets go.
+// One agent at a time has a network namespace; who comes later waits, and has it as soon as the
+// other one lets go.
 func TestClaim(t *testing.T) {
 	ns := claimNS(t, "agent-claim-")
 	claim := func(patience time.Duration) (c *Claim, err error) {
@@ -91,7 +92,8 @@ func TestClaim(t *testing.T) {
 	eventually(t, "the other waits, or does no more", func() bool { return first.Waiting() == 0 })
 }
 
-// Agents of different network namespaces know nothing of each other; and a claim ends with its context.
+// Agents of different network namespaces know nothing of each other; and a claim ends with its
+// context.
 func TestClaimEnds(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -149,7 +151,8 @@ func TestClaimOfStranger(t *testing.T) {
 	}
 }
 
-// Another user's processes are no rivals, and fill neither the agent's file descriptors nor its log.
+// Another user's processes are no rivals, and fill neither the agent's file descriptors nor its
+// log.
 func TestClaimHoldsNoStrangers(t *testing.T) {
 	c, log, dial := claimed(t)
 	for range 50 {
@@ -185,7 +188,8 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 	}
 }
 
-// claimed is a claim of a network namespace, what its holder logs, and what connects to it as a user.
+// claimed is a claim of a network namespace, what its holder logs, and what connects to it as a
+// user.
 func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) net.Conn) {
 	t.Helper()
 	ns := claimNS(t, "agent-held-")
@@ -215,7 +219,8 @@ func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) 
 	}
 }
 
-// squatter is the environment that has a test program hold the name, or claim the namespace, in TestClaimOfProcess.
+// squatter is the environment that has a test program hold the name, or claim the namespace, in
+// TestClaimOfProcess.
 const squatter = "SLUICE_TEST_CLAIM"
 
 // TestClaimOfProcess is what other processes do in the tests below.
@@ -237,8 +242,8 @@ func TestClaimOfProcess(t *testing.T) {
 	}
 }
 
-// Root's process without capabilities can hold the name, and so can one that nobody can look at, being in another container. Neither
-// keeps an agent from work.
+// Root's process without capabilities can hold the name, and so can one that nobody can look at,
+// being in another container. Neither keeps an agent from work.
 func TestClaimOfPowerless(t *testing.T) {
 	ns := claimNS(t, "agent-claimp-")
 	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestClaimOfProcess$")
@@ -307,8 +312,8 @@ func TestClaimOfMute(t *testing.T) {
 	}
 }
 
-// An agent of an earlier release has the name and no lock, and one of this release has both; each keeps the other from work, and
-// so do two where the kernel has no lock.
+// An agent of an earlier release has the name and no lock, and one of this release has both; each
+// keeps the other from work, and so do two where the kernel has no lock.
 func TestClaimOfEarlierRelease(t *testing.T) {
 	for name, locks := range map[string][2]func() (io.Closer, error){
 		"earlier first": {noLock, claimLock}, "earlier second": {claimLock, noLock}, "no lock": {noLock, noLock},

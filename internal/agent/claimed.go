@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Claimed reports whether an agent has claimed the network namespace of the calling thread, wherever its socket is. The agent
-// does not notice.
+// Claimed reports whether an agent has claimed the network namespace of the calling thread,
+// wherever its socket is. The agent does not notice.
 func Claimed() (bool, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/unix")
 	if err != nil {

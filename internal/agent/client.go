@@ -22,12 +22,12 @@ import (
 // ErrNoAgent is wrapped when nobody answers on the socket.
 var ErrNoAgent = errors.New("no agent answers there")
 
-// answerPatience is how long an answer may take that waits for nothing. One that compares everything with the kernel may take
-// four times as long.
+// answerPatience is how long an answer may take that waits for nothing. One that compares
+// everything with the kernel may take four times as long.
 const answerPatience = 15 * time.Second
 
-// Client talks to an agent over its Unix socket. It is safe for concurrent use. An agent that does not answer, as it is stopped
-// or hangs, is named in an error that wraps context.DeadlineExceeded.
+// Client talks to an agent over its Unix socket. It is safe for concurrent use. An agent that does
+// not answer, as it is stopped or hangs, is named in an error that wraps context.DeadlineExceeded.
 type Client struct {
 	socket   string
 	http     *http.Client
@@ -62,8 +62,8 @@ func (c *Client) Plan(ctx context.Context) (Plan, error) {
 	return call[Plan](ctx, c, 4*c.patience, http.MethodGet, "plan")
 }
 
-// Sync returns once all that the source holds now is in the kernel, as Agent.Sync
-// does. The agent gives up a little before ctx's deadline, so that it can say why.
+// Sync returns once all that the source holds now is in the kernel, as Agent.Sync does. The agent
+// gives up a little before ctx's deadline, so that it can say why.
 func (c *Client) Sync(ctx context.Context) error {
 	what, wait := "sync", time.Duration(math.MaxInt64)
 	if end, ok := ctx.Deadline(); ok {
@@ -80,8 +80,8 @@ func (c *Client) Explain(ctx context.Context, q question.Question) (Explanation,
 	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())
 }
 
-// Drops calls f with what the agent reports of dropped packets, until ctx ends or f
-// returns an error, which Drops returns, too. started, if set, is called once nothing is missed any more.
+// Drops calls f with what the agent reports of dropped packets, until ctx ends or f returns an
+// error, which Drops returns, too. started, if set, is called once nothing is missed any more.
 func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// Who asks an agent that is stopped is told of the process, and what to do, rather than left to wait.
+// Who asks an agent that is stopped is told of the process, and what to do, rather than left to
+// wait.
 func TestStoppedAgentIsNamed(t *testing.T) {
 	const env = "SLUICE_TEST_SOCKET"
 	if path := os.Getenv(env); path != "" { // the process that is stopped

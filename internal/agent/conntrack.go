@@ -13,9 +13,9 @@ type Conntrack struct {
 	Max   int `json:"max"`
 }
 
-// ReadConntrack reads the usage in the calling thread's network namespace. The
-// limit is the machine's as a whole on kernels that have no limit per namespace. The
-// error wraps os.ErrNotExist where connection tracking is not loaded.
+// ReadConntrack reads the usage in the calling thread's network namespace. The limit is the
+// machine's as a whole on kernels that have no limit per namespace. The error wraps os.ErrNotExist
+// where connection tracking is not loaded.
 func ReadConntrack() (Conntrack, error) {
 	var c Conntrack
 	for key, value := range map[string]*int{"nf_conntrack_count": &c.Count, "nf_conntrack_max": &c.Max} {

@@ -86,8 +86,8 @@ func walk(p *state.Policy, packet Packet) []verdict.Step {
 	return append(verdict.Arrive(p, f, in), verdict.Input(p, f, in)...)
 }
 
-// forbidden walks the connection that an established packet belongs to: it went the packet's way or the
-// other. The end with the lower port is mostly the one that was connected to.
+// forbidden walks the connection that an established packet belongs to: it went the packet's way or
+// the other. The end with the lower port is mostly the one that was connected to.
 func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 	back := packet
 	back.In, back.Out = packet.Out, packet.In

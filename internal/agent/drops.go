@@ -26,10 +26,11 @@ var errNoDrops = errors.New("this agent does not carry out policy (--policy=fals
 // dropBacklog is how many drops may wait for one watcher.
 const dropBacklog = 1024
 
-// dropLog shares the kernel's log of drops among those who watch. It is open
-// only while somebody does: otherwise drops cost no more than dropping.
+// dropLog shares the kernel's log of drops among those who watch. It is open only while somebody
+// does: otherwise drops cost no more than dropping.
 type dropLog struct {
-	// open reads the log until ctx ends, and closes the channel once it is closed. nil: there is none.
+	// open reads the log until ctx ends, and closes the channel once it is closed. nil: there is
+	// none.
 	open func(ctx context.Context) (<-chan Packet, error)
 
 	turn sync.Mutex // held while the log is opened or closed

@@ -93,8 +93,9 @@ func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
 	return n, err == nil
 }
 
-// missed returns what was missed since the beginning, or nil if nothing was since the last look. What
-// was dropped up to the last look is compared with what has come by now: packets on their way are not missed.
+// missed returns what was missed since the beginning, or nil if nothing was since the last look.
+// What was dropped up to the last look is compared with what has come by now: packets on their way
+// are not missed.
 func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
 	received, lost := w.counts()
 	now := Missed{Limited: t.told.Limited, Lost: lost}

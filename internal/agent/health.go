@@ -9,18 +9,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// unhealthyAfter is how long a change may wait before the agent counts as
-// unhealthy: kube-proxy allows twice its sync period, which is 30 s.
+// unhealthyAfter is how long a change may wait before the agent counts as unhealthy: kube-proxy
+// allows twice its sync period, which is 30 s.
 const unhealthyAfter = time.Minute
 
-// health is kube-proxy's notion of a working proxy, no change waits for the kernel
-// longer than it should; and apart from it, whether the agent works at all: a kernel that takes no changes is no reason to end
-// the agent. It is safe for concurrent use.
+// health is kube-proxy's notion of a working proxy, no change waits for the kernel longer than it
+// should; and apart from it, whether the agent works at all: a kernel that takes no changes is no
+// reason to end the agent. It is safe for concurrent use.
 type health struct {
 	limit    time.Duration // how long a change may wait
 	now      func() time.Time
 	eligible func() bool // false: the node is being deleted, so load balancers are to leave it
-	// blocked, if set, says why the agent is not ready though it has programmed what it knows; "": nothing keeps it.
+	// blocked, if set, says why the agent is not ready though it has programmed what it knows; "":
+	// nothing keeps it.
 	blocked func() string
 
 	mu      sync.Mutex
@@ -44,15 +45,16 @@ func (h *health) failed(err error) {
 	h.failure = err.Error()
 }
 
-// alive reports whether the loop goes round, whether or not what it attempts fails. One attempt may take longer than a sync period
-// of kube-proxy's, at a start with a million endpoints for one.
+// alive reports whether the loop goes round, whether or not what it attempts fails. One attempt may
+// take longer than a sync period of kube-proxy's, at a start with a million endpoints for one.
 func (h *health) alive() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.turned.IsZero() || h.now().Sub(h.turned) < max(h.limit, unhealthyAfter)
 }
 
-// failing says why the kernel cannot be programmed at present; "" if it can, or if nothing was tried yet.
+// failing says why the kernel cannot be programmed at present; "" if it can, or if nothing was
+// tried yet.
 func (h *health) failing() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,8 +77,8 @@ func (h *health) applied() {
 	h.updated, h.pending, h.failure = h.now(), time.Time{}, ""
 }
 
-// healthy reports whether changes reach the kernel, and when they last did. An
-// agent that has not read its sources yet is healthy, but not ready.
+// healthy reports whether changes reach the kernel, and when they last did. An agent that has not
+// read its sources yet is healthy, but not ready.
 func (h *health) healthy() (ok bool, updated time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,8 +129,8 @@ func (h *health) body(eligible *bool) healthBody {
 		b.Healthy = h.alive()
 	}
 	if ok && b.Healthy {
-		// As kube-proxy has it: a healthy proxy is up to date now, also
-		// when nothing changed for long.
+		// As kube-proxy has it: a healthy proxy is up to date now, also when nothing changed for
+		// long.
 		b.LastUpdated = b.CurrentTime
 	}
 	if !updated.IsZero() {
@@ -140,8 +142,8 @@ func (h *health) body(eligible *bool) healthBody {
 	return b
 }
 
-// handler serves kube-proxy's /healthz and /livez, and /readyz. It counts the
-// answers of the first two by code.
+// handler serves kube-proxy's /healthz and /livez, and /readyz. It counts the answers of the first
+// two by code.
 func (h *health) handler(healthz, livez *prometheus.CounterVec) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, count *prometheus.CounterVec, eligible *bool) {

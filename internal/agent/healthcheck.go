@@ -15,9 +15,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// healthChecks answers cloud load balancers on the healthCheckNodePort of each
-// service that has one: 200 while this node has a ready endpoint of the service and
-// the agent is healthy, else 503.
+// healthChecks answers cloud load balancers on the healthCheckNodePort of each service that has
+// one: 200 while this node has a ready endpoint of the service and the agent is healthy, else 503.
 type healthChecks struct {
 	log      *slog.Logger
 	healthy  func() bool // of the agent; called by many goroutines
@@ -75,8 +74,8 @@ func (h *healthChecks) retry() {
 	h.open()
 }
 
-// open opens what is not open. Ports are freed before they are taken, so that two
-// services can swap theirs; of two that want the same port, the first by name gets it.
+// open opens what is not open. Ports are freed before they are taken, so that two services can swap
+// theirs; of two that want the same port, the first by name gets it.
 func (h *healthChecks) open() {
 	var closed []*healthCheck
 	for _, c := range h.servers {

@@ -24,8 +24,9 @@ type server struct {
 	listener      net.Listener
 }
 
-// newServer returns a server whose clients cannot hold it with slow requests. An answer may take as long as timeout, and any
-// time if that is 0. The body of a request is not there, unless a handler gives it a time to be read in.
+// newServer returns a server whose clients cannot hold it with slow requests. An answer may take as
+// long as timeout, and any time if that is 0. The body of a request is not there, unless a handler
+// gives it a time to be read in.
 func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           answering(h),
@@ -38,8 +39,9 @@ func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	}
 }
 
-// listen opens all that the agent serves on, or nothing. An address that is taken, as by the kube-proxy that
-// is about to be replaced, is left for serve to open later, unless it must be had now.
+// listen opens all that the agent serves on, or nothing. An address that is taken, as by the
+// kube-proxy that is about to be replaced, is left for serve to open later, unless it must be had
+// now.
 func (a *Agent) listen() ([]server, error) {
 	var servers []server
 	fail := func(err error) ([]server, error) {
@@ -71,7 +73,8 @@ func (a *Agent) listen() ([]server, error) {
 	return servers, nil
 }
 
-// taken reports whether an address cannot be had now, but may be later: somebody else has it, or the host does not.
+// taken reports whether an address cannot be had now, but may be later: somebody else has it, or
+// the host does not.
 func taken(err error) bool {
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
@@ -103,7 +106,8 @@ func (a *Agent) serve(ctx context.Context, s server) {
 	}
 }
 
-// removed waits until a socket's file is gone, and reports whether that was before its server ended.
+// removed waits until a socket's file is gone, and reports whether that was before its server
+// ended.
 func removed(path string, served <-chan struct{}) bool {
 	again := time.NewTicker(openInterval)
 	defer again.Stop()
@@ -127,7 +131,8 @@ func (a *Agent) listenOn(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// open waits for an address and opens it; it returns nil if ctx ends before. Meanwhile, the agent's status says so.
+// open waits for an address and opens it; it returns nil if ctx ends before. Meanwhile, the agent's
+// status says so.
 func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
 	again := time.NewTicker(openInterval)
 	defer again.Stop()

@@ -10,13 +10,13 @@ import (
 	"sluice.dev/sluice/internal/source"
 )
 
-// The agent keeps no state on disk: what the kernel holds is all that is left of
-// an earlier life. Until the source has read everything once, nothing tells what
-// was deleted from what merely can't be read, so nothing is taken from the kernel.
+// The agent keeps no state on disk: what the kernel holds is all that is left of an earlier life.
+// Until the source has read everything once, nothing tells what was deleted from what merely can't
+// be read, so nothing is taken from the kernel.
 
-// look asks the source whether something is lacking still, and reports whether
-// that matters less than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes before
-// compile, so that what the source says is in the store by then.
+// look asks the source whether something is lacking still, and reports whether that matters less
+// than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
+// before compile, so that what the source says is in the store by then.
 func (l *loop) look() (changed bool) {
 	if !l.lacking {
 		return false
@@ -78,7 +78,8 @@ func Unread(kinds []model.Kind) string {
 	return text
 }
 
-// keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of policy.
+// keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of
+// policy.
 func (l *loop) keeps(kept int) {
 	l.mu.Lock()
 	was := l.record.kept

@@ -35,8 +35,8 @@ func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 	}
 }
 
-// What the source cannot read at the start stays in the kernel; once it has read
-// everything, what nobody declares goes.
+// What the source cannot read at the start stays in the kernel; once it has read everything, what
+// nobody declares goes.
 func TestWhatCannotBeReadIsKept(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2"), web(3, "10.1.0.3")))
 	b.source.lacks("b.yaml: somebody is writing it")
@@ -125,7 +125,8 @@ func TestLastEndpointGoesWhileKeeping(t *testing.T) {
 	}
 }
 
-// Only what was applied counts: what stays is in the status from then on, and until its removal succeeds.
+// Only what was applied counts: what stays is in the status from then on, and until its removal
+// succeeds.
 func TestKeptIsWhatWasApplied(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
 	b.driver.breaks(errKernel)
@@ -179,8 +180,8 @@ func TestNothingToKeep(t *testing.T) {
 	}
 }
 
-// Where the kernel has nothing to keep, a service without endpoints is refused at once, by
-// an adoption as by an update, and the audit agrees.
+// Where the kernel has nothing to keep, a service without endpoints is refused at once, by an
+// adoption as by an update, and the audit agrees.
 func TestNothingToKeepWithoutEndpoints(t *testing.T) {
 	const web1, web2 = "TCP 10.0.0.1:80 -> []", "TCP 10.0.0.2:80 -> []"
 	b := start(t, func(c *Config) { c.AuditInterval = 20 * time.Millisecond })
@@ -227,7 +228,8 @@ func TestKeepingNamesFew(t *testing.T) {
 	}
 }
 
-// Whoever rolls the agent out stops where it knows no pods, or is said to be on a node that there is none of.
+// Whoever rolls the agent out stops where it knows no pods, or is said to be on a node that there
+// is none of.
 func TestNotReady(t *testing.T) {
 	b := start(t)
 	readyz := func() string {

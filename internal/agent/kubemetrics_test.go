@@ -9,8 +9,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// kubeMetrics are the metrics of kube-proxy 1.37 in nftables mode, with their types and labels. Those that mean nothing
-// here say why.
+// kubeMetrics are the metrics of kube-proxy 1.37 in nftables mode, with their types and labels.
+// Those that mean nothing here say why.
 var kubeMetrics = []struct {
 	name    string
 	kind    dto.MetricType
@@ -41,7 +41,8 @@ var kubeMetrics = []struct {
 	{name: "kubeproxy_nftables_localhost_nodeport_rejected_packets_total", not: "node ports are not served on loopback addresses"},
 }
 
-// Monitoring that was made for kube-proxy finds its metrics by name, type and labels; we have no others under its prefix.
+// Monitoring that was made for kube-proxy finds its metrics by name, type and labels; we have no
+// others under its prefix.
 func TestKubeProxyMetrics(t *testing.T) {
 	b := start(t)
 	b.source.sync()

@@ -14,14 +14,15 @@ import (
 const (
 	headerTimeout = 5 * time.Second // until the client has sent all of the header
 	probeTimeout  = 10 * time.Second
-	// pageTimeout is how long metrics and profiles may take, beside the seconds that a profile is asked for; a scraper of a busy
-	// machine has more patience than a probe.
+	// pageTimeout is how long metrics and profiles may take, beside the seconds that a profile is
+	// asked for; a scraper of a busy machine has more patience than a probe.
 	pageTimeout = time.Minute
 )
 
-// connLimit bounds how many connections its listeners have together. When there are as many, the oldest that is not being
-// answered makes room for a new one: who holds connections without end loses them, and a probe, which is new and soon
-// over, is answered. Were new ones refused or left waiting, an attacker's would keep the probes out.
+// connLimit bounds how many connections its listeners have together. When there are as many, the
+// oldest that is not being answered makes room for a new one: who holds connections without end
+// loses them, and a probe, which is new and soon over, is answered. Were new ones refused or left
+// waiting, an attacker's would keep the probes out.
 type connLimit struct {
 	most int
 
@@ -105,8 +106,9 @@ func keepConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// answering wraps a handler that needs no body of a request: what a client announces is not waited for, or it would hold
-// the connection for as long as it likes. (http.Server.ReadTimeout would do, but ends longer answers as well.)
+// answering wraps a handler that needs no body of a request: what a client announces is not waited
+// for, or it would hold the connection for as long as it likes. (http.Server.ReadTimeout would do,
+// but ends longer answers as well.)
 func answering(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if conn, ok := r.Context().Value(connKey{}).(*limitedConn); ok {
@@ -121,14 +123,16 @@ func answering(h http.Handler) http.Handler {
 	})
 }
 
-// limits are how many descriptors clients may take; the rest is for the kernel, the sources and the files that they read.
+// limits are how many descriptors clients may take; the rest is for the kernel, the sources and the
+// files that they read.
 type limits struct {
 	socket, metrics, health *connLimit
 	checks                  *connLimit // of all healthCheckNodePorts together
 	checkPorts              int        // healthCheckNodePorts that are listened on
 }
 
-// shareDescriptors parts the descriptors that the process may have. (The Go runtime has raised the soft limit to the hard one.)
+// shareDescriptors parts the descriptors that the process may have. (The Go runtime has raised the
+// soft limit to the hard one.)
 func shareDescriptors() limits {
 	all := uint64(1024)
 	var have syscall.Rlimit

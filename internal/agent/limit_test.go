@@ -16,7 +16,8 @@ import (
 	"sluice.dev/sluice/internal/kubeproxy"
 )
 
-// Requests that clients do not end: without all of the header, without the body that it promises, and without a word.
+// Requests that clients do not end: without all of the header, without the body that it promises,
+// and without a word.
 var unfinished = []string{
 	"GET / HTTP/1.1\r\nHost: x\r\n",
 	"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
@@ -24,7 +25,8 @@ var unfinished = []string{
 	"",
 }
 
-// hold makes so many connections that do not end the given requests; those that are open still are counted.
+// hold makes so many connections that do not end the given requests; those that are open still are
+// counted.
 func hold(t *testing.T, address string, n int, unfinished ...string) (open *atomic.Int64) {
 	t.Helper()
 	open = new(atomic.Int64)
@@ -75,7 +77,8 @@ func listening(t *testing.T) (b *bed, pages map[string]string) {
 	return b, map[string]string{metrics: "/metrics", health: "/healthz", fmt.Sprintf("127.0.0.1:%d", check): "/"}
 }
 
-// Clients that do not end their requests are gone within seconds, and keep nobody else from being answered.
+// Clients that do not end their requests are gone within seconds, and keep nobody else from being
+// answered.
 func TestUnfinishedRequests(t *testing.T) {
 	_, pages := listening(t)
 	open := map[string]*atomic.Int64{}
@@ -181,7 +184,8 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	eventually(t, "all is programmed", func() bool { return len(b.driver.backends()) == 29 })
 	for address, page := range pages {
-		// Few descriptors are few connections: one of a crowd that comes at once may have to try again.
+		// Few descriptors are few connections: one of a crowd that comes at once may have to try
+		// again.
 		eventually(t, page+" answers", func() bool { return probe("http://"+address+page) == nil })
 	}
 	if _, err := b.client.Status(t.Context()); err != nil {
@@ -189,7 +193,8 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// quietPorts are ports that nobody listens on at the moment, each another, and that no client is given as its own.
+// quietPorts are ports that nobody listens on at the moment, each another, and that no client is
+// given as its own.
 func quietPorts(n int) (ports []uint16) {
 	for port := uint16(20000); len(ports) < n; port++ {
 		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {

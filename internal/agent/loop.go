@@ -64,8 +64,8 @@ func newLoop(a *Agent) *loop {
 	return l
 }
 
-// run works until ctx ends. A change is programmed as soon as it is seen; what
-// arrives while one is being programmed is taken together.
+// run works until ctx ends. A change is programmed as soon as it is seen; what arrives while one is
+// being programmed is taken together.
 func (l *loop) run(ctx context.Context) {
 	watch := time.NewTicker(watchInterval)
 	defer watch.Stop()
@@ -127,8 +127,8 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.attempt(ctx)
 }
 
-// ready reports whether all is known that programming needs: what was left out
-// would be denied, or let pass.
+// ready reports whether all is known that programming needs: what was left out would be denied, or
+// let pass.
 func (l *loop) ready() bool { return l.linked && l.Store.Synced() }
 
 // protect has the compiler know where the API is reached, and reports whether that has changed.
@@ -156,9 +156,10 @@ func (l *loop) watch(ctx context.Context) {
 	}
 }
 
-// attempt brings the kernel in step with the store, and does the bookkeeping.
-// Nothing happens before the sources are synced and the node's interfaces known. What comes to more than a kernel takes within
-// some tenths of a second goes in by several attempts, among which others have their turn.
+// attempt brings the kernel in step with the store, and does the bookkeeping. Nothing happens
+// before the sources are synced and the node's interfaces known. What comes to more than a kernel
+// takes within some tenths of a second goes in by several attempts, among which others have their
+// turn.
 func (l *loop) attempt(ctx context.Context) {
 	if !l.ready() {
 		return
@@ -196,7 +197,8 @@ func (l *loop) attempt(ctx context.Context) {
 	})
 }
 
-// compiled is the generation up to which the desired state has all, but for what waits for its slice.
+// compiled is the generation up to which the desired state has all, but for what waits for its
+// slice.
 func (l *loop) compiled(waiting compile.Backlog) uint64 {
 	for len(l.takes) > 1 && (waiting.Len() == 0 || l.takes[1].at.Before(waiting.Since)) {
 		l.takes = l.takes[1:]
@@ -232,8 +234,9 @@ func applied(done reconcile.Done, delta state.Delta) Applied {
 	return a
 }
 
-// compile takes what changed since the last call, and returns the change that this
-// makes to the desired state, and to the services' health checks. Services and policies may wait for the next call, unless everything is adopted.
+// compile takes what changed since the last call, and returns the change that this makes to the
+// desired state, and to the services' health checks. Services and policies may wait for the next
+// call, unless everything is adopted.
 func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
@@ -285,7 +288,8 @@ func (l *loop) succeeded(done Applied) {
 	}
 }
 
-// followed takes what caused the changes that are in the kernel. Of a service that waits, the first of each family stays.
+// followed takes what caused the changes that are in the kernel. Of a service that waits, the first
+// of each family stays.
 func (l *loop) followed() (done []store.Trigger) {
 	seen := map[store.Trigger]bool{}
 	l.caused = slices.DeleteFunc(l.caused, func(c store.Trigger) bool {
@@ -319,8 +323,8 @@ func (l *loop) healed(done reconcile.Done) {
 	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "operations", done.Operations, "seconds", done.Took.Seconds())
 }
 
-// logIssues says once that an object is at fault, and once that it no longer is. A
-// source logs itself what it finds.
+// logIssues says once that an object is at fault, and once that it no longer is. A source logs
+// itself what it finds.
 func (l *loop) logIssues() {
 	issues := l.found()
 	if l.Report != nil {

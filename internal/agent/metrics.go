@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// metrics are kube-proxy's, by their names and labels, where we have the same thing to say, and
-// our own under sluice_. One transaction programs both address families, so what it took counts for
+// metrics are kube-proxy's, by their names and labels, where we have the same thing to say, and our
+// own under sluice_. One transaction programs both address families, so what it took counts for
 // each family whose services it was about.
 type metrics struct {
 	registry *prometheus.Registry
@@ -82,8 +82,8 @@ func newMetrics(a *Agent) *metrics {
 	return m
 }
 
-// handler serves /metrics, and /proxyMode and /healthz as kube-proxy does beside it; what else is asked for
-// is for more to answer, unless that is nil.
+// handler serves /metrics, and /proxyMode and /healthz as kube-proxy does beside it; what else is
+// asked for is for more to answer, unless that is nil.
 func (m *metrics) handler(more http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	if more != nil {
@@ -112,8 +112,9 @@ func (m *metrics) took(d store.Dirty) {
 	m.endpointsPending.Add(float64(d.EndpointChanges))
 }
 
-// applied counts that what was taken is in the kernel, but for services that wait; since is when the oldest
-// of it was queued, or zero if nothing was, and caused is when what its EndpointSlices tell of happened.
+// applied counts that what was taken is in the kernel, but for services that wait; since is when
+// the oldest of it was queued, or zero if nothing was, and caused is when what its EndpointSlices
+// tell of happened.
 func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger, waiting int) {
 	m.servicesPending.Set(float64(waiting))
 	m.endpointsPending.Set(0)
@@ -141,8 +142,8 @@ func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger,
 	}
 }
 
-// programmed counts how long the kernel took to follow what happened. As with kube-proxy, what happened before
-// the agent's start is not its business.
+// programmed counts how long the kernel took to follow what happened. As with kube-proxy, what
+// happened before the agent's start is not its business.
 func (m *metrics) programmed(now time.Time, caused []store.Trigger) {
 	for _, c := range caused {
 		if c.At.After(m.started) {
@@ -275,7 +276,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectPolicy makes the metrics of policy, where that is carried out. What cannot be read is left out.
+// collectPolicy makes the metrics of policy, where that is carried out. What cannot be read is left
+// out.
 func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	s := c.policyStatus()
 	if s == nil {

@@ -15,8 +15,8 @@ import (
 // nodesFor is how long the nodes' addresses are taken to stay as they are.
 const nodesFor = 5 * time.Second
 
-// nodeAddresses finds the node that has an address. It looks through all nodes now and
-// then, as it is asked by people alone.
+// nodeAddresses finds the node that has an address. It looks through all nodes now and then, as it
+// is asked by people alone.
 type nodeAddresses struct {
 	mu   sync.Mutex
 	read time.Time
@@ -39,8 +39,9 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 	return n.name[addr]
 }
 
-// misnamed says that there are Nodes and none has this node's name; "" if it is not so. A wrong name looks like
-// that, and so does a node that has not been registered yet: what is declared for this node isn't known.
+// misnamed says that there are Nodes and none has this node's name; "" if it is not so. A wrong
+// name looks like that, and so does a node that has not been registered yet: what is declared for
+// this node isn't known.
 func (a *Agent) misnamed() string {
 	if a.Store.Node(a.Node) != nil {
 		return ""
@@ -58,7 +59,8 @@ func (a *Agent) misnamed() string {
 	return fmt.Sprintf("there is no Node object of the name %s, and there are others (%s): give --node this node's", a.Node, text)
 }
 
-// sourceStatus is what the source says; what is declared for a node of which nothing is known is lacking, too.
+// sourceStatus is what the source says; what is declared for a node of which nothing is known is
+// lacking, too.
 func (a *Agent) sourceStatus() source.Status {
 	s := a.Source.Status()
 	if reason := a.misnamed(); reason != "" {

@@ -10,7 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// A node whose name no Node has is not ready, and keeps what the kernel has until it is known who it is.
+// A node whose name no Node has is not ready, and keeps what the kernel has until it is known who
+// it is.
 func TestMisnamedNodeIsNotReady(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
 	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)

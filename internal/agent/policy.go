@@ -21,16 +21,16 @@ type PolicyReport struct {
 	// first programmed; absent where it is not programmed or nobody counts.
 	Allowed *uint64 `json:"allowed,omitempty"`
 	Denied  *uint64 `json:"denied,omitempty"`
-	// Issues are what is wrong with it beside what Refused says, each with what is in force in the meantime.
-	// Of one that is not in force at all there is nothing else, but its name.
+	// Issues are what is wrong with it beside what Refused says, each with what is in force in the
+	// meantime. Of one that is not in force at all there is nothing else, but its name.
 	Issues []string `json:"issues,omitempty"`
 }
 
 // errNoPolicy tells why there is nothing to say about policies.
 var errNoPolicy = fmt.Errorf("this agent does not carry out policy: it was started with --policy=false")
 
-// Policies returns all policies in the order in which packets meet them, then those of which nothing is
-// in force as they are at fault; safe for concurrent use.
+// Policies returns all policies in the order in which packets meet them, then those of which
+// nothing is in force as they are at fault; safe for concurrent use.
 func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	a.compiling.Lock()
 	on := a.Compiler.State().Policy != nil
@@ -72,7 +72,8 @@ func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
 	return faults
 }
 
-// notes are the issues' reasons with what is in force; what a policy is refused for is said by itself.
+// notes are the issues' reasons with what is in force; what a policy is refused for is said by
+// itself.
 func notes(issues []model.Issue, refused string) (notes []string) {
 	for _, i := range issues {
 		if i.Reason == refused {
@@ -124,9 +125,11 @@ type PolicyStatus struct {
 	AddressLists map[string]int `json:"addressLists,omitempty"`
 	// Bridged are the pods behind a bridge, sorted. They are judged by their address alone.
 	Bridged []string `json:"bridged,omitempty"`
-	// Unrouted are the pods to which no route of the main table leads, sorted: nothing that they send passes.
+	// Unrouted are the pods to which no route of the main table leads, sorted: nothing that they
+	// send passes.
 	Unrouted []string `json:"unrouted,omitempty"`
-	// Refused are the policies that deny all they select, as they can't be taken as they are written.
+	// Refused are the policies that deny all they select, as they can't be taken as they are
+	// written.
 	Refused []string `json:"refused,omitempty"`
 }
 

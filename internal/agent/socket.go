@@ -19,15 +19,14 @@ const DefaultSocket = "/run/sluice/sluice.sock"
 // ErrInUse is wrapped when another agent already answers on the socket.
 var ErrInUse = errors.New("another agent answers there")
 
-// Listen opens the agent's Unix socket so that only its owner can connect, and
-// creates the folder it lives in. What a dead agent left behind is replaced; a live
-// one is refused with ErrInUse.
+// Listen opens the agent's Unix socket so that only its owner can connect, and creates the folder
+// it lives in. What a dead agent left behind is replaced; a live one is refused with ErrInUse.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create folder of socket: %w", err)
 	}
-	// One at a time: of two agents that both find a dead socket, the later
-	// one would take the socket of the other for it.
+	// One at a time: of two agents that both find a dead socket, the later one would take the
+	// socket of the other for it.
 	unlock, err := lock(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -65,8 +64,8 @@ func lock(folder string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// Alive reports whether someone has the socket open, also if they don't answer at
-// the moment or we may not ask.
+// Alive reports whether someone has the socket open, also if they don't answer at the moment or we
+// may not ask.
 func Alive(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -76,8 +75,8 @@ func Alive(path string) bool {
 	return true
 }
 
-// bind gives the socket its mode before it has a name: there is no moment in which
-// others could connect.
+// bind gives the socket its mode before it has a name: there is no moment in which others could
+// connect.
 func bind(path string) (net.Listener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error

@@ -6,7 +6,8 @@ import (
 	"sluice.dev/sluice/internal/source"
 )
 
-// sourceCollector makes the metrics of how a source follows what it reads, each time that they are asked for.
+// sourceCollector makes the metrics of how a source follows what it reads, each time that they are
+// asked for.
 type sourceCollector struct{ source.Source }
 
 var (

@@ -41,11 +41,12 @@ type Status struct {
 	Kept         int                           `json:"kept,omitempty"`     // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
 	Waiting      int                           `json:"waiting,omitempty"`  // services and policies whose last change is large and not in the kernel yet
 	Issues       []model.Issue                 `json:"issues"`             // objects at fault
-	// Unserved are the addresses that could not be served on so far, as others have them, and what the
-	// system said. That is no problem of services: it is so until kube-proxy has left.
+	// Unserved are the addresses that could not be served on so far, as others have them, and what
+	// the system said. That is no problem of services: it is so until kube-proxy has left.
 	Unserved  map[string]string `json:"unserved,omitempty"`
 	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
-	// Affinity is how many clients of services with session affinity the kernel remembers; absent where the driver cannot tell.
+	// Affinity is how many clients of services with session affinity the kernel remembers; absent
+	// where the driver cannot tell.
 	Affinity *driver.Remembered `json:"affinity,omitempty"`
 
 	// The following take longer to find out, and are there only for those who ask by the API.
@@ -194,8 +195,9 @@ func rest(s source.Status) string {
 	return " in objects; the rest works"
 }
 
-// blocked says why the agent is not ready though it has programmed what it knows: it may know of a node without pods, or
-// of another one. Whoever rolls it out is to stop there. "": nothing is in its way.
+// blocked says why the agent is not ready though it has programmed what it knows: it may know of a
+// node without pods, or of another one. Whoever rolls it out is to stop there. "": nothing is in
+// its way.
 func (a *Agent) blocked() string {
 	if kinds := a.Source.Status().Unread; len(kinds) > 0 {
 		return Unread(kinds)
@@ -203,8 +205,8 @@ func (a *Agent) blocked() string {
 	return a.misnamed()
 }
 
-// issues returns the faults that the source, the compiler and the agent itself found
-// in objects: sorted, and each once.
+// issues returns the faults that the source, the compiler and the agent itself found in objects:
+// sorted, and each once.
 func (a *Agent) issues() []model.Issue {
 	issues := append(a.found(), a.Source.Status().Issues...)
 	slices.SortFunc(issues, model.Issue.Compare)

@@ -18,7 +18,8 @@ type Explanation struct {
 	// Allowed: each of Answers is. What Obstacles do is not counted.
 	Allowed bool             `json:"allowed"`
 	Answers []verdict.Answer `json:"answers"` // one for each address family, and for each pod behind a service that asks
-	// Elsewhere are the nodes to ask where some of Answers is not judged here: neither allowed nor denied.
+	// Elsewhere are the nodes to ask where some of Answers is not judged here: neither allowed nor
+	// denied.
 	Elsewhere []string `json:"elsewhere,omitempty"`
 	// Obstacles are other programs' rules that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`

@@ -70,8 +70,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	return ExitUsage
 }
 
-// markStart notes when a command's own work begins: what fails before is the
-// command line's fault.
+// markStart notes when a command's own work begins: what fails before is the command line's fault.
 func markStart(cmd *cobra.Command, started *bool) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {

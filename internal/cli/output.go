@@ -25,8 +25,7 @@ func CheckOutput(format string) error {
 	return Usage(fmt.Errorf("-o %s: choose table, json or yaml", format))
 }
 
-// Print writes v as JSON or YAML, or has table write it for people, in columns
-// parted by tabs.
+// Print writes v as JSON or YAML, or has table write it for people, in columns parted by tabs.
 func Print(w io.Writer, format string, v any, table func(io.Writer)) error {
 	if format == "table" {
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

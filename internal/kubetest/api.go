@@ -90,7 +90,8 @@ func (a *api) at(verb string, o object) *rest.Request {
 	return a.clients[gv].Verb(verb).NamespaceIfScoped(o.GetNamespace(), o.GetNamespace() != "").Resource(resource)
 }
 
-// patience is how long what the cluster has to do on its own may take: as long as kube-proxy has in the end-to-end tests.
+// patience is how long what the cluster has to do on its own may take: as long as kube-proxy has in
+// the end-to-end tests.
 const patience = 45 * time.Second
 
 // create makes an object, in place of the one given. A namespace just made refuses pods until its
@@ -138,8 +139,8 @@ func change[O object](ctx context.Context, a *api, o O, subresource string, f fu
 	})
 }
 
-// remove deletes the object that has o's name. It may take grace seconds to end; a negative number leaves that to the
-// object. Removing what is not there succeeds.
+// remove deletes the object that has o's name. It may take grace seconds to end; a negative number
+// leaves that to the object. Removing what is not there succeeds.
 func (a *api) remove(ctx context.Context, o object, grace int64) error {
 	options := &metav1.DeleteOptions{}
 	if grace >= 0 {

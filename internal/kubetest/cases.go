@@ -4,8 +4,8 @@ import (
 	"slices"
 )
 
-// Cases is the whole table. Objects are of dual stack, and requests go to the addresses of both families, unless a
-// step says otherwise.
+// Cases is the whole table. Objects are of dual stack, and requests go to the addresses of both
+// families, unless a step says otherwise.
 func Cases() []*Case {
 	return slices.Concat(
 		basicCases(), portCases(), typeCases(), externalCases(), affinityCases(), policyCases(), terminatingCases(),

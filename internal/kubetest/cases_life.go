@@ -101,7 +101,8 @@ func lifeCases() []*Case {
 	}
 }
 
-// rolling replaces the pods of a load balancer, on each node in turn: the new one is ready, then the old one ends, serving until the end.
+// rolling replaces the pods of a load balancer, on each node in turn: the new one is ready, then
+// the old one ends, serving until the end.
 func rolling(name, policy string, option serviceOption, test string) *Case {
 	request := ask(outside, tcp, balanced("web", 80), answered())
 	return &Case{

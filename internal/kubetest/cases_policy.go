@@ -1,6 +1,7 @@
 package kubetest
 
-// otherNodesPods says what becomes of a pod that asks another node, which has no pods of a service with externalTrafficPolicy Local.
+// otherNodesPods says what becomes of a pod that asks another node, which has no pods of a service
+// with externalTrafficPolicy Local.
 const otherNodesPods = "kube-proxy with a cluster CIDR leads pods past externalTrafficPolicy Local on other nodes than their own, too, but leaves their addresses as they " +
 	"are: the answers of a pod on a third node come back by another way and are not translated. Sluice masquerades them"
 

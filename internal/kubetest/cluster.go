@@ -8,8 +8,8 @@ import (
 )
 
 // Cluster is a Kubernetes cluster of dual stack whose nodes and pods are network namespaces of this
-// machine. Its nodes are node1 and node4 in zone-a, node2 in zone-b, and node3 in zone-c; a host named outside is no part of the
-// cluster and the nodes' way to everywhere else.
+// machine. Its nodes are node1 and node4 in zone-a, node2 in zone-b, and node3 in zone-c; a host
+// named outside is no part of the cluster and the nodes' way to everywhere else.
 type Cluster interface {
 	// Config is how an administrator reaches the API server.
 	Config() *rest.Config

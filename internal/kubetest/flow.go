@@ -109,8 +109,9 @@ func (f *flow) talk(protocol corev1.Protocol, size int, timeout time.Duration) (
 	return io.ReadAll(answer.Body)
 }
 
-// strays sends segments far outside their windows, in all TCP flows of the case, from the pods at their other ends. Were one to
-// reach its client untranslated, the client would reset the connection: https://issues.k8s.io/74839.
+// strays sends segments far outside their windows, in all TCP flows of the case, from the pods at
+// their other ends. Were one to reach its client untranslated, the client would reset the
+// connection: https://issues.k8s.io/74839.
 func strays() Step {
 	return action{"pods send segments outside their connections' windows", func(ctx context.Context, e *Env) error {
 		for key, f := range e.flows {

@@ -16,18 +16,21 @@ import (
 // dataplanesVariable names the dataplanes that TestConformance takes, parted by commas, or "all".
 const dataplanesVariable = "KUBETEST_DATAPLANES"
 
-// casesVariable holds what the names of the cases to run contain, parted by commas; all cases, if it is not set.
+// casesVariable holds what the names of the cases to run contain, parted by commas; all cases, if
+// it is not set.
 const casesVariable = "KUBETEST_CASES"
 
-// width is how many cases run at the same time: most wait, for pods and for the proxies, most of the time.
+// width is how many cases run at the same time: most wait, for pods and for the proxies, most of
+// the time.
 const width = 8
 
 var updatePage = flag.Bool("update", false, "write docs/conformance.md, if all cases ran on all dataplanes")
 
 var page = filepath.Join("..", "..", "docs", "conformance.md")
 
-// TestConformance puts the table to real clusters: to Sluice, and on demand to kube-proxy in both modes, to show that the table tells
-// the truth. That is not for each run of the tests: at times a kube-proxy in nftables mode takes a node to be in no zone, and stays with that.
+// TestConformance puts the table to real clusters: to Sluice, and on demand to kube-proxy in both
+// modes, to show that the table tells the truth. That is not for each run of the tests: at times a
+// kube-proxy in nftables mode takes a node to be in no zone, and stays with that.
 func TestConformance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -104,8 +107,9 @@ func TestPage(t *testing.T) {
 // testCall is how the end-to-end tests name a test.
 var testCall = regexp.MustCompile(`(?:ConformanceIt|\bIt)\("([^"]+)"`)
 
-// TestEveryTestIsAccountedFor holds the titles in the table against the end-to-end tests themselves: each there is stands for
-// something here, or is left out for a reason, and there is none that does not exist.
+// TestEveryTestIsAccountedFor holds the titles in the table against the end-to-end tests
+// themselves: each there is stands for something here, or is left out for a reason, and there is
+// none that does not exist.
 func TestEveryTestIsAccountedFor(t *testing.T) {
 	folder := suite(t)
 	left := map[string]bool{} // "service.go should …"

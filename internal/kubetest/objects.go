@@ -24,7 +24,8 @@ const gate = "sluice.dev/ready"
 // balancerClass keeps the cluster's own load balancers away: the table gives addresses itself.
 const balancerClass = "sluice.dev/kubetest"
 
-// linger is how many seconds a pod that lingers serves after it has been deleted: longer than any case takes.
+// linger is how many seconds a pod that lingers serves after it has been deleted: longer than any
+// case takes.
 const linger = 300
 
 type (
@@ -32,7 +33,8 @@ type (
 	serviceOption func(*corev1.Service)
 )
 
-// pod is a pod on a node, given by its number, that answers on port 80 of TCP and UDP and has the label app=web.
+// pod is a pod on a node, given by its number, that answers on port 80 of TCP and UDP and has the
+// label app=web.
 func pod(name string, node int, options ...podOption) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
@@ -236,7 +238,8 @@ type endpoint struct {
 	tweak func(*discoveryv1.Endpoint)
 }
 
-// slice is an EndpointSlice of one family, written by hand, that leads a service's port to a port of pods.
+// slice is an EndpointSlice of one family, written by hand, that leads a service's port to a port
+// of pods.
 func (e *Env) slice(ctx context.Context, name, service, family string, p corev1.ServicePort, endpoints []endpoint, labels map[string]string) (*discoveryv1.EndpointSlice, error) {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{

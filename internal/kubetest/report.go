@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Suite is the part of Kubernetes' end-to-end tests that has to do with services, by what its tests are described as: the
-// file of test/e2e/network that has them. A title is such a word, " / ", and what the test is called.
+// Suite is the part of Kubernetes' end-to-end tests that has to do with services, by what its tests
+// are described as: the file of test/e2e/network that has them. A title is such a word, " / ", and
+// what the test is called.
 var Suite = map[string]string{
 	"Services":                      "service.go",
 	"Service CIDRs":                 "service_cidrs.go",

@@ -91,8 +91,8 @@ func (q Question) request(e *Env, want Want, from *place, to netip.AddrPort) res
 	return r
 }
 
-// reason says in echo's words why a request got no answer; nil stays nil. What the client's own host rejects as it
-// leaves is not permitted.
+// reason says in echo's words why a request got no answer; nil stays nil. What the client's own
+// host rejects as it leaves is not permitted.
 func reason(err error) error {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, e) {

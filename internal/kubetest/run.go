@@ -22,10 +22,10 @@ type Result struct {
 	Before error // what went wrong at the first attempt, if there were two
 }
 
-// Run puts cases to a cluster whose nodes have a dataplane, up to width of them at the same time, those
-// that have to be alone last, and tells done of each, one after the other. A case that fails with another dataplane than Sluice gets
-// a second attempt: it is there for comparison, and what it misses at times is not to stop us. The error says that the
-// cluster could not be used at all.
+// Run puts cases to a cluster whose nodes have a dataplane, up to width of them at the same time,
+// those that have to be alone last, and tells done of each, one after the other. A case that fails
+// with another dataplane than Sluice gets a second attempt: it is there for comparison, and what it
+// misses at times is not to stop us. The error says that the cluster could not be used at all.
 func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, done func(Result)) (err error) {
 	w, err := newWorld(ctx, c)
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// sctp is the third protocol of services. The lab's pods do not speak it: the step serveSCTP has them answer.
+// sctp is the third protocol of services. The lab's pods do not speak it: the step serveSCTP has
+// them answer.
 const sctp = corev1.ProtocolSCTP
 
 // serveSCTP has pods answer on all ports of SCTP.

@@ -72,7 +72,8 @@ func recreate(service string) Step {
 	}}
 }
 
-// inherit makes a service with the cluster addresses and node ports that another had when it was last asked for.
+// inherit makes a service with the cluster addresses and node ports that another had when it was
+// last asked for.
 func inherit(from Target, s *corev1.Service) Step {
 	return action{fmt.Sprintf("create services %s on what was %s", s.Name, from), func(ctx context.Context, e *Env) error {
 		s := s.DeepCopy()
@@ -203,12 +204,14 @@ func removeSlice(name string) Step {
 	}}
 }
 
-// announce gives a service's load balancer addresses of the case's own, to which the host outside goes by way of a node.
+// announce gives a service's load balancer addresses of the case's own, to which the host outside
+// goes by way of a node.
 func announce(service, node string) Step {
 	return announceAs(service, node, corev1.LoadBalancerIPModeVIP)
 }
 
-// announceAs says with it whether what the balancer hands on has the balancer's address (VIP), or the node's (Proxy).
+// announceAs says with it whether what the balancer hands on has the balancer's address (VIP), or
+// the node's (Proxy).
 func announceAs(service, node string, mode corev1.LoadBalancerIPMode) Step {
 	return action{fmt.Sprintf("load balancer of service %s on %s as %s", service, node, mode), func(ctx context.Context, e *Env) error {
 		ips := []string{fmt.Sprintf("192.0.2.%d", e.number), fmt.Sprintf("2001:db8:192::%x", e.number)}
@@ -260,7 +263,8 @@ func restartProxy(node string) Step {
 	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
 }
 
-// quiet waits until the namespaces of cases before this one are gone: what still ends in them has proxies write rules.
+// quiet waits until the namespaces of cases before this one are gone: what still ends in them has
+// proxies write rules.
 func quiet() Step {
 	return action{"all is quiet", func(ctx context.Context, e *Env) error {
 		return until(ctx, func() error {
@@ -290,7 +294,8 @@ func restartAPI() Step {
 	return action{"restart the API server", func(ctx context.Context, e *Env) error { return e.cluster.RestartAPI(ctx) }}
 }
 
-// fail has a pod be at its end without having been deleted, as eviction leaves it. The pod has no kubelet.
+// fail has a pod be at its end without having been deleted, as eviction leaves it. The pod has no
+// kubelet.
 func fail(name string) Step {
 	return action{"evict pod " + name, func(ctx context.Context, e *Env) error {
 		p := pod(name, 0)

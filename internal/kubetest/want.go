@@ -189,7 +189,8 @@ const (
 	turned  = 2   // that are turned away
 )
 
-// enough says whether the results, each as expected, are all that is needed; an error, that they never will be.
+// enough says whether the results, each as expected, are all that is needed; an error, that they
+// never will be.
 func (w Want) enough(results []result) (bool, error) {
 	seen := map[string]bool{}
 	for _, r := range results {

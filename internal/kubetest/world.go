@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// clientNamespace is the Kubernetes namespace of the pods that all cases share: client1 on node1, and so on. They have
-// servers, too: on port 80, and on those of the fence.
+// clientNamespace is the Kubernetes namespace of the pods that all cases share: client1 on node1,
+// and so on. They have servers, too: on port 80, and on those of the fence.
 const clientNamespace = "clients"
 
 // world is a cluster as the cases see it.

@@ -15,14 +15,16 @@ import (
 type Agent struct {
 	// Command is the command line that runs it, in the node's network namespace.
 	Command func(AgentConfig) []string
-	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects that
-	// it finds fault with are issues; an error means "not yet", and is tried again while the agent lives.
+	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects
+	// that it finds fault with are issues; an error means "not yet", and is tried again while the
+	// agent lives.
 	Sync func(ctx context.Context, socket string) (issues []string, err error)
-	// Knows says whether the agent behind a socket lets a pod of its node take part in traffic, as far as its
-	// policies do: what agents do not know yet is dropped, though their folder be read. nil: all pods are known.
+	// Knows says whether the agent behind a socket lets a pod of its node take part in traffic, as
+	// far as its policies do: what agents do not know yet is dropped, though their folder be read.
+	// nil: all pods are known.
 	Knows func(ctx context.Context, socket string, pod *corev1.Pod) (bool, error)
-	// Socket is where its own commands look for it unless told otherwise: on each node of the lab they
-	// find that node's agent there.
+	// Socket is where its own commands look for it unless told otherwise: on each node of the lab
+	// they find that node's agent there.
 	Socket string
 }
 
@@ -52,8 +54,9 @@ func (l *Lab) startAgent(n *plan.Node) error {
 	return l.start(n.Name, "agent", l.agent.Command(c))
 }
 
-// Sync returns once every agent has programmed all that the lab's folder holds, and knows its pods. What the agents find fault
-// with is added to the warnings. Without agents there is nothing to wait for.
+// Sync returns once every agent has programmed all that the lab's folder holds, and knows its pods.
+// What the agents find fault with is added to the warnings. Without agents there is nothing to wait
+// for.
 func (l *Lab) Sync(ctx context.Context) error {
 	if l.agent == nil {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// converge brings the lab in line with its plan: new pods first, so that they answer when the agents
-// hear of them; pods that are no longer wanted last.
+// converge brings the lab in line with its plan: new pods first, so that they answer when the
+// agents hear of them; pods that are no longer wanted last.
 func (l *Lab) converge(ctx context.Context) error {
 	have, err := l.attached()
 	if err != nil {
@@ -145,8 +145,8 @@ func (l *Lab) served(node string) []echo.Pod {
 	return pods
 }
 
-// await polls until ready says so, a process of the node dies, or ctx ends. The error has
-// the end of the process's log.
+// await polls until ready says so, a process of the node dies, or ctx ends. The error has the end
+// of the process's log.
 func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, error)) error {
 	for {
 		ok, err := ready()

@@ -15,8 +15,8 @@ import (
 func (l *Lab) Down() error { return Down(l.Name) }
 
 // Down removes a lab, whatever state it is in: it ends everything that runs in the lab's
-// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's
-// folder. Where there is nothing it succeeds.
+// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. Where
+// there is nothing it succeeds.
 func Down(name string) error {
 	release, err := lock(name)
 	if err != nil {
@@ -26,8 +26,8 @@ func Down(name string) error {
 	return remove(name)
 }
 
-// remove is Down for who holds the lock. It needs no record of what was built: a crash
-// can leave any part of a lab, and the names say whose it is.
+// remove is Down for who holds the lock. It needs no record of what was built: a crash can leave
+// any part of a lab, and the names say whose it is.
 func remove(name string) error {
 	l := &Lab{Name: name}
 	if err := l.killRecorded(); err != nil {
@@ -53,7 +53,8 @@ func remove(name string) error {
 	return nil
 }
 
-// killAll ends all that runs in the lab's namespaces, also in those that are made meanwhile, and returns their names.
+// killAll ends all that runs in the lab's namespaces, also in those that are made meanwhile, and
+// returns their names.
 func (l *Lab) killAll() (names []string, err error) {
 	for {
 		before := len(names)

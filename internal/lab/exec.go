@@ -52,8 +52,8 @@ func (l *Lab) find(target string) (place, error) {
 	return place{}, fmt.Errorf("find %s in lab %s: no such node, pod or workload; 'sluice lab status --name %s' lists them", target, l.Name, l.Name)
 }
 
-// Exec replaces this process by a command that runs at a place of the lab: a node,
-// "outside", or a pod. The command sluice is the lab's own, installed or not. It returns only if that fails.
+// Exec replaces this process by a command that runs at a place of the lab: a node, "outside", or a
+// pod. The command sluice is the lab's own, installed or not. It returns only if that fails.
 func (l *Lab) Exec(target string, args []string) error {
 	path, err := l.lookPath(args[0])
 	if err != nil {
@@ -101,8 +101,8 @@ func firstLine(err error) string {
 // lookTimeout is how long the API gets to tell what there is.
 const lookTimeout = 20 * time.Second
 
-// at runs f on a thread in the target's network namespace, with a mount namespace of its
-// own in which the lab's names resolve and, on a node, its agent is where it is looked for.
+// at runs f on a thread in the target's network namespace, with a mount namespace of its own in
+// which the lab's names resolve and, on a node, its agent is where it is looked for.
 func (l *Lab) at(target string, f func() error) error {
 	if err := l.look(); err != nil {
 		// The API may be what one wants to look after.

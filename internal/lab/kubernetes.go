@@ -24,8 +24,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Kubernetes has a lab run a real control plane, on the host plan.Control, and what its API says: a kubelet on each node runs
-// the pods that the scheduler binds to it.
+// Kubernetes has a lab run a real control plane, on the host plan.Control, and what its API says: a
+// kubelet on each node runs the pods that the scheduler binds to it.
 type Kubernetes struct {
 	Bin   string // the folder of the programs, as from control.Build
 	Proxy string `json:",omitempty"` // kube-proxy's mode, if it and not the agent is to carry services: "nftables" or "iptables"
@@ -180,13 +180,14 @@ func (l *Lab) startKubelet(n *plan.Node, exe string) error {
 		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone))
 }
 
-// startBalancer starts what gives LoadBalancer services their addresses, on the outside host, whose routes it sets.
+// startBalancer starts what gives LoadBalancer services their addresses, on the outside host, whose
+// routes it sets.
 func (l *Lab) startBalancer(exe string) error {
 	return l.start(plan.Outside, "balancer", append(own(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
 }
 
-// startRelay makes the API reachable from the machine's own network, at its loopback address: the relay listens there by
-// a socket that it is given, and lives in the lab.
+// startRelay makes the API reachable from the machine's own network, at its loopback address: the
+// relay listens there by a socket that it is given, and lives in the lab.
 func (l *Lab) startRelay(exe string) error {
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)))
 	if err != nil {
@@ -217,7 +218,8 @@ func (l *Lab) startRelay(exe string) error {
 // HostKubeconfig is the path of the administrator's kubeconfig for the machine's own network.
 func (l *Lab) HostKubeconfig() string { return l.path("kubeconfig") }
 
-// StartProxy starts what carries services on a node: the agent, or kube-proxy, or nothing in a lab without either.
+// StartProxy starts what carries services on a node: the agent, or kube-proxy, or nothing in a lab
+// without either.
 func (l *Lab) StartProxy(node string) error {
 	n := l.Cluster.Node(node)
 	if l.Kubernetes == nil || l.Kubernetes.Proxy == "" {
@@ -237,7 +239,8 @@ func (l *Lab) StartProxy(node string) error {
 	return l.start(n.Name, kubeProxy, []string{filepath.Join(l.Kubernetes.Bin, kubeProxy), "--config", config})
 }
 
-// proxyConfig has kube-proxy follow changes at once, where by default it waits for a second, and leave alone what a namespace cannot set.
+// proxyConfig has kube-proxy follow changes at once, where by default it waits for a second, and
+// leave alone what a namespace cannot set.
 const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
@@ -251,7 +254,8 @@ nftables: {minSyncPeriod: 10ms}
 
 const kubeProxy = "kube-proxy"
 
-// Restart starts anew what was started on a host: on a node the kubelet and what carries services, elsewhere what has died.
+// Restart starts anew what was started on a host: on a node the kubelet and what carries services,
+// elsewhere what has died.
 func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	dead := func(what string) bool { p := l.process(host, what); return p.PID != 0 && !p.Alive() }
 	switch {
@@ -307,8 +311,8 @@ const settleTimeout = time.Minute
 // tellInterval is the time between two words on what is waited for.
 const tellInterval = 10 * time.Second
 
-// Settle returns once all nodes and pods are ready, those that were ending are gone, and all agents have programmed what the API holds. Pods that do not get ready in a
-// minute become warnings.
+// Settle returns once all nodes and pods are ready, those that were ending are gone, and all agents
+// have programmed what the API holds. Pods that do not get ready in a minute become warnings.
 func (l *Lab) Settle(ctx context.Context) error {
 	deadline, told := time.Now().Add(settleTimeout), time.Now()
 	for {
@@ -349,7 +353,8 @@ func (l *Lab) Settle(ctx context.Context) error {
 	return l.save()
 }
 
-// awaitProxies waits until each kube-proxy says that it has programmed its node. Whether that is all that the API holds now it does not say.
+// awaitProxies waits until each kube-proxy says that it has programmed its node. Whether that is
+// all that the API holds now it does not say.
 func (l *Lab) awaitProxies(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
@@ -380,7 +385,8 @@ func (l *Lab) awaitProxies(ctx context.Context) error {
 // proxyHealth answers with the status 200 once kube-proxy has programmed its node.
 const proxyHealth = "http://127.0.0.1:10256/healthz"
 
-// Apply hands manifests, files or folders, to the API as `kubectl apply` does. What it refuses becomes warnings.
+// Apply hands manifests, files or folders, to the API as `kubectl apply` does. What it refuses
+// becomes warnings.
 func (l *Lab) Apply(paths ...string) error {
 	return l.Plane(func(p *control.Plane) error {
 		for _, path := range paths {

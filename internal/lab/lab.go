@@ -1,11 +1,10 @@
-// Package lab builds a cluster out of network namespaces on one machine: nodes
-// joined by an underlay, a client host outside, pods with namespaces and addresses of their own, a
-// small server behind every container port, and one agent per node. The lab itself plays
-// the control plane (package plan) and writes what a cluster's API would hold into a folder
-// that the agents watch.
+// Package lab builds a cluster out of network namespaces on one machine: nodes joined by an
+// underlay, a client host outside, pods with namespaces and addresses of their own, a small server
+// behind every container port, and one agent per node. The lab itself plays the control plane
+// (package plan) and writes what a cluster's API would hold into a folder that the agents watch.
 //
-// All of a lab lives in named network namespaces sluice-lab-NAME-… and in one folder below Dir. Nothing
-// is added to the root namespace, so labs do not meet each other or the host.
+// All of a lab lives in named network namespaces sluice-lab-NAME-… and in one folder below Dir.
+// Nothing is added to the root namespace, so labs do not meet each other or the host.
 package lab
 
 import (
@@ -33,9 +32,11 @@ type Config struct {
 	Name    string // lower-case letters and digits, at most 20
 	Nodes   int
 	Objects *plan.Objects
-	// Kubernetes, if set, has the lab run a real control plane. The objects are left to whoever speaks to its API.
+	// Kubernetes, if set, has the lab run a real control plane. The objects are left to whoever
+	// speaks to its API.
 	Kubernetes *Kubernetes
-	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and what else the lab starts of its own.
+	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and what
+	// else the lab starts of its own.
 	Executable string
 	// Sluice is the sluice binary, for agents and commands on the nodes.
 	Sluice    string
@@ -65,9 +66,9 @@ type Lab struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
-// Up builds a lab and returns once all pods are served and all agents are in sync. A dead
-// lab of the same name, one that was not finished or has lost a process, is cleaned away
-// first; a live one is an error. If Up fails or ctx ends, nothing of the lab is left.
+// Up builds a lab and returns once all pods are served and all agents are in sync. A dead lab of
+// the same name, one that was not finished or has lost a process, is cleaned away first; a live one
+// is an error. If Up fails or ctx ends, nothing of the lab is left.
 func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	release, err := lock(cfg.Name)
 	if err != nil {
@@ -147,10 +148,9 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 	return l.save()
 }
 
-// Change changes the cluster's plan, with its methods Scale and Mark, and brings pods,
-// servers and the agents' folder in line. Pods that are no longer wanted end at once: for
-// a graceful end, Mark them terminating first. The agents follow on their own; Sync waits
-// for them.
+// Change changes the cluster's plan, with its methods Scale and Mark, and brings pods, servers and
+// the agents' folder in line. Pods that are no longer wanted end at once: for a graceful end, Mark
+// them terminating first. The agents follow on their own; Sync waits for them.
 func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) error {
 	if l.Kubernetes != nil {
 		return fmt.Errorf("change lab %s: what runs in it is its control plane's to say", l.Name)

@@ -26,8 +26,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// TestMain also plays the sluice binary for the labs of these tests: their pods' servers
-// are this program again.
+// TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this
+// program again.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 5 && os.Args[1] == "lab" && os.Args[2] == "serve" {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
@@ -250,7 +250,8 @@ func TestNamesResolve(t *testing.T) {
 	}
 }
 
-// On a node, commands find the node's agent where they look for one, and labs where these are; elsewhere nothing changes.
+// On a node, commands find the node's agent where they look for one, and labs where these are;
+// elsewhere nothing changes.
 func TestNodesHaveTheirAgentInPlace(t *testing.T) {
 	l := up(t, "testplace")
 	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), "testplace.sock"), filepath.Join(t.TempDir(), "agent.sock")} {
@@ -369,8 +370,8 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	}
 }
 
-// An agent that cannot start fails the lab, with the reason that it logged; one that never
-// gets in sync does too.
+// An agent that cannot start fails the lab, with the reason that it logged; one that never gets in
+// sync does too.
 func TestUpFailsWithItsAgents(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

@@ -38,9 +38,10 @@ func (l *Lab) mountNames(namespace string) error {
 	return nil
 }
 
-// mountAgent gives a node's commands a folder of their own where agents have their sockets, in the calling thread's mount namespace: with
-// the socket of the node's agent, if it has one, and with what an agent that was started by hand has put there. The labs, if they are below it,
-// are seen there too.
+// mountAgent gives a node's commands a folder of their own where agents have their sockets, in the
+// calling thread's mount namespace: with the socket of the node's agent, if it has one, and with
+// what an agent that was started by hand has put there. The labs, if they are below it, are seen
+// there too.
 func (l *Lab) mountAgent(node string) error {
 	if node == "" || l.agent == nil || l.agent.Socket == "" {
 		return nil

@@ -22,7 +22,8 @@ const uplink = "eth0"
 // NodeNS is the name of a node's (or the outside host's) network namespace.
 func (l *Lab) NodeNS(node string) string { return prefix(l.Name) + node }
 
-// PodNS is the name of the network namespace that a pod is in: its own, or its node's under hostNetwork.
+// PodNS is the name of the network namespace that a pod is in: its own, or its node's under
+// hostNetwork.
 func (l *Lab) PodNS(p *corev1.Pod) string {
 	if p.Spec.HostNetwork {
 		return l.NodeNS(p.Spec.NodeName)
@@ -30,7 +31,8 @@ func (l *Lab) PodNS(p *corev1.Pod) string {
 	return prefix(l.Name) + p.Name + "." + p.Namespace // no node's name has a dot
 }
 
-// prefix begins the names of all namespaces of a lab, and of no other lab's, as lab names have no dash.
+// prefix begins the names of all namespaces of a lab, and of no other lab's, as lab names have no
+// dash.
 func prefix(lab string) string { return "sluice-lab-" + lab + "-" }
 
 // host is a machine on the underlay.
@@ -90,15 +92,16 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	return nil
 }
 
-// setUpNode makes a host a node: it forwards, reaches the other nodes' pods by way of these
-// nodes, and everything else by way of the outside host.
+// setUpNode makes a host a node: it forwards, reaches the other nodes' pods by way of these nodes,
+// and everything else by way of the outside host.
 func (l *Lab) setUpNode(h *host, n plan.Node) error {
 	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		if err := h.Sysctl(key, "1"); err != nil {
 			return fmt.Errorf("let %s forward: %w", h.Name, err)
 		}
 	}
-	// A refusal is often an ICMP error, of which the kernel grants a destination one a second: a test bed sees each.
+	// A refusal is often an ICMP error, of which the kernel grants a destination one a second: a
+	// test bed sees each.
 	for _, key := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
 		if err := h.Sysctl(key, "0"); err != nil {
 			return fmt.Errorf("let %s refuse whatever it is to refuse: %w", h.Name, err)
@@ -199,7 +202,8 @@ func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// routeOutside has the outside host send traffic for service addresses to the nodes that the plan names.
+// routeOutside has the outside host send traffic for service addresses to the nodes that the plan
+// names.
 func (l *Lab) routeOutside() error {
 	for _, r := range l.Cluster.Routes {
 		if err := l.RouteOutside(r.Addr, []string{r.Node}); err != nil {
@@ -209,7 +213,8 @@ func (l *Lab) routeOutside() error {
 	return nil
 }
 
-// RouteOutside has the outside host send traffic for an address to the first of some nodes, or to no one if there are none.
+// RouteOutside has the outside host send traffic for an address to the first of some nodes, or to
+// no one if there are none.
 func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
 	outside, err := netns.Open(l.NodeNS(plan.Outside))
 	if err != nil {

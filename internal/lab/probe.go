@@ -12,12 +12,12 @@ import (
 	"sluice.dev/sluice/internal/lab/probe"
 )
 
-// Probe sends n requests through every frontend of every service from a pod on each node,
-// from each node, and from outside. Services limits it to these, as "namespace/name" or
-// "name" (in any namespace); none means all. The error says why the probe could not be
-// done; what failed of it is in the report. Where there are policies, a client of each workload is
-// sent to each service port besides, for the table of who may reach what. What fails while a control
-// plane changes the cluster is excused.
+// Probe sends n requests through every frontend of every service from a pod on each node, from each
+// node, and from outside. Services limits it to these, as "namespace/name" or "name" (in any
+// namespace); none means all. The error says why the probe could not be done; what failed of it is
+// in the report. Where there are policies, a client of each workload is sent to each service port
+// besides, for the table of who may reach what. What fails while a control plane changes the
+// cluster is excused.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	if err := l.refresh(ctx); err != nil {
@@ -59,7 +59,8 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	return rep, nil
 }
 
-// tries lists what is sent from sources, from clients where there are policies, and what nothing is sent to.
+// tries lists what is sent from sources, from clients where there are policies, and what nothing is
+// sent to.
 func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, silent []probe.Silent) {
 	tries, silent = probe.Tries(l.Cluster, sources)
 	if l.Kubernetes != nil && l.Kubernetes.Proxy != "" {
@@ -133,7 +134,8 @@ func (l *Lab) clients() []probe.Source {
 	return clients
 }
 
-// canAsk says whether requests may come from a pod: it has a network of its own, which is not about to go with it.
+// canAsk says whether requests may come from a pod: it has a network of its own, which is not about
+// to go with it.
 func (l *Lab) canAsk(p *corev1.Pod) bool {
 	return !p.Spec.HostNetwork && (l.Kubernetes == nil || p.DeletionTimestamp == nil)
 }

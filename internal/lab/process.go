@@ -15,7 +15,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// start runs a long-lived command of a node, in the node's namespace. Its output goes to NODE/WHAT.log.
+// start runs a long-lived command of a node, in the node's namespace. Its output goes to
+// NODE/WHAT.log.
 func (l *Lab) start(node, what string, args []string, files ...*os.File) error {
 	ns, err := netns.Open(l.NodeNS(node))
 	if err != nil {
@@ -71,8 +72,8 @@ func (l *Lab) died() error {
 	return nil
 }
 
-// killIn ends all processes whose network namespace is one of those named, whoever started
-// them, except this one, and returns once they are gone.
+// killIn ends all processes whose network namespace is one of those named, whoever started them,
+// except this one, and returns once they are gone.
 func killIn(names []string) error {
 	doomed := map[nsID]bool{}
 	for _, n := range names {

@@ -20,8 +20,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// refresh brings the plan in line with what the API holds, in a lab that has one: there, the plan is how the
-// cluster was when it was last looked at.
+// refresh brings the plan in line with what the API holds, in a lab that has one: there, the plan
+// is how the cluster was when it was last looked at.
 func (l *Lab) refresh(ctx context.Context) error {
 	if l.Kubernetes == nil {
 		return nil
@@ -71,7 +71,8 @@ func list[T any](ctx context.Context, p *control.Plane, path string, into *[]*T)
 	return nil
 }
 
-// readPolicies reads the objects of the policy APIs that the server has. What means nothing is passed over: it is the agents' to find fault with.
+// readPolicies reads the objects of the policy APIs that the server has. What means nothing is
+// passed over: it is the agents' to find fault with.
 func readPolicies(ctx context.Context, p *control.Plane) (policies []plan.Policy, err error) {
 	for _, resource := range slices.Sorted(maps.Keys(plan.PolicyKinds)) {
 		var objects []*json.RawMessage
@@ -126,7 +127,8 @@ func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	return routes, nil
 }
 
-// waiting names the nodes, workloads, pods and services that are not yet what they are to be; pods that are ending are to be gone.
+// waiting names the nodes, workloads, pods and services that are not yet what they are to be; pods
+// that are ending are to be gone.
 func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	var nodes []*corev1.Node
 	var workloads []string
@@ -183,7 +185,8 @@ func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, er
 	return names, nil
 }
 
-// complete says whether the controllers have done their part for a Service: its ready pods are endpoints, and it has the addresses of its type.
+// complete says whether the controllers have done their part for a Service: its ready pods are
+// endpoints, and it has the addresses of its type.
 func (l *Lab) complete(svc *corev1.Service) bool {
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil && len(svc.Status.LoadBalancer.Ingress) < len(svc.Spec.IPFamilies) {
 		return false

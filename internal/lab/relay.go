@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// Relay accepts connections from an open listening socket and hands each on to an address, until ctx ends. The socket may
-// be of another network namespace than the process.
+// Relay accepts connections from an open listening socket and hands each on to an address, until
+// ctx ends. The socket may be of another network namespace than the process.
 func Relay(ctx context.Context, socket *os.File, to string) error {
 	listener, err := net.FileListener(socket)
 	if err != nil {

@@ -19,14 +19,13 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// How long a client waits. An answer is never expected to take long, but a busy
-// machine may make it so; silence is believed after a short while, since
-// all links are a few microseconds long.
+// How long a client waits. An answer is never expected to take long, but a busy machine may make it
+// so; silence is believed after a short while, since all links are a few microseconds long.
 const (
 	patience = 3 * time.Second
 	silence  = 80 * time.Millisecond
-	// What a change does to flows that are under way may take a second pass, a second later,
-	// for packets that were between a lookup and the entry that remembers it.
+	// What a change does to flows that are under way may take a second pass, a second later, for
+	// packets that were between a lookup and the entry that remembers it.
 	settle = 3 * time.Second
 )
 
@@ -82,8 +81,8 @@ func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Dura
 
 var ports atomic.Uint32
 
-// freshPort is a source port that no flow had lately: one of an earlier flow would go on with that, where it was sent. They
-// are below those that the system chooses from.
+// freshPort is a source port that no flow had lately: one of an earlier flow would go on with that,
+// where it was sent. They are below those that the system chooses from.
 func freshPort() int { return 10_000 + int(ports.Add(1)%20_000) }
 
 // local is the address that the client believes to have.
@@ -92,8 +91,8 @@ func (c *conn) local() netip.AddrPort {
 	return p
 }
 
-// exchange asks the server who it is; a first exchange over TCP reads the
-// greeting. It sends size bytes beyond that and wants them back.
+// exchange asks the server who it is; a first exchange over TCP reads the greeting. It sends size
+// bytes beyond that and wants them back.
 func (c *conn) exchange(size int, timeout time.Duration) (answer, error) {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return answer{}, err
@@ -132,8 +131,8 @@ func (c *conn) echo(size int) error {
 }
 
 func (c *conn) exchangeUDP(size int) (answer, error) {
-	// What the node itself sends and its kernel rejects fails here with EPERM; the
-	// reason is to be read like any other's.
+	// What the node itself sends and its kernel rejects fails here with EPERM; the reason is to be
+	// read like any other's.
 	if _, err := c.Write(make([]byte, max(size, 1))); err != nil && !errors.Is(err, syscall.EPERM) {
 		return answer{}, err
 	}
@@ -185,6 +184,5 @@ func unroutable(err error) bool {
 	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EINVAL)
 }
 
-// refused reports whether an error means a TCP reset to a SYN, or an ICMP
-// port unreachable.
+// refused reports whether an error means a TCP reset to a SYN, or an ICMP port unreachable.
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// distribution asks for a fair share for every backend: over so many flows, the
-// chi-square statistic of a fair balancer exceeds its bound once in a million.
+// distribution asks for a fair share for every backend: over so many flows, the chi-square
+// statistic of a fair balancer exceeds its bound once in a million.
 func (r *run) distribution(t *testing.T) {
 	const flows = 3000
 	bound := map[int]float64{5: 33.4, 9: 42.7, 12: 48.6} // at 4, 8 and 11 degrees of freedom
@@ -32,8 +32,8 @@ func (r *run) distribution(t *testing.T) {
 	}
 }
 
-// spread sends one datagram of each of so many flows, each from a port of its own: a port
-// that comes back would meet its old backend.
+// spread sends one datagram of each of so many flows, each from a port of its own: a port that
+// comes back would meet its old backend.
 func (r *run) spread(firstPort, flows int, to netip.AddrPort) (map[netip.Addr]int, error) {
 	count := map[netip.Addr]int{}
 	c := r.client("a")

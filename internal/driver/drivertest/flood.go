@@ -15,13 +15,13 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// floodFlows is how many new flows a family's flood has, unless the kernel's connection
-// table is too small for it.
+// floodFlows is how many new flows a family's flood has, unless the kernel's connection table is
+// too small for it.
 const floodFlows = 60000
 
-// Flood sends new flows to a service, from a pod, from the node and from outside,
-// while its backends and their number change as fast as the driver can, and
-// watches for packets that leave the node as they came: none may.
+// Flood sends new flows to a service, from a pod, from the node and from outside, while its
+// backends and their number change as fast as the driver can, and watches for packets that leave
+// the node as they came: none may.
 func Flood(t *testing.T, open Open) {
 	w := newTopology(t, "fl")
 	for _, f := range []family{ipv4, ipv6} {
@@ -35,8 +35,8 @@ func Flood(t *testing.T, open Open) {
 	}
 }
 
-// flood changes the backends and, if options is set, what else the service asks for,
-// which leads its packets through other chains.
+// flood changes the backends and, if options is set, what else the service asks for, which leads
+// its packets through other chains.
 func (r *run) flood(t *testing.T, options bool) {
 	var watches []*watch
 	for _, name := range []string{"vip", "ext"} {
@@ -89,8 +89,8 @@ func (r *run) flood(t *testing.T, options bool) {
 	}
 }
 
-// judgeFlood also asks that at least so many flows reached a backend: few may meet a
-// chain that changes under them.
+// judgeFlood also asks that at least so many flows reached a backend: few may meet a chain that
+// changes under them.
 func (r *run) judgeFlood(t *testing.T, watches []*watch, flows, updates, arrived, least int) {
 	time.Sleep(silence) // what was the last packet's way is short
 	escaped := watches[0].seen.Load() + watches[1].seen.Load()
@@ -146,8 +146,8 @@ func floodSize() int {
 	return min(floodFlows, limit/2/6*6)
 }
 
-// sendFlood sends the first packets of so many flows, in turns from a pod, from the
-// node and from outside, each with a source port of its own.
+// sendFlood sends the first packets of so many flows, in turns from a pod, from the node and from
+// outside, each with a source port of its own.
 func (r *run) sendFlood(flows int) error {
 	const turn = 500
 	each := flows / 6
@@ -167,8 +167,8 @@ func (r *run) sendFlood(flows int) error {
 	return nil
 }
 
-// sendRaw sends the first packet of each of so many flows, in the calling
-// thread's namespace, paced so that no queue on the way overflows.
+// sendRaw sends the first packet of each of so many flows, in the calling thread's namespace, paced
+// so that no queue on the way overflows.
 func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort, flows int) error {
 	fd, err := rawSocket(int(proto), from, time.Second)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// expectOfFlow makes exchanges over a flow until its fate is the expected one.
-// Drivers may take a moment after a change to end what was under way; a TCP flow
-// that has to live must not be harmed at any time.
+// expectOfFlow makes exchanges over a flow until its fate is the expected one. Drivers may take a
+// moment after a change to end what was under way; a TCP flow that has to live must not be harmed
+// at any time.
 func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
 	if s.stray {
 		if err := r.inject(r.flows[s.flow]); err != nil {

@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// foreign is what someone else has in nftables on the node: a table in each family
-// that translates port 5555 of the node to a pod, and a set. No driver may touch it.
+// foreign is what someone else has in nftables on the node: a table in each family that translates
+// port 5555 of the node to a pod, and a set. No driver may touch it.
 type foreign struct {
 	ns     *netns.NS
 	before []string
@@ -64,8 +64,8 @@ func addForeign(c *nftables.Conn, name string, family nftables.TableFamily, to n
 		[]nftables.SetElement{{Key: binaryutil.BigEndian.PutUint16(5555)}})
 }
 
-// check fails the test if the node's tables are not what they were before the
-// driver came: someone else's untouched, its own gone.
+// check fails the test if the node's tables are not what they were before the driver came: someone
+// else's untouched, its own gone.
 func (f *foreign) check(t testing.TB) {
 	t.Helper()
 	after, err := listRuleset(f.ns)

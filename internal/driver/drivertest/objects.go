@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A svc declares a Service together with its endpoints, by the names that the
-// topology gives to addresses.
+// A svc declares a Service together with its endpoints, by the names that the topology gives to
+// addresses.
 type svc struct {
 	name        string   // "web" if empty
 	at, lb, ext string   // cluster, load balancer and external addresses: names, separated by spaces
@@ -155,9 +155,9 @@ func (w *topology) declareSlice(o objects, f family, s svc) {
 	o[objectKey{model.EndpointSliceKind, slice.Name}] = slice
 }
 
-// parseEndpoint reads "NAME[!CONDITION][@NODE][%NODE]": the condition is unready,
-// draining (terminating and still serving) or gone (terminating and no longer
-// serving); @ hints at the zone of a node, % at the node itself.
+// parseEndpoint reads "NAME[!CONDITION][@NODE][%NODE]": the condition is unready, draining
+// (terminating and still serving) or gone (terminating and no longer serving); @ hints at the zone
+// of a node, % at the node itself.
 func (w *topology) parseEndpoint(spec string, f family) model.Endpoint {
 	rest, nodeHint, _ := strings.Cut(spec, "%")
 	rest, zoneHint, _ := strings.Cut(rest, "@")
@@ -205,8 +205,8 @@ func (w *topology) declarePods(o objects, s svc) {
 	}
 }
 
-// serveAll starts a server behind every endpoint that the services declare,
-// whatever its condition: what must not be reached has to be reachable.
+// serveAll starts a server behind every endpoint that the services declare, whatever its condition:
+// what must not be reached has to be reachable.
 func (w *topology) serveAll(f family, services []svc) error {
 	for _, s := range services {
 		s = s.complete()

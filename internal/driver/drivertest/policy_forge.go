@@ -29,8 +29,8 @@ type Fragment struct {
 	To   int
 }
 
-// Forge sends the packets, and reports whether one of the first's protocol arrives at an address of the mesh that has the mark in
-// it.
+// Forge sends the packets, and reports whether one of the first's protocol arrives at an address of
+// the mesh that has the mark in it.
 func (m *Mesh) Forge(at netip.Addr, mark string, packets ...Forged) (arrived bool, err error) {
 	err = onOneCPU(func() error {
 		arrived, err = m.forge(at, mark, packets)
@@ -120,7 +120,8 @@ func header(p Forged, payload []byte, id uint16, offset int, more bool) []byte {
 	return append(b, payload...)
 }
 
-// ForgedReset is a TCP segment that resets a connection: the next that its server expects from the client, whose socket is given.
+// ForgedReset is a TCP segment that resets a connection: the next that its server expects from the
+// client, whose socket is given.
 func ForgedReset(host string, client syscall.RawConn, from, to netip.AddrPort) (Forged, error) {
 	const reset = 0x04
 	next, _, err := sequence(client)

@@ -13,9 +13,9 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A Mesh is a node with pods, each behind an interface of its own with a host route to each
-// of its addresses, and a probe in each pod that sends and sees first packets
-// of connections. A second host, the wire, stands for the world outside.
+// A Mesh is a node with pods, each behind an interface of its own with a host route to each of its
+// addresses, and a probe in each pod that sends and sees first packets of connections. A second
+// host, the wire, stands for the world outside.
 type Mesh struct {
 	Node *netns.NS
 
@@ -28,8 +28,8 @@ type Mesh struct {
 // Outside are the addresses of the host outside, by family.
 var Outside = [2]netip.Addr{netip.MustParseAddr("192.168.3.1"), netip.MustParseAddr("fd00:192:168:3::1")}
 
-// NewMesh builds the node, with an address in each family, and its pods. Names of pods are
-// short: their interfaces are named after them. All is removed when the test ends.
+// NewMesh builds the node, with an address in each family, and its pods. Names of pods are short:
+// their interfaces are named after them. All is removed when the test ends.
 func NewMesh(t testing.TB, prefix string, node [2]netip.Addr, pods map[string][2]netip.Addr) *Mesh {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: map[string]dual{}, owner: map[netip.Addr]*host{}}

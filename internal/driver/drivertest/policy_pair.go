@@ -17,8 +17,8 @@ type Pair struct {
 	Client, Server net.Conn
 }
 
-// Pair connects a host, by its name, to an address and port of another, over TCP or UDP. via is
-// the address that the client calls: that of the server, or of a service in front of it. Both ends have
+// Pair connects a host, by its name, to an address and port of another, over TCP or UDP. via is the
+// address that the client calls: that of the server, or of a service in front of it. Both ends have
 // spoken when it returns.
 func (m *Mesh) Pair(t testing.TB, from string, proto model.Protocol, server, via netip.AddrPort) (*Pair, error) {
 	t.Helper()
@@ -125,8 +125,8 @@ func (p *Pair) Speak(client bool, timeout time.Duration) bool {
 	return err == nil
 }
 
-// Silent and Patient are how long it takes to believe that nothing comes, and at
-// most for what does.
+// Silent and Patient are how long it takes to believe that nothing comes, and at most for what
+// does.
 const (
 	Silent  = silence
 	Patient = patience

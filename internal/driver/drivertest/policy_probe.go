@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A probe is a raw socket for each transport at one address. The sockets see all that
-// arrives there, whether anyone listens or not.
+// A probe is a raw socket for each transport at one address. The sockets see all that arrives
+// there, whether anyone listens or not.
 type probe struct {
 	addr netip.Addr
 	fds  map[model.Protocol]int
@@ -58,8 +58,8 @@ func (p *probe) close() {
 	}
 }
 
-// send sends a packet of a connection: the first, or the reply to it. TCP's reply
-// is a reset, which the kernel sends by itself.
+// send sends a packet of a connection: the first, or the reply to it. TCP's reply is a reset, which
+// the kernel sends by itself.
 func (p *probe) send(proto model.Protocol, from, to uint16, dst netip.Addr, reply bool) error {
 	src, d := netip.AddrPortFrom(p.addr, from), netip.AddrPortFrom(dst, to)
 	var b []byte
@@ -117,10 +117,9 @@ func (p *probe) drain(f func(seen) error) error {
 	return nil
 }
 
-// Probe sends all the packets, from all their sources, and tells what became of each. It waits
-// for nothing that may not come: all is sent from one processor, whose packets the kernel
-// handles in turn, so what has not arrived before a later packet from the node
-// to a pod was dropped.
+// Probe sends all the packets, from all their sources, and tells what became of each. It waits for
+// nothing that may not come: all is sent from one processor, whose packets the kernel handles in
+// turn, so what has not arrived before a later packet from the node to a pod was dropped.
 func (m *Mesh) Probe(firsts []First) (fates map[First]Fate, err error) {
 	err = onOneCPU(func() error {
 		fates, err = m.probe(firsts)
@@ -212,8 +211,8 @@ func onOneCPU(f func() error) error {
 	return <-done
 }
 
-// hops is how often a packet and the kernel's answer to it may be put in a queue
-// on their way from one pod to another and back.
+// hops is how often a packet and the kernel's answer to it may be put in a queue on their way from
+// one pod to another and back.
 const hops = 6
 
 // A sentinel is a packet that the node sends to each of its pods, which always arrives.
@@ -250,8 +249,8 @@ func (s *sentinel) open(m *Mesh) error {
 	return unix.SetsockoptTimeval(s.to, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// flush returns when all that was sent before, and what the kernel answered to it, has
-// arrived or was dropped.
+// flush returns when all that was sent before, and what the kernel answered to it, has arrived or
+// was dropped.
 func (s *sentinel) flush() error {
 	buf := make([]byte, 16)
 	for range hops {

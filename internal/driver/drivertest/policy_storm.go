@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Storm sends UDP from ever other ports of one host's address to one of a pod's, as fast as it can, while f runs. It
-// returns how many packets it sent and how many arrived.
+// Storm sends UDP from ever other ports of one host's address to one of a pod's, as fast as it can,
+// while f runs. It returns how many packets it sent and how many arrived.
 func (m *Mesh) Storm(from netip.Addr, to netip.AddrPort, f func() error) (sent, arrived int, err error) {
 	source, pod := m.topology.owner[from], m.topology.owner[to.Addr()]
 	if source == nil || pod == nil {
@@ -67,7 +67,8 @@ func blow(from netip.Addr, to netip.AddrPort, begun chan struct{}, over *atomic.
 	return sent, nil
 }
 
-// settle sends one packet more, from the node, which always arrives, and returns how many the watch saw beside it.
+// settle sends one packet more, from the node, which always arrives, and returns how many the watch
+// saw beside it.
 func (m *Mesh) settle(w *watch, to netip.AddrPort) (others int, err error) {
 	node := m.topology.addrs["node"][0]
 	if to.Addr().Is6() {

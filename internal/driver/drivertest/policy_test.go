@@ -7,8 +7,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestMesh shows that all probes pass where nothing judges them, and that one whose way is
-// barred is told apart.
+// TestMesh shows that all probes pass where nothing judges them, and that one whose way is barred
+// is told apart.
 func TestMesh(t *testing.T) {
 	pods := map[string][2]netip.Addr{}
 	for _, name := range []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"} {

@@ -14,8 +14,8 @@ import (
 // Ping stands among the transports of a Packet for an ICMP echo request.
 const Ping = echoRequest
 
-// A Packet is the first of a connection, sent by a host of the mesh: a pod by its
-// name, "node" or "outside".
+// A Packet is the first of a connection, sent by a host of the mesh: a pod by its name, "node" or
+// "outside".
 type Packet struct {
 	Host     string
 	From, To netip.Addr // From may be any address: hosts lie
@@ -159,8 +159,8 @@ func rawNumber(proto model.Protocol, a netip.Addr) int {
 	return int(proto)
 }
 
-// read takes apart what a raw socket received; ok is false for what is neither a first packet
-// nor an answer.
+// read takes apart what a raw socket received; ok is false for what is neither a first packet nor
+// an answer.
 func readSeen(proto model.Protocol, from netip.Addr, b []byte) (s seen, ok bool) {
 	if len(b) < 8 {
 		return s, false

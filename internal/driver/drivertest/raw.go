@@ -14,16 +14,15 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// SCTP needs no SCTP in the kernel here: clients and servers are raw sockets that
-// speak as much of RFC 9260 as a connection tracker wants to see, an INIT and the
-// INIT ACK to it.
+// SCTP needs no SCTP in the kernel here: clients and servers are raw sockets that speak as much of
+// RFC 9260 as a connection tracker wants to see, an INIT and the INIT ACK to it.
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
 )
 
-// An sctpPacket is an SCTP packet of one INIT or INIT ACK chunk. Note is carried
-// as a parameter that receivers pass over.
+// An sctpPacket is an SCTP packet of one INIT or INIT ACK chunk. Note is carried as a parameter
+// that receivers pass over.
 type sctpPacket struct {
 	src, dst uint16
 	vtag     uint32 // the receiver's tag; 0 with an INIT
@@ -81,8 +80,8 @@ func parseSCTP(b []byte) (p sctpPacket, ok bool) {
 	return p, true
 }
 
-// rawSocket opens a raw socket of a transport, bound to addr, with a receive
-// time-out and ICMP errors reported.
+// rawSocket opens a raw socket of a transport, bound to addr, with a receive time-out and ICMP
+// errors reported.
 func rawSocket(proto int, addr netip.Addr, timeout time.Duration) (int, error) {
 	fd, err := unix.Socket(socketFamily(addr), unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
@@ -128,8 +127,8 @@ func receive(fd int, buf []byte) ([]byte, netip.Addr, error) {
 	return nil, netip.Addr{}, errors.New("receive packet: unknown sender")
 }
 
-// listenSCTP answers each INIT to the address with an INIT ACK that carries the
-// answer, whatever the port: a raw socket sees them all.
+// listenSCTP answers each INIT to the address with an INIT ACK that carries the answer, whatever
+// the port: a raw socket sees them all.
 func listenSCTP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 	fd, err := rawSocket(unix.IPPROTO_SCTP, addr.Addr(), 100*time.Millisecond)
 	if err != nil {
@@ -282,8 +281,8 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// injectTCP sends a segment from one end of an established connection to the other,
-// as the sender's side knows the addresses.
+// injectTCP sends a segment from one end of an established connection to the other, as the sender's
+// side knows the addresses.
 func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 	fd, err := rawSocket(unix.IPPROTO_TCP, from.Addr(), time.Second)
 	if err != nil {
@@ -296,10 +295,11 @@ func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 	return nil
 }
 
-// InjectStray sends a segment far outside the window of a TCP connection, through the network of the
-// calling thread, as the connection's server would: client is the client's socket, from any network, from the server's own
-// address, and to the client's as the server knows it. It acknowledges just what the client has sent: were it to
-// reach the client untranslated, the client's reset would have the right number to end the server's connection.
+// InjectStray sends a segment far outside the window of a TCP connection, through the network of
+// the calling thread, as the connection's server would: client is the client's socket, from any
+// network, from the server's own address, and to the client's as the server knows it. It
+// acknowledges just what the client has sent: were it to reach the client untranslated, the
+// client's reset would have the right number to end the server's connection.
 func InjectStray(client syscall.RawConn, from, to netip.AddrPort) error {
 	next, expected, err := sequence(client)
 	if err != nil {

@@ -35,8 +35,8 @@ func TestCastagnoli(t *testing.T) {
 	}
 }
 
-// TestChecksums verifies what receivers verify: with the checksum in its place,
-// everything adds up to zero.
+// TestChecksums verifies what receivers verify: with the checksum in its place, everything adds up
+// to zero.
 func TestChecksums(t *testing.T) {
 	for _, pair := range [][2]string{{"10.0.0.1:1024", "10.96.0.10:80"}, {"[fd00::1]:1024", "[fd00::10]:80"}} {
 		from, to := netip.MustParseAddrPort(pair[0]), netip.MustParseAddrPort(pair[1])

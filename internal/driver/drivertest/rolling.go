@@ -10,10 +10,10 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// rolling replaces the backends of a service one after the other, as a Deployment
-// does, while a pod and a client outside keep opening connections and exchange
-// data over each: none may fail. An endpoint drains until what was opened before has come to its end, however long
-// that takes here: what is left when it is gone is cut.
+// rolling replaces the backends of a service one after the other, as a Deployment does, while a pod
+// and a client outside keep opening connections and exchange data over each: none may fail. An
+// endpoint drains until what was opened before has come to its end, however long that takes here:
+// what is left when it is gone is cut.
 func (r *run) rolling(t *testing.T) {
 	r.start(t, config{})
 	services := func(i int) []svc {
@@ -29,9 +29,9 @@ func (r *run) rolling(t *testing.T) {
 	load.finish(t)
 }
 
-// restarts ends the driver, as a kill does: nothing but its sockets are closed, and opens it
-// anew, again and again, while clients keep opening connections and those under way go
-// on. None may fail, with a driver or without, and each new driver finds nothing to do.
+// restarts ends the driver, as a kill does: nothing but its sockets are closed, and opens it anew,
+// again and again, while clients keep opening connections and those under way go on. None may fail,
+// with a driver or without, and each new driver finds nothing to do.
 func (r *run) restarts(t *testing.T) {
 	r.start(t, config{})
 	r.needs(t, driver.Services|driver.Survives|driver.Affinity|driver.LocalTraffic)
@@ -78,8 +78,8 @@ type caller struct {
 	err   error         // set then
 }
 
-// load starts clients of the services in a pod, on the node and outside, of every address that
-// they have.
+// load starts clients of the services in a pod, on the node and outside, of every address that they
+// have.
 func (r *run) load() *load {
 	l := &load{stop: make(chan struct{})}
 	for _, way := range [][2]string{{"c", "vip:80"}, {"node", "vip:80"}, {"outside", "node:30080"}, {"c", "vip2:80"}, {"outside", "lb:80"}, {"outside", "ext:80"}} {
@@ -90,7 +90,8 @@ func (r *run) load() *load {
 	return l
 }
 
-// goOn returns when each client has ended n more connections, the first of which it may have begun before, or has stopped.
+// goOn returns when each client has ended n more connections, the first of which it may have begun
+// before, or has stopped.
 func (l *load) goOn(n int64) {
 	want := make([]int64, len(l.callers))
 	for i, c := range l.callers {

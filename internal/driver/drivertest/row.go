@@ -9,16 +9,16 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A row is one line of the table: what a user declares, what clients send, and
-// what becomes of that. It is run for each family.
+// A row is one line of the table: what a user declares, what clients send, and what becomes of
+// that. It is run for each family.
 type row struct {
 	name   string
 	config config
 	steps  []step
 }
 
-// config is what differs from the node's usual configuration: with the cluster's prefixes,
-// and NodePorts on the node's first address.
+// config is what differs from the node's usual configuration: with the cluster's prefixes, and
+// NodePorts on the node's first address.
 type config struct {
 	masqueradeAll bool
 	nodePortsOn   string // names of addresses; "" is the first address of the node
@@ -27,8 +27,8 @@ type config struct {
 	bound         string // names of addresses that the node has, too
 }
 
-// A step declares the whole of the services, which the driver is then told the
-// change to, and sends packets.
+// A step declares the whole of the services, which the driver is then told the change to, and sends
+// packets.
 type step struct {
 	services []svc
 	at       string        // the names of the addresses that the Node object has; "node" if empty
@@ -36,8 +36,8 @@ type step struct {
 	restart  bool          // the driver is closed and opened anew first, and must find nothing to do
 	away     bool          // the driver is purged and closed, and comes back with the next step
 	pause    time.Duration // for what the kernel itself times out
-	// Pods that are gone: from this step on the node's routes to them lead nowhere, with no
-	// error or with one.
+	// Pods that are gone: from this step on the node's routes to them lead nowhere, with no error
+	// or with one.
 	blackhole, unreachable string
 	sends                  []send
 }
@@ -116,15 +116,15 @@ func by(backends string) fate { return fate{outcome: answered, by: strings.Field
 // oneOf is answered by one and the same of these backends each time.
 func oneOf(backends string) fate { f := by(backends); f.sticky = true; return f }
 
-// masked is the same fate, but the backends see the node's address. One that is on
-// the node's own network still sees the client's: no reply can pass the node by.
+// masked is the same fate, but the backends see the node's address. One that is on the node's own
+// network still sees the client's: no reply can pass the node by.
 func (f fate) masked() fate { f.source = "node"; return f }
 
 // hairpin is the same fate, but a backend that is the client itself sees the node's address.
 func (f fate) hairpin() fate { f.source = "hairpin"; return f }
 
-// afterLoss is the same fate, but only from a client's second packet on: its first tells
-// the driver to forget where the client was.
+// afterLoss is the same fate, but only from a client's second packet on: its first tells the driver
+// to forget where the client was.
 func (f fate) afterLoss() fate { f.lossy = true; return f }
 
 // soon is the same fate, but a moment after the change: until then, packets may be lost.
@@ -145,8 +145,8 @@ func (f fate) String() string {
 	}[f.source]
 }
 
-// backends resolves the names of a fate; the port of the services that most rows
-// have is understood.
+// backends resolves the names of a fate; the port of the services that most rows have is
+// understood.
 func (w *topology) backends(f family, s send) map[netip.AddrPort]bool {
 	usual := map[model.Protocol]string{model.TCP: "8080", model.UDP: "8053", model.SCTP: "8412", echoRequest: "0"}
 	out := map[netip.AddrPort]bool{}

@@ -17,14 +17,14 @@ func many(n int) string {
 	return strings.Join(names, " ")
 }
 
-// sequenceRows are about change: what new connections meet after it, and what
-// becomes of those that are under way.
+// sequenceRows are about change: what new connections meet after it, and what becomes of those that
+// are under way.
 func sequenceRows() []row {
 	return append(affinityRows(), append(flowRows(), changeRows()...)...)
 }
 
-// affinityRows send from 24 client addresses, so that a balancer which does
-// not remember them meets both backends.
+// affinityRows send from 24 client addresses, so that a balancer which does not remember them meets
+// both backends.
 func affinityRows() []row {
 	all := many(mostClients)
 	ports := []port{httpNode, dnsNode}
@@ -97,8 +97,8 @@ func affinityRows() []row {
 	}
 }
 
-// affinityEndsWithRoute takes a client's backend away together with the route to it, so that
-// no packet to it comes past the routing decision.
+// affinityEndsWithRoute takes a client's backend away together with the route to it, so that no
+// packet to it comes past the routing decision.
 func affinityEndsWithRoute(kind string, sticky func(string, time.Duration) []svc, lose func(*step)) row {
 	gone := step{services: sticky("b x", 3*time.Hour), sends: []send{
 		tcp("c", "vip:80", oneOf("b x").soon()), udp("c", "vip:53", oneOf("b x").soon()),
@@ -136,7 +136,8 @@ func flowRows() []row {
 	internal := func(on string) []svc {
 		return []svc{{at: "vip", lb: "lb", ports: ports, on: on, edit: internalLocal}}
 	}
-	// The same flows to all of a service's addresses, from everywhere: with no driver there, and with it.
+	// The same flows to all of a service's addresses, from everywhere: with no driver there, and
+	// with it.
 	everywhere := func(on string) []svc { return []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports, on: on}} }
 	early := []send{
 		udp("outside", "ext:53", isDropped).on("external"), udp("c", "ext:53", isDropped).on("pod external"),
@@ -227,7 +228,8 @@ func flowRows() []row {
 			{services: web("a")},
 			{services: web("b")},
 			{services: web("a"), sends: tcpFlows(by)},
-			// A driver that ends looks once more for what was to be cut, without waiting for its time.
+			// A driver that ends looks once more for what was to be cut, without waiting for its
+			// time.
 			{services: web("a"), restart: true, sends: tcpFlows(by)},
 		}},
 		{name: "TCP flows live while all else changes", steps: []step{

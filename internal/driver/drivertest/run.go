@@ -1,10 +1,9 @@
-// Package drivertest is the one table of packets and their expected fate that
-// every driver passes: what a user declares goes through the real store and
-// compiler into the driver, and real packets between network namespaces show what the
-// kernel makes of it.
+// Package drivertest is the one table of packets and their expected fate that every driver passes:
+// what a user declares goes through the real store and compiler into the driver, and real packets
+// between network namespaces show what the kernel makes of it.
 //
-// The table starts no programs and reads no files but /proc, so that a static test
-// binary is enough to run it, as in a virtual machine that holds nothing else.
+// The table starts no programs and reads no files but /proc, so that a static test binary is enough
+// to run it, as in a virtual machine that holds nothing else.
 package drivertest
 
 import (
@@ -30,9 +29,9 @@ import (
 // Open opens the driver under test in the network namespace of the calling thread.
 type Open func() (driver.Driver, error)
 
-// Run runs the whole table, for both families at once, each in a world of its own, on the
-// driver that open opens. It needs root, and fails where the kernel lacks what the
-// driver's Probe asks for.
+// Run runs the whole table, for both families at once, each in a world of its own, on the driver
+// that open opens. It needs root, and fails where the kernel lacks what the driver's Probe asks
+// for.
 func Run(t *testing.T, open Open) {
 	for i, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -82,8 +81,8 @@ func (r *run) start(t *testing.T, c config) {
 	t.Cleanup(r.stop(t))
 }
 
-// stop closes what the row left open and proves that a purge, which may be
-// repeated, leaves what others have and nothing else.
+// stop closes what the row left open and proves that a purge, which may be repeated, leaves what
+// others have and nothing else.
 func (r *run) stop(t *testing.T) func() {
 	return func() {
 		for _, c := range r.flows {
@@ -116,8 +115,8 @@ func (r *run) reopen(t *testing.T) {
 	}
 }
 
-// row runs the steps, and in the end lets the driver compare the kernel with what it
-// was told: an adoption must find nothing to do.
+// row runs the steps, and in the end lets the driver compare the kernel with what it was told: an
+// adoption must find nothing to do.
 func (r *run) row(t *testing.T, row row) {
 	r.start(t, row.config)
 	r.needs(t, r.neededBy(row))
@@ -205,8 +204,7 @@ func (r *run) step(t *testing.T, i int, s step) {
 	}
 }
 
-// leave ends the driver and what it has in the kernel; the next adoption is that of a
-// new one.
+// leave ends the driver and what it has in the kernel; the next adoption is that of a new one.
 func (r *run) leave(t *testing.T) {
 	t.Helper()
 	if err := r.driver.Purge(t.Context()); err != nil {
@@ -296,8 +294,8 @@ func (r *run) client(name string) *client {
 	return c
 }
 
-// How often a client tries: often enough to meet a backend that it must not meet,
-// and to meet each that it may.
+// How often a client tries: often enough to meet a backend that it must not meet, and to meet each
+// that it may.
 const (
 	fewestTries = 10
 	mostTries   = 500
@@ -358,8 +356,8 @@ func (r *run) judge(s send, res result, seen map[netip.AddrPort]bool) error {
 	return nil
 }
 
-// expectNone makes two connections that are to be refused at once, or one that
-// nothing comes back from, not even once something else on the same way did.
+// expectNone makes two connections that are to be refused at once, or one that nothing comes back
+// from, not even once something else on the same way did.
 func (r *run) expectNone(c *client, s send, to netip.AddrPort) error {
 	if s.fate.outcome == rejected {
 		for range 2 {

@@ -16,9 +16,8 @@ import (
 // arrivals counts what reaches any server, whether its answer finds its way back or not.
 type arrivals struct{ atomic.Int64 }
 
-// A server answers on one address, port and transport of a host. Its answer names
-// that address and the client address that it saw, which is how a packet's fate
-// is known.
+// A server answers on one address, port and transport of a host. Its answer names that address and
+// the client address that it saw, which is how a packet's fate is known.
 type server struct {
 	close func() error
 }
@@ -42,8 +41,7 @@ func parseAnswer(line string) (a answer, err error) {
 	return a, nil
 }
 
-// serve makes sure that the host listens at addr; it goes on until the
-// topology is removed.
+// serve makes sure that the host listens at addr; it goes on until the topology is removed.
 func (h *host) serve(proto model.Protocol, addr netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -34,9 +34,9 @@ type dual [2]netip.Addr
 
 func both(v4, v6 string) dual { return dual{netip.MustParseAddr(v4), netip.MustParseAddr(v6)} }
 
-// The prefixes of the cluster: those of its pods, of the pods of the node under
-// test and of the other node, of its services, and of the addresses that the
-// world outside routes to the node under test.
+// The prefixes of the cluster: those of its pods, of the pods of the node under test and of the
+// other node, of its services, and of the addresses that the world outside routes to the node under
+// test.
 var (
 	clusterCIDRs  = prefixes("10.244.0.0/16", "fd00:10:244::/48")
 	nodePodCIDRs  = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
@@ -53,8 +53,8 @@ func prefixes(s ...string) []netip.Prefix {
 	return out
 }
 
-// gateway is the address of every host's next hop: all links are point to
-// point, with host routes, so that no neighbour ever has to be guessed.
+// gateway is the address of every host's next hop: all links are point to point, with host routes,
+// so that no neighbour ever has to be guessed.
 var gateway = both("169.254.1.1", "fe80::1")
 
 // metric is that of the topology's routes; others come before them with a lower one.
@@ -79,10 +79,9 @@ type host struct {
 //	a b c m1…m24 ── node ── wire ── remote ── x y
 //	                          └── outside
 //
-// node is the node under test, where the driver is opened; a, b, c and m (which has
-// 24 addresses) are its pods, x and y those of another node, outside is a
-// client beyond the cluster with two addresses. Every host, address and service
-// address has a name, and an address in each family.
+// node is the node under test, where the driver is opened; a, b, c and m (which has 24 addresses)
+// are its pods, x and y those of another node, outside is a client beyond the cluster with two
+// addresses. Every host, address and service address has a name, and an address in each family.
 type topology struct {
 	node, wire *netns.NS
 
@@ -94,8 +93,8 @@ type topology struct {
 	foreign  *foreign
 }
 
-// newTopology builds the world in namespaces whose names begin with prefix and the
-// process id, and removes it when the test ends.
+// newTopology builds the world in namespaces whose names begin with prefix and the process id, and
+// removes it when the test ends.
 func newTopology(t testing.TB, prefix string) *topology {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: serviceAddrs(), owner: map[netip.Addr]*host{}}
@@ -180,9 +179,8 @@ func (w *topology) host(t testing.TB, prefix, name, node string, forward bool) (
 	return h, tune(ns, forward)
 }
 
-// tune sets the namespace's own sysctls: no duplicate address detection (it takes
-// seconds), no redirects, and no rate limit on ICMP errors, so that
-// every refusal is seen.
+// tune sets the namespace's own sysctls: no duplicate address detection (it takes seconds), no
+// redirects, and no rate limit on ICMP errors, so that every refusal is seen.
 func tune(ns *netns.NS, forward bool) error {
 	on := "0"
 	if forward {
@@ -219,9 +217,9 @@ func (w *topology) name(h *host, addrs []dual) {
 	}
 }
 
-// attach joins low to up with a veth pair: low's default route leads to up, and up
-// sends low's addresses and routes to it. What up itself sends there has
-// up's own first address as its source, unless up is the wire, which has none.
+// attach joins low to up with a veth pair: low's default route leads to up, and up sends low's
+// addresses and routes to it. What up itself sends there has up's own first address as its source,
+// unless up is the wire, which has none.
 func attach(up *netns.NS, bare bool, low *netns.NS, name string, addrs []dual, routes []netip.Prefix) error {
 	if err := netns.Veth(up, "to-"+name, low, "eth0"); err != nil {
 		return err
@@ -275,8 +273,8 @@ func defaultRoute(low *netns.NS, dev, far netlink.Link, gw, src netip.Addr) erro
 	return nil
 }
 
-// fixNeighbour tells ns that a is at the far end of dev, so that no first packet
-// waits for an answer to that question.
+// fixNeighbour tells ns that a is at the far end of dev, so that no first packet waits for an
+// answer to that question.
 func fixNeighbour(ns *netns.NS, dev, far netlink.Link, a netip.Addr) error {
 	n := &netlink.Neigh{LinkIndex: dev.Attrs().Index, IP: a.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT, Family: socketFamily(a)}
 	if err := ns.NeighSet(n); err != nil {
@@ -285,8 +283,8 @@ func fixNeighbour(ns *netns.NS, dev, far netlink.Link, a netip.Addr) error {
 	return nil
 }
 
-// routeDown sends dsts to the far end of dev. The destinations are not on
-// the link, so each goes through the first address of the far end.
+// routeDown sends dsts to the far end of dev. The destinations are not on the link, so each goes
+// through the first address of the far end.
 func routeDown(up *netns.NS, dev, far netlink.Link, dsts []*net.IPNet, via dual, bare bool) error {
 	for _, a := range via {
 		if err := fixNeighbour(up, dev, far, a); err != nil {
@@ -351,8 +349,8 @@ func socketFamily(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// addr returns the address that a name has in family f. A suffix 4 or 6
-// after a slash chooses the family: "vip/6".
+// addr returns the address that a name has in family f. A suffix 4 or 6 after a slash chooses the
+// family: "vip/6".
 func (w *topology) addr(name string, f family) netip.Addr {
 	base, chosen, ok := strings.Cut(name, "/")
 	if ok {

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// written is the service as a user writes it for Kubernetes, with what the row has to add, read
-// the way sources read it.
+// written is the service as a user writes it for Kubernetes, with what the row has to add, read the
+// way sources read it.
 func written(s *model.Service, add func(*corev1.Service)) *model.Service {
 	o := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Name.Namespace, Name: s.Name.Name},

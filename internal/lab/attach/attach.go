@@ -1,10 +1,10 @@
-// Package attach gives a pod its network: a veth pair between the pod's
-// namespace and its node's, routed and never bridged.
+// Package attach gives a pod its network: a veth pair between the pod's namespace and its node's,
+// routed and never bridged.
 //
-// The pod has its addresses as /32 and /128 on eth0 and a default route per
-// family by way of a link-local gateway that is the same on every node; the node has one
-// host route per pod address. Neighbour entries are permanent on both ends, so
-// that no ARP or neighbour discovery takes place and no pod can answer for another.
+// The pod has its addresses as /32 and /128 on eth0 and a default route per family by way of a
+// link-local gateway that is the same on every node; the node has one host route per pod address.
+// Neighbour entries are permanent on both ends, so that no ARP or neighbour discovery takes place
+// and no pod can answer for another.
 package attach
 
 import (
@@ -23,22 +23,22 @@ import (
 // Interface is the name of the interface inside the pod.
 const Interface = "eth0"
 
-// The pod's gateways. The node does not own these addresses: the pod has a permanent
-// neighbour entry for each that points at the node's end of the pair.
+// The pod's gateways. The node does not own these addresses: the pod has a permanent neighbour
+// entry for each that points at the node's end of the pair.
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// HostInterface is the name of a pod's interface on its node: the same for
-// the same pod, and within the kernel's 15 characters.
+// HostInterface is the name of a pod's interface on its node: the same for the same pod, and within
+// the kernel's 15 characters.
 func HostInterface(namespace, pod string) string {
 	sum := sha256.Sum256([]byte(namespace + "/" + pod))
 	return "veth" + hex.EncodeToString(sum[:5])
 }
 
-// Pod joins a pod's namespace to its node's: host names the node's end of the
-// pair. The addresses belong to the pod from then on. If it fails, nothing stays behind.
+// Pod joins a pod's namespace to its node's: host names the node's end of the pair. The addresses
+// belong to the pod from then on. If it fails, nothing stays behind.
 func Pod(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) error {
 	if err := netns.Veth(node, host, pod, Interface); err != nil {
 		return err
@@ -50,8 +50,8 @@ func Pod(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) error {
 	return nil
 }
 
-// Detach removes a pod's interface, at both ends, with its routes. Detaching
-// what is not attached succeeds.
+// Detach removes a pod's interface, at both ends, with its routes. Detaching what is not attached
+// succeeds.
 func Detach(node *netns.NS, host string) error {
 	link, err := node.LinkByName(host)
 	if _, gone := err.(netlink.LinkNotFoundError); gone {
@@ -100,8 +100,8 @@ func configure(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) e
 	return nil
 }
 
-// address gives a pod an address. No duplicate address detection: the address was handed out
-// by one authority, and a pod should not wait a second for its first packet.
+// address gives a pod an address. No duplicate address detection: the address was handed out by one
+// authority, and a pod should not wait a second for its first packet.
 func address(pod *netns.NS, link netlink.Link, a netip.Addr) error {
 	addr := &netlink.Addr{IPNet: hostNet(a)}
 	if a.Is6() {

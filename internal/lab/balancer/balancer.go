@@ -1,6 +1,6 @@
-// Package balancer is what a lab has in place of a cloud's load balancer: it gives Services of
-// type LoadBalancer addresses, writes them into the Services' status, and says to
-// which nodes traffic for them has to be routed.
+// Package balancer is what a lab has in place of a cloud's load balancer: it gives Services of type
+// LoadBalancer addresses, writes them into the Services' status, and says to which nodes traffic
+// for them has to be routed.
 package balancer
 
 import (
@@ -24,8 +24,8 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Route has traffic for an address go to one of the nodes, which are sorted by name; to none, if there
-// are none. It is called from one goroutine, and again later if it fails.
+// Route has traffic for an address go to one of the nodes, which are sorted by name; to none, if
+// there are none. It is called from one goroutine, and again later if it fails.
 type Route func(addr netip.Addr, nodes []string) error
 
 // balancer keeps what it needs to know of the cluster.
@@ -56,13 +56,15 @@ type slice struct {
 	nodes   []string // that have a ready endpoint of it
 }
 
-// Run gives addresses of the prefixes (one of each family) to all Services of type LoadBalancer that name no
-// loadBalancerClass, until ctx ends. What an earlier life gave stays given. spec.loadBalancerIP gets
-// its wish if it is of a prefix and free; a Service that cannot have an address waits for one.
+// Run gives addresses of the prefixes (one of each family) to all Services of type LoadBalancer
+// that name no loadBalancerClass, until ctx ends. What an earlier life gave stays given.
+// spec.loadBalancerIP gets its wish if it is of a prefix and free; a Service that cannot have an
+// address waits for one.
 //
-// Traffic for these and for spec.externalIPs goes to all nodes that are ready, and for externalTrafficPolicy Local to those
-// that have a ready endpoint of the Service, as Kubernetes' documentation of source IPs says. An address that
-// several Services have leads where all of them are served. One that is a node's own needs no route.
+// Traffic for these and for spec.externalIPs goes to all nodes that are ready, and for
+// externalTrafficPolicy Local to those that have a ready endpoint of the Service, as Kubernetes'
+// documentation of source IPs says. An address that several Services have leads where all of them
+// are served. One that is a node's own needs no route.
 func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
 	api, err := kubeapi.New(config)
 	if err != nil {
@@ -205,8 +207,8 @@ func familyOf(p netip.Prefix) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// writeStatus writes a Service's addresses into its status, if it does not have them. A
-// status with addresses of others is left to them unless the Service is ours.
+// writeStatus writes a Service's addresses into its status, if it does not have them. A status with
+// addresses of others is left to them unless the Service is ours.
 func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs []netip.Addr) error {
 	var had, want []string
 	for _, in := range svc.Status.LoadBalancer.Ingress {

@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// external lists the addresses that a Service's owner has the outside route to the cluster. A balancer of another class is left alone.
+// external lists the addresses that a Service's owner has the outside route to the cluster. A
+// balancer of another class is left alone.
 func external(svc *corev1.Service) (addrs []netip.Addr) {
 	if svc == nil || svc.DeletionTimestamp != nil || svc.Spec.LoadBalancerClass != nil {
 		return nil
@@ -58,8 +59,8 @@ func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []str
 	return slices.Compact(nodes)
 }
 
-// own makes these all the addresses that a Service has, served by these nodes. After an
-// error it has to be called again.
+// own makes these all the addresses that a Service has, served by these nodes. After an error it
+// has to be called again.
 func (b *balancer) own(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
 	for _, a := range b.owned[name] {
 		if slices.Contains(addrs, a) {
@@ -103,8 +104,8 @@ func (b *balancer) setRoute(a netip.Addr) error {
 	return nil
 }
 
-// common lists the nodes that serve all owners of an address. An owner that none serves does
-// not count; nor, where owners have no node in common, does the one that is later by name.
+// common lists the nodes that serve all owners of an address. An owner that none serves does not
+// count; nor, where owners have no node in common, does the one that is later by name.
 func common(owners map[types.NamespacedName][]string) (nodes []string) {
 	names := slices.SortedFunc(maps.Keys(owners), func(a, b types.NamespacedName) int {
 		return strings.Compare(a.String(), b.String())

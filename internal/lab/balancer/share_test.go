@@ -32,8 +32,8 @@ func readyNode(name string) *corev1.Node {
 	return n
 }
 
-// TestSharedAddress has Services with one address come and go, in any order: it leads where all of them are served, as
-// long as there is one of them.
+// TestSharedAddress has Services with one address come and go, in any order: it leads where all of
+// them are served, as long as there is one of them.
 func TestSharedAddress(t *testing.T) {
 	type service struct {
 		name   string
@@ -96,7 +96,8 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-// A route that cannot be removed at once is removed later, also where its address was given up by a change.
+// A route that cannot be removed at once is removed later, also where its address was given up by a
+// change.
 func TestRouteRemovedLater(t *testing.T) {
 	r := &routes{known: map[string]string{}}
 	b := newBalancer(nil, nil, r.set, slog.New(slog.NewTextHandler(t.Output(), nil)))

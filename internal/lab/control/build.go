@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programs are what Build makes, by the packages of the module in test/kube. The API server comes first: it takes
-// longest, and the others share most of what it is made of.
+// programs are what Build makes, by the packages of the module in test/kube. The API server comes
+// first: it takes longest, and the others share most of what it is made of.
 var programs = []struct{ name, pkg string }{
 	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
@@ -31,9 +31,11 @@ var programs = []struct{ name, pkg string }{
 // module is where the versions are pinned, below the root of a checkout.
 var module = filepath.Join("test", "kube")
 
-// Build returns the folder that holds the programs, below the user's cache folder. What is not there yet is built, with the
-// Go toolchain and from the module test/kube of the checkout that the working directory or this program is in; that
-// takes some minutes, once. Outside of a checkout it is what was built last. say is told what is being done; it may be nil. Processes that build at the same time wait for each other.
+// Build returns the folder that holds the programs, below the user's cache folder. What is not
+// there yet is built, with the Go toolchain and from the module test/kube of the checkout that the
+// working directory or this program is in; that takes some minutes, once. Outside of a checkout it
+// is what was built last. say is told what is being done; it may be nil. Processes that build at
+// the same time wait for each other.
 func Build(ctx context.Context, say func(string)) (bin string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

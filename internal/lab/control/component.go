@@ -19,7 +19,8 @@ func (p *Plane) arguments(component string) []string {
 	}
 }
 
-// etcdArguments: a plane is for trying things out, so that a crash of the machine may lose it, and it need not wait for the disk.
+// etcdArguments: a plane is for trying things out, so that a crash of the machine may lose it, and
+// it need not wait for the disk.
 func (p *Plane) etcdArguments() []string {
 	return []string{
 		"--data-dir=" + p.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
@@ -50,7 +51,8 @@ func (p *Plane) apiServerArguments() []string {
 	return args
 }
 
-// controllerArguments: the limits of requests are raised, as a lab is to follow at once where a cluster takes its time.
+// controllerArguments: the limits of requests are raised, as a lab is to follow at once where a
+// cluster takes its time.
 func (p *Plane) controllerArguments() []string {
 	return []string{
 		"--kubeconfig=" + p.path("system-kube-controller-manager.kubeconfig"),

@@ -1,5 +1,6 @@
-// Package control runs a Kubernetes control plane in a network namespace: the real etcd, API server, scheduler and controller
-// manager, as processes that outlive who started them, with certificates of their own.
+// Package control runs a Kubernetes control plane in a network namespace: the real etcd, API
+// server, scheduler and controller manager, as processes that outlive who started them, with
+// certificates of their own.
 package control
 
 import (
@@ -59,10 +60,12 @@ type Plane struct {
 	Config
 }
 
-// ready is how long a component gets to be ready: the programs start in seconds, but machines may be busy.
+// ready is how long a component gets to be ready: the programs start in seconds, but machines may
+// be busy.
 const ready = 2 * time.Minute
 
-// Start starts a control plane and returns once it is ready; it may be a dead one's folder. If that fails, nothing of it runs.
+// Start starts a control plane and returns once it is ready; it may be a dead one's folder. If that
+// fails, nothing of it runs.
 func Start(ctx context.Context, cfg Config) (*Plane, error) {
 	p := &Plane{cfg}
 	if err := p.writeFiles(); err != nil {
@@ -139,8 +142,8 @@ func (p *Plane) URL() string {
 	return "https://" + netip.AddrPortFrom(p.Addr, Port).String()
 }
 
-// Dial connects to an address from within the plane's namespace, wherever the caller is: for rest.Config and http.Transport.
-// It is safe for concurrent use.
+// Dial connects to an address from within the plane's namespace, wherever the caller is: for
+// rest.Config and http.Transport. It is safe for concurrent use.
 func (p *Plane) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	err = p.NetNS.Do(func() error {
 		conn, err = new(net.Dialer).DialContext(ctx, network, address)
@@ -198,8 +201,9 @@ func (p *Plane) writeFiles() error {
 	return nil
 }
 
-// Kubeconfig writes a kubeconfig file with a client certificate for a user in some groups, and returns its
-// path. A file of the same user is replaced. The user "admin" in "system:masters" has one from the start: Admin.
+// Kubeconfig writes a kubeconfig file with a client certificate for a user in some groups, and
+// returns its path. A file of the same user is replaced. The user "admin" in "system:masters" has
+// one from the start: Admin.
 func (p *Plane) Kubeconfig(user string, groups ...string) (string, error) {
 	name := strings.ReplaceAll(user, ":", "-")
 	path := p.path(name + ".kubeconfig")
@@ -238,8 +242,8 @@ func (p *Plane) Kubectl(args ...string) ([]byte, error) {
 	return p.NetNS.Run(filepath.Join(p.Bin, "kubectl"), append([]string{"--kubeconfig", p.Admin()}, args...)...)
 }
 
-// Get reads an object or a list of the API, as JSON, with the administrator's rights. What the API does not have is an error that
-// wraps fs.ErrNotExist.
+// Get reads an object or a list of the API, as JSON, with the administrator's rights. What the API
+// does not have is an error that wraps fs.ErrNotExist.
 func (p *Plane) Get(ctx context.Context, path string, into any) error {
 	client, err := p.client(true)
 	if err != nil {
@@ -290,7 +294,8 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return body, err
 }
 
-// client speaks as the administrator. The other components have certificates that they sign themselves.
+// client speaks as the administrator. The other components have certificates that they sign
+// themselves.
 func (p *Plane) client(verify bool) (*http.Client, error) {
 	pem, err := os.ReadFile(p.path(caCert))
 	if err != nil {

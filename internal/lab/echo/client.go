@@ -21,9 +21,9 @@ var (
 	ErrSilent = errors.New("no answer")
 )
 
-// Ask sends one request over a connection (or from a port) of its own, through the network
-// of the calling thread, and waits for the answer. protocol is TCP (HTTP) or UDP. Errors
-// wrap ErrRefused or ErrSilent where they apply.
+// Ask sends one request over a connection (or from a port) of its own, through the network of the
+// calling thread, and waits for the answer. protocol is TCP (HTTP) or UDP. Errors wrap ErrRefused
+// or ErrSilent where they apply.
 func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
 	conn, err := dial(protocol, to, timeout)
 	if err != nil {
@@ -57,8 +57,8 @@ func Status(to netip.AddrPort, timeout time.Duration) (int, error) {
 	return code, reason(err)
 }
 
-// dial opens a connection that ends after the timeout. The address is literal, so Go opens
-// the socket on the calling thread.
+// dial opens a connection that ends after the timeout. The address is literal, so Go opens the
+// socket on the calling thread.
 func dial(protocol string, to netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	deadline := time.Now().Add(timeout)
 	d := net.Dialer{Deadline: deadline, KeepAlive: -1}

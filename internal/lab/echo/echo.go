@@ -1,7 +1,7 @@
-// Package echo is the application that every pod of a lab runs: a server that answers each
-// request with which pod answered and whom it saw asking, on TCP (HTTP, or a
-// line of text) and UDP, and the client that asks. One server process serves all pods of a node, through
-// sockets that it opens in their namespaces.
+// Package echo is the application that every pod of a lab runs: a server that answers each request
+// with which pod answered and whom it saw asking, on TCP (HTTP, or a line of text) and UDP, and the
+// client that asks. One server process serves all pods of a node, through sockets that it opens in
+// their namespaces.
 package echo
 
 import (

@@ -37,9 +37,9 @@ type listener struct {
 	open   map[io.Closer]bool // listening sockets and connections
 }
 
-// Set makes the server serve exactly these pods: those that are new or changed are opened,
-// those no longer wanted closed with their connections left to end, the others not
-// touched. The error joins one for each port that cannot be opened; the rest is served.
+// Set makes the server serve exactly these pods: those that are new or changed are opened, those no
+// longer wanted closed with their connections left to end, the others not touched. The error joins
+// one for each port that cannot be opened; the rest is served.
 func (s *Server) Set(pods []Pod) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,9 +62,9 @@ func (s *Server) Set(pods []Pod) error {
 	return errors.Join(errs...)
 }
 
-// Put serves a pod anew, in place of what was served under its name, whose connections end.
-// It costs what the pod costs, however many are served. The error joins one for each port
-// that cannot be opened; the rest is served.
+// Put serves a pod anew, in place of what was served under its name, whose connections end. It
+// costs what the pod costs, however many are served. The error joins one for each port that cannot
+// be opened; the rest is served.
 func (s *Server) Put(p Pod) error {
 	s.mu.Lock()
 	old := s.pods[p.key()]
@@ -76,8 +76,8 @@ func (s *Server) Put(p Pod) error {
 	return l.start()
 }
 
-// Drain has a pod's answers end their HTTP connections, so that clients that keep some find
-// another pod before this one is removed. It goes on serving.
+// Drain has a pod's answers end their HTTP connections, so that clients that keep some find another
+// pod before this one is removed. It goes on serving.
 func (s *Server) Drain(p Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,8 +125,8 @@ func (l *listener) close() {
 	}
 }
 
-// add takes note of a socket to close with the pod. If the pod is closed already it
-// closes the socket and reports false.
+// add takes note of a socket to close with the pod. If the pod is closed already it closes the
+// socket and reports false.
 func (l *listener) add(c io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,8 +214,8 @@ func (l *listener) serveTCP(ln net.Listener, a Answer) {
 	}
 }
 
-// converse answers a connection's requests until the client is done: HTTP ones as HTTP,
-// any other line of text with a line.
+// converse answers a connection's requests until the client is done: HTTP ones as HTTP, any other
+// line of text with a line.
 func (l *listener) converse(conn net.Conn, a Answer) error {
 	text := line(a)
 	r := bufio.NewReader(conn)

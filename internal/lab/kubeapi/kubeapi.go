@@ -1,6 +1,6 @@
-// Package kubeapi is a small client of the Kubernetes API for those parts of a lab
-// that write to it: typed, for the few kinds that they have to do with, and without a limit of
-// its own on requests. (`k8s.io/client-go/kubernetes` knows all kinds there are, and is as large.)
+// Package kubeapi is a small client of the Kubernetes API for those parts of a lab that write to
+// it: typed, for the few kinds that they have to do with, and without a limit of its own on
+// requests. (`k8s.io/client-go/kubernetes` knows all kinds there are, and is as large.)
 package kubeapi
 
 import (
@@ -58,7 +58,8 @@ func New(config *rest.Config) (*Client, error) {
 	return c, nil
 }
 
-// Objects are those of one kind, in one namespace, or in all for Follow if that is empty, or in none.
+// Objects are those of one kind, in one namespace, or in all for Follow if that is empty, or in
+// none.
 type Objects[T runtime.Object] struct {
 	rest      rest.Interface
 	params    runtime.ParameterCodec
@@ -140,8 +141,9 @@ func (o Objects[T]) Delete(ctx context.Context, name string, options metav1.Dele
 	return o.at(o.rest.Delete()).Name(name).Body(&options).Do(ctx).Error()
 }
 
-// Follow tells a store of the objects that a field selector chooses (empty: all), and of their changes, until
-// ctx ends. An API that is away is asked again at least every two seconds or so; client-go's own patience is a minute.
+// Follow tells a store of the objects that a field selector chooses (empty: all), and of their
+// changes, until ctx ends. An API that is away is asked again at least every two seconds or so;
+// client-go's own patience is a minute.
 func (o Objects[T]) Follow(ctx context.Context, selector string, store cache.ReflectorStore) {
 	from := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

@@ -33,8 +33,8 @@ func (k *kubelet) take(pod types.UID) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// claim gives a pod these very addresses, which it had before. It reports false, and gives
-// none, if they are not one of each pool, or someone else's.
+// claim gives a pod these very addresses, which it had before. It reports false, and gives none, if
+// they are not one of each pool, or someone else's.
 func (k *kubelet) claim(pod types.UID, addrs []netip.Addr) bool {
 	if len(addrs) != len(k.pools) {
 		return false

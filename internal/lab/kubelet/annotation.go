@@ -19,8 +19,8 @@ const (
 	// DrainAnnotation is how long the pod's servers go on after they were told to stop, as a Go
 	// duration: 2s unless it says otherwise, and never longer than the grace period.
 	DrainAnnotation = "lab.sluice.dev/drain"
-	// PortsAnnotation lists ports that the first container serves besides those that
-	// it declares: "8080,53/UDP".
+	// PortsAnnotation lists ports that the first container serves besides those that it declares:
+	// "8080,53/UDP".
 	PortsAnnotation = "lab.sluice.dev/ports"
 )
 

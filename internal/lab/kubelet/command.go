@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// command is what becomes of a command that a pod asks for: a lab has no images, so
-// none but a few built-in ones can be carried out.
+// command is what becomes of a command that a pod asks for: a lab has no images, so none but a few
+// built-in ones can be carried out.
 type command struct {
 	code  int           // exit status
 	takes time.Duration // until it ends
 	known bool          // false if a part of it is not built in; that part counts as success at once
 }
 
-// readCommand reads a command line: true, false, sleep SECONDS, exit N, each also with
-// a path, and `sh -c` with some of them in a row, separated by ; or &&.
+// readCommand reads a command line: true, false, sleep SECONDS, exit N, each also with a path, and
+// `sh -c` with some of them in a row, separated by ; or &&.
 func readCommand(args []string) command {
 	if len(args) == 3 && isShell(args[0]) && args[1] == "-c" {
 		return readScript(args[2])

@@ -99,8 +99,9 @@ func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Seco
 // lasting is how long a container has to run for its failures before to be forgotten.
 const lasting = 10 * time.Minute
 
-// backOff counts a failure, and says how long the container waits for its next try: not
-// at all after the first, then a second, and twice as long each time, up to some minutes. (Kubelets begin with ten seconds.)
+// backOff counts a failure, and says how long the container waits for its next try: not at all
+// after the first, then a second, and twice as long each time, up to some minutes. (Kubelets begin
+// with ten seconds.)
 func (c *container) backOff(now time.Time) time.Duration {
 	if now.Sub(c.begun) > lasting {
 		c.failures = 0
@@ -112,8 +113,8 @@ func (c *container) backOff(now time.Time) time.Duration {
 	return time.Second << min(c.failures-2, 8)
 }
 
-// listens lists the ports of a container's server: those that it declares, those that
-// its probes ask, since a container need not declare what it listens on, and the extra ones.
+// listens lists the ports of a container's server: those that it declares, those that its probes
+// ask, since a container need not declare what it listens on, and the extra ones.
 func listens(spec *corev1.Container, extra []echo.Port) []echo.Port {
 	ports := slices.Clone(extra)
 	for _, p := range spec.Ports {

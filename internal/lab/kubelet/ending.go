@@ -11,8 +11,8 @@ import (
 // moment is how long a command of a pod that completes takes at least.
 const moment = time.Second
 
-// completes says whether a pod's containers run their commands to an end: those of a Job do, and those
-// of other pods that are not to be restarted, unless they declare ports, as servers do.
+// completes says whether a pod's containers run their commands to an end: those of a Job do, and
+// those of other pods that are not to be restarted, unless they declare ports, as servers do.
 func completes(pod *corev1.Pod) bool {
 	if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
 		return false
@@ -28,7 +28,8 @@ func completes(pod *corev1.Pod) bool {
 	return true
 }
 
-// complete ends the containers whose commands have come to their end, and the pod with the last of them.
+// complete ends the containers whose commands have come to their end, and the pod with the last of
+// them.
 func (r *runner) complete(now time.Time) time.Duration {
 	wait, left, phase := never, 0, corev1.PodSucceeded
 	for _, c := range r.life.containers {
@@ -83,8 +84,8 @@ func (r *runner) finish(phase corev1.PodPhase, now time.Time) {
 	r.life.phase = phase
 }
 
-// stop brings a deleted pod to its end, in the steps that the API documents: preStop hooks, the signal to
-// stop, and what time the servers take then, all within the grace period.
+// stop brings a deleted pod to its end, in the steps that the API documents: preStop hooks, the
+// signal to stop, and what time the servers take then, all within the grace period.
 func (r *runner) stop(now time.Time) time.Duration {
 	term, end := ending(r.pod, r.told)
 	if !r.draining && !now.Before(term) {

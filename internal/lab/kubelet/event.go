@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// event tells people something about a pod, as `kubectl describe pod` shows it. Events
-// that cannot be sent as fast as they come are lost: nothing depends on them.
+// event tells people something about a pod, as `kubectl describe pod` shows it. Events that cannot
+// be sent as fast as they come are lost: nothing depends on them.
 func (k *kubelet) event(pod *corev1.Pod, kind, reason, format string, args ...any) {
 	now := metav1.Now()
 	e := &corev1.Event{

@@ -22,7 +22,8 @@ type verdict struct {
 	ok    bool
 }
 
-// startProbes starts the probes of a container that are due: the startup probe until it is content, then the others.
+// startProbes starts the probes of a container that are due: the startup probe until it is content,
+// then the others.
 func (r *runner) startProbes(ctx context.Context, c *container) {
 	r.stopProbes(c)
 	ctx, cancel := context.WithCancel(ctx)
@@ -42,7 +43,8 @@ func (r *runner) stopProbes(c *container) {
 	}
 }
 
-// watch asks a container in the rhythm of a probe, and tells the runner of each verdict, until ctx ends.
+// watch asks a container in the rhythm of a probe, and tells the runner of each verdict, until ctx
+// ends.
 func (r *runner) watch(ctx context.Context, c *container, name string, probe *corev1.Probe) {
 	if probe == nil {
 		return

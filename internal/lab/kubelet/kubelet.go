@@ -53,7 +53,8 @@ type kubelet struct {
 }
 
 // Run registers the node and runs its pods until ctx ends. The pods' namespaces stay then, for the
-// next run to go on with; their servers are away meanwhile. An API that is away is waited for, also at the start.
+// next run to go on with; their servers are away meanwhile. An API that is away is waited for, also
+// at the start.
 func Run(ctx context.Context, cfg Config) error {
 	api, err := kubeapi.New(cfg.API)
 	if err != nil {
@@ -161,7 +162,8 @@ func (k *kubelet) Replace(list []any, _ string) error {
 // Resync has nothing to do: the runners keep what they were told.
 func (k *kubelet) Resync() error { return nil }
 
-// reclaim takes note of the addresses that running pods have from an earlier life, before any is given to another.
+// reclaim takes note of the addresses that running pods have from an earlier life, before any is
+// given to another.
 func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {

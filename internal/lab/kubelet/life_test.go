@@ -22,7 +22,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// pod makes a pod of one container with a port, bound to the node. Changes are made before it is created.
+// pod makes a pod of one container with a port, bound to the node. Changes are made before it is
+// created.
 func (w *world) pod(name string, changes ...func(*corev1.Pod)) *corev1.Pod {
 	w.Helper()
 	no := false
@@ -270,7 +271,8 @@ func testProbes(w *world) {
 	}
 }
 
-// Init containers have completed, sidecars run, readiness gates count, ports can be added, images change.
+// Init containers have completed, sidecars run, readiness gates count, ports can be added, images
+// change.
 func testContainers(w *world) {
 	always := corev1.ContainerRestartPolicyAlways
 	w.pod("several", func(p *corev1.Pod) {
@@ -315,7 +317,8 @@ func testContainers(w *world) {
 	w.isGone("several")
 }
 
-// A pod listens where Services send to, be they made before it or after, and goes on when they are gone.
+// A pod listens where Services send to, be they made before it or after, and goes on when they are
+// gone.
 func testServices(w *world) {
 	service := func(name string, port int32) {
 		_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
@@ -375,7 +378,8 @@ func testCompletion(w *world) {
 	}
 }
 
-// testTermination holds what happens after a pod is deleted against the clock, leniently: the machine may be busy.
+// testTermination holds what happens after a pod is deleted against the clock, leniently: the
+// machine may be busy.
 func testTermination(w *world) {
 	sleep := func(seconds int64) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -448,8 +452,8 @@ func testHostNetwork(w *world) {
 	w.eventually("both are gone", func() bool { return w.get("host") == nil && w.get("rival") == nil })
 }
 
-// A pod on its node's network gets a port that a Service sends to, and that it does not declare, as soon as
-// the pod before has given it up.
+// A pod on its node's network gets a port that a Service sends to, and that it does not declare, as
+// soon as the pod before has given it up.
 func testUndeclaredHostPort(w *world) {
 	_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "undeclared", Namespace: "default"},
@@ -488,7 +492,8 @@ func testUndeclaredHostPort(w *world) {
 	}
 }
 
-// A pod for whose name the kernel has no network namespace is rejected once and for all, with a reason.
+// A pod for whose name the kernel has no network namespace is rejected once and for all, with a
+// reason.
 func testLongName(w *world) {
 	longest := 255 - len(w.cfg.NSPrefix+".default")
 	fits, long := strings.Repeat("a", longest), strings.Repeat("b", longest+1)

@@ -125,8 +125,8 @@ func exists(ns string) bool {
 	return err == nil
 }
 
-// remove ends the sandbox with everything that runs in it. Removing what is gone succeeds.
-// The name goes first: an interface is found again by sweep if this is cut short.
+// remove ends the sandbox with everything that runs in it. Removing what is gone succeeds. The name
+// goes first: an interface is found again by sweep if this is cut short.
 func (s *sandbox) remove(node *netns.NS) error {
 	if i, err := inode(filepath.Join(netns.Dir, s.name)); err == nil && i == s.inode {
 		if err := errors.Join(killIn(s.name), netns.Delete(s.name)); err != nil {
@@ -188,7 +188,8 @@ func inode(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// sweep removes the interfaces and namespaces of this node's pods that are not among those named, "namespace/name".
+// sweep removes the interfaces and namespaces of this node's pods that are not among those named,
+// "namespace/name".
 func (k *kubelet) sweep(keep map[string]bool) error {
 	entries, err := os.ReadDir(netns.Dir)
 	if err != nil {

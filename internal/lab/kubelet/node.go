@@ -22,7 +22,8 @@ const (
 	leaseLast = 40               // seconds without a renewal until the node counts as lost
 )
 
-// register makes the API know the node, and returns the pod CIDRs that it has. It tries until ctx ends.
+// register makes the API know the node, and returns the pod CIDRs that it has. It tries until ctx
+// ends.
 func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
 	said := ""
 	for {
@@ -90,8 +91,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// refresh creates the Node if there is none, and corrects what is not as it should be. What
-// others say of it, such as that it is cordoned, stays.
+// refresh creates the Node if there is none, and corrects what is not as it should be. What others
+// say of it, such as that it is cordoned, stays.
 func (k *kubelet) refresh(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
@@ -158,7 +159,8 @@ func (k *kubelet) newNode() *corev1.Node {
 	return node
 }
 
-// nodeStatus is what the node's status should be, which is the same as what it is where that is right.
+// nodeStatus is what the node's status should be, which is the same as what it is where that is
+// right.
 func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStatus {
 	s := *node.Status.DeepCopy()
 	room := corev1.ResourceList{
@@ -191,7 +193,8 @@ func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStat
 	return s
 }
 
-// reported is how old the time of a condition may become, as kubelets have it; the lease is what tells that the node lives.
+// reported is how old the time of a condition may become, as kubelets have it; the lease is what
+// tells that the node lives.
 const reported = 5 * time.Minute
 
 func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {

@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// tally counts a probe's results up to its thresholds, as the API documents of
-// successThreshold and failureThreshold: so many in a row make a verdict.
+// tally counts a probe's results up to its thresholds, as the API documents of successThreshold and
+// failureThreshold: so many in a row make a verdict.
 type tally struct {
 	success, failure int32 // the thresholds
 	last             bool
@@ -87,7 +87,8 @@ func (p *prober) exec(args []string, timeout time.Duration) error {
 	return nil
 }
 
-// dial connects through the node's network. The address is literal, so Go opens the socket on the calling thread.
+// dial connects through the node's network. The address is literal, so Go opens the socket on the
+// calling thread.
 func (p *prober) dial(ctx context.Context, address string) (conn net.Conn, err error) {
 	d := net.Dialer{KeepAlive: -1}
 	d.SetMultipathTCP(false)

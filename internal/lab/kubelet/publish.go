@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// publisher brings a pod's status to the API, the newest only, for as long as that takes, so
-// that its runner never waits for the API.
+// publisher brings a pod's status to the API, the newest only, for as long as that takes, so that
+// its runner never waits for the API.
 type publisher struct {
 	k    *kubelet
 	name types.NamespacedName

@@ -322,7 +322,8 @@ func state(s corev1.PodStatus) string {
 	return "none"
 }
 
-// Conditions keep the time of their last change, and what others say is neither missed nor written over.
+// Conditions keep the time of their last change, and what others say is neither missed nor written
+// over.
 func TestStatusKeeps(t *testing.T) {
 	now, before := stamp(time.Now()), metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
 	l := &life{phase: corev1.PodRunning, start: before, addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},

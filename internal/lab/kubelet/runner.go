@@ -22,8 +22,8 @@ const (
 	ended    // nothing runs any more; the API may still have it
 )
 
-// runner looks after one pod, from when the node hears of it until the API has it no more.
-// All but the channels and the labels belongs to its goroutine.
+// runner looks after one pod, from when the node hears of it until the API has it no more. All but
+// the channels and the labels belongs to its goroutine.
 type runner struct {
 	k       *kubelet
 	uid     types.UID
@@ -65,7 +65,8 @@ func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 	return r
 }
 
-// update tells the runner of a newer version. It never waits. Only one goroutine may call it at a time.
+// update tells the runner of a newer version. It never waits. Only one goroutine may call it at a
+// time.
 func (r *runner) update(pod *corev1.Pod) {
 	select {
 	case <-r.updates: // which it has not seen, and need not
@@ -74,8 +75,8 @@ func (r *runner) update(pod *corev1.Pod) {
 	r.updates <- pod
 }
 
-// run looks after the pod. It returns when nothing of it is left, or when ctx ends, and then
-// leaves the pod's network for the next life of this process.
+// run looks after the pod. It returns when nothing of it is left, or when ctx ends, and then leaves
+// the pod's network for the next life of this process.
 func (r *runner) run(ctx context.Context) {
 	defer close(r.done)
 	if r.before != nil {
@@ -150,7 +151,8 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	return never
 }
 
-// start gives the pod its network and servers, or takes it up as an earlier life of this process left it.
+// start gives the pod its network and servers, or takes it up as an earlier life of this process
+// left it.
 func (r *runner) start(now time.Time) error {
 	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
 		r.stage = ended

@@ -23,7 +23,8 @@ type life struct {
 	reason     string // the same in a word, if it never can
 }
 
-// status says it as the API has it. Times of conditions that did not change are those of the pod's present status.
+// status says it as the API has it. Times of conditions that did not change are those of the pod's
+// present status.
 func (l *life) status(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 	s := corev1.PodStatus{
 		Phase: l.phase, StartTime: &l.start, Reason: l.reason, Message: l.problem, ObservedGeneration: pod.Generation,
@@ -77,7 +78,8 @@ func (l *life) containerStatus(pod *corev1.Pod, c *container) corev1.ContainerSt
 	return cs
 }
 
-// initStatuses has the init containers: sidecars as they are, the others as completed when the pod was started.
+// initStatuses has the init containers: sidecars as they are, the others as completed when the pod
+// was started.
 func (l *life) initStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
 	if len(l.containers) == 0 {
 		return nil
@@ -103,8 +105,8 @@ func (l *life) initStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
 	return all
 }
 
-// conditions judges the pod as the kubelet's documentation of readiness does: it is ready if all its
-// containers are, and all its readiness gates are true.
+// conditions judges the pod as the kubelet's documentation of readiness does: it is ready if all
+// its containers are, and all its readiness gates are true.
 func (l *life) conditions(pod *corev1.Pod, unready []string, now metav1.Time) []corev1.PodCondition {
 	running := len(l.addrs) > 0
 	reason, message := "", ""
@@ -185,8 +187,8 @@ func covers(have, want *corev1.PodStatus) bool {
 	return equality.Semantic.DeepEqual(own, rest)
 }
 
-// statusPatch is a strategic merge patch that writes a status over the one there is, if it is this pod's, and leaves
-// alone what others say of the pod. What is empty has to be named for it to go.
+// statusPatch is a strategic merge patch that writes a status over the one there is, if it is this
+// pod's, and leaves alone what others say of the pod. What is empty has to be named for it to go.
 func statusPatch(uid types.UID, s *corev1.PodStatus) ([]byte, error) {
 	data, err := json.Marshal(s)
 	if err != nil {

@@ -41,7 +41,8 @@ func (s *services) Update(obj any) error {
 	return nil
 }
 
-// Delete is told of a Service that the API has no more. Servers go on listening, as a container would.
+// Delete is told of a Service that the API has no more. Servers go on listening, as a container
+// would.
 func (s *services) Delete(obj any) error {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
@@ -126,7 +127,8 @@ func (t *targets) selects(labels map[string]string) bool {
 	return true
 }
 
-// offer tells the runner of ports to listen on. Like update, it never waits, and only one goroutine may call it at a time.
+// offer tells the runner of ports to listen on. Like update, it never waits, and only one goroutine
+// may call it at a time.
 func (r *runner) offer(ports []echo.Port) {
 	select {
 	case before := <-r.offers:
@@ -145,8 +147,9 @@ func (r *runner) ask(ports []echo.Port) {
 	}
 }
 
-// listen opens the ports that Services send to and no container declares, and says when to look again. What
-// cannot be opened is tried again: on the node's network another pod may have the port yet.
+// listen opens the ports that Services send to and no container declares, and says when to look
+// again. What cannot be opened is tried again: on the node's network another pod may have the port
+// yet.
 func (r *runner) listen() time.Duration {
 	wait := never
 	for p, told := range r.asked {

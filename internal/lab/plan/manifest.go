@@ -32,10 +32,10 @@ type Objects struct {
 	Faults     []string       // what could not be read: the file, the document or object, and why
 }
 
-// Read reads manifests from files and folders as agents do: YAML of one or many documents, JSON, and
-// Lists. Of a folder it takes the .yaml, .yml and .json files, not those of sub-folders.
-// What is malformed is left out and among the Faults; an error means that a path cannot be
-// read, or that nothing in it is of use.
+// Read reads manifests from files and folders as agents do: YAML of one or many documents, JSON,
+// and Lists. Of a folder it takes the .yaml, .yml and .json files, not those of sub-folders. What
+// is malformed is left out and among the Faults; an error means that a path cannot be read, or that
+// nothing in it is of use.
 func Read(paths ...string) (*Objects, error) {
 	objs := &Objects{}
 	for _, p := range paths {
@@ -63,8 +63,8 @@ func ReadFS(fsys fs.FS) (*Objects, error) {
 	return objs, objs.finish()
 }
 
-// add reads one file of a folder, or all manifests in it if name is empty. where is
-// what errors call the folder.
+// add reads one file of a folder, or all manifests in it if name is empty. where is what errors
+// call the folder.
 func (o *Objects) add(fsys fs.FS, where, name string) error {
 	names := []string{name}
 	if name == "" {
@@ -177,9 +177,8 @@ func (o *Objects) typed(version, kind string, doc []byte) error {
 	return nil
 }
 
-// finish defaults namespaces and leaves out what an API server would refuse: objects
-// without a name, and the second of the same kind and name. It is an error if nothing at
-// all is left.
+// finish defaults namespaces and leaves out what an API server would refuse: objects without a
+// name, and the second of the same kind and name. It is an error if nothing at all is left.
 func (o *Objects) finish() error {
 	seen := map[string]bool{}
 	refused := func(kind, namespace, name string) bool {

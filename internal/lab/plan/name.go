@@ -11,10 +11,9 @@ import (
 // Domain is the cluster's DNS domain.
 const Domain = "cluster.local"
 
-// Hosts is the text of an /etc/hosts file for a pod of the given namespace: every Service
-// as svc (in its own namespace), svc.ns, svc.ns.svc and svc.ns.svc.cluster.local, a
-// headless one with its endpoints' addresses; pods with a subdomain under their Service;
-// nodes and the outside host.
+// Hosts is the text of an /etc/hosts file for a pod of the given namespace: every Service as svc
+// (in its own namespace), svc.ns, svc.ns.svc and svc.ns.svc.cluster.local, a headless one with its
+// endpoints' addresses; pods with a subdomain under their Service; nodes and the outside host.
 func (c *Cluster) Hosts(namespace string) string {
 	var b strings.Builder
 	line := func(a netip.Addr, names ...string) { fmt.Fprintf(&b, "%s\t%s\n", a, strings.Join(names, " ")) }
@@ -39,8 +38,8 @@ func (c *Cluster) Hosts(namespace string) string {
 	return b.String()
 }
 
-// headlessNames writes what DNS has for a headless Service: its ready endpoints, each also
-// under its own name.
+// headlessNames writes what DNS has for a headless Service: its ready endpoints, each also under
+// its own name.
 func (c *Cluster) headlessNames(svc *corev1.Service, namespace string, line func(netip.Addr, ...string)) {
 	for _, s := range c.SlicesOf(svc) {
 		for _, e := range s.Endpoints {

@@ -1,8 +1,8 @@
-// Package plan works out what a lab cluster looks like: from a user's
-// manifests to nodes, placed pods with addresses, Services with everything that a
-// cluster allocates for them, EndpointSlices, and the names that resolve. It does
-// what the API server, the scheduler, the address managers and the controllers do in a
-// real cluster, as far as a service proxy and network policies can tell. It is pure apart from Read.
+// Package plan works out what a lab cluster looks like: from a user's manifests to nodes, placed
+// pods with addresses, Services with everything that a cluster allocates for them, EndpointSlices,
+// and the names that resolve. It does what the API server, the scheduler, the address managers and
+// the controllers do in a real cluster, as far as a service proxy and network policies can tell. It
+// is pure apart from Read.
 package plan
 
 import (
@@ -16,12 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MaxNodes is how many nodes a lab may have: each has one /24 of the pods' addresses
-// and one address of the underlay.
+// MaxNodes is how many nodes a lab may have: each has one /24 of the pods' addresses and one
+// address of the underlay.
 const MaxNodes = 200
 
-// The address plan. It is the same in every lab, as labs share nothing: IPv4
-// first, then IPv6.
+// The address plan. It is the same in every lab, as labs share nothing: IPv4 first, then IPv6.
 var (
 	Underlay      = prefixes("10.10.0.0/24", "fd00:10:10::/64")
 	ClusterCIDRs  = prefixes("10.244.0.0/16", "fd00:10:244::/48")
@@ -52,8 +51,8 @@ type Route struct {
 	Node string
 }
 
-// Cluster is the whole plan. Its fields are for reading; Scale and Mark change it.
-// It survives a round trip through JSON.
+// Cluster is the whole plan. Its fields are for reading; Scale and Mark change it. It survives a
+// round trip through JSON.
 type Cluster struct {
 	Created    time.Time
 	Nodes      []Node
@@ -72,9 +71,8 @@ type Cluster struct {
 	Turn       int            // the node that is next in the round-robin
 }
 
-// New plans a cluster of n nodes that holds the objects, and changes these. All objects
-// count as created at the given time. What a cluster would not accept is left out, with a
-// note.
+// New plans a cluster of n nodes that holds the objects, and changes these. All objects count as
+// created at the given time. What a cluster would not accept is left out, with a note.
 func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	if n < 1 || n > MaxNodes {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
@@ -98,8 +96,8 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	return c, nil
 }
 
-// Scale changes a workload's replicas: the highest numbers go first. DaemonSets and bare
-// Pods do not scale.
+// Scale changes a workload's replicas: the highest numbers go first. DaemonSets and bare Pods do
+// not scale.
 func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
 	for i := range c.Workloads {
 		w := &c.Workloads[i]
@@ -112,8 +110,8 @@ func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
 	return fmt.Errorf("scale %s %s/%s: the lab has no such workload that scales", kind, namespace, name)
 }
 
-// Mark sets a pod's readiness, and whether it is being deleted. Its server answers on
-// in any case, as a draining pod's does.
+// Mark sets a pod's readiness, and whether it is being deleted. Its server answers on in any case,
+// as a draining pod's does.
 func (c *Cluster) Mark(namespace, pod string, ready, terminating bool) error {
 	for _, p := range c.Pods {
 		if p.Namespace == namespace && p.Name == pod {

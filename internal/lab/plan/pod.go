@@ -22,8 +22,9 @@ func Addrs(p *corev1.Pod) []netip.Addr {
 	return as
 }
 
-// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its own. A Deployment's pod belongs to
-// one of its ReplicaSets in a cluster, and here to the Deployment.
+// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its
+// own. A Deployment's pod belongs to one of its ReplicaSets in a cluster, and here to the
+// Deployment.
 func WorkloadOf(p *corev1.Pod) string {
 	if len(p.OwnerReferences) == 0 {
 		return key(p.Namespace, p.Name)
@@ -52,8 +53,7 @@ type Port struct {
 }
 
 // Ports lists what a pod's server listens on, sorted: the ports that its containers declare and
-// those that Services send to it by number, since a container need not declare
-// what it listens on.
+// those that Services send to it by number, since a container need not declare what it listens on.
 func (c *Cluster) Ports(p *corev1.Pod) []Port {
 	var ports []Port
 	for _, ctr := range containers(p) {
@@ -77,7 +77,8 @@ func (c *Cluster) Ports(p *corev1.Pod) []Port {
 	return slices.Compact(ports)
 }
 
-// containers lists a running pod's containers: sidecars are init containers that are always restarted.
+// containers lists a running pod's containers: sidecars are init containers that are always
+// restarted.
 func containers(p *corev1.Pod) []corev1.Container {
 	cs := slices.Clone(p.Spec.Containers)
 	for _, c := range p.Spec.InitContainers {

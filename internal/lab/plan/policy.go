@@ -63,7 +63,8 @@ func policyScope(apiVersion, kind string) scope {
 	return notPolicy
 }
 
-// PolicyKinds are the resources of the policy APIs as an API server names them, each with the kind of its objects.
+// PolicyKinds are the resources of the policy APIs as an API server names them, each with the kind
+// of its objects.
 var PolicyKinds = map[string]string{
 	"networking.k8s.io/v1/networkpolicies":                     "NetworkPolicy",
 	"policy.networking.k8s.io/v1alpha2/clusternetworkpolicies": "ClusterNetworkPolicy",
@@ -117,8 +118,8 @@ func (o *Objects) policy(p Policy) error {
 	return nil
 }
 
-// validate finds what an API server refuses in a NetworkPolicy and nobody could act on: selectors and
-// blocks that mean nothing.
+// validate finds what an API server refuses in a NetworkPolicy and nobody could act on: selectors
+// and blocks that mean nothing.
 func validate(s *networkingv1.NetworkPolicySpec) error {
 	selectors := []*metav1.LabelSelector{&s.PodSelector}
 	var blocks []*networkingv1.IPBlock

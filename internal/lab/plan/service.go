@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The node ports that are handed out; a manifest may ask for any port of this range, as in a cluster.
+// The node ports that are handed out; a manifest may ask for any port of this range, as in a
+// cluster.
 const firstNodePort, lastNodePort = 30000, 32767
 
 // allocator hands out what Services need and nobody else has.
@@ -26,8 +27,8 @@ type nodePort struct {
 	port     int32
 }
 
-// addServices defaults all Services as an API server does and allocates what they
-// lack. What manifests ask for is taken first, so that nothing allocated gets in its way.
+// addServices defaults all Services as an API server does and allocates what they lack. What
+// manifests ask for is taken first, so that nothing allocated gets in its way.
 func (c *Cluster) addServices(services []*corev1.Service) {
 	a := &allocator{addrs: map[netip.Addr]bool{}, ports: map[nodePort]bool{}, next: firstNodePort}
 	steps := []func(*corev1.Service, *allocator) error{c.defaults, c.reserve, c.allocate}
@@ -96,7 +97,8 @@ func External(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// families settles a Service's address families: those it names, completed by what its policy asks for.
+// families settles a Service's address families: those it names, completed by what its policy asks
+// for.
 func families(svc *corev1.Service) error {
 	s := &svc.Spec
 	if len(s.IPFamilies) == 0 {
@@ -130,8 +132,8 @@ func families(svc *corev1.Service) error {
 	return nil
 }
 
-// reserve takes the addresses and ports that a Service asks for. An address of another
-// cluster's range is given up, with a note, so that objects exported from a cluster work.
+// reserve takes the addresses and ports that a Service asks for. An address of another cluster's
+// range is given up, with a note, so that objects exported from a cluster work.
 func (c *Cluster) reserve(svc *corev1.Service, a *allocator) error {
 	s := &svc.Spec
 	if s.Type == corev1.ServiceTypeExternalName || Headless(svc) {

@@ -82,8 +82,8 @@ func portKeys(ports []discoveryv1.EndpointPort) []string {
 	return ks
 }
 
-// endpoint describes a pod as the EndpointSlice controller does, hints for the Service's
-// traffic distribution included.
+// endpoint describes a pod as the EndpointSlice controller does, hints for the Service's traffic
+// distribution included.
 func (c *Cluster) endpoint(svc *corev1.Service, p *corev1.Pod, a netip.Addr) discoveryv1.Endpoint {
 	serving, terminating := Ready(p), p.DeletionTimestamp != nil
 	ready := svc.Spec.PublishNotReadyAddresses || serving && !terminating
@@ -118,9 +118,9 @@ func (c *Cluster) SlicesOf(svc *corev1.Service) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// route decides which node gets the outside's traffic for each service address that is
-// neither a ClusterIP nor a node's own: under externalTrafficPolicy Local one that has an
-// endpoint, as a balancer that looks at the health check would; else the next in turn.
+// route decides which node gets the outside's traffic for each service address that is neither a
+// ClusterIP nor a node's own: under externalTrafficPolicy Local one that has an endpoint, as a
+// balancer that looks at the health check would; else the next in turn.
 func (c *Cluster) route() {
 	c.Routes = nil
 	for _, svc := range c.Services {

@@ -74,8 +74,8 @@ func (w *Workload) replicas(nodes []Node, taken func(string) bool) []replica {
 	return rs
 }
 
-// place makes the pods that the workloads want. A pod that exists keeps its
-// node, its addresses and its condition; one that cannot be placed is left out, with a note.
+// place makes the pods that the workloads want. A pod that exists keeps its node, its addresses and
+// its condition; one that cannot be placed is left out, with a note.
 func (c *Cluster) place() {
 	old := map[string]*corev1.Pod{}
 	for _, p := range c.Pods {
@@ -147,7 +147,8 @@ type hostPort struct {
 	port     int32
 }
 
-// noteHostPorts tells of ports that a cluster's network plugin would forward from the node to the pod.
+// noteHostPorts tells of ports that a cluster's network plugin would forward from the node to the
+// pod.
 func (c *Cluster) noteHostPorts(w *Workload, p *corev1.Pod) {
 	for _, ctr := range containers(p) {
 		for _, port := range ctr.Ports {
@@ -207,8 +208,8 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	return p, nil
 }
 
-// node chooses the pod's node: the one it names, or the next in turn among those that its
-// node selector and its ports on the node's network allow.
+// node chooses the pod's node: the one it names, or the next in turn among those that its node
+// selector and its ports on the node's network allow.
 func (pl *placement) node(p *corev1.Pod) (*Node, error) {
 	c := pl.c
 	if name := p.Spec.NodeName; name != "" {

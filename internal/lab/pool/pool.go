@@ -1,4 +1,5 @@
-// Package pool hands out addresses of a prefix: a node's to its pods, a load balancer's to Services.
+// Package pool hands out addresses of a prefix: a node's to its pods, a load balancer's to
+// Services.
 package pool
 
 import (
@@ -7,8 +8,8 @@ import (
 	"sync"
 )
 
-// Pool hands out the addresses of one prefix, but for its first and, of IPv4, its last, which
-// are no host's. It goes round: an address that was given back is the last to be given again, so that
+// Pool hands out the addresses of one prefix, but for its first and, of IPv4, its last, which are
+// no host's. It goes round: an address that was given back is the last to be given again, so that
 // what still remembers its last owner has time to forget. It is safe for concurrent use.
 type Pool[Owner comparable] struct {
 	prefix netip.Prefix
@@ -51,8 +52,8 @@ func (p *Pool[Owner]) Take(owner Owner) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("take an address of %s: all %d are in use", p.prefix, len(p.owners))
 }
 
-// Claim gives the owner this very address, in place of the one that it has. It reports false,
-// and changes nothing, if the address is someone else's or not one that the pool may give.
+// Claim gives the owner this very address, in place of the one that it has. It reports false, and
+// changes nothing, if the address is someone else's or not one that the pool may give.
 func (p *Pool[Owner]) Claim(owner Owner, a netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,9 +9,10 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// Excuse judges what failed again, by how the cluster was before and is now: what one of the two accounts for has not failed.
-// Where the service, its endpoints or the source have changed, nobody can say what should have become of a request in
-// between: it is excused. Now has what Tries or PairTries expects of the same sources by now.
+// Excuse judges what failed again, by how the cluster was before and is now: what one of the two
+// accounts for has not failed. Where the service, its endpoints or the source have changed, nobody
+// can say what should have become of a request in between: it is excused. Now has what Tries or
+// PairTries expects of the same sources by now.
 func Excuse(results []Result, before, after *plan.Cluster, now []Try) {
 	expected := map[way]Expect{}
 	for _, t := range now {
@@ -41,7 +42,8 @@ type way struct {
 
 func (t Try) way() way { return way{t.Source.Name, t.Frontend} }
 
-// explainedBy says whether each request was answered by a pod that was to answer before or is to now.
+// explainedBy says whether each request was answered by a pod that was to answer before or is to
+// now.
 func (r *Result) explainedBy(now Expect) bool {
 	answers := 0
 	for pod, n := range r.By {
@@ -54,7 +56,8 @@ func (r *Result) explainedBy(now Expect) bool {
 	return plain && answers == r.Sent && r.Frontend.Kind != HealthCheck
 }
 
-// changed says whether a try's service, its endpoints, or the pod it comes from are others than before.
+// changed says whether a try's service, its endpoints, or the pod it comes from are others than
+// before.
 func changed(t Try, before, after *plan.Cluster) bool {
 	return !slices.Equal(versions(t, before), versions(t, after))
 }
@@ -79,9 +82,10 @@ func versions(t Try, c *plan.Cluster) (all []string) {
 	return all
 }
 
-// OfKubeProxy changes tries to what kube-proxy makes of them where that is known to be something else: it leads
-// pods past externalTrafficPolicy Local on other nodes than their own, but leaves their addresses as they are, so that
-// the answer of a pod on a third node comes back by another way and is not translated. And it lets services have nodes' addresses.
+// OfKubeProxy changes tries to what kube-proxy makes of them where that is known to be something
+// else: it leads pods past externalTrafficPolicy Local on other nodes than their own, but leaves
+// their addresses as they are, so that the answer of a pod on a third node comes back by another
+// way and is not translated. And it lets services have nodes' addresses.
 func OfKubeProxy(c *plan.Cluster, tries []Try) {
 	local := map[string]bool{}
 	for _, svc := range c.Services {

@@ -20,7 +20,8 @@ metadata: {name: web}
 spec: {selector: {app: web}, ports: [{port: 80}]}
 `
 
-// answeredBy is the first try of a cluster from a node, failed, and its requests answered by some pods.
+// answeredBy is the first try of a cluster from a node, failed, and its requests answered by some
+// pods.
 func answeredBy(tries []Try, pods ...string) Result {
 	i := slices.IndexFunc(tries, func(t Try) bool { return t.Source.Kind == FromNode })
 	r := Result{Try: tries[i], Sent: 2, By: map[string]int{}, Failed: 1, Reason: "odd"}
@@ -30,7 +31,8 @@ func answeredBy(tries []Try, pods ...string) Result {
 	return r
 }
 
-// A rollout while requests are under way is no failure; what fails in a cluster that stays as it is, is one.
+// A rollout while requests are under way is no failure; what fails in a cluster that stays as it
+// is, is one.
 func TestFailuresOfAChangingClusterAreExcused(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
@@ -71,7 +73,8 @@ func TestFailuresOfAChangingClusterAreExcused(t *testing.T) {
 	}
 }
 
-// A pod may go at any moment. While its namespace is removed or made, a file has its name that is no namespace.
+// A pod may go at any moment. While its namespace is removed or made, a file has its name that is
+// no namespace.
 func TestASourceThatIsGoneDoesNotEndTheProbe(t *testing.T) {
 	c := cluster(t, webService)
 	gone := sources(c)[2]
@@ -124,7 +127,8 @@ func TestReportOfWhatIsExcused(t *testing.T) {
 	}
 }
 
-// kube-proxy may leave pods without an answer at another node's port of a service with policy Local; Sluice may not.
+// kube-proxy may leave pods without an answer at another node's port of a service with policy
+// Local; Sluice may not.
 func TestWhatDiffersWithKubeProxy(t *testing.T) {
 	c := cluster(t, `
 ---

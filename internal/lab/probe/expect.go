@@ -14,8 +14,8 @@ import (
 // proxyName is the label by which a Service is left to another proxy.
 const proxyName = "service.kubernetes.io/service-proxy-name"
 
-// Tries lists every frontend of every service from every source that can reach it, and the
-// services that have none.
+// Tries lists every frontend of every service from every source that can reach it, and the services
+// that have none.
 func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	var tries []Try
 	var silent []Silent
@@ -46,8 +46,8 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	return tries, silent
 }
 
-// healthChecks asks every node from the outside, as a balancer does, whether it has
-// endpoints of a Service.
+// healthChecks asks every node from the outside, as a balancer does, whether it has endpoints of a
+// Service.
 func healthChecks(c *plan.Cluster, svc *corev1.Service, sources []Source) []Try {
 	if svc.Spec.HealthCheckNodePort == 0 {
 		return nil
@@ -214,8 +214,8 @@ func podsByAddr(c *plan.Cluster) map[netip.Addr]string {
 	return pods
 }
 
-// usable are the endpoints that traffic goes to: the ready ones; if there is none, those that
-// still serve while they terminate.
+// usable are the endpoints that traffic goes to: the ready ones; if there is none, those that still
+// serve while they terminate.
 func usable(eps []endpoint) []endpoint {
 	for _, good := range []func(endpoint) bool{
 		func(e endpoint) bool { return e.ready },
@@ -284,8 +284,9 @@ func (j judge) expect(src Source) Expect {
 // whyOfNode is what a node has its address for.
 const whyOfNode = "a node's address, which no service may have"
 
-// ofNode is what becomes of requests to a node's address that a service asks for as its own: the node has it, and nothing listens
-// there. Where something may, or policies are asked, nobody can tell.
+// ofNode is what becomes of requests to a node's address that a service asks for as its own: the
+// node has it, and nothing listens there. Where something may, or policies are asked, nobody can
+// tell.
 func (j judge) ofNode() (e Expect, own bool) {
 	i := slices.IndexFunc(j.c.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, j.To.Addr()) })
 	if i < 0 || j.Kind != ExternalIP && j.Kind != LoadBalancer {
@@ -326,8 +327,8 @@ func (j judge) translator(src Source) string {
 	return src.Node
 }
 
-// near applies hints as a node's proxy does: those for nodes, else those for zones, each
-// only if every ready endpoint has one and at least one of them is for this node.
+// near applies hints as a node's proxy does: those for nodes, else those for zones, each only if
+// every ready endpoint has one and at least one of them is for this node.
 func (j judge) near(eps []endpoint, node string) []endpoint {
 	forNode := func(e endpoint) (has, match bool) {
 		return len(e.hints.ForNodes) > 0, slices.Contains(e.hints.ForNodes, discoveryv1.ForNode{Name: node})

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// PairTries lists what a table of who may reach what asks: each client, one for a
-// workload, through the cluster addresses of each service port that has endpoints.
+// PairTries lists what a table of who may reach what asks: each client, one for a workload, through
+// the cluster addresses of each service port that has endpoints.
 func PairTries(c *plan.Cluster, clients []Source) []Try {
 	tries, _ := Tries(c, clients)
 	return slices.DeleteFunc(tries, func(t Try) bool { return t.Frontend.Kind != ClusterIP || t.Fate == Refused })

@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/policytest/oracle"
 )
 
-// policies say which connections a cluster's network policies let pass, one end at a
-// time: what the two ends see of a connection through a service may differ.
+// policies say which connections a cluster's network policies let pass, one end at a time: what the
+// two ends see of a connection through a service may differ.
 type policies struct {
 	leaving, arriving *oracle.Objects
 	workloads         map[string]string // of pods, both "namespace/name"
@@ -59,8 +59,8 @@ func (p *policies) addNetworkPolicy(np *networkingv1.NetworkPolicy) {
 	}
 }
 
-// directions says which directions a policy isolates its pods in. Left out, policyTypes
-// means Ingress, and Egress where there are rules for it.
+// directions says which directions a policy isolates its pods in. Left out, policyTypes means
+// Ingress, and Egress where there are rules for it.
 func directions(np *networkingv1.NetworkPolicy) (egress, ingress bool) {
 	types := np.Spec.PolicyTypes
 	if len(types) == 0 {
@@ -76,10 +76,10 @@ func only(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType) *ne
 	return half
 }
 
-// permits says whether policies let a source's requests to an endpoint pass. A request
-// meets the egress policies of the source as it leaves, and the ingress policies of the
-// endpoint on the endpoint's node. Where it is translated it has its own source and the
-// endpoint for a destination; it is masqueraded after that.
+// permits says whether policies let a source's requests to an endpoint pass. A request meets the
+// egress policies of the source as it leaves, and the ingress policies of the endpoint on the
+// endpoint's node. Where it is translated it has its own source and the endpoint for a destination;
+// it is masqueraded after that.
 func (j judge) permits(src Source, ep endpoint) bool {
 	at := j.translator(src)
 	if at == src.Node && (ep.pod == src.Name || src.Kind == FromNode && ep.node == src.Node) {
@@ -122,7 +122,8 @@ func (j judge) own(src Source, eps []endpoint) bool {
 	return src.Of != "" && !slices.ContainsFunc(eps, func(e endpoint) bool { return j.policies.workloads[e.pod] != src.Of })
 }
 
-// judged turns what is expected of a request that reaches the service into what policies make of it.
+// judged turns what is expected of a request that reaches the service into what policies make of
+// it.
 func (j judge) judged(e Expect, eps []endpoint) Expect {
 	permitted := 0
 	for _, ep := range eps {
@@ -141,7 +142,8 @@ func (j judge) judged(e Expect, eps []endpoint) Expect {
 	return e
 }
 
-// sameFamily returns the first address of to's family; the zero Addr, which no policy allows, if there is none.
+// sameFamily returns the first address of to's family; the zero Addr, which no policy allows, if
+// there is none.
 func sameFamily(addrs []netip.Addr, to netip.Addr) netip.Addr {
 	for _, a := range addrs {
 		if a.Is4() == to.Is4() {

@@ -37,8 +37,8 @@ spec:
 	return c, ss
 }
 
-// What policies make of requests depends on where they are translated, and on which addresses the ends
-// see there. Pods: web-1 on node1, web-2 on node2, other-1 on node3, other-2 on node1.
+// What policies make of requests depends on where they are translated, and on which addresses the
+// ends see there. Pods: web-1 on node1, web-2 on node2, other-1 on node3, other-2 on node1.
 func TestExpectWithPolicies(t *testing.T) {
 	for _, tc := range []struct {
 		name, service, policy string

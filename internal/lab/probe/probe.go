@@ -1,8 +1,8 @@
-// Package probe sends requests through every service of a lab, from pods, nodes and the
-// outside, and compares what becomes of them with what should.
+// Package probe sends requests through every service of a lab, from pods, nodes and the outside,
+// and compares what becomes of them with what should.
 //
-// What should is worked out from the plan alone (Tries), by the rules of a Kubernetes
-// service proxy and of network policies; nothing of the program under test is asked.
+// What should is worked out from the plan alone (Tries), by the rules of a Kubernetes service proxy
+// and of network policies; nothing of the program under test is asked.
 package probe
 
 import (

@@ -15,9 +15,9 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// How long to wait: for an answer, long enough for TCP to try twice; for a refusal, which
-// has to come at once; and for the silence that is expected of dropped requests, at least
-// and in terms of the slowest answer of those that came before.
+// How long to wait: for an answer, long enough for TCP to try twice; for a refusal, which has to
+// come at once; and for the silence that is expected of dropped requests, at least and in terms of
+// the slowest answer of those that came before.
 const (
 	answerTime    = 2500 * time.Millisecond
 	refusalTime   = 700 * time.Millisecond
@@ -41,12 +41,12 @@ type Result struct {
 	Slowest     time.Duration // of the answers
 }
 
-// Run sends n requests for each try, those of one try one after the other. Results are in the
-// order of the tries. It returns an error if ctx ends or a source cannot be entered; all tries
-// of a source that is gone fail.
+// Run sends n requests for each try, those of one try one after the other. Results are in the order
+// of the tries. It returns an error if ctx ends or a source cannot be entered; all tries of a
+// source that is gone fail.
 //
-// What is to be dropped comes last: how long the answers took says how long a silence
-// has to be to mean something.
+// What is to be dropped comes last: how long the answers took says how long a silence has to be to
+// mean something.
 func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 	results := make([]Result, len(tries))
 	do := func(quiet bool, silence time.Duration) error {
@@ -133,8 +133,8 @@ func fromSource(ctx context.Context, name string, queue []int, do func(i int, go
 	return errors.Join(errs...)
 }
 
-// send sends the try's requests from the calling thread's network, and judges each. Those that
-// are expected to be dropped get as long as silence says. After two failures it leaves it at that.
+// send sends the try's requests from the calling thread's network, and judges each. Those that are
+// expected to be dropped get as long as silence says. After two failures it leaves it at that.
 func (t Try) send(n int, silence time.Duration) Result {
 	r := Result{Try: t, By: map[string]int{}}
 	timeout := answerTime

@@ -1,5 +1,5 @@
-// Package process starts programs that outlive who started them, each in a network namespace, and finds them again: a
-// folder holds, for each of them, NAME.pid and NAME.log.
+// Package process starts programs that outlive who started them, each in a network namespace, and
+// finds them again: a folder holds, for each of them, NAME.pid and NAME.log.
 package process
 
 import (
@@ -19,16 +19,17 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Process is a process as recorded when it was started. Its start time tells it from a later one with the same
-// number. The zero value is one that never ran.
+// Process is a process as recorded when it was started. Its start time tells it from a later one
+// with the same number. The zero value is one that never ran.
 type Process struct {
 	PID   int
 	Start uint64 // in clock ticks since boot
 }
 
-// Start runs a command in a namespace and in a session of its own, so that it outlives this process and its terminal. Its output
-// is added to the log. A second Start under the same name is for one that has ended: the record is of the latest. The command
-// finds the files as its descriptors from 3 on; they stay the caller's.
+// Start runs a command in a namespace and in a session of its own, so that it outlives this process
+// and its terminal. Its output is added to the log. A second Start under the same name is for one
+// that has ended: the record is of the latest. The command finds the files as its descriptors from
+// 3 on; they stay the caller's.
 func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
@@ -121,7 +122,8 @@ func (p Process) Kill() error {
 	if err := p.send(fd, syscall.SIGKILL); err != nil {
 		return err
 	}
-	// The descriptor is readable once the last thread has ended; the state of the first one tells too early.
+	// The descriptor is readable once the last thread has ended; the state of the first one tells
+	// too early.
 	for deadline := time.Now().Add(patience); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
 		switch {

@@ -26,8 +26,9 @@ var (
 
 var planes atomic.Int64
 
-// Start starts a control plane that ends with the test, which is skipped without root. What cfg does not say is filled in: the
-// programs are built if need be, the folder is the test's, and the namespace is a new one that has the address.
+// Start starts a control plane that ends with the test, which is skipped without root. What cfg
+// does not say is filled in: the programs are built if need be, the folder is the test's, and the
+// namespace is a new one that has the address.
 func Start(t testing.TB, cfg control.Config) *control.Plane {
 	t.Helper()
 	if os.Geteuid() != 0 {
