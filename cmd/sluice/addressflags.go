@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// addressFlags say which addresses and ports services may have.
+// addressFlags set which addresses and ports services may have.
 type addressFlags struct {
 	allowed                    prefixes
 	externalIPs, loadBalancers allowList
@@ -22,22 +22,22 @@ type addressFlags struct {
 func (f *addressFlags) register(cmd *cobra.Command) {
 	f.reserved = defaultReserved()
 	fl := cmd.Flags()
-	fl.Var(&f.externalIPs, "external-ip-cidrs", "where services may have externalIPs; 'none' for nowhere (default: anywhere, but for addresses of nodes and the API server)")
-	fl.Var(&f.loadBalancers, "load-balancer-cidrs", "where services may have load balancers' addresses; 'none' for nowhere (default: anywhere, as for externalIPs)")
-	fl.Var(&f.allowed, "allow-node-addresses", "CIDRs of those addresses of nodes and of the API server that services may have as externalIPs and load balancers' addresses (default: none)")
-	fl.Var(&f.reserved, "reserved-ports", "ports of nodes that no service may have, as a node port or at a node's address; 'none' for none")
+	fl.Var(&f.externalIPs, "external-ip-cidrs", "CIDRs in which services may have externalIPs; 'none' for no externalIPs (default: anywhere except addresses of nodes and the API server)")
+	fl.Var(&f.loadBalancers, "load-balancer-cidrs", "CIDRs in which services may have load balancer addresses; 'none' for no such addresses (default: anywhere, as for externalIPs)")
+	fl.Var(&f.allowed, "allow-node-addresses", "CIDRs of addresses of nodes and of the API server that services may use all the same, as externalIPs and load balancer addresses (default: none)")
+	fl.Var(&f.reserved, "reserved-ports", "ports that no service may have as a node port or at a node's address; 'none' to allow all")
 }
 
-// configure fills the compiler's configuration.
+// configure sets these flags in the compiler's configuration.
 func (f *addressFlags) configure(c *compile.Config) {
 	c.AllowNodeAddresses = f.allowed
 	c.ExternalIPCIDRs, c.LoadBalancerCIDRs = f.externalIPs, f.loadBalancers
 	c.ReservedPorts = f.reserved
 }
 
-// defaultReserved are ports that nodes have to be reached at: SSH, DHCP, BGP, etcd, Typha, the
-// Kubernetes API and the kubelet, the health and metrics of Kubernetes' parts and of this agent,
-// and VXLAN, Geneve and WireGuard.
+// defaultReserved are the ports on which nodes must stay reachable: SSH, DHCP, BGP, etcd, Typha,
+// the Kubernetes API and the kubelet, the health and metrics ports of Kubernetes' components and of
+// this agent, and VXLAN, Geneve and WireGuard.
 func defaultReserved() portRanges {
 	list := portRanges{
 		{Protocol: model.TCP, First: 2379, Last: 2380}, {Protocol: model.TCP, First: 10248, Last: 10250}, {Protocol: model.TCP, First: 10256, Last: 10259},
@@ -54,7 +54,7 @@ func (f portRanges) has(protocol model.Protocol, port uint16) bool {
 	return slices.ContainsFunc(f, func(r state.PortRange) bool { return r.Holds(protocol, port) })
 }
 
-// allowList is a flag of CIDRs outside of which nothing is allowed. Nil: everything is.
+// allowList is a flag of CIDRs; nothing outside of them is allowed. Nil allows everything.
 type allowList prefixes
 
 // String implements pflag.Value.
@@ -79,13 +79,13 @@ func (a *allowList) Set(list string) error {
 // Type implements pflag.Value.
 func (a *allowList) Type() string { return "CIDRs" }
 
-// listening returns the ports of addresses that the agent listens on.
+// listening returns the ports of the addresses on which the agent listens.
 func listening(addresses ...string) portRanges {
 	var ports portRanges
 	for _, address := range addresses {
 		_, port, err := net.SplitHostPort(address)
 		if err != nil {
-			continue // it is not listened on, or will be refused
+			continue // the agent does not listen there, or the address will be refused
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
 			ports = ports.and(uint16(n))

@@ -19,7 +19,7 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 )
 
-// thieves are services that have what is not theirs: node-a is 192.0.2.1, node-b 192.0.2.2.
+// thieves are services with addresses that belong to others: node-a is 192.0.2.1, node-b 192.0.2.2.
 const thieves = `
 apiVersion: v1
 kind: Node
@@ -53,7 +53,7 @@ metadata: {name: cluster, namespace: thieves}
 spec: {clusterIP: 192.0.2.1, ports: [{port: 8080}]}
 `
 
-// Each flag lets services have what it names, in 'plan' as in 'run', and nothing more.
+// Each flag allows services what it names, in 'plan' as in 'run', and nothing more.
 func TestAddressFlags(t *testing.T) {
 	useKernel(t)
 	dir := folder(t, map[string]string{"thieves.yaml": thieves})
@@ -100,8 +100,8 @@ func TestAddressFlags(t *testing.T) {
 	}
 }
 
-// What listens on a node is reached whatever services ask for; so is what the agent itself listens
-// on.
+// What listens on a node stays reachable whatever addresses services ask for; so does what the
+// agent itself listens on.
 func TestNodeStaysReachable(t *testing.T) {
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")
@@ -125,7 +125,7 @@ spec: {type: NodePort, clusterIP: 10.0.0.14, ports: [{port: 80, nodePort: 10999}
 			t.Errorf("%s is not reached", at)
 		}
 	}
-	if err := knock(ns, "192.0.2.1:10999"); err != nil {
+	if err := connect(ns, "192.0.2.1:10999"); err != nil {
 		t.Errorf("the agent is not reached: %v", err)
 	}
 	s, err := agent.NewClient(socket).Status(t.Context())
@@ -140,12 +140,12 @@ spec: {type: NodePort, clusterIP: 10.0.0.14, ports: [{port: 80, nodePort: 10999}
 	}
 }
 
-// What would not be served is named before there is an agent, of what kube-proxy serves; and while
-// there is one.
+// preflight names what would not be served: from what kube-proxy serves before there is an agent,
+// and from the agent afterwards.
 func TestPreflightNamesAddresses(t *testing.T) {
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")
-	give(t, ns, "203.0.113.5/32") // a service's, as keepalived has it
+	give(t, ns, "203.0.113.5/32") // an address of a service, as keepalived assigns it
 	nft(t, ns, `table ip kube-proxy {
 		chain service-A { accept; }
 		chain nodeport-A { accept; }
@@ -192,7 +192,7 @@ func TestPreflightNamesAddresses(t *testing.T) {
 		"thieves/cluster: clusterIP 192.0.2.1 ")
 }
 
-// give gives a namespace an address, on its loopback device.
+// give assigns an address to a namespace, on its loopback device.
 func give(t *testing.T, ns *netns.NS, address string) {
 	t.Helper()
 	lo, err := ns.LinkByName("lo")

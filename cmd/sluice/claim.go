@@ -13,18 +13,18 @@ import (
 	"sluice.dev/sluice/internal/nflog"
 )
 
-// rivalPatience is how long an agent waits for another one in its network namespace to end, before
-// it ends itself. It is longer than one needs to end that was told to.
+// rivalPatience is how long an agent waits until another agent in its network namespace ends; then
+// it ends itself. It is longer than an agent needs to shut down.
 const rivalPatience = 30 * time.Second
 
 // claimNamespace makes this the only agent of the calling thread's network namespace. Tests whose
-// agents program no kernel do without.
+// agents program no kernel replace it.
 var claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
 	return agent.ClaimNamespace(ctx, rivalPatience, lockNamespace, log)
 }
 
 // lockNamespace takes the nflog group that stands for the right to be the only agent of the calling
-// thread's network namespace: the kernel gives a group to one socket at a time, and to none without
+// thread's network namespace. The kernel gives a group to one socket at a time, and only with
 // CAP_NET_ADMIN.
 func lockNamespace() (io.Closer, error) {
 	c, err := nflog.Open(driver.ClaimGroup)

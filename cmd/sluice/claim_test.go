@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A second agent on a node, whatever its socket and addresses, does nothing but wait, and takes
-// over when the first one ends.
+// A second agent on a node, whatever its socket and addresses, only waits. It takes over when the
+// first one ends.
 func TestTwoAgents(t *testing.T) {
 	ns := nodeNS(t)
 	dir := folder(t, map[string]string{"web.yaml": web})
@@ -27,10 +27,10 @@ func TestTwoAgents(t *testing.T) {
 		t.Fatal(stderr)
 	}
 
-	// One that has no more patience says who is in its way.
+	// An agent that has waited long enough ends and names the agent in its way.
 	patient := claimNamespace
 	claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
-		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log) // the first has to be asked for its name meanwhile
+		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log) // the first agent has to be asked for its name meanwhile
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {
@@ -60,8 +60,8 @@ func TestTwoAgents(t *testing.T) {
 	}
 }
 
-// waiting counts the connections to the name by which agents know of each other, less the one that
-// listens.
+// waiting counts the connections to the name by which agents know of each other, except for the
+// listening one.
 func waiting(t *testing.T, ns *netns.NS) int {
 	t.Helper()
 	sockets := ""

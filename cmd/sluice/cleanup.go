@@ -18,23 +18,23 @@ func newCleanupCommand() *cobra.Command {
 	var stay bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove from this network namespace's kernel what the agent programmed, and nothing else",
+		Short: "Remove what the agent programmed in this network namespace, and nothing else",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cleanup(cmd, socket); err != nil || !stay {
 				return err
 			}
-			_, _ = fmt.Fprintln(cmd.OutOrStdout(), "done; staying until told to end")
+			_, _ = fmt.Fprintln(cmd.OutOrStdout(), "done; staying until a signal ends this command")
 			<-cmd.Context().Done()
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&stay, "stay", false, "then stay until told to end, as a DaemonSet's pods have to")
+	cmd.Flags().BoolVar(&stay, "stay", false, "afterwards stay until a signal comes, as a DaemonSet's pods have to")
 	socketFlag(cmd, &socket)
 	return cmd
 }
 
-// cleanup removes what the agent of a socket has left in the kernel and in files.
+// cleanup removes everything that the agent of this socket has left in the kernel and in files.
 func cleanup(cmd *cobra.Command, socket string) error {
 	if agent.Alive(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
@@ -55,7 +55,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
 }
 
-// restoreSysctls gives kernel parameters the values that they had before the agent's first start.
+// restoreSysctls sets kernel parameters to their values before the agent's first start.
 func restoreSysctls(w io.Writer, socket string) error {
 	restored, err := sysctl.Restore(sysctl.RecordPath(socket))
 	for _, c := range restored {
@@ -64,7 +64,7 @@ func restoreSysctls(w io.Writer, socket string) error {
 	return err
 }
 
-// removeSocket removes what an agent that was killed has left behind.
+// removeSocket removes the socket of an agent that was killed.
 func removeSocket(w io.Writer, socket string) error {
 	fi, err := os.Lstat(socket)
 	if errors.Is(err, os.ErrNotExist) || err == nil && fi.Mode().Type() != os.ModeSocket {

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestMain makes the test binary a sluice for those that start one.
+// TestMain lets tests start the test binary as sluice.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))

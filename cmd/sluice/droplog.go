@@ -12,18 +12,18 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// openDrops opens the kernel's log of dropped packets in the calling thread's network namespace;
-// tests put another in its place.
+// openDrops opens the kernel's log of dropped packets in the calling thread's network namespace.
+// Tests replace it.
 var openDrops = func() (dropConn, error) { return nflog.Open(driver.DropGroup) }
 
-// dropConn is what *nflog.Conn does.
+// dropConn has the methods of *nflog.Conn that are used here.
 type dropConn interface {
 	Next(ctx context.Context) (nflog.Packet, error)
 	Close() error
 }
 
-// readDrops yields the packets that the kernel tells of until ctx ends, and closes the channel once
-// the log is closed.
+// readDrops sends the packets that the kernel logs until ctx ends, and closes the channel once the
+// log is closed.
 func readDrops(log *slog.Logger) func(ctx context.Context) (<-chan agent.Packet, error) {
 	return func(ctx context.Context) (<-chan agent.Packet, error) {
 		conn, err := openDrops()
@@ -38,7 +38,7 @@ func readDrops(log *slog.Logger) func(ctx context.Context) (<-chan agent.Packet,
 				p, err := conn.Next(ctx)
 				if err != nil {
 					if ctx.Err() == nil {
-						log.Warn("the log of dropped packets can't be read any more", "error", err)
+						log.Warn("the log of dropped packets cannot be read any more", "error", err)
 					}
 					return
 				}

@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// dropOptions say how long to look, and in which form.
+// dropOptions are how long to watch, and the output format.
 type dropOptions struct {
 	socket, format string
 	count          int
@@ -25,15 +25,16 @@ func newDropsCommand() *cobra.Command {
 	var o dropOptions
 	cmd := &cobra.Command{
 		Use:   "drops",
-		Short: "Show the packets that this node drops, as it drops them, and why",
-		Long: `Show the packets that this node drops, as it drops them: a line each, with the
-reason, the pods at both ends, and the policy and rule that decide. Names and policies are those of
-the moment at which the line is printed. What services drop is not among them: packets for an address
-of services that no service has, from outside a service's source ranges, for a Local traffic policy
-without an endpoint on this node, and stray segments.
+		Short: "Show dropped packets as this node drops them, with the reason",
+		Long: `Show dropped packets as this node drops them, one line each: the reason, the pods at both ends, and
+the policy and rule that decide. Names and policies are those at the time of printing.
 
-The kernel tells of 200 packets a second of each reason at the most; how many more there were
-is said on the standard error. While nobody looks, nothing is logged.`,
+Packets that service translation drops are not shown: to an address of the service CIDR that no
+service has, from outside a service's source ranges, to a service whose Local traffic policy finds
+no endpoint on this node, and stray segments.
+
+The kernel logs up to 200 packets a second for each reason. The number of packets above that is
+printed on standard error. While nobody watches, nothing is logged.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.format != "text" && o.format != "json" {
@@ -47,23 +48,23 @@ is said on the standard error. While nobody looks, nothing is logged.`,
 	}
 	socketFlag(cmd, &o.socket)
 	fl := cmd.Flags()
-	fl.StringVarP(&o.format, "output", "o", "text", "text, or json: an object a line")
-	fl.IntVar(&o.count, "count", 0, "end after so many drops (default: go on)")
-	fl.DurationVar(&o.span, "for", 0, "end after this long (default: go on)")
+	fl.StringVarP(&o.format, "output", "o", "text", "text, or json with one object a line")
+	fl.IntVar(&o.count, "count", 0, "end after this many drops (default: no limit)")
+	fl.DurationVar(&o.span, "for", 0, "end after this time (default: no limit)")
 	return cmd
 }
 
-// errEnough ends watching once all that was asked for has been seen.
+// errEnough ends watching after the requested number of drops.
 var errEnough = errors.New("enough")
 
-// watchDrops prints drops until ctx ends, or enough are seen.
+// watchDrops prints drops until ctx ends or the requested number is reached.
 func watchDrops(parent context.Context, o dropOptions, out, notes io.Writer) error {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	seen := 0
 	var missed agent.Missed
 	started := func() {
-		_, _ = fmt.Fprintln(notes, "watching; end with Ctrl-C")
+		_, _ = fmt.Fprintln(notes, "watching; Ctrl-C ends it")
 		if o.span > 0 {
 			time.AfterFunc(o.span, cancel)
 		}
@@ -84,7 +85,7 @@ func watchDrops(parent context.Context, o dropOptions, out, notes io.Writer) err
 		return nil
 	})
 	if n := missed.Limited + missed.Lost; n > 0 {
-		_, _ = fmt.Fprintf(notes, "%d more were not shown: %d beyond the rate at which the kernel tells, %d lost on the way\n", n, missed.Limited, missed.Lost)
+		_, _ = fmt.Fprintf(notes, "%d more drops are not shown: %d above the rate at which the kernel logs, %d lost in transit\n", n, missed.Limited, missed.Lost)
 	}
 	if ctx.Err() != nil || errors.Is(err, errEnough) {
 		return nil
@@ -98,7 +99,7 @@ func printDrop(w io.Writer, format string, d agent.Drop) error {
 	}
 	protocol := d.Protocol
 	if d.From.Name != "" && d.To.Name != "" && d.From.Address.Is6() {
-		protocol += " (IPv6)" // which names do not tell
+		protocol += " (IPv6)" // which the names do not show
 	}
 	return printf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, protocol, d.Says)
 }

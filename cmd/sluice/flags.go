@@ -18,7 +18,7 @@ import (
 	"sluice.dev/sluice/internal/source/manifest"
 )
 
-// nodeFlags say what is to be programmed: the objects, and the node they are compiled for.
+// nodeFlags set what is programmed: the objects, and the node for which they are compiled.
 type nodeFlags struct {
 	manifests                  string
 	node                       string
@@ -34,11 +34,11 @@ type nodeFlags struct {
 
 func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.manifests, "manifests", "", "folder of manifests to read and watch (YAML or JSON)")
+	fl.StringVar(&f.manifests, "manifests", "", "folder of manifests (YAML or JSON) to read and watch")
 	fl.StringVar(&f.node, "node", "", "name of this node's Node object, in lower case (default: the host's name)")
-	fl.Var(&f.clusterCIDRs, "cluster-cidr", "the pods' addresses in the whole cluster, one or two CIDRs; what comes from elsewhere is masqueraded")
-	fl.Var(&f.serviceCIDRs, "service-cidr", "the services' addresses, one or two CIDRs; those that no service has are dropped")
-	fl.Var(&f.nodePorts, "nodeport-addresses", "CIDRs that choose the node addresses for NodePorts; 'all' for all, 'primary' for the node's first of each family, which is the default")
+	fl.Var(&f.clusterCIDRs, "cluster-cidr", "pod addresses of the whole cluster, one or two CIDRs; connections from elsewhere to cluster IPs are masqueraded")
+	fl.Var(&f.serviceCIDRs, "service-cidr", "service addresses, one or two CIDRs; packets to addresses in them that no service has are dropped")
+	fl.Var(&f.nodePorts, "nodeport-addresses", "CIDRs of the node addresses that serve NodePorts; 'all' for all addresses, 'primary' for the node's first address of each family (default: primary)")
 	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
 	f.kubeFlags.register(cmd)
 	f.policyFlags.register(cmd)
@@ -46,7 +46,7 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	_ = cmd.MarkFlagDirname("manifests")
 }
 
-// config is the compiler's configuration of these flags.
+// config returns the compiler's configuration that these flags set.
 func (f *nodeFlags) config() (compile.Config, error) {
 	c := compile.Config{
 		ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs, ClusterUnknown: f.clusterUnknown,
@@ -69,11 +69,11 @@ func (f *nodeFlags) config() (compile.Config, error) {
 	return c, f.policyFlags.configure(&c)
 }
 
-// nodeName is what the Node object of a host with this name is called: kubelet and kube-proxy make
-// it so.
+// nodeName returns the name of the Node object of a host with this name, as kubelet and kube-proxy
+// derive it.
 func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(host)) }
 
-// source reads all objects that the flags name, into sink.
+// source returns a source that reads all objects that the flags name into sink.
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
 	if f.kubeFlags.named() {
@@ -85,7 +85,7 @@ func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	return source.Join(sink, objects, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
 }
 
-// prefixes is a flag of CIDRs, given several times or parted by commas.
+// prefixes is a flag of CIDRs, repeated or separated by commas.
 type prefixes []netip.Prefix
 
 // String implements pflag.Value.
@@ -105,7 +105,7 @@ func (p *prefixes) Set(list string) error {
 	for s := range splitList(list) {
 		x, err := netip.ParsePrefix(s)
 		if err != nil {
-			return fmt.Errorf("%q is no CIDR such as 10.0.0.0/16", s)
+			return fmt.Errorf("%q is not a CIDR such as 10.0.0.0/16", s)
 		}
 		*p = append(*p, x.Masked())
 	}
@@ -115,8 +115,8 @@ func (p *prefixes) Set(list string) error {
 // Type implements pflag.Value.
 func (p *prefixes) Type() string { return "CIDRs" }
 
-// nodePorts is a flag of the node addresses that serve NodePorts: CIDRs, or the words that
-// kube-proxy has for some. Without any, it is the node's first address of each family.
+// nodePorts is a flag that chooses the node addresses for NodePorts: CIDRs, or one of kube-proxy's
+// words. The default is the node's first address of each family.
 type nodePorts struct {
 	cidrs   prefixes
 	primary bool
@@ -137,7 +137,7 @@ func (n *nodePorts) String() string {
 // Set implements pflag.Value.
 func (n *nodePorts) Set(list string) error {
 	if list == "" {
-		return nil // as kube-proxy takes it
+		return nil // kube-proxy accepts it too
 	}
 	for s := range splitList(list) {
 		switch s {

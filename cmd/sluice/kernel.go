@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/probe"
 )
 
-// openDriver opens the driver of the calling thread's network namespace; tests put a fake kernel in
-// its place.
+// openDriver opens the driver of the calling thread's network namespace; tests replace it with a
+// fake kernel.
 var openDriver = func(o driver.Options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o})
 }
@@ -40,9 +40,9 @@ func privilege(err error) error {
 		"(AmbientCapabilities= in a systemd unit, securityContext.capabilities in a pod, setcap cap_net_admin+ep)", err)
 }
 
-// hasNetAdmin tells whether CAP_NET_ADMIN is effective in the process's own user namespace.
+// hasNetAdmin reports whether CAP_NET_ADMIN is effective in the process's own user namespace.
 func hasNetAdmin() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData // two words of capabilities; ours is in the first
+	var data [2]unix.CapUserData // a set of capabilities is two words; ours is in the first
 	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0
 }

@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// nodeNS makes a network namespace with somebody else's table in it, and has the commands work on
-// its kernel. Others can change the tables, as on kernels without ownership.
+// nodeNS makes a network namespace with another program's table in it, and points the commands at
+// its kernel. Other programs can change our tables, as on kernels without table ownership.
 func nodeNS(t *testing.T) *netns.NS {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -83,9 +83,9 @@ func TestKernel(t *testing.T) {
 	eventually(t, "the table is back", func() bool { return strings.Contains(nft(t, ns, "list tables"), "inet sluice") })
 	away := time.Since(deleted)
 	eventually(t, "the heal is counted", func() bool { return status().Heals == 1 })
-	// How long a transaction takes is a matter of what else the machine does.
+	// How long a transaction takes depends on what else the machine does.
 	if noticed := away - seconds(status().LastApply.Seconds); noticed > time.Second {
-		t.Errorf("the table was away for %s, and nobody noticed for %s of it", away, noticed)
+		t.Errorf("the table was away for %s, and unnoticed for %s of it", away, noticed)
 	}
 	if table := nft(t, ns, "list table inet sluice"); !strings.Contains(table, "10.1.0.2") {
 		t.Errorf("the table that is back has no trace of the service:\n%s", table)
@@ -112,7 +112,7 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// While the kernel keeps what cannot be read, changes of what can be are programmed in full.
+// While the kernel keeps what cannot be read, changes of readable objects are programmed in full.
 func TestKernelKeeps(t *testing.T) {
 	ns := nodeNS(t)
 	other := strings.NewReplacer("web", "other", "10.0.0.1", "10.0.0.7", "10.1.0.1", "10.1.0.7").Replace(web)

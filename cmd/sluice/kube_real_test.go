@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// role lets our user read what the agent follows without policy, but for one resource.
+// role lets our user read everything that the agent follows without policy, except one resource.
 func role(without string) string {
 	var rules []string
 	for _, r := range []struct{ group, resource string }{{"", "services"}, {"", "nodes"}, {"discovery.k8s.io", "endpointslices"}} {
@@ -71,10 +71,10 @@ addressType: FQDN
 endpoints: [{addresses: [example.org]}]
 `
 
-// An agent on a real API server programs what is odd without harm, and nothing while the server is
-// away, has forgotten us, or is back.
+// An agent on a real API server copes with odd objects, with a server that is away or back, and
+// with the loss of its rights.
 func TestAgentOnRealAPI(t *testing.T) {
-	s := newProxySeat(t)
+	s := newProxyNode(t)
 	s.kubectl(t, "apply", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")
 	if err != nil {
@@ -121,13 +121,13 @@ func TestAgentOnRealAPI(t *testing.T) {
 	if err := s.Kill(control.APIServer); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the outage is told", func() bool { return says("Kubernetes API", "refused") })
+	eventually(t, "the outage is reported", func() bool { return says("Kubernetes API", "refused") })
 	eventually(t, "nothing is said to work", func() bool {
 		text := strings.Join(status().Problems, "; ")
 		return strings.Contains(text, "what changed since may not be known") && !strings.Contains(text, "the rest works")
 	})
 	if value(`sluice_source_kind_behind_seconds{kind="Service",source="kubernetes"}`) == "0" {
-		t.Error("no metric tells of the outage")
+		t.Error("no metric shows the outage")
 	}
 	unchanged("while the API server is away")
 	if err := s.Restart(t.Context(), control.APIServer); err != nil {
@@ -140,12 +140,12 @@ func TestAgentOnRealAPI(t *testing.T) {
 	if err := s.Restart(t.Context(), control.APIServer); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the missing right is told", func() bool {
+	eventually(t, "the missing right is reported", func() bool {
 		return says("EndpointSlice", `apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: [list, watch]`)
 	})
 	unchanged("without the right to read endpoints")
 	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")))
-	eventually(t, "all is well again", func() bool { return client.Sync(t.Context()) == nil && status().OK }) // the next try of its own is up to 15 s away
+	eventually(t, "all is well again", func() bool { return client.Sync(t.Context()) == nil && status().OK }) // the agent's own next try is up to 15 s away
 	unchanged("with the right again")
 
 	s.kubectl(t, "patch", "endpointslice", "web-1", "--type=merge", "-p", `{"endpoints":[{"addresses":["10.244.0.8"],"nodeName":"node-a"}]}`)
@@ -165,10 +165,10 @@ metadata: {name: thief}
 spec: {clusterIP: 10.96.0.91, externalIPs: [192.0.2.1], ports: [{name: api, port: 6443}, {name: ssh, port: 22}, {name: web, port: 81}]}
 `
 
-// A service cannot take an agent's way to its API, not even where it may have the address, nor what
-// else listens there: also an agent that starts anew reads the API.
+// A service cannot take an agent's path to its API, even where the address is allowed, nor anything
+// else that listens there. An agent that starts afresh reads the API, too.
 func TestNobodyTakesTheAPI(t *testing.T) {
-	s := newProxySeat(t)
+	s := newProxyNode(t)
 	listen(t, s.NetNS, "192.0.2.1:22")
 	s.kubectl(t, "apply", "-f", s.file(t, "thief.yaml", apiThief), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")
@@ -177,7 +177,7 @@ func TestNobodyTakesTheAPI(t *testing.T) {
 	}
 	for i, c := range []struct {
 		flag   string
-		served bool // what of it is nobody's
+		served bool // the ports that nobody listens on
 		says   []string
 	}{
 		{"--external-ip-cidrs=0.0.0.0/0", false, []string{"externalIP 192.0.2.1 is an address of node node-a"}},

@@ -9,7 +9,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 )
 
-// readers is the role of an agent that carries out policy, but for pods, which the second may read.
+// readers is the role of an agent that enforces policy, without the right to read pods; the second
+// role may read them.
 const readers = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -65,10 +66,10 @@ metadata: {name: b}
 spec: {nodeName: pods-of, containers: [{name: c, image: none}]}
 `
 
-// An agent that may not read Pods cuts no pod off, says that it isn't ready, and carries policy out
-// once it may. Pods that an earlier agent knew are judged as it judged them.
+// An agent that may not read Pods cuts off no pod, reports that it is not ready, and enforces
+// policy once it may. Pods that an earlier agent knew keep the policies of that agent.
 func TestUnreadPodsOnRealAPI(t *testing.T) {
-	s := newProxySeat(t)
+	s := newProxyNode(t)
 	pods := attachPods(t, s.NetNS, 3)
 	s.kubectl(t, "apply", "-f", s.file(t, "readers.yaml", readers), "-f", s.file(t, "pods.yaml", somePods))
 	for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2"} {
@@ -89,8 +90,8 @@ func TestUnreadPodsOnRealAPI(t *testing.T) {
 	}
 	ready := func() (int, string) { return s.get("127.0.0.1:10256/readyz") }
 	passes := func(from int, to string) bool {
-		err := knock(pods[from], to+":80")
-		return err != nil && strings.Contains(err.Error(), "refused") // nobody listens there
+		err := connect(pods[from], to+":80")
+		return err != nil && strings.Contains(err.Error(), "refused") // nothing listens there
 	}
 	p := run()
 	if code, text := ready(); code != http.StatusServiceUnavailable || !strings.Contains(text, "Pod: none could be read") {
@@ -115,16 +116,17 @@ func TestUnreadPodsOnRealAPI(t *testing.T) {
 		t.Errorf("/readyz after a restart without the right: %d", code)
 	}
 	if passes(0, "10.1.0.2") {
-		t.Error("a policy that was in force before the restart is not any more")
+		t.Error("a policy that was in force before the restart no longer is")
 	}
 	if !passes(0, "10.1.0.3") {
 		t.Error("a pod that nobody knows is cut off")
 	}
 }
 
-// An odd EndpointSlice of nobody's does not keep what was deleted while no agent ran.
+// An odd EndpointSlice that belongs to no service does not keep services that were deleted while no
+// agent ran.
 func TestOddSliceKeepsNothing(t *testing.T) {
-	s := newProxySeat(t)
+	s := newProxyNode(t)
 	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "odd.yaml", `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -152,7 +154,7 @@ endpoints: [{addresses: [10.244.0.9]}]
 	_, socket = s.sluice(t, "--kubeconfig="+kubeconfig, "--node=node-a", "--policy=false", "--set-sysctls=false")
 	eventually(t, "it is programmed", programmed)
 	if has() {
-		t.Error("a service that is deleted stays")
+		t.Error("a deleted service stays")
 	}
 	status, err := agent.NewClient(socket).Status(t.Context())
 	if err != nil || status.Kept != 0 || len(status.Source.Issues) != 1 || !strings.Contains(status.Source.Issues[0].Reason, "70000") {

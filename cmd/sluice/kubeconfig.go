@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 )
 
-// kubeFlags say which Kubernetes API the objects are read from.
+// kubeFlags choose the Kubernetes API from which the objects are read.
 type kubeFlags struct {
 	kubeconfig string
 	inCluster  bool
@@ -19,21 +19,21 @@ type kubeFlags struct {
 
 func (f *kubeFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` that says which Kubernetes API to read and watch, in place of a folder, and with what credentials")
-	fl.BoolVar(&f.inCluster, "in-cluster", false, "read and watch the API of the cluster that this pod runs in, with the pod's own credentials")
+	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig `file` of the Kubernetes API to read and watch, in place of a folder")
+	fl.BoolVar(&f.inCluster, "in-cluster", false, "read and watch the API of this pod's cluster, with the pod's own credentials")
 	_ = cmd.MarkFlagFilename("kubeconfig")
 }
 
-// named tells whether the flags name an API.
+// named reports whether the flags name an API.
 func (f *kubeFlags) named() bool { return f.kubeconfig != "" || f.inCluster }
 
-// open makes a source of the API. Policies says whether they are carried out.
+// open makes a source of the API. policies is whether they are enforced.
 func (f *kubeFlags) open(policies bool, sink source.Sink, log *slog.Logger) source.Source {
 	kube.TakeLogs(log)
 	return kube.New(f.api(policies), sink, log)
 }
 
-// recorder makes what tells the API of faults.
+// recorder makes the recorder that reports faults to the API, as Events.
 func (f *kubeFlags) recorder(node string, log *slog.Logger) *kube.Recorder {
 	return kube.NewRecorder(f.api(false), node, log)
 }
@@ -43,11 +43,11 @@ func (f *kubeFlags) api(policies bool) kube.Config {
 }
 
 var (
-	errNoObjects   = cli.Usage(errors.New("say with --manifests which folder holds the objects, or with --kubeconfig or --in-cluster which Kubernetes API does"))
-	errManyObjects = cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster each say where the objects are: leave out all but one"))
+	errNoObjects   = cli.Usage(errors.New("name the source of the objects: a folder with --manifests, or a Kubernetes API with --kubeconfig or --in-cluster"))
+	errManyObjects = cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster each name a source of the objects: leave out all but one"))
 )
 
-// checkObjects tells what is wrong with where the flags say that the objects are.
+// checkObjects returns an error if the flags name no source of objects, or several.
 func (f *nodeFlags) checkObjects() error {
 	named := 0
 	for _, given := range []bool{f.manifests != "", f.kubeconfig != "", f.inCluster} {

@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// An agent that reads an API programs what that has.
+// An agent that reads an API programs the API's objects.
 func TestKubeconfig(t *testing.T) {
 	lists := map[string]string{
 		"/api/v1/services":                         `{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":80}]}}`,

@@ -16,16 +16,16 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// seat is kube-proxy's place on a node, with the configuration that it is taken with.
-type seat struct {
+// proxyRole is the role of kube-proxy on a node, with its configuration.
+type proxyRole struct {
 	kubeproxy.Settings
 	loaded kubeproxy.Loaded
 	file   string // path; "" without one
 }
 
-// takeSeat reads kube-proxy's configuration, and has the options say the same where our own flags
-// don't say otherwise. It returns nil where the command line has nothing of kube-proxy's.
-func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
+// takeProxyRole reads kube-proxy's configuration and sets the options accordingly, unless our own
+// flags set them. It returns nil if the command line has no flag of kube-proxy's.
+func (o *runOptions) takeProxyRole(cmd *cobra.Command) (*proxyRole, error) {
 	if !o.kubeProxy.Given() {
 		return nil, nil
 	}
@@ -41,15 +41,15 @@ func (o *runOptions) takeSeat(cmd *cobra.Command) (*seat, error) {
 		}
 		return nil, cli.Usage(fmt.Errorf("%s: %w", what, err))
 	}
-	s := &seat{settings, loaded, o.kubeProxy.File}
+	s := &proxyRole{settings, loaded, o.kubeProxy.File}
 	if o.node != "" && s.Node != "" && nodeName(o.node) != s.Node {
 		return nil, cli.Usage(fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node))
 	}
 	return s, o.follow(s, func(flag string) bool { return cmd.Flags().Changed(flag) })
 }
 
-// follow takes over what kube-proxy's configuration says.
-func (o *runOptions) follow(s *seat, given func(flag string) bool) (err error) {
+// follow sets options from kube-proxy's configuration.
+func (o *runOptions) follow(s *proxyRole, given func(flag string) bool) (err error) {
 	if o.manifests == "" && !o.inCluster {
 		o.kubeconfig, o.inCluster = s.Kubeconfig, s.Kubeconfig == ""
 	}
@@ -64,7 +64,7 @@ func (o *runOptions) follow(s *seat, given func(flag string) bool) (err error) {
 	o.nodePorts, o.primaryAddr = nodePorts{s.NodePortAddresses, s.NodePortPrimary}, s.PrimaryAddr
 	o.masqueradeAll = s.MasqueradeAll
 	if !given("policy") {
-		o.policy = false // kube-proxy has none, and may not read what it needs
+		o.policy = false // kube-proxy has no policy, and may not have the right to read it
 	}
 	if !given("metrics-address") {
 		o.metricsAddress = s.MetricsAddress
@@ -81,14 +81,14 @@ func (o *runOptions) follow(s *seat, given func(flag string) bool) (err error) {
 	return nil
 }
 
-// agent sets what kube-proxy's configuration says of the agent.
-func (s *seat) agent(c *agent.Config) {
+// agent sets the agent's options from kube-proxy's configuration.
+func (s *proxyRole) agent(c *agent.Config) {
 	c.MustServe, c.UnhealthyAfter, c.NodeNeeded = s.MustServe, s.UnhealthyAfter, true
 	c.Pages = kubeproxy.Pages(s.loaded.Config, s.Profiling)
 }
 
-// tell logs what is otherwise than the configuration asks for.
-func (s *seat) tell(log *slog.Logger) {
+// tell logs which settings have another effect here than the configuration asks for.
+func (s *proxyRole) tell(log *slog.Logger) {
 	log.Info("taking kube-proxy's place", "config", s.file, "mode", s.loaded.Config.Mode, "detectLocalMode", s.loaded.Config.DetectLocalMode)
 	for _, note := range s.loaded.Notes {
 		log.Warn("configuration of kube-proxy", "note", note)
@@ -98,10 +98,9 @@ func (s *seat) tell(log *slog.Logger) {
 	}
 }
 
-// tune sets the parameters of connection tracking that kube-proxy would, and how soon the kernel
-// ends this process for want of memory. Failures are only told: a container may not set the
-// machine's parameters.
-func (s *seat) tune(log *slog.Logger, o *runOptions) {
+// tune sets the same parameters of connection tracking as kube-proxy, and the process's OOM score.
+// Failures are only logged: a container may not set the machine's parameters.
+func (s *proxyRole) tune(log *slog.Logger, o *runOptions) {
 	if o.setSysctls {
 		cpus, err := kubeproxy.CPUs()
 		if err != nil {
@@ -118,9 +117,8 @@ func (s *seat) tune(log *slog.Logger, o *runOptions) {
 	}
 }
 
-// once does what --write-config-to or --init-only ask for, and reports whether that is all there is
-// to do.
-func (s *seat) once(o *runOptions, log *slog.Logger) (done bool, err error) {
+// once does what --write-config-to or --init-only asks for, and reports whether that was all.
+func (s *proxyRole) once(o *runOptions, log *slog.Logger) (done bool, err error) {
 	switch {
 	case o.kubeProxy.WriteTo != "":
 		return true, s.writeConfig(o.kubeProxy.WriteTo)
@@ -134,8 +132,8 @@ func (s *seat) once(o *runOptions, log *slog.Logger) (done bool, err error) {
 	return false, nil
 }
 
-// writeConfig writes the configuration that results, for --write-config-to.
-func (s *seat) writeConfig(path string) error {
+// writeConfig writes the resulting configuration, for --write-config-to.
+func (s *proxyRole) writeConfig(path string) error {
 	text, err := s.loaded.Config.Encode()
 	if err != nil {
 		return err
@@ -146,9 +144,9 @@ func (s *seat) writeConfig(path string) error {
 	return nil
 }
 
-// run has the agent work until ctx ends, or until the configuration's file changes: that is an
-// error, as with kube-proxy, which leaves it to whoever started it to start it anew.
-func (s *seat) run(ctx context.Context, a *agent.Agent) error {
+// run runs the agent until ctx ends or the configuration file changes. A change is an error, as in
+// kube-proxy: the service manager starts the process again.
+func (s *proxyRole) run(ctx context.Context, a *agent.Agent) error {
 	if s.file == "" {
 		return a.Run(ctx)
 	}

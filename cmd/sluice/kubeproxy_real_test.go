@@ -27,8 +27,8 @@ import (
 	"sluice.dev/sluice/internal/logtest"
 )
 
-// proxySeat is a node with a real API server, for kube-proxy or us to serve.
-type proxySeat struct {
+// proxyNode is a node with a real API server, which kube-proxy or we serve.
+type proxyNode struct {
 	*control.Plane
 	config string
 	client *http.Client
@@ -53,11 +53,11 @@ ports: [{port: 8080, protocol: TCP, name: ""}]
 endpoints: [{addresses: [10.244.0.7], nodeName: node-a}]
 `
 
-// newProxySeat starts an API server that authorizes as a cluster does, and writes kubeadm's
-// configuration with what may differ.
-func newProxySeat(t *testing.T, change ...string) *proxySeat {
+// newProxyNode starts an API server with RBAC and writes kubeadm's configuration for kube-proxy,
+// with the given replacements.
+func newProxyNode(t *testing.T, change ...string) *proxyNode {
 	t.Helper()
-	s := &proxySeat{Plane: controltest.Start(t, control.Config{
+	s := &proxyNode{Plane: controltest.Start(t, control.Config{
 		RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
 	})}
 	s.client = &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
@@ -76,7 +76,7 @@ func newProxySeat(t *testing.T, change ...string) *proxySeat {
 	return s
 }
 
-func (s *proxySeat) file(t *testing.T, name, text string) string {
+func (s *proxyNode) file(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(s.Dir, name)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -85,15 +85,15 @@ func (s *proxySeat) file(t *testing.T, name, text string) string {
 	return path
 }
 
-func (s *proxySeat) kubectl(t *testing.T, args ...string) {
+func (s *proxyNode) kubectl(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := s.Kubectl(args...); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// get asks on the node; code is 0 where nobody answers.
-func (s *proxySeat) get(url string) (code int, body string) {
+// get sends a request on the node; code is 0 if nothing answers.
+func (s *proxyNode) get(url string) (code int, body string) {
 	answer, err := s.client.Get("http://" + url)
 	if err != nil {
 		return 0, err.Error()
@@ -106,7 +106,7 @@ func (s *proxySeat) get(url string) (code int, body string) {
 	return answer.StatusCode, string(text)
 }
 
-// program is a process on the node, with what it has said.
+// program is a process on the node, with its output.
 type program struct {
 	cmd   *exec.Cmd
 	ended chan error
@@ -114,7 +114,7 @@ type program struct {
 }
 
 // start runs a program on the node until the test ends.
-func (s *proxySeat) start(t *testing.T, args ...string) *program {
+func (s *proxyNode) start(t *testing.T, args ...string) *program {
 	t.Helper()
 	p := &program{cmd: exec.Command(args[0], args[1:]...), ended: make(chan error, 1)}
 	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
@@ -137,7 +137,7 @@ func (p *program) kill() {
 	p.ended <- <-p.ended
 }
 
-func (s *proxySeat) sluice(t *testing.T, flags ...string) (p *program, socket string) {
+func (s *proxyNode) sluice(t *testing.T, flags ...string) (p *program, socket string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -147,9 +147,10 @@ func (s *proxySeat) sluice(t *testing.T, flags ...string) (p *program, socket st
 	return s.start(t, append([]string{self, "run", "--socket", socket}, flags...)...), socket
 }
 
-// kubeadm's DaemonSet with our program in it: the same file, the same flags, the same rights.
+// The DaemonSet of kubeadm works with our program in it: the same file, the same flags, the same
+// rights.
 func TestSeatWithKubeadmsConfig(t *testing.T) {
-	s := newProxySeat(t)
+	s := newProxyNode(t)
 	p, socket := s.sluice(t, "--config="+s.config, "--hostname-override=Node-A")
 	eventually(t, "the node's services are programmed", func() bool {
 		status, err := agent.NewClient(socket).Status(t.Context())
@@ -216,8 +217,8 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 	}
 }
 
-// What we make of a file and of flags is what the real kube-proxy makes of them, as
-// --write-config-to shows it.
+// A file and flags have the same effect here as in the real kube-proxy, which shows its result with
+// --write-config-to.
 func TestSameConfigAsKubeProxy(t *testing.T) {
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
@@ -266,16 +267,16 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// absentMetrics are those of kube-proxy that mean nothing here.
+// absentMetrics are the metrics of kube-proxy that have no meaning here.
 var absentMetrics = []string{
 	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds", "kubeproxy_conntrack_reconciler_deleted_entries_total",
 }
 
-// The real kube-proxy sits on its addresses when we start. Once it has gone, the same questions get
-// the same answers.
+// The real kube-proxy holds its addresses when our agent starts. Once it has gone, the same
+// questions get the same answers.
 func TestSeatBesideKubeProxy(t *testing.T) {
-	s := newProxySeat(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
+	s := newProxyNode(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
 	real := s.start(t, filepath.Join(s.Bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")
 	synced := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="
 	eventually(t, "kube-proxy has programmed its rules", func() bool {
@@ -321,13 +322,13 @@ func TestSeatBesideKubeProxy(t *testing.T) {
 	}
 }
 
-// answers is what others see of a kube-proxy.
+// answers is what other programs see of a kube-proxy.
 type answers struct {
 	health, mode, configz string
 	metrics               map[string]string // by name: type and labels
 }
 
-func (s *proxySeat) answers(t *testing.T) (a answers) {
+func (s *proxyNode) answers(t *testing.T) (a answers) {
 	t.Helper()
 	_, body := s.get("127.0.0.1:10256/healthz")
 	a.health = regexp.MustCompile(`"20[0-9T:.Z-]+"`).ReplaceAllString(strings.TrimSpace(body), "TIME")

@@ -11,7 +11,8 @@ import (
 
 const proxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// What makes no sense ends `sluice run` before it touches anything, and says what to do.
+// Senseless configuration ends `sluice run` before it changes anything, with a message that says
+// what to do.
 func TestSeatUsage(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "config.conf")
@@ -57,7 +58,7 @@ func TestWriteConfig(t *testing.T) {
 	}
 }
 
-// --nodeport-addresses knows kube-proxy's words, in our own mode too.
+// --nodeport-addresses knows kube-proxy's words, also without its configuration.
 func TestNodePortWords(t *testing.T) {
 	for list, want := range map[string]string{
 		"primary": "primary", "all": "0.0.0.0/0,::/0", "localhost": "127.0.0.0/8,::1/128",

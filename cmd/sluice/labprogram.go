@@ -11,20 +11,20 @@ import (
 )
 
 func newLabCommand() *cobra.Command {
-	return newLabProgramCommand("lab", "A cluster in network namespaces on this machine: start it, look at it, send traffic through it")
+	return newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it")
 }
 
 func newBenchCommand() *cobra.Command {
-	return newLabProgramCommand("bench", "Measure what Sluice promises, beside other programs, on this machine")
+	return newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs")
 }
 
-// newLabProgramCommand makes a command that another program, sluice-lab, carries out, with its help
-// and completion: what only shows and measures Sluice has no place on a node.
+// newLabProgramCommand makes a command that runs sluice-lab, with its help and completion. A node
+// needs neither the lab nor the bench, so that sluice does not link them.
 func newLabProgramCommand(name, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                name,
 		Short:              short,
-		DisableFlagParsing: true, // what follows is for sluice-lab
+		DisableFlagParsing: true, // all that follows is for sluice-lab
 		RunE:               func(*cobra.Command, []string) error { return execLabProgram() },
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return cobra.AppendActiveHelp(nil, execLabProgram().Error()), cobra.ShellCompDirectiveNoFileComp
@@ -34,8 +34,8 @@ func newLabProgramCommand(name, short string) *cobra.Command {
 	return cmd
 }
 
-// execLabProgram replaces this process by sluice-lab, with the same command line. It returns only
-// if that fails.
+// execLabProgram replaces this process by sluice-lab with the same command line. It returns only on
+// failure.
 func execLabProgram() error {
 	path, err := cli.Find("sluice-lab")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// sluice-lab gets the command lines of the lab and the bench as they were typed, help and
-// completion included; where there is none, one line says so.
+// sluice-lab gets the command lines of the lab and the bench as they were typed, with help and
+// completion. If there is no sluice-lab, one line says so.
 func TestLabProgram(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "sluice")
@@ -36,7 +36,7 @@ func TestLabProgram(t *testing.T) {
 		if strings.HasPrefix(args[0], "__") {
 			said = stdout // the shell shows it
 		}
-		if !strings.Contains(said, "sluice-lab is neither in "+dir+" nor on the PATH: `make build`") {
+		if !strings.Contains(said, "sluice-lab is neither in "+dir+" nor on the PATH: run `make build`") {
 			t.Errorf("%q without a sluice-lab: %s%s", args, stdout, stderr)
 		}
 	}

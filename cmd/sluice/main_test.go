@@ -49,12 +49,13 @@ spec:
   ports: [{name: http, port: 70000}]
 `
 
-// kernel stands in for what all drivers of one network namespace program. It outlives them.
+// kernel stands in for everything that the drivers of one network namespace program. It outlives
+// them.
 type kernel struct {
 	mu     sync.Mutex
 	holds  map[state.FrontendKey]*state.Frontend
-	openOK error // what opening a driver returns
-	fail   error // what applying and purging return
+	openOK error // error of opening a driver
+	fail   error // error of applying and purging
 }
 
 // useKernel makes the commands work on a kernel in memory until the test ends.
@@ -191,8 +192,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// startAgent runs `sluice run`, with more flags, in the given way until stop is called, or the test
-// ends.
+// startAgent runs `sluice run` with more flags, through the given starter, until stop is called or
+// the test ends.
 func startAgent(t *testing.T, dir, socket string, in func(func() error) error, more ...string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -224,7 +225,7 @@ func startAgent(t *testing.T, dir, socket string, in func(func() error) error, m
 	return stop
 }
 
-// here runs f as it is: a way to start an agent on a fake kernel.
+// here runs f directly: a starter for agents on a fake kernel.
 func here(f func() error) error { return f() }
 
 // eventually fails the test if f does not become true in ten seconds.
@@ -327,7 +328,7 @@ func TestPlanWithoutAgent(t *testing.T) {
 	}
 }
 
-// An agent that finds a broken folder, or an empty one, takes nothing from the kernel, says so, and
+// An agent that finds a broken or empty folder removes nothing from the kernel, reports it, and
 // goes on as soon as the folder is mended.
 func TestRestartOnBrokenFolder(t *testing.T) {
 	for name, breaks := range map[string]func(*testing.T, string){
@@ -367,7 +368,7 @@ func TestRestartOnBrokenFolder(t *testing.T) {
 	}
 }
 
-// A file that somebody goes on writing is named.
+// A file that is still being written is named.
 func TestSyncNamesWhoIsWriting(t *testing.T) {
 	useKernel(t)
 	dir := folder(t, map[string]string{"web.yaml": web})

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A Node object's name is in lower case, whatever the host is called: kubelet and kube-proxy make
-// it so.
+// A Node object's name is in lower case, whatever the host's name: kubelet and kube-proxy do the
+// same.
 func TestNodeName(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -11,9 +11,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// printf writes a line or a row for people. Names, paths and messages come from others, so that
-// texts among args are made printable: they can neither steer the terminal nor make lines and
-// columns of their own.
+// printf writes a line or a row for people. Names, paths and messages come from others, so strings
+// among args are made printable: they can neither control the terminal nor add lines and columns.
 func printf(w io.Writer, format string, args ...any) error {
 	for i, a := range args {
 		switch a := a.(type) {
@@ -42,10 +41,10 @@ func splitList(list string) iter.Seq[string] {
 	}
 }
 
-// ago returns how long ago that was, for people.
+// ago returns how long ago a time was, for people.
 func ago(t time.Time) string { return span(time.Since(t)) }
 
-// span rounds a duration to what people want to know of it.
+// span rounds a duration to a precision useful to people.
 func span(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:

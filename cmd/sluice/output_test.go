@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// evil steers a terminal, makes lines and columns of its own, and turns the direction of writing.
-// It is written as in YAML and JSON, and as in Go.
+// evil is text that controls a terminal, adds lines and columns, and turns the direction of
+// writing. It is given as in YAML, in JSON and in Go.
 const evil = `\e[2J\n\u009b31mOK\t\u202e`
 
 const (
@@ -25,7 +25,7 @@ const (
 	harmless = `\x1b[2J\n\u009b31mOK\t\u202e`
 )
 
-// clean fails the test if a text has more than lines in it that print, or fewer lines than that.
+// clean fails the test if a text has unprintable characters, or another number of lines.
 func clean(t *testing.T, what, text string, lines int) {
 	t.Helper()
 	if strings.ContainsAny(strings.ReplaceAll(text, "\n", ""), "\x1b\u009b\u202e\t\r\x07\x7f") {
@@ -39,7 +39,8 @@ func clean(t *testing.T, what, text string, lines int) {
 	}
 }
 
-// Names and files can neither steer the terminal of who asks, nor make lines that look like others.
+// Names and files can neither control the terminal of whoever asks, nor make lines that look like
+// others.
 func TestOutputIsPrintable(t *testing.T) {
 	useKernel(t)
 	web := strings.NewReplacer("name: web,", `name: "web`+evil+`",`, "service-name: web}", `service-name: "web`+evil+`"}`).Replace(web)

@@ -27,12 +27,12 @@ func newPlanCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show what would change in the kernel, and change nothing",
-		Long: `Show what would change in the kernel, and change nothing.
+		Short: "Show what would change in the kernel, without changing it",
+		Long: `Show what would change in the kernel, without changing it.
 
-With --manifests, --kubeconfig or --in-cluster, all objects are read once and
-compared with the kernel of this network namespace; no agent is needed. Without, the
-agent is asked what it would do now: nothing, unless something keeps it from doing it.`,
+With --manifests, --kubeconfig or --in-cluster, the command reads all objects once and compares
+them with the kernel of this network namespace; this needs no agent. Without any of these flags,
+it asks the agent what it would do now: nothing, unless something prevents it from doing so.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
@@ -57,7 +57,7 @@ agent is asked what it would do now: nothing, unless something keeps it from doi
 	return cmd
 }
 
-// planObjects compares what is declared with the kernel. Objects at fault are told on warn.
+// planObjects compares the declared objects with the kernel. It writes objects at fault to warn.
 func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
 	config, err := node.config()
 	if err != nil {
@@ -105,7 +105,7 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }
 
-// readOnce has the source deliver all that it holds, and returns what it says of it.
+// readOnce lets the source deliver all that it holds, and returns the source's status.
 func readOnce(ctx context.Context, src source.Source) (source.Status, error) {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)

@@ -13,8 +13,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// attachPods makes n pods, 10.1.0.1 onwards, and attaches them to the node as a CNI does that
-// routes.
+// attachPods makes n pods, from 10.1.0.1 on, and attaches them to the node as a routing CNI does.
 func attachPods(t *testing.T, node *netns.NS, n int) []*netns.NS {
 	t.Helper()
 	if err := node.Sysctl("net.ipv4.ip_forward", "1"); err != nil {
@@ -77,8 +76,8 @@ func attach(node, pod *netns.NS, name string, ip net.IP) error {
 	return nil
 }
 
-// knock tries to connect from a pod.
-func knock(pod *netns.NS, address string) error {
+// connect tries to connect from a pod.
+func connect(pod *netns.NS, address string) error {
 	return pod.Do(func() error {
 		c, err := net.DialTimeout("tcp", address, 2*time.Second)
 		if err != nil {

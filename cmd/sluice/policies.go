@@ -18,12 +18,13 @@ func newPoliciesCommand() *cobra.Command {
 	var socket, format string
 	cmd := &cobra.Command{
 		Use:   "policies",
-		Short: "List the policies as this node has them, in the order in which packets meet them",
-		Long: `List the policies as this node has them, in the order in which packets meet them.
-PODS and HOSTS are the pods and host endpoints of this node that a policy selects; ALLOWED and DENIED
-the connections that it has decided here. A policy that selects nothing here is not programmed. NOTE
-says what is wrong with a policy, and what is in force of it in the meantime: it denies all that it
-selects, or its last good version is in force, or nothing of it.`,
+		Short: "List this node's policies in the order in which packets meet them",
+		Long: `List this node's policies in the order in which packets meet them.
+
+PODS and HOSTS count the pods and host endpoints of this node that a policy selects. ALLOWED and
+DENIED count the connections that it has decided here. A policy that selects nothing here is not
+programmed. NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies
+all that it selects, or its last good version is in force, or nothing of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(format); err != nil {

@@ -24,7 +24,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// shop has the pods web and db on node-a; db lets nobody but app=api in.
+// shop has the pods web and db on node-a; db admits app=api only.
 const shop = `
 apiVersion: v1
 kind: Node
@@ -131,7 +131,7 @@ func TestPoliciesTable(t *testing.T) {
 	}
 }
 
-// A policy at fault says once what is wrong, and what is in force of it in the meantime.
+// A policy at fault is reported once, with what is wrong and what is in force of it meanwhile.
 func TestPoliciesAtFault(t *testing.T) {
 	useKernel(t)
 	policy := func(name, port string) string {
@@ -177,7 +177,7 @@ func TestWithoutPolicy(t *testing.T) {
 	}
 }
 
-// fakeDrops is a log that tells of the same packet again and again.
+// fakeDrops is a log that delivers the same packet again and again.
 type fakeDrops struct{ packet nflog.Packet }
 
 func (f fakeDrops) Next(ctx context.Context) (nflog.Packet, error) {
@@ -191,7 +191,7 @@ func (f fakeDrops) Next(ctx context.Context) (nflog.Packet, error) {
 
 func (f fakeDrops) Close() error { return nil }
 
-// useDrops puts a log in the kernel's place that tells of the packet.
+// useDrops replaces the kernel's log with one that delivers the packet.
 func useDrops(t *testing.T, packet nflog.Packet) {
 	real := openDrops
 	openDrops = func() (dropConn, error) { return fakeDrops{packet}, nil }
@@ -267,7 +267,7 @@ func TestPolicyFlags(t *testing.T) {
 	}
 }
 
-// Names do not tell the address family of what was dropped.
+// Names do not show the address family of what was dropped.
 func TestDropsOfIPv6(t *testing.T) {
 	for from, want := range map[agent.Party]string{
 		{Name: "pod shop/web", Address: netip.MustParseAddr("fd00::1"), Port: 4}: "shop/web:4 -> shop/db:5 TCP (IPv6): no",
@@ -282,7 +282,7 @@ func TestDropsOfIPv6(t *testing.T) {
 	}
 }
 
-// A list that is read from a file is counted, and one whose file is broken is at fault.
+// A list that is read from a file is counted. A list whose file is broken is at fault.
 func TestAddressListFlag(t *testing.T) {
 	useKernel(t)
 	dir := t.TempDir()
@@ -309,7 +309,7 @@ func TestAddressListFlag(t *testing.T) {
 	}
 }
 
-// What the kernel drops is shown with the name of the policy, and why says the same.
+// A packet that the kernel drops is shown with the name of the policy, and `why` says the same.
 func TestKernelDrops(t *testing.T) {
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
@@ -330,7 +330,7 @@ func TestKernelDrops(t *testing.T) {
 	ended := make(chan int, 1)
 	go func() { ended <- execute(ctx, []string{"drops", "--socket", socket, "--count", "1"}, &out, &notes) }()
 	eventually(t, "drops are watched", func() bool { return strings.Contains(notes.String(), "watching") })
-	if err := knock(pods[0], "10.1.0.2:5432"); err == nil {
+	if err := connect(pods[0], "10.1.0.2:5432"); err == nil {
 		t.Error("the policy lets the connection pass")
 	}
 	if code := <-ended; code != cli.ExitOK || !strings.Contains(out.String(), "-> shop/db:5432 TCP: shop/db, ingress: isolated by NetworkPolicy shop/db") {
@@ -339,17 +339,17 @@ func TestKernelDrops(t *testing.T) {
 	if code, stdout, _ := sluice(t, "why", "--socket", socket, "shop/web", "shop/db:5432"); code != int(statusDenied) || !strings.Contains(stdout, "isolated by NetworkPolicy shop/db") {
 		t.Errorf("why exits with %d: %s", code, stdout)
 	}
-	if err := knock(pods[1], "10.1.0.1:80"); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("what no policy forbids does not pass: %v", err)
+	if err := connect(pods[1], "10.1.0.1:80"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("a connection that no policy forbids does not pass: %v", err)
 	}
 	groups, err := ns.Run("cat", "/proc/thread-self/net/netfilter/nfnetlink_log")
 	if err != nil || strings.Contains(string(groups), fmt.Sprint(driver.DropGroup)) {
-		t.Errorf("the log is open though nobody looks: %s %v", groups, err)
+		t.Errorf("the log is open though nobody watches: %s %v", groups, err)
 	}
 }
 
-// While the kernel keeps a policy that cannot be read, nobody is told without a warning what is
-// wanted.
+// While the kernel keeps a policy that cannot be read, every answer about the wanted state carries
+// a warning.
 func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
@@ -366,7 +366,7 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
-	if err := knock(pods[0], "10.1.0.2:5432"); err == nil || strings.Contains(err.Error(), "refused") {
+	if err := connect(pods[0], "10.1.0.2:5432"); err == nil || strings.Contains(err.Error(), "refused") {
 		t.Errorf("the policy that was kept lets the connection pass: %v", err)
 	}
 	for command, want := range map[string]int{"why shop/web shop/db:5432": cli.ExitOK, "policies": cli.ExitOK, "status": cli.ExitOK} {
@@ -377,7 +377,7 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	}
 }
 
-// brokenPolicy is one of which it can't be told whom it selects.
+// brokenPolicy is a policy whose selector cannot be read.
 const brokenPolicy = `
 apiVersion: projectcalico.org/v3
 kind: GlobalNetworkPolicy
@@ -393,9 +393,9 @@ spec: {nodeName: node-a}
 status: {phase: Running, podIPs: [{ip: 10.1.0.3}]}
 `
 
-// A policy of which it can't be told whom it selects holds up no other: what another has come to
-// forbid while no agent ran is closed and cut at once, and pods that the broken one was about keep
-// to it as it last was.
+// A policy whose selector cannot be read delays no other. What another policy came to forbid while
+// no agent ran is closed and cut at once. Pods that the broken policy selected keep its last good
+// version.
 func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
 	sound := func(app string) string { return strings.Replace(brokenPolicy, "app = 'far'", "app == '"+app+"'", 1) }
 	for name, before := range map[string]string{"on a first start": "", "broken ever since": brokenPolicy, "it was about another pod": sound("cache"), "it was about nobody here": sound("far")} {
@@ -438,11 +438,11 @@ func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
 					t.Fatal("a connection that a policy forbids goes on")
 				}
 			}
-			if err := knock(pods[0], "10.1.0.2:5432"); err == nil {
+			if err := connect(pods[0], "10.1.0.2:5432"); err == nil {
 				t.Error("a new connection that a policy forbids passes")
 			}
 			kept := before == sound("cache")
-			if closed := errClosed(knock(pods[0], "10.1.0.3:80")); closed != kept {
+			if closed := errClosed(connect(pods[0], "10.1.0.3:80")); closed != kept {
 				t.Errorf("what the broken policy did not allow is closed: %v, want %v", closed, kept)
 			}
 			if status, err := agent.NewClient(socket).Status(t.Context()); err != nil || (status.Kept > 0) != kept {
@@ -452,11 +452,11 @@ func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// errClosed tells a connection that was dropped from one that was refused, as nobody listens.
+// errClosed marks a connection that was dropped, as opposed to refused because nothing listens.
 func errClosed(err error) bool { return err != nil && !strings.Contains(err.Error(), "refused") }
 
-// openTalk connects two pods and returns a function that tells whether what the client says arrives
-// in time.
+// openTalk connects two pods and returns a function that reports whether what the client sends
+// arrives in time.
 func openTalk(t *testing.T, from, to *netns.NS, address string) func(time.Duration) bool {
 	t.Helper()
 	var client, server net.Conn

@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/takeover"
 )
 
-// policyFlags say whether network policy is carried out, and how.
+// policyFlags set whether network policy is enforced, and how.
 type policyFlags struct {
 	policy, keepEstablished, tunnels  bool
 	lists                             list.Files
@@ -31,17 +31,17 @@ type policyFlags struct {
 func (f *policyFlags) register(cmd *cobra.Command) {
 	f.failsafeInbound, f.failsafeOutbound = defaultInbound(), defaultOutbound()
 	fl := cmd.Flags()
-	fl.BoolVar(&f.policy, "policy", true, "carry out network policy; without, nothing is judged, whatever policies there are")
-	fl.BoolVar(&f.keepEstablished, "keep-established", false, "let connections go on that a change of policy has come to forbid")
-	fl.BoolVar(&f.tunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP in IP and GRE, which can carry anyone's address to a node that has such tunnels")
-	fl.Var(&f.lists, "address-list", "a list of addresses to read from a file and watch, that selectors select by the label sluice.dev/list: NAME; may be repeated")
+	fl.BoolVar(&f.policy, "policy", true, "enforce network policy; if false, policies have no effect")
+	fl.BoolVar(&f.keepEstablished, "keep-established", false, "keep established connections that a change of policy forbids")
+	fl.BoolVar(&f.tunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP-in-IP and GRE packets; with these, a pod can forge any source address towards a node that has such tunnels")
+	fl.Var(&f.lists, "address-list", "address list to read from a file and watch; selectors select it by the label sluice.dev/list: NAME; may be repeated")
 	fl.StringArrayVar(&f.denyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
-	fl.StringArrayVar(&f.denyDevices, "deny-device", nil, "`interface` where --deny-list holds; may be repeated (default: those of the default routes at the start)")
-	fl.Var(&f.failsafeInbound, "failsafe-inbound", "ports of this node that no host endpoint closes; 'none' for none")
-	fl.Var(&f.failsafeOutbound, "failsafe-outbound", "ports of others that no host endpoint keeps this node from; 'none' for none")
+	fl.StringArrayVar(&f.denyDevices, "deny-device", nil, "`interface` on which --deny-list holds; may be repeated (default: the interfaces of the default routes at the start)")
+	fl.Var(&f.failsafeInbound, "failsafe-inbound", "ports of this node that stay open whatever host endpoints say; 'none' for none")
+	fl.Var(&f.failsafeOutbound, "failsafe-outbound", "ports of other hosts that this node may always reach, whatever host endpoints say; 'none' for none")
 }
 
-// configure fills the compiler's configuration.
+// configure sets these flags in the compiler's configuration.
 func (f *policyFlags) configure(c *compile.Config) error {
 	if !f.policy {
 		if len(f.denyLists) > 0 {
@@ -51,7 +51,7 @@ func (f *policyFlags) configure(c *compile.Config) error {
 	}
 	for _, name := range f.denyLists {
 		if !slices.ContainsFunc(f.lists, func(l list.File) bool { return l.Name == name }) {
-			return cli.Usage(fmt.Errorf("--deny-list %s: say with --address-list %s=FILE which file it is", name, name))
+			return cli.Usage(fmt.Errorf("--deny-list %s: name its file with --address-list %s=FILE", name, name))
 		}
 	}
 	if len(f.denyDevices) > 0 && len(f.denyLists) == 0 {
@@ -66,20 +66,20 @@ func (f *policyFlags) configure(c *compile.Config) error {
 			return err
 		}
 		if len(devices) == 0 {
-			return errors.New("this node has no default route: say with --deny-device where deny lists are to hold")
+			return errors.New("this node has no default route: name the interfaces for deny lists with --deny-device")
 		}
 		c.DenyDevices = devices
 	}
 	return nil
 }
 
-// options are the driver's.
+// options returns the driver's options.
 func (f *policyFlags) options(log *slog.Logger) driver.Options {
 	return driver.Options{Log: log, Policy: f.policy, Remembered: takeover.Remembered}
 }
 
-// defaultDevices names the interfaces of the default routes in the calling thread's network
-// namespace, sorted.
+// defaultDevices returns the names of the interfaces of the default routes in the calling thread's
+// network namespace, sorted.
 func defaultDevices() ([]string, error) {
 	routes, err := link.Here.DefaultRoutes()
 	if err != nil {
@@ -93,7 +93,7 @@ func defaultDevices() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// portRanges is a flag of ports, PROTOCOL:PORT. What is given replaces the default.
+// portRanges is a flag of ports, PROTOCOL:PORT. Given values replace the default.
 type portRanges []state.PortRange
 
 // The defaults are Calico's (FailsafeInboundHostPorts and FailsafeOutboundHostPorts): SSH, DHCP,
@@ -106,7 +106,7 @@ func defaultOutbound() portRanges {
 	return portRanges{{Protocol: model.UDP, First: 53, Last: 53}, {Protocol: model.UDP, First: 67, Last: 67}}.and(179, 2379, 2380, 5473, 6443, 6666, 6667)
 }
 
-// and adds ports of TCP.
+// and returns f with ports of TCP added.
 func (f portRanges) and(ports ...uint16) portRanges {
 	for _, p := range ports {
 		f = append(f, state.PortRange{Protocol: model.TCP, First: p, Last: p})
@@ -147,7 +147,7 @@ func (f *portRanges) Set(text string) error {
 }
 
 func parsePorts(s string) (state.PortRange, error) {
-	bad := fmt.Errorf("%q is no port such as tcp:22, nor a range such as tcp:6660-6669", s)
+	bad := fmt.Errorf("%q is neither a port such as tcp:22 nor a range such as tcp:6660-6669", s)
 	name, ports, ok := strings.Cut(s, ":")
 	protocol := map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}[strings.ToLower(name)]
 	if !ok || protocol == 0 {

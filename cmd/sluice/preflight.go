@@ -17,7 +17,7 @@ import (
 	"sluice.dev/sluice/internal/takeover"
 )
 
-var errNotReady = errors.New("this node cannot carry services and policy yet: see the checks that say fail")
+var errNotReady = errors.New("this node cannot carry services and policy yet: see the failed checks")
 
 func newPreflightCommand() *cobra.Command {
 	var socket, format string
@@ -25,11 +25,13 @@ func newPreflightCommand() *cobra.Command {
 	var policy bool
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Check whether this node can carry services and policy, and say what to do where it can't",
+		Short: "Check whether this node can carry services and policy, and say how to fix what is missing",
 		Long: `Check whether this node can carry services and policy: kernel, privileges, routes,
-forwarding, connection tracking, bridges, other programs' rules that would drop our
+forwarding, connection tracking, bridges, rules of other programs that would drop our
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
-ports, addresses of services that are a node's, and memory limits. Exits with 1 if a check fails; warnings do not count.`,
+ports, service addresses that belong to a node, and memory limits.
+
+The exit status is 1 if a check fails. Warnings do not count.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(format); err != nil {
@@ -49,8 +51,8 @@ ports, addresses of services that are a node's, and memory limits. Exits with 1 
 	}
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
-	cmd.Flags().BoolVar(&policy, "policy", true, "the agent is to carry out network policy, too")
-	cmd.Flags().Var(&cidrs, "service-cidr", "the services' addresses, one or two CIDRs (default: the address families that the node uses)")
+	cmd.Flags().BoolVar(&policy, "policy", true, "check for an agent that enforces network policy, too")
+	cmd.Flags().Var(&cidrs, "service-cidr", "service addresses, one or two CIDRs (default: the address families that the node uses)")
 	return cmd
 }
 
@@ -66,8 +68,8 @@ func probeDriver(ctx context.Context, policy bool) (name, lacks string, err erro
 	return can.Name, (asked &^ can.Can).String(), errors.Join(d.Probe(ctx), d.Close())
 }
 
-// refusedAddresses names what the agent refuses to services, or, where there is no agent, what
-// kube-proxy serves that an agent without further flags would.
+// refusedAddresses names what the agent refuses to services. If there is no agent, it names what
+// kube-proxy serves and an agent without further flags would not.
 func refusedAddresses(ctx context.Context, socket string) (refused []string, err error) {
 	if agent.Alive(socket) {
 		status, err := agent.NewClient(socket).Status(ctx)

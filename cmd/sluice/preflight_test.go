@@ -13,7 +13,7 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 )
 
-// preflightIn runs the command in an empty namespace: without a route, it fails.
+// preflightIn runs the command in an empty namespace. It fails, as there is no route.
 func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 	t.Helper()
 	useKernel(t)

@@ -38,13 +38,14 @@ func newRunCommand() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
 		Use:   "run (--manifests DIR | --kubeconfig FILE | --in-cluster | --config FILE)",
-		Short: "Run the agent: keep this network namespace's kernel in step with the manifests, or a Kubernetes API",
-		Long: `Run the agent: it watches a folder of Kubernetes manifests, or a Kubernetes API,
-and keeps the kernel of its network namespace in step. It needs CAP_NET_ADMIN. When
-it ends, what it programmed stays and goes on working; 'sluice cleanup' removes it.
+		Short: "Run the agent: keep the kernel in step with manifests or a Kubernetes API",
+		Long: `Run the agent. It watches a folder of Kubernetes manifests, or a Kubernetes API, and keeps the
+kernel of its network namespace in step. It needs CAP_NET_ADMIN. When the agent ends, what it
+programmed stays and goes on working; 'sluice cleanup' removes it.
 
-With --config, or any other flag that only kube-proxy has, it takes kube-proxy's
-place: its defaults hold, its addresses are served and its kernel parameters set.`,
+With --config, or any other flag that only kube-proxy has, the agent takes the role of kube-proxy:
+it uses kube-proxy's defaults, serves kube-proxy's health and metrics addresses, and sets the
+kernel parameters that kube-proxy sets.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
 	}
@@ -52,18 +53,18 @@ place: its defaults hold, its addresses are served and its kernel parameters set
 	o.kubeProxy.Register(cmd.Flags())
 	socketFlag(cmd, &o.socket)
 	fl := cmd.Flags()
-	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "serve Prometheus metrics here; '' for nowhere")
-	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "serve /healthz, /livez and /readyz here; '' for nowhere")
-	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "compare everything with the kernel this often; rules that others remove are back within a second all the same, and single elements within a minute")
-	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding, if it is off, and set what --config says of connection tracking")
-	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` to log: debug, info, warn or error; debug shows every plan")
-	fl.BoolVar(&o.events, "events", false, "tell the Kubernetes API of objects at fault, as Events; it takes the right to create and patch events of events.k8s.io")
+	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
+	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
+	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
+	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
+	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
+	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }
 
 func run(cmd *cobra.Command, o runOptions) error {
-	proxy, err := o.takeSeat(cmd)
+	proxy, err := o.takeProxyRole(cmd)
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	if o.events && !o.kubeFlags.named() {
-		return cli.Usage(errors.New("--events tells a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+		return cli.Usage(errors.New("--events reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
 	}
 	if o.auditInterval <= 0 {
 		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
@@ -94,7 +95,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	claim, err := claimNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {
-			return nil // told to end while it waited
+			return nil // a signal came while it waited
 		}
 		return err
 	}
@@ -155,17 +156,17 @@ func run(cmd *cobra.Command, o runOptions) error {
 	return privilege(agent.New(c).Run(cmd.Context()))
 }
 
-// setSysctls lets the node forward. The agent is of use without, so failures are only told.
+// setSysctls lets the node forward. The agent is useful without that, so failures are only logged.
 func setSysctls(log *slog.Logger, o runOptions) {
 	ipv4, ipv6 := o.families()
 	want, err := sysctl.Needed(ipv4, ipv6)
 	if err != nil {
-		log.Warn("a kernel parameter is not as it should be", "error", err)
+		log.Warn("a kernel parameter does not have the value it needs", "error", err)
 	}
 	applySysctls(log, sysctl.RecordPath(o.socket), want)
 }
 
-// applySysctls sets parameters; failures are only told.
+// applySysctls sets parameters; failures are only logged.
 func applySysctls(log *slog.Logger, record string, want map[string]string) {
 	changes, err := sysctl.Set(record, want)
 	after := "kernel parameter set; 'sluice cleanup' restores it"
@@ -176,12 +177,12 @@ func applySysctls(log *slog.Logger, record string, want map[string]string) {
 		log.Info(after, "parameter", c.Key, "value", c.Now, "was", c.Was)
 	}
 	if err != nil {
-		log.Warn("kernel parameters are not all set and noted", "error", err)
+		log.Warn("not all kernel parameters are set and recorded", "error", err)
 	}
 }
 
-// families tells which address families are in use: those of the CIDRs, or else those that the host
-// has addresses of.
+// families returns the address families in use: those of the CIDRs, or else those of the host's
+// addresses.
 func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 	for _, list := range []prefixes{f.clusterCIDRs, f.serviceCIDRs} {
 		for _, p := range list {

@@ -18,7 +18,7 @@ func newServicesCommand() *cobra.Command {
 	var socket, format string
 	cmd := &cobra.Command{
 		Use:   "services",
-		Short: "List the services as this node has them",
+		Short: "List the services that this node has",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(format); err != nil {
@@ -36,7 +36,7 @@ func newServicesCommand() *cobra.Command {
 	return cmd
 }
 
-// servicesTable writes a line for each frontend; a service without one has a line that says why.
+// servicesTable writes a line for each frontend. A service without one has a line that says why.
 func servicesTable(w io.Writer, views []compile.ServiceView) {
 	if len(views) == 0 {
 		_, _ = fmt.Fprintln(w, "no services")

@@ -18,7 +18,7 @@ func newStatusCommand() *cobra.Command {
 	var socket, format string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the agent is doing",
+		Short: "Show the agent's state",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(format); err != nil {
@@ -36,7 +36,7 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
-// statusTable writes the status for people: first whether all is well.
+// statusTable writes the status for people, first whether all is well.
 func statusTable(w io.Writer, s agent.Status) {
 	row := func(name, format string, args ...any) {
 		_ = printf(w, name+"\t"+format+"\n", args...)
@@ -102,7 +102,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	}
 }
 
-// policyRows says what policy does on the node.
+// policyRows writes what policy does on the node.
 func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatus) {
 	if p == nil {
 		row("policy", "not carried out (--policy=false)")
@@ -124,7 +124,7 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	}
 }
 
-// counts returns "Pod 3, Service 2", without what there is none of, or "none".
+// counts returns "Pod 3, Service 2", leaving out zeros, or "none".
 func counts(m map[string]int) string {
 	some := maps.Clone(m)
 	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })

@@ -19,10 +19,11 @@ func newSyncCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "sync",
-		Short: "Return once all that the sources hold now is in the kernel",
-		Long: `Return once all that the sources hold now is in the kernel. If it can't be,
-also because an object is at fault, the exit status is 1 and the reason is printed;
-everything that is in order has been programmed all the same.`,
+		Short: "Wait until everything that the sources hold now is in the kernel",
+		Long: `Wait until everything that the sources hold now is in the kernel.
+
+If that is not possible, for example because an object is at fault, the command prints the reason
+and the exit status is 1. Everything else has been programmed nevertheless.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
@@ -39,6 +40,6 @@ everything that is in order has been programmed all the same.`,
 		},
 	}
 	socketFlag(cmd, &socket)
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this long")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")
 	return cmd
 }

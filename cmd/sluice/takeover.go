@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/takeover"
 )
 
-// kubeProxy is the only program that a node is taken over from, or given back to.
+// kubeProxy is the only program from which a node is taken over, or to which it is given back.
 const kubeProxy = "kube-proxy"
 
 func newTakeoverCommand() *cobra.Command {
@@ -45,12 +45,12 @@ was. The exit status is 0 only if everything is done.`,
 	fl := cmd.Flags()
 	fl.StringVar(&from, "from", "", "take over from this `program`: kube-proxy")
 	fl.StringVar(&to, "to", "", "give back to this `program`: kube-proxy")
-	fl.StringVar(&o.Node, "node", "", "name of this node's Node object (default: the host's name), for the commands that are suggested")
-	fl.BoolVar(&o.DryRun, "dry-run", false, "only look, and say what would be done")
-	fl.BoolVar(&o.Force, "force", false, "go on though one program serves what the other does not")
-	fl.Var((*prefixes)(&o.GiveUp), "give-up", "`CIDRs` of addresses of this node on which kube-proxy's node ports may end, such as 127.0.0.0/8")
-	fl.DurationVar(&o.Wait, "wait", 0, "wait so long for a program to stop or to start, and for the agent to have programmed everything")
-	fl.DurationVar(&o.Drain, "drain-timeout", 10*time.Minute, "wait so long for connections that IPVS carries to end")
+	fl.StringVar(&o.Node, "node", "", "name of this node's Node object (default: the host's name), used in suggested commands")
+	fl.BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
+	fl.BoolVar(&o.Force, "force", false, "continue even if one program serves what the other does not")
+	fl.Var((*prefixes)(&o.GiveUp), "give-up", "`CIDRs` of this node's addresses on which kube-proxy's node ports may stop working, such as 127.0.0.0/8")
+	fl.DurationVar(&o.Wait, "wait", 0, "how long to wait until a program has stopped or started, and until the agent has programmed everything")
+	fl.DurationVar(&o.Drain, "drain-timeout", 10*time.Minute, "how long to wait until the connections that IPVS carries have ended")
 	socketFlag(cmd, &o.Socket)
 	return cmd
 }
@@ -70,7 +70,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	defer func() { _ = d.Close() }()
 	lister := d.Capabilities().Lister
 	if lister == nil {
-		return errors.New("this driver can't tell what it has programmed")
+		return errors.New("this driver cannot list what it has programmed")
 	}
 	o.Kernel, o.Out = lister, cmd.OutOrStdout()
 	o.Agent = syncer{agent.NewClient(o.Socket)}
@@ -91,7 +91,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	return privilege(takeover.To(cmd.Context(), o))
 }
 
-// syncer asks an agent to be in step, within a time in which a healthy one is.
+// syncer waits until an agent is in step, for as long as a healthy agent takes at the most.
 type syncer struct{ client *agent.Client }
 
 // Sync implements takeover.Agent.
@@ -101,9 +101,9 @@ func (s syncer) Sync(ctx context.Context) error {
 	return s.client.Sync(ctx)
 }
 
-// tellSysctls names the kernel parameters that the agent has set. kube-proxy works with these
-// values, and connections may depend on them (forwarding, the size of the connection table), so
-// that they are not put back here.
+// tellSysctls lists the kernel parameters that the agent has set. They are not restored here:
+// kube-proxy works with these values, and connections may depend on them (forwarding, the size of
+// the connection table).
 func tellSysctls(cmd *cobra.Command, socket string) error {
 	changed, err := sysctl.List(sysctl.RecordPath(socket))
 	for _, c := range changed {

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/question"
 )
 
-// How `sluice why` ends where the answer, which has been printed by then, is not yes.
+// Exit statuses of `sluice why` for answers other than yes. The answer has been printed by then.
 const (
 	statusDenied    = cli.Status(3)
 	statusElsewhere = cli.Status(4)
@@ -24,25 +24,22 @@ func newWhyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why FROM TO:PORT[/PROTOCOL]",
 		Short: "Say whether a connection passes this node, and what decides",
-		Long: `Say whether a connection passes this node, what decides, and where nothing allows
-it, what rule would have had to exist: the way through service translation, the
-policies of both ends, and the node's own firewall.
+		Long: `Say whether a connection passes this node, and what decides. If nothing allows it, say which rule
+is missing. The answer follows the connection through service translation, the policies of both
+ends, and the node's own firewall.
 
-FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a
-service (svc/NAMESPACE/NAME), a node (node/NAME) or an address, an IPv6 one in
-brackets. Where nothing is written before a name, a pod is looked for, then a
-service, then a node. A service as FROM stands for the pods that it selects. PORT is a number, or the
-name that the pod or service gives it. PROTOCOL is tcp (the default), udp or sctp;
-for icmp write TO/icmp.
+FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a service
+(svc/NAMESPACE/NAME), a node (node/NAME) or an address (IPv6 in brackets). A name without a prefix
+is looked up as a pod, then as a service, then as a node. A service as FROM stands for the pods that
+it selects. PORT is a number, or the name that the pod or service gives it. PROTOCOL is tcp (the
+default), udp or sctp; for ICMP write TO/icmp.
 
-The answer is that of this node. Where another node judges one of the ends as well, a
-note names it; where this node judges neither, the answer is which nodes to ask. It is
-about new connections, and by the state that is wanted now: a warning says where the
-kernel may differ from that.
+The answer is about this node. If another node judges one of the ends too, a note names it. If this
+node judges neither end, the answer names the nodes to ask. The answer is about new connections, and
+about the state that is wanted now: a warning says where the kernel may differ.
 
-The exit status is 0 if the connection is allowed, 3 if it is denied (also if only
-to some backends, or in one address family), 4 if it is not judged here, but on another
-node, and 1 or 2 if there is no answer.`,
+The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
+or in one address family), 4 if another node judges it, and 1 or 2 if there is no answer.`,
 		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
   sluice why 198.51.100.7 node/node-a:30080
   sluice why shop/web-7d4b9 kube-system/coredns-x2v5k:53/udp
@@ -78,7 +75,7 @@ node, and 1 or 2 if there is no answer.`,
 	}
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
-	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: this address family alone (default: each that both ends have)")
+	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: only this address family (default: all that both ends have)")
 	return cmd
 }
 

@@ -1,5 +1,5 @@
-// Package cli is what the command lines of sluice and sluice-lab have in common: exit statuses,
-// output formats, the version, and how each finds the other.
+// Package cli holds what the command lines of sluice and sluice-lab share: exit statuses, output
+// formats, the version, and how each finds the other.
 package cli
 
 import (
@@ -25,22 +25,22 @@ const (
 	ExitUsage = 2
 )
 
-// Status is the error of a command that has printed all there is to say: the program ends with that
+// Status is the error of a command that has already printed everything: the program ends with that
 // exit status and prints no more.
 type Status int
 
 // Error implements error.
 func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// Usage makes err an error of the command line, found after its syntax was accepted.
+// Usage marks err as an error of the command line that was found after its syntax was accepted.
 func Usage(err error) error { return usageError{err} }
 
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// Main runs the program's command line and ends the process. SIGINT and SIGTERM end the context of
-// the command, and a second one the process.
+// Main runs the program's command line and ends the process. The first SIGINT or SIGTERM ends the
+// context of the command, the second one the process.
 func Main(root *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
@@ -66,11 +66,12 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return ExitError
 	}
-	_, _ = fmt.Fprintf(stderr, "Run '%s --help' for what there is.\n", cmd.CommandPath())
+	_, _ = fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 	return ExitUsage
 }
 
-// markStart notes when a command's own work begins: what fails before is the command line's fault.
+// markStart records when a command's own work begins: failures before that are errors of the
+// command line.
 func markStart(cmd *cobra.Command, started *bool) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -86,8 +87,7 @@ func markStart(cmd *cobra.Command, started *bool) {
 // SluiceEnv is the environment variable in which sluice tells sluice-lab its own path.
 const SluiceEnv = "SLUICE_PROGRAM"
 
-// Find returns the path of another program of Sluice: the one beside this program, or else that on
-// the PATH.
+// Find returns the path of another program of Sluice: beside this program, or else on the PATH.
 func Find(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -100,5 +100,5 @@ func Find(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
 	}
-	return "", fmt.Errorf("the program %s is neither in %s nor on the PATH: `make build`, in Sluice's sources, puts sluice and sluice-lab into bin", name, dir)
+	return "", fmt.Errorf("the program %s is neither in %s nor on the PATH: run `make build` in Sluice's sources to put sluice and sluice-lab into bin", name, dir)
 }

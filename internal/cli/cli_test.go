@@ -31,8 +31,8 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{nil, nil, ExitOK, ""},
 		{nil, errors.New("no \x1b[2Jkernel"), ExitError, "prog: no \\x1b[2Jkernel\n"},
-		{nil, Usage(errors.New("not both")), ExitUsage, "prog: not both\nRun 'prog do --help' for what there is.\n"},
-		{[]string{"--nonsense"}, nil, ExitUsage, "prog: unknown flag: --nonsense\nRun 'prog do --help' for what there is.\n"},
+		{nil, Usage(errors.New("not both")), ExitUsage, "prog: not both\nRun 'prog do --help' for usage.\n"},
+		{[]string{"--nonsense"}, nil, ExitUsage, "prog: unknown flag: --nonsense\nRun 'prog do --help' for usage.\n"},
 		{nil, Status(7), 7, ""},
 	} {
 		root := &cobra.Command{Use: "prog"}
@@ -54,7 +54,7 @@ func TestFind(t *testing.T) {
 	beside, path := filepath.Join(filepath.Dir(self), name), t.TempDir()
 	t.Setenv("PATH", path)
 	if _, err := Find(name); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "make build") {
-		t.Errorf("of a program that is not there it says %v", err)
+		t.Errorf("for a missing program it says %v", err)
 	}
 	for _, file := range []string{filepath.Join(path, name), beside} {
 		if err := os.WriteFile(file, nil, 0o755); err != nil {

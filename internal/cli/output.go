@@ -16,7 +16,7 @@ func OutputFlag(cmd *cobra.Command, format *string) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// CheckOutput refuses what Print could not.
+// CheckOutput returns an error for a format that Print does not know.
 func CheckOutput(format string) error {
 	switch format {
 	case "table", "json", "yaml":
@@ -25,7 +25,8 @@ func CheckOutput(format string) error {
 	return Usage(fmt.Errorf("-o %s: choose table, json or yaml", format))
 }
 
-// Print writes v as JSON or YAML, or has table write it for people, in columns parted by tabs.
+// Print writes v as JSON or YAML, or calls table to write it for people, in columns separated by
+// tabs.
 func Print(w io.Writer, format string, v any, table func(io.Writer)) error {
 	if format == "table" {
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -24,7 +24,7 @@ func NewVersionCommand() *cobra.Command {
 	}
 }
 
-// Version is what the linker was told, or else what the toolchain knows of the build.
+// Version returns what the linker set, or else what the toolchain recorded of the build.
 func Version() string {
 	if version != "" {
 		return version
