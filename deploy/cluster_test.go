@@ -360,7 +360,8 @@ func (c *cluster) testAgent(t *testing.T) {
 // it, and only if it is asked to.
 func (c *cluster) testEvents(t *testing.T) {
 	may := func(verb string) string {
-		out, _ := c.Kubectl("auth", "can-i", verb, "events.events.k8s.io", "--as=system:serviceaccount:"+namespace+":sluice") // fails where it answers no
+		// Fails where it answers no.
+		out, _ := c.Kubectl("auth", "can-i", verb, "events.events.k8s.io", "--as=system:serviceaccount:"+namespace+":sluice")
 		words := append([]string{""}, strings.Fields(string(out))...)
 		return words[len(words)-1]
 	}
@@ -372,7 +373,8 @@ func (c *cluster) testEvents(t *testing.T) {
 			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "events.enabled="+enabled)
 			c.apply(t, text)
 			for _, verb := range []string{"create", "patch"} {
-				for deadline := time.Now().Add(30 * time.Second); may(verb) != want; time.Sleep(50 * time.Millisecond) { // the server reads its rules in the background
+				// The server reads its rules in the background.
+				for deadline := time.Now().Add(30 * time.Second); may(verb) != want; time.Sleep(50 * time.Millisecond) {
 					if time.Now().After(deadline) {
 						t.Fatalf("may it %s events? Not %s", verb, want)
 					}

@@ -90,8 +90,8 @@ func TestAddressFlags(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ args, say string }{
-		{"--external-ip-cidrs 10.0.0.300/8", "no CIDR"}, {"--load-balancer-cidrs some", "no CIDR"},
-		{"--allow-node-addresses all", "no CIDR"}, {"--reserved-ports 22", "tcp:22"},
+		{"--external-ip-cidrs 10.0.0.300/8", "not a CIDR"}, {"--load-balancer-cidrs some", "not a CIDR"},
+		{"--allow-node-addresses all", "not a CIDR"}, {"--reserved-ports 22", "tcp:22"},
 	} {
 		code, _, stderr := sluice(t, append([]string{"run", "--manifests", dir}, strings.Fields(c.args)...)...)
 		if code != cli.ExitUsage || !strings.Contains(stderr, c.say) {

@@ -30,7 +30,8 @@ func TestTwoAgents(t *testing.T) {
 	// An agent that has waited long enough ends and names the agent in its way.
 	patient := claimNamespace
 	claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
-		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log) // the first agent has to be asked for its name meanwhile
+		// The first agent has to be asked for its name meanwhile.
+		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log)
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {

@@ -145,7 +145,8 @@ func TestAgentOnRealAPI(t *testing.T) {
 	})
 	unchanged("without the right to read endpoints")
 	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")))
-	eventually(t, "all is well again", func() bool { return client.Sync(t.Context()) == nil && status().OK }) // the agent's own next try is up to 15 s away
+	// The agent's own next try is up to 15 s away.
+	eventually(t, "all is well again", func() bool { return client.Sync(t.Context()) == nil && status().OK })
 	unchanged("with the right again")
 
 	s.kubectl(t, "patch", "endpointslice", "web-1", "--type=merge", "-p", `{"endpoints":[{"addresses":["10.244.0.8"],"nodeName":"node-a"}]}`)

@@ -82,10 +82,10 @@ func TestWhy(t *testing.T) {
 		{"203.0.113.1", "shop/web:80", cli.ExitOK, "no policy applies"},
 		{"203.0.113.1", "203.0.113.2:80/udp", cli.ExitOK, "allowed"},
 		{"shop/far", "203.0.113.2:80", int(statusElsewhere), "not judged here: ask on node node-b"},
-		{"shop/web", "x/a:80/tpc", cli.ExitUsage, "no protocol that is known"},
+		{"shop/web", "x/a:80/tpc", cli.ExitUsage, "is not a known protocol"},
 		{"shop/wep", "shop/db:5432", cli.ExitError, "did you mean shop/web"},
 		{"shop/web", "shop/db", cli.ExitUsage, "TO:PORT"},
-		{"shop/web", "shop/db:http", cli.ExitError, "gives no port a name"},
+		{"shop/web", "shop/db:http", cli.ExitError, "has no named ports"},
 	} {
 		code, stdout, stderr := sluice(t, "why", "--socket", socket, c.from, c.to)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {

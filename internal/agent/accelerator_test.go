@@ -12,10 +12,10 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// slow is a driver whose plans wait until they are let go.
+// slow is a driver whose plans wait until they are released.
 type slow struct {
 	*fakeDriver
-	held chan struct{} // closed: nothing waits
+	held chan struct{} // once closed, nothing waits
 }
 
 func (d slow) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
@@ -37,8 +37,8 @@ func (p slowPlan) Apply(ctx context.Context) error {
 	}
 }
 
-// An accelerator that is late or fails costs the base nothing; it catches up with all that it
-// missed, and follows what changes then.
+// An accelerator that is late or fails costs the base nothing. It catches up with everything it
+// missed, and then follows changes.
 func TestAccelerator(t *testing.T) {
 	fast := slow{newFakeDriver(), make(chan struct{})}
 	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{fast} })
@@ -78,7 +78,7 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
-// weak is a driver that knows no affinity.
+// weak is a driver without affinity.
 type weak struct{ *fakeDriver }
 
 func (d weak) Capabilities() driver.Capabilities {
@@ -87,7 +87,7 @@ func (d weak) Capabilities() driver.Capabilities {
 	return c
 }
 
-// What a driver lacks that a service asks for is told with its name; all else works.
+// If a service asks for what the driver lacks, the status names it. Everything else works.
 func TestLackingCapabilities(t *testing.T) {
 	b := start(t, func(c *Config) { c.Driver = weak{c.Driver.(*fakeDriver)} })
 	sticky := web(1, "10.1.0.1")

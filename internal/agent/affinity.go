@@ -7,16 +7,16 @@ import (
 )
 
 var (
-	descRemembered    = desc("affinity_clients", "Clients of services with session affinity that the kernel remembered when the agent last looked, of each frontend apart.", "ip_family")
-	descRememberedMax = desc("affinity_clients_max", "The most such clients that the kernel remembers of an address family.")
-	descForgotten     = desc("affinity_clients_forgotten_total", "Such clients that were forgotten to make room for others.")
+	descRemembered    = desc("affinity_clients", "Clients of services with session affinity that the kernel remembers, counted for each frontend, at the agent's last check.", "ip_family")
+	descRememberedMax = desc("affinity_clients_max", "Limit of remembered clients for an address family.")
+	descForgotten     = desc("affinity_clients_forgotten_total", "Remembered clients that were evicted to make room for others.")
 )
 
-// affinityWarning is how full the kernel's map of clients is, in percent, when that is said to be a
-// problem.
+// affinityWarning is the fill level of the kernel's map of clients, in percent, from which the
+// status reports a problem.
 const affinityWarning = 75
 
-// remembered is nil where the driver cannot tell.
+// remembered is nil if the driver cannot tell.
 func (a *Agent) remembered() *driver.Remembered {
 	r := a.Driver.Capabilities().Rememberer
 	if r == nil {

@@ -1,9 +1,9 @@
-// Package agent keeps the kernel in step with the store: it collects what changed, compiles it, has
-// the driver apply it, retries what failed and audits what stands. Around the loop it serves what
-// people and machines ask of it: the Unix-socket API with its Client, metrics, health, and the
+// Package agent keeps the kernel in step with the store: it collects what changed, compiles it,
+// applies it through the driver, retries failures, and audits the kernel. Around this loop it
+// serves people and machines: the Unix-socket API with its Client, metrics, health, and the
 // services' own health checks.
 //
-// One goroutine owns the driver and is the only one to change the compiler; all others read.
+// One goroutine owns the driver and is the only one that changes the compiler; all others read.
 package agent
 
 import (
@@ -29,7 +29,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what an Agent is made of. All of it must be set, except where noted.
+// Config holds the parts of an Agent. All of them must be set, except where noted.
 type Config struct {
 	Node    string
 	Version string
@@ -37,58 +37,59 @@ type Config struct {
 	Store    *store.Store
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
-	Driver   driver.Driver // the base; the caller closes it after Run
-	// Accelerators, if any, carry out the same state beside it, for speed alone; the caller closes
-	// them after Run.
+	Driver   driver.Driver // the base driver; the caller closes it after Run
+	// Accelerators, if any, carry out the same state beside the base, for speed alone; the caller
+	// closes them after Run.
 	Accelerators []driver.Driver
 
-	// FlowsCut, if set, counts the established connections that policy has come to forbid and that
-	// were cut, or given back.
+	// FlowsCut, if set, counts the established connections that were cut because policy came to
+	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
 
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server
 
-	// MustServe has Run fail where one of these addresses is taken; otherwise the agent works
-	// without and serves there once it is free.
+	// MustServe lets Run fail if one of these addresses is taken. Otherwise the agent works without
+	// it, and serves there once the address is free.
 	MustServe bool
-	// Pages, if set, answers what is asked for at MetricsAddress beside the agent's own.
+	// Pages, if set, serves all other paths at MetricsAddress.
 	Pages http.Handler
 
 	// UnhealthyAfter is how long a change may wait for the kernel before the agent counts as
-	// unhealthy; 0: a minute.
+	// unhealthy; 0 means a minute.
 	UnhealthyAfter time.Duration
-	// NodeNeeded has /healthz fail while there is no Node object, as with kube-proxy.
+	// NodeNeeded lets /healthz fail while there is no Node object, as in kube-proxy.
 	NodeNeeded bool
 
 	// AuditInterval is the time between two comparisons of the whole state with the kernel.
 	AuditInterval time.Duration
 
-	// HostAddresses, if set, tells all addresses of the host, with their subnets, each time that
-	// they change, for Compiler. It may be closed.
+	// HostAddresses, if set, delivers all addresses of the host, with their subnets, after each
+	// change, for Compiler. It may be closed.
 	HostAddresses <-chan []netip.Prefix
 
-	// Links, if set, tells the node's interfaces and routes each time that they change, for
-	// Compiler, and nothing is programmed before the first. It may be closed.
+	// Links, if set, delivers the node's interfaces and routes after each change, for Compiler.
+	// Nothing is programmed before the first delivery. It may be closed.
 	Links <-chan model.Links
 
-	// Route, if set, finds the way to an address: the index of the interface, 0 if there is none,
-	// and whether the address is the node's own. Safe for concurrent use.
+	// Route, if set, finds the route to an address: the index of the interface, 0 if there is none,
+	// and whether the address is the node's own. It is safe for concurrent use.
 	Route func(netip.Addr) (device int, own bool)
 
 	// Drops, if set, reads the kernel's log of dropped packets until ctx ends, and closes the
 	// channel once the log is closed.
 	Drops func(ctx context.Context) (<-chan Packet, error)
 
-	// Obstacles, if set, reads other programs' rules that may drop what is accepted here.
+	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
-	// Report, if set, is told all faults in objects, twice a second. It must not block, and not
-	// change them.
+	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change
+	// them.
 	Report func([]model.Issue)
 
-	// Claim, if set, is the right to be the only agent here; the caller releases it after Run.
+	// Claim, if set, is the right to be the only agent of this namespace; the caller releases it
+	// after Run.
 	Claim *Claim
 
 	// Prepare, if set, is called once, before anything is programmed.
@@ -111,10 +112,12 @@ type Agent struct {
 
 	accelerators []*reconcile.Accelerator
 
-	compiling  sync.Mutex     // held while Compiler and what follows change, and by other goroutines than the loop while they read it
+	// Held while Compiler and the following fields change, and while other goroutines than the loop
+	// read them.
+	compiling  sync.Mutex
 	interfaces map[int]string // names by index
 
-	mu     sync.Mutex // of what follows
+	mu     sync.Mutex // of the following fields
 	record record
 }
 
@@ -145,7 +148,7 @@ func (a *Agent) stateCopy() *state.State {
 	return a.Compiler.State().Clone()
 }
 
-// Run works until ctx ends, then returns nil and leaves the kernel as it is. An error means that
+// Run works until ctx ends, then returns nil and leaves the kernel as it is. It returns an error if
 // the agent cannot work: the socket or (MustServe) an address is taken, the kernel or the
 // privileges do not suffice, or the source can never be read.
 func (a *Agent) Run(ctx context.Context) error {

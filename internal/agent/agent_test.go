@@ -29,8 +29,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// bed is a running agent on a fake kernel and a fake source.
-type bed struct {
+// testAgent is a running agent on a fake kernel and a fake source.
+type testAgent struct {
 	*Agent
 	driver *fakeDriver
 	source *fakeSource
@@ -38,11 +38,11 @@ type bed struct {
 	log    *logtest.Log
 }
 
-// start runs an agent until the test ends; its source is not synced yet.
-func start(t *testing.T, change ...func(*Config)) *bed {
+// start runs an agent until the test ends. Its source is not synced yet.
+func start(t *testing.T, change ...func(*Config)) *testAgent {
 	t.Helper()
 	st := store.New()
-	b := &bed{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logtest.Log{}}
+	b := &testAgent{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logtest.Log{}}
 	c := Config{
 		Node: "node-a", Version: "v1", Store: st, Source: b.source, Driver: b.driver,
 		Compiler: compile.New(compile.Config{Node: "node-a"}),
@@ -113,8 +113,8 @@ func gone(n int) []store.Event {
 	return events
 }
 
-// holds fails the test if the kernel does not come to hold exactly these lines.
-func (b *bed) holds(t *testing.T, want ...string) {
+// holds fails the test unless the kernel comes to hold exactly these lines.
+func (b *testAgent) holds(t *testing.T, want ...string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		diff := cmp.Diff(want, b.driver.backends())
@@ -135,7 +135,7 @@ const (
 func TestNothingBeforeSynced(t *testing.T) {
 	b := start(t)
 	b.source.deliver(web(1, "10.1.0.1")...)
-	// The loop answers questions in turn, so the change has been seen by then.
+	// The loop answers questions in turn, so it has seen the change by then.
 	if _, err := b.client.Plan(t.Context()); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
 		t.Fatalf("Plan before sync: %v", err)
 	}
@@ -219,7 +219,7 @@ func TestChangeMeetsTampering(t *testing.T) {
 	b.source.sync()
 	b.holds(t, web1)
 	b.driver.flush()
-	b.source.deliver(web(2, "10.1.0.2")...) // mostly seen before the flush is
+	b.source.deliver(web(2, "10.1.0.2")...) // mostly seen before the flush
 	b.holds(t, web1, web2)
 	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
 	if strings.Contains(b.log.String(), "failed") {
@@ -265,7 +265,7 @@ func TestAuditHeals(t *testing.T) {
 	b.source.sync()
 	b.holds(t, web1)
 	b.driver.mu.Lock()
-	clear(b.driver.kernel) // unseen by Tampered
+	clear(b.driver.kernel) // not seen by Tampered
 	b.driver.mu.Unlock()
 	b.holds(t, web1)
 	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
@@ -290,7 +290,7 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// Who gives up waiting leaves nothing behind.
+// A caller that gives up waiting leaves nothing behind.
 func TestAbandonedSyncs(t *testing.T) {
 	b := start(t)
 	for range 5 {
@@ -395,8 +395,8 @@ func TestFaultsAreNamed(t *testing.T) {
 	eventually(t, "nothing is reported any more", reports())
 }
 
-// What the kernel refuses is told by its object, and holds up neither other changes nor the agent's
-// health.
+// What the kernel refuses is reported with its object, and holds up neither other changes nor the
+// agent's health.
 func TestRefusedObjectIsNamed(t *testing.T) {
 	b := start(t)
 	b.source.sync()
@@ -421,7 +421,8 @@ func TestRefusedObjectIsNamed(t *testing.T) {
 	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
 }
 
-// A kernel that takes no changes makes the agent unready, and tells why; the agent is not dead.
+// A kernel that refuses all changes makes the agent unready, with the reason; the agent is still
+// alive.
 func TestReadinessFollowsTheKernel(t *testing.T) {
 	b := start(t)
 	b.source.sync()
@@ -547,7 +548,8 @@ func TestProbeFailure(t *testing.T) {
 	}
 }
 
-// No service gets where the API is reached, neither at the start nor when that has moved.
+// No service gets the address of the API server, neither at the start nor after the server has
+// moved.
 func TestAPIIsGuarded(t *testing.T) {
 	b := start(t, func(c *Config) {
 		c.Source.(*fakeSource).dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:6443")}
@@ -563,7 +565,7 @@ func TestAPIIsGuarded(t *testing.T) {
 	b.holds(t, web1, "TCP 198.51.100.7:80 -> [10.1.0.1:8080]")
 }
 
-// Node ports move with the host's addresses.
+// NodePorts move with the host's addresses.
 func TestHostAddressesMove(t *testing.T) {
 	moves := make(chan []netip.Prefix)
 	b := start(t, func(c *Config) {
@@ -584,8 +586,7 @@ func TestHostAddressesMove(t *testing.T) {
 	eventually(t, "the next change is programmed", func() bool { return slices.Contains(b.driver.backends(), web2) })
 }
 
-// A socket that somebody has removed is there again within seconds; who was connected does not
-// notice.
+// A socket that was removed is back within seconds; connected clients notice nothing.
 func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	b := start(t, func(c *Config) {
 		c.Drops = func(context.Context) (<-chan Packet, error) { return make(chan Packet), nil }
@@ -615,8 +616,8 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	<-ended
 }
 
-// smallFS is a folder in a filesystem of its own that has so much room. Nothing of it is left when
-// the test ends.
+// smallFS is a folder in a filesystem of its own with that much space. The test removes it at its
+// end.
 func smallFS(t *testing.T, options map[string]string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -643,10 +644,10 @@ func smallFS(t *testing.T, options map[string]string) string {
 	return fmt.Sprintf("/proc/self/fd/%d", mount)
 }
 
-// An agent works without a socket where there are no inodes for one, says so, and has one once
-// there are.
+// An agent works without a socket if no inode is free for one, reports it, and makes one as soon as
+// there is.
 func TestNoInodes(t *testing.T) {
-	run := smallFS(t, map[string]string{"nr_inodes": "3"}) // that of the root, and two
+	run := smallFS(t, map[string]string{"nr_inodes": "3"}) // the root's, and two more
 	st := store.New()
 	d := newFakeDriver()
 	c := Config{
@@ -681,8 +682,8 @@ func TestNoInodes(t *testing.T) {
 	}
 }
 
-// What comes to more than a slice goes in by several attempts, and who asks for the kernel to have
-// it all waits for the last.
+// A change larger than a slice takes several attempts. A caller that waits for all of it gets its
+// answer after the last.
 func TestSlices(t *testing.T) {
 	b := start(t)
 	b.source.sync()
@@ -713,7 +714,7 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// Who asks for the kernel to have all that is there is answered while a large service goes on
+// A caller that waits for everything declared so far gets its answer while a large service goes on
 // changing.
 func TestSyncWhileALargeServiceChanges(t *testing.T) {
 	b := start(t)
@@ -745,7 +746,7 @@ func TestSyncWhileALargeServiceChanges(t *testing.T) {
 	}
 }
 
-// Who waits for a generation is told of the objects that matter to them.
+// A caller that waits for a generation is told of the objects that matter to it.
 func TestWaitForObjects(t *testing.T) {
 	b := start(t)
 	b.source.deliver(slices.Concat(web(1, "10.1.0.1"), web(2, "10.1.0.2"))...)

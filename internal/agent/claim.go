@@ -22,38 +22,40 @@ import (
 	"sluice.dev/sluice/internal/driver"
 )
 
-// claimName is a Unix socket's in the abstract namespace. Of those there is one to each network
-// namespace, whatever files its containers see, and it is gone with the process that holds it.
-// Agents find each other by it, and earlier releases exclude each other by it. But any process of
-// our user may take it, so that it is no lock: that is what ClaimNamespace is given.
+// claimName is the name of an abstract Unix socket. A network namespace has one of that name,
+// whatever files its containers see, and it goes with the process that holds it. Agents find each
+// other by it, and earlier releases exclude each other by it. But any process of our user may take
+// it, so it is no lock: ClaimNamespace gets a lock for that.
 const claimName = "@sluice.dev/agent"
 
-// maxRivals is how many agents' connections are kept. Anybody of the host may connect, so there has
-// to be an end.
+// maxRivals is how many connections of agents are kept. Any process of the host may connect, so
+// there has to be a limit.
 const maxRivals = 16
 
 const (
 	lockInterval = 100 * time.Millisecond // between two attempts to get the lock
-	maxRefused   = 10                     // attempts to connect to who has the name
+	maxRefused   = 10                     // attempts to connect to the holder of the name
 )
 
-// Claim is the right to be the one agent of a network namespace. Methods of a nil Claim do nothing.
+// Claim is the right to be the only agent of a network namespace. Methods of a nil Claim do
+// nothing.
 type Claim struct {
-	lock     io.Closer    // nil where the kernel has none
-	listener net.Listener // nil while somebody else has the name
+	lock     io.Closer    // nil if the kernel has none
+	listener net.Listener // nil while another process has the name
 	log      *slog.Logger
 
 	mu     sync.Mutex
-	rivals map[net.Conn]int32 // agents that wait, by connection: their processes, 0 where it can't be seen from here
+	rivals map[net.Conn]int32 // waiting agents by connection, with their processes, 0 if invisible from here
 }
 
-// ClaimNamespace claims the network namespace of the calling thread. While another agent has it, it
-// waits for that to end, as it may be on its way out; an error says, after patience or when ctx
-// ends, that it has not. Two agents at work would undo what the other does.
+// ClaimNamespace claims the network namespace of the calling thread. While another agent has the
+// namespace, it waits until that agent ends, as it may be shutting down already. If the other agent
+// has not ended after patience, or when ctx ends, it returns an error. Two agents at work would
+// undo each other's changes.
 //
 // lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held
-// until the claim is released; its error wraps driver.ErrBusy while another process holds it. With
-// any other error the name has to do.
+// until the claim is released. Its error wraps driver.ErrBusy while another process holds it. With
+// any other error, the name has to do instead.
 func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (claim *Claim, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -63,7 +65,7 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 			c.Release()
 		}
 	}()
-	var other *holder // who has the name
+	var other *holder // the holder of the name
 	defer func() { other.close() }()
 	said, refused := false, 0
 	for {
@@ -82,8 +84,8 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 				refused++
 			}
 		}
-		// Who has the name and listens to nobody is no agent, unless one that is about to listen,
-		// or to go.
+		// A process that holds the name but does not listen is no agent, unless one that is about
+		// to listen, or to end.
 		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(c.lock != nil)) {
 			log.Warn("a process that is no agent has the name by which agents know of each other; going on without", "holder", other.String())
 			return c, nil
@@ -102,7 +104,7 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 			log.Warn("a process of another container has the name by which agents know of each other, and not the lock that they hold; going on without")
 			return c, nil
 		default:
-			return nil, fmt.Errorf("claim network namespace: %s is at work in it already: two would undo each other's work; stop it, or whatever starts one of the two", other)
+			return nil, fmt.Errorf("claim network namespace: %s is at work in it already, and two would undo each other's work: stop it, or whatever starts one of the two", other)
 		}
 	}
 }
@@ -119,7 +121,7 @@ func (c *Claim) takeLock(lock func() (io.Closer, error)) (busy bool) {
 	return errors.Is(err, driver.ErrBusy)
 }
 
-// takeName has agents that are started later find this one.
+// takeName lets agents that start later find this one.
 func (c *Claim) takeName() error {
 	l, err := net.Listen("unix", claimName)
 	if err != nil {
@@ -130,11 +132,11 @@ func (c *Claim) takeName() error {
 	return nil
 }
 
-// holder is who has the claim.
+// holder is the process that has the claim.
 type holder struct {
 	conn    net.Conn
 	user    uint32
-	process int32 // 0: one that can't be seen from here
+	process int32 // 0 if it is invisible from here
 }
 
 func dialHolder(ctx context.Context) (*holder, error) {
@@ -149,7 +151,7 @@ func dialHolder(ctx context.Context) (*holder, error) {
 	return &holder{conn, who.Uid, who.Pid}, nil
 }
 
-// peer is whose process is, or was, at the other end of a connection.
+// peer returns the process at the other end of a connection, which may have ended.
 func peer(conn net.Conn) (who *unix.Ucred, err error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err == nil {
@@ -161,8 +163,8 @@ func peer(conn net.Conn) (who *unix.Ucred, err error) {
 	return who, nil
 }
 
-// stranger reports whether the holder can't be an agent: it is another user's process, or, where
-// agents hold a lock that we have now, one that lacks the right to do an agent's work.
+// stranger reports whether the holder cannot be an agent: it is another user's process, or it lacks
+// the capabilities of an agent although agents hold a lock that we now have.
 func (h *holder) stranger(locked bool) bool {
 	if int(h.user) != os.Geteuid() {
 		return true
@@ -176,7 +178,7 @@ func (h *holder) stranger(locked bool) bool {
 	return err == nil && effective&(1<<unix.CAP_NET_ADMIN) == 0
 }
 
-// String names the agent; nil is one that can't be found.
+// String names the agent; nil is an agent that cannot be found.
 func (h *holder) String() string {
 	switch {
 	case h == nil:
@@ -187,7 +189,7 @@ func (h *holder) String() string {
 	return fmt.Sprintf("the agent of process %d", h.process)
 }
 
-// gone waits a moment for the holder to end, and says whether it has. There may be no holder.
+// gone waits briefly until the holder ends, and reports whether it has. There may be no holder.
 func (h *holder) gone() bool {
 	if h == nil {
 		time.Sleep(lockInterval)
@@ -204,8 +206,8 @@ func (h *holder) close() {
 	}
 }
 
-// serve holds on to the connections of those who wait, and says that there are some. Connections of
-// other users, who don't wait either, are closed at once.
+// serve keeps the connections of waiting agents, and logs that there are some. Connections of other
+// users, which are no agents, are closed at once.
 func (c *Claim) serve() {
 	for {
 		conn, err := c.listener.Accept()
@@ -224,8 +226,8 @@ func (c *Claim) serve() {
 	}
 }
 
-// admit notes that a process waits, unless too many do. A process is told of once, however many
-// connections it has.
+// admit records a waiting process, unless there are too many. A process is logged once, however
+// many connections it has.
 func (c *Claim) admit(conn net.Conn, process int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -233,7 +235,7 @@ func (c *Claim) admit(conn net.Conn, process int32) bool {
 		return false
 	}
 	if known := slices.Contains(slices.Collect(maps.Values(c.rivals)), process); !known {
-		c.log.Warn("another agent has been started in this network namespace; it waits, and does nothing, while this one works", "process", process)
+		c.log.Warn("another agent has been started in this network namespace; it only waits while this one works", "process", process)
 	}
 	c.rivals[conn] = process
 	return true
@@ -246,7 +248,7 @@ func (c *Claim) forget(conn net.Conn) {
 	delete(c.rivals, conn)
 }
 
-// Waiting is how many other agents wait for this one to end.
+// Waiting returns how many other agents wait until this one ends.
 func (c *Claim) Waiting() int {
 	if c == nil {
 		return 0
@@ -256,7 +258,7 @@ func (c *Claim) Waiting() int {
 	return len(c.rivals)
 }
 
-// Release gives the claim up to whoever waits.
+// Release gives the claim to whichever agent waits.
 func (c *Claim) Release() {
 	if c == nil {
 		return
@@ -274,9 +276,9 @@ func (c *Claim) Release() {
 	}
 }
 
-// rivalsGauge tells how many agents wait.
+// rivalsGauge shows how many agents wait.
 func rivalsGauge(c *Claim) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "sluice_rivals", Help: "Other agents in this network namespace, which wait for this one to end.",
+		Name: "sluice_rivals", Help: "Other agents in this network namespace, which wait until this one ends.",
 	}, func() float64 { return float64(c.Waiting()) })
 }

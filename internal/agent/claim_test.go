@@ -22,7 +22,7 @@ import (
 	"sluice.dev/sluice/internal/nflog"
 )
 
-// claimNS makes a network namespace for a test, which is skipped without root.
+// claimNS makes a network namespace for a test. Without root, the test is skipped.
 func claimNS(t *testing.T, prefix string) *netns.NS {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -49,11 +49,11 @@ func claimLock() (io.Closer, error) {
 	return c, err
 }
 
-// noLock is that of a kernel without.
+// noLock is the lock of a kernel without locks.
 func noLock() (io.Closer, error) { return nil, errors.ErrUnsupported }
 
-// One agent at a time has a network namespace; who comes later waits, and has it as soon as the
-// other one lets go.
+// One agent at a time has a network namespace. A later agent waits, and has the namespace as soon
+// as the first lets go.
 func TestClaim(t *testing.T) {
 	ns := claimNS(t, "agent-claim-")
 	claim := func(patience time.Duration) (c *Claim, err error) {
@@ -92,7 +92,7 @@ func TestClaim(t *testing.T) {
 	eventually(t, "the other waits, or does no more", func() bool { return first.Waiting() == 0 })
 }
 
-// Agents of different network namespaces know nothing of each other; and a claim ends with its
+// Agents of different network namespaces do not affect each other, and a claim ends with its
 // context.
 func TestClaimEnds(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -130,12 +130,12 @@ func TestClaimEnds(t *testing.T) {
 	}
 }
 
-// A name that somebody else holds keeps no agent from work.
+// Another process that holds the name stops no agent.
 func TestClaimOfStranger(t *testing.T) {
 	ns := claimNS(t, "agent-claims-")
 	err := ns.Do(func() error {
 		const nobody, same = 65534, ^uintptr(0)
-		unix.RawSyscall(unix.SYS_SETRESUID, same, nobody, same) // this thread alone
+		unix.RawSyscall(unix.SYS_SETRESUID, same, nobody, same) // only this thread
 		l, err := net.Listen("unix", claimName)
 		unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
 		if err != nil {
@@ -151,8 +151,8 @@ func TestClaimOfStranger(t *testing.T) {
 	}
 }
 
-// Another user's processes are no rivals, and fill neither the agent's file descriptors nor its
-// log.
+// Processes of another user do not count as agents, and fill neither the agent's file descriptors
+// nor its log.
 func TestClaimHoldsNoStrangers(t *testing.T) {
 	c, log, dial := claimed(t)
 	for range 50 {
@@ -169,7 +169,7 @@ func TestClaimHoldsNoStrangers(t *testing.T) {
 	}
 }
 
-// However many connections a process makes, few are kept, and it is told of once.
+// However many connections a process makes, few are kept, and it is logged once.
 func TestClaimHoldsFewRivals(t *testing.T) {
 	c, log, dial := claimed(t)
 	for range maxRivals {
@@ -188,7 +188,7 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 	}
 }
 
-// claimed is a claim of a network namespace, what its holder logs, and what connects to it as a
+// claimed is a claim of a network namespace, its holder's log, and a way to connect to it as a
 // user.
 func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) net.Conn) {
 	t.Helper()
@@ -206,7 +206,7 @@ func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) 
 		t.Helper()
 		err := ns.Do(func() (err error) {
 			const same = ^uintptr(0)
-			unix.RawSyscall(unix.SYS_SETRESUID, same, user, same) // this thread alone
+			unix.RawSyscall(unix.SYS_SETRESUID, same, user, same) // only this thread
 			conn, err = net.Dial("unix", claimName)
 			unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
 			return err
@@ -219,11 +219,11 @@ func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) 
 	}
 }
 
-// squatter is the environment that has a test program hold the name, or claim the namespace, in
+// squatter is the environment in which a test program holds the name, or claims the namespace, in
 // TestClaimOfProcess.
 const squatter = "SLUICE_TEST_CLAIM"
 
-// TestClaimOfProcess is what other processes do in the tests below.
+// TestClaimOfProcess does what other processes do in the tests below.
 func TestClaimOfProcess(t *testing.T) {
 	switch os.Getenv(squatter) {
 	case "":
@@ -242,8 +242,8 @@ func TestClaimOfProcess(t *testing.T) {
 	}
 }
 
-// Root's process without capabilities can hold the name, and so can one that nobody can look at,
-// being in another container. Neither keeps an agent from work.
+// A process of root without capabilities can hold the name, and so can a process that is invisible
+// because it runs in another container. Neither stops an agent.
 func TestClaimOfPowerless(t *testing.T) {
 	ns := claimNS(t, "agent-claimp-")
 	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestClaimOfProcess$")
@@ -262,7 +262,7 @@ func TestClaimOfPowerless(t *testing.T) {
 			return err
 		}
 		defer c.Release()
-		// It is a claim all the same.
+		// It is a claim nevertheless.
 		if c, err := ClaimNamespace(t.Context(), 20*time.Millisecond, claimLock, slog.New(slog.DiscardHandler)); err == nil {
 			c.Release()
 			t.Error("two have the claim")
@@ -285,7 +285,7 @@ func TestClaimOfPowerless(t *testing.T) {
 	}
 }
 
-// A name that nobody answers at, or that is of another type of socket, keeps no agent from work.
+// A name at which nothing answers, or that belongs to another type of socket, stops no agent.
 func TestClaimOfMute(t *testing.T) {
 	for name, kind := range map[string]int{"does not listen": unix.SOCK_STREAM, "datagrams": unix.SOCK_DGRAM} {
 		t.Run(name, func(t *testing.T) {
@@ -312,8 +312,8 @@ func TestClaimOfMute(t *testing.T) {
 	}
 }
 
-// An agent of an earlier release has the name and no lock, and one of this release has both; each
-// keeps the other from work, and so do two where the kernel has no lock.
+// An agent of an earlier release has the name and no lock; one of this release has both. Each
+// excludes the other, and so do two agents on a kernel without locks.
 func TestClaimOfEarlierRelease(t *testing.T) {
 	for name, locks := range map[string][2]func() (io.Closer, error){
 		"earlier first": {noLock, claimLock}, "earlier second": {claimLock, noLock}, "no lock": {noLock, noLock},

@@ -7,7 +7,7 @@ import (
 )
 
 // Claimed reports whether an agent has claimed the network namespace of the calling thread,
-// wherever its socket is. The agent does not notice.
+// wherever its socket is. It sends the agent nothing.
 func Claimed() (bool, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/unix")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Whether an agent is at work is told of this network namespace, and without a word to the agent.
+// Claimed finds an agent of this network namespace, without sending the agent anything.
 func TestClaimed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

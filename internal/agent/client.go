@@ -19,22 +19,23 @@ import (
 	"sluice.dev/sluice/internal/question"
 )
 
-// ErrNoAgent is wrapped when nobody answers on the socket.
+// ErrNoAgent is wrapped when nothing answers on the socket.
 var ErrNoAgent = errors.New("no agent answers there")
 
-// answerPatience is how long an answer may take that waits for nothing. One that compares
+// answerPatience is the time-out of an answer that does not wait for the kernel. A comparison of
 // everything with the kernel may take four times as long.
 const answerPatience = 15 * time.Second
 
-// Client talks to an agent over its Unix socket. It is safe for concurrent use. An agent that does
-// not answer, as it is stopped or hangs, is named in an error that wraps context.DeadlineExceeded.
+// Client talks to an agent over its Unix socket. It is safe for concurrent use. If the agent does
+// not answer because it is stopped or hangs, the error names its process and wraps
+// context.DeadlineExceeded.
 type Client struct {
 	socket   string
 	http     *http.Client
 	patience time.Duration
 }
 
-// NewClient returns a client for the agent on that socket; it connects with each call.
+// NewClient returns a client for the agent on that socket. Each call connects anew.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -47,12 +48,12 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return call[Status](ctx, c, c.patience, http.MethodGet, "status")
 }
 
-// Services asks for the services as they are wanted on the agent's node.
+// Services asks for the services that are wanted on the agent's node.
 func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
 	return call[[]compile.ServiceView](ctx, c, c.patience, http.MethodGet, "services")
 }
 
-// Policies asks for the policies as they are on the agent's node.
+// Policies asks for the policies on the agent's node.
 func (c *Client) Policies(ctx context.Context) ([]PolicyReport, error) {
 	return call[[]PolicyReport](ctx, c, c.patience, http.MethodGet, "policies")
 }
@@ -62,8 +63,8 @@ func (c *Client) Plan(ctx context.Context) (Plan, error) {
 	return call[Plan](ctx, c, 4*c.patience, http.MethodGet, "plan")
 }
 
-// Sync returns once all that the source holds now is in the kernel, as Agent.Sync does. The agent
-// gives up a little before ctx's deadline, so that it can say why.
+// Sync returns once everything that the source holds now is in the kernel, as Agent.Sync does. The
+// agent gives up a little before ctx's deadline, so that it can say why.
 func (c *Client) Sync(ctx context.Context) error {
 	what, wait := "sync", time.Duration(math.MaxInt64)
 	if end, ok := ctx.Deadline(); ok {
@@ -80,8 +81,8 @@ func (c *Client) Explain(ctx context.Context, q question.Question) (Explanation,
 	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())
 }
 
-// Drops calls f with what the agent reports of dropped packets, until ctx ends or f returns an
-// error, which Drops returns, too. started, if set, is called once nothing is missed any more.
+// Drops calls f with the agent's reports of dropped packets, until ctx ends or f returns an error,
+// which Drops then returns. started, if set, is called as soon as no drop is missed any more.
 func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -115,7 +116,7 @@ func (c *Client) Drops(ctx context.Context, started func(), f func(DropReport) e
 	}
 }
 
-// call asks for an answer, which may take as long as patience.
+// call sends a request and decodes the answer, which may take as long as patience.
 func call[T any](ctx context.Context, c *Client, patience time.Duration, method, path string) (T, error) {
 	var v T
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -151,21 +152,21 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("open %s: %w: only its owner may; run this as root", c.socket, os.ErrPermission)
+		return nil, fmt.Errorf("open %s: %w: only its owner may open it; run this command as root", c.socket, os.ErrPermission)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), c.silence(context.DeadlineExceeded))
 	case err != nil:
 		if wrapped, ok := errors.AsType[*url.Error](err); ok {
-			err = wrapped.Err // the URL is of our own making and tells nobody anything
+			err = wrapped.Err // the URL is made up and means nothing to the user
 		}
 		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), err)
 	}
 	return resp, nil
 }
 
-// silence adds to an error who it is that does not answer, and what to do.
+// silence adds to an error which process does not answer, and what to do.
 func (c *Client) silence(err error) error {
 	conn, dialErr := net.DialTimeout("unix", c.socket, time.Second)
 	if dialErr != nil {
@@ -177,21 +178,21 @@ func (c *Client) silence(err error) error {
 	case credErr != nil:
 		return err
 	case who.Pid == 0:
-		return fmt.Errorf("%w: an agent in another container has %s open and does not answer: it is stopped, or hangs: see its log, or restart it", err, c.socket)
+		return fmt.Errorf("%w: an agent in another container has %s open and does not answer: it is stopped or hangs: see its log, or restart it", err, c.socket)
 	case stopped(who.Pid):
-		return fmt.Errorf("%w: process %d has %s open and is stopped: have it go on with 'kill -CONT %d'", err, who.Pid, c.socket, who.Pid)
+		return fmt.Errorf("%w: process %d has %s open and is stopped: continue it with 'kill -CONT %d'", err, who.Pid, c.socket, who.Pid)
 	}
-	return fmt.Errorf("%w: process %d has %s open and does not answer: it has too much to do, or hangs: see its log, or restart it", err, who.Pid, c.socket)
+	return fmt.Errorf("%w: process %d has %s open and does not answer: it is overloaded or hangs: see its log, or restart it", err, who.Pid, c.socket)
 }
 
-// stopped reports whether a process is, by a signal or a debugger.
+// stopped reports whether a signal or a debugger has stopped a process.
 func stopped(process int32) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process))
-	_, state, ok := strings.Cut(string(stat), ") ") // what stands before is the program's name
+	_, state, ok := strings.Cut(string(stat), ") ") // the program's name stands before it
 	return err == nil && ok && (state[0] == 'T' || state[0] == 't')
 }
 
-// refusal makes the error of an answer that is not 200.
+// refusal makes the error for an answer that is not 200.
 func refusal(resp *http.Response) error {
 	var f failure
 	if err := json.NewDecoder(resp.Body).Decode(&f); err != nil {

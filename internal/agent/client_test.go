@@ -13,11 +13,10 @@ import (
 	"time"
 )
 
-// Who asks an agent that is stopped is told of the process, and what to do, rather than left to
-// wait.
+// If the agent is stopped, the client names its process and says what to do, rather than wait.
 func TestStoppedAgentIsNamed(t *testing.T) {
 	const env = "SLUICE_TEST_SOCKET"
-	if path := os.Getenv(env); path != "" { // the process that is stopped
+	if path := os.Getenv(env); path != "" { // the stopped process
 		if _, err := Listen(path); err != nil {
 			t.Fatal(err)
 		}

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Conntrack is how full the kernel's connection table is.
+// Conntrack is the usage of the kernel's connection table.
 type Conntrack struct {
 	Count int `json:"count"`
 	Max   int `json:"max"`
 }
 
-// ReadConntrack reads the usage in the calling thread's network namespace. The limit is the
-// machine's as a whole on kernels that have no limit per namespace. The error wraps os.ErrNotExist
-// where connection tracking is not loaded.
+// ReadConntrack reads the usage in the calling thread's network namespace. On kernels without a
+// limit for each namespace, the limit is the whole machine's. The error wraps os.ErrNotExist if
+// connection tracking is not loaded.
 func ReadConntrack() (Conntrack, error) {
 	var c Conntrack
 	for key, value := range map[string]*int{"nf_conntrack_count": &c.Count, "nf_conntrack_max": &c.Max} {

@@ -14,28 +14,28 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// Drop is a packet that was dropped, with the names of what is known of it.
+// Drop is a packet that was dropped, with the names of its ends.
 type Drop struct {
 	Time      time.Time  `json:"time"`
 	Reason    state.Drop `json:"reason"`
 	From      Party      `json:"from"`
 	To        Party      `json:"to"`
 	Protocol  string     `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
-	Interface string     `json:"interface,omitempty"` // by which it came, or would have left
-	Says      string     `json:"says"`                // why, for people: of the state as it is now
+	Interface string     `json:"interface,omitempty"` // the interface through which it came, or would have left
+	Says      string     `json:"says"`                // the reason, for people, from the present state
 
-	// Step is what decided, where that was policy.
+	// Step is the decisive step, if it was one of policy.
 	Step *verdict.Step `json:"step,omitempty"`
 }
 
 // Party is one end of a packet.
 type Party struct {
-	Name    string     `json:"name,omitempty"` // "pod shop/web-1"; empty: nobody is known to have the address
+	Name    string     `json:"name,omitempty"` // "pod shop/web-1"; empty if nothing known has the address
 	Address netip.Addr `json:"address"`
 	Port    uint16     `json:"port,omitempty"`
 }
 
-// String returns "shop/web-1:80", or the address and port of what has no name.
+// String returns "shop/web-1:80", or address and port if there is no name.
 func (p Party) String() string {
 	name := strings.TrimPrefix(p.Name, "pod ")
 	switch {
@@ -49,7 +49,7 @@ func (p Party) String() string {
 	return p.Address.String()
 }
 
-// explain names a packet's ends, and says by the present state why it was dropped.
+// explain names a packet's ends, and derives from the present state why it was dropped.
 func (a *Agent) explain(p Packet) Drop {
 	f := p.Flow
 	d := Drop{Time: p.Time, Reason: p.Reason, Protocol: f.ProtocolName(),
@@ -70,7 +70,7 @@ func (a *Agent) explain(p Packet) Drop {
 	return d
 }
 
-// walk has the packet meet the present state where the kernel's program met it.
+// walk evaluates the packet against the present state, from where it met the kernel's chains.
 func walk(p *state.Policy, packet Packet) []verdict.Step {
 	f, in, out := packet.Flow, packet.In, packet.Out
 	switch {
@@ -86,8 +86,8 @@ func walk(p *state.Policy, packet Packet) []verdict.Step {
 	return append(verdict.Arrive(p, f, in), verdict.Input(p, f, in)...)
 }
 
-// forbidden walks the connection that an established packet belongs to: it went the packet's way or
-// the other. The end with the lower port is mostly the one that was connected to.
+// forbidden evaluates the connection of an established packet, which went in the packet's direction
+// or the opposite one. Mostly, the end with the lower port is the server.
 func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 	back := packet
 	back.In, back.Out = packet.Out, packet.In
@@ -117,7 +117,7 @@ func (d *Drop) decided(p Packet, steps []verdict.Step) {
 	}
 	if !denied {
 		if p.Reason != state.DropCut {
-			d.Says = "nothing denies it any more: what did has changed since"
+			d.Says = "nothing denies it any more: the policies have changed since"
 		}
 		return
 	}
@@ -128,24 +128,24 @@ func (d *Drop) decided(p Packet, steps []verdict.Step) {
 	}
 }
 
-// circumstance says what a reason means that is no policy's.
+// circumstance explains a reason other than a policy.
 func (d *Drop) circumstance() string {
 	switch d.Reason {
 	case state.DropSpoofed:
-		return fmt.Sprintf("no pod is known behind %s that has this address: its pod is not known yet, or it is not its own", cmp.Or(d.Interface, "its interface"))
+		return fmt.Sprintf("no known pod behind %s has this address: its pod is not known yet, or the address is forged", cmp.Or(d.Interface, "its interface"))
 	case state.DropUnknownPod:
-		return "an address of this node's pods, but of none that is known here with its policies"
+		return "an address of this node's pods, but of no pod that is known here with its policies"
 	case state.DropUnknownDevice:
-		return fmt.Sprintf("it is not known yet whose %s is", cmp.Or(d.Interface, "its interface"))
+		return fmt.Sprintf("it is not known yet which pod is behind %s", cmp.Or(d.Interface, "its interface"))
 	case state.DropCut:
 		return "established, and forbidden since"
 	case state.DropForeignError:
-		return "an ICMP error about a connection that is not known to be the sender's own"
+		return "an ICMP error about a connection that is not the sender's own, as far as known"
 	}
 	return string(d.Reason)
 }
 
-// whose names the pod or node that has an address; "" if none is known.
+// whose names the pod or node that has an address; "" if there is none.
 func (a *Agent) whose(addr netip.Addr) string {
 	if pod := a.Store.PodByAddr(addr); pod != nil {
 		return "pod " + pod.Name.String()

@@ -11,44 +11,43 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// Packet is the head of a packet that the driver's program dropped.
+// Packet is the header of a packet that the driver's chains dropped.
 type Packet struct {
 	Time    time.Time
 	Reason  state.Drop
 	Flow    verdict.Flow
 	In, Out int // indexes of interfaces; 0: none
-	Lost    int // packets between the one before and this one that could not be read
+	Lost    int // packets between the previous one and this one that could not be read
 }
 
-// errNoDrops tells why nobody can look at drops.
+// errNoDrops says why drops cannot be watched.
 var errNoDrops = errors.New("this agent does not carry out policy (--policy=false): it drops nothing that could be shown")
 
 // dropBacklog is how many drops may wait for one watcher.
 const dropBacklog = 1024
 
-// dropLog shares the kernel's log of drops among those who watch. It is open only while somebody
-// does: otherwise drops cost no more than dropping.
+// dropLog shares the kernel's log of drops between watchers. It is open only while there are some:
+// without watchers, logging costs nothing.
 type dropLog struct {
-	// open reads the log until ctx ends, and closes the channel once it is closed. nil: there is
-	// none.
+	// open reads the log until ctx ends, and then closes the channel. nil if there is no log.
 	open func(ctx context.Context) (<-chan Packet, error)
 
 	turn sync.Mutex // held while the log is opened or closed
-	stop func()     // closes the log, and returns once that is done; nil: it is not open
+	stop func()     // closes the log, and returns once that is done; nil while it is closed
 
-	mu       sync.Mutex // of what follows
+	mu       sync.Mutex // of the following fields
 	watchers map[*dropWatcher]struct{}
 }
 
-// dropWatcher is one who watches.
+// dropWatcher is a client that watches drops.
 type dropWatcher struct {
 	packets chan Packet // closed when the log has ended
 
 	mu             sync.Mutex
-	received, lost uint64 // packets taken; those that could not be read, or found no room
+	received, lost uint64 // packets that this watcher took; those that were unreadable or found no room
 }
 
-// watch returns a watcher of what is dropped from now on; the first opens the log.
+// watch returns a watcher of drops from now on. The first watcher opens the log.
 func (d *dropLog) watch() (*dropWatcher, error) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
@@ -95,7 +94,7 @@ func (d *dropLog) start() error {
 	return nil
 }
 
-// leave ends a watcher; the last closes the log.
+// leave removes a watcher. The last one closes the log.
 func (d *dropLog) leave(w *dropWatcher) {
 	d.turn.Lock()
 	defer d.turn.Unlock()
@@ -109,7 +108,7 @@ func (d *dropLog) leave(w *dropWatcher) {
 	}
 }
 
-// share hands each packet to every watcher, until the log ends.
+// share gives each packet to every watcher, until the log ends.
 func (d *dropLog) share(packets <-chan Packet) {
 	for p := range packets {
 		d.mu.Lock()
@@ -126,7 +125,7 @@ func (d *dropLog) share(packets <-chan Packet) {
 	d.mu.Unlock()
 }
 
-// take never waits: one who reads slowly must not keep others from seeing.
+// take never waits: a slow reader must not delay the others.
 func (w *dropWatcher) take(p Packet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,23 +9,23 @@ import (
 	"sluice.dev/sluice/internal/driver"
 )
 
-// DropReport is one line of what those get who watch drops: a drop, or how many were missed so far.
+// DropReport is one line for a watcher of drops: a drop, or how many were missed so far.
 type DropReport struct {
 	Drop   *Drop   `json:"drop,omitempty"`
 	Missed *Missed `json:"missed,omitempty"`
-	Error  string  `json:"error,omitempty"` // why nothing follows
+	Error  string  `json:"error,omitempty"` // why no more follow
 }
 
-// Missed counts the drops that one who watches has not been shown since they began.
+// Missed counts the drops that the watcher has not been shown since it began.
 type Missed struct {
-	Limited uint64 `json:"limited"` // more than the kernel tells of in a second
-	Lost    uint64 `json:"lost"`    // told, and not taken in time
+	Limited uint64 `json:"limited"` // above the rate at which the kernel logs
+	Lost    uint64 `json:"lost"`    // logged, and not taken in time
 }
 
-// missedEvery is the time between two looks at what was missed.
+// missedEvery is the time between two counts of missed drops.
 const missedEvery = time.Second
 
-// serveDrops streams drops, a JSON object a line, until the client goes.
+// serveDrops streams drops, one JSON object a line, until the client closes.
 func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 	watcher, err := a.drops.watch()
 	if err != nil {
@@ -38,7 +38,7 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	out := json.NewEncoder(w)
 	flush := http.NewResponseController(w).Flush
-	if flush() != nil { // the client knows by this that it misses nothing from now on
+	if flush() != nil { // tells the client that it misses nothing from now on
 		return
 	}
 	tick := time.NewTicker(missedEvery)
@@ -66,11 +66,11 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tally finds out what one who watches misses.
+// tally counts the drops that a watcher misses.
 type tally struct {
-	counter driver.Counter // nil: the driver does not count
+	counter driver.Counter // nil if the driver does not count
 	first   uint64         // packets dropped before
-	last    uint64         // packets dropped up to the last look
+	last    uint64         // packets dropped up to the previous count
 	told    Missed
 }
 
@@ -81,7 +81,7 @@ func newTally(ctx context.Context, d driver.Driver) *tally {
 	return t
 }
 
-// dropped is the number of packets dropped so far.
+// dropped returns the number of packets dropped so far.
 func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
 	if t.counter == nil {
 		return 0, false
@@ -93,9 +93,9 @@ func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
 	return n, err == nil
 }
 
-// missed returns what was missed since the beginning, or nil if nothing was since the last look.
-// What was dropped up to the last look is compared with what has come by now: packets on their way
-// are not missed.
+// missed returns the drops missed since the beginning, or nil if there are none since the previous
+// count. It compares the drops up to the previous count with the packets that have come by now:
+// packets in transit are not missed.
 func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
 	received, lost := w.counts()
 	now := Missed{Limited: t.told.Limited, Lost: lost}

@@ -23,16 +23,16 @@ var (
 	_ source.Source = (*fakeSource)(nil)
 )
 
-// fakeDriver keeps a kernel in memory and holds callers to the driver's contract.
+// fakeDriver keeps a kernel in memory and checks that callers keep the driver's contract.
 type fakeDriver struct {
 	mu       sync.Mutex
 	kernel   map[state.FrontendKey]*state.Frontend
-	adopted  bool                       // an Adopt's plan was applied, and nothing failed since
-	keeping  bool                       // the plan applied last kept something
-	named    map[state.FrontendKey]bool // in what was wanted in this life
-	fail     error                      // what every Apply returns
-	once     bool                       // only the next Apply does
-	gone     bool                       // someone else changed the kernel
+	adopted  bool                       // an Adopt's plan was applied, and nothing has failed since
+	keeping  bool                       // the plan applied last left something in the kernel
+	named    map[state.FrontendKey]bool // of what was wanted in this life
+	fail     error                      // error of every Apply
+	once     bool                       // error of the next Apply only
+	gone     bool                       // another program changed the kernel
 	applies  int
 	misused  []string
 	probeErr error
@@ -40,7 +40,7 @@ type fakeDriver struct {
 	aside    []driver.SetAside
 	counted  []driver.PolicyCounter
 	dropped  uint64
-	dropRead int // how often dropped was asked for
+	dropRead int // number of calls of dropped
 	countErr error
 }
 
@@ -48,7 +48,7 @@ func newFakeDriver() *fakeDriver {
 	return &fakeDriver{kernel: map[state.FrontendKey]*state.Frontend{}, named: map[state.FrontendKey]bool{}}
 }
 
-// restart ends the life of the driver that filled the kernel.
+// restart begins a new life of the driver on the same kernel.
 func (d *fakeDriver) restart() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -130,7 +130,7 @@ func (d *fakeDriver) DropCounts(context.Context) (map[state.Drop]uint64, error) 
 	return map[state.Drop]uint64{state.DropPolicy: d.dropped}, d.countErr
 }
 
-// counts makes the policies have decided so much.
+// counts sets how many connections the policies have decided.
 func (d *fakeDriver) counts(c ...driver.PolicyCounter) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,7 +150,7 @@ func (d *fakeDriver) SetAside() []driver.SetAside {
 	return d.aside
 }
 
-// sets aside what the kernel refuses.
+// setsAside replaces the list of what the kernel refuses.
 func (d *fakeDriver) setsAside(list ...driver.SetAside) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +178,7 @@ func (d *fakeDriver) applied() int {
 	return d.applies
 }
 
-// backends lists what the kernel holds, as "TCP 10.0.0.1:80 -> [10.1.0.1:8080]".
+// backends lists the kernel's frontends, as "TCP 10.0.0.1:80 -> [10.1.0.1:8080]".
 func (d *fakeDriver) backends() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -250,7 +250,7 @@ type fakeSource struct {
 	store *store.Store
 
 	mu      sync.Mutex
-	pending []store.Event // declared and not yet delivered; Flush delivers
+	pending []store.Event // declared and not yet delivered; Flush delivers it
 	synced  bool
 	issues  []model.Issue
 	broken  error
@@ -307,7 +307,7 @@ func (s *fakeSource) sync() {
 	s.store.SetSynced()
 }
 
-// lacks says what could not be read.
+// lacks sets what could not be read.
 func (s *fakeSource) lacks(lacking ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

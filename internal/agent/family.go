@@ -5,10 +5,10 @@ import "sluice.dev/sluice/internal/state"
 // families are the address families as kube-proxy names them.
 var families = [2]string{"IPv4", "IPv6"}
 
-// familyLabel is kube-proxy's label of metrics that it has for each family.
+// familyLabel is kube-proxy's metric label for the address family.
 var familyLabel = []string{"ip_family"}
 
-// bothFamilies is what a comparison of everything is about.
+// bothFamilies is what a full comparison covers.
 var bothFamilies = [2]bool{true, true}
 
 // familyOf is the index in families.
@@ -19,7 +19,7 @@ func familyOf(is4 bool) int {
 	return 1
 }
 
-// touched tells the families whose services a change is about: none, if it is one of policy alone.
+// touched returns the families whose services a change affects; none, if it changes policy alone.
 func touched(d state.Delta) (which [2]bool) {
 	if d.Services.Settings != nil {
 		return bothFamilies

@@ -9,51 +9,51 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// unhealthyAfter is how long a change may wait before the agent counts as unhealthy: kube-proxy
+// unhealthyAfter is how long a change may wait before the agent counts as unhealthy. kube-proxy
 // allows twice its sync period, which is 30 s.
 const unhealthyAfter = time.Minute
 
-// health is kube-proxy's notion of a working proxy, no change waits for the kernel longer than it
-// should; and apart from it, whether the agent works at all: a kernel that takes no changes is no
-// reason to end the agent. It is safe for concurrent use.
+// health is kube-proxy's notion of a working proxy: no change waits too long for the kernel.
+// Separately, it holds whether the agent works at all: a kernel that refuses changes is no reason
+// to end the agent. It is safe for concurrent use.
 type health struct {
 	limit    time.Duration // how long a change may wait
 	now      func() time.Time
-	eligible func() bool // false: the node is being deleted, so load balancers are to leave it
-	// blocked, if set, says why the agent is not ready though it has programmed what it knows; "":
-	// nothing keeps it.
+	eligible func() bool // false while the node is being deleted, so that load balancers leave it
+	// blocked, if set, says why the agent is not ready though it has programmed what it knows; ""
+	// if it is.
 	blocked func() string
 
 	mu      sync.Mutex
 	updated time.Time // when the kernel last had all that was wanted
-	pending time.Time // since when a change waits; zero: none does
-	turned  time.Time // when the loop last went round; zero: it has not begun
-	failure string    // why the last attempt failed; "": it did not
+	pending time.Time // since when a change has been waiting; zero if none is
+	turned  time.Time // when the loop last ran; zero before its first pass
+	failure string    // why the last attempt failed; "" if it succeeded
 }
 
-// beat says that the loop goes round.
+// beat records a pass of the loop.
 func (h *health) beat() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.turned = h.now()
 }
 
-// failed says that an attempt to program the kernel failed, and why.
+// failed records that an attempt to program the kernel failed, and why.
 func (h *health) failed(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.failure = err.Error()
 }
 
-// alive reports whether the loop goes round, whether or not what it attempts fails. One attempt may
-// take longer than a sync period of kube-proxy's, at a start with a million endpoints for one.
+// alive reports whether the loop runs, whether or not its attempts succeed. One attempt may take
+// longer than kube-proxy's sync period, for example the first one with a million endpoints.
 func (h *health) alive() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.turned.IsZero() || h.now().Sub(h.turned) < max(h.limit, unhealthyAfter)
 }
 
-// failing says why the kernel cannot be programmed at present; "" if it can, or if nothing was
+// failing returns why the kernel cannot be programmed at present; "" if it can, or if nothing was
 // tried yet.
 func (h *health) failing() string {
 	h.mu.Lock()
@@ -61,7 +61,7 @@ func (h *health) failing() string {
 	return h.failure
 }
 
-// queued says that a change waits for the kernel.
+// queued records that a change waits for the kernel.
 func (h *health) queued(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -70,7 +70,7 @@ func (h *health) queued(since time.Time) {
 	}
 }
 
-// applied says that the kernel has all that was wanted.
+// applied records that the kernel has all that was wanted.
 func (h *health) applied() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,7 +92,7 @@ func (h *health) ready() bool {
 	return !h.updated.IsZero()
 }
 
-// unready says why the agent is not ready; "" if it is.
+// unready returns why the agent is not ready; "" if it is.
 func (h *health) unready() string {
 	why := h.failing()
 	switch {
@@ -111,17 +111,17 @@ type healthBody struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
-	Healthy      bool                    `json:"healthy"` // of what is asked for alone, whatever befalls the node
+	Healthy      bool                    `json:"healthy"` // only what was asked for, whatever happens to the node
 	Status       map[string]familyHealth `json:"status,omitempty"`
 }
 
-// familyHealth is what is said of an address family. Both always fare alike here.
+// familyHealth is the health of an address family. Both are always the same here.
 type familyHealth struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
 }
 
-// body is the answer of /healthz, or of /livez where eligible is nil.
+// body is the answer of /healthz, or of /livez if eligible is nil.
 func (h *health) body(eligible *bool) healthBody {
 	ok, updated := h.healthy()
 	b := healthBody{LastUpdated: updated, CurrentTime: h.now(), NodeEligible: eligible, Healthy: ok}
@@ -129,8 +129,7 @@ func (h *health) body(eligible *bool) healthBody {
 		b.Healthy = h.alive()
 	}
 	if ok && b.Healthy {
-		// As kube-proxy has it: a healthy proxy is up to date now, also when nothing changed for
-		// long.
+		// As in kube-proxy, a healthy proxy is up to date now, even if nothing changed for long.
 		b.LastUpdated = b.CurrentTime
 	}
 	if !updated.IsZero() {

@@ -13,7 +13,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// get asks a handler and returns the status and the body's fields.
+// get sends a request to a handler and returns the status and the body's fields.
 func get(t *testing.T, h http.Handler, path string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -66,7 +66,7 @@ func TestHealthTransitions(t *testing.T) {
 	}
 }
 
-// In kube-proxy's place, a node without its object is no place for load balancers to send to.
+// In the role of kube-proxy, a node without its Node object gets no traffic from load balancers.
 func TestMissingNode(t *testing.T) {
 	for _, needed := range []bool{false, true} {
 		b := start(t, func(c *Config) { c.NodeNeeded = needed })
@@ -81,7 +81,7 @@ func TestMissingNode(t *testing.T) {
 	}
 }
 
-// kube-proxy says of each family when it was last up to date, once it has been.
+// As in kube-proxy, the body says for each family when it was last up to date, once it has been.
 func TestFamilyHealth(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	h := &health{limit: 10 * time.Second, now: func() time.Time { return now }, eligible: func() bool { return true }}

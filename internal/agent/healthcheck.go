@@ -21,13 +21,13 @@ type healthChecks struct {
 	log      *slog.Logger
 	healthy  func() bool // of the agent; called by many goroutines
 	conns    *connLimit  // of all servers together
-	maxPorts int         // that are open at once
+	maxPorts int         // open at the same time
 
 	mu      sync.Mutex
 	servers map[model.Name]*healthCheck
 }
 
-// healthCheck is one service's server; server is nil while its port cannot be had.
+// healthCheck is one service's server; server is nil while its port cannot be opened.
 type healthCheck struct {
 	want     compile.HealthCheck
 	local    atomic.Int64
@@ -67,7 +67,7 @@ func (h *healthChecks) apply(changes map[model.Name]*compile.HealthCheck) {
 	h.open()
 }
 
-// retry opens the ports that could not be had so far; cheap when there is none.
+// retry opens the ports that could not be opened so far. It is cheap if there are none.
 func (h *healthChecks) retry() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,7 +75,7 @@ func (h *healthChecks) retry() {
 }
 
 // open opens what is not open. Ports are freed before they are taken, so that two services can swap
-// theirs; of two that want the same port, the first by name gets it.
+// theirs. If two want the same port, the first by name gets it.
 func (h *healthChecks) open() {
 	var closed []*healthCheck
 	for _, c := range h.servers {
@@ -96,7 +96,7 @@ func (h *healthChecks) open() {
 	}
 }
 
-// issues names the services whose port cannot be had, sorted by name.
+// issues names the services whose port cannot be opened, sorted by name.
 func (h *healthChecks) issues() []model.Issue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -131,7 +131,7 @@ func (c *healthCheck) open(h *healthChecks) {
 	c.server = newServer(probeTimeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answerHealthCheck(w, name, c.local.Load(), h.healthy())
 	}))
-	// Nobody comes back on the same connection, and idle ones would outlive the port.
+	// No client reuses a connection, and idle ones would outlive the port.
 	c.server.SetKeepAlivesEnabled(false)
 	go serve(h.log, "health check of "+name.String(), c.server, h.conns.listen(l))
 }
@@ -139,7 +139,7 @@ func (c *healthCheck) open(h *healthChecks) {
 func (c *healthCheck) close() {
 	if c.server != nil {
 		_ = c.server.Close()
-		_ = c.listener.Close() // the server does not know it before its goroutine has run
+		_ = c.listener.Close() // the server learns of it only when its goroutine has run
 	}
 }
 

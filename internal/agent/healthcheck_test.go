@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// freePort returns a port that nobody listens on at the moment.
+// freePort returns a port that nothing listens on at the moment.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", ":0")
@@ -27,7 +27,7 @@ func freePort(t *testing.T) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// ask returns what a health check port answers; code 0 where nobody does.
+// ask returns the answer of a health check port; code 0 if nothing answers.
 func ask(t *testing.T, host string, port uint16) (code int, header http.Header, body map[string]any) {
 	t.Helper()
 	resp, err := http.Get(fmt.Sprintf("http://%s:%d/", host, port))
@@ -49,7 +49,7 @@ func newChecks(t *testing.T) (h *healthChecks, healthy *atomic.Bool) {
 	return h, healthy
 }
 
-// want is a change that asks for one health check.
+// want is a change with one health check.
 func want(name string, port uint16, local int) map[model.Name]*compile.HealthCheck {
 	n := model.Name{Namespace: "shop", Name: name}
 	return map[model.Name]*compile.HealthCheck{n: {Service: n, Port: port, LocalEndpoints: local}}
@@ -75,7 +75,7 @@ func TestHealthCheckAnswers(t *testing.T) {
 			for _, host := range []string{"127.0.0.1", "[::1]"} {
 				code, header, body := ask(t, host, port)
 				if code == 0 && host == "[::1]" {
-					continue // no IPv6 here
+					continue // without IPv6
 				}
 				if code != c.code {
 					t.Errorf("%s answers %d, want %d", host, code, c.code)

@@ -16,7 +16,7 @@ import (
 // openInterval is the time between two attempts to open an address that is taken.
 const openInterval = 500 * time.Millisecond
 
-// server is an HTTP server with what it listens on; the listener is nil while its address is taken.
+// server is an HTTP server with its listeners. A listener is nil while its address is taken.
 type server struct {
 	*http.Server
 	what, address string
@@ -24,9 +24,9 @@ type server struct {
 	listener      net.Listener
 }
 
-// newServer returns a server whose clients cannot hold it with slow requests. An answer may take as
-// long as timeout, and any time if that is 0. The body of a request is not there, unless a handler
-// gives it a time to be read in.
+// newServer returns a server whose clients cannot block it with slow requests. An answer may take
+// as long as timeout, and any time if that is 0. The body of a request cannot be read, unless a
+// handler sets a time for it.
 func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           answering(h),
@@ -39,8 +39,8 @@ func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	}
 }
 
-// listen opens all that the agent serves on, or nothing. An address that is taken, as by the
-// kube-proxy that is about to be replaced, is left for serve to open later, unless it must be had
+// listen opens all listeners of the agent, or none. An address that is taken, for example by the
+// kube-proxy that is about to be replaced, is left for serve to open later, unless it is required
 // now.
 func (a *Agent) listen() ([]server, error) {
 	var servers []server
@@ -66,23 +66,23 @@ func (a *Agent) listen() ([]server, error) {
 		}
 		s.listener, err = net.Listen("tcp", s.address)
 		if err != nil && (a.MustServe || !taken(err)) {
-			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or switch it off with %s=''", s.address, err, s.what, s.what))
+			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or turn it off with %s=''", s.address, err, s.what, s.what))
 		}
 		servers = append(servers, s)
 	}
 	return servers, nil
 }
 
-// taken reports whether an address cannot be had now, but may be later: somebody else has it, or
-// the host does not.
+// taken reports whether an address is unavailable now, but may be available later: another process
+// has it, or the host does not have it.
 func taken(err error) bool {
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
-// full reports whether a filesystem has no room: services do not wait for that.
+// full reports whether a filesystem has no space: services do not wait for that.
 func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
-// serve answers requests until the server is closed, from when its address can be had.
+// serve answers requests from when its address is available until the server is closed.
 func (a *Agent) serve(ctx context.Context, s server) {
 	if s.listener == nil {
 		s.listener = a.open(ctx, s.what, s.address)
@@ -99,14 +99,14 @@ func (a *Agent) serve(ctx context.Context, s server) {
 			return
 		}
 		a.Log.Warn("the socket has been removed; making it again", "socket", s.address)
-		socket.SetUnlinkOnClose(false) // the name is that of the next one
+		socket.SetUnlinkOnClose(false) // the name now belongs to the next one
 		_ = socket.Close()
 		<-served
 		s.listener = a.open(ctx, s.what, s.address)
 	}
 }
 
-// removed waits until a socket's file is gone, and reports whether that was before its server
+// removed waits until a socket's file is gone, and reports whether that happened before its server
 // ended.
 func removed(path string, served <-chan struct{}) bool {
 	again := time.NewTicker(openInterval)
@@ -131,8 +131,8 @@ func (a *Agent) listenOn(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// open waits for an address and opens it; it returns nil if ctx ends before. Meanwhile, the agent's
-// status says so.
+// open waits for an address and opens it; it returns nil if ctx ends first. Meanwhile, the status
+// names the address.
 func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
 	again := time.NewTicker(openInterval)
 	defer again.Stop()
@@ -178,7 +178,7 @@ func serve(log *slog.Logger, what string, s *http.Server, l net.Listener) {
 	}
 }
 
-// writeJSON answers a request; a client that has gone away is no error of ours.
+// writeJSON answers a request. A client that has gone away is not our error.
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// before fills the kernel as an earlier life of the agent has left it.
+// before fills the kernel with what an earlier life of the agent left there.
 func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 	return func(c *Config) {
 		s := store.New()
@@ -35,8 +35,8 @@ func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 	}
 }
 
-// What the source cannot read at the start stays in the kernel; once it has read everything, what
-// nobody declares goes.
+// What the source cannot read at the start stays in the kernel. Once it has read everything, what
+// is not declared goes.
 func TestWhatCannotBeReadIsKept(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2"), web(3, "10.1.0.3")))
 	b.source.lacks("b.yaml: somebody is writing it")
@@ -58,7 +58,7 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	if plan, err := b.client.Plan(t.Context()); err != nil || plan.Operations != 0 {
 		t.Errorf("plan while something is lacking: %+v, %v", plan, err)
 	}
-	b.source.deliver(gone(1)...) // seen to go
+	b.source.deliver(gone(1)...) // was seen to go
 	b.holds(t, web2, web3)
 
 	b.source.deliver(web(2, "10.1.0.2")...)
@@ -70,7 +70,7 @@ func TestWhatCannotBeReadIsKept(t *testing.T) {
 	}
 }
 
-// Policies that are all that is lacking keep no service, and no service's endpoints.
+// If only policies are lacking, no service and no endpoint is kept for it.
 func TestLackingPoliciesKeepNoService(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
 	b.source.lacks("p.yaml: it is at fault")
@@ -106,7 +106,7 @@ func TestUnreadEndpointsAreKept(t *testing.T) {
 	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
 }
 
-// An endpoint that was read and went is no endpoint that could not be read.
+// An endpoint that was read and then deleted does not count as unreadable.
 func TestLastEndpointGoesWhileKeeping(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
 	b.source.lacks("b.yaml: somebody is writing it")
@@ -125,7 +125,7 @@ func TestLastEndpointGoesWhileKeeping(t *testing.T) {
 	}
 }
 
-// Only what was applied counts: what stays is in the status from then on, and until its removal
+// Only applied plans count: what was kept is in the status from then on, until its removal
 // succeeds.
 func TestKeptIsWhatWasApplied(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
@@ -152,7 +152,8 @@ func TestKeptIsWhatWasApplied(t *testing.T) {
 	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && s.Kept == 0 })
 }
 
-// What goes because everything is read at last was nobody's tampering, also if an audit removes it.
+// What is removed because everything has been read at last does not count as tampering, even if an
+// audit removes it.
 func TestEndOfLackingIsNoHeal(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")), func(c *Config) { c.AuditInterval = time.Millisecond })
 	b.source.lacks("b.yaml: somebody is writing it")
@@ -167,7 +168,7 @@ func TestEndOfLackingIsNoHeal(t *testing.T) {
 	}
 }
 
-// Where the kernel has nothing that could be lost, nothing is lacking to anyone.
+// If the kernel has nothing to lose, nothing counts as lacking.
 func TestNothingToKeep(t *testing.T) {
 	b := start(t)
 	b.source.lacks("/manifests: it holds no manifests")
@@ -180,8 +181,8 @@ func TestNothingToKeep(t *testing.T) {
 	}
 }
 
-// Where the kernel has nothing to keep, a service without endpoints is refused at once, by an
-// adoption as by an update, and the audit agrees.
+// If the kernel has nothing to keep, a service without endpoints is refused at once, by adoption
+// and update alike, and the audit agrees.
 func TestNothingToKeepWithoutEndpoints(t *testing.T) {
 	const web1, web2 = "TCP 10.0.0.1:80 -> []", "TCP 10.0.0.2:80 -> []"
 	b := start(t, func(c *Config) { c.AuditInterval = 20 * time.Millisecond })
@@ -191,7 +192,7 @@ func TestNothingToKeepWithoutEndpoints(t *testing.T) {
 	b.holds(t, web1)
 	b.source.deliver(web(2)...)
 	b.holds(t, web1, web2)
-	for range 3 { // some audits
+	for range 3 { // a few audits
 		if err := b.client.Sync(t.Context()); err != nil {
 			t.Errorf("Sync: %v", err)
 		}
@@ -212,7 +213,7 @@ func (d forgetful) Capabilities() driver.Capabilities {
 	return c
 }
 
-// A driver that knows no keeping adopts as ever.
+// A driver that cannot keep anything adopts as ever.
 func TestDriverThatKeepsNothing(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = forgetful{c.Driver.(*fakeDriver)} })
 	b.source.lacks("b.yaml: it is at fault")
@@ -228,8 +229,7 @@ func TestKeepingNamesFew(t *testing.T) {
 	}
 }
 
-// Whoever rolls the agent out stops where it knows no pods, or is said to be on a node that there
-// is none of.
+// A rollout stops at an agent that knows no pods, or whose node name belongs to no Node.
 func TestNotReady(t *testing.T) {
 	b := start(t)
 	readyz := func() string {

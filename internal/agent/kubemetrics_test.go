@@ -10,11 +10,11 @@ import (
 )
 
 // kubeMetrics are the metrics of kube-proxy 1.37 in nftables mode, with their types and labels.
-// Those that mean nothing here say why.
+// Those without a meaning here say why.
 var kubeMetrics = []struct {
 	name    string
 	kind    dto.MetricType
-	labels  string // parted by commas, sorted
+	labels  string // comma-separated, sorted
 	buckets string // of a histogram: number, first and last
 	not     string // why it is not served
 }{
@@ -41,8 +41,8 @@ var kubeMetrics = []struct {
 	{name: "kubeproxy_nftables_localhost_nodeport_rejected_packets_total", not: "node ports are not served on loopback addresses"},
 }
 
-// Monitoring that was made for kube-proxy finds its metrics by name, type and labels; we have no
-// others under its prefix.
+// Monitoring made for kube-proxy finds its metrics by name, type and labels, and finds no others
+// under kube-proxy's prefix.
 func TestKubeProxyMetrics(t *testing.T) {
 	b := start(t)
 	b.source.sync()

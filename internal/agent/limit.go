@@ -12,22 +12,22 @@ import (
 
 // Time-outs of a request to an HTTP server.
 const (
-	headerTimeout = 5 * time.Second // until the client has sent all of the header
+	headerTimeout = 5 * time.Second // until the client has sent the whole header
 	probeTimeout  = 10 * time.Second
-	// pageTimeout is how long metrics and profiles may take, beside the seconds that a profile is
-	// asked for; a scraper of a busy machine has more patience than a probe.
+	// pageTimeout is how long metrics and profiles may take, beside the duration requested for a
+	// profile. A scraper of a busy machine waits longer than a probe.
 	pageTimeout = time.Minute
 )
 
-// connLimit bounds how many connections its listeners have together. When there are as many, the
-// oldest that is not being answered makes room for a new one: who holds connections without end
-// loses them, and a probe, which is new and soon over, is answered. Were new ones refused or left
-// waiting, an attacker's would keep the probes out.
+// connLimit bounds the total connections of its listeners. At the limit, a new connection replaces
+// the oldest one that is not being answered: a client that holds connections for ever loses them,
+// and a probe, which is new and short, is answered. If new ones were refused or queued, an
+// attacker's connections would keep the probes out.
 type connLimit struct {
 	most int
 
 	mu    sync.Mutex
-	conns list.List // of *limitedConn, the oldest first
+	conns list.List // of *limitedConn, oldest first
 }
 
 // grace is how long a connection has to send its request, however many come after it.
@@ -63,7 +63,7 @@ func (c *connLimit) admit(conn net.Conn) net.Conn {
 	return admitted
 }
 
-// victim is the connection that has to go, if there are too many.
+// victim returns the connection that must close, if there are too many.
 func (c *connLimit) victim() *limitedConn {
 	if c.conns.Len() <= c.most {
 		return nil
@@ -82,13 +82,13 @@ type limitedConn struct {
 	since time.Time
 	place *list.Element
 
-	answered bool // now; limit.mu guards it
+	answered bool // at present; limit.mu guards it
 }
 
 // Close implements net.Conn.
 func (c *limitedConn) Close() error {
 	c.limit.mu.Lock()
-	c.limit.conns.Remove(c.place) // which does nothing the second time
+	c.limit.conns.Remove(c.place) // a second call does nothing
 	c.limit.mu.Unlock()
 	return c.Conn.Close()
 }
@@ -101,14 +101,14 @@ func (c *limitedConn) answers(now bool) {
 
 type connKey struct{}
 
-// keepConn has request's handler find its connection.
+// keepConn lets request's handler find its connection.
 func keepConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// answering wraps a handler that needs no body of a request: what a client announces is not waited
-// for, or it would hold the connection for as long as it likes. (http.Server.ReadTimeout would do,
-// but ends longer answers as well.)
+// answering wraps a handler that needs no request body. It does not wait for a body that a client
+// announces: otherwise the client could hold the connection as long as it likes.
+// (http.Server.ReadTimeout would do, but ends longer answers as well.)
 func answering(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if conn, ok := r.Context().Value(connKey{}).(*limitedConn); ok {
@@ -123,16 +123,16 @@ func answering(h http.Handler) http.Handler {
 	})
 }
 
-// limits are how many descriptors clients may take; the rest is for the kernel, the sources and the
-// files that they read.
+// limits are how many descriptors clients may use; the rest is for the kernel, the sources and
+// their files.
 type limits struct {
 	socket, metrics, health *connLimit
 	checks                  *connLimit // of all healthCheckNodePorts together
-	checkPorts              int        // healthCheckNodePorts that are listened on
+	checkPorts              int        // healthCheckNodePorts with a listener
 }
 
-// shareDescriptors parts the descriptors that the process may have. (The Go runtime has raised the
-// soft limit to the hard one.)
+// shareDescriptors divides up the descriptors that the process may have. (The Go runtime has raised
+// the soft limit to the hard one.)
 func shareDescriptors() limits {
 	all := uint64(1024)
 	var have syscall.Rlimit

@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/kubeproxy"
 )
 
-// Requests that clients do not end: without all of the header, without the body that it promises,
-// and without a word.
+// These are requests that clients do not finish: without the whole header, without the announced
+// body, and without a byte.
 var unfinished = []string{
 	"GET / HTTP/1.1\r\nHost: x\r\n",
 	"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
@@ -25,8 +25,8 @@ var unfinished = []string{
 	"",
 }
 
-// hold makes so many connections that do not end the given requests; those that are open still are
-// counted.
+// hold makes n connections with the given unfinished requests, and counts those that are still
+// open.
 func hold(t *testing.T, address string, n int, unfinished ...string) (open *atomic.Int64) {
 	t.Helper()
 	open = new(atomic.Int64)
@@ -46,7 +46,7 @@ func hold(t *testing.T, address string, n int, unfinished ...string) (open *atom
 	return open
 }
 
-// probe asks as a load balancer does: each time on a connection of its own.
+// probe asks as a load balancer does: each time on a new connection.
 func probe(url string) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	answer, err := client.Get(url)
@@ -61,8 +61,8 @@ func probe(url string) error {
 	return err
 }
 
-// listening is an agent that is ready, and where it is asked over TCP: its pages by address.
-func listening(t *testing.T) (b *bed, pages map[string]string) {
+// listening is a ready agent with its HTTP addresses: its pages by address.
+func listening(t *testing.T) (b *testAgent, pages map[string]string) {
 	t.Helper()
 	metrics, health := fmt.Sprintf("127.0.0.1:%d", freePort(t)), fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	b = start(t, func(c *Config) {
@@ -77,8 +77,7 @@ func listening(t *testing.T) (b *bed, pages map[string]string) {
 	return b, map[string]string{metrics: "/metrics", health: "/healthz", fmt.Sprintf("127.0.0.1:%d", check): "/"}
 }
 
-// Clients that do not end their requests are gone within seconds, and keep nobody else from being
-// answered.
+// Clients that do not finish their requests are gone within seconds, and delay no others.
 func TestUnfinishedRequests(t *testing.T) {
 	_, pages := listening(t)
 	open := map[string]*atomic.Int64{}
@@ -100,7 +99,7 @@ func TestUnfinishedRequests(t *testing.T) {
 	}
 }
 
-// However many connections there are, the newest is answered, and the oldest are closed.
+// However many connections there are, the newest is answered and the oldest are closed.
 func TestConnectionsAreBounded(t *testing.T) {
 	limit := &connLimit{most: 3}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -123,7 +122,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// What takes longer than a request may: profiles, and what is streamed over the socket.
+// Some answers may take longer than a request: profiles, and streams over the socket.
 func TestLongAnswers(t *testing.T) {
 	_, pages := listening(t)
 	for address, page := range pages {
@@ -145,10 +144,10 @@ func TestLongAnswers(t *testing.T) {
 	}
 }
 
-// fewDescriptors is how many a process gets that is started by TestFewDescriptors.
+// fewDescriptors is the limit of the process that TestFewDescriptors starts.
 const fewDescriptors = 96
 
-// With few descriptors, an agent goes on programming whatever clients do, and answers.
+// With few descriptors, an agent goes on programming and answering, whatever clients do.
 func TestFewDescriptors(t *testing.T) {
 	if os.Getenv("SLUICE_TEST_FEW") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestFewDescriptors$", "-test.v")
@@ -158,7 +157,7 @@ func TestFewDescriptors(t *testing.T) {
 		}
 		return
 	}
-	// Those that the test itself needs for its clients are another process's.
+	// The descriptors that the test needs for its own clients are in another process.
 	var stand standIn
 	stand.start(t)
 	b, pages := listening(t)
@@ -184,8 +183,8 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	eventually(t, "all is programmed", func() bool { return len(b.driver.backends()) == 29 })
 	for address, page := range pages {
-		// Few descriptors are few connections: one of a crowd that comes at once may have to try
-		// again.
+		// With few descriptors there are few connections: a client among many that come at once may
+		// have to try again.
 		eventually(t, page+" answers", func() bool { return probe("http://"+address+page) == nil })
 	}
 	if _, err := b.client.Status(t.Context()); err != nil {
@@ -193,8 +192,8 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// quietPorts are ports that nobody listens on at the moment, each another, and that no client is
-// given as its own.
+// quietPorts are distinct ports that nothing listens on at the moment, and that no client gets as
+// its own.
 func quietPorts(n int) (ports []uint16) {
 	for port := uint16(20000); len(ports) < n; port++ {
 		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
@@ -205,7 +204,7 @@ func quietPorts(n int) (ports []uint16) {
 	return ports
 }
 
-// standIn is a process that holds connections.
+// standIn is a process that holds connections for the test.
 type standIn struct{ in io.WriteCloser }
 
 func (s *standIn) start(t *testing.T) {
@@ -231,7 +230,7 @@ func (s *standIn) hold(t *testing.T, address string) {
 	}
 }
 
-// TestHolder is the process of a standIn: it holds 300 connections to each address that it is told.
+// TestHolder is the process of a standIn: it holds 300 connections to each address that it gets.
 func TestHolder(t *testing.T) {
 	if os.Getenv("SLUICE_TEST_HOLDER") == "" {
 		t.Skip("a part of TestFewDescriptors")
@@ -247,7 +246,7 @@ func TestHolder(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = conn.Close() }()
-			_, _ = io.WriteString(conn, unfinished[i%2*3]) // kept open as long as can be
+			_, _ = io.WriteString(conn, unfinished[i%2*3]) // kept open as long as possible
 		}
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// metrics are kube-proxy's, by their names and labels, where we have the same thing to say, and our
-// own under sluice_. One transaction programs both address families, so what it took counts for
-// each family whose services it was about.
+// metrics are kube-proxy's, with their names and labels, where we have the same to report, and our
+// own under sluice_. One transaction programs both address families, so its duration counts for
+// each family whose services it changed.
 type metrics struct {
 	registry *prometheus.Registry
 	started  time.Time
@@ -44,8 +44,8 @@ func newMetrics(a *Agent) *metrics {
 		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", syncBuckets()),
 		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed of services.", syncBuckets()),
 		programming: kubeHistogram("network_programming_duration_seconds", "Time from when a pod or service changed, as its EndpointSlice says, to the kernel's acknowledgement.", programmingBuckets()),
-		lastSync:    byFamily("sync_proxy_rules_last_timestamp_seconds", "When the kernel last had all that was wanted, as Unix time."),
-		lastQueued:  byFamily("sync_proxy_rules_last_queued_timestamp_seconds", "When the last change that was taken up had come, as Unix time."),
+		lastSync:    byFamily("sync_proxy_rules_last_timestamp_seconds", "Unix time at which the kernel last had everything wanted."),
+		lastQueued:  byFamily("sync_proxy_rules_last_queued_timestamp_seconds", "Unix time at which the last processed change had arrived."),
 
 		endpointsTotal:   kubeCounter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints seen."),
 		servicesTotal:    kubeCounter("sync_proxy_rules_service_changes_total", "Changes of services seen."),
@@ -64,7 +64,7 @@ func newMetrics(a *Agent) *metrics {
 			Name: "sluice_apply_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
 			Help: "Time to plan and apply, by path: update (what changed) or adopt (everything compared).",
 		}, []string{"path"}),
-		heals:           prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_heals_total", Help: "Times that someone else's change of our tables was undone."}),
+		heals:           prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_heals_total", Help: "Times that another program's change of our tables was undone."}),
 		operationsTotal: prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_operations_total", Help: "Kernel operations applied."}),
 	}
 	for _, family := range families { // that are there from the start
@@ -82,8 +82,8 @@ func newMetrics(a *Agent) *metrics {
 	return m
 }
 
-// handler serves /metrics, and /proxyMode and /healthz as kube-proxy does beside it; what else is
-// asked for is for more to answer, unless that is nil.
+// handler serves /metrics, and /proxyMode and /healthz at the same address, as kube-proxy does.
+// more, if set, answers everything else.
 func (m *metrics) handler(more http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	if more != nil {
@@ -112,9 +112,9 @@ func (m *metrics) took(d store.Dirty) {
 	m.endpointsPending.Add(float64(d.EndpointChanges))
 }
 
-// applied counts that what was taken is in the kernel, but for services that wait; since is when
-// the oldest of it was queued, or zero if nothing was, and caused is when what its EndpointSlices
-// tell of happened.
+// applied counts that the taken changes are in the kernel, except for services that wait. since is
+// when the oldest of them was queued, or zero if there are none; caused is when the events behind
+// their EndpointSlices happened.
 func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger, waiting int) {
 	m.servicesPending.Set(float64(waiting))
 	m.endpointsPending.Set(0)
@@ -123,7 +123,7 @@ func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger,
 	}
 	m.programmed(done.Time, caused)
 	if done.Path == "" {
-		return // nothing on this node depends on what changed
+		return // nothing on this node depends on the change
 	}
 	m.operationsTotal.Add(float64(done.Operations))
 	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)
@@ -142,8 +142,8 @@ func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger,
 	}
 }
 
-// programmed counts how long the kernel took to follow what happened. As with kube-proxy, what
-// happened before the agent's start is not its business.
+// programmed counts how long the kernel took to follow an event. As in kube-proxy, events before
+// the agent's start do not count.
 func (m *metrics) programmed(now time.Time, caused []store.Trigger) {
 	for _, c := range caused {
 		if c.At.After(m.started) {
@@ -192,29 +192,29 @@ func programmingBuckets() []float64 {
 		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))
 }
 
-// collector makes, at each scrape, the gauges that are views of what the agent holds.
+// collector makes, at each scrape, the gauges of the agent's current state.
 type collector struct{ *Agent }
 
-// maxIssueSeries bounds the series that faulty objects make; sluice_issues counts all of them.
+// maxIssueSeries limits the series for faulty objects; sluice_issues counts all of them.
 const maxIssueSeries = 100
 
 var (
 	descBuild     = desc("build_info", "The agent's version and node.", "version", "node")
 	descSynced    = desc("source_synced", "1 once the source has been read in full.", "source")
 	descObjects   = desc("source_objects", "Objects delivered by the source.", "source", "kind")
-	descSkipped   = desc("source_skipped", "Objects of the source that were passed over.", "source", "kind")
+	descSkipped   = desc("source_skipped", "Objects of the source that were skipped.", "source", "kind")
 	descFrontends = desc("frontends", "Frontends (address, protocol, port) wanted on this node.")
 	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
-	descKept      = desc("frontends_kept", "Frontends, and parts of policy, in the kernel that stay only because not everything could be read.")
+	descKept      = desc("frontends_kept", "Frontends, and parts of policy, that stay in the kernel only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
-	descAside     = desc("set_aside", "Objects of which the kernel refuses something, which is set aside.")
+	descAside     = desc("set_aside", "Objects that are partly set aside, as the kernel refuses something of them.")
 	descPolicies  = desc("policies", "Policies known, on this node or not.")
 	descPods      = desc("policy_local_pods", "Pods of this node that a policy applies to.")
 	descDecided   = desc("policy_connections_total", "Connections that a policy decided, since it was first programmed.", "policy", "verdict")
 	descList      = desc("address_list_entries", "Networks in an address list that is read from a file.", "list")
 	descDropped   = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
-	descCut       = desc("policy_connections_cut_total", "Established connections that policy has come to forbid and that were cut, or that it allows again and that were given back.")
+	descCut       = desc("policy_connections_cut_total", "Established connections that were cut because policy came to forbid them, or that were allowed again.")
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
 	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
@@ -276,8 +276,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectPolicy makes the metrics of policy, where that is carried out. What cannot be read is left
-// out.
+// collectPolicy makes the metrics of policy, if it is enforced. What cannot be read is left out.
 func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	s := c.policyStatus()
 	if s == nil {

@@ -65,8 +65,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// Endpoints that changed after the agent's start say when, and it is counted how long the kernel
-// took from then.
+// Endpoints that changed after the agent's start carry the time of the change, and the time until
+// the kernel has it is measured.
 func TestNetworkProgramming(t *testing.T) {
 	b := start(t)
 	b.source.sync()

@@ -12,11 +12,11 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// nodesFor is how long the nodes' addresses are taken to stay as they are.
+// nodesFor is how long the nodes' addresses are cached.
 const nodesFor = 5 * time.Second
 
-// nodeAddresses finds the node that has an address. It looks through all nodes now and then, as it
-// is asked by people alone.
+// nodeAddresses finds the node that has an address. It scans all nodes now and then, as only people
+// ask it.
 type nodeAddresses struct {
 	mu   sync.Mutex
 	read time.Time
@@ -39,9 +39,9 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 	return n.name[addr]
 }
 
-// misnamed says that there are Nodes and none has this node's name; "" if it is not so. A wrong
-// name looks like that, and so does a node that has not been registered yet: what is declared for
-// this node isn't known.
+// misnamed says that there are Nodes and none has this node's name; "" otherwise. The cause is a
+// wrong name or a node that is not registered yet. In both cases, the objects declared for this
+// node are not known.
 func (a *Agent) misnamed() string {
 	if a.Store.Node(a.Node) != nil {
 		return ""
@@ -56,10 +56,10 @@ func (a *Agent) misnamed() string {
 	if len(names) > most {
 		text += ", …"
 	}
-	return fmt.Sprintf("there is no Node object of the name %s, and there are others (%s): give --node this node's", a.Node, text)
+	return fmt.Sprintf("there is no Node object named %s, but there are others (%s): set --node to this node's name", a.Node, text)
 }
 
-// sourceStatus is what the source says; what is declared for a node of which nothing is known is
+// sourceStatus is the source's status. If nothing is known of this node, what is declared for it is
 // lacking, too.
 func (a *Agent) sourceStatus() source.Status {
 	s := a.Source.Status()

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// A node whose name no Node has is not ready, and keeps what the kernel has until it is known who
-// it is.
+// A node whose name no Node has is not ready, and keeps what the kernel has until its Node is
+// known.
 func TestMisnamedNodeIsNotReady(t *testing.T) {
 	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
 	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
@@ -29,7 +29,7 @@ func TestMisnamedNodeIsNotReady(t *testing.T) {
 	const grown = "TCP 10.0.0.1:80 -> [10.1.0.1:8080 10.1.0.9:8080]"
 	b.holds(t, grown, web2)
 	eventually(t, "it is kept", func() bool { return b.Status().Kept == 1 })
-	const reason = "there is no Node object of the name node-a, and there are others (Node-A, node-b): give --node this node's"
+	const reason = "there is no Node object named node-a, but there are others (Node-A, node-b): set --node to this node's name"
 	if s := b.Status(); s.OK || !strings.Contains(strings.Join(s.Problems, "\n"), reason) {
 		t.Errorf("status: %+v", s)
 	}

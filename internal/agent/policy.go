@@ -14,23 +14,23 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// PolicyReport is a policy as it is on this node.
+// PolicyReport is a policy as this node has it.
 type PolicyReport struct {
 	compile.PolicyView
-	// Allowed and Denied are the connections that it has decided, for or against, since it was
-	// first programmed; absent where it is not programmed or nobody counts.
+	// Allowed and Denied count the connections that it has allowed and denied since it was first
+	// programmed. They are absent if it is not programmed or the driver does not count.
 	Allowed *uint64 `json:"allowed,omitempty"`
 	Denied  *uint64 `json:"denied,omitempty"`
-	// Issues are what is wrong with it beside what Refused says, each with what is in force in the
-	// meantime. Of one that is not in force at all there is nothing else, but its name.
+	// Issues are its faults except those in Refused, each with what is in force meanwhile. If
+	// nothing of it is in force, the report has only its name beside.
 	Issues []string `json:"issues,omitempty"`
 }
 
-// errNoPolicy tells why there is nothing to say about policies.
+// errNoPolicy says why there is nothing to report about policies.
 var errNoPolicy = fmt.Errorf("this agent does not carry out policy: it was started with --policy=false")
 
-// Policies returns all policies in the order in which packets meet them, then those of which
-// nothing is in force as they are at fault; safe for concurrent use.
+// Policies returns all policies in the order in which packets meet them, then faulty ones of which
+// nothing is in force. It is safe for concurrent use.
 func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	a.compiling.Lock()
 	on := a.Compiler.State().Policy != nil
@@ -72,8 +72,7 @@ func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
 	return faults
 }
 
-// notes are the issues' reasons with what is in force; what a policy is refused for is said by
-// itself.
+// notes returns the issues' reasons with what is in force. Reasons in Refused are left out.
 func notes(issues []model.Issue, refused string) (notes []string) {
 	for _, i := range issues {
 		if i.Reason == refused {
@@ -92,7 +91,7 @@ func keyOf(v compile.PolicyView) model.PolicyKey {
 	return model.PolicyKey{Kind: model.Kind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 }
 
-// counters reads what policies have decided; nothing, if the driver does not count.
+// counters reads how many connections policies have decided; nothing if the driver does not count.
 func (a *Agent) counters(ctx context.Context) (map[model.PolicyKey]driver.PolicyCounter, error) {
 	counter := a.Driver.Capabilities().Counter
 	if counter == nil {
@@ -112,12 +111,12 @@ func (a *Agent) counters(ctx context.Context) (map[model.PolicyKey]driver.Policy
 // PolicyStatus sums up what policy does on the node.
 type PolicyStatus struct {
 	Policies int `json:"policies"` // known, on this node or not
-	Selected int `json:"selected"` // pods of this node that a policy applies to
+	Selected int `json:"selected"` // pods of this node that a policy selects
 	Local    int `json:"local"`    // pods of this node
-	Programs int `json:"programs"` // what they are judged by; pods with the same policies share one
+	Programs int `json:"programs"` // programs that judge them; pods with the same policies share one
 
-	Sets        int `json:"sets"`        // sets of pods' addresses that are programmed
-	Members     int `json:"members"`     // addresses in them, each set's own
+	Sets        int `json:"sets"`        // sets of pod addresses that are programmed
+	Members     int `json:"members"`     // addresses in them, counted for each set
 	Lists       int `json:"lists"`       // lists of networks that are programmed
 	ListEntries int `json:"listEntries"` // networks in them
 
@@ -125,15 +124,15 @@ type PolicyStatus struct {
 	AddressLists map[string]int `json:"addressLists,omitempty"`
 	// Bridged are the pods behind a bridge, sorted. They are judged by their address alone.
 	Bridged []string `json:"bridged,omitempty"`
-	// Unrouted are the pods to which no route of the main table leads, sorted: nothing that they
-	// send passes.
+	// Unrouted are the pods to which no route of the main table leads, sorted. Everything that they
+	// send is dropped.
 	Unrouted []string `json:"unrouted,omitempty"`
-	// Refused are the policies that deny all they select, as they can't be taken as they are
+	// Refused are the policies that deny everything they select, as they cannot be carried out as
 	// written.
 	Refused []string `json:"refused,omitempty"`
 }
 
-// policyStatus returns nil where policy is not carried out.
+// policyStatus returns nil if policy is not enforced.
 func (a *Agent) policyStatus() *PolicyStatus {
 	var s PolicyStatus
 	counts := a.Store.Counts()
@@ -187,10 +186,10 @@ func (s *PolicyStatus) pods(p *state.Policy) {
 	s.Bridged, s.Unrouted = slices.Sorted(maps.Keys(bridged)), slices.Sorted(maps.Keys(unrouted))
 }
 
-// Bridge says in words what is different for pods behind a bridge.
+// Bridge explains what is different for pods behind a bridge.
 func (s *PolicyStatus) Bridge() string {
-	return Count(len(s.Bridged), "pod") + " behind a bridge: judged by address alone, as nobody can tell which of them sent a packet, " +
-		"and between themselves only if the bridge hands packets to the rules of IP (see 'sluice preflight'): " + some(s.Bridged)
+	return Count(len(s.Bridged), "pod") + " behind a bridge: judged by address alone, as a packet does not show which of them sent it, " +
+		"and between themselves only if the bridge passes packets to the IP hooks (see 'sluice preflight'): " + some(s.Bridged)
 }
 
 // NoRoute says in words what becomes of pods without a route.

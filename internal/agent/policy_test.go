@@ -24,8 +24,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// startPolicy runs an agent that carries out policy; its links are told.
-func startPolicy(t *testing.T, change ...func(*Config)) *bed {
+// startPolicy runs an agent that enforces policy and knows its links.
+func startPolicy(t *testing.T, change ...func(*Config)) *testAgent {
 	t.Helper()
 	links := make(chan model.Links, 1)
 	links <- shopLinks()
@@ -40,7 +40,7 @@ func startPolicy(t *testing.T, change ...func(*Config)) *bed {
 	return b
 }
 
-// shop is a node with the pods web, db and bridged; db lets nobody but the pods of app=api in.
+// shop is a node with the pods web, db and bridged; db admits only pods of app=api.
 func shop() []store.Event {
 	pod := func(name string, ips ...string) store.Event {
 		p := &model.Pod{Name: model.Name{Namespace: "shop", Name: name}, Node: "node-a", Labels: map[string]string{"app": name}}
@@ -229,7 +229,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// What a policy is refused for is said once.
+// The reason why a policy is refused is given once.
 func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
 	b := startPolicy(t)
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}
@@ -243,7 +243,7 @@ func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
 	})
 }
 
-// What other nodes judge, and what the kernel may do otherwise, is not passed over.
+// What other nodes decide, and what the kernel may do otherwise, is mentioned.
 func TestExplainIsNotSure(t *testing.T) {
 	b := startPolicy(t)
 	for i, node := range []string{"node-b", "node-c"} {
@@ -259,7 +259,7 @@ func TestExplainIsNotSure(t *testing.T) {
 	}
 }
 
-// While the kernel has what an earlier agent left there, it may contradict every answer.
+// While the kernel has what an earlier agent left there, every answer may be wrong.
 func TestExplainWarnsOfWhatIsKept(t *testing.T) {
 	b := startPolicy(t, before(t, web(2, "10.1.0.9")), func(c *Config) {
 		c.Source.(*fakeSource).lacks("policy.yaml: it is at fault")
@@ -276,7 +276,7 @@ func TestExplainWarnsOfWhatIsKept(t *testing.T) {
 	}
 }
 
-// A broken counter is an error for those who ask, and no end of the metrics.
+// A broken counter is an error for those who ask, and does not end the metrics.
 func TestCountersFail(t *testing.T) {
 	b := startPolicy(t)
 	b.driver.mu.Lock()
@@ -308,17 +308,17 @@ func TestDropsHaveNames(t *testing.T) {
 		{Packet{Reason: state.DropPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12},
 			"shop/web:40000", "shop/db:5432", "shop/db, ingress: isolated by NetworkPolicy shop/db"},
 		{Packet{Reason: state.DropPolicy, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
-			"shop/db:40000", "shop/web:80", "has changed since"},
+			"shop/db:40000", "shop/web:80", "have changed since"},
 		{Packet{Reason: state.DropCut, Flow: back, In: 12, Out: 11},
 			"shop/db:5432", "shop/web:40000", "established, and forbidden since: shop/db, ingress: isolated"},
 		{Packet{Reason: state.DropCut, Flow: flow("10.1.0.2", "10.1.0.1", 80), In: 12, Out: 11},
 			"shop/db:40000", "shop/web:80", "established, and forbidden since"},
 		{Packet{Reason: state.DropSpoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
-			"10.1.0.7:40000", "node node-a:22", "no pod is known behind veth-web that has this address"},
+			"10.1.0.7:40000", "node node-a:22", "no known pod behind veth-web has this address"},
 		{Packet{Reason: state.DropUnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
-			"203.0.113.9:40000", "10.1.0.77:80", "none that is known"},
+			"203.0.113.9:40000", "10.1.0.77:80", "no pod that is known"},
 		{Packet{Reason: state.DropUnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},
-			"203.0.113.9:40000", "service shop/web-1:80", "not known yet whose its interface is"},
+			"203.0.113.9:40000", "service shop/web-1:80", "not known yet which pod is behind its interface"},
 	} {
 		d := b.explain(c.packet)
 		if d.From.String() != c.from || d.To.String() != c.to || !strings.Contains(d.Says, c.says) {
@@ -331,7 +331,7 @@ func TestDropsHaveNames(t *testing.T) {
 	}
 }
 
-// dropKernel is the kernel's log of drops.
+// dropKernel stands in for the kernel's log of drops.
 type dropKernel struct {
 	packets chan Packet
 	opened  chan context.Context
@@ -346,7 +346,7 @@ func (k *dropKernel) open(ctx context.Context) (<-chan Packet, error) {
 	if k.err != nil {
 		return nil, k.err
 	}
-	k.opened <- ctx // fails to be taken if it is open already
+	k.opened <- ctx // taking it fails if it is open already
 	told := make(chan Packet)
 	go func() {
 		defer close(told)

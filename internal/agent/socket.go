@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSocket is where an agent is reached unless told otherwise.
+// DefaultSocket is the agent's socket unless another is given.
 const DefaultSocket = "/run/sluice/sluice.sock"
 
 // ErrInUse is wrapped when another agent already answers on the socket.
 var ErrInUse = errors.New("another agent answers there")
 
-// Listen opens the agent's Unix socket so that only its owner can connect, and creates the folder
-// it lives in. What a dead agent left behind is replaced; a live one is refused with ErrInUse.
+// Listen opens the agent's Unix socket so that only its owner can connect, and creates its folder.
+// It replaces the socket of a dead agent, and returns ErrInUse for a live one.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create folder of socket: %w", err)
 	}
-	// One at a time: of two agents that both find a dead socket, the later one would take the
-	// socket of the other for it.
+	// One agent at a time: of two that both find a dead socket, the later would mistake the other's
+	// new socket for it.
 	unlock, err := lock(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func Listen(path string) (net.Listener, error) {
 	return bind(path)
 }
 
-// lock waits until no other process holds the folder's lock, which ends with a process too.
+// lock waits until no other process holds the folder's lock. The lock ends with its process.
 func lock(folder string) (unlock func(), err error) {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -64,8 +64,8 @@ func lock(folder string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// Alive reports whether someone has the socket open, also if they don't answer at the moment or we
-// may not ask.
+// Alive reports whether a process has the socket open, even if it does not answer at the moment or
+// we may not connect.
 func Alive(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -75,8 +75,7 @@ func Alive(path string) bool {
 	return true
 }
 
-// bind gives the socket its mode before it has a name: there is no moment in which others could
-// connect.
+// bind sets the socket's mode before it has a name: at no moment could others connect.
 func bind(path string) (net.Listener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -97,7 +96,7 @@ func removeSocket(path string) error {
 		return fmt.Errorf("remove stale socket: %w", err)
 	}
 	if fi.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("listen on %s: there is a file that is no socket: move it away, or choose another --socket", path)
+		return fmt.Errorf("listen on %s: this file is not a socket: move it away, or choose another --socket", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove stale socket: %w", err)

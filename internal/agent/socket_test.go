@@ -44,7 +44,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	}
 }
 
-// An agent that takes no connections at the moment is alive nevertheless.
+// An agent that accepts no connections at the moment is alive nevertheless.
 func TestHungSocketIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sluice.sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -96,7 +96,7 @@ func TestDeadSocketIsReplaced(t *testing.T) {
 	}
 }
 
-// Of many that find a dead socket at once, one gets it.
+// If many agents find a dead socket at once, one gets it.
 func TestOneOfManyListens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sluice.sock")
 	for range 20 {

@@ -6,18 +6,17 @@ import (
 	"sluice.dev/sluice/internal/source"
 )
 
-// sourceCollector makes the metrics of how a source follows what it reads, each time that they are
-// asked for.
+// sourceCollector makes, at each scrape, the metrics of how a source follows its objects.
 type sourceCollector struct{ source.Source }
 
 var (
-	descReconnects     = desc("source_reconnects_total", "How often a connection that tells of changes had to be made anew.", "source")
+	descReconnects     = desc("source_reconnects_total", "Reconnects of connections that deliver changes.", "source")
 	descKindSynced     = desc("source_kind_synced", "1 once all objects of a kind have been read, or it is known that there are none.", "source", "kind")
-	descKindBehind     = desc("source_kind_behind_seconds", "Since when changes of a kind may not come; 0 while they do.", "source", "kind")
+	descKindBehind     = desc("source_kind_behind_seconds", "Unix time since which changes of a kind may be missing; 0 while they arrive.", "source", "kind")
 	descKindFaults     = desc("source_kind_faults", "Objects of a kind at fault.", "source", "kind")
-	descKindReconnects = desc("source_kind_reconnects_total", "How often the watch of a kind had to be made anew.", "source", "kind")
-	descKindLists      = desc("source_kind_lists_total", "How often all objects of a kind were read.", "source", "kind")
-	descKindList       = desc("source_kind_list_seconds", "How long it took to read all objects of a kind, the last time.", "source", "kind")
+	descKindReconnects = desc("source_kind_reconnects_total", "Restarts of the watch of a kind.", "source", "kind")
+	descKindLists      = desc("source_kind_lists_total", "Full reads of all objects of a kind.", "source", "kind")
+	descKindList       = desc("source_kind_list_seconds", "Duration of the last full read of all objects of a kind.", "source", "kind")
 )
 
 // Describe implements prometheus.Collector.

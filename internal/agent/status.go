@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/source"
 )
 
-// Status is what an agent says of itself.
+// Status is an agent's report of its own state.
 type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
@@ -34,24 +34,29 @@ type Status struct {
 
 	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Accelerators fare as they say; what they lack costs speed alone.
+	// Accelerators' own states; what they lack costs only speed.
 	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
-	Failures     []Failure                     `json:"failures,omitempty"` // of the parts of what is wanted that fail; all others are in the kernel
-	Heals        int                           `json:"heals"`              // changes by others that were undone
-	Kept         int                           `json:"kept,omitempty"`     // frontends, and parts of policy, in the kernel that nothing readable declares; see source.Status.Lacking
-	Waiting      int                           `json:"waiting,omitempty"`  // services and policies whose last change is large and not in the kernel yet
-	Issues       []model.Issue                 `json:"issues"`             // objects at fault
-	// Unserved are the addresses that could not be served on so far, as others have them, and what
-	// the system said. That is no problem of services: it is so until kube-proxy has left.
+	// Of the parts of what is wanted that fail; all others are in the kernel.
+	Failures []Failure `json:"failures,omitempty"`
+	Heals    int       `json:"heals"` // changes by others that were undone
+	// Frontends, and parts of policy, in the kernel that nothing readable declares; see
+	// source.Status.Lacking.
+	Kept int `json:"kept,omitempty"`
+	// Services and policies whose last change is large and not in the kernel yet.
+	Waiting int           `json:"waiting,omitempty"`
+	Issues  []model.Issue `json:"issues"` // objects at fault
+	// Unserved are the addresses that could not be opened so far, as other processes have them,
+	// with the system's errors. Services do not suffer: it is so until kube-proxy has left.
 	Unserved  map[string]string `json:"unserved,omitempty"`
 	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
-	// Affinity is how many clients of services with session affinity the kernel remembers; absent
-	// where the driver cannot tell.
+	// Affinity counts the clients of services with session affinity that the kernel remembers;
+	// absent if the driver cannot tell.
 	Affinity *driver.Remembered `json:"affinity,omitempty"`
 
-	// The following take longer to find out, and are there only for those who ask by the API.
-	Policy    *PolicyStatus        `json:"policy,omitempty"`    // absent where policy is not carried out
-	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"` // other programs' rules that may drop what is accepted here
+	// The following takes longer to find out, and is there only for callers of the API.
+	Policy *PolicyStatus `json:"policy,omitempty"` // absent if policy is not enforced
+	// Other programs' rules that may drop what is accepted here.
+	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 }
 
 // Applied describes a plan that was carried out.
@@ -61,18 +66,19 @@ type Applied struct {
 	Operations int       `json:"operations"`
 	Seconds    float64   `json:"seconds"` // to plan and apply
 
-	families [2]bool // whose services the plan was about; see families
+	families [2]bool // whose services the plan changed; see families
 }
 
-// Failure describes attempts to program the kernel that go on failing.
+// Failure describes attempts to program the kernel that keep failing.
 type Failure struct {
-	Part     string    `json:"part,omitempty"` // of what is wanted: "services" or "policy"; empty: all of it, for the same reason
+	// Of what is wanted: "services" or "policy"; empty: all of it, for the same reason.
+	Part     string    `json:"part,omitempty"`
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error"` // of the last attempt
 	Attempts int       `json:"attempts"`
 }
 
-// String says it in words.
+// String describes it in words.
 func (f Failure) String() string {
 	what := "the kernel could not be programmed"
 	if f.Part != "" {
@@ -81,7 +87,7 @@ func (f Failure) String() string {
 	return fmt.Sprintf("%s in %s since %s: %s", what, Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
 }
 
-// failures are those of parts, as one where all parts fail alike.
+// failures returns the failures of the parts; if all parts fail alike, they are one.
 func failures(failed map[reconcile.Part]reconcile.Failure, parts int) (list []Failure) {
 	alike := len(failed) == parts
 	for _, p := range slices.Sorted(maps.Keys(failed)) {
@@ -101,10 +107,10 @@ type record struct {
 	last     *Applied
 	failures []Failure
 	heals    int
-	kept     int // what is only kept in the kernel
+	kept     int // in the kernel, only kept
 	waiting  int // services and policies
 
-	unserved map[string]string // addresses that cannot be served on, and why
+	unserved map[string]string // addresses that cannot be opened, and why
 }
 
 // fullStatus is Status with what takes longer to find out.
@@ -113,7 +119,7 @@ func (a *Agent) fullStatus(ctx context.Context) Status {
 	s.Policy = a.policyStatus()
 	var err error
 	if s.Obstacles, err = a.obstacles(ctx); err != nil {
-		a.Log.Warn("cannot tell what other programs' rules drop", "error", err)
+		a.Log.Warn("cannot read which rules of other programs drop packets", "error", err)
 	}
 	return s
 }
@@ -149,7 +155,7 @@ func (a *Agent) Status() Status {
 	return s
 }
 
-// problems says in words what keeps the kernel from having all that is wanted.
+// problems lists in words what prevents the kernel from having everything wanted.
 func (a *Agent) problems(s Status) []string {
 	problems := []string{}
 	switch {
@@ -169,24 +175,24 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if s.Waiting > 0 {
-		problems = append(problems, "large changes of "+Count(s.Waiting, "object")+" are being programmed, in slices among which others have their turn")
+		problems = append(problems, "large changes of "+Count(s.Waiting, "object")+" are being programmed, in slices, so that other changes have their turn")
 	}
 	if n := len(a.Driver.SetAside()); n > 0 {
 		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")
 	}
 	if n := len(s.Issues); n > 0 {
-		problems = append(problems, Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, where that is known")
+		problems = append(problems, Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, if that is known")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
-		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max, or new connections will be dropped", c.Count*100/c.Max))
+		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max before new connections are dropped", c.Count*100/c.Max))
 	}
 	if r := s.Affinity; r != nil && r.Fullest() > affinityWarning {
-		problems = append(problems, fmt.Sprintf("the map of clients of services with session affinity is %d %% full: the oldest clients of the services that have most are balanced anew", r.Fullest()))
+		problems = append(problems, fmt.Sprintf("the map of clients of services with session affinity is %d %% full: the oldest clients of the services with the most clients are balanced anew", r.Fullest()))
 	}
 	return problems
 }
 
-// rest says what faults leave, in a source that tells of them.
+// rest says what remains in force, in a source that reports faults.
 func rest(s source.Status) string {
 	behind := func(k source.Following) bool { return k.Behind > 0 }
 	if len(s.Unread) > 0 || slices.ContainsFunc(s.Kinds, behind) {
@@ -195,9 +201,8 @@ func rest(s source.Status) string {
 	return " in objects; the rest works"
 }
 
-// blocked says why the agent is not ready though it has programmed what it knows: it may know of a
-// node without pods, or of another one. Whoever rolls it out is to stop there. "": nothing is in
-// its way.
+// blocked returns why the agent is not ready though it has programmed what it knows: it may know a
+// node without pods, or another node. A rollout should stop there. "" if nothing blocks it.
 func (a *Agent) blocked() string {
 	if kinds := a.Source.Status().Unread; len(kinds) > 0 {
 		return Unread(kinds)
@@ -206,7 +211,7 @@ func (a *Agent) blocked() string {
 }
 
 // issues returns the faults that the source, the compiler and the agent itself found in objects:
-// sorted, and each once.
+// sorted, without duplicates.
 func (a *Agent) issues() []model.Issue {
 	issues := append(a.found(), a.Source.Status().Issues...)
 	slices.SortFunc(issues, model.Issue.Compare)
@@ -232,8 +237,10 @@ func refusals(list []driver.SetAside) []model.Issue {
 
 // totals are counts over the desired state, made on demand.
 type totals struct {
-	frontends, backends                    int
-	noLocalForInternal, noLocalForExternal [2]int // by family: service ports whose Local policy finds no endpoint here though there are some elsewhere
+	frontends, backends int
+	// By family: service ports with a Local policy that finds no endpoint here, though there are
+	// some elsewhere.
+	noLocalForInternal, noLocalForExternal [2]int
 }
 
 func (a *Agent) totals() totals {
@@ -262,7 +269,7 @@ func (a *Agent) totals() totals {
 	return t
 }
 
-// FaultError says that objects are at fault, and which.
+// FaultError says which objects are at fault.
 type FaultError struct {
 	Issues []model.Issue
 }

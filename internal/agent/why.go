@@ -13,20 +13,19 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// Explanation says what becomes of a connection, as far as this node is concerned.
+// Explanation says what happens to a connection, as far as this node decides it.
 type Explanation struct {
-	// Allowed: each of Answers is. What Obstacles do is not counted.
+	// Allowed is whether all Answers are allowed. Obstacles do not count.
 	Allowed bool             `json:"allowed"`
-	Answers []verdict.Answer `json:"answers"` // one for each address family, and for each pod behind a service that asks
-	// Elsewhere are the nodes to ask where some of Answers is not judged here: neither allowed nor
-	// denied.
+	Answers []verdict.Answer `json:"answers"` // one for each address family, and for each pod behind an asking service
+	// Elsewhere are the nodes to ask if some of Answers are neither allowed nor denied here.
 	Elsewhere []string `json:"elsewhere,omitempty"`
-	// Obstacles are other programs' rules that may drop what is allowed.
+	// Obstacles are rules of other programs that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string             `json:"warnings,omitempty"`
 }
 
-// Denied reports whether one of the answers is that.
+// Denied reports whether one of the answers is denied.
 func (e Explanation) Denied() bool {
 	return slices.ContainsFunc(e.Answers, func(a verdict.Answer) bool { return !a.Allowed && len(a.Elsewhere) == 0 })
 }
@@ -63,7 +62,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	return e, nil
 }
 
-// answer answers the questions, and reports whether policy is carried out at all.
+// answer answers the questions, and reports whether policy is enforced at all.
 func (a *Agent) answer(e *Explanation, questions []verdict.Question) (policy bool) {
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
@@ -80,7 +79,7 @@ func (a *Agent) answer(e *Explanation, questions []verdict.Question) (policy boo
 	return s.Policy != nil
 }
 
-// hooks are those that a connection's first packet passes, as far as its addresses tell.
+// hooks returns the hooks that a connection's first packet passes, as far as its addresses tell.
 func (a *Agent) hooks(q verdict.Question) []string {
 	own := func(addr netip.Addr) bool {
 		if a.Route == nil {
@@ -91,7 +90,7 @@ func (a *Agent) hooks(q verdict.Question) []string {
 	}
 	switch from, to := own(q.From), own(q.To); {
 	case from && to:
-		return nil // through lo, which such rules let pass
+		return nil // through lo, which such rules accept
 	case from:
 		return []string{"output", "postrouting"}
 	case to:
@@ -132,7 +131,7 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 			names[i] = s.Object()
 		}
 		slices.Sort(names)
-		warnings = append(warnings, "the kernel refuses what is made of "+strings.Join(slices.Compact(names), ", ")+": where that decides, nothing passes")
+		warnings = append(warnings, "the kernel refuses what is made of "+strings.Join(slices.Compact(names), ", ")+": what it would decide does not pass")
 	}
 	if r.kept > 0 {
 		warnings = append(warnings, Contradicts(policy, r.kept, a.sourceStatus().Lacking))
@@ -140,7 +139,7 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 	return warnings
 }
 
-// obstacles are other programs' rules that may drop what we accept.
+// obstacles returns the rules of other programs that may drop what we accept.
 func (a *Agent) obstacles(ctx context.Context) ([]preflight.Obstacle, error) {
 	if a.Obstacles == nil {
 		return nil, nil

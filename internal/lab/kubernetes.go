@@ -27,10 +27,13 @@ import (
 // Kubernetes has a lab run a real control plane, on the host plan.Control, and what its API says: a
 // kubelet on each node runs the pods that the scheduler binds to it.
 type Kubernetes struct {
-	Bin   string // the folder of the programs, as from control.Build
-	Proxy string `json:",omitempty"` // kube-proxy's mode, if it and not the agent is to carry services: "nftables" or "iptables"
+	Bin string // the folder of the programs, as from control.Build
+	// Kube-proxy's mode, if it and not the agent is to carry services: "nftables" or "iptables".
+	Proxy string `json:",omitempty"`
 
-	Manifests []string `json:"-"` // files and folders that the API is handed once the nodes are ready, after the namespaces of Config.Objects
+	// Files and folders that the API is handed once the nodes are ready, after the namespaces of
+	// Config.Objects.
+	Manifests []string `json:"-"`
 
 	HostAddr netip.AddrPort // where the API is reached from the machine's own network; set by Up
 }

@@ -30,7 +30,7 @@ func TestParse(t *testing.T) {
 		{"web", ":80", Question{}, "TO:PORT"},
 		{"web", "db:70000", Question{}, "out of range"},
 		{"web", "db:0", Question{}, "out of range"},
-		{"web", "x/a:80/tpc", Question{}, `"tpc" is no protocol that is known here: write it as TO:PORT or TO:PORT/PROTOCOL (tcp, udp, sctp), or TO/icmp`},
+		{"web", "x/a:80/tpc", Question{}, `"tpc" is not a known protocol: write it as TO:PORT or TO:PORT/PROTOCOL (tcp, udp, sctp), or TO/icmp`},
 	} {
 		got, err := Parse(c.from, c.to)
 		if c.err != "" {
@@ -61,7 +61,7 @@ func TestEndString(t *testing.T) {
 	}
 }
 
-// ends fills a store with what the ends of questions may be.
+// ends fills a store with everything that a question can name.
 func ends() *store.Store {
 	s := store.New()
 	pod := func(namespace, name string, ips ...string) store.Event {
@@ -145,7 +145,7 @@ func TestPort(t *testing.T) {
 		{"shop/web-1:dns/tcp", 0, 0, `no port "dns": it has http, dns`},
 		{"svc/shop/web-1:http", 80, 6, ""},
 		{"svc/shop/web-1:81/udp", 81, 17, ""},
-		{"10.1.0.1:http", 0, 0, "10.1.0.1 gives no port a name"},
+		{"10.1.0.1:http", 0, 0, "10.1.0.1 has no named ports"},
 		{"client/icmp", 0, ping, ""},
 	} {
 		q, err := Parse("client", c.to)

@@ -97,10 +97,12 @@ const (
 type fate struct {
 	outcome outcome
 	by      []string // answered: the backends, name[:port]; of several, each is seen in the end
-	source  string   // answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if the node's with the client's own host only
-	lossy   bool     // answered: the first packet of each client may be lost
-	late    bool     // answered: for a moment after the change, packets may be lost
-	sticky  bool     // answered: only one of the backends is ever seen
+	// Answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if
+	// the node's with the client's own host only.
+	source string
+	lossy  bool // answered: the first packet of each client may be lost
+	late   bool // answered: for a moment after the change, packets may be lost
+	sticky bool // answered: only one of the backends is ever seen
 }
 
 // Fates. A flow that is cut gets no more answers from its backend.

@@ -121,7 +121,8 @@ func ending(pod *corev1.Pod, told time.Time) (term, end time.Time) {
 		grace = time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
 	}
 	deadline := told.Add(grace)
-	if t := pod.DeletionTimestamp; t != nil && t.Add(time.Second).Before(deadline) { // it was cut to a second; told was late
+	// It was cut to a second; told was late.
+	if t := pod.DeletionTimestamp; t != nil && t.Add(time.Second).Before(deadline) {
 		deadline = t.Add(time.Second)
 	}
 	term = told

@@ -209,7 +209,8 @@ func testReadiness(w *world) {
 			w.Error("it does not answer any more")
 		}
 	}
-	lost := []byte(`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`) // as controllers say where a node is lost
+	// As controllers say where a node is lost.
+	lost := []byte(`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 	if _, err := w.api.Pods("default").Patch(w.Context(), "steered", types.StrategicMergePatchType, lost, "status"); err != nil {
 		w.Fatal(err)
 	}

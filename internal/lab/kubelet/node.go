@@ -120,7 +120,8 @@ func (k *kubelet) refresh(ctx context.Context) (*corev1.Node, error) {
 	}
 	if status := k.nodeStatus(node, metav1.Now()); !equality.Semantic.DeepEqual(status, node.Status) {
 		return k.patchNode(ctx, map[string]any{
-			"status": status, "metadata": map[string]any{"resourceVersion": node.ResourceVersion}, // lists are replaced as a whole
+			// Lists are replaced as a whole.
+			"status": status, "metadata": map[string]any{"resourceVersion": node.ResourceVersion},
 		}, "status")
 	}
 	return node, nil

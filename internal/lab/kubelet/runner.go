@@ -46,8 +46,9 @@ type runner struct {
 	publisher *publisher
 	published *corev1.PodStatus
 
-	asked      map[echo.Port]bool // what Services send to and is not served yet; true: it was tried, and people were told
-	undeclared []echo.Pod         // what is served besides the containers
+	// What Services send to and is not served yet; true: it was tried, and people were told.
+	asked      map[echo.Port]bool
+	undeclared []echo.Pod // what is served besides the containers
 }
 
 func newRunner(k *kubelet, pod *corev1.Pod) *runner {
@@ -306,7 +307,8 @@ func (r *runner) tearDown() {
 
 // publish has the status written if the API does not have it yet.
 func (r *runner) publish() {
-	if r.stage == ended && r.life.containers == nil && r.life.reason == "" { // it was never started, or ended in an earlier life
+	// It was never started, or ended in an earlier life.
+	if r.stage == ended && r.life.containers == nil && r.life.reason == "" {
 		if r.pod.DeletionTimestamp != nil {
 			r.publisher.set(nil, true)
 		}

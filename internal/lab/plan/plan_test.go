@@ -399,7 +399,8 @@ func TestRoutesLeadToAnEndpointUnderLocal(t *testing.T) {
 		service("local", "type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: a}, ports: [{port: 80}]")+
 		service("cluster", "type: LoadBalancer, selector: {app: a}, ports: [{port: 80}]")+
 		service("fixed", "externalIPs: [203.0.113.1, 10.10.0.12], ports: [{port: 80}]"))
-	want := []string{"198.51.100.1 node3", "198.51.100.2 node2", "203.0.113.1 node3"} // a node's own address needs no route
+	// A node's own address needs no route.
+	want := []string{"198.51.100.1 node3", "198.51.100.2 node2", "203.0.113.1 node3"}
 	var got []string
 	for _, r := range c.Routes {
 		got = append(got, r.Addr.String()+" "+r.Node)

@@ -42,7 +42,8 @@ func newPolicies(c *plan.Cluster) *policies {
 			egress.Spec.Ingress, ingress.Spec.Egress = nil, nil
 			p.leaving.ClusterPolicies = append(p.leaving.ClusterPolicies, egress)
 			p.arriving.ClusterPolicies = append(p.arriving.ClusterPolicies, ingress)
-		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet": // these say nothing by themselves
+		// These say nothing by themselves.
+		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet":
 			p.unjudged = fmt.Sprintf("objects of kind %s", o.Resource())
 		}
 	}
