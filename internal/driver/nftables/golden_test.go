@@ -1,0 +1,81 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/state"
+)
+
+var updateGolden = flag.Bool("update", false, "write the golden file anew")
+
+// A table that another release programmed is adopted without an operation, so what the kernel is told must not change
+// unnoticed: not the layout, a name, a comment nor an order.
+func TestProgramIsGolden(t *testing.T) {
+	const file = "testdata/program.golden"
+	var out strings.Builder
+	line := func(what, name string, content []byte) {
+		fmt.Fprintf(&out, "%s %s %x\n", what, name, sha256.Sum256(content))
+	}
+	for _, policy := range []bool{false, true} {
+		p := newProgram(policy)
+		fmt.Fprintf(&out, "policy %v: %s\n", policy, p.note())
+		for _, s := range p.sets {
+			var a attrs
+			s.write(&a, TableName)
+			line("set", s.name, a.b)
+		}
+		for _, c := range p.chains {
+			var a attrs
+			c.write(&a, TableName)
+			for _, r := range c.rules {
+				r.write(&a, TableName, c.name)
+			}
+			line("chain", c.name, a.b)
+		}
+		for _, name := range p.counters {
+			fmt.Fprintln(&out, "counter", name)
+		}
+	}
+	for seed := range uint64(8) {
+		p, s := newProgram(true), testState()
+		if seed%2 == 1 {
+			p.limits = apartLimits
+		}
+		s.Policy = randomPolicy(rand.New(rand.NewPCG(seed, 1)), state.Device{Index: 2, Name: "deny-a"})
+		sums := map[string]sum{}
+		p.eachElement(s, func(e *element) {
+			n := sums[e.set.name]
+			n.add(e)
+			sums[e.set.name] = n
+		})
+		uses := newRoster()
+		p.eachRuling(s, uses.use)
+		line("elements", fmt.Sprint(seed), fmt.Append(nil, sums))
+		all := map[string]string{} // a chain's name stands for its rules; its comment is of who wrote it first
+		for name, e := range uses.chains {
+			all[name] = fmt.Sprint(e.uses, e.rules, e.counters, e.hook != nil)
+		}
+		line("chains", fmt.Sprint(seed), fmt.Append(nil, all))
+	}
+	if *updateGolden {
+		if err := os.WriteFile(file, []byte(out.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(out.String(), "\n")
+	for i, l := range strings.Split(string(want), "\n") {
+		if i >= len(got) || got[i] != l {
+			t.Fatalf("line %d of %s is another one: %s\nA table that the release before programmed would be written anew.", i+1, file, l)
+		}
+	}
+}
