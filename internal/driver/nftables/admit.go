@@ -11,28 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
 // This file is about carrying out a delta that the kernel refused as a whole: in parts, until it is known
 // which of them it refuses. Those are set aside, and all others are in the kernel then.
 
-// kernelError is the kernel's answer to a transaction: nothing of that happened.
-type kernelError struct {
-	what  string // the operation that was refused, or "commit"
-	errno unix.Errno
-}
-
-func (e *kernelError) Error() string { return e.what + ": " + e.errno.Error() }
-func (e *kernelError) Unwrap() error { return e.errno }
-
 // refused reports whether the kernel did not take what it was told, so that it may take a part of it.
 func (d *Driver) refused(err error) bool {
-	var k *kernelError
+	var k *nft.Error
 	if !errors.As(err, &k) {
 		return false
 	}
-	switch k.errno {
+	switch k.Errno {
 	case unix.EPERM, unix.EACCES, unix.EINTR, unix.EAGAIN:
 		return false
 	case unix.ENOENT, unix.EEXIST, unix.EBUSY:

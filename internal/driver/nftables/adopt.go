@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -20,30 +20,6 @@ import (
 // written anew rather than read: reading costs the kernel more than writing, and the more
 // the larger the set.
 const rewriteFrom = 300_000
-
-// found is what the kernel holds of ours.
-type found struct {
-	flags, owner uint32            // of the table
-	chains       map[string]bool   // by name
-	rules        map[string]int    // by chain
-	counters     map[string]bool   // by name
-	sets         map[string]setDef // by name
-	notes        map[uint32]string // by key
-}
-
-// setDef is the type of a set as far as it matters for keeping its elements.
-type setDef struct{ keyType, keyLen, dataType, dataLen, flags uint32 }
-
-func (s *set) def() setDef {
-	d := setDef{keyType: magic(s.key), keyLen: uint32(keyLen(s.key)), flags: s.flags()}
-	switch {
-	case s.verdict:
-		d.dataType, d.dataLen = verdictType, 16
-	case s.data != nil:
-		d.dataType, d.dataLen = magic(s.data), uint32(keyLen(s.data))
-	}
-	return d
-}
 
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
@@ -63,7 +39,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	for try := 1; ; try++ {
 		p, err := d.adopt(ctx, rest, keep)
 		switch {
-		case errors.Is(err, errInterrupted) && try < adoptTries:
+		case errors.Is(err, nft.ErrInterrupted) && try < adoptTries:
 		case err != nil:
 			d.failed(of, err)
 			return nil, err
@@ -111,7 +87,7 @@ func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep driver.Ke
 	if err != nil {
 		return err
 	}
-	if err := d.claim(ctx, p.found); err != nil {
+	if err := d.claim(ctx, TableName, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	return d.carryOut(ctx, p)
@@ -122,7 +98,7 @@ func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep driver.Ke
 const adoptTries = 5
 
 func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep) (*plan, error) {
-	gen, err := d.generation(ctx)
+	gen, err := d.sock.Generation(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -148,11 +124,11 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 // start returns a change in which the parts that are not adopted stay as they are.
 func (a *adoption) start() *change {
 	d := a.d
-	c := &change{d: d, batch: newBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
+	c := &change{d: d, batch: nft.NewBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
 	if a.of != d.parts() {
 		for _, s := range d.prog.sets {
-			if !a.of.has(s) {
-				c.sums[s.id] = d.sums[s.id]
+			if !a.of.has(d.prog, s) {
+				c.sums[s.ID] = d.sums[s.ID]
 			}
 		}
 		c.uses = d.roster.only(func(chain string) bool { return isLearn(chain) != a.of.services })
@@ -168,11 +144,11 @@ type adoption struct {
 	want   *state.State
 	have   *found // nil: no table
 	change *change
-	reused map[*set]bool // sets of the kernel that go on with their elements
-	deep   bool          // trust no note, read everything
-	keep   driver.Keep   // what want may lack
+	reused map[*nft.Set]bool // sets of the kernel that go on with their elements
+	deep   bool              // trust no note, read everything
+	keep   driver.Keep       // what want may lack
 	kept   driver.Kept
-	was    map[setKey]element
+	was    map[setKey]nft.Element
 	// mentioned are the chains that name policies which want lacks, where nothing else is lacking; nil: anything may be.
 	mentioned map[string]bool
 }
@@ -183,11 +159,11 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	case a.have == nil && a.of != d.parts():
 		return nil, driver.ErrWhole
 	case a.have == nil:
-		b.fresh = true
-		b.addTable(d.tableFlags())
-		b.addProgram(d.prog, nil, nil)
+		b.Fresh = true
+		b.AddTable(d.tableFlags(), tableComment)
+		d.prog.create(b, nil, nil)
 	case a.sameProgram():
-		a.reused = map[*set]bool{}
+		a.reused = map[*nft.Set]bool{}
 		for _, s := range d.prog.sets {
 			a.reused[s] = true
 		}
@@ -196,7 +172,7 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.policy != nil):
 		// What stays could not be written into our sets, so all does, until want is whole.
 		a.kept.Services = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
-		return &plan{d: d, batch: b, done: func() {}, found: a.have, kept: a.kept}, nil
+		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept}, nil
 	default:
 		a.replaceProgram()
 	}
@@ -205,7 +181,14 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	}
 	a.settleRoster()
 	a.writeNotes()
-	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.have, kept: a.kept}, nil
+	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table(), kept: a.kept}, nil
+}
+
+func (a *adoption) table() *nft.Table {
+	if a.have == nil {
+		return nil
+	}
+	return a.have.Table
 }
 
 // done makes the driver remember what the kernel holds after the plan.
@@ -224,11 +207,11 @@ func (a *adoption) done() {
 	a.change.uses.forgetRules()
 	d.sums, d.roster = a.change.sums, a.change.uses
 	d.adopted = d.adopted.with(parts{a.of.services && a.kept.Services == 0, a.of.policy && a.kept.Policy == 0})
-	d.owned = d.canOwn && (a.have == nil || a.have.flags&tableFlagPersist != 0)
+	d.owned = d.canOwn && (a.have == nil || a.have.Flags&nft.FlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so that
 	// the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep || d.doubt && a.of != d.parts()
-	if (first || a.change.batch.changes > 0) && a.kept.Services == 0 {
+	if (first || a.change.batch.Changes > 0) && a.kept.Services == 0 {
 		d.forget.wake.Set()
 	}
 }
@@ -236,21 +219,17 @@ func (a *adoption) done() {
 // claim makes a table that is there ours, where the kernel knows owners. It is a transaction
 // of its own: the kernel takes no base chain in one that changes the table's flags. An
 // error wraps driver.ErrBusy if another socket owns the table.
-func (d *Driver) claim(ctx context.Context, have *found) error {
-	return d.claimTable(ctx, TableName, have)
-}
-
-func (d *Driver) claimTable(ctx context.Context, table string, have *found) error {
+func (d *Driver) claim(ctx context.Context, table string, have *nft.Table) error {
 	switch {
 	case have == nil:
 		return nil
-	case have.flags&tableFlagOwner != 0 && have.owner != d.sock.port:
-		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.owner, table)
-	case !d.canOwn || have.flags != tableFlagPersist:
+	case have.Flags&nft.FlagOwner != 0 && have.Owner != d.sock.Port:
+		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.Owner, table)
+	case !d.canOwn || have.Flags != nft.FlagPersist:
 		return nil // ours already, or one that cannot be given an owner
 	}
-	b := newBatch(table)
-	b.addTable(tableFlagOwner | tableFlagPersist)
+	b := nft.NewBatch(table)
+	b.AddTable(nft.FlagOwner|nft.FlagPersist, tableComment)
 	_, err := d.commit(ctx, b, parts{})
 	return err
 }
@@ -258,7 +237,7 @@ func (d *Driver) claimTable(ctx context.Context, table string, have *found) erro
 // tableFlags are those of a table that is created.
 func (d *Driver) tableFlags() uint32 {
 	if d.canOwn {
-		return tableFlagOwner | tableFlagPersist
+		return nft.FlagOwner | nft.FlagPersist
 	}
 	return 0
 }
@@ -266,52 +245,30 @@ func (d *Driver) tableFlags() uint32 {
 // sameProgram reports whether the kernel's chains and sets are those of this program.
 func (a *adoption) sameProgram() bool {
 	p := a.d.prog
-	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.sets) != len(p.sets) {
+	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.Sets) != len(p.sets) {
 		return false
 	}
 	for _, s := range p.sets {
-		if _, there := a.have.sets[s.name]; !there {
+		if _, there := a.have.Sets[s.Name]; !there {
 			return false
 		}
 	}
 	for _, c := range p.chains {
-		if !a.have.chains[c.name] || a.have.rules[c.name] != len(c.rules) {
+		if !a.have.Chains[c.Name] || a.have.Rules[c.Name] != len(c.Rules) {
 			return false
 		}
 	}
 	for _, name := range p.counters {
-		if !a.have.counters[name] {
+		if !a.have.Counters[name] {
 			return false
 		}
 	}
 	for name, c := range a.change.uses.chains {
-		if a.have.chains[name] && a.have.rules[name] != c.rules {
+		if a.have.Chains[name] && a.have.Rules[name] != c.rules {
 			return false
 		}
 	}
 	return true
-}
-
-// note identifies the program: a digest of all its messages.
-func (p *program) note() string {
-	var a attrs
-	for _, s := range p.sets {
-		if !p.resized(s) { // those have other names with other lists
-			s.write(&a, TableName)
-		}
-	}
-	for _, c := range p.chains {
-		c.write(&a, TableName)
-		for _, r := range c.rules {
-			r.write(&a, TableName, c.name)
-		}
-	}
-	for _, fp := range p.fam {
-		for _, r := range fp.learnChain(time.Second).rules {
-			r.write(&a, TableName, "")
-		}
-	}
-	return fmt.Sprintf("program %016x", xxhash.Sum64(a.b))
 }
 
 // replaceProgram takes another program's chains out and ours in. Sets whose
@@ -319,26 +276,26 @@ func (p *program) note() string {
 // hold on to the chains of the old program, so they go.
 func (a *adoption) replaceProgram() {
 	b, p := a.change.batch, a.d.prog
-	b.deleteRules(&b.before, "")
-	kept := map[*set]bool{}
-	byName := map[string]*set{}
+	b.DeleteRules(&b.Before, "")
+	kept := map[*nft.Set]bool{}
+	byName := map[string]*nft.Set{}
 	for _, s := range p.sets {
-		byName[s.name] = s
+		byName[s.Name] = s
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.have.sets)) {
+	for _, name := range slices.Sorted(maps.Keys(a.have.Sets)) {
 		s := byName[name]
-		if s != nil && !s.verdict && a.have.sets[name] == s.def() {
+		if s != nil && !s.Verdict && a.have.Sets[name] == s.Type() {
 			kept[s] = true
 			continue
 		}
-		b.deleteSet(&b.before, name)
+		b.DeleteSet(&b.Before, name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.have.chains)) {
-		b.deleteChain(&b.before, name)
+	for _, name := range slices.Sorted(maps.Keys(a.have.Chains)) {
+		b.DeleteChain(&b.Before, name)
 	}
-	a.have.chains = map[string]bool{}
+	a.have.Chains = map[string]bool{}
 	a.reused = kept
-	b.addProgram(p, kept, a.have.counters)
+	p.create(b, kept, a.have.Counters)
 }
 
 // settleRoster creates the chains and counters that are missing beside the program, and deletes
@@ -346,21 +303,21 @@ func (a *adoption) replaceProgram() {
 func (a *adoption) settleRoster() {
 	b, now := a.change.batch, a.change.uses
 	if a.have == nil {
-		b.addRoster(now, none, none)
+		now.create(b, none, none)
 		return
 	}
-	b.addRoster(now, func(name string) bool { return a.have.chains[name] }, func(name string) bool { return a.have.counters[name] })
-	gone := slices.DeleteFunc(missing(a.have.chains, now.chains), a.d.prog.hasChain)
-	b.stepwise = a.sameProgram() && len(missing(now.chains, a.have.chains))+len(gone) > 0
+	now.create(b, func(name string) bool { return a.have.Chains[name] }, func(name string) bool { return a.have.Counters[name] })
+	gone := slices.DeleteFunc(missing(a.have.Chains, now.chains), a.d.prog.hasChain)
+	b.Stepwise = a.sameProgram() && len(missing(now.chains, a.have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(slices.Clone(gone), a.isOver)
 		a.keepChains(kept)
 		a.kept.Untracked = slices.ContainsFunc(kept, isEntry)
-		b.deleteRoster(slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
+		deleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
 		return
 	}
-	counters := slices.DeleteFunc(missing(a.have.counters, now.counters), func(name string) bool { return slices.Contains(a.d.prog.counters, name) })
-	b.deleteRoster(gone, counters)
+	counters := slices.DeleteFunc(missing(a.have.Counters, now.counters), func(name string) bool { return slices.Contains(a.d.prog.counters, name) })
+	deleteChains(b, gone, counters)
 }
 
 func none(string) bool { return false }
@@ -373,30 +330,30 @@ func (a *adoption) fill(ctx context.Context) error {
 		a.rememberOthers(ctx)
 		return nil
 	}
-	d.prog.eachElement(a.want, func(e *element) { c.sums[e.set.id].add(e) })
-	content := map[*set]map[elementKey]element{}
+	d.prog.eachElement(a.want, func(e *nft.Element) { c.sums[e.Set.ID].add(e) })
+	content := map[*nft.Set]map[nft.ElementKey]nft.Element{}
 	for _, s := range d.prog.sets {
-		if s.dynamic || s == d.prog.notes || !a.of.has(s) || !a.worthReading(s) {
+		if s.Dynamic || s == d.prog.notes || !a.of.has(d.prog, s) || !a.worthReading(s) {
 			continue
 		}
 		elements, err := d.content(ctx, s)
 		if err != nil {
-			return fmt.Errorf("read set %s: %w", s.name, err)
+			return fmt.Errorf("read set %s: %w", s.Name, err)
 		}
-		if s.ranges() {
+		if s.Ranges() {
 			a.settleRanges(s, elements)
 			continue
 		}
 		content[s] = elements
 	}
-	d.prog.eachElement(a.want, func(e *element) {
-		old, known := content[e.set]
+	d.prog.eachElement(a.want, func(e *nft.Element) {
+		old, known := content[e.Set]
 		switch {
-		case known && a.reused[e.set]:
+		case known && a.reused[e.Set]:
 			a.fillOne(old, e)
-		case !a.reused[e.set]:
-			delete(old, e.elementKey)
-			c.batch.add(e)
+		case !a.reused[e.Set]:
+			delete(old, e.ElementKey)
+			c.batch.Add(e)
 		}
 	})
 	a.settleRest(content)
@@ -405,17 +362,17 @@ func (a *adoption) fill(ctx context.Context) error {
 
 // worthReading reports whether the set's elements matter to the plan. A large set that
 // differs is emptied instead, and then has none.
-func (a *adoption) worthReading(s *set) bool {
+func (a *adoption) worthReading(s *nft.Set) bool {
 	c := a.change
 	switch {
 	case a.reused[s] && a.agrees(s):
 		return false
 	case a.mayLack(s):
-		return a.have.sets[s.name] == s.def()
+		return a.have.Sets[s.Name] == s.Type()
 	case !a.reused[s]:
 		return false
-	case max(c.sums[s.id].count, a.noted(s).count) >= rewriteFrom:
-		c.batch.flushSet(s)
+	case max(c.sums[s.ID].count, a.noted(s).count) >= rewriteFrom:
+		c.batch.FlushSet(s)
 		a.reused[s] = false
 		return false
 	}
@@ -423,49 +380,49 @@ func (a *adoption) worthReading(s *set) bool {
 }
 
 // settleRanges has a set of intervals written anew if anything in it differs.
-func (a *adoption) settleRanges(s *set, have map[elementKey]element) {
+func (a *adoption) settleRanges(s *nft.Set, have map[nft.ElementKey]nft.Element) {
 	var holds sum
 	for _, e := range have {
 		holds.add(&e)
 	}
-	if a.reused[s] && holds != a.change.sums[s.id] {
-		a.change.batch.flushSet(s)
+	if a.reused[s] && holds != a.change.sums[s.ID] {
+		a.change.batch.FlushSet(s)
 		a.reused[s] = false
 	}
 }
 
-func (a *adoption) fillOne(old map[elementKey]element, e *element) {
-	had, ok := old[e.elementKey]
-	delete(old, e.elementKey)
-	if ok && had.sameValue(e) {
+func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
+	had, ok := old[e.ElementKey]
+	delete(old, e.ElementKey)
+	if ok && had.SameValue(e) {
 		return
 	}
 	if ok && a.keepsVerdict(&had, e) {
 		a.kept.Policy++
 		a.d.prog.noteKept(&a.kept, &had)
-		a.change.sums[e.set.id].remove(e)
-		a.change.sums[e.set.id].add(&had)
+		a.change.sums[e.Set.ID].remove(e)
+		a.change.sums[e.Set.ID].add(&had)
 		return
 	}
 	if ok {
-		a.change.batch.delete(&had)
+		a.change.batch.Delete(&had)
 	}
-	a.change.batch.add(e)
+	a.change.batch.Add(e)
 }
 
 // agrees reports whether the note on the set says that it holds what is wanted.
-func (a *adoption) agrees(s *set) bool {
-	_, noted := a.have.notes[s.id] // a note goes before what it says is no longer true: without one, a set may hold anything
-	return noted && !a.deep && a.noted(s) == a.change.sums[s.id]
+func (a *adoption) agrees(s *nft.Set) bool {
+	_, noted := a.have.notes[s.ID] // a note goes before what it says is no longer true: without one, a set may hold anything
+	return noted && !a.deep && a.noted(s) == a.change.sums[s.ID]
 }
 
 // noted is what the note on a set says; no note is the sum of an empty set.
-func (a *adoption) noted(s *set) (n sum) {
+func (a *adoption) noted(s *nft.Set) (n sum) {
 	if a.have == nil {
 		return sum{}
 	}
-	note := a.have.notes[s.id]
-	_, err := fmt.Sscanf(note, s.name+": %d elements, digest %x", &n.count, &n.digest)
+	note := a.have.notes[s.ID]
+	_, err := fmt.Sscanf(note, s.Name+": %d elements, digest %x", &n.count, &n.digest)
 	if note != "" && err != nil {
 		return sum{count: -1} // another program's: agrees with nothing
 	}
@@ -480,16 +437,16 @@ func (a *adoption) writeNotes() {
 		had = a.have.notes
 	}
 	if n := d.prog.note(); !strings.HasPrefix(had[programNote], n) {
-		b.note(d.prog, programNote, had[programNote], n)
+		d.prog.writeNote(b, programNote, had[programNote], n)
 	}
 	for _, s := range d.prog.sets {
-		if n := sumNote(s, a.change.sums[s.id]); n != had[s.id] {
-			b.note(d.prog, s.id, had[s.id], n)
+		if n := sumNote(s, a.change.sums[s.ID]); n != had[s.ID] {
+			d.prog.writeNote(b, s.ID, had[s.ID], n)
 		}
 	}
 	for id := range had {
 		if int(id) > len(d.prog.sets) {
-			b.note(d.prog, id, had[id], "")
+			d.prog.writeNote(b, id, had[id], "")
 		}
 	}
 }

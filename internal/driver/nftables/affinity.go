@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -31,7 +32,7 @@ func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
 //
 // Where a map is nearly full, it forgets the oldest clients of the frontends that have most.
 type forgetter struct {
-	reader *socket // reads the maps while the driver works
+	reader *nft.Socket // reads the maps while the driver works
 	wake   wake.Signal
 
 	count     [2]atomic.Int64 // clients of IPv4 and IPv6 when it last looked
@@ -89,10 +90,10 @@ func (d *Driver) forgetAffinity() {
 
 // forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is nearly full.
 func (d *Driver) forgetFamily(i int, fp *familyProgram) error {
-	var wrong []element
+	var wrong []nft.Element
 	counts := map[state.FrontendKey]int{}
 	all := 0
-	err := d.readRemembered(fp, func(e *element) {
+	err := d.readRemembered(fp, func(e *nft.Element) {
 		all++
 		counts[fp.rememberedFor(e)]++
 		d.mu.Lock()
@@ -105,36 +106,36 @@ func (d *Driver) forgetFamily(i int, fp *familyProgram) error {
 		return err
 	}
 	d.forget.count[i].Store(int64(all))
-	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.affinity.size)/4*3 {
+	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.affinity.Size)/4*3 {
 		return err
 	}
 	return d.makeRoom(fp, counts)
 }
 
 // readRemembered yields what the family's map holds. What an interrupted reading leaves out is of the next one.
-func (d *Driver) readRemembered(fp *familyProgram, f func(*element)) error {
-	err := readSet(d.life, d.forget.reader, fp.affinity, func(e element) { f(&e) })
-	if errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT) { // no table, no affinity
+func (d *Driver) readRemembered(fp *familyProgram, f func(*nft.Element)) error {
+	err := d.forget.reader.ReadSet(d.life, TableName, fp.affinity, func(e nft.Element) { f(&e) })
+	if errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // no table, no affinity
 		return nil
 	}
 	return err
 }
 
 // rememberedFor is the frontend that an element of the map of affinity is about.
-func (fp *familyProgram) rememberedFor(e *element) state.FrontendKey {
-	n := fp.ip.bits / 8
-	return readFrontend(e.key[n:], n)
+func (fp *familyProgram) rememberedFor(e *nft.Element) state.FrontendKey {
+	n := fp.ip.Bits / 8
+	return readFrontend(e.Key[n:], n)
 }
 
 // makeRoom forgets the oldest clients of the frontends that have most, until the map is half full. A frontend that has
 // no more than its share loses none.
 func (d *Driver) makeRoom(fp *familyProgram, counts map[state.FrontendKey]int) error {
-	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.affinity.size)/2)
+	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.affinity.Size)/2)
 	byAge := map[state.FrontendKey][]client{}
-	err := d.readRemembered(fp, func(e *element) {
-		if k := fp.rememberedFor(e); counts[k] > share && e.life != nil {
-			c := client{left: e.life.left}
-			copy(c.addr[:], e.key[:])
+	err := d.readRemembered(fp, func(e *nft.Element) {
+		if k := fp.rememberedFor(e); counts[k] > share && e.Life != nil {
+			c := client{left: e.Life.Expires}
+			copy(c.addr[:], e.Key[:])
 			byAge[k] = append(byAge[k], c)
 		}
 	})
@@ -147,7 +148,7 @@ func (d *Driver) makeRoom(fp *familyProgram, counts map[state.FrontendKey]int) e
 		slices.SortFunc(clients, func(a, b client) int { return cmp.Compare(a.left, b.left) })
 		forgotten := clients[:max(0, len(clients)-share)]
 		for chunk := range slices.Chunk(forgotten, deleteAtOnce) {
-			elements := make([]element, len(chunk))
+			elements := make([]nft.Element, len(chunk))
 			for i, c := range chunk {
 				elements[i] = fp.clientElement(c, k)
 			}
@@ -172,10 +173,10 @@ type client struct {
 	left time.Duration
 }
 
-func (fp *familyProgram) clientElement(c client, k state.FrontendKey) element {
-	e := element{set: fp.affinity}
-	e.append(c.addr[:fp.ip.bits/8]...)
-	e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+func (fp *familyProgram) clientElement(c client, k state.FrontendKey) nft.Element {
+	e := nft.Element{Set: fp.affinity}
+	e.Append(c.addr[:fp.ip.Bits/8]...)
+	e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
 	return e
 }
 
@@ -203,7 +204,7 @@ func fairShare(counts []int, room int) int {
 // deleteAtOnce is how many clients are forgotten in one transaction, which others wait for.
 const deleteAtOnce = 200
 
-func (d *Driver) deleteAll(elements []element) error {
+func (d *Driver) deleteAll(elements []nft.Element) error {
 	for chunk := range slices.Chunk(elements, deleteAtOnce) {
 		if err := d.deleteRemembered(chunk); err != nil {
 			return err
@@ -220,7 +221,7 @@ func (d *Driver) Remembered() driver.Remembered {
 
 // deleteRemembered deletes elements, one by one if some are gone meanwhile: the
 // kernel refuses a whole transaction for one.
-func (d *Driver) deleteRemembered(elements []element) error {
+func (d *Driver) deleteRemembered(elements []nft.Element) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.deleteElements(elements)
@@ -236,12 +237,12 @@ func (d *Driver) deleteRemembered(elements []element) error {
 }
 
 // deleteElements deletes elements of one set in a transaction of its own.
-func (d *Driver) deleteElements(elements []element) error {
-	b := newBatch(TableName)
+func (d *Driver) deleteElements(elements []nft.Element) error {
+	b := nft.NewBatch(TableName)
 	for i := range elements {
-		b.delete(&elements[i])
+		b.Delete(&elements[i])
 	}
-	sent, err := b.send(d.sock)
+	sent, err := b.Send(d.sock)
 	if err == nil {
 		d.gen += sent
 	}
@@ -250,14 +251,14 @@ func (d *Driver) deleteElements(elements []element) error {
 
 // remembersRight reports whether the state may send the client where the element of the map
 // of affinity says.
-func (fp *familyProgram) remembersRight(s *state.State, e *element) bool {
+func (fp *familyProgram) remembersRight(s *state.State, e *nft.Element) bool {
 	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b); return a }
-	n := fp.ip.bits / 8
-	client, f := addr(e.key[:n]), s.Services.Frontends[readFrontend(e.key[n:], n)]
+	n := fp.ip.Bits / 8
+	client, f := addr(e.Key[:n]), s.Services.Frontends[readFrontend(e.Key[n:], n)]
 	if f == nil || affinity(f) == 0 {
 		return false
 	}
-	backend := netip.AddrPortFrom(addr(e.data[:n]), binary.BigEndian.Uint16(e.data[n:]))
+	backend := netip.AddrPortFrom(addr(e.Data[:n]), binary.BigEndian.Uint16(e.Data[n:]))
 	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
 	if f.LocalOnly && !pod {
 		// Outside, or the node itself, which then chooses again among all: that is no harm.

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"encoding/binary"
 	"fmt"
@@ -125,11 +127,11 @@ func (f *floods) remembered(t *testing.T) map[uint16]int {
 	fp := f.driver.prog.fam[0]
 	for {
 		clear(counts)
-		err := readSet(t.Context(), f.reader.sock, fp.affinity, func(e element) { counts[fp.rememberedFor(&e).Port-30000]++ })
+		err := f.reader.sock.ReadSet(t.Context(), TableName, fp.affinity, func(e nft.Element) { counts[fp.rememberedFor(&e).Port-30000]++ })
 		if err == nil {
 			return counts
 		}
-		if err != errInterrupted {
+		if err != nft.ErrInterrupted {
 			t.Fatal(err)
 		}
 	}

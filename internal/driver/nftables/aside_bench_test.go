@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -63,9 +64,9 @@ func BenchmarkRefused(b *testing.B) {
 		Policies: []*state.PolicyRules{{Policy: key("poison"), Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow}}}}}}}
 	a, w := netip.MustParseAddr("10.1.0.7"), &state.Workload{Pod: model.Name{Namespace: "bench", Name: "p7"}, Device: 17, Ingress: id}
 	all.Policy.Workloads[a] = w
-	var e element
-	e.appendFrontend(ipv4, bad.Addr, uint8(bad.Protocol), bad.Port)
-	poisoned := [][]byte{e.key[:e.keyLen], []byte(key("poison").String())}
+	var e nft.Element
+	e.AppendDestination(nft.IPv4, bad.Addr, uint8(bad.Protocol), bad.Port)
+	poisoned := [][]byte{e.Key[:e.KeyLen], []byte(key("poison").String())}
 	refused := 2
 	run := func(name string, first *state.State, restart bool, change func(d *Driver) error) {
 		b.Run(name, func(b *testing.B) {
@@ -100,10 +101,10 @@ func BenchmarkRefused(b *testing.B) {
 					_ = d.Close()
 					open()
 				}
-				d.sock.refuse = func(messages [][]byte, _ []string) error {
+				d.sock.Refuse = func(messages [][]byte, _ []string) error {
 					for _, m := range messages {
 						if slices.ContainsFunc(poisoned, func(p []byte) bool { return bytes.Contains(m, p) }) {
-							return answer("commit", unix.EINVAL)
+							return nft.Answer("commit", unix.EINVAL)
 						}
 					}
 					return nil

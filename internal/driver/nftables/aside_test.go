@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -31,9 +32,9 @@ type poison struct {
 func (p poison) refuse(d *Driver) {
 	var keys [][]byte
 	for _, k := range p.frontends {
-		var e element
-		e.appendFrontend(d.prog.family(k.Addr.Is4()).ip, k.Addr, uint8(k.Protocol), k.Port)
-		keys = append(keys, slices.Clone(e.key[:e.keyLen]))
+		var e nft.Element
+		e.AppendDestination(d.prog.family(k.Addr.Is4()).ip, k.Addr, uint8(k.Protocol), k.Port)
+		keys = append(keys, slices.Clone(e.Key[:e.KeyLen]))
 	}
 	clusterIPs := map[string]bool{}
 	for _, a := range p.addrs {
@@ -46,42 +47,42 @@ func (p poison) refuse(d *Driver) {
 	d.Refuse(func(m Message) error {
 		switch m.Type {
 		case unix.NFT_MSG_NEWSETELEM:
-			name := cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-			i := slices.IndexFunc(d.prog.sets, func(s *set) bool { return s.name == name })
+			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+			i := slices.IndexFunc(d.prog.sets, func(s *nft.Set) bool { return s.Name == name })
 			if i < 0 {
 				return nil
 			}
 			s := d.prog.sets[i]
 			var refused error
-			eachAttr(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
-				e := readElement(s, v)
-				key := e.key[:e.keyLen]
+			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+				e := nft.ReadElement(s, v)
+				key := e.Key[:e.KeyLen]
 				switch {
-				case slices.ContainsFunc(keys, func(k []byte) bool { return !s.policy && bytes.Contains(key, k) }),
+				case slices.ContainsFunc(keys, func(k []byte) bool { return !d.prog.ofPolicy(s) && bytes.Contains(key, k) }),
 					strings.HasSuffix(name, "-cluster-ips") && clusterIPs[string(key)]:
 					refused = unix.EINVAL
-				case s.policy && s.key[0].magic == fieldSlot.magic:
-					id := state.SetID(nativeUint32(key[:4]))
+				case d.prog.ofPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
+					id := state.SetID(nft.NativeUint32(key[:4]))
 					for _, of := range p.sets {
 						if of>>8 == id>>8 {
 							refused = unix.ENFILE
 						}
 					}
-				case s.verdict && deep[e.verdict.chain]:
+				case s.Verdict && deep[e.Verdict.Chain]:
 					refused = unix.EMLINK
 				}
 				return refused == nil
 			})
 			return refused
 		case unix.NFT_MSG_NEWRULE:
-			comment := string(findAttr(m.Body, unix.NFTA_RULE_USERDATA))
+			comment := string(nft.FindAttr(m.Body, unix.NFTA_RULE_USERDATA))
 			if names(comment, p.policy) {
 				return unix.EFBIG
 			}
-			rule := slices.Clone(findAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS))
+			rule := slices.Clone(nft.FindAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS))
 			led = append(led, rule)
 			if names(comment, p.deep) {
-				chain := cString(findAttr(m.Body, unix.NFTA_RULE_CHAIN))
+				chain := nft.CString(nft.FindAttr(m.Body, unix.NFTA_RULE_CHAIN))
 				deep[chain] = true
 				if slices.ContainsFunc(led, func(r []byte) bool { return leads(r, chain) }) {
 					return unix.EMLINK
@@ -157,11 +158,11 @@ func held(t *testing.T, d *Driver) (lines []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name := range have.chains {
-		lines = append(lines, fmt.Sprintf("chain %s %d", name, have.rules[name]))
+	for name := range have.Chains {
+		lines = append(lines, fmt.Sprintf("chain %s %d", name, have.Rules[name]))
 	}
 	for _, s := range d.prog.sets {
-		if s.dynamic || s == d.prog.notes {
+		if s.Dynamic || s == d.prog.notes {
 			continue
 		}
 		elements, err := d.content(t.Context(), s)
@@ -169,7 +170,7 @@ func held(t *testing.T, d *Driver) (lines []string) {
 			t.Fatal(err)
 		}
 		for _, e := range elements {
-			lines = append(lines, fmt.Sprintf("%s %s %v", s.name, &e, e.intervalEnd))
+			lines = append(lines, fmt.Sprintf("%s %s %v", s.Name, &e, e.IntervalEnd))
 		}
 	}
 	slices.Sort(lines)
@@ -380,7 +381,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 			adopt(t, d, want)
 			d.failures.set(d.parts(), rebuildAfter)
 			sent := 0
-			d.sock.refuse = func([][]byte, []string) error {
+			d.sock.Refuse = func([][]byte, []string) error {
 				if sent++; sent > last {
 					return unix.EBADF
 				}
@@ -458,7 +459,7 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 		d := openIn(t, ns, o)
 		adopt(t, d, want)
 		sent := 0
-		d.sock.refuse = func([][]byte, []string) error {
+		d.sock.Refuse = func([][]byte, []string) error {
 			if sent++; sent == 2 {
 				return unix.EBADF
 			}

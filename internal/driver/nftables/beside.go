@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -64,7 +65,7 @@ func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	d.state, d.sums, d.roster, d.aside = n.state, n.sums, n.roster, n.aside
 	d.adopted, d.owned, d.doubt, d.looked = d.parts(), d.canOwn, !d.canOwn, time.Now()
 	d.forget.wake.Set()
-	d.gen, err = d.generation(ctx)
+	d.gen, err = d.sock.Generation(ctx)
 	return err
 }
 
@@ -115,10 +116,10 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 		d.prog.setDenied(sets[:])
 	}
 	c := n.newChange()
-	c.batch.closed = true
-	c.batch.addTable(d.tableFlags())
-	c.batch.addProgram(d.prog, nil, nil)
-	c.batch.note(d.prog, programNote, "", d.prog.note())
+	c.batch.Closed = true
+	c.batch.AddTable(d.tableFlags(), tableComment)
+	d.prog.create(c.batch, nil, nil)
+	d.prog.writeNote(c.batch, programNote, "", d.prog.note())
 	d.prog.eachElement(n.state, c.add)
 	p := c.plan(d.parts(), func() {})
 	if _, err := n.commit(ctx, p.batch, p.of); err != nil {
@@ -145,12 +146,12 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 		if !there {
 			break
 		}
-		err := readTableSet(ctx, d.sock, table, fp.affinity, func(e element) {
-			if e.life != nil && e.life.left > 0 && fp.remembersRight(d.state, &e) {
-				a.change.batch.add(&e)
+		err := d.sock.ReadSet(ctx, table, fp.affinity, func(e nft.Element) {
+			if e.Life != nil && e.Life.Expires > 0 && fp.remembersRight(d.state, &e) {
+				a.change.batch.Add(&e)
 			}
 		})
-		if err != nil && !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
+		if err != nil && !errors.Is(err, nft.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
 	}
@@ -160,17 +161,17 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 
 // open has packets enter the table, and in the same moment another one no more.
 func (d *Driver) open(ctx context.Context, other string) error {
-	b := newBatch(d.table)
+	b := nft.NewBatch(d.table)
 	for _, c := range d.prog.chains {
 		switch {
-		case c.hook == nil:
+		case c.Hook == nil:
 			continue
-		case c.hook.kind == natHook:
-			b.addChain(c)
+		case c.Hook.Type == nft.TypeNAT:
+			b.AddChain(c)
 		default:
-			b.deleteRules(&b.before, c.name)
+			b.DeleteRules(&b.Before, c.Name)
 		}
-		b.addRules(c)
+		b.AddRules(c)
 	}
 	if err := d.shut(ctx, b, other); err != nil {
 		return err
@@ -180,18 +181,19 @@ func (d *Driver) open(ctx context.Context, other string) error {
 }
 
 // shut has packets enter a table no more.
-func (d *Driver) shut(ctx context.Context, b *batch, table string) error {
-	entries, err := d.entries(ctx, table)
+func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
+	of := b.Table
+	b.Table = table
+	err := d.sock.ReadChains(ctx, table, func(name string, hooked bool) {
+		if hooked {
+			b.DeleteRules(&b.Before, name)
+			b.DeleteChain(&b.Before, name)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("list chains of table inet %s: %w", table, err)
 	}
-	of := b.table
-	b.table = table
-	for _, name := range entries {
-		b.deleteRules(&b.before, name)
-		b.deleteChain(&b.before, name)
-	}
-	b.table = of
+	b.Table = of
 	return nil
 }
 
@@ -201,29 +203,26 @@ func (d *Driver) drop(ctx context.Context, table string) error {
 	if there, err := d.hasTable(ctx, table); err != nil || !there {
 		return err
 	}
-	b := newBatch(table)
+	b := nft.NewBatch(table)
 	if err := d.shut(ctx, b, table); err != nil {
 		return err
 	}
 	if _, err := d.commit(ctx, b, parts{}); err != nil {
 		return err
 	}
-	awaitPackets()
-	b = newBatch(table)
-	b.do(&b.before, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+table, b.tableName)
+	nft.AwaitPackets()
+	b = nft.NewBatch(table)
+	b.DeleteTable()
 	_, err := d.commit(ctx, b, parts{})
 	return err
 }
 
 func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
-	err := d.readTable(ctx, table, &found{})
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
-	}
+	have, err := d.sock.ReadFlags(ctx, table)
 	if err != nil {
 		return false, fmt.Errorf("read table inet %s: %w", table, err)
 	}
-	return true, nil
+	return have != nil, nil
 }
 
 // rebuilding is the plan of a fresh table in the place of ours.
@@ -252,13 +251,11 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 		return errSpent
 	}
 	p.spent = true
-	have := &found{}
-	if err := p.d.readTable(ctx, TableName, have); errors.Is(err, unix.ENOENT) {
-		have = nil
-	} else if err != nil {
+	have, err := p.d.sock.ReadFlags(ctx, TableName)
+	if err != nil {
 		return fmt.Errorf("read table inet %s: %w", TableName, err)
 	}
-	if err := p.d.claim(ctx, have); err != nil {
+	if err := p.d.claim(ctx, TableName, have); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.d.adopted = parts{}

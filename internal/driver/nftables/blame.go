@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -31,9 +32,9 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	}
 	var look func(*ruling)
 	look = func(r *ruling) {
-		for i, rule := range r.rules {
-			if strings.Contains(refusal.Error(), ruleLabel(r.name, i)) {
-				b.policies = declaredBy(prog, rule.comment)
+		for i, rule := range r.Rules {
+			if strings.Contains(refusal.Error(), nft.RuleLabel(r.Name, i)) {
+				b.policies = declaredBy(prog, rule.Comment)
 			}
 		}
 		for _, next := range r.next {
@@ -41,7 +42,7 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 		}
 	}
 	// What was written of it may be forgotten: the kernel has taken something since.
-	for _, at := range []place{d.prog.podPlace(ipv4), d.prog.podPlace(ipv6), hostPlace, untrackedPlace} {
+	for _, at := range []place{d.prog.podPlace(nft.IPv4), d.prog.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
 		look(d.prog.write(at, prog))
 	}
 	return b
@@ -66,9 +67,9 @@ func declaredBy(p *state.Program, text string) []model.PolicyKey {
 
 // said is what the kernel said, for people.
 func said(err error) string {
-	var k *kernelError
+	var k *nft.Error
 	if errors.As(err, &k) {
-		return k.errno.Error() + " (" + k.what + ")"
+		return k.Errno.Error() + " (" + k.What + ")"
 	}
 	return err.Error()
 }

@@ -2,15 +2,13 @@ package nftables
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -20,7 +18,7 @@ var _ driver.Counter = (*Driver)(nil)
 // reader is a socket for those who only read, so that they do not wait for long transactions.
 type reader struct {
 	mu   sync.Mutex
-	sock *socket
+	sock *nft.Socket
 }
 
 // PolicyCounters implements driver.Counter.
@@ -69,11 +67,7 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	return d.reader.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
-		if packets := findAttr(findAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(packets) == 8 {
-			yield(cString(findAttr(b, unix.NFTA_OBJ_NAME)), binary.BigEndian.Uint64(packets))
-		}
-	})
+	return d.reader.sock.ReadCounters(ctx, TableName, yield)
 }
 
 // policyKeys are the policies that are programmed, by the names of their counters.

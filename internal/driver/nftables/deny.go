@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -13,9 +14,6 @@ import (
 // have a set of their own, with nothing but the address as the key and of a size that the kernel is told
 // beforehand: it makes a plain table of that then, which is faster to fill and to look up than one that grows. A
 // list that outgrows its set gets another one, in the same transaction.
-
-// ingressHook is NF_INET_INGRESS (linux/netfilter.h, Linux 5.10).
-const ingressHook = 5
 
 // smallestDenied is the size of the set for the shortest lists.
 const smallestDenied = 1024
@@ -28,19 +26,19 @@ func deniedSize(n int) uint32 {
 	return 1 << bits.Len(uint(n-1))
 }
 
-func newDeniedSet(f family, addresses int) *set {
+func newDeniedSet(f nft.Family, addresses int) *nft.Set {
 	size := deniedSize(addresses)
-	return &set{name: fmt.Sprintf("%s-denied-%d", f.name, size), policy: true, size: size, key: []field{f.saddr},
-		comment: "addresses on deny lists; networks are in " + f.name + "-members, with numbers up to 128"}
+	return &nft.Set{Name: fmt.Sprintf("%s-denied-%d", f.Name, size), Size: size, Key: []nft.Field{f.Saddr},
+		Comment: "addresses on deny lists; networks are in " + f.Name + "-members, with numbers up to 128"}
 }
 
 // deniedSets are the sets of addresses, of IPv4 and IPv6.
-func (p *program) deniedSets() [2]*set {
-	return [2]*set{p.fam[0].policy.denied, p.fam[1].policy.denied}
+func (p *program) deniedSets() [2]*nft.Set {
+	return [2]*nft.Set{p.fam[0].policy.denied, p.fam[1].policy.denied}
 }
 
 // deniedSetsFor are those that the addresses need: those that are there, where their size is right.
-func (p *program) deniedSetsFor(prefixes []netip.Prefix) [2]*set {
+func (p *program) deniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 	var count [2]int
 	for _, c := range prefixes {
 		if c.IsSingleIP() {
@@ -49,29 +47,29 @@ func (p *program) deniedSetsFor(prefixes []netip.Prefix) [2]*set {
 	}
 	sets := p.deniedSets()
 	for i, n := range count {
-		if sets[i].size != deniedSize(n) {
-			id := sets[i].id
+		if sets[i].Size != deniedSize(n) {
+			id := sets[i].ID
 			sets[i] = newDeniedSet(p.fam[i].ip, n)
-			sets[i].id = id
+			sets[i].ID = id
 		}
 	}
 	return sets
 }
 
 // setDenied makes sets the program's own.
-func (p *program) setDenied(sets []*set) {
+func (p *program) setDenied(sets []*nft.Set) {
 	for _, s := range sets {
 		for _, fp := range p.fam {
-			if fp.policy.denied.id == s.id {
+			if fp.policy.denied.ID == s.ID {
 				fp.policy.denied = s
 			}
 		}
-		p.sets[s.id-1] = s
+		p.sets[s.ID-1] = s
 	}
 }
 
 // resized reports whether the set is one whose size, and name, go with what it holds.
-func (p *program) resized(s *set) bool {
+func (p *program) resized(s *nft.Set) bool {
 	return p.policy != nil && (s == p.fam[0].policy.denied || s == p.fam[1].policy.denied)
 }
 
@@ -83,13 +81,13 @@ func familyIndex(c netip.Prefix) int {
 }
 
 // deniedElement writes into e, as lists are long. The number of no list is free for the networks that deny lists hold.
-func (p *program) deniedElement(sets [2]*set, e *element, c netip.Prefix) *element {
+func (p *program) deniedElement(sets [2]*nft.Set, e *nft.Element, c netip.Prefix) *nft.Element {
 	if !c.IsSingleIP() {
 		return p.listElement(e, 0, c)
 	}
 	i := familyIndex(c)
-	*e = element{set: sets[i]}
-	e.append(p.fam[i].ip.addr(c.Addr())...)
+	*e = nft.Element{Set: sets[i]}
+	e.Append(p.fam[i].ip.Addr(c.Addr())...)
 	return e
 }
 
@@ -108,18 +106,18 @@ func deniedPrefixes(d state.Denied) []netip.Prefix {
 
 // deniedRulings yields the chains that drop what comes from the denied addresses, where it arrives. Every packet pays
 // for them, so there is no chain in between, and no rule for what is in no list.
-func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield useChain) {
-	var rules []rule
+func (p *program) deniedRulings(d state.Denied, sets [2]*nft.Set, yield useChain) {
+	var rules []nft.Rule
 	lengths := prefixLengths(deniedPrefixes(d))
 	for i, fp := range p.fam {
 		f := fp.ip
-		for bits := f.bits; bits >= 0; bits-- {
+		for bits := f.Bits; bits >= 0; bits-- {
 			switch {
 			case !lengths[i][bits]:
-			case bits == f.bits:
-				rules = append(rules, newRule("").family(f).in([]field{f.saddr}, sets[i]).goTo(dropChain(state.DropDenyList)))
+			case bits == f.Bits:
+				rules = append(rules, nft.NewRule("").Family(f).In([]nft.Field{f.Saddr}, sets[i]).Goto(dropChain(state.DropDenyList)))
 			default:
-				rules = append(rules, newRule("").family(f).lookup(listID(0, uint8(bits)), fp.policy.members, false, masked(f.saddr, bits)).goTo(dropChain(state.DropDenyList)))
+				rules = append(rules, nft.NewRule("").Family(f).Lookup(uint32(listID(0, uint8(bits))), fp.policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
 			}
 		}
 	}
@@ -127,14 +125,14 @@ func (p *program) deniedRulings(d state.Denied, sets [2]*set, yield useChain) {
 		return
 	}
 	for _, device := range d.Devices {
-		at := chain{
+		at := nft.Chain{
 			// An interface that is made anew under its name is another one: the old one took its hook along.
-			name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
-			hook:    &hook{"filter", ingressHook, -500, device.Name},
-			comment: truncate("deny lists at " + device.Name),
-			rules:   rules,
+			Name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
+			Hook:    nft.IngressHook(device.Name, -500),
+			Comment: truncate("deny lists at " + device.Name),
+			Rules:   rules,
 		}
-		yield(at.name, func() *ruling { return &ruling{chain: at} })
+		yield(at.Name, func() *ruling { return &ruling{Chain: at} })
 	}
 }
 
@@ -151,7 +149,7 @@ func (c *change) deny(before, after state.Denied) {
 	p := c.d.prog
 	was, now := deniedPrefixes(before), deniedPrefixes(after)
 	sets, next := p.deniedSets(), p.deniedSetsFor(now)
-	e := new(element)
+	e := new(nft.Element)
 	moves := func(c netip.Prefix) bool { return c.IsSingleIP() && sets[familyIndex(c)] != next[familyIndex(c)] }
 	diffPrefixes(was, now, func(x netip.Prefix) {
 		if !moves(x) {
@@ -166,9 +164,9 @@ func (c *change) deny(before, after state.Denied) {
 	p.deniedRulings(before, sets, c.release)
 	for i := range sets {
 		if sets[i] != next[i] {
-			c.batch.addSet(next[i])
+			c.batch.AddSet(next[i])
 			c.sets, c.gone = append(c.sets, next[i]), append(c.gone, sets[i])
-			c.sums[next[i].id] = sum{}
+			c.sums[next[i].ID] = sum{}
 		}
 	}
 	if c.sets == nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -49,7 +50,7 @@ type Driver struct {
 	told atomic.Pointer[[]driver.SetAside]
 
 	mu    sync.Mutex // held by every method, and by what works in the background for moments
-	sock  *socket
+	sock  *nft.Socket
 	owned bool         // the table is protected
 	state *state.State // what the kernel holds, as far as we know; nil before the first adoption
 	table string       // its name
@@ -92,17 +93,17 @@ func Open(o Options) (*Driver, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	sock, err := dial()
+	sock, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	forget, err := dial()
+	forget, err := nft.Dial()
 	if err != nil {
-		return nil, errors.Join(err, sock.close())
+		return nil, errors.Join(err, sock.Close())
 	}
-	read, err := dial()
+	read, err := nft.Dial()
 	if err != nil {
-		return nil, errors.Join(err, forget.close(), sock.close())
+		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
 		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && Protection.Met(context.Background()) == nil, log: log, sock: sock,
@@ -124,7 +125,7 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
-	return errors.Join(d.forget.reader.close(), d.reader.sock.close(), d.sock.close())
+	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
 }
 
 // sum stands for a set's content: the number of its elements and the exclusive or of
@@ -134,8 +135,8 @@ type sum struct {
 	digest uint64
 }
 
-func (s *sum) add(e *element)    { s.count++; s.digest ^= e.digest() }
-func (s *sum) remove(e *element) { s.count--; s.digest ^= e.digest() }
+func (s *sum) add(e *nft.Element)    { s.count++; s.digest ^= e.Digest() }
+func (s *sum) remove(e *nft.Element) { s.count--; s.digest ^= e.Digest() }
 
 // Update implements driver.Driver.
 func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
@@ -158,8 +159,8 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 	c := d.newChange()
 	if delta.Services.Settings != nil {
 		c.rewrite(
-			func(yield func(*element)) { d.prog.settingsElements(d.state.Services.Settings, yield) },
-			func(yield func(*element)) { d.prog.settingsElements(*delta.Services.Settings, yield) })
+			func(yield func(*nft.Element)) { d.prog.settingsElements(d.state.Services.Settings, yield) },
+			func(yield func(*nft.Element)) { d.prog.settingsElements(*delta.Services.Settings, yield) })
 	}
 	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.clusterIPElement)
 	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.otherIPElement)
@@ -186,50 +187,50 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 // change gathers the operations that lead from one state to another.
 type change struct {
 	d     *Driver
-	batch *batch
-	sums  []sum   // of the sets afterwards
-	uses  *roster // afterwards; the driver's own as long as it is the same
-	sets  []*set  // of deny lists, if they are others afterwards
-	gone  []*set  // and what goes for that
+	batch *nft.Batch
+	sums  []sum      // of the sets afterwards
+	uses  *roster    // afterwards; the driver's own as long as it is the same
+	sets  []*nft.Set // of deny lists, if they are others afterwards
+	gone  []*nft.Set // and what goes for that
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	unremember bool
-	old        map[setKey]element // scratch
+	old        map[setKey]nft.Element // scratch
 }
 
 type setKey struct {
 	set uint32
-	elementKey
+	nft.ElementKey
 }
 
 func (d *Driver) newChange() *change {
-	c := &change{d: d, batch: newBatch(d.table), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]element{}}
-	c.batch.atOnce = d.building
+	c := &change{d: d, batch: nft.NewBatch(d.table), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]nft.Element{}}
+	c.batch.AtOnce = d.building
 	return c
 }
 
-func (c *change) add(e *element) {
-	c.batch.add(e)
-	c.sums[e.set.id].add(e)
+func (c *change) add(e *nft.Element) {
+	c.batch.Add(e)
+	c.sums[e.Set.ID].add(e)
 }
 
-func (c *change) remove(e *element) {
-	c.batch.delete(e)
-	c.sums[e.set.id].remove(e)
+func (c *change) remove(e *nft.Element) {
+	c.batch.Delete(e)
+	c.sums[e.Set.ID].remove(e)
 }
 
 // replace plans the difference between two lists of elements.
-func (c *change) replace(before, after func(yield func(*element))) {
+func (c *change) replace(before, after func(yield func(*nft.Element))) {
 	clear(c.old)
 	if before != nil {
-		before(func(e *element) { c.old[setKey{e.set.id, e.elementKey}] = *e })
+		before(func(e *nft.Element) { c.old[setKey{e.Set.ID, e.ElementKey}] = *e })
 	}
 	if after != nil {
-		after(func(e *element) {
-			key := setKey{e.set.id, e.elementKey}
+		after(func(e *nft.Element) {
+			key := setKey{e.Set.ID, e.ElementKey}
 			old, ok := c.old[key]
 			if ok {
 				delete(c.old, key)
-				if old.sameValue(e) {
+				if old.SameValue(e) {
 					return
 				}
 				c.remove(&old)
@@ -243,31 +244,31 @@ func (c *change) replace(before, after func(yield func(*element))) {
 }
 
 // rewrite plans that those of the sets that differ are emptied and written anew.
-func (c *change) rewrite(before, after func(yield func(*element))) {
-	sums := [2]map[*set]sum{{}, {}}
-	for i, elements := range []func(func(*element)){before, after} {
-		elements(func(e *element) {
-			s := sums[i][e.set]
+func (c *change) rewrite(before, after func(yield func(*nft.Element))) {
+	sums := [2]map[*nft.Set]sum{{}, {}}
+	for i, elements := range []func(func(*nft.Element)){before, after} {
+		elements(func(e *nft.Element) {
+			s := sums[i][e.Set]
 			s.add(e)
-			sums[i][e.set] = s
+			sums[i][e.Set] = s
 		})
 	}
-	differs := func(s *set) bool { return sums[0][s] != sums[1][s] }
+	differs := func(s *nft.Set) bool { return sums[0][s] != sums[1][s] }
 	for s := range sums[0] {
 		if differs(s) {
-			c.batch.flushSet(s)
-			c.sums[s.id] = sum{}
+			c.batch.FlushSet(s)
+			c.sums[s.ID] = sum{}
 		}
 	}
-	after(func(e *element) {
-		if differs(e.set) {
+	after(func(e *nft.Element) {
+		if differs(e.Set) {
 			c.add(e)
 		}
 	})
 }
 
 // changeMembers plans what really changes of a set of values.
-func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*element))) {
+func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
 	for k, in := range want {
 		if _, had := have[k]; in == had {
 			continue
@@ -281,11 +282,11 @@ func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool
 }
 
 func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
-	elements := func(f *state.Frontend) func(func(*element)) {
+	elements := func(f *state.Frontend) func(func(*nft.Element)) {
 		if f == nil {
 			return nil
 		}
-		return func(yield func(*element)) { c.d.prog.frontendElements(k, f, yield) }
+		return func(yield func(*nft.Element)) { c.d.prog.frontendElements(k, f, yield) }
 	}
 	c.d.prog.learnRuling(k, after, c.use)
 	c.d.prog.learnRuling(k, before, c.release)
@@ -309,10 +310,10 @@ func (c *change) changeUses() *roster {
 // plan closes the transaction.
 func (c *change) plan(of parts, done func()) *plan {
 	if c.uses != c.d.roster {
-		c.batch.changeRoster(c.d.roster, c.uses)
+		c.uses.changeFrom(c.d.roster, c.batch)
 	}
 	for _, s := range c.gone {
-		c.batch.deleteSet(&c.batch.after, s.name)
+		c.batch.DeleteSet(&c.batch.After, s.Name)
 	}
 	c.noteSums()
 	return &plan{d: c.d, of: of, batch: c.batch, done: func() {
@@ -332,32 +333,32 @@ func (c *change) noteSums() {
 	for _, s := range c.d.prog.sets {
 		now := s
 		for _, next := range c.sets {
-			if next.id == s.id {
+			if next.ID == s.ID {
 				now = next
 			}
 		}
-		if now == s && c.sums[s.id] == c.d.sums[s.id] {
+		if now == s && c.sums[s.ID] == c.d.sums[s.ID] {
 			continue // as for nearly all sets: no texts need to be made and compared
 		}
-		if before, after := sumNote(s, c.d.sums[s.id]), sumNote(now, c.sums[s.id]); before != after {
-			c.batch.note(c.d.prog, s.id, before, after)
+		if before, after := sumNote(s, c.d.sums[s.ID]), sumNote(now, c.sums[s.ID]); before != after {
+			c.d.prog.writeNote(c.batch, s.ID, before, after)
 		}
 	}
 }
 
 // sumNote is the note on a set; a set that was never filled has none.
-func sumNote(s *set, sum sum) string {
+func sumNote(s *nft.Set, sum sum) string {
 	if sum.count == 0 && sum.digest == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: %d elements, digest %016x", s.name, sum.count, sum.digest)
+	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.count, sum.digest)
 }
 
 // plan is a transaction and what it makes of the driver.
 type plan struct {
 	d     *Driver
 	of    parts // that it is about
-	batch *batch
+	batch *nft.Batch
 	done  func()
 
 	// refused does what can be done where the kernel refused the transaction; nil: nothing.
@@ -369,12 +370,12 @@ type plan struct {
 	adopts bool
 	kept   driver.Kept
 
-	found *found // the table as it was read; nil: there was none, or it is ours
+	found *nft.Table // as it was read; nil: there was none, or it is ours
 	spent bool
 }
 
 // Len implements driver.Plan.
-func (p *plan) Len() int { return p.batch.changes }
+func (p *plan) Len() int { return p.batch.Changes }
 
 // Kept implements driver.Plan.
 func (p *plan) Kept() driver.Kept { return p.kept }
@@ -394,7 +395,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.spent {
 		return errSpent
 	}
-	if err := p.d.claim(ctx, p.found); err != nil {
+	if err := p.d.claim(ctx, TableName, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.spent = true
@@ -432,19 +433,19 @@ func (d *Driver) carryOut(ctx context.Context, p *plan) error {
 // commit sends a batch and, where others could interfere, watches for their transactions around it. Beside an error it returns
 // the number of the batch's transactions that were carried out before. The parts that it is about are no longer adopted, until the
 // caller says so.
-func (d *Driver) commit(ctx context.Context, b *batch, of parts) (sent uint32, err error) {
+func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
 	d.adopted = d.adopted.without(of)
 	var before uint32
 	if !d.owned {
-		if before, err = d.generation(ctx); err != nil {
+		if before, err = d.sock.Generation(ctx); err != nil {
 			return 0, err
 		}
 	}
-	if sent, err = b.send(d.sock); err != nil {
+	if sent, err = b.Send(d.sock); err != nil {
 		err = fmt.Errorf("change nftables: %w", err)
 	}
 	if !d.owned {
-		after, genErr := d.generation(ctx)
+		after, genErr := d.sock.Generation(ctx)
 		if genErr == nil && before == d.gen && after == before+sent {
 			d.gen = after // nobody else came in between; otherwise Tampered looks closer
 		}

@@ -1,10 +1,8 @@
 package nftables
 
-import (
-	"encoding/binary"
+import "sluice.dev/sluice/internal/driver/nftables/nft"
 
-	"golang.org/x/sys/unix"
-)
+import "slices"
 
 // OpenOther opens a driver whose program has another layout: some sets under other
 // names, one of another type under the same name, a set and a chain more.
@@ -20,31 +18,29 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	}
 	p := newSets(affinitySize)
 	for _, fp := range p.fam {
-		fp.backends[0].name += suffix
-		fp.frontends.name += suffix
-		fp.sources.interval = suffix != ""
+		fp.backends[0].Name += suffix
+		fp.frontends.Name += suffix
+		fp.sources.Interval = suffix != ""
 	}
-	p.addSet(&set{name: "another", key: []field{fieldMark}, comment: "of another release"})
+	p.addSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
 	p.addChains()
-	p.chains = append(p.chains, chain{name: "another", rules: []rule{newRule("").drop()}})
+	p.chains = append(p.chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule("").Drop()}})
 	d.prog = p
 	return d, nil
 }
 
 // Refuse has the driver's transactions refused where f returns an error, as the kernel would: whole.
 func (d *Driver) Refuse(f func(m Message) error) {
-	d.sock.refuse = func(messages [][]byte, labels []string) error {
-		for _, b := range messages {
-			for len(b) > 0 {
-				n := binary.NativeEndian.Uint32(b)
-				m := Message{Label: labels[binary.NativeEndian.Uint32(b[8:])], Type: binary.NativeEndian.Uint16(b[4:]) & 0xff, Body: b[unix.SizeofNlMsghdr+nfgenmsgLen : n]}
-				if err := f(m); err != nil {
-					return answer(m.Label, err)
+	d.sock.Refuse = func(messages [][]byte, labels []string) error {
+		var err error
+		nft.EachMessage(slices.Concat(messages...), func(typ uint16, seq uint32, body []byte) {
+			if m := (Message{Label: labels[seq], Type: typ, Body: body}); err == nil {
+				if err = f(m); err != nil {
+					err = nft.Answer(m.Label, err)
 				}
-				b = b[n:]
 			}
-		}
-		return nil
+		})
+		return err
 	}
 }
 

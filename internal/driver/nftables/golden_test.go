@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"crypto/sha256"
 	"flag"
@@ -26,17 +28,17 @@ func TestProgramIsGolden(t *testing.T) {
 		p := newProgram(policy)
 		fmt.Fprintf(&out, "policy %v: %s\n", policy, p.note())
 		for _, s := range p.sets {
-			var a attrs
-			s.write(&a, TableName)
-			line("set", s.name, a.b)
+			var a nft.Attrs
+			s.Write(&a, TableName)
+			line("set", s.Name, a.B)
 		}
 		for _, c := range p.chains {
-			var a attrs
-			c.write(&a, TableName)
-			for _, r := range c.rules {
-				r.write(&a, TableName, c.name)
+			var a nft.Attrs
+			c.Write(&a, TableName)
+			for _, r := range c.Rules {
+				r.Write(&a, TableName, c.Name)
 			}
-			line("chain", c.name, a.b)
+			line("chain", c.Name, a.B)
 		}
 		for _, name := range p.counters {
 			fmt.Fprintln(&out, "counter", name)
@@ -49,17 +51,17 @@ func TestProgramIsGolden(t *testing.T) {
 		}
 		s.Policy = randomPolicy(rand.New(rand.NewPCG(seed, 1)), state.Device{Index: 2, Name: "deny-a"})
 		sums := map[string]sum{}
-		p.eachElement(s, func(e *element) {
-			n := sums[e.set.name]
+		p.eachElement(s, func(e *nft.Element) {
+			n := sums[e.Set.Name]
 			n.add(e)
-			sums[e.set.name] = n
+			sums[e.Set.Name] = n
 		})
 		uses := newRoster()
 		p.eachRuling(s, uses.use)
 		line("elements", fmt.Sprint(seed), fmt.Append(nil, sums))
 		all := map[string]string{} // a chain's name stands for its rules; its comment is of who wrote it first
 		for name, e := range uses.chains {
-			all[name] = fmt.Sprint(e.uses, e.rules, e.counters, e.hook != nil)
+			all[name] = fmt.Sprint(e.uses, e.rules, e.counters, e.Hook != nil)
 		}
 		line("chains", fmt.Sprint(seed), fmt.Append(nil, all))
 	}

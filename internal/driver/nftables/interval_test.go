@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -101,10 +102,10 @@ func TestIntervalsGiveWay(t *testing.T) {
 func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 	d := openIn(t, testNS(t), Options{Shared: true})
 	fp := d.prog.fam[0]
-	b := newBatch(TableName)
-	b.addTable(0)
-	b.addSet(fp.podCIDRs)
-	if _, err := b.send(d.sock); err != nil {
+	b := nft.NewBatch(TableName)
+	b.AddTable(0, "")
+	b.AddSet(fp.podCIDRs)
+	if _, err := b.Send(d.sock); err != nil {
 		t.Fatal(err)
 	}
 	r := rand.New(rand.NewPCG(7, 8))
@@ -113,18 +114,18 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 		for range r.IntN(12) {
 			cidrs = append(cidrs, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(r.IntN(4)) << 6, byte(r.IntN(16)) << 4}), 1+r.IntN(16)).Masked())
 		}
-		b := newBatch(TableName)
-		b.flushSet(fp.podCIDRs)
-		want := map[elementKey]element{}
-		fp.cidrElements(fp.podCIDRs, cidrs, func(e *element) {
-			b.add(e)
-			want[e.elementKey] = *e
+		b := nft.NewBatch(TableName)
+		b.FlushSet(fp.podCIDRs)
+		want := map[nft.ElementKey]nft.Element{}
+		fp.cidrElements(fp.podCIDRs, cidrs, func(e *nft.Element) {
+			b.Add(e)
+			want[e.ElementKey] = *e
 		})
-		if _, err := b.send(d.sock); err != nil {
+		if _, err := b.Send(d.sock); err != nil {
 			t.Fatalf("change %d, to %v: %v\n%s", i, cidrs, err, b)
 		}
 		have, err := d.content(t.Context(), fp.podCIDRs)
-		if err != nil || !maps.EqualFunc(have, want, func(a, b element) bool { return a.sameValue(&b) }) {
+		if err != nil || !maps.EqualFunc(have, want, func(a, b nft.Element) bool { return a.SameValue(&b) }) {
 			t.Fatalf("change %d, to %v: the kernel holds %v: %v", i, cidrs, slices.Collect(maps.Keys(have)), err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -27,19 +28,19 @@ import (
 // place is where a program judges.
 type place struct {
 	name     string // of its chains, with their digest
-	families []family
+	families []nft.Family
 	denied   string // the chain that what is denied goes to
 	noTrack  bool   // what is allowed is not tracked
 	pods     bool   // it is pods that are judged
 }
 
-func (p *program) podPlace(f family) place {
-	return place{name: f.name + "-judge", families: []family{f}, denied: f.name + "-refused", pods: true}
+func (p *program) podPlace(f nft.Family) place {
+	return place{name: f.Name + "-judge", families: []nft.Family{f}, denied: f.Name + "-refused", pods: true}
 }
 
 var (
-	hostPlace      = place{name: "host-judge", families: []family{ipv4, ipv6}, denied: dropChain(state.DropHost)}
-	untrackedPlace = place{name: "raw-judge", families: []family{ipv4, ipv6}, denied: dropChain(state.DropHost), noTrack: true}
+	hostPlace      = place{name: "host-judge", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost)}
+	untrackedPlace = place{name: "raw-judge", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
 )
 
 // limits are how much is written down in one place; what is beyond is asked in chains of its own.
@@ -54,7 +55,10 @@ type limits struct {
 	nested, ways int
 }
 
-func (r rule) fits(l limits) bool { return r.n <= l.exprs && len(r.exprs.b) <= l.bytes }
+func (l limits) hold(r nft.Rule) bool {
+	exprs, bytes := r.Size()
+	return exprs <= l.exprs && bytes <= l.bytes
+}
 
 var (
 	usualLimits = limits{exprs: 120, bytes: 5000, inline: 16, policy: 64, nested: 4, ways: 1024}
@@ -64,7 +68,7 @@ var (
 
 // ruling is a chain of a program, with what its rules lead to.
 type ruling struct {
-	chain
+	nft.Chain
 	counters []string  // named counters that its rules use
 	next     []*ruling // chains beside the program's own
 	marks    bool      // it uses the packet's mark
@@ -72,7 +76,7 @@ type ruling struct {
 
 // draft is a ruling that is being written.
 type draft struct {
-	rules    []rule
+	rules    []nft.Rule
 	counters map[string]struct{}
 	next     map[string]*ruling
 	marks    bool
@@ -82,21 +86,21 @@ func newDraft() *draft {
 	return &draft{counters: map[string]struct{}{}, next: map[string]*ruling{}}
 }
 
-func (d *draft) add(r rule) { d.rules = append(d.rules, r) }
+func (d *draft) add(r nft.Rule) { d.rules = append(d.rules, r) }
 
-func (d *draft) jump(r rule, to *ruling) { d.lead(to); d.add(r.jump(to.name)) }
-func (d *draft) goTo(r rule, to *ruling) { d.lead(to); d.add(r.goTo(to.name)) }
+func (d *draft) jump(r nft.Rule, to *ruling) { d.lead(to); d.add(r.Jump(to.Name)) }
+func (d *draft) goTo(r nft.Rule, to *ruling) { d.lead(to); d.add(r.Goto(to.Name)) }
 
 func (d *draft) lead(to *ruling) {
-	d.next[to.name] = to
+	d.next[to.Name] = to
 	d.marks = d.marks || to.marks
 }
 
 // count has the rule count what a policy decided.
-func (d *draft) count(r rule, verdict string, key model.PolicyKey) rule {
+func (d *draft) count(r nft.Rule, verdict string, key model.PolicyKey) nft.Rule {
 	name := counterName(verdict, key)
 	d.counters[name] = struct{}{}
-	return r.add(&expr.Objref{Type: objectCounter, Name: name})
+	return r.Count(name)
 }
 
 // done names the chain.
@@ -105,7 +109,7 @@ func (d *draft) done(name, comment string) *ruling {
 	for _, name := range slices.Sorted(maps.Keys(d.next)) {
 		r.next = append(r.next, d.next[name])
 	}
-	r.chain = chain{name: name + "-" + digestRules(d.rules), comment: comment, rules: d.rules}
+	r.Chain = nft.Chain{Name: name + "-" + digestRules(d.rules), Comment: comment, Rules: d.rules}
 	return r
 }
 
@@ -161,7 +165,7 @@ func passes(t state.Tier) (n int) {
 }
 
 // outcomes are what allowing and passing on come to in a chain.
-type outcomes struct{ allow, pass func(*draft, rule) }
+type outcomes struct{ allow, pass func(*draft, nft.Rule) }
 
 // nest writes each stage into a chain of its own, from which the one before goes on to it by goto.
 func (w *writer) nest(stages [][]state.Tier) *ruling {
@@ -169,7 +173,7 @@ func (w *writer) nest(stages [][]state.Tier) *ruling {
 	o := outcomes{w.allow, w.end}
 	if len(stages) > 1 {
 		next := w.nest(stages[1:])
-		o.pass = func(d *draft, r rule) { d.goTo(r, next) }
+		o.pass = func(d *draft, r nft.Rule) { d.goTo(r, next) }
 	}
 	w.stage(d, stages[0], o)
 	return d.done(w.place.name, w.title())
@@ -180,28 +184,28 @@ func (w *writer) sequence(stages [][]state.Tier) *ruling {
 	d := newDraft()
 	for _, s := range stages {
 		stage := newDraft()
-		w.stage(stage, s, outcomes{leave(yes), func(d *draft, r rule) { d.add(r.ret()) }})
+		w.stage(stage, s, outcomes{leave(yes), func(d *draft, r nft.Rule) { d.add(r.Return()) }})
 		w.call(d, stage.done(w.place.name+"-tier", truncate(s[0].Name)), outcomes{allow: w.allow})
 	}
-	w.end(d, newRule(""))
+	w.end(d, nft.NewRule(""))
 	return d.done(w.place.name, w.title())
 }
 
 // allow ends the program.
-func (w *writer) allow(d *draft, r rule) {
+func (w *writer) allow(d *draft, r nft.Rule) {
 	if w.place.noTrack {
-		r = r.add(&expr.Notrack{})
+		r = r.Add(&expr.Notrack{})
 	}
-	d.add(r.ret())
+	d.add(r.Return())
 }
 
 // end is what befalls what passed all tiers.
-func (w *writer) end(d *draft, r rule) {
+func (w *writer) end(d *draft, r nft.Rule) {
 	if w.prog.Default == model.Deny {
-		d.add(r.goTo(w.place.denied))
+		d.add(r.Goto(w.place.denied))
 		return
 	}
-	d.add(r.ret())
+	d.add(r.Return())
 }
 
 // stage writes tiers of which the last alone may have rules that pass.
@@ -215,21 +219,21 @@ func (w *writer) stage(d *draft, tiers []state.Tier, o outcomes) {
 			return
 		}
 	}
-	o.pass(d, newRule(""))
+	o.pass(d, nft.NewRule(""))
 }
 
 // isolate denies what no rule of the tier matched.
 func (w *writer) isolate(d *draft, t state.Tier) {
-	r := newRule(truncate("no rule of tier " + t.Name + " allows it"))
+	r := nft.NewRule(truncate("no rule of tier " + t.Name + " allows it"))
 	for _, own := range t.Policies {
-		if next := d.count(r, denied, own.Policy); next.fits(w.limits) {
+		if next := d.count(r, denied, own.Policy); w.limits.hold(next) {
 			r = next
 		} else {
 			d.add(r)
-			r = d.count(newRule(""), denied, own.Policy)
+			r = d.count(nft.NewRule(""), denied, own.Policy)
 		}
 	}
-	d.add(r.goTo(w.place.denied))
+	d.add(r.Goto(w.place.denied))
 }
 
 // rulesOf writes the rules of a policy, those of a large one into a chain of its own, which all programs share.
@@ -254,11 +258,11 @@ type policyAt struct{ place, id string }
 
 // call jumps to a chain and does what its outcome says.
 func (w *writer) call(d *draft, to *ruling, o outcomes) {
-	d.jump(newRule(""), to)
+	d.jump(nft.NewRule(""), to)
 	d.marks = true
-	o.allow(d, newRule("").outcome(expr.CmpOpEq, yes).setOutcome(nothing))
+	o.allow(d, nft.NewRule("").Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing))
 	if o.pass != nil {
-		o.pass(d, newRule("").outcome(expr.CmpOpEq, passed).setOutcome(nothing))
+		o.pass(d, nft.NewRule("").Mark(expr.CmpOpEq, outcomeBits, passed).SetMark(outcomeBits, nothing))
 	}
 }
 
@@ -266,7 +270,7 @@ func (w *writer) rules(d *draft, own *state.PolicyRules, o outcomes) {
 	for i := range own.Rules {
 		s := &own.Rules[i]
 		for _, f := range w.place.families {
-			if s.Family != 0 && int(s.Family) != f.version() {
+			if s.Family != 0 && int(s.Family) != f.Version() {
 				continue
 			}
 			for _, r := range w.matches(d, f, s, comment(own, s)) {
@@ -274,11 +278,11 @@ func (w *writer) rules(d *draft, own *state.PolicyRules, o outcomes) {
 				case model.Allow:
 					o.allow(d, d.count(r, allowed, own.Policy))
 				case model.Deny:
-					d.add(d.count(r, denied, own.Policy).goTo(w.place.denied))
+					d.add(d.count(r, denied, own.Policy).Goto(w.place.denied))
 				case model.Pass:
 					o.pass(d, r)
 				case model.Log:
-					d.add(r.log(own.Policy, s))
+					d.add(log(r, own.Policy, s))
 				}
 			}
 		}
@@ -307,8 +311,8 @@ func (w *writer) title() string {
 }
 
 // log writes to the kernel's log, as Calico's action Log does.
-func (r rule) log(key model.PolicyKey, s *state.Rule) rule {
-	return r.add(&expr.Log{Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_LEVEL, Level: expr.LogLevelInfo,
+func log(r nft.Rule, key model.PolicyKey, s *state.Rule) nft.Rule {
+	return r.Add(&expr.Log{Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_LEVEL, Level: expr.LogLevelInfo,
 		Data: []byte(truncate("sluice: " + key.String() + " " + s.Name + ": "))})
 }
 
@@ -319,13 +323,13 @@ func truncate(s string) string {
 }
 
 // digestRules identifies rules by all that the kernel is told of them.
-func digestRules(rules []rule) string {
+func digestRules(rules []nft.Rule) string {
 	h := sha256.New() // what is hashed is for tenants to choose
-	var a attrs
+	var a nft.Attrs
 	for _, r := range rules {
-		a.b = a.b[:0]
-		r.write(&a, TableName, "")
-		h.Write(a.b)
+		a.B = a.B[:0]
+		r.Write(&a, TableName, "")
+		h.Write(a.B)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"context"
 	"fmt"
@@ -29,8 +31,8 @@ func (a *adoption) settleKeeping(ctx context.Context) (err error) {
 }
 
 // mayLack reports whether elements of the set may have to stay though want does not name them.
-func (a *adoption) mayLack(s *set) bool {
-	if s.policy {
+func (a *adoption) mayLack(s *nft.Set) bool {
+	if a.d.prog.ofPolicy(s) {
 		return a.keep.Policy || a.mentioned != nil
 	}
 	return a.keep.Services
@@ -38,11 +40,11 @@ func (a *adoption) mayLack(s *set) bool {
 
 // sameSets reports whether the kernel has all of this program's sets, whatever else.
 func (a *adoption) sameSets() bool {
-	return !slices.ContainsFunc(a.d.prog.sets, func(s *set) bool { return a.have.sets[s.name] != s.def() })
+	return !slices.ContainsFunc(a.d.prog.sets, func(s *nft.Set) bool { return a.have.Sets[s.Name] != s.Type() })
 }
 
 // settleRest plans what becomes of the elements that want has no use for.
-func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
+func (a *adoption) settleRest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
 	for name := range a.mentioned { // those that no element leads to
 		if _, wanted := a.change.uses.chains[name]; !wanted && isEntry(name) {
 			a.kept.Policy++
@@ -64,15 +66,15 @@ func (a *adoption) settleRest(content map[*set]map[elementKey]element) {
 			case *a.keptOf(s) > 0 && a.mayLack(s) && a.stays(&e):
 				a.keepElement(&e)
 			case a.reused[s]:
-				a.change.batch.delete(&e)
+				a.change.batch.Delete(&e)
 			}
 		}
 	}
 }
 
 // keptOf counts what is kept of the set's part.
-func (a *adoption) keptOf(s *set) *int {
-	if s.policy {
+func (a *adoption) keptOf(s *nft.Set) *int {
+	if a.d.prog.ofPolicy(s) {
 		return &a.kept.Policy
 	}
 	return &a.kept.Services
@@ -80,22 +82,22 @@ func (a *adoption) keptOf(s *set) *int {
 
 // countsAsKept reports whether what stays in the set is told: what belongs to a frontend is
 // counted with the frontend.
-func (a *adoption) countsAsKept(s *set) bool {
+func (a *adoption) countsAsKept(s *nft.Set) bool {
 	for _, fp := range a.d.prog.fam {
 		if s == fp.frontends || s == fp.otherIPs {
 			return true
 		}
 	}
-	return s.policy && (a.mentioned == nil || s.verdict)
+	return a.d.prog.ofPolicy(s) && (a.mentioned == nil || s.Verdict)
 }
 
 // stays reports whether an element that want has no use for may belong to something that
 // want lacks: not if it is a remnant of a frontend that want names or named.
-func (a *adoption) stays(e *element) bool {
-	if e.set.policy {
+func (a *adoption) stays(e *nft.Element) bool {
+	if a.d.prog.ofPolicy(e.Set) {
 		return a.policyStays(e)
 	}
-	k, ok := e.frontend()
+	k, ok := a.d.prog.frontend(e)
 	if !ok {
 		return true // an address
 	}
@@ -107,11 +109,11 @@ func (a *adoption) stays(e *element) bool {
 }
 
 // policyStays is stays for the sets of policy. What the node's own links and settings say is always whole.
-func (a *adoption) policyStays(e *element) bool {
-	if len(e.set.key) == 1 && !e.set.verdict && e.set.key[0].magic == fieldDevice.magic {
+func (a *adoption) policyStays(e *nft.Element) bool {
+	if len(e.Set.Key) == 1 && !e.Set.Verdict && e.Set.Key[0].Datatype == nft.IIF.Datatype {
 		return false
 	}
-	if _, was := a.named()[setKey{e.set.id, e.elementKey}]; was {
+	if _, was := a.named()[setKey{e.Set.ID, e.ElementKey}]; was {
 		return false
 	}
 	return a.mentioned == nil || a.keptForPolicies(e)
@@ -119,12 +121,12 @@ func (a *adoption) policyStays(e *element) bool {
 
 // keptForPolicies is policyStays where policies are all that is lacking: it keeps host endpoints' programs that name one, and sets that only
 // such programs can know. Of pods and of all other sets, what want says is the whole.
-func (a *adoption) keptForPolicies(e *element) bool {
-	p, number := a.want.Policy, nativeUint32(e.key[:4])
+func (a *adoption) keptForPolicies(e *nft.Element) bool {
+	p, number := a.want.Policy, nft.NativeUint32(e.Key[:4])
 	switch {
-	case e.set.verdict:
-		return isHosts(e.set) && p.Hosts[int(number)] != nil && a.mentioned[e.verdict.chain]
-	case e.set.key[0].magic != fieldSlot.magic || number <= 0xff: // numbers up to that are not of policies
+	case e.Set.Verdict:
+		return isHosts(e.Set) && p.Hosts[int(number)] != nil && a.mentioned[e.Verdict.Chain]
+	case e.Set.Key[0].Datatype != nft.Number.Datatype || number <= 0xff: // numbers up to that are not of policies
 		return false
 	}
 	id := state.SetID(number &^ 0xff)
@@ -132,7 +134,9 @@ func (a *adoption) keptForPolicies(e *element) bool {
 }
 
 // isHosts reports whether the set leads to programs of host endpoints.
-func isHosts(s *set) bool { return s.verdict && len(s.key) == 1 && s.key[0].magic == fieldDevice.magic }
+func isHosts(s *nft.Set) bool {
+	return s.Verdict && len(s.Key) == 1 && s.Key[0].Datatype == nft.IIF.Datatype
+}
 
 // isOver reports whether a chain that want does not lead to goes, though something is kept: if packets enter it by themselves and
 // policies are all that is lacking.
@@ -149,23 +153,23 @@ func isEntry(name string) bool {
 // may know of policies that want lacks: until want has another one for it than at first.
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
-func (a *adoption) keepsVerdict(had, e *element) bool {
-	if !a.mayLack(e.set) || !e.set.policy || !e.set.verdict || had.verdict == returnIt || had.comment != e.comment {
+func (a *adoption) keepsVerdict(had, e *nft.Element) bool {
+	if !a.mayLack(e.Set) || !a.d.prog.ofPolicy(e.Set) || !e.Set.Verdict || had.Verdict == nft.Return || had.Comment != e.Comment {
 		return false
 	}
-	if a.mentioned != nil && !a.mentioned[had.verdict.chain] {
+	if a.mentioned != nil && !a.mentioned[had.Verdict.Chain] {
 		return false
 	}
-	was, known := a.named()[setKey{e.set.id, e.elementKey}]
-	return a.d.state == nil || !known || was.sameValue(e)
+	was, known := a.named()[setKey{e.Set.ID, e.ElementKey}]
+	return a.d.state == nil || !known || was.SameValue(e)
 }
 
 // named are the elements of policy that the last want of this driver named; none before the first.
-func (a *adoption) named() map[setKey]element {
+func (a *adoption) named() map[setKey]nft.Element {
 	if a.was == nil {
-		a.was = map[setKey]element{}
+		a.was = map[setKey]nft.Element{}
 		if a.d.state != nil && a.d.prog.policy != nil {
-			a.d.prog.eachPolicyElement(a.d.state.Policy, func(e *element) { a.was[setKey{e.set.id, e.elementKey}] = *e })
+			a.d.prog.eachPolicyElement(a.d.state.Policy, func(e *nft.Element) { a.was[setKey{e.Set.ID, e.ElementKey}] = *e })
 		}
 	}
 	return a.was
@@ -173,19 +177,19 @@ func (a *adoption) named() map[setKey]element {
 
 // keepElement keeps an element, with the chain that it leads to, and writes it again where
 // its set is created anew.
-func (a *adoption) keepElement(e *element) {
-	if name := e.verdict.chain; isLearn(name) {
-		fp := a.d.prog.family(!strings.HasPrefix(name, ipv6.name+"-"))
+func (a *adoption) keepElement(e *nft.Element) {
+	if name := e.Verdict.Chain; isLearn(name) {
+		fp := a.d.prog.family(!strings.HasPrefix(name, nft.IPv6.Name+"-"))
 		if seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:]); err == nil && seconds > 0 {
-			a.change.uses.use(name, func() *ruling { return &ruling{chain: fp.learnChain(time.Duration(seconds) * time.Second)} })
+			a.change.uses.use(name, func() *ruling { return &ruling{Chain: fp.learnChain(time.Duration(seconds) * time.Second)} })
 		}
 	}
-	if e.set.policy && (e.set.verdict || a.mentioned == nil) {
+	if a.d.prog.ofPolicy(e.Set) && (e.Set.Verdict || a.mentioned == nil) {
 		a.d.prog.noteKept(&a.kept, e)
 	}
-	a.change.sums[e.set.id].add(e)
-	if !a.reused[e.set] {
-		a.change.batch.add(e)
+	a.change.sums[e.Set.ID].add(e)
+	if !a.reused[e.Set] {
+		a.change.batch.Add(e)
 	}
 }
 
@@ -195,6 +199,6 @@ func isLearn(name string) bool { return strings.Contains(name, "-learn-") }
 // keepChains keeps chains of policy, with the number of their rules, which is all that is known of them.
 func (a *adoption) keepChains(names []string) {
 	for _, name := range names {
-		a.change.uses.chains[name] = enrolled{uses: 1, rules: a.have.rules[name], ruling: &ruling{chain: chain{name: name}}}
+		a.change.uses.chains[name] = enrolled{uses: 1, rules: a.have.Rules[name], ruling: &ruling{Chain: nft.Chain{Name: name}}}
 	}
 }

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"context"
 	"errors"
@@ -9,45 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// found is what the kernel holds of ours.
+type found struct {
+	*nft.Table
+	notes map[uint32]string // by key
+}
+
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
 func (d *Driver) read(ctx context.Context) (*found, error) {
-	have := &found{chains: map[string]bool{}, rules: map[string]int{}, counters: map[string]bool{}, sets: map[string]setDef{}, notes: map[uint32]string{}}
-	if err := d.readTable(ctx, TableName, have); errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	} else if err != nil {
+	t, err := d.sock.ReadTable(ctx, TableName)
+	if t == nil || err != nil {
 		return nil, err
 	}
-	if err := d.countRules(ctx, have.rules); err != nil {
-		return nil, fmt.Errorf("count rules: %w", err)
-	}
-	err := d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
-		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == TableName {
-			have.chains[cString(findAttr(b, unix.NFTA_CHAIN_NAME))] = true
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
-	}
-	err = d.sock.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_SET_TABLE), func(b []byte) {
-		name := cString(findAttr(b, unix.NFTA_SET_NAME))
-		have.sets[name] = setDef{
-			keyType: beUint32(findAttr(b, unix.NFTA_SET_KEY_TYPE)), keyLen: beUint32(findAttr(b, unix.NFTA_SET_KEY_LEN)),
-			dataType: beUint32(findAttr(b, unix.NFTA_SET_DATA_TYPE)), dataLen: beUint32(findAttr(b, unix.NFTA_SET_DATA_LEN)),
-			flags: beUint32(findAttr(b, unix.NFTA_SET_FLAGS)),
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list sets: %w", err)
-	}
-	err = d.sock.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE), func(b []byte) {
-		have.counters[cString(findAttr(b, unix.NFTA_OBJ_NAME))] = true
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list counters: %w", err)
-	}
-	if _, ok := have.sets[d.prog.notes.name]; ok {
-		err = readSet(ctx, d.sock, d.prog.notes, func(e element) {
-			have.notes[nativeUint32(e.key[:4])] = e.comment
+	have := &found{t, map[uint32]string{}}
+	if _, ok := have.Sets[d.prog.notes.Name]; ok {
+		err = d.sock.ReadSet(ctx, TableName, d.prog.notes, func(e nft.Element) {
+			have.notes[nft.NativeUint32(e.Key[:4])] = e.Comment
 		})
 	}
 	if err != nil {
@@ -56,62 +35,11 @@ func (d *Driver) read(ctx context.Context) (*found, error) {
 	return have, nil
 }
 
-func (d *Driver) readTable(ctx context.Context, table string, have *found) error {
-	var name attrs
-	name.str(unix.NFTA_TABLE_NAME, table)
-	return d.sock.get(ctx, unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_INET, name.b, func(b []byte) {
-		have.flags = beUint32(findAttr(b, unix.NFTA_TABLE_FLAGS))
-		have.owner = beUint32(findAttr(b, tableAttrOwner))
-	})
-}
-
-func inTable(typ uint16) []byte {
-	var a attrs
-	a.str(typ, TableName)
-	return a.b
-}
-
-// countRules counts the rules of each chain.
-func (d *Driver) countRules(ctx context.Context, counts map[string]int) error {
-	clear(counts)
-	return d.sock.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE), func(b []byte) {
-		counts[cString(findAttr(b, unix.NFTA_RULE_CHAIN))]++
-	})
-}
-
 // content is all that the kernel holds in the set.
-func (d *Driver) content(ctx context.Context, s *set) (map[elementKey]element, error) {
-	elements := map[elementKey]element{}
-	err := readSet(ctx, d.sock, s, func(e element) { elements[e.elementKey] = e })
+func (d *Driver) content(ctx context.Context, s *nft.Set) (map[nft.ElementKey]nft.Element, error) {
+	elements := map[nft.ElementKey]nft.Element{}
+	err := d.sock.ReadSet(ctx, TableName, s, func(e nft.Element) { elements[e.ElementKey] = e })
 	return elements, err
-}
-
-// readSet yields each element that the kernel holds in the set.
-func readSet(ctx context.Context, sock *socket, s *set, f func(element)) error {
-	return readTableSet(ctx, sock, TableName, s, f)
-}
-
-func readTableSet(ctx context.Context, sock *socket, table string, s *set, f func(element)) error {
-	var a attrs
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
-	return sock.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.b, func(b []byte) {
-		eachAttr(findAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
-			f(readElement(s, v))
-			return true
-		})
-	})
-}
-
-// generation is the number of the kernel's last nftables transaction in this namespace.
-func (d *Driver) generation(ctx context.Context) (gen uint32, err error) {
-	err = d.sock.get(ctx, unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil, func(b []byte) {
-		gen = beUint32(findAttr(b, unix.NFTA_GEN_ID))
-	})
-	if err != nil {
-		return 0, fmt.Errorf("read nftables generation: %w", err)
-	}
-	return gen, nil
 }
 
 // doubtInterval is how long after the last adoption a doubt is reason for another.
@@ -126,14 +54,14 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	if d.owned || d.state == nil {
 		return false, nil
 	}
-	gen, err := d.generation(ctx)
+	gen, err := d.sock.Generation(ctx)
 	if err != nil {
 		return false, err
 	}
 	if gen != d.gen {
 		counts := map[string]int{}
-		err = d.countRules(ctx, counts)
-		if errors.Is(err, errInterrupted) {
+		err = d.sock.CountRules(ctx, TableName, counts)
+		if errors.Is(err, nft.ErrInterrupted) {
 			return false, nil // asked again soon
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -158,7 +86,7 @@ func sumOf(counts map[string]int) (n int) {
 func (d *Driver) rules() int {
 	n := d.roster.ruleCount()
 	for _, c := range d.prog.chains {
-		n += len(c.rules)
+		n += len(c.Rules)
 	}
 	return n
 }
@@ -168,13 +96,14 @@ func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, table := range []string{TableName, nextTable} {
-		have := &found{}
-		if err := d.readTable(ctx, table, have); errors.Is(err, unix.ENOENT) {
-			continue
-		} else if err != nil {
+		have, err := d.sock.ReadFlags(ctx, table)
+		switch {
+		case err != nil:
 			return fmt.Errorf("read table inet %s: %w", table, err)
+		case have == nil:
+			continue
 		}
-		if err := d.claimTable(ctx, table, have); err != nil {
+		if err := d.claim(ctx, table, have); err != nil {
 			return fmt.Errorf("delete table inet %s: %w", table, err)
 		}
 		d.state, d.adopted = nil, parts{}
@@ -183,14 +112,4 @@ func (d *Driver) Purge(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// entries are a table's chains that packets enter by themselves.
-func (d *Driver) entries(ctx context.Context, table string) (names []string, err error) {
-	err = d.sock.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
-		if cString(findAttr(b, unix.NFTA_CHAIN_TABLE)) == table && findAttr(b, unix.NFTA_CHAIN_HOOK) != nil {
-			names = append(names, cString(findAttr(b, unix.NFTA_CHAIN_NAME)))
-		}
-	})
-	return names, err
 }

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"bytes"
 	"fmt"
@@ -39,17 +41,19 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 func TestOneRuleUsesEachVerdictMap(t *testing.T) {
 	p := newProgram(true)
 	for _, s := range p.sets {
-		if !s.verdict || s.policy {
+		if !s.Verdict || p.ofPolicy(s) {
 			continue
 		}
 		used := 0
 		for _, c := range p.chains {
-			for _, r := range c.rules {
-				used += bytes.Count(r.exprs.b, append([]byte(s.name), 0))
+			for _, r := range c.Rules {
+				var a nft.Attrs
+				r.Write(&a, "", "")
+				used += bytes.Count(a.B, append([]byte(s.Name), 0))
 			}
 		}
 		if used != 1 {
-			t.Errorf("%d rules use the map %s", used, s.name)
+			t.Errorf("%d rules use the map %s", used, s.Name)
 		}
 	}
 }

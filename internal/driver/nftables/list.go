@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -24,7 +25,7 @@ func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, err
 		if found, err = d.listFrontends(ctx); err == nil {
 			return found, nil
 		}
-		if !errors.Is(err, errInterrupted) || try == 10 {
+		if !errors.Is(err, nft.ErrInterrupted) || try == 10 {
 			return nil, fmt.Errorf("list frontends of table inet %s: %w", TableName, err)
 		}
 	}
@@ -33,9 +34,9 @@ func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, err
 func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
 	found := map[state.FrontendKey]bool{}
 	for _, fp := range d.prog.fam {
-		err := readSet(ctx, d.sock, fp.frontends, func(e element) {
-			if key, ok := e.frontend(); ok {
-				found[key] = e.verdict.code == unix.NFT_GOTO && e.verdict.chain != fp.ip.name+"-reject"
+		err := d.sock.ReadSet(ctx, TableName, fp.frontends, func(e nft.Element) {
+			if key, ok := d.prog.frontend(&e); ok {
+				found[key] = e.Verdict.Code == unix.NFT_GOTO && e.Verdict.Chain != fp.ip.Name+"-reject"
 			}
 		})
 		if err != nil && !errors.Is(err, unix.ENOENT) {

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"encoding/binary"
 	"slices"
@@ -11,48 +13,48 @@ import (
 
 // question is what a declared rule asks of packets of one family.
 type question struct {
-	always rule     // what is asked once
+	always nft.Rule // what is asked once
 	oneOf  [][]test // of each list, one must hold
 	never  []inSet  // none of these may hold
 }
 
 // test goes on if something holds.
-type test func(rule) rule
+type test func(nft.Rule) nft.Rule
 
 // inSet holds if the number and the fields are in the set.
 type inSet struct {
 	id     state.SetID
-	set    *set
-	fields []field
+	set    *nft.Set
+	fields []nft.Field
 }
 
-func (s inSet) test(r rule) rule { return r.lookup(s.id, s.set, false, s.fields...) }
-func (s inSet) not(r rule) rule  { return r.lookup(s.id, s.set, true, s.fields...) }
+func (s inSet) test(r nft.Rule) nft.Rule { return r.Lookup(uint32(s.id), s.set, false, s.fields...) }
+func (s inSet) not(r nft.Rule) nft.Rule  { return r.Lookup(uint32(s.id), s.set, true, s.fields...) }
 
 // matches returns rules, without an end, of which one goes on if s matches. None: s matches nothing here.
-func (w *writer) matches(d *draft, f family, s *state.Rule, comment string) []rule {
+func (w *writer) matches(d *draft, f nft.Family, s *state.Rule, comment string) []nft.Rule {
 	q := w.family(f).ask(s)
 	if slices.ContainsFunc(q.oneOf, func(tests []test) bool { return len(tests) == 0 }) {
 		return nil
 	}
-	q.always.comment = comment
+	q.always.Comment = comment
 	if rules := q.inline(w.limits); rules != nil {
 		return rules
 	}
 	first, chain := q.apart(f, w.limits)
 	d.jump(first, chain)
 	d.marks = true
-	return []rule{newRule(comment).outcome(expr.CmpOpEq, yes).setOutcome(nothing)}
+	return []nft.Rule{nft.NewRule(comment).Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing)}
 }
 
 // inline multiplies out; nil: that is more rules, or longer ones, than is good.
-func (q question) inline(l limits) []rule {
-	rules := []rule{q.always}
+func (q question) inline(l limits) []nft.Rule {
+	rules := []nft.Rule{q.always}
 	for _, tests := range q.oneOf {
 		if len(rules)*len(tests) > l.inline {
 			return nil
 		}
-		var product []rule
+		var product []nft.Rule
 		for _, r := range rules {
 			for _, t := range tests {
 				product = append(product, t(r))
@@ -62,11 +64,11 @@ func (q question) inline(l limits) []rule {
 	}
 	for i, r := range rules {
 		for _, s := range q.never {
-			if r = s.not(r); !r.fits(l) {
+			if r = s.not(r); !l.hold(r) {
 				return nil
 			}
 		}
-		if !r.fits(l) {
+		if !l.hold(r) {
 			return nil
 		}
 		rules[i] = r
@@ -76,24 +78,24 @@ func (q question) inline(l limits) []rule {
 
 // apart asks in a chain of its own, which leaves yes or nothing: one list of tests after the other, each in
 // a chain too. first is for the rule that jumps there: it has what fits of all that can be asked at once.
-func (q question) apart(f family, l limits) (first rule, match *ruling) {
+func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *ruling) {
 	first = q.always
 	d := newDraft()
 	full := false
 	for _, s := range q.never {
 		if !full {
 			r := s.not(first)
-			if full = !r.fits(l); !full {
+			if full = !l.hold(r); !full {
 				first = r
 				continue
 			}
 		}
-		d.add(s.test(newRule("").family(f)).ret())
+		d.add(s.test(nft.NewRule("").Family(f)).Return())
 	}
 	var rest [][]test
 	for _, tests := range q.oneOf {
 		if len(tests) == 1 {
-			if r := tests[0](first); r.fits(l) {
+			if r := tests[0](first); l.hold(r) {
 				first = r
 				continue
 			}
@@ -101,31 +103,31 @@ func (q question) apart(f family, l limits) (first rule, match *ruling) {
 		rest = append(rest, tests)
 	}
 	if len(rest) == 0 {
-		leave(yes)(d, newRule(""))
+		leave(yes)(d, nft.NewRule(""))
 	}
 	for i, tests := range rest {
 		one := newDraft()
 		for _, t := range tests {
-			leave(yes)(one, t(newRule("").family(f)))
+			leave(yes)(one, t(nft.NewRule("").Family(f)))
 		}
-		d.jump(newRule(""), one.done(f.name+"-one-of", ""))
+		d.jump(nft.NewRule(""), one.done(f.Name+"-one-of", ""))
 		if i < len(rest)-1 {
-			d.add(newRule("").outcome(expr.CmpOpNeq, yes).ret())
-			d.add(newRule("").setOutcome(nothing))
+			d.add(nft.NewRule("").Mark(expr.CmpOpNeq, outcomeBits, yes).Return())
+			d.add(nft.NewRule("").SetMark(outcomeBits, nothing))
 		}
 	}
-	return first, d.done(f.name+"-match", "")
+	return first, d.done(f.Name+"-match", "")
 }
 
 // matcher writes what rules ask of packets of one family.
 type matcher struct {
 	*familyProgram
-	ports *set
+	ports *nft.Set
 }
 
-func (w *writer) family(f family) matcher {
+func (w *writer) family(f nft.Family) matcher {
 	fp := w.program.fam[0]
-	if f.bits == ipv6.bits {
+	if f.Bits == nft.IPv6.Bits {
 		fp = w.program.fam[1]
 	}
 	return matcher{fp, w.program.policy.ports}
@@ -133,45 +135,44 @@ func (w *writer) family(f family) matcher {
 
 // ask lists what s asks for, cheap questions first.
 func (m matcher) ask(s *state.Rule) question {
-	q := question{always: m.protocol(newRule("").family(m.ip), s)}
-	m.askPorts(&q, &s.Source, fieldSport, m.ip.saddr)
-	m.askPorts(&q, &s.Destination, fieldDport, m.ip.daddr)
-	m.askAddress(&q, &s.Source, m.ip.saddr)
-	m.askAddress(&q, &s.Destination, m.ip.daddr)
+	q := question{always: m.protocol(nft.NewRule("").Family(m.ip), s)}
+	m.askPorts(&q, &s.Source, nft.Sport, m.ip.Saddr)
+	m.askPorts(&q, &s.Destination, nft.Dport, m.ip.Daddr)
+	m.askAddress(&q, &s.Source, m.ip.Saddr)
+	m.askAddress(&q, &s.Destination, m.ip.Daddr)
 	return q
 }
 
-func (m matcher) protocol(r rule, s *state.Rule) rule {
+func (m matcher) protocol(r nft.Rule, s *state.Rule) nft.Rule {
 	if s.Protocol != 0 {
-		r = r.proto(s.Protocol)
+		r = r.Proto(s.Protocol)
 	}
 	if s.NotProtocol != 0 {
-		r = r.notProto(s.NotProtocol)
+		r = r.NotProto(s.NotProtocol)
 	}
 	if s.ICMP != nil {
-		r = r.icmp(expr.CmpOpEq, *s.ICMP)
+		r = icmp(r, expr.CmpOpEq, *s.ICMP)
 	}
 	if s.NotICMP != nil {
-		r = r.icmp(expr.CmpOpNeq, *s.NotICMP)
+		r = icmp(r, expr.CmpOpNeq, *s.NotICMP)
 	}
 	return r
 }
 
 // icmp compares type and, if one is given, code; as one value, so that "not both" is one question.
-func (r rule) icmp(op expr.CmpOp, i model.ICMP) rule {
-	value := []byte{i.Type}
-	if i.Code >= 0 {
-		value = append(value, byte(i.Code))
+func icmp(r nft.Rule, op expr.CmpOp, i model.ICMP) nft.Rule {
+	if i.Code < 0 {
+		return r.Is(op, nft.ICMPType, []byte{i.Type})
 	}
-	return r.append(payload(expr.PayloadBaseTransportHeader, 0, uint32(len(value)))(firstRegister)).compare(op, value)
+	return r.Is(op, nft.ICMP, []byte{i.Type, byte(i.Code)})
 }
 
 // askPorts asks for the ports of one end.
-func (m matcher) askPorts(q *question, e *state.End, port, addr field) {
+func (m matcher) askPorts(q *question, e *state.End, port, addr nft.Field) {
 	if e.Ports != nil {
 		var tests []test
 		if ranges := e.Ports.Ranges; len(ranges) == 1 {
-			tests = append(tests, func(r rule) rule { return r.inRange(ranges[0], port) })
+			tests = append(tests, func(r nft.Rule) nft.Rule { return inRange(r, ranges[0], port) })
 		} else {
 			for _, s := range m.portSets(e.Ports, port) {
 				tests = append(tests, s.test)
@@ -190,12 +191,12 @@ func (m matcher) askPorts(q *question, e *state.End, port, addr field) {
 	}
 }
 
-func (m matcher) named(id state.SetID, port, addr field) inSet {
-	return inSet{id, m.policy.named, []field{addr, fieldProto, port}}
+func (m matcher) named(id state.SetID, port, addr nft.Field) inSet {
+	return inSet{id, m.policy.named, []nft.Field{addr, nft.L4Proto, port}}
 }
 
 // portSets has one for each size of block that the ranges are made of.
-func (m matcher) portSets(p *state.Ports, port field) (sets []inSet) {
+func (m matcher) portSets(p *state.Ports, port nft.Field) (sets []inSet) {
 	var used [len(portBlocks)]bool
 	for _, r := range p.Ranges {
 		eachBlock(r, func(size int, _ uint16) { used[size] = true })
@@ -209,25 +210,25 @@ func (m matcher) portSets(p *state.Ports, port field) (sets []inSet) {
 }
 
 // portsIn looks for the block of this size that holds the port.
-func portsIn(ports *set, id state.SetID, size int, port field) inSet {
-	return inSet{portsID(id, size), ports, []field{fieldProto, masked(port, portBlocks[size])}}
+func portsIn(ports *nft.Set, id state.SetID, size int, port nft.Field) inSet {
+	return inSet{portsID(id, size), ports, []nft.Field{nft.L4Proto, nft.Masked(port, portBlocks[size])}}
 }
 
 // inRange asks for one range.
-func (r rule) inRange(one state.PortRange, port field) rule {
-	r = r.proto(uint8(one.Protocol))
+func inRange(r nft.Rule, one state.PortRange, port nft.Field) nft.Rule {
+	r = r.Proto(uint8(one.Protocol))
 	first, last := binary.BigEndian.AppendUint16(nil, one.First), binary.BigEndian.AppendUint16(nil, one.Last)
 	switch {
 	case one.First == 0 && one.Last == 0xffff:
 		return r
 	case one.First == one.Last:
-		return r.append(port.load(firstRegister)).compare(expr.CmpOpEq, first)
+		return r.Is(expr.CmpOpEq, port, first)
 	}
-	return r.between(port.load, first, last)
+	return r.Between(port, first, last)
 }
 
 // askAddress asks for the address of one end.
-func (m matcher) askAddress(q *question, e *state.End, addr field) {
+func (m matcher) askAddress(q *question, e *state.End, addr nft.Field) {
 	for _, t := range e.NotIn {
 		q.never = append(q.never, m.term(t, addr)...)
 	}
@@ -241,38 +242,23 @@ func (m matcher) askAddress(q *question, e *state.End, addr field) {
 }
 
 // term has one for each of its groups, and for each length of prefix in a list.
-func (m matcher) term(t state.Term, addr field) (sets []inSet) {
+func (m matcher) term(t state.Term, addr nft.Field) (sets []inSet) {
 	for _, id := range t.Groups {
-		sets = append(sets, inSet{groupID(id), m.policy.members, []field{addr}})
+		sets = append(sets, inSet{groupID(id), m.policy.members, []nft.Field{addr}})
 	}
 	for _, l := range t.Lists {
 		for _, bits := range m.lengths(l) {
-			sets = append(sets, inSet{listID(l.ID, bits), m.policy.members, []field{masked(addr, int(bits))}})
+			sets = append(sets, inSet{listID(l.ID, bits), m.policy.members, []nft.Field{nft.Masked(addr, int(bits))}})
 		}
 	}
 	return sets
 }
 
 func (m matcher) lengths(l state.ListRef) []uint8 {
-	if m.ip.bits == ipv4.bits {
+	if m.ip.Bits == nft.IPv4.Bits {
 		return l.IPv4
 	}
 	return l.IPv6
-}
-
-// masked is the field with all bits after the first so many zero.
-func masked(f field, bits int) field {
-	if bits == 8*f.size {
-		return f
-	}
-	mask := make([]byte, f.size)
-	for i := range bits {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	f.mask = func(reg uint32) expression {
-		return libExpr(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(f.size), Mask: mask, Xor: make([]byte, f.size)})
-	}
-	return f
 }
 
 // groupID, listID and portsID are the numbers by which packets are looked up.
@@ -294,18 +280,4 @@ func eachBlock(r state.PortRange, yield func(size int, first uint16)) {
 		yield(size, uint16(from))
 		from += 1 << (16 - portBlocks[size])
 	}
-}
-
-// lookup goes on if the number and the fields are in the set (or are not).
-func (r rule) lookup(id state.SetID, s *set, not bool, fields ...field) rule {
-	r = r.constant(uint32(id))
-	r.loadAt(firstRegister+1, fields)
-	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.name, SetID: s.id, Invert: not})
-}
-
-func (f family) version() int {
-	if f.bits == ipv4.bits {
-		return 4
-	}
-	return 6
 }

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import "sluice.dev/sluice/internal/state"
 
 // parts are parts of the state: those of one table can be adopted and changed apart.
@@ -14,8 +16,8 @@ func (p parts) without(of parts) parts {
 }
 
 // has reports whether a set is of one of the parts.
-func (p parts) has(s *set) bool {
-	if s.policy {
+func (p parts) has(prog *program, s *nft.Set) bool {
+	if prog.ofPolicy(s) {
 		return p.policy
 	}
 	return p.services

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/state"
 )
@@ -42,11 +43,11 @@ func TestPartsFailApart(t *testing.T) {
 					}
 					return c
 				}
-				holds := func(set *set, n int) {
+				holds := func(set *nft.Set, n int) {
 					t.Helper()
 					elements, err := d.content(t.Context(), set)
 					if err != nil || len(elements) != n {
-						t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.name, n, err)
+						t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
 					}
 				}
 				frontends, pods := d.prog.fam[0].frontends, d.prog.fam[0].policy.to
@@ -58,9 +59,9 @@ func TestPartsFailApart(t *testing.T) {
 					if m.Type != unix.NFT_MSG_NEWSETELEM {
 						return nil
 					}
-					name := cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+					name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
 					for _, s := range d.prog.sets {
-						if s.name == name && s != d.prog.notes && failing.has(s) {
+						if s.Name == name && s != d.prog.notes && failing.has(d.prog, s) {
 							return unix.EAGAIN // nothing that the kernel refuses for what it is
 						}
 					}

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"maps"
 	"net/netip"
@@ -15,7 +17,7 @@ import (
 type programs = map[state.ProgramID]*state.Program
 
 // eachPolicyElement yields all elements of the policy.
-func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
+func (p *program) eachPolicyElement(s *state.Policy, yield func(*nft.Element)) {
 	for d := range s.PodDevices {
 		p.deviceElement(p.policy.podDevices, d, yield)
 	}
@@ -43,12 +45,12 @@ func (p *program) eachPolicyElement(s *state.Policy, yield func(*element)) {
 		p.portElements(tunnelPorts, &state.Ports{Ranges: tunnels}, yield)
 	}
 	for id, l := range s.Lists {
-		e := new(element)
+		e := new(nft.Element)
 		for _, c := range l.Prefixes {
 			yield(p.listElement(e, id, c))
 		}
 	}
-	e := new(element)
+	e := new(nft.Element)
 	for _, c := range deniedPrefixes(s.Denied) {
 		yield(p.deniedElement(p.deniedSets(), e, c))
 	}
@@ -80,86 +82,86 @@ func checkedDevices(s *state.Policy) map[int]struct{} {
 	return all
 }
 
-func (p *program) deviceElement(s *set, device int, yield func(*element)) {
-	e := element{set: s}
-	e.appendUint32(uint32(device))
+func (p *program) deviceElement(s *nft.Set, device int, yield func(*nft.Element)) {
+	e := nft.Element{Set: s}
+	e.AppendUint32(uint32(device))
 	yield(&e)
 }
 
-func (p *program) ownPodElements(cidrs []netip.Prefix, yield func(*element)) {
+func (p *program) ownPodElements(cidrs []netip.Prefix, yield func(*nft.Element)) {
 	for _, fp := range p.fam {
 		fp.cidrElements(fp.policy.ownPods, cidrs, yield)
 	}
 }
 
-func (p *program) memberElement(id state.SetID, a netip.Addr, yield func(*element)) {
+func (p *program) memberElement(id state.SetID, a netip.Addr, yield func(*nft.Element)) {
 	fp := p.family(a.Is4())
-	e := element{set: fp.policy.members}
-	e.appendUint32(uint32(groupID(id)))
-	e.append(fp.ip.addr(a)...)
+	e := nft.Element{Set: fp.policy.members}
+	e.AppendUint32(uint32(groupID(id)))
+	e.Append(fp.ip.Addr(a)...)
 	yield(&e)
 }
 
 // listElement writes into e, as lists are long.
-func (p *program) listElement(e *element, id state.SetID, c netip.Prefix) *element {
+func (p *program) listElement(e *nft.Element, id state.SetID, c netip.Prefix) *nft.Element {
 	fp := p.family(c.Addr().Is4())
-	*e = element{set: fp.policy.members}
-	e.appendUint32(uint32(listID(id, uint8(c.Bits()))))
-	e.append(fp.ip.addr(c.Addr())...)
+	*e = nft.Element{Set: fp.policy.members}
+	e.AppendUint32(uint32(listID(id, uint8(c.Bits()))))
+	e.Append(fp.ip.Addr(c.Addr())...)
 	return e
 }
 
-func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*element)) {
+func (p *program) namedElement(id state.SetID, n state.NamedPort, yield func(*nft.Element)) {
 	fp := p.family(n.Addr.Is4())
-	e := element{set: fp.policy.named}
-	e.appendUint32(uint32(id))
-	e.appendFrontend(fp.ip, n.Addr, uint8(n.Protocol), n.Port)
+	e := nft.Element{Set: fp.policy.named}
+	e.AppendUint32(uint32(id))
+	e.AppendDestination(fp.ip, n.Addr, uint8(n.Protocol), n.Port)
 	yield(&e)
 }
 
 // portElements yields the blocks of a set of ports. A hash set of blocks, unlike one of intervals, loses
 // elements as fast as it gets them.
-func (p *program) portElements(id state.SetID, ports *state.Ports, yield func(*element)) {
+func (p *program) portElements(id state.SetID, ports *state.Ports, yield func(*nft.Element)) {
 	for _, r := range ports.Ranges {
 		eachBlock(r, func(size int, first uint16) {
-			e := element{set: p.policy.ports}
-			e.appendUint32(uint32(portsID(id, size)))
-			e.append(uint8(r.Protocol), 0, 0, 0)
-			e.appendPort(first)
+			e := nft.Element{Set: p.policy.ports}
+			e.AppendUint32(uint32(portsID(id, size)))
+			e.Append(uint8(r.Protocol), 0, 0, 0)
+			e.AppendPort(first)
 			yield(&e)
 		})
 	}
 }
 
 // workloadElements yields what leads packets to a pod's programs.
-func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs programs, yield func(*element)) {
+func (p *program) workloadElements(a netip.Addr, w *state.Workload, programs programs, yield func(*nft.Element)) {
 	fp := p.family(a.Is4())
 	comment := truncate(w.Pod.String())
 	if w.Device != 0 {
-		e := element{set: fp.policy.from, verdict: p.podVerdict(fp.ip, w.Egress, programs), comment: comment}
-		e.appendUint32(uint32(w.Device))
-		e.append(fp.ip.addr(a)...)
+		e := nft.Element{Set: fp.policy.from, Verdict: p.podVerdict(fp.ip, w.Egress, programs), Comment: comment}
+		e.AppendUint32(uint32(w.Device))
+		e.Append(fp.ip.Addr(a)...)
 		yield(&e)
 	}
-	e := element{set: fp.policy.to, verdict: p.podVerdict(fp.ip, w.Ingress, programs), comment: comment}
-	e.append(fp.ip.addr(a)...)
+	e := nft.Element{Set: fp.policy.to, Verdict: p.podVerdict(fp.ip, w.Ingress, programs), Comment: comment}
+	e.Append(fp.ip.Addr(a)...)
 	yield(&e)
-	e = element{set: fp.policy.selves}
-	e.append(fp.ip.addr(a)...)
-	e.append(fp.ip.addr(a)...)
+	e = nft.Element{Set: fp.policy.selves}
+	e.Append(fp.ip.Addr(a)...)
+	e.Append(fp.ip.Addr(a)...)
 	yield(&e)
 }
 
 // podVerdict is returnIt where no policy applies. A program that the state lacks denies.
-func (p *program) podVerdict(f family, id state.ProgramID, progs programs) verdict {
+func (p *program) podVerdict(f nft.Family, id state.ProgramID, progs programs) nft.Verdict {
 	at, prog := p.podPlace(f), progs[id]
 	switch {
 	case prog != nil:
-		return goTo(p.entry(at, prog))
+		return nft.Goto(p.entry(at, prog))
 	case id != "":
-		return goTo(at.denied)
+		return nft.Goto(at.denied)
 	}
-	return returnIt
+	return nft.Return
 }
 
 // useChain is told of a chain that something leads to, and how to write it.
@@ -178,7 +180,7 @@ func (p *program) workloadRulings(a netip.Addr, w *state.Workload, programs prog
 
 // hostJudge is a place where a host endpoint judges.
 type hostJudge struct {
-	set *set
+	set *nft.Set
 	id  state.ProgramID
 }
 
@@ -190,7 +192,7 @@ func (p *program) hostJudges(h *state.Host) []hostJudge {
 	}
 }
 
-func (p *program) hostElements(device int, h *state.Host, programs programs, yield func(*element)) {
+func (p *program) hostElements(device int, h *state.Host, programs programs, yield func(*nft.Element)) {
 	for _, j := range p.hostJudges(h) {
 		if j.id == "" {
 			continue
@@ -199,8 +201,8 @@ func (p *program) hostElements(device int, h *state.Host, programs programs, yie
 		if prog := programs[j.id]; prog != nil {
 			to = p.entry(hostPlace, prog)
 		}
-		e := element{set: j.set, verdict: jumpTo(to), comment: truncate(h.Name + " " + h.Device)}
-		e.appendUint32(uint32(device))
+		e := nft.Element{Set: j.set, Verdict: nft.Jump(to), Comment: truncate(h.Name + " " + h.Device)}
+		e.AppendUint32(uint32(device))
 		yield(&e)
 	}
 }
@@ -213,21 +215,21 @@ func (p *program) hostRulings(device int, h *state.Host, programs programs, yiel
 			p.ruling(hostPlace, prog, yield)
 		}
 	}
-	raw := func(name string, num uint32, by field, id state.ProgramID) {
+	raw := func(name string, num uint32, by nft.Field, id state.ProgramID) {
 		prog := programs[id]
 		if prog == nil {
 			return
 		}
-		base := chain{
-			hook:    &hook{"filter", num, -300, ""},
-			comment: "doNotTrack policies at " + h.Device,
-			rules:   []rule{newRule("").device(by, uint32(device)).jump(p.entry(untrackedPlace, prog))},
+		base := nft.Chain{
+			Hook:    nft.FilterHook(num, -300),
+			Comment: "doNotTrack policies at " + h.Device,
+			Rules:   []nft.Rule{nft.NewRule("").Device(by, uint32(device)).Jump(p.entry(untrackedPlace, prog))},
 		}
-		base.name = name + "-" + digestRules(base.rules)
-		yield(base.name, func() *ruling { return &ruling{chain: base, next: []*ruling{p.write(untrackedPlace, prog)}} })
+		base.Name = name + "-" + digestRules(base.Rules)
+		yield(base.Name, func() *ruling { return &ruling{Chain: base, next: []*ruling{p.write(untrackedPlace, prog)}} })
 	}
-	raw("raw-in", unix.NF_INET_PRE_ROUTING, fieldDevice, h.UntrackedIn)
-	raw("raw-out", unix.NF_INET_LOCAL_OUT, fieldOutDevice, h.UntrackedOut)
+	raw("raw-in", unix.NF_INET_PRE_ROUTING, nft.IIF, h.UntrackedIn)
+	raw("raw-out", unix.NF_INET_LOCAL_OUT, nft.OIF, h.UntrackedOut)
 }
 
 // eachPolicyRuling yields all chains that the policy leads to.
@@ -265,7 +267,7 @@ func (p *program) write(at place, prog *state.Program) *ruling {
 	r := p.written[key]
 	if r == nil {
 		r = p.judge(at, prog)
-		p.written[key], p.names[key] = r, r.name
+		p.written[key], p.names[key] = r, r.Name
 	}
 	return r
 }
@@ -275,7 +277,7 @@ func (p *program) entry(at place, prog *state.Program) string {
 	if name, ok := p.names[judged{at.name, prog.ID}]; ok {
 		return name
 	}
-	return p.write(at, prog).name
+	return p.write(at, prog).Name
 }
 
 func (p *program) ruling(at place, prog *state.Program, yield useChain) {

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"cmp"
 	"maps"
@@ -11,8 +13,8 @@ import (
 // policy plans a change of policy, at the cost of what is named in it.
 func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 	p := c.d.prog
-	device := func(s *set) func(int, func(*element)) {
-		return func(i int, yield func(*element)) { p.deviceElement(s, i, yield) }
+	device := func(s *nft.Set) func(int, func(*nft.Element)) {
+		return func(i int, yield func(*nft.Element)) { p.deviceElement(s, i, yield) }
 	}
 	changeMembers(c, before.PodDevices, d.PodDevices, device(p.policy.podDevices))
 	changeMembers(c, before.HostDevices, d.HostDevices, device(p.policy.hostDevices))
@@ -20,14 +22,14 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		changeMembers(c, checkedDevices(before), checkedDelta(before, d), device(p.policy.checked))
 	}
 	if d.PodCIDRs != nil {
-		c.rewrite(func(yield func(*element)) { p.ownPodElements(before.PodCIDRs, yield) },
-			func(yield func(*element)) { p.ownPodElements(*d.PodCIDRs, yield) })
+		c.rewrite(func(yield func(*nft.Element)) { p.ownPodElements(before.PodCIDRs, yield) },
+			func(yield func(*nft.Element)) { p.ownPodElements(*d.PodCIDRs, yield) })
 	}
 	for id, members := range d.Groups {
-		changeMembers(c, before.Groups[id], members, func(a netip.Addr, yield func(*element)) { p.memberElement(id, a, yield) })
+		changeMembers(c, before.Groups[id], members, func(a netip.Addr, yield func(*nft.Element)) { p.memberElement(id, a, yield) })
 	}
 	for id, ports := range d.NamedPorts {
-		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*element)) { p.namedElement(id, n, yield) })
+		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*nft.Element)) { p.namedElement(id, n, yield) })
 	}
 	for id, ports := range d.PortSets {
 		c.replace(elementsOf(id, before.PortSets[id], p.portElements), elementsOf(id, ports, p.portElements))
@@ -39,11 +41,11 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 }
 
 // elementsOf binds the elements of a value under its key; nil has none.
-func elementsOf[K comparable, V any](k K, v *V, elements func(K, *V, func(*element))) func(func(*element)) {
+func elementsOf[K comparable, V any](k K, v *V, elements func(K, *V, func(*nft.Element))) func(func(*nft.Element)) {
 	if v == nil {
 		return nil
 	}
-	return func(yield func(*element)) { elements(k, v, yield) }
+	return func(yield func(*nft.Element)) { elements(k, v, yield) }
 }
 
 // checkedDelta is the change of the interfaces that lead to pods.
@@ -63,7 +65,7 @@ func checkedDelta(before *state.Policy, d state.PolicyDelta) map[int]bool {
 // list sends the difference of two lists alone, however long they are.
 func (c *change) list(id state.SetID, before, after *state.List) {
 	var none state.List
-	e := new(element)
+	e := new(nft.Element)
 	diffPrefixes(cmp.Or(before, &none).Prefixes, cmp.Or(after, &none).Prefixes,
 		func(p netip.Prefix) { c.remove(c.d.prog.listElement(e, id, p)) },
 		func(p netip.Prefix) { c.add(c.d.prog.listElement(e, id, p)) })
@@ -78,11 +80,13 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		changed.Apply(state.PolicyDelta{Programs: d.Programs})
 		after = changed.Programs
 	}
-	workload := func(progs programs) func(netip.Addr, *state.Workload, func(*element)) {
-		return func(a netip.Addr, w *state.Workload, yield func(*element)) { p.workloadElements(a, w, progs, yield) }
+	workload := func(progs programs) func(netip.Addr, *state.Workload, func(*nft.Element)) {
+		return func(a netip.Addr, w *state.Workload, yield func(*nft.Element)) {
+			p.workloadElements(a, w, progs, yield)
+		}
 	}
-	host := func(progs programs) func(int, *state.Host, func(*element)) {
-		return func(i int, h *state.Host, yield func(*element)) { p.hostElements(i, h, progs, yield) }
+	host := func(progs programs) func(int, *state.Host, func(*nft.Element)) {
+		return func(i int, h *state.Host, yield func(*nft.Element)) { p.hostElements(i, h, progs, yield) }
 	}
 	// What is used anew counts before what is used no more, so that what stays is never seen to go.
 	for a, w := range d.Workloads {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -324,8 +325,8 @@ func TestPolicyKeeping(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range content {
-			if e.key[3] == a.As4()[3] {
-				return e.verdict.chain
+			if e.Key[3] == a.As4()[3] {
+				return e.Verdict.Chain
 			}
 		}
 		return "none"
@@ -378,11 +379,11 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 	s.PortSets[0x100] = &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}}
 	p := newProgram(true)
 	verdicts, ports := map[string]int{}, 0
-	p.eachPolicyElement(s, func(e *element) {
+	p.eachPolicyElement(s, func(e *nft.Element) {
 		switch {
-		case e.set.verdict:
-			verdicts[e.verdict.chain]++
-		case e.set == p.policy.ports:
+		case e.Set.Verdict:
+			verdicts[e.Verdict.Chain]++
+		case e.Set == p.policy.ports:
 			ports++
 		}
 	})
@@ -464,7 +465,7 @@ func TestRefusedDenyLists(t *testing.T) {
 			}
 		}
 		refuse := func(m Message) error {
-			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(cString(findAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
 				return unix.ENFILE
 			}
 			return nil

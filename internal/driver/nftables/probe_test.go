@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/probe"
 )
 
@@ -31,7 +32,7 @@ func TestProbe(t *testing.T) {
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	ns := testNS(t)
 	unknown := requirement("picking by moon", "9.9", []string{"nft_moon"}, func(p *program) {
-		p.try("filter", unix.NF_INET_FORWARD, newRule("").append(expression{"moon", func(*attrs) {}}))
+		p.try(nft.FilterHook(unix.NF_INET_FORWARD, 0), nft.NewRule("").Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}}))
 	})
 	err := ns.Do(func() error { return unknown.Met(t.Context()) })
 	if !errors.Is(err, probe.ErrNotSupported) || !strings.Contains(err.Error(), "picking by moon") || !strings.Contains(err.Error(), "needs Linux 9.9 with nft_moon") {

@@ -1,24 +1,30 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 )
 
 // TableName is the one table, of family inet, that the driver owns.
 const TableName = "sluice"
 
+// tableComment is what the table says of itself.
+const tableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
+
 // program is the constant part of the table: its sets and chains with their
 // rules. It is the same on every node, whatever is balanced and permitted.
 type program struct {
-	sets   []*set
-	chains []chain
+	sets   []*nft.Set
+	chains []nft.Chain
 	fam    [2]*familyProgram
 	policy *policyProgram // nil: without policy
-	notes  *set
+	notes  *nft.Set
 
 	counters []string // named, beside those of policies
 	limits   limits
@@ -27,16 +33,16 @@ type program struct {
 
 // familyProgram is one address family's half of the program.
 type familyProgram struct {
-	ip family
+	ip nft.Family
 
-	frontends, outside                          *set    // verdict maps: what a client addresses → the chain that serves it
-	backends, localBackends                     [2]*set // a slot of a frontend → the backend in it; of small and of large size classes
-	staged, restricted, sources                 *set
-	affine, affinity, affineBackends, learn     *set
-	learning                                    *set // what each frontend may still learn
-	masquerade, hairpins                        *set
-	clusterIPs, otherIPs                        *set
-	serviceCIDRs, podCIDRs, keptCIDRs, ownCIDRs *set
+	frontends, outside                          *nft.Set    // verdict maps: what a client addresses → the chain that serves it
+	backends, localBackends                     [2]*nft.Set // a slot of a frontend → the backend in it; of small and of large size classes
+	staged, restricted, sources                 *nft.Set
+	affine, affinity, affineBackends, learn     *nft.Set
+	learning                                    *nft.Set // what each frontend may still learn
+	masquerade, hairpins                        *nft.Set
+	clusterIPs, otherIPs                        *nft.Set
+	serviceCIDRs, podCIDRs, keptCIDRs, ownCIDRs *nft.Set
 	policy                                      *familyPolicy // nil: without policy
 }
 
@@ -49,7 +55,7 @@ func (p *program) family(is4 bool) *familyProgram {
 }
 
 // affinitySize bounds the remembered clients of a family. A full map learns no more: new clients are balanced
-// without affinity. So that one frontend cannot fill it, each learns a share of it at the most, see learnsTooMuch, and so that
+// without affinity. So that one frontend cannot fill it, each learns a share of it at the most, see learnChain, and so that
 // many cannot, the agent forgets the oldest clients of those that have most, see forgetter.
 const affinitySize = 1 << 20
 
@@ -65,12 +71,12 @@ func newProgram(policy bool) *program {
 
 func newSets(clients uint32) *program {
 	p := &program{limits: usualLimits, writings: newWritings()}
-	for i, f := range []family{ipv4, ipv6} {
+	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.fam[i] = p.addFamily(f, clients)
 	}
-	p.notes = p.addSet(&set{
-		name: "notes", key: []field{fieldMark},
-		comment: "what the agent needs to know when it starts: a digest of each set's content",
+	p.notes = p.addSet(&nft.Set{
+		Name: "notes", Key: []nft.Field{nft.Mark},
+		Comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
 	return p
 }
@@ -85,66 +91,69 @@ func (p *program) addChains() {
 
 // hasChain reports whether the chain is one of the program's own.
 func (p *program) hasChain(name string) bool {
-	return slices.ContainsFunc(p.chains, func(c chain) bool { return c.name == name })
+	return slices.ContainsFunc(p.chains, func(c nft.Chain) bool { return c.Name == name })
 }
 
-func (p *program) addSet(s *set) *set {
-	s.id = uint32(len(p.sets) + 1)
+// ofPolicy reports whether the set is one of policy's, which come after all others.
+func (p *program) ofPolicy(s *nft.Set) bool { return p.policy != nil && s.ID >= p.policy.podDevices.ID }
+
+func (p *program) addSet(s *nft.Set) *nft.Set {
+	s.ID = uint32(len(p.sets) + 1)
 	p.sets = append(p.sets, s)
 	return s
 }
 
-func (p *program) addFamily(f family, clients uint32) *familyProgram {
-	name := func(s string) string { return f.name + "-" + s }
-	frontend := []field{f.daddr, fieldProto, fieldDport}
+func (p *program) addFamily(f nft.Family, clients uint32) *familyProgram {
+	name := func(s string) string { return f.Name + "-" + s }
+	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
 	fp := &familyProgram{ip: f}
-	fp.frontends = p.addSet(&set{name: name("frontends"), key: frontend, verdict: true,
-		comment: "service address and port : the chain that serves it"})
-	fp.staged = p.addSet(&set{name: name("staged"), key: frontend,
-		comment: "frontends that pass chain " + name("stages") + " first"})
-	fp.outside = p.addSet(&set{name: name("outside"), key: frontend, verdict: true,
-		comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
-	slots := func(n, comment string) *set {
-		return p.addSet(&set{name: name(n), typeof: true, comment: comment,
-			key: []field{fieldSlot, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport}})
+	fp.frontends = p.addSet(&nft.Set{Name: name("frontends"), Key: frontend, Verdict: true,
+		Comment: "service address and port : the chain that serves it"})
+	fp.staged = p.addSet(&nft.Set{Name: name("staged"), Key: frontend,
+		Comment: "frontends that pass chain " + name("stages") + " first"})
+	fp.outside = p.addSet(&nft.Set{Name: name("outside"), Key: frontend, Verdict: true,
+		Comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
+	slots := func(n, comment string) *nft.Set {
+		return p.addSet(&nft.Set{Name: name(n), Typeof: true, Comment: comment,
+			Key: []nft.Field{nft.Number, f.Daddr, nft.L4Proto, nft.Dport}, Data: []nft.Field{f.Daddr, nft.Dport}})
 	}
 	// An element of a map costs the kernel a check against each rule that uses the map, so
 	// the small classes, which most services are in, have maps of their own.
-	fp.backends = [2]*set{
+	fp.backends = [2]*nft.Set{
 		slots("backends", fmt.Sprintf("slot and service address : backend; up to %d of a service", smallClass)),
 		slots("many-backends", "the same, for services with more"),
 	}
-	fp.localBackends = [2]*set{
+	fp.localBackends = [2]*nft.Set{
 		slots("local", "the same as backends, but those on this node"),
 		slots("many-local", "the same as many-backends, but those on this node"),
 	}
-	fp.restricted = p.addSet(&set{name: name("restricted"), key: frontend,
-		comment: "frontends that only the sources in " + name("sources") + " may reach"})
+	fp.restricted = p.addSet(&nft.Set{Name: name("restricted"), Key: frontend,
+		Comment: "frontends that only the sources in " + name("sources") + " may reach"})
 	// nft 1.0.6 reads no typeof of five parts, and a mark is a number that it lists without.
-	fp.sources = p.addSet(&set{name: name("sources"), key: []field{fieldMark, f.daddr, fieldProto, fieldDport, f.saddr},
-		comment: "loadBalancerSourceRanges: length . service address . network"})
-	fp.affine = p.addSet(&set{name: name("affine"), key: frontend,
-		comment: "frontends with session affinity"})
-	fp.affinity = p.addSet(&set{name: name("affinity"), typeof: true, dynamic: true, size: clients,
-		key: []field{f.saddr, f.daddr, fieldProto, fieldDport}, data: []field{f.daddr, fieldDport},
-		comment: "client and service address : the backend it was sent to"})
-	fp.learning = p.addSet(&set{name: name("learning"), dynamic: true, size: 1 << 16, key: frontend,
-		comment: "service address and how many clients it may learn"})
-	fp.affineBackends = p.addSet(&set{name: name("affine-to"), typeof: true,
-		key:     []field{f.daddr, fieldProto, fieldDport, f.daddr, fieldDport},
-		comment: "service address and the backends that affinity may keep to"})
-	fp.learn = p.addSet(&set{name: name("learn"), key: frontend, verdict: true,
-		comment: "frontends with affinity : the chain that remembers, one for each time-out"})
-	fp.masquerade = p.addSet(&set{name: name("masquerade"), key: frontend, verdict: true,
-		comment: "external frontends : how their clients' addresses are treated"})
-	fp.hairpins = p.addSet(&set{name: name("hairpins"), key: []field{f.saddr, f.daddr},
-		comment: "endpoints on this node, twice: balanced back to themselves"})
-	fp.clusterIPs = p.addSet(&set{name: name("cluster-ips"), key: []field{f.daddr},
-		comment: "addresses of services: a port that has no frontend is rejected"})
-	fp.otherIPs = p.addSet(&set{name: name("other-ips"), key: []field{f.daddr},
-		comment: "addresses of services that another program serves"})
-	cidrs := func(n, comment string) *set {
-		return p.addSet(&set{name: name(n), key: []field{f.saddr}, interval: true, comment: comment})
+	fp.sources = p.addSet(&nft.Set{Name: name("sources"), Key: []nft.Field{nft.Mark, f.Daddr, nft.L4Proto, nft.Dport, f.Saddr},
+		Comment: "loadBalancerSourceRanges: length . service address . network"})
+	fp.affine = p.addSet(&nft.Set{Name: name("affine"), Key: frontend,
+		Comment: "frontends with session affinity"})
+	fp.affinity = p.addSet(&nft.Set{Name: name("affinity"), Typeof: true, Dynamic: true, Size: clients,
+		Key: []nft.Field{f.Saddr, f.Daddr, nft.L4Proto, nft.Dport}, Data: []nft.Field{f.Daddr, nft.Dport},
+		Comment: "client and service address : the backend it was sent to"})
+	fp.learning = p.addSet(&nft.Set{Name: name("learning"), Dynamic: true, Size: 1 << 16, Key: frontend,
+		Comment: "service address and how many clients it may learn"})
+	fp.affineBackends = p.addSet(&nft.Set{Name: name("affine-to"), Typeof: true,
+		Key:     []nft.Field{f.Daddr, nft.L4Proto, nft.Dport, f.Daddr, nft.Dport},
+		Comment: "service address and the backends that affinity may keep to"})
+	fp.learn = p.addSet(&nft.Set{Name: name("learn"), Key: frontend, Verdict: true,
+		Comment: "frontends with affinity : the chain that remembers, one for each time-out"})
+	fp.masquerade = p.addSet(&nft.Set{Name: name("masquerade"), Key: frontend, Verdict: true,
+		Comment: "external frontends : how their clients' addresses are treated"})
+	fp.hairpins = p.addSet(&nft.Set{Name: name("hairpins"), Key: []nft.Field{f.Saddr, f.Daddr},
+		Comment: "endpoints on this node, twice: balanced back to themselves"})
+	fp.clusterIPs = p.addSet(&nft.Set{Name: name("cluster-ips"), Key: []nft.Field{f.Daddr},
+		Comment: "addresses of services: a port that has no frontend is rejected"})
+	fp.otherIPs = p.addSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr},
+		Comment: "addresses of services that another program serves"})
+	cidrs := func(n, comment string) *nft.Set {
+		return p.addSet(&nft.Set{Name: name(n), Key: []nft.Field{f.Saddr}, Interval: true, Comment: comment})
 	}
 	fp.serviceCIDRs = cidrs("service-cidrs", "an address in here that no service has is dropped")
 	fp.podCIDRs = cidrs("pod-cidrs", "sources that are pods")
@@ -153,85 +162,88 @@ func (p *program) addFamily(f family, clients uint32) *familyProgram {
 	return fp
 }
 
-// chain is a chain with its rules; hook is nil for the regular ones.
-type chain struct {
-	name, comment string
-	hook          *hook
-	rules         []rule
-}
-
-// natHook is the kind of hook that sees the first packet of a connection alone.
-const natHook = "nat"
-
-type hook struct {
-	kind     string // "nat", "filter"
-	num      uint32
-	priority int32
-	device   string // of an ingress hook
+// create adds the program's sets and counters, but for those that are there, and its chains.
+func (p *program) create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool) {
+	for _, name := range p.counters {
+		if !counted[name] {
+			b.AddCounter(name)
+		}
+	}
+	for _, s := range p.sets {
+		if !there[s] {
+			b.AddSet(s)
+		}
+	}
+	// All chains before the first rule, as rules refer to chains.
+	for _, c := range p.chains {
+		b.AddChain(c)
+	}
+	for _, c := range p.chains {
+		b.AddRules(c)
+	}
 }
 
 // addBaseChains adds the chains that the kernel calls, one for each place that
 // matters to a new connection.
 func (p *program) addBaseChains() {
-	dispatch := func(to string) []rule {
-		return []rule{
-			newRule("").family(ipv4).jump(ipv4.name + to),
-			newRule("").family(ipv6).jump(ipv6.name + to),
+	dispatch := func(to string) []nft.Rule {
+		return []nft.Rule{
+			nft.NewRule("").Family(nft.IPv4).Jump(nft.IPv4.Name + to),
+			nft.NewRule("").Family(nft.IPv6).Jump(nft.IPv6.Name + to),
 		}
 	}
-	nat := func(num uint32, prio int32) *hook { return &hook{natHook, num, prio, ""} }
 	p.chains = append(p.chains,
-		chain{name: "prerouting", hook: nat(unix.NF_INET_PRE_ROUTING, -100), rules: append(p.beforeServices(), dispatch("-services")...),
-			comment: "new connections from pods and from outside"},
-		chain{name: "output", hook: nat(unix.NF_INET_LOCAL_OUT, -100), rules: dispatch("-services"),
-			comment: "new connections of the node itself"},
-		chain{name: "input", hook: nat(unix.NF_INET_LOCAL_IN, 100),
-			rules:   append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...),
-			comment: "new connections translated to the node itself"},
-		chain{name: "postrouting", hook: nat(unix.NF_INET_POST_ROUTING, 100),
-			rules:   append(append([]rule{newRule("").untranslated().accept()}, dispatch("-remember")...), dispatch("-source")...),
-			comment: "new connections on their way out: remember the backend, masquerade"},
+		nft.Chain{Name: "prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Rules: append(p.beforeServices(), dispatch("-services")...),
+			Comment: "new connections from pods and from outside"},
+		nft.Chain{Name: "output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Rules: dispatch("-services"),
+			Comment: "new connections of the node itself"},
+		nft.Chain{Name: "input", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100),
+			Rules:   append([]nft.Rule{nft.NewRule("").NotDNAT().Accept()}, dispatch("-remember")...),
+			Comment: "new connections translated to the node itself"},
+		nft.Chain{Name: "postrouting", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100),
+			Rules:   append(append([]nft.Rule{nft.NewRule("").NotDNAT().Accept()}, dispatch("-remember")...), dispatch("-source")...),
+			Comment: "new connections on their way out: remember the backend, masquerade"},
 	)
 }
 
 func (p *program) addFamilyChains(fp *familyProgram) {
 	f := fp.ip
-	n := func(s string) string { return f.name + "-" + s }
-	frontend := []field{f.daddr, fieldProto, fieldDport}
-	fromClient := []field{f.saddr, f.daddr, fieldProto, fieldDport}
+	n := func(s string) string { return f.Name + "-" + s }
+	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
+	fromClient := []nft.Field{f.Saddr, f.Daddr, nft.L4Proto, nft.Dport}
 	p.chains = append(p.chains,
-		chain{name: n("services"), comment: "where every new connection is looked up", rules: []rule{
+		nft.Chain{Name: n("services"), Comment: "where every new connection is looked up", Rules: []nft.Rule{
 			// A rule of its own and not a verdict of the map. To validate a verdict the kernel walks
 			// all that can be reached behind every element, the maps of the stages included; and a
 			// packet for which the stages come or go at this moment is served either way.
-			newRule("").family(f).in(frontend, fp.staged).jump(n("stages")),
-			newRule("").family(f).vmap(frontend, fp.frontends),
-			newRule("a port that the service does not have").family(f).in([]field{f.daddr}, fp.clusterIPs).jump(n("reject")),
-			newRule("an address that no service has").family(f).
-				in([]field{f.daddr}, fp.serviceCIDRs).notIn([]field{f.daddr}, fp.otherIPs).drop(),
+			nft.NewRule("").Family(f).In(frontend, fp.staged).Jump(n("stages")),
+			nft.NewRule("").Family(f).Vmap(frontend, fp.frontends),
+			nft.NewRule("a port that the service does not have").Family(f).In([]nft.Field{f.Daddr}, fp.clusterIPs).Jump(n("reject")),
+			nft.NewRule("an address that no service has").Family(f).
+				In([]nft.Field{f.Daddr}, fp.serviceCIDRs).NotIn([]nft.Field{f.Daddr}, fp.otherIPs).Drop(),
 		}},
-		chain{name: n("stages"), comment: "what some frontends have before the choice of a backend", rules: []rule{
-			newRule("loadBalancerSourceRanges").family(f).in(frontend, fp.restricted).jump(n("sources")),
-			newRule("session affinity").family(f).in(frontend, fp.affine).
-				dnat(f, fp.affinity, fromClient...),
-			newRule("externalTrafficPolicy Local, seen from outside").family(f).
-				notIn([]field{f.saddr}, fp.podCIDRs).fromNode(false).vmap(frontend, fp.outside),
+		nft.Chain{Name: n("stages"), Comment: "what some frontends have before the choice of a backend", Rules: []nft.Rule{
+			nft.NewRule("loadBalancerSourceRanges").Family(f).In(frontend, fp.restricted).Jump(n("sources")),
+			nft.NewRule("session affinity").Family(f).In(frontend, fp.affine).
+				DNAT(f, fp.affinity, fromClient),
+			nft.NewRule("externalTrafficPolicy Local, seen from outside").Family(f).
+				NotIn([]nft.Field{f.Saddr}, fp.podCIDRs).FromNode(false).Vmap(frontend, fp.outside),
 		}},
 		fp.sourcesChain(),
-		chain{name: n("reject"), comment: "nobody serves this: say so at once", rules: []rule{
-			newRule("").proto(unix.IPPROTO_TCP).rejectTCP(),
-			newRule("").reject(),
+		nft.Chain{Name: n("reject"), Comment: "nobody serves this: say so at once", Rules: []nft.Rule{
+			nft.NewRule("").Proto(unix.IPPROTO_TCP).RejectTCP(),
+			nft.NewRule("").Reject(),
 		}},
-		chain{name: n("remember"), comment: "session affinity: learn or renew the chosen backend",
-			rules: []rule{newRule("").vmap(f.origFrontend(), fp.learn)}},
-		chain{name: n("forget"), comment: "the remembered backend is no longer one: the client's next try chooses anew",
-			rules: []rule{newRule("").family(f).forget(f, fp.affinity), newRule("").drop()}},
-		chain{name: n("source"), comment: "masquerade where the answer would not find its way back", rules: fp.sourceRules()},
-		chain{name: n("masquerade"), comment: "external frontends: always", rules: []rule{newRule("").masquerade()}},
-		chain{name: n("keep"), comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", rules: []rule{
-			newRule("").fromNode(true).masquerade(),
-			newRule("").family(f).in([]field{f.saddr}, fp.podCIDRs).notIn([]field{f.saddr}, fp.ownCIDRs).masquerade(),
-			newRule("").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
+		nft.Chain{Name: n("remember"), Comment: "session affinity: learn or renew the chosen backend",
+			Rules: []nft.Rule{nft.NewRule("").Vmap(origFrontend(f), fp.learn)}},
+		nft.Chain{Name: n("forget"), Comment: "the remembered backend is no longer one: the client's next try chooses anew",
+			Rules: []nft.Rule{nft.NewRule("").Family(f).Delete(fp.affinity, clientOf(f), []nft.Field{f.Daddr, nft.Dport}), nft.NewRule("").Drop()}},
+		nft.Chain{Name: n("source"), Comment: "masquerade where the answer would not find its way back", Rules: fp.sourceRules()},
+		nft.Chain{Name: n("masquerade"), Comment: "external frontends: always", Rules: []nft.Rule{nft.NewRule("").Masquerade()}},
+		nft.Chain{Name: n("keep"), Comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", Rules: []nft.Rule{
+			nft.NewRule("").FromNode(true).Masquerade(),
+			nft.NewRule("").Family(f).In([]nft.Field{f.Saddr}, fp.podCIDRs).NotIn([]nft.Field{f.Saddr}, fp.ownCIDRs).Masquerade(),
+			nft.NewRule("").Family(f).In([]nft.Field{f.Saddr, f.Daddr}, fp.hairpins).Masquerade(),
 		}},
 	)
 	for _, size := range ladder {
@@ -240,40 +252,40 @@ func (p *program) addFamilyChains(fp *familyProgram) {
 }
 
 // sourceRules decide on the source address of a translated connection.
-func (fp *familyProgram) sourceRules() []rule {
+func (fp *familyProgram) sourceRules() []nft.Rule {
 	f := fp.ip
-	return []rule{
-		newRule("").vmap(f.origFrontend(), fp.masquerade),
-		newRule("balanced back to itself").family(f).in([]field{f.saddr, f.daddr}, fp.hairpins).masquerade(),
+	return []nft.Rule{
+		nft.NewRule("").Vmap(origFrontend(f), fp.masquerade),
+		nft.NewRule("balanced back to itself").Family(f).In([]nft.Field{f.Saddr, f.Daddr}, fp.hairpins).Masquerade(),
 		// The source first: it is a pod's for most connections, and the set of a few prefixes is
 		// at hand, while one of all cluster IPs is a trip to memory.
-		newRule("a cluster IP, asked from outside the cluster").family(f).notIn([]field{f.saddr}, fp.keptCIDRs).
-			in([]field{f.origDaddr}, fp.clusterIPs).masquerade(),
+		nft.NewRule("a cluster IP, asked from outside the cluster").Family(f).NotIn([]nft.Field{f.Saddr}, fp.keptCIDRs).
+			In([]nft.Field{f.OrigDaddr}, fp.clusterIPs).Masquerade(),
 	}
 }
 
 // pickChain balances over a size class. Slots may be empty: a miss falls
 // through to the next try, in the end to slot 0, which never is. A packet that
 // is here while the last backend goes is dropped, never let through.
-func (fp *familyProgram) pickChain(size int, local bool) chain {
+func (fp *familyProgram) pickChain(size int, local bool) nft.Chain {
 	f := fp.ip
-	c := chain{name: fp.pickName(size, local), comment: fmt.Sprintf("balance over %d slots", size)}
+	c := nft.Chain{Name: fp.pickName(size, local), Comment: fmt.Sprintf("balance over %d slots", size)}
 	slots := fp.slots(size, local)
 	if local {
-		c.comment += ", this node's backends"
+		c.Comment += ", this node's backends"
 	}
 	for range tries(size) {
-		c.rules = append(c.rules, newRule("").family(f).pick(f, uint32(size), slots))
+		c.Rules = append(c.Rules, nft.NewRule("").Family(f).Pick(f, uint32(size), slots))
 	}
 	if size > 1 {
-		c.rules = append(c.rules, newRule("").family(f).pick(f, 1, slots))
+		c.Rules = append(c.Rules, nft.NewRule("").Family(f).Pick(f, 1, slots))
 	}
-	c.rules = append(c.rules, newRule("").drop())
+	c.Rules = append(c.Rules, nft.NewRule("").Drop())
 	return c
 }
 
 // slots is the map that holds the slots of the size class.
-func (fp *familyProgram) slots(size int, local bool) *set {
+func (fp *familyProgram) slots(size int, local bool) *nft.Set {
 	maps := fp.backends
 	if local {
 		maps = fp.localBackends
@@ -286,26 +298,63 @@ func (fp *familyProgram) slots(size int, local bool) *set {
 
 func (fp *familyProgram) pickName(size int, local bool) string {
 	if local {
-		return fmt.Sprintf("%s-pick-local-%d", fp.ip.name, size)
+		return fmt.Sprintf("%s-pick-local-%d", fp.ip.Name, size)
 	}
-	return fmt.Sprintf("%s-pick-%d", fp.ip.name, size)
+	return fmt.Sprintf("%s-pick-%d", fp.ip.Name, size)
 }
 
 // learnName is the chain that remembers for the given time-out.
 func (fp *familyProgram) learnName(d time.Duration) string {
-	return fmt.Sprintf("%s-learn-%d", fp.ip.name, int64(d/time.Second))
+	return fmt.Sprintf("%s-learn-%d", fp.ip.Name, int64(d/time.Second))
 }
 
 // learnChain remembers a connection's backend for the time-out. A rule has one
 // time-out, so that there is a chain for each that services use.
-func (fp *familyProgram) learnChain(d time.Duration) chain {
-	f := fp.ip
-	return chain{name: fp.learnName(d), comment: fmt.Sprintf("remember for %s", d), rules: []rule{
-		newRule("").family(f).notIn(append(f.origFrontend(), f.daddr, fieldDport), fp.affineBackends).jump(fp.ip.name + "-forget"),
+func (fp *familyProgram) learnChain(d time.Duration) nft.Chain {
+	f, client, backend := fp.ip, clientOf(fp.ip), []nft.Field{fp.ip.Daddr, nft.Dport}
+	size := fp.affinity.Size
+	return nft.Chain{Name: fp.learnName(d), Comment: fmt.Sprintf("remember for %s", d), Rules: []nft.Rule{
+		nft.NewRule("").Family(f).NotIn(append(origFrontend(f), backend...), fp.affineBackends).Jump(fp.ip.Name + "-forget"),
 		// An update renews an element's time and leaves its data, which is right: an element that is
 		// there is where this connection was sent, or where another one of the client, just before it.
-		newRule("").family(f).remembered(f, fp.affinity).remember(f, fp.affinity, d).ret(),
-		newRule("").family(f).learnsTooMuch(f, fp.learning, fp.affinity.size, d).ret(),
-		newRule("").family(f).remember(f, fp.affinity, d),
+		nft.NewRule("").Family(f).HasData(fp.affinity, make([]byte, f.Bits/8), client).Update(fp.affinity, d, client, backend).Return(),
+		nft.NewRule("").Family(f).OverLimit(fp.learning, max(1, uint64(size/learnRate)/uint64(d/time.Second)), size/learnBurst, d, origFrontend(f)).Return(),
+		nft.NewRule("").Family(f).Update(fp.affinity, d, client, backend),
 	}}
+}
+
+// Of a map of affinity, a frontend may fill 1/learnBurst at once, and 1/learnRate more over the time-out.
+const (
+	learnBurst = 16
+	learnRate  = 2
+)
+
+// origFrontend is the key of the frontend that a translated connection's client asked for.
+func origFrontend(f nft.Family) []nft.Field {
+	return []nft.Field{f.OrigDaddr, nft.L4Proto, nft.CtOrigDport}
+}
+
+// clientOf is the key of the client and the frontend it asked for.
+func clientOf(f nft.Family) []nft.Field { return append([]nft.Field{f.OrigSaddr}, origFrontend(f)...) }
+
+// note identifies the program: a digest of all its messages.
+func (p *program) note() string {
+	var a nft.Attrs
+	for _, s := range p.sets {
+		if !p.resized(s) { // those have other names with other lists
+			s.Write(&a, TableName)
+		}
+	}
+	for _, c := range p.chains {
+		c.Write(&a, TableName)
+		for _, r := range c.Rules {
+			r.Write(&a, TableName, c.Name)
+		}
+	}
+	for _, fp := range p.fam {
+		for _, r := range fp.learnChain(time.Second).Rules {
+			r.Write(&a, TableName, "")
+		}
+	}
+	return fmt.Sprintf("program %016x", xxhash.Sum64(a.B))
 }

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"context"
 	"net/netip"
@@ -19,7 +21,7 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 		a.d.log.Warn("clients with session affinity may be balanced anew: what another program remembers of them cannot be read", "error", err)
 	}
 	byBackend := a.affineFrontends()
-	seen := map[elementKey]bool{} // the kernel refuses a key that comes twice with other data
+	seen := map[nft.ElementKey]bool{} // the kernel refuses a key that comes twice with other data
 	for _, r := range list {
 		for _, k := range byBackend[protocolBackend{r.Protocol, r.Backend}] {
 			f := a.want.Services.Frontends[k]
@@ -27,19 +29,19 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 				continue
 			}
 			fp := a.d.prog.family(k.Addr.Is4())
-			e := element{set: fp.affinity}
-			e.append(fp.ip.addr(r.Client)...)
-			e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-			e.setData(fp.ip, r.Backend)
-			if seen[e.elementKey] || !fp.remembersRight(a.want, &e) {
+			e := nft.Element{Set: fp.affinity}
+			e.Append(fp.ip.Addr(r.Client)...)
+			e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+			e.SetAddrPort(fp.ip, r.Backend)
+			if seen[e.ElementKey] || !fp.remembersRight(a.want, &e) {
 				continue
 			}
-			seen[e.elementKey] = true
-			e.life = &life{affinity(f), affinity(f)}
+			seen[e.ElementKey] = true
+			e.Life = &nft.Life{Timeout: affinity(f), Expires: affinity(f)}
 			if r.Left > 0 {
-				e.life.left = min(r.Left, e.life.whole)
+				e.Life.Expires = min(r.Left, e.Life.Timeout)
 			}
-			a.change.batch.add(&e)
+			a.change.batch.Add(&e)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -92,21 +94,21 @@ func TestFrontendsOfAnother(t *testing.T) {
 
 // Packets enter a new table with its second transaction, when all that they look up is there.
 func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
-	b := newBatch(TableName)
-	b.fresh = true
-	b.addTable(0)
-	b.addProgram(newProgram(true), nil, nil)
-	var hooked [2]int
-	for i, parts := range b.transactions() {
-		for _, p := range parts {
-			p.eachMessage(func(typ uint16, _ uint32, body []byte) {
-				if typ == unix.NFT_MSG_NEWCHAIN && findAttr(body, unix.NFTA_CHAIN_HOOK) != nil {
-					hooked[i]++
-				}
-			})
-		}
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+	var hooked []int // chains with a hook in each transaction
+	d.sock.Refuse = func(messages [][]byte, _ []string) error {
+		hooked = append(hooked, 0)
+		nft.EachMessage(slices.Concat(messages...), func(typ uint16, _ uint32, body []byte) {
+			if typ == unix.NFT_MSG_NEWCHAIN && nft.FindAttr(body, unix.NFTA_CHAIN_HOOK) != nil {
+				hooked[len(hooked)-1]++
+			}
+		})
+		return nil
 	}
-	if hooked[0] != 0 || hooked[1] < 4 {
+	want := state.New()
+	want.Policy = state.NewPolicy()
+	adopt(t, d, want)
+	if len(hooked) != 2 || hooked[0] != 0 || hooked[1] < 4 {
 		t.Errorf("chains with a hook in the two transactions: %v", hooked)
 	}
 }

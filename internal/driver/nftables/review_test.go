@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -53,7 +54,7 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 				t.Fatal("nothing is kept")
 			}
 			got := ingressOf(t, d, c.pod)
-			if c.verdict == "" && got != returnIt || c.verdict != "" && !strings.HasPrefix(got.chain, c.verdict) {
+			if c.verdict == "" && got != nft.Return || c.verdict != "" && !strings.HasPrefix(got.Chain, c.verdict) {
 				t.Errorf("%v has %+v, want %q", c.pod, got, c.verdict)
 			}
 		})
@@ -61,19 +62,19 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 }
 
 // ingressOf is what the kernel has for packets to the address.
-func ingressOf(t *testing.T, d *Driver, a netip.Addr) verdict {
+func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 	t.Helper()
 	content, err := d.content(t.Context(), d.prog.family(a.Is4()).policy.to)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range content {
-		if strings.HasPrefix(string(e.key[:]), string(a.AsSlice())) {
-			return e.verdict
+		if strings.HasPrefix(string(e.Key[:]), string(a.AsSlice())) {
+			return e.Verdict
 		}
 	}
 	t.Fatalf("the kernel has nothing for %v", a)
-	return verdict{}
+	return nft.Verdict{}
 }
 
 // A change that cannot be made in two transactions, as what is new and what is old do not go together, is made in one, and what

@@ -1,10 +1,10 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"maps"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -49,12 +49,12 @@ func (r *roster) use(name string, write func() *ruling) {
 	e, known := r.chains[name]
 	if !known {
 		e.ruling = write()
-		e.rules = len(e.ruling.rules)
+		e.rules = len(e.ruling.Rules)
 		for _, counter := range e.counters {
 			r.counters[counter]++
 		}
 		for _, next := range e.next {
-			r.use(next.name, func() *ruling { return next })
+			r.use(next.Name, func() *ruling { return next })
 		}
 	}
 	e.uses++
@@ -75,14 +75,14 @@ func (r *roster) release(name string) {
 		}
 	}
 	for _, next := range e.next {
-		r.release(next.name)
+		r.release(next.Name)
 	}
 }
 
 // forgetRules drops what is in the kernel.
 func (r *roster) forgetRules() {
 	for _, e := range r.chains {
-		e.ruling.rules = nil
+		e.ruling.Rules = nil
 	}
 }
 
@@ -94,50 +94,50 @@ func (r *roster) ruleCount() (n int) {
 	return n
 }
 
-// addRoster creates the counters and chains that are in now and not there yet.
-func (b *batch) addRoster(now *roster, there func(chain string) bool, counted func(counter string) bool) {
-	for _, name := range slices.Sorted(maps.Keys(now.counters)) {
+// create adds the counters and chains that are not there yet.
+func (r *roster) create(b *nft.Batch, there func(chain string) bool, counted func(counter string) bool) {
+	for _, name := range slices.Sorted(maps.Keys(r.counters)) {
 		if !counted(name) {
-			b.addCounter(name)
+			b.AddCounter(name)
 		}
 	}
-	var added []chain
-	for _, name := range slices.Sorted(maps.Keys(now.chains)) {
+	var added []nft.Chain
+	for _, name := range slices.Sorted(maps.Keys(r.chains)) {
 		if !there(name) {
-			added = append(added, now.chains[name].chain)
+			added = append(added, r.chains[name].Chain)
 		}
 	}
 	// Chains before rules, as those refer to chains.
 	for _, c := range added {
-		b.addChain(c)
+		b.AddChain(c)
 	}
 	for _, c := range added {
-		b.addRules(c)
+		b.AddRules(c)
 	}
 }
 
-// deleteRoster removes the chains and then the counters, which nothing else uses any more.
-func (b *batch) deleteRoster(chains, counters []string) {
+// deleteChains removes the chains and then the counters, which nothing else uses any more.
+func deleteChains(b *nft.Batch, chains, counters []string) {
 	slices.Sort(chains)
 	slices.Sort(counters)
 	for _, name := range chains {
-		b.deleteRules(&b.after, name)
+		b.DeleteRules(&b.After, name)
 	}
 	for _, name := range chains {
-		b.deleteChain(&b.after, name)
+		b.DeleteChain(&b.After, name)
 	}
 	for _, name := range counters {
-		b.deleteCounter(name)
+		b.DeleteCounter(name)
 	}
 }
 
-// changeRoster plans what leads from one roster to another.
-func (b *batch) changeRoster(before, after *roster) {
-	b.stepwise = !b.atOnce && len(missing(after.chains, before.chains))+len(missing(before.chains, after.chains)) > 0
-	b.addRoster(after,
+// changeFrom plans what leads from the roster before to this one.
+func (r *roster) changeFrom(before *roster, b *nft.Batch) {
+	b.Stepwise = !b.AtOnce && len(missing(r.chains, before.chains))+len(missing(before.chains, r.chains)) > 0
+	r.create(b,
 		func(name string) bool { _, ok := before.chains[name]; return ok },
 		func(name string) bool { return before.counters[name] > 0 })
-	b.deleteRoster(missing(before.chains, after.chains), missing(before.counters, after.counters))
+	deleteChains(b, missing(before.chains, r.chains), missing(before.counters, r.counters))
 }
 
 // missing are the keys of one map that another has not.
@@ -157,11 +157,8 @@ const (
 	dropped = "dropped/" // and the reason
 )
 
-// Constants of linux/netfilter/nf_tables.h.
-const (
-	objectCounter = 1 // NFT_OBJECT_COUNTER
-	maxName       = 200
-)
+// maxName is the longest name that the kernel takes.
+const maxName = 200
 
 // counterName names the counter of what a policy allowed or denied, as nft can type it:
 // "denied/NetworkPolicy/shop/db".
@@ -177,21 +174,4 @@ func counterName(verdict string, key model.PolicyKey) string {
 		name = name[:maxName-len(digest)-1] + "-" + digest
 	}
 	return name
-}
-
-func (b *batch) addCounter(name string) {
-	b.do(&b.before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *attrs) {
-		b.counter(a, name)
-		a.end(a.begin(unix.NFTA_OBJ_DATA))
-	})
-}
-
-func (b *batch) deleteCounter(name string) {
-	b.do(&b.after, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *attrs) { b.counter(a, name) })
-}
-
-func (b *batch) counter(a *attrs, name string) {
-	a.str(unix.NFTA_OBJ_TABLE, b.table)
-	a.str(unix.NFTA_OBJ_NAME, name)
-	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
 }

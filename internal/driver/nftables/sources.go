@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"cmp"
 	"net/netip"
@@ -18,9 +20,9 @@ const sourceStep = 4
 func sourceLength(bits int) int { return max(sourceStep, (bits+sourceStep-1)/sourceStep*sourceStep) }
 
 // sourceLengths are all there are, those that most ranges have first.
-func sourceLengths(f family) (lengths []int) {
+func sourceLengths(f nft.Family) (lengths []int) {
 	for _, step := range []int{16, 8, 4} {
-		for bits := f.bits; bits > 0; bits -= step {
+		for bits := f.Bits; bits > 0; bits -= step {
 			if step == 16 || bits%(2*step) != 0 {
 				lengths = append(lengths, bits)
 			}
@@ -30,33 +32,33 @@ func sourceLengths(f family) (lengths []int) {
 }
 
 // sourceElements yields a range of sources that may reach the frontend.
-func (p *program) sourceElements(k state.FrontendKey, c netip.Prefix, yield func(*element)) {
+func (p *program) sourceElements(k state.FrontendKey, c netip.Prefix, yield func(*nft.Element)) {
 	fp := p.family(k.Addr.Is4())
 	if !fp.holds(c.Addr()) {
 		return
 	}
 	bits := sourceLength(c.Bits())
-	addr := fp.ip.addr(c.Addr())
+	addr := fp.ip.Addr(c.Addr())
 	last := addr[(bits-1)/8] // what varies is within one byte
 	for n := range 1 << (bits - c.Bits()) {
 		addr[(bits-1)/8] = last | byte(n)<<((8-bits%8)%8)
-		e := element{set: fp.sources}
-		e.appendUint32(uint32(bits))
-		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-		e.append(addr...)
+		e := nft.Element{Set: fp.sources}
+		e.AppendUint32(uint32(bits))
+		e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.Append(addr...)
 		yield(&e)
 	}
 }
 
 // sourcesChain returns for the sources that a restricted frontend is open to.
-func (fp *familyProgram) sourcesChain() chain {
+func (fp *familyProgram) sourcesChain() nft.Chain {
 	f := fp.ip
-	c := chain{name: f.name + "-sources", comment: "loadBalancerSourceRanges: one look-up for each length"}
+	c := nft.Chain{Name: f.Name + "-sources", Comment: "loadBalancerSourceRanges: one look-up for each length"}
 	for _, bits := range sourceLengths(f) {
-		network := masked(f.saddr, bits)
-		c.rules = append(c.rules, newRule("").family(f).lookup(state.SetID(bits), fp.sources, false, f.daddr, fieldProto, fieldDport, network).ret())
+		network := nft.Masked(f.Saddr, bits)
+		c.Rules = append(c.Rules, nft.NewRule("").Family(f).Lookup(uint32(bits), fp.sources, false, f.Daddr, nft.L4Proto, nft.Dport, network).Return())
 	}
-	c.rules = append(c.rules, newRule("").drop())
+	c.Rules = append(c.Rules, nft.NewRule("").Drop())
 	return c
 }
 

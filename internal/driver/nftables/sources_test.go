@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"encoding/binary"
 	"math/rand/v2"
@@ -14,15 +16,15 @@ import (
 
 // The lengths that a packet is looked up under are those that ranges are written under, each once.
 func TestSourceLengths(t *testing.T) {
-	for _, f := range []family{ipv4, ipv6} {
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		lengths := sourceLengths(f)
-		if len(lengths) != f.bits/sourceStep {
-			t.Errorf("%s: %d lengths: %v", f.name, len(lengths), lengths)
+		if len(lengths) != f.Bits/sourceStep {
+			t.Errorf("%s: %d lengths: %v", f.Name, len(lengths), lengths)
 		}
-		for bits := range f.bits + 1 {
+		for bits := range f.Bits + 1 {
 			n := sourceLength(bits)
 			if !slices.Contains(lengths, n) || n < bits || n-bits > sourceStep {
-				t.Errorf("%s: /%d is written as /%d, of %v", f.name, bits, n, lengths)
+				t.Errorf("%s: /%d is written as /%d, of %v", f.Name, bits, n, lengths)
 			}
 		}
 	}
@@ -35,7 +37,7 @@ func TestSourcesAreWhatTheRangesHold(t *testing.T) {
 	for round := range 2000 {
 		fp := p.fam[round%2]
 		random := func() netip.Addr {
-			b := make([]byte, fp.ip.bits/8)
+			b := make([]byte, fp.ip.Bits/8)
 			binary.BigEndian.PutUint16(b, uint16(r.Uint32())&0x0f03)
 			binary.BigEndian.PutUint16(b[len(b)-2:], uint16(r.Uint32())&0xc0f0)
 			a, _ := netip.AddrFromSlice(b)
@@ -43,32 +45,32 @@ func TestSourcesAreWhatTheRangesHold(t *testing.T) {
 		}
 		var ranges []netip.Prefix
 		for range 1 + r.IntN(6) {
-			c := netip.PrefixFrom(random(), r.IntN(fp.ip.bits+1)).Masked()
+			c := netip.PrefixFrom(random(), r.IntN(fp.ip.Bits+1)).Masked()
 			if !slices.ContainsFunc(ranges, c.Overlaps) {
 				ranges = append(ranges, c)
 			}
 		}
 		k := state.FrontendKey{Addr: random(), Protocol: model.TCP, Port: 80}
-		elements := map[elementKey]bool{}
+		elements := map[nft.ElementKey]bool{}
 		for _, c := range ranges {
-			p.sourceElements(k, c, func(e *element) {
-				if elements[e.elementKey] {
+			p.sourceElements(k, c, func(e *nft.Element) {
+				if elements[e.ElementKey] {
 					t.Fatalf("%v: %v occurs twice", ranges, e)
 				}
-				if got, ok := e.frontend(); !ok || got != k {
+				if got, ok := p.frontend(e); !ok || got != k {
 					t.Fatalf("%v is said to be of %v, not of %v", e, got, k)
 				}
-				elements[e.elementKey] = true
+				elements[e.ElementKey] = true
 			})
 		}
 		for range 20 {
 			a, found := random(), false
 			for _, bits := range sourceLengths(fp.ip) {
-				var e element
-				e.appendUint32(uint32(bits))
-				e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-				e.append(fp.ip.addr(netip.PrefixFrom(a, bits).Masked().Addr())...)
-				found = found || elements[e.elementKey]
+				var e nft.Element
+				e.AppendUint32(uint32(bits))
+				e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+				e.Append(fp.ip.Addr(netip.PrefixFrom(a, bits).Masked().Addr())...)
+				found = found || elements[e.ElementKey]
 			}
 			if want := slices.ContainsFunc(ranges, func(c netip.Prefix) bool { return c.Contains(a) }); found != want {
 				t.Fatalf("%v: %v is found: %v, want %v", ranges, a, found, want)

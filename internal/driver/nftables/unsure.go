@@ -3,11 +3,11 @@ package nftables
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -18,23 +18,23 @@ func newKept() driver.Kept {
 }
 
 // noteKept takes in an element of policy that is kept.
-func (p *program) noteKept(k *driver.Kept, e *element) {
-	if isHosts(e.set) {
-		k.Hosts[int(nativeUint32(e.key[:4]))] = true
+func (p *program) noteKept(k *driver.Kept, e *nft.Element) {
+	if isHosts(e.Set) {
+		k.Hosts[int(nft.NativeUint32(e.Key[:4]))] = true
 	}
 	for _, fp := range p.fam {
 		address := func(at int) netip.Addr {
-			a, _ := netip.AddrFromSlice(e.key[at : at+fp.ip.bits/8])
+			a, _ := netip.AddrFromSlice(e.Key[at : at+fp.ip.Bits/8])
 			return a
 		}
-		switch e.set {
+		switch e.Set {
 		case fp.policy.from:
 			k.Senders[address(4)] = true
 		case fp.policy.to:
 			k.Receivers[address(0)] = true
 		case fp.policy.members, fp.policy.named:
-			bits := fp.ip.bits
-			if number := int(nativeUint32(e.key[:4]) & 0xff); e.set == fp.policy.members && number < bits {
+			bits := fp.ip.Bits
+			if number := int(nft.NativeUint32(e.Key[:4]) & 0xff); e.Set == fp.policy.members && number < bits {
 				bits = number
 			}
 			k.Members[netip.PrefixFrom(address(4), bits)] = true
@@ -51,27 +51,14 @@ func (d *Driver) mentioning(ctx context.Context, policies []model.PolicyKey) (ma
 	}
 	mentioned, leads := map[string]bool{}, map[string][]string{}
 	var found []string
-	err := d.sock.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE), func(b []byte) {
-		chain := cString(findAttr(b, unix.NFTA_RULE_CHAIN))
-		words := strings.SplitN(udataString(findAttr(b, unix.NFTA_RULE_USERDATA), udataComment), " ", 3)
-		if len(words) > 1 && names[words[0]+" "+words[1]] {
-			found = append(found, chain)
+	err := d.sock.ReadRules(ctx, TableName, func(r nft.RuleInfo) {
+		words := strings.SplitN(r.Comment, " ", 3)
+		if len(words) > 1 && names[words[0]+" "+words[1]] || slices.ContainsFunc(r.Counters, func(c string) bool { return names[c] }) {
+			found = append(found, r.Chain)
 		}
-		eachAttr(findAttr(b, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
-			data := findAttr(e, unix.NFTA_EXPR_DATA)
-			switch cString(findAttr(e, unix.NFTA_EXPR_NAME)) {
-			case "objref":
-				if names[cString(findAttr(data, unix.NFTA_OBJREF_IMM_NAME))] {
-					found = append(found, chain)
-				}
-			case "immediate":
-				verdict := findAttr(findAttr(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
-				if to := cString(findAttr(verdict, unix.NFTA_VERDICT_CHAIN)); to != "" {
-					leads[to] = append(leads[to], chain)
-				}
-			}
-			return true
-		})
+		for _, to := range r.To {
+			leads[to] = append(leads[to], r.Chain)
+		}
 	})
 	for len(found) > 0 {
 		chain := found[0]

@@ -1,10 +1,14 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -15,7 +19,7 @@ import (
 const nftCommentMax = 127
 
 // eachElement yields all elements of the state.
-func (p *program) eachElement(s *state.State, yield func(*element)) {
+func (p *program) eachElement(s *state.State, yield func(*nft.Element)) {
 	if s.Services != nil {
 		p.eachServiceElement(s.Services, yield)
 	}
@@ -24,7 +28,7 @@ func (p *program) eachElement(s *state.State, yield func(*element)) {
 	}
 }
 
-func (p *program) eachServiceElement(s *state.Services, yield func(*element)) {
+func (p *program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
 	p.settingsElements(s.Settings, yield)
 	for a := range s.ClusterIPs {
 		p.clusterIPElement(a, yield)
@@ -43,29 +47,29 @@ func (p *program) eachServiceElement(s *state.Services, yield func(*element)) {
 	}
 }
 
-func (p *program) clusterIPElement(a netip.Addr, yield func(*element)) {
+func (p *program) clusterIPElement(a netip.Addr, yield func(*nft.Element)) {
 	p.addressElement(p.family(a.Is4()).clusterIPs, a, yield)
 }
 
-func (p *program) otherIPElement(a netip.Addr, yield func(*element)) {
+func (p *program) otherIPElement(a netip.Addr, yield func(*nft.Element)) {
 	p.addressElement(p.family(a.Is4()).otherIPs, a, yield)
 }
 
-func (p *program) addressElement(s *set, a netip.Addr, yield func(*element)) {
-	e := element{set: s}
-	e.append(p.family(a.Is4()).ip.addr(a)...)
+func (p *program) addressElement(s *nft.Set, a netip.Addr, yield func(*nft.Element)) {
+	e := nft.Element{Set: s}
+	e.Append(p.family(a.Is4()).ip.Addr(a)...)
 	yield(&e)
 }
 
-func (p *program) hairpinElement(a netip.Addr, yield func(*element)) {
+func (p *program) hairpinElement(a netip.Addr, yield func(*nft.Element)) {
 	fp := p.family(a.Is4())
-	e := element{set: fp.hairpins}
-	e.append(fp.ip.addr(a)...)
-	e.append(fp.ip.addr(a)...)
+	e := nft.Element{Set: fp.hairpins}
+	e.Append(fp.ip.Addr(a)...)
+	e.Append(fp.ip.Addr(a)...)
 	yield(&e)
 }
 
-func (p *program) settingsElements(s state.Settings, yield func(*element)) {
+func (p *program) settingsElements(s state.Settings, yield func(*nft.Element)) {
 	for _, fp := range p.fam {
 		fp.cidrElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
 		fp.cidrElements(fp.podCIDRs, s.ClusterCIDRs, yield)
@@ -88,23 +92,23 @@ func (fp *familyProgram) keptSources(s state.Settings) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-func (fp *familyProgram) holds(a netip.Addr) bool { return a.Is4() == (fp.ip.bits == 32) }
+func (fp *familyProgram) holds(a netip.Addr) bool { return a.Is4() == (fp.ip.Bits == 32) }
 
 // cidrElements yields the family's prefixes as the two ends of an interval
 // each. Prefixes inside others are left out, as intervals may not overlap.
-func (fp *familyProgram) cidrElements(s *set, prefixes []netip.Prefix, yield func(*element)) {
+func (fp *familyProgram) cidrElements(s *nft.Set, prefixes []netip.Prefix, yield func(*nft.Element)) {
 	for _, c := range disjoint(prefixes) {
 		if !fp.holds(c.Addr()) {
 			continue
 		}
-		e := element{set: s}
-		e.append(fp.ip.addr(c.Masked().Addr())...)
+		e := nft.Element{Set: s}
+		e.Append(fp.ip.Addr(c.Masked().Addr())...)
 		yield(&e)
 		// An interval without an end goes up to the last address.
 		if next := lastAddr(c).Next(); next.IsValid() {
-			e := element{set: s}
-			e.append(fp.ip.addr(next)...)
-			e.intervalEnd = true
+			e := nft.Element{Set: s}
+			e.Append(fp.ip.Addr(next)...)
+			e.IntervalEnd = true
 			yield(&e)
 		}
 	}
@@ -132,22 +136,22 @@ func lastAddr(c netip.Prefix) netip.Addr {
 }
 
 // frontendElements yields what one frontend puts into the sets, but for its source ranges.
-func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
+func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
 	fp := p.family(k.Addr.Is4())
-	at := func(s *set) element {
-		e := element{set: s}
-		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+	at := func(s *nft.Set) nft.Element {
+		e := nft.Element{Set: s}
+		e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
 		return e
 	}
-	put := func(s *set, v verdict) {
+	put := func(s *nft.Set, v nft.Verdict) {
 		e := at(s)
-		e.verdict = v
+		e.Verdict = v
 		if s == fp.frontends {
-			e.comment = frontendComment(f)
+			e.Comment = frontendComment(f)
 		}
 		yield(&e)
 	}
-	mark := func(s *set) { e := at(s); yield(&e) }
+	mark := func(s *nft.Set) { e := at(s); yield(&e) }
 
 	put(fp.frontends, fp.serve(f.Backends, f.Reject, false))
 	if staged(f) {
@@ -157,16 +161,16 @@ func (p *program) frontendElements(k state.FrontendKey, f *state.Frontend, yield
 	if f.LocalOnly {
 		put(fp.outside, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
 		fp.slotElements(k, f.Local, true, yield)
-		put(fp.masquerade, goTo(fp.ip.name+"-keep"))
+		put(fp.masquerade, nft.Goto(fp.ip.Name+"-keep"))
 	} else if f.External() {
-		put(fp.masquerade, goTo(fp.ip.name+"-masquerade"))
+		put(fp.masquerade, nft.Goto(fp.ip.Name+"-masquerade"))
 	}
 	if len(f.SourceRanges) > 0 {
 		mark(fp.restricted)
 	}
 	if timeout := affinity(f); timeout > 0 {
 		mark(fp.affine)
-		put(fp.learn, goTo(fp.learnName(timeout)))
+		put(fp.learn, nft.Goto(fp.learnName(timeout)))
 		fp.affineElements(k, f, yield)
 	}
 }
@@ -198,37 +202,37 @@ func frontendComment(f *state.Frontend) string {
 }
 
 // serve is the verdict for connections that may use the backends.
-func (fp *familyProgram) serve(backends []netip.AddrPort, reject, local bool) verdict {
+func (fp *familyProgram) serve(backends []netip.AddrPort, reject, local bool) nft.Verdict {
 	switch {
 	case len(backends) > 0:
-		return goTo(fp.pickName(class(len(backends)), local))
+		return nft.Goto(fp.pickName(class(len(backends)), local))
 	case reject:
-		return goTo(fp.ip.name + "-reject")
+		return nft.Goto(fp.ip.Name + "-reject")
 	}
-	return dropIt
+	return nft.Drop
 }
 
-func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.AddrPort, local bool, yield func(*element)) {
+func (fp *familyProgram) slotElements(k state.FrontendKey, backends []netip.AddrPort, local bool, yield func(*nft.Element)) {
 	slots := layout(backends)
 	set := fp.slots(len(slots), local)
 	for slot, b := range slots {
 		if !b.IsValid() {
 			continue
 		}
-		e := element{set: set}
-		e.appendUint32(uint32(slot))
-		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-		e.setData(fp.ip, b)
+		e := nft.Element{Set: set}
+		e.AppendUint32(uint32(slot))
+		e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.SetAddrPort(fp.ip, b)
 		yield(&e)
 	}
 }
 
-func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, yield func(*element)) {
+func (fp *familyProgram) affineElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
 	one := func(b netip.AddrPort) {
-		e := element{set: fp.affineBackends}
-		e.appendFrontend(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-		e.append(fp.ip.addr(b.Addr())...)
-		e.appendPort(b.Port())
+		e := nft.Element{Set: fp.affineBackends}
+		e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.Append(fp.ip.Addr(b.Addr())...)
+		e.AppendPort(b.Port())
 		yield(&e)
 	}
 	for _, b := range f.Backends {
@@ -259,14 +263,44 @@ func (p *program) learnRuling(k state.FrontendKey, f *state.Frontend, yield useC
 		return
 	}
 	fp := p.family(k.Addr.Is4())
-	yield(fp.learnName(affinity(f)), func() *ruling { return &ruling{chain: fp.learnChain(affinity(f))} })
+	yield(fp.learnName(affinity(f)), func() *ruling { return &ruling{Chain: fp.learnChain(affinity(f))} })
 }
 
-// noteElement is what a note says in the comment of an element.
-func (p *program) noteElement(id uint32, text string) *element {
-	e := element{set: p.notes, comment: text[:min(len(text), nftCommentMax)]}
-	e.appendUint32(id)
+// note replaces a note, and removes it with an empty text; old is what it said
+// before, "" if there was none.
+func (p *program) writeNote(b *nft.Batch, id uint32, old, text string) {
+	b.Note(p.noteElement(id, old), p.noteElement(id, text))
+}
+
+// noteElement is what a note says in the comment of an element; nil without a text.
+func (p *program) noteElement(id uint32, text string) *nft.Element {
+	if text == "" {
+		return nil
+	}
+	e := nft.Element{Set: p.notes, Comment: text[:min(len(text), nftCommentMax)]}
+	e.AppendUint32(id)
 	return &e
 }
 
 const programNote = 0 // the key of the note on the program; the others are ids of sets
+
+// frontend is the frontend that the element is about, if it is about one.
+func (p *program) frontend(e *nft.Element) (k state.FrontendKey, ok bool) {
+	if p.ofPolicy(e.Set) || int(e.KeyLen) != nft.KeySize(e.Set.Key) {
+		return k, false // not of services; or someone else's, in a table without an owner
+	}
+	fields, b := e.Set.Key, e.Key[:e.KeyLen]
+	if m := fields[0].Datatype; m == nft.Number.Datatype || m == nft.Mark.Datatype {
+		fields, b = fields[1:], b[4:]
+	}
+	if len(fields) < 3 || fields[1].Datatype != nft.L4Proto.Datatype {
+		return k, false
+	}
+	return readFrontend(b, fields[0].Size), true
+}
+
+// readFrontend reads what appendDestination wrote; n is the size of an address.
+func readFrontend(b []byte, n int) state.FrontendKey {
+	addr, _ := netip.AddrFromSlice(b[:n])
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}
+}

@@ -1,5 +1,7 @@
 package nftables
 
+import "sluice.dev/sluice/internal/driver/nftables/nft"
+
 import (
 	"net/netip"
 	"slices"
@@ -26,8 +28,8 @@ func addrPorts(s ...string) (as []netip.AddrPort) {
 }
 
 // printed collects elements as "set { element }", sorted.
-func printed(elements func(yield func(*element))) (lines []string) {
-	elements(func(e *element) { lines = append(lines, e.set.name+" { "+e.String()+" }") })
+func printed(elements func(yield func(*nft.Element))) (lines []string) {
+	elements(func(e *nft.Element) { lines = append(lines, e.Set.Name+" { "+e.String()+" }") })
 	slices.Sort(lines)
 	return lines
 }
@@ -90,7 +92,7 @@ func TestFrontendElements(t *testing.T) {
 			s := state.New()
 			s.Services.Settings.MasqueradeAll = true
 			s.Services.Frontends[vip] = &tt.frontend
-			got := printed(func(yield func(*element)) { p.eachElement(s, yield) })
+			got := printed(func(yield func(*nft.Element)) { p.eachElement(s, yield) })
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 			}
@@ -100,7 +102,7 @@ func TestFrontendElements(t *testing.T) {
 
 func TestSettingsElements(t *testing.T) {
 	p := newProgram(false)
-	got := printed(func(yield func(*element)) {
+	got := printed(func(yield func(*nft.Element)) {
 		p.settingsElements(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
 			ClusterCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "255.0.0.0/8"),
@@ -117,7 +119,7 @@ func TestSettingsElements(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if got := printed(func(yield func(*element)) { p.settingsElements(state.Settings{MasqueradeAll: true}, yield) }); len(got) != 0 {
+	if got := printed(func(yield func(*nft.Element)) { p.settingsElements(state.Settings{MasqueradeAll: true}, yield) }); len(got) != 0 {
 		t.Errorf("masquerade all, but these sources are kept: %v", got)
 	}
 }
@@ -140,12 +142,12 @@ func TestElementRoundTrip(t *testing.T) {
 		s.Services.Hairpins[a] = struct{}{}
 	}
 	s.Services.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
-	p.eachElement(s, func(e *element) {
-		var a attrs
-		e.write(&a, false)
-		eachAttr(a.b, func(_ uint16, v []byte) bool {
-			if got := readElement(e.set, v); got != *e {
-				t.Errorf("set %s: wrote %v, read %v", e.set.name, e, &got)
+	p.eachElement(s, func(e *nft.Element) {
+		var a nft.Attrs
+		e.Write(&a, false)
+		nft.EachAttr(a.B, func(_ uint16, v []byte) bool {
+			if got := nft.ReadElement(e.Set, v); got != *e {
+				t.Errorf("set %s: wrote %v, read %v", e.Set.Name, e, &got)
 			}
 			return true
 		})

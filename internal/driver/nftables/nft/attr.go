@@ -1,4 +1,6 @@
-package nftables
+// Package nft is nf_tables on the wire: messages and their attributes, transactions, sets with their elements, chains with
+// their rules, and what the kernel holds of them. It knows nothing of services or policies.
+package nft
 
 import (
 	"encoding/binary"
@@ -6,57 +8,57 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attrs appends netlink attributes to a buffer. All integers of nf_tables are
+// Attrs appends netlink attributes to a buffer. All integers of nf_tables are
 // big endian; lengths and types of attributes are the host's.
-type attrs struct{ b []byte }
+type Attrs struct{ B []byte }
 
 const attrHeader = 4
 
 // begin opens a nested attribute and returns the offset to close it with.
-func (a *attrs) begin(typ uint16) int {
-	at := len(a.b)
+func (a *Attrs) begin(typ uint16) int {
+	at := len(a.B)
 	a.header(typ|unix.NLA_F_NESTED, 0)
 	return at
 }
 
 // end closes the nested attribute that begin opened.
-func (a *attrs) end(at int) {
-	binary.NativeEndian.PutUint16(a.b[at:], uint16(len(a.b)-at))
+func (a *Attrs) end(at int) {
+	binary.NativeEndian.PutUint16(a.B[at:], uint16(len(a.B)-at))
 }
 
-func (a *attrs) header(typ uint16, n int) {
-	a.b = binary.NativeEndian.AppendUint16(a.b, uint16(attrHeader+n))
-	a.b = binary.NativeEndian.AppendUint16(a.b, typ)
+func (a *Attrs) header(typ uint16, n int) {
+	a.B = binary.NativeEndian.AppendUint16(a.B, uint16(attrHeader+n))
+	a.B = binary.NativeEndian.AppendUint16(a.B, typ)
 }
 
-func (a *attrs) bytes(typ uint16, v []byte) {
+func (a *Attrs) bytes(typ uint16, v []byte) {
 	a.header(typ, len(v))
-	a.b = append(a.b, v...)
+	a.B = append(a.B, v...)
 	a.pad()
 }
 
 // str appends a zero-terminated string.
-func (a *attrs) str(typ uint16, v string) {
+func (a *Attrs) str(typ uint16, v string) {
 	a.header(typ, len(v)+1)
-	a.b = append(a.b, v...)
-	a.b = append(a.b, 0)
+	a.B = append(a.B, v...)
+	a.B = append(a.B, 0)
 	a.pad()
 }
 
-func (a *attrs) u32(typ uint16, v uint32) {
+func (a *Attrs) u32(typ uint16, v uint32) {
 	a.header(typ, 4)
-	a.b = binary.BigEndian.AppendUint32(a.b, v)
+	a.B = binary.BigEndian.AppendUint32(a.B, v)
 }
 
-func (a *attrs) pad() {
-	for len(a.b)%unix.NLA_ALIGNTO != 0 {
-		a.b = append(a.b, 0)
+func (a *Attrs) pad() {
+	for len(a.B)%unix.NLA_ALIGNTO != 0 {
+		a.B = append(a.B, 0)
 	}
 }
 
-// eachAttr calls f for each attribute in b until f returns false; types come
+// EachAttr calls f for each attribute in b until f returns false; types come
 // without their flags. Malformed remains end the walk.
-func eachAttr(b []byte, f func(typ uint16, v []byte) bool) {
+func EachAttr(b []byte, f func(typ uint16, v []byte) bool) {
 	for len(b) >= attrHeader {
 		n := int(binary.NativeEndian.Uint16(b))
 		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
@@ -67,9 +69,9 @@ func eachAttr(b []byte, f func(typ uint16, v []byte) bool) {
 	}
 }
 
-// findAttr returns the value of the first attribute of the type, or nil.
-func findAttr(b []byte, want uint16) (found []byte) {
-	eachAttr(b, func(typ uint16, v []byte) bool {
+// FindAttr returns the value of the first attribute of the type, or nil.
+func FindAttr(b []byte, want uint16) (found []byte) {
+	EachAttr(b, func(typ uint16, v []byte) bool {
 		if typ == want {
 			found = v
 		}
@@ -78,8 +80,8 @@ func findAttr(b []byte, want uint16) (found []byte) {
 	return found
 }
 
-// cString cuts a string attribute at its terminating zero.
-func cString(b []byte) string {
+// CString cuts a string attribute at its terminating zero.
+func CString(b []byte) string {
 	for i, c := range b {
 		if c == 0 {
 			return string(b[:i])
@@ -95,7 +97,7 @@ func beUint32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-func nativeUint32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+func NativeUint32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 // userdata is the type-length-value format in which nft keeps comments and
 // types for itself; the kernel stores it unread.
@@ -121,7 +123,7 @@ func udataString(b []byte, want uint8) string {
 			break
 		}
 		if b[0] == want {
-			return cString(b[2 : 2+n])
+			return CString(b[2 : 2+n])
 		}
 		b = b[2+n:]
 	}

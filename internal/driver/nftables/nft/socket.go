@@ -1,4 +1,4 @@
-package nftables
+package nft
 
 import (
 	"context"
@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a netfilter netlink socket. It lives as long as the driver, since
+// Socket is a netfilter netlink socket. It lives as long as the driver, since
 // the table is owned by the socket that created it.
 //
 // It is written on the system calls themselves: the libraries' sockets cannot own
 // a table, acknowledge a batch once, hand the kernel a large batch without copying
 // it, or receive dumps in the large pieces that make them fast.
-type socket struct {
+type Socket struct {
 	fd   int
-	port uint32 // our address; the kernel names it as the owner of our table
+	Port uint32 // our address; the kernel names it as the owner of our table
 	seq  uint32 // of requests; batches count from 0
 	recv []byte
 
 	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it does not take.
-	refuse func(messages [][]byte, labels []string) error
+	Refuse func(messages [][]byte, labels []string) error
 }
 
 const (
@@ -31,12 +31,12 @@ const (
 	recvBuffer = 8 << 20
 )
 
-func dial() (*socket, error) {
+func Dial() (*Socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter netlink socket: %w", err)
 	}
-	s := &socket{fd: fd, seq: 1 << 31, recv: make([]byte, 64<<10)}
+	s := &Socket{fd: fd, seq: 1 << 31, recv: make([]byte, 64<<10)}
 	if err := s.configure(); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("configure netfilter netlink socket: %w", err)
@@ -44,7 +44,7 @@ func dial() (*socket, error) {
 	return s, nil
 }
 
-func (s *socket) configure() error {
+func (s *Socket) configure() error {
 	if err := unix.Bind(s.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (s *socket) configure() error {
 	if err != nil {
 		return err
 	}
-	s.port = addr.(*unix.SockaddrNetlink).Pid
+	s.Port = addr.(*unix.SockaddrNetlink).Pid
 	// The forced sizes need CAP_NET_ADMIN; without it everything later fails with a
 	// clearer message than this would.
 	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
@@ -64,9 +64,9 @@ func (s *socket) configure() error {
 	return unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 }
 
-func (s *socket) close() error { return unix.Close(s.fd) }
+func (s *Socket) Close() error { return unix.Close(s.fd) }
 
-func (s *socket) nextSeq() uint32 {
+func (s *Socket) nextSeq() uint32 {
 	s.seq++
 	return s.seq
 }
@@ -82,7 +82,7 @@ type message struct {
 // receive reads one datagram and calls f for each message in it. It never
 // waits: netfilter works within the sending system call, so that answers are
 // there when it returns. Nothing there is unix.EAGAIN.
-func (s *socket) receive(f func(message) error) error {
+func (s *Socket) receive(f func(message) error) error {
 	n, _, err := unix.Recvfrom(s.fd, s.recv, unix.MSG_DONTWAIT)
 	for errors.Is(err, unix.EINTR) {
 		n, _, err = unix.Recvfrom(s.fd, s.recv, unix.MSG_DONTWAIT)
@@ -123,16 +123,16 @@ func (m message) errno() error {
 // get sends one request of the nf_tables subsystem and calls f with the payload
 // (after nfgenmsg) of each answer. A dump that was interrupted by a change
 // returns errInterrupted.
-func (s *socket) get(ctx context.Context, typ uint8, flags uint16, family uint8, body []byte, f func(payload []byte)) error {
+func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8, body []byte, f func(payload []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	seq := s.nextSeq()
-	var req attrs
+	var req Attrs
 	appendHeader(&req, typ, flags|unix.NLM_F_REQUEST, seq, family)
-	req.b = append(req.b, body...)
-	binary.NativeEndian.PutUint32(req.b, uint32(len(req.b)))
-	if err := unix.Sendto(s.fd, req.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	req.B = append(req.B, body...)
+	binary.NativeEndian.PutUint32(req.B, uint32(len(req.B)))
+	if err := unix.Sendto(s.fd, req.B, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("send to kernel: %w", err)
 	}
 	for done, interrupted := false, false; !done; {
@@ -148,7 +148,7 @@ func (s *socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 			case unix.NLMSG_DONE:
 				done = true
 				if interrupted {
-					return errInterrupted
+					return ErrInterrupted
 				}
 				return m.errno()
 			case unix.NLMSG_ERROR:
@@ -166,27 +166,27 @@ func (s *socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 	return nil
 }
 
-var errInterrupted = errors.New("the kernel's objects changed while they were read")
+var ErrInterrupted = errors.New("the kernel's objects changed while they were read")
 
 const nfgenmsgLen = 4
 
 // appendHeader appends the netlink header (its length is patched later) and nfgenmsg.
-func appendHeader(a *attrs, typ uint8, flags uint16, seq uint32, family uint8) {
-	a.b = binary.NativeEndian.AppendUint32(a.b, 0)
-	a.b = binary.NativeEndian.AppendUint16(a.b, unix.NFNL_SUBSYS_NFTABLES<<8|uint16(typ))
-	a.b = binary.NativeEndian.AppendUint16(a.b, flags)
-	a.b = binary.NativeEndian.AppendUint32(a.b, seq)
-	a.b = binary.NativeEndian.AppendUint32(a.b, 0)
-	a.b = append(a.b, family, unix.NFNETLINK_V0, 0, 0)
+func appendHeader(a *Attrs, typ uint8, flags uint16, seq uint32, family uint8) {
+	a.B = binary.NativeEndian.AppendUint32(a.B, 0)
+	a.B = binary.NativeEndian.AppendUint16(a.B, unix.NFNL_SUBSYS_NFTABLES<<8|uint16(typ))
+	a.B = binary.NativeEndian.AppendUint16(a.B, flags)
+	a.B = binary.NativeEndian.AppendUint32(a.B, seq)
+	a.B = binary.NativeEndian.AppendUint32(a.B, 0)
+	a.B = append(a.B, family, unix.NFNETLINK_V0, 0, 0)
 }
 
 // commit sends the buffers as one atomic batch and returns the kernel's word.
 // A message's sequence number is the index of its label; 0 stands for the batch. The last one,
 // with number ackSeq, must ask for an acknowledgement: it comes after the
 // commit, and is all that a successful batch is answered with.
-func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error {
-	if s.refuse != nil {
-		if err := s.refuse(buffers, labels); err != nil {
+func (s *Socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error {
+	if s.Refuse != nil {
+		if err := s.Refuse(buffers, labels); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error 
 			}
 			err := m.errno()
 			if err != nil && failed == nil {
-				failed = answer(labels[m.seq], err)
+				failed = Answer(labels[m.seq], err)
 			}
 			// An error of the batch as a whole is reported on its first message, and
 			// nothing follows.
@@ -222,13 +222,22 @@ func (s *socket) commit(buffers [][]byte, ackSeq uint32, labels []string) error 
 	return failed
 }
 
-// answer is what the kernel says of a batch.
-func answer(what string, err error) error {
+// Error is the kernel's answer to a transaction: nothing of that happened.
+type Error struct {
+	What  string // the operation that was refused, or "commit"
+	Errno unix.Errno
+}
+
+func (e *Error) Error() string { return e.What + ": " + e.Errno.Error() }
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Answer is what the kernel says of a batch.
+func Answer(what string, err error) error {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return &kernelError{what, errno}
+	return &Error{what, errno}
 }
 
 // batchError is why a batch could not be sent. One that is too long is refused like one of which the kernel does not take a part.
@@ -236,7 +245,7 @@ func batchError(err error) error {
 	const what = "send batch to kernel"
 	switch {
 	case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
-		return answer(what, err)
+		return Answer(what, err)
 	}
 	return fmt.Errorf(what+": %w", err)
 }

@@ -1,0 +1,383 @@
+package nft
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Batch is a transaction, encoded as it is built: what the kernel does with
+// it, it does at once or not at all. Where chains come or go it is three, each of them safe for traffic. It prints itself and
+// can be sent once.
+//
+// Its parts are carried out in this order: notes that are no longer true, before, deletions, additions, after,
+// notes. Elements are gathered by set, many to a message. The rules come before the
+// elements: a rule that is bound to a filled map costs the kernel a walk of the map.
+type Batch struct {
+	Table                string
+	Before, After        part
+	entries              part // of a new table: the chains that packets enter by themselves
+	unnoted, notes       part // notes that are no longer true, and those that are afterwards
+	deletions, additions map[*Set]*part
+
+	// stepwise: chains that are new, and what they look up, are there in a transaction of their own before anything
+	// leads to them, and those that go, with what they look up, in one after nothing does. A packet keeps the rules that it
+	// began with, but finds the elements of the moment; so one that is on its way would enter a chain that has no rules for it
+	// yet, and come out of its end, or look in an old chain for elements that are gone. For the same reason the last is sent only when
+	// the packets that were on their way during the one before have arrived.
+	Stepwise bool
+	AtOnce   bool // never stepwise
+	// fresh: the table is new. Packets enter it in a transaction of its own, once all that they look up is there: the kernel
+	// shows some sets' elements a moment after the others', and who finds a frontend but not yet its source ranges would be dropped.
+	Fresh bool
+
+	// closed: its base chains accept everything, before their rules, and those of type nat are not there: it can be filled, and no packet
+	// is judged by it.
+	Closed bool
+
+	labels  []string // what each message does; its sequence number is the index here
+	Changes int      // operations, for people: elements, chains, sets
+}
+
+// part is a run of encoded messages.
+type part struct {
+	Attrs
+	message, list int // where the open message and its element list begin; message is -1 if none is open
+}
+
+func NewBatch(table string) *Batch {
+	b := &Batch{Table: table, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{}}
+	for _, p := range []*part{&b.Before, &b.entries, &b.After, &b.unnoted, &b.notes} {
+		p.message = -1
+	}
+	return b
+}
+
+// maxList is the length at which a list of elements is closed and another
+// message begun: an attribute cannot be longer than 64 KB.
+const maxList = 60 << 10
+
+func (b *Batch) open(p *part, typ uint8, flags uint16, label string) {
+	p.message = len(p.B)
+	appendHeader(&p.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), unix.NFPROTO_INET)
+	b.labels = append(b.labels, label)
+}
+
+func (p *part) close() {
+	if p.message >= 0 {
+		binary.NativeEndian.PutUint32(p.B[p.message:], uint32(len(p.B)-p.message))
+		p.message = -1
+	}
+}
+
+// do appends a message of its own.
+func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*Attrs)) {
+	b.open(p, typ, flags, label)
+	body(&p.Attrs)
+	p.close()
+	b.Changes++
+}
+
+func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
+func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
+
+// Note replaces an element after, or takes it out before, all else of the batch, and is no change to people; old and now may be nil.
+func (b *Batch) Note(old, now *Element) {
+	if old != nil {
+		b.element(&b.unnoted, old, true)
+		b.unnoted.closeList()
+	}
+	if now != nil {
+		b.element(&b.notes, now, false)
+		b.notes.closeList()
+	}
+}
+
+func (b *Batch) partOf(parts map[*Set]*part, s *Set) *part {
+	p := parts[s]
+	if p == nil {
+		p = &part{message: -1}
+		parts[s] = p
+	}
+	return p
+}
+
+func (b *Batch) element(p *part, e *Element, remove bool) {
+	if p.message >= 0 && len(p.B)-p.list > maxList {
+		p.closeList()
+	}
+	if p.message < 0 {
+		typ, flags, label := uint8(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_CREATE), "add elements to "
+		if remove {
+			typ, flags, label = unix.NFT_MSG_DELSETELEM, 0, "delete elements of "
+		}
+		b.open(p, typ, flags, label+e.Set.Name)
+		p.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.Table)
+		p.str(unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)
+		p.list = p.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	}
+	e.Write(&p.Attrs, remove)
+}
+
+func (p *part) closeList() {
+	if p.message >= 0 {
+		p.end(p.list)
+		p.close()
+	}
+}
+
+func (b *Batch) tableName(a *Attrs) { a.str(unix.NFTA_TABLE_NAME, b.Table) }
+
+// AddTable creates the table, or changes the flags of one that is there.
+func (b *Batch) AddTable(flags uint32, comment string) {
+	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.Table, func(a *Attrs) {
+		b.tableName(a)
+		a.u32(unix.NFTA_TABLE_FLAGS, flags)
+		var u userdata
+		u.str(udataComment, comment)
+		a.bytes(tableAttrUserdata, u.b)
+	})
+}
+
+func (b *Batch) DeleteTable() {
+	b.do(&b.After, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+b.Table, b.tableName)
+}
+
+// partFor is where a chain and its rules are created.
+func (b *Batch) partFor(c Chain) *part {
+	if b.Fresh && c.Hook != nil {
+		return &b.entries
+	}
+	return &b.Before
+}
+
+func (b *Batch) AddChain(c Chain) {
+	if b.leavesOut(c) {
+		return
+	}
+	b.do(b.partFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.Name, func(a *Attrs) { c.Write(a, b.Table) })
+}
+
+// leavesOut reports whether the chain is not there as long as the table is closed.
+func (b *Batch) leavesOut(c Chain) bool { return b.Closed && c.Hook != nil && c.Hook.Type == TypeNAT }
+
+func (b *Batch) AddRules(c Chain) {
+	if b.leavesOut(c) {
+		return
+	}
+	if b.Closed && c.Hook != nil {
+		c.Rules = append([]Rule{NewRule("closed until all is there").Accept()}, c.Rules...)
+	}
+	for i, r := range c.Rules {
+		b.do(b.partFor(c), unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+			RuleLabel(c.Name, i), func(a *Attrs) { r.Write(a, b.Table, c.Name) })
+	}
+	b.Changes -= len(c.Rules) // a chain with its rules is one change to people
+}
+
+// RuleLabel is what a message does that creates the i-th rule of a chain.
+func RuleLabel(chain string, i int) string {
+	return fmt.Sprintf("create rule %d of chain %s", i+1, chain)
+}
+
+// DeleteRules removes the rules of a chain, or of all with "".
+func (b *Batch) DeleteRules(p *part, chain string) {
+	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, func(a *Attrs) {
+		a.str(unix.NFTA_RULE_TABLE, b.Table)
+		if chain != "" {
+			a.str(unix.NFTA_RULE_CHAIN, chain)
+		}
+	})
+	b.Changes--
+}
+
+// DeleteChain removes a chain that has no rules and that nothing refers to.
+func (b *Batch) DeleteChain(p *part, name string) {
+	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, func(a *Attrs) {
+		a.str(unix.NFTA_CHAIN_TABLE, b.Table)
+		a.str(unix.NFTA_CHAIN_NAME, name)
+	})
+}
+
+func (b *Batch) AddSet(s *Set) {
+	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *Attrs) { s.Write(a, b.Table) })
+}
+
+func (b *Batch) DeleteSet(p *part, name string) {
+	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *Attrs) {
+		a.str(unix.NFTA_SET_TABLE, b.Table)
+		a.str(unix.NFTA_SET_NAME, name)
+	})
+}
+
+// FlushSet removes all elements of a set, in the transaction that writes them anew.
+func (b *Batch) FlushSet(s *Set) {
+	p := &b.Before
+	if !s.Early {
+		p = b.partOf(b.deletions, s)
+	}
+	b.do(p, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, func(a *Attrs) {
+		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.Table)
+		a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	})
+}
+
+func (b *Batch) AddCounter(name string) {
+	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *Attrs) {
+		b.counter(a, name)
+		a.end(a.begin(unix.NFTA_OBJ_DATA))
+	})
+}
+
+func (b *Batch) DeleteCounter(name string) {
+	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *Attrs) { b.counter(a, name) })
+}
+
+func (b *Batch) counter(a *Attrs, name string) {
+	a.str(unix.NFTA_OBJ_TABLE, b.Table)
+	a.str(unix.NFTA_OBJ_NAME, name)
+	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
+}
+
+// transactions are the parts in their order.
+func (b *Batch) transactions() [][]*part {
+	early := func(s *Set) bool { return b.Stepwise && s.Early }
+	others := func(s *Set) bool { return !early(s) }
+	first := append([]*part{&b.unnoted, &b.Before}, sortedParts(b.additions, early)...)
+	second := append(sortedParts(b.deletions, others), sortedParts(b.additions, others)...)
+	third := append(sortedParts(b.deletions, early), &b.After, &b.notes)
+	if b.Stepwise {
+		return [][]*part{first, second, third}
+	}
+	if b.Fresh {
+		return [][]*part{slices.Concat(first, second, []*part{&b.After}), {&b.entries, &b.notes}}
+	}
+	return [][]*part{slices.Concat(first, second, third)}
+}
+
+// buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
+func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
+	var last *part
+	for _, p := range parts {
+		p.closeList()
+		if len(p.B) > 0 {
+			bufs = append(bufs, p.B)
+			last = p
+		}
+	}
+	if last == nil {
+		return nil, 0
+	}
+	at := lastMessage(last.B)
+	flags := binary.NativeEndian.Uint16(last.B[at+6:])
+	binary.NativeEndian.PutUint16(last.B[at+6:], flags|unix.NLM_F_ACK)
+	return bufs, binary.NativeEndian.Uint32(last.B[at+8:])
+}
+
+// sortedParts are the parts of the sets in the program's order, of all or of some.
+func sortedParts(parts map[*Set]*part, some func(*Set) bool) (sorted []*part) {
+	keys := slices.SortedFunc(maps.Keys(parts), func(a, b *Set) int { return cmp.Compare(a.ID, b.ID) })
+	for _, s := range keys {
+		if some == nil || some(s) {
+			sorted = append(sorted, parts[s])
+		}
+	}
+	return sorted
+}
+
+func lastMessage(b []byte) (at int) {
+	for next := 0; next < len(b); next += int(binary.NativeEndian.Uint32(b[next:])) {
+		at = next
+	}
+	return at
+}
+
+// String prints the operations, one a line.
+func (b *Batch) String() string {
+	var out strings.Builder
+	b.Before.print(&out, b.labels)
+	b.entries.print(&out, b.labels)
+	for _, group := range []struct {
+		verb  string
+		parts map[*Set]*part
+	}{{"delete", b.deletions}, {"add", b.additions}} {
+		keys := slices.SortedFunc(maps.Keys(group.parts), func(a, b *Set) int { return cmp.Compare(a.ID, b.ID) })
+		for _, s := range keys {
+			group.parts[s].printElements(&out, group.verb, s)
+		}
+	}
+	b.After.print(&out, b.labels)
+	return out.String()
+}
+
+// EachMessage yields type, sequence number and attributes of each message.
+func EachMessage(b []byte, yield func(typ uint16, seq uint32, body []byte)) {
+	for len(b) > 0 {
+		n := binary.NativeEndian.Uint32(b)
+		yield(binary.NativeEndian.Uint16(b[4:])&0xff, binary.NativeEndian.Uint32(b[8:]), b[unix.SizeofNlMsghdr+nfgenmsgLen:n])
+		b = b[n:]
+	}
+}
+
+func (p *part) print(out *strings.Builder, labels []string) {
+	EachMessage(p.B, func(typ uint16, seq uint32, _ []byte) {
+		if typ != unix.NFT_MSG_NEWRULE && typ != unix.NFT_MSG_DELRULE {
+			fmt.Fprintln(out, labels[seq])
+		}
+	})
+}
+
+func (p *part) printElements(out *strings.Builder, verb string, s *Set) {
+	p.closeList()
+	EachMessage(p.B, func(_ uint16, _ uint32, body []byte) {
+		list := FindAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		if list == nil {
+			fmt.Fprintf(out, "empty set %s\n", s.Name)
+		}
+		EachAttr(list, func(_ uint16, v []byte) bool {
+			e := ReadElement(s, v)
+			fmt.Fprintf(out, "%s element %s { %s }\n", verb, s.Name, &e)
+			return true
+		})
+	})
+}
+
+// Send commits the batch and returns the number of transactions that it took: up to three, none if it
+// is empty. Where the first of several fails, as elements are in the way that a later one would have removed, nothing has happened,
+// and all of it is tried as one.
+func (b *Batch) Send(s *Socket) (sent uint32, err error) {
+	sent, err = b.sendAll(s)
+	if err != nil && b.Stepwise && sent == 0 {
+		b.Stepwise = false
+		return b.sendAll(s)
+	}
+	return sent, err
+}
+
+// last is the step that removes what packets were led to before.
+const last = 2
+
+// removes says whether a part of the last step is not only about notes.
+func (b *Batch) removes(p *part) bool { return p != &b.notes && len(p.B) > 0 }
+
+func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {
+	for i, parts := range b.transactions() {
+		bufs, ack := buffers(parts)
+		if bufs == nil {
+			continue
+		}
+		if i == last && slices.ContainsFunc(parts, b.removes) {
+			AwaitPackets()
+		}
+		if err := s.commit(bufs, ack, b.labels); err != nil {
+			return sent, err
+		}
+		sent++
+	}
+	return sent, nil
+}

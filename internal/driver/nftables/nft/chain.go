@@ -1,0 +1,59 @@
+package nft
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// Chain is a chain with its rules; hook is nil for the regular ones.
+type Chain struct {
+	Name, Comment string
+	Hook          *Hook
+	Rules         []Rule
+}
+
+// Hook is where the kernel calls a base chain.
+type Hook struct {
+	Type     string // of the chain
+	Number   uint32 // unix.NF_INET_…, or Ingress
+	Priority int32
+	Device   string // of an ingress hook
+}
+
+// Ingress is the hook number NF_INET_INGRESS of linux/netfilter.h (Linux 5.10).
+const Ingress = 5
+
+// TypeNAT is the type of base chains that see the first packet of a connection alone, and may translate it; those of typeFilter
+// see all packets.
+const (
+	TypeNAT    = "nat"
+	typeFilter = "filter"
+)
+
+func NATHook(num uint32, priority int32) *Hook    { return &Hook{TypeNAT, num, priority, ""} }
+func FilterHook(num uint32, priority int32) *Hook { return &Hook{typeFilter, num, priority, ""} }
+
+// IngressHook is called for what arrives by the interface, before all other hooks.
+func IngressHook(device string, priority int32) *Hook {
+	return &Hook{typeFilter, Ingress, priority, device}
+}
+
+func (c Chain) Write(a *Attrs, table string) {
+	a.str(unix.NFTA_CHAIN_TABLE, table)
+	a.str(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Hook != nil {
+		h := a.begin(unix.NFTA_CHAIN_HOOK)
+		a.u32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
+		a.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		if c.Hook.Device != "" {
+			a.str(unix.NFTA_HOOK_DEV, c.Hook.Device)
+		}
+		a.end(h)
+		a.u32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
+		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+	}
+	if c.Comment != "" {
+		var u userdata
+		u.str(udataComment, c.Comment)
+		a.bytes(chainAttrUserdata, u.b)
+	}
+}

@@ -1,0 +1,246 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+)
+
+// Element is one element of one set, as a value. A set holds at most one
+// element of a key.
+type Element struct {
+	Set *Set
+	ElementKey
+	dataLen uint8
+	Data    [20]byte // of a map to values
+	Verdict Verdict  // of a map to verdicts
+	Comment string   // not in sets of many elements
+	Life    *Life    // nil: it stays
+}
+
+// Life is how long an element lives after it was last used, and how long it has still.
+type Life struct{ Timeout, Expires time.Duration }
+
+// ElementKey identifies an element within its set.
+type ElementKey struct {
+	KeyLen, endLen uint8
+	IntervalEnd    bool // the key ends the interval that the key before it began
+	Key            [44]byte
+	end            [40]byte // the last key of a range of concatenations
+}
+
+// Verdict is what a verdict map does with a packet.
+type Verdict struct {
+	Code  int32 // NF_DROP, NFT_GOTO …
+	Chain string
+}
+
+func Goto(chain string) Verdict { return Verdict{unix.NFT_GOTO, chain} }
+
+func Jump(chain string) Verdict { return Verdict{unix.NFT_JUMP, chain} }
+
+var (
+	Drop   = Verdict{Code: 0} // NF_DROP
+	Return = Verdict{Code: unix.NFT_RETURN}
+)
+
+func (k *ElementKey) Append(b ...byte) {
+	k.KeyLen += uint8(copy(k.Key[k.KeyLen:], b))
+}
+
+// AppendPort appends a 16-bit field, padded to a register.
+func (k *ElementKey) AppendPort(p uint16) { k.Append(byte(p>>8), byte(p), 0, 0) }
+
+// AppendUint32 appends an integer in host byte order.
+func (k *ElementKey) AppendUint32(v uint32) {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], v)
+	k.Append(b[:]...)
+}
+
+// AppendDestination appends address, protocol and port.
+func (k *ElementKey) AppendDestination(f Family, addr netip.Addr, proto uint8, port uint16) {
+	k.Append(f.Addr(addr)...)
+	k.Append(proto, 0, 0, 0)
+	k.AppendPort(port)
+}
+
+func (e *Element) SetAddrPort(f Family, to netip.AddrPort) {
+	n := copy(e.Data[:], f.Addr(to.Addr()))
+	binary.BigEndian.PutUint16(e.Data[n:], to.Port())
+	e.dataLen = uint8(n + 4)
+}
+
+// Digest hashes all that the kernel holds of the element; the digest of a
+// set's content is the exclusive or over its elements, so that it can be kept up
+// to date at the cost of the change.
+func (e *Element) Digest() uint64 {
+	var buf [160]byte
+	b := append(buf[:0], byte(e.Set.ID), e.KeyLen, e.endLen, e.dataLen, byte(e.Verdict.Code))
+	b = append(b, e.Key[:e.KeyLen]...)
+	b = append(b, e.end[:e.endLen]...)
+	b = append(b, e.Data[:e.dataLen]...)
+	if e.IntervalEnd {
+		b = append(b, 1)
+	}
+	b = append(b, e.Verdict.Chain...)
+	b = append(b, 0)
+	b = append(b, e.Comment...)
+	return xxhash.Sum64(b)
+}
+
+// SameValue reports whether two elements of one key hold the same.
+func (e *Element) SameValue(o *Element) bool {
+	return e.Data == o.Data && e.Verdict == o.Verdict && e.Comment == o.Comment
+}
+
+// Write appends the element to an open list. To delete one, its key is enough.
+func (e *Element) Write(a *Attrs, keyOnly bool) {
+	elem := a.begin(unix.NFTA_LIST_ELEM)
+	if e.IntervalEnd {
+		a.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	writeData(a, unix.NFTA_SET_ELEM_KEY, e.Key[:e.KeyLen])
+	if e.endLen > 0 {
+		writeData(a, setElemKeyEnd, e.end[:e.endLen])
+	}
+	if !keyOnly {
+		e.writeValue(a)
+	}
+	a.end(elem)
+}
+
+func (e *Element) writeValue(a *Attrs) {
+	switch {
+	case e.Set.Verdict:
+		data := a.begin(unix.NFTA_SET_ELEM_DATA)
+		v := a.begin(unix.NFTA_DATA_VERDICT)
+		a.u32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.Code))
+		if e.Verdict.Chain != "" {
+			a.str(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
+		}
+		a.end(v)
+		a.end(data)
+	case e.dataLen > 0:
+		writeData(a, unix.NFTA_SET_ELEM_DATA, e.Data[:e.dataLen])
+	}
+	if e.Comment != "" {
+		var u userdata
+		u.str(udataComment, e.Comment)
+		a.bytes(unix.NFTA_SET_ELEM_USERDATA, u.b)
+	}
+	if e.Life != nil {
+		a.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Timeout.Milliseconds())))
+		a.bytes(unix.NFTA_SET_ELEM_EXPIRATION, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Expires.Milliseconds())))
+	}
+}
+
+func writeData(a *Attrs, typ uint16, v []byte) {
+	at := a.begin(typ)
+	a.bytes(unix.NFTA_DATA_VALUE, v)
+	a.end(at)
+}
+
+// ReadElement decodes an element of a set from its attributes.
+func ReadElement(s *Set, b []byte) Element {
+	e := Element{Set: s}
+	if left := FindAttr(b, unix.NFTA_SET_ELEM_EXPIRATION); left != nil {
+		e.Life = &Life{readMilliseconds(FindAttr(b, unix.NFTA_SET_ELEM_TIMEOUT)), readMilliseconds(left)}
+	}
+	EachAttr(b, func(typ uint16, v []byte) bool {
+		switch typ {
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.IntervalEnd = beUint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_KEY:
+			e.KeyLen = uint8(copy(e.Key[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
+		case setElemKeyEnd:
+			e.endLen = uint8(copy(e.end[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
+		case unix.NFTA_SET_ELEM_DATA:
+			if d := FindAttr(v, unix.NFTA_DATA_VALUE); d != nil {
+				e.dataLen = uint8(copy(e.Data[:], d))
+			}
+			if d := FindAttr(v, unix.NFTA_DATA_VERDICT); d != nil {
+				e.Verdict.Code = int32(beUint32(FindAttr(d, unix.NFTA_VERDICT_CODE)))
+				e.Verdict.Chain = CString(FindAttr(d, unix.NFTA_VERDICT_CHAIN))
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment = udataString(v, udataComment)
+		}
+		return true
+	})
+	return e
+}
+
+func readMilliseconds(b []byte) time.Duration {
+	if len(b) < 8 {
+		return 0
+	}
+	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
+}
+
+// String prints the element as nft does.
+func (e *Element) String() string {
+	var b strings.Builder
+	b.WriteString(formatKey(e.Set.Key, e.Key[:e.KeyLen]))
+	if e.endLen > 0 {
+		b.WriteString(" to " + formatKey(e.Set.Key, e.end[:e.endLen]))
+	}
+	if e.IntervalEnd {
+		b.WriteString(" (end of range)")
+	}
+	if e.Comment != "" {
+		fmt.Fprintf(&b, " comment %q", e.Comment)
+	}
+	switch {
+	case e.Verdict.Code == unix.NFT_RETURN:
+		b.WriteString(" : return")
+	case e.Verdict.Code == unix.NFT_JUMP:
+		b.WriteString(" : jump " + e.Verdict.Chain)
+	case e.Verdict.Chain != "":
+		b.WriteString(" : goto " + e.Verdict.Chain)
+	case e.Set.Verdict:
+		b.WriteString(" : drop")
+	case e.dataLen > 0:
+		b.WriteString(" : " + formatKey(e.Set.Data, e.Data[:e.dataLen]))
+	}
+	return b.String()
+}
+
+func formatKey(fields []Field, b []byte) string {
+	var parts []string
+	for _, f := range fields {
+		n := 4 * f.registers()
+		if n > len(b) {
+			break
+		}
+		parts = append(parts, formatField(f, b[:n]))
+		b = b[n:]
+	}
+	return strings.Join(parts, " . ")
+}
+
+func formatField(f Field, b []byte) string {
+	switch f.Datatype {
+	case L4Proto.Datatype:
+		switch b[0] {
+		case unix.IPPROTO_TCP:
+			return "tcp"
+		case unix.IPPROTO_UDP:
+			return "udp"
+		case unix.IPPROTO_SCTP:
+			return "sctp"
+		}
+		return fmt.Sprint(b[0])
+	case Dport.Datatype:
+		return fmt.Sprint(binary.BigEndian.Uint16(b))
+	case Number.Datatype, Mark.Datatype, IIF.Datatype:
+		return fmt.Sprint(binary.NativeEndian.Uint32(b))
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a.String()
+}

@@ -1,0 +1,188 @@
+package nft
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Family is what differs between IPv4 and IPv6 in the program.
+type Family struct {
+	Name         string // prefix of the names of sets and chains
+	num          uint8  // NFPROTO_*
+	Bits         int    // of an address
+	Saddr, Daddr Field
+	OrigSaddr    Field // of the connection as its client asked for it
+	OrigDaddr    Field
+	ReplySaddr   Field // of who answers the connection
+}
+
+// Field is a part of a key: how it is loaded from a packet, and how nft types
+// it. Its length in a key is rounded up to registers of four bytes.
+type Field struct {
+	name     string // nft's name of the datatype
+	Datatype uint32 // nft's number of the datatype
+	Size     int    // bytes
+	host     bool   // in the host's byte order
+	load     func(reg uint32) Expression
+	mask     func(reg uint32) Expression // applied to what was loaded; nil: all of it counts
+	udata    func(*userdata)             // what nft's typeof writes down for it
+}
+
+func (f Field) registers() int { return (f.Size + 3) / 4 }
+
+// nft's own numbers, from its datatypes, expressions and protocol
+// descriptions; it stores them with a set to be able to list it.
+const (
+	udataExprNumgen  = 23
+	udataExprPayload = 7
+	udataExprMeta    = 9
+	udataExprConcat  = 13
+
+	udataProtoTransport = 11
+	udataProtoIP        = 12
+	udataProtoIP6       = 13
+)
+
+const (
+	ipv4Src, ipv4Dst = 12, 16 // offsets in the header, RFC 791
+	ipv6Src, ipv6Dst = 8, 24  // RFC 8200
+)
+
+// Keys of the ct expression that google/nftables lacks (linux/netfilter/nf_tables.h).
+const (
+	ctSrcIP  = 19
+	ctDstIP  = 20
+	ctSrcIP6 = 21
+	ctDstIP6 = 22
+
+	ctDirOriginal = 0
+	ctDirReply    = 1
+)
+
+var (
+	IPv4 = Family{
+		Name: "ip", num: unix.NFPROTO_IPV4, Bits: 32,
+		Saddr: addrField("ipv4_addr", 7, 4, ipv4Src, udataProtoIP, 11), Daddr: addrField("ipv4_addr", 7, 4, ipv4Dst, udataProtoIP, 12),
+		OrigSaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirOriginal), OrigDaddr: ctField("ipv4_addr", 7, 4, ctDstIP, ctDirOriginal),
+		ReplySaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirReply),
+	}
+	IPv6 = Family{
+		Name: "ip6", num: unix.NFPROTO_IPV6, Bits: 128,
+		Saddr: addrField("ipv6_addr", 8, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField("ipv6_addr", 8, 16, ipv6Dst, udataProtoIP6, 9),
+		OrigSaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirOriginal), OrigDaddr: ctField("ipv6_addr", 8, 16, ctDstIP6, ctDirOriginal),
+		ReplySaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirReply),
+	}
+
+	L4Proto = Field{
+		name: "inet_proto", Datatype: 12, Size: 1,
+		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}) },
+		udata: func(u *userdata) {
+			u.u32(0, udataExprMeta)
+			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, uint32(expr.MetaKeyL4PROTO)) }))
+		},
+	}
+	// fieldFamily is there in every packet.
+	fieldFamily = Field{name: "nf_proto", Datatype: 2, Size: 1, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
+	Dport       = Field{
+		name: "inet_service", Datatype: 13, Size: 2,
+		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
+		udata: udataPayload(udataProtoTransport, 2),
+	}
+	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too: no rule needs to ask for that first.
+	CtOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
+	// Number is the place of a backend in its frontend's list; each pick
+	// rule draws it in its own way.
+	Number = Field{
+		name: "integer", Datatype: 4, Size: 4,
+		udata: func(u *userdata) {
+			u.u32(0, udataExprNumgen)
+			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, 0); d.u32(1, 2); d.u32(2, 0) }))
+		},
+	}
+	// IIF is the interface that a packet came in by, fieldOutDevice the one it leaves by.
+	IIF   = deviceField(expr.MetaKeyIIF)
+	OIF   = deviceField(expr.MetaKeyOIF)
+	Sport = Field{name: "inet_service", Datatype: 13, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
+	// ICMPType is only compared, as is fieldICMP, type and code together.
+	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}
+	ICMP     = Field{Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2)}
+
+	Mark = Field{name: "mark", Datatype: 19, Size: 4, host: true}
+)
+
+// Addr is an address as it stands in a key.
+func (f Family) Addr(a netip.Addr) []byte {
+	if f.Bits == 32 {
+		b := a.As4()
+		return b[:]
+	}
+	b := a.As16()
+	return b[:]
+}
+
+func addrField(name string, magic uint32, size int, offset, udataProto, udataField uint32) Field {
+	return Field{name: name, Datatype: magic, Size: size,
+		load:  payload(expr.PayloadBaseNetworkHeader, offset, uint32(size)),
+		udata: udataPayload(udataProto, udataField)}
+}
+
+func payload(base expr.PayloadBase, offset, size uint32) func(uint32) Expression {
+	return func(reg uint32) Expression {
+		return libExpr(&expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: size})
+	}
+}
+
+func udataPayload(proto, typ uint32) func(*userdata) {
+	return func(u *userdata) {
+		u.u32(0, udataExprPayload)
+		u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, proto); d.u32(1, typ) }))
+	}
+}
+
+func deviceField(key expr.MetaKey) Field {
+	return Field{
+		name: "iface_index", Datatype: 20, Size: 4, host: true,
+		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: key, Register: reg}) },
+	}
+}
+
+// Masked is the field with all bits after the first so many zero.
+func Masked(f Field, bits int) Field {
+	if bits == 8*f.Size {
+		return f
+	}
+	mask := make([]byte, f.Size)
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	f.mask = func(reg uint32) Expression {
+		return libExpr(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(f.Size), Mask: mask, Xor: make([]byte, f.Size)})
+	}
+	return f
+}
+
+func (f Family) Version() int {
+	if f.Bits == IPv4.Bits {
+		return 4
+	}
+	return 6
+}
+
+// ctField is a part of one of the connection's directions.
+func ctField(name string, magic uint32, size int, key uint32, direction byte) Field {
+	return Field{name: name, Datatype: magic, Size: size, load: func(reg uint32) Expression {
+		return Expression{"ct", func(a *Attrs) {
+			a.u32(unix.NFTA_CT_KEY, key)
+			a.u32(unix.NFTA_CT_DREG, reg)
+			a.bytes(unix.NFTA_CT_DIRECTION, []byte{direction})
+		}}
+	}}
+}
+
+// with lets f write and returns what it wrote.
+func (u *userdata) with(f func(*userdata)) []byte {
+	f(u)
+	return u.b
+}

@@ -1,0 +1,144 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Table is what the kernel holds of a table but for the elements.
+type Table struct {
+	Flags, Owner uint32             // owner is a socket's port
+	Chains       map[string]bool    // by name
+	Rules        map[string]int     // by chain
+	Counters     map[string]bool    // by name
+	Sets         map[string]SetType // by name
+}
+
+// ReadTable returns all of a table but for the elements, or nil if there is none.
+func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
+	have, err := s.ReadFlags(ctx, name)
+	if have == nil || err != nil {
+		return nil, err
+	}
+	if err := s.CountRules(ctx, name, have.Rules); err != nil {
+		return nil, fmt.Errorf("count rules: %w", err)
+	}
+	if err := s.ReadChains(ctx, name, func(chain string, _ bool) { have.Chains[chain] = true }); err != nil {
+		return nil, fmt.Errorf("list chains: %w", err)
+	}
+	err = s.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_SET_TABLE, name), func(b []byte) {
+		have.Sets[CString(FindAttr(b, unix.NFTA_SET_NAME))] = SetType{
+			keyType: beUint32(FindAttr(b, unix.NFTA_SET_KEY_TYPE)), keyLen: beUint32(FindAttr(b, unix.NFTA_SET_KEY_LEN)),
+			dataType: beUint32(FindAttr(b, unix.NFTA_SET_DATA_TYPE)), dataLen: beUint32(FindAttr(b, unix.NFTA_SET_DATA_LEN)),
+			flags: beUint32(FindAttr(b, unix.NFTA_SET_FLAGS)),
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	if err := s.ReadCounters(ctx, name, func(counter string, _ uint64) { have.Counters[counter] = true }); err != nil {
+		return nil, fmt.Errorf("list counters: %w", err)
+	}
+	return have, nil
+}
+
+// ReadFlags returns a table's flags and owner alone, or nil if there is no table.
+func (s *Socket) ReadFlags(ctx context.Context, name string) (*Table, error) {
+	have := &Table{Chains: map[string]bool{}, Rules: map[string]int{}, Counters: map[string]bool{}, Sets: map[string]SetType{}}
+	err := s.get(ctx, unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_INET, inTable(unix.NFTA_TABLE_NAME, name), func(b []byte) {
+		have.Flags = beUint32(FindAttr(b, unix.NFTA_TABLE_FLAGS))
+		have.Owner = beUint32(FindAttr(b, tableAttrOwner))
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return have, err
+}
+
+func inTable(typ uint16, name string) []byte {
+	var a Attrs
+	a.str(typ, name)
+	return a.B
+}
+
+// CountRules counts the rules of each chain.
+func (s *Socket) CountRules(ctx context.Context, table string, counts map[string]int) error {
+	clear(counts)
+	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
+		counts[CString(FindAttr(b, unix.NFTA_RULE_CHAIN))]++
+	})
+}
+
+// ReadChains yields the chains, and whether packets enter them by themselves.
+func (s *Socket) ReadChains(ctx context.Context, table string, yield func(name string, hooked bool)) error {
+	return s.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
+		if CString(FindAttr(b, unix.NFTA_CHAIN_TABLE)) == table {
+			yield(CString(FindAttr(b, unix.NFTA_CHAIN_NAME)), FindAttr(b, unix.NFTA_CHAIN_HOOK) != nil)
+		}
+	})
+}
+
+// ReadCounters yields the named counters; none if there is no table.
+func (s *Socket) ReadCounters(ctx context.Context, table string, yield func(name string, packets uint64)) error {
+	return s.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE, table), func(b []byte) {
+		if packets := FindAttr(FindAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(packets) == 8 {
+			yield(CString(FindAttr(b, unix.NFTA_OBJ_NAME)), binary.BigEndian.Uint64(packets))
+		}
+	})
+}
+
+// RuleInfo is what a rule refers to.
+type RuleInfo struct {
+	Chain, Comment string
+	Counters       []string
+	To             []string // chains that it jumps or goes to
+}
+
+// ReadRules yields all rules.
+func (s *Socket) ReadRules(ctx context.Context, table string, yield func(RuleInfo)) error {
+	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
+		r := RuleInfo{Chain: CString(FindAttr(b, unix.NFTA_RULE_CHAIN)), Comment: udataString(FindAttr(b, unix.NFTA_RULE_USERDATA), udataComment)}
+		EachAttr(FindAttr(b, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
+			data := FindAttr(e, unix.NFTA_EXPR_DATA)
+			switch CString(FindAttr(e, unix.NFTA_EXPR_NAME)) {
+			case "objref":
+				r.Counters = append(r.Counters, CString(FindAttr(data, unix.NFTA_OBJREF_IMM_NAME)))
+			case "immediate":
+				verdict := FindAttr(FindAttr(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
+				if to := CString(FindAttr(verdict, unix.NFTA_VERDICT_CHAIN)); to != "" {
+					r.To = append(r.To, to)
+				}
+			}
+			return true
+		})
+		yield(r)
+	})
+}
+
+// ReadSet yields each element that the kernel holds in the set.
+func (s *Socket) ReadSet(ctx context.Context, table string, of *Set, yield func(Element)) error {
+	var a Attrs
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, of.Name)
+	return s.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.B, func(b []byte) {
+		EachAttr(FindAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+			yield(ReadElement(of, v))
+			return true
+		})
+	})
+}
+
+// Generation is the number of the last nftables transaction in this namespace.
+func (s *Socket) Generation(ctx context.Context) (gen uint32, err error) {
+	err = s.get(ctx, unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil, func(b []byte) {
+		gen = beUint32(FindAttr(b, unix.NFTA_GEN_ID))
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read nftables generation: %w", err)
+	}
+	return gen, nil
+}

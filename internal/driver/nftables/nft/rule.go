@@ -1,0 +1,321 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Rule is a sequence of expressions, built left to right as nft prints it, and encoded as it is built.
+type Rule struct {
+	Comment string
+	exprs   Attrs
+	n       int  // expressions
+	end     *int // of what is written, by this rule or another that began like it; nil: nothing is
+}
+
+// Expression is one nf_tables expression: its name and what writes its data.
+type Expression struct {
+	Name string
+	Data func(*Attrs)
+}
+
+// firstRegister is the first of the sixteen registers of four bytes in which a
+// rule builds its keys.
+const firstRegister = unix.NFT_REG32_00
+
+func NewRule(comment string) Rule { return Rule{Comment: comment} }
+
+// libExpr is an expression that google/nftables knows how to write.
+func libExpr(e expr.Any) Expression {
+	return Expression{Data: func(a *Attrs) {
+		b, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil { // only for values out of range, which the program has none of
+			panic(fmt.Sprintf("marshal expression %T: %v", e, err))
+		}
+		a.B = append(a.B, b...)
+	}}
+}
+
+// Size is the number of expressions, and of the bytes that they take in a message.
+func (r Rule) Size() (expressions, bytes int) { return r.n, len(r.exprs.B) }
+
+// write appends the expression as an element of a rule's list.
+func (e Expression) write(a *Attrs) {
+	elem := a.begin(unix.NFTA_LIST_ELEM)
+	if e.Name == "" {
+		e.Data(a)
+	} else {
+		a.str(unix.NFTA_EXPR_NAME, e.Name)
+		data := a.begin(unix.NFTA_EXPR_DATA)
+		e.Data(a)
+		a.end(data)
+	}
+	a.end(elem)
+}
+
+func (r Rule) Write(a *Attrs, table, chain string) {
+	a.str(unix.NFTA_RULE_TABLE, table)
+	a.str(unix.NFTA_RULE_CHAIN, chain)
+	list := a.begin(unix.NFTA_RULE_EXPRESSIONS)
+	a.B = append(a.B, r.exprs.B...)
+	a.end(list)
+	if r.Comment != "" {
+		var u userdata
+		u.str(udataComment, r.Comment)
+		a.bytes(unix.NFTA_RULE_USERDATA, u.b)
+	}
+}
+
+func (r Rule) Add(e ...expr.Any) Rule {
+	for _, e := range e {
+		r = r.Append(libExpr(e))
+	}
+	return r
+}
+
+// Append appends an expression. It leaves rules as they are that began like r: it copies what it has in common with them where one of them
+// went on already.
+func (r Rule) Append(e Expression) Rule {
+	if r.end == nil || *r.end != len(r.exprs.B) {
+		r.exprs.B, r.end = append(make([]byte, 0, len(r.exprs.B)+ruleRoom), r.exprs.B...), new(int)
+	}
+	e.write(&r.exprs)
+	*r.end = len(r.exprs.B)
+	r.n++
+	return r
+}
+
+// ruleRoom is what most rules take, in bytes.
+const ruleRoom = 512
+
+// load loads the fields into consecutive registers from firstRegister on, and
+// returns the register after them.
+func (r *Rule) load(fields []Field) uint32 {
+	return r.loadAt(firstRegister, fields)
+}
+
+func (r *Rule) loadAt(reg uint32, fields []Field) uint32 {
+	for _, f := range fields {
+		if f.load != nil {
+			*r = r.Append(f.load(reg))
+		}
+		if f.mask != nil {
+			*r = r.Append(f.mask(reg))
+		}
+		reg += uint32(f.registers())
+	}
+	return reg
+}
+
+// compare goes on if the loaded register equals (or differs from) the value.
+func (r Rule) compare(op expr.CmpOp, v []byte) Rule {
+	return r.Add(&expr.Cmp{Op: op, Register: firstRegister, Data: v})
+}
+
+func (r Rule) Family(f Family) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: firstRegister}).compare(expr.CmpOpEq, []byte{f.num})
+}
+
+func (r Rule) Proto(p uint8) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpEq, []byte{p})
+}
+
+func (r Rule) NotProto(p uint8) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpNeq, []byte{p})
+}
+
+// CtState goes on if the packet is in one of the states to its connection.
+func (r Rule) CtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpNeq) }
+
+// notCtState goes on if the packet is in none of the states to its connection.
+func (r Rule) notCtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpEq) }
+
+// ctStatusDNAT is IPS_DST_NAT of the connection's status.
+const ctStatusDNAT = 1 << 5
+
+// NotDNAT goes on if the connection's destination was not changed.
+func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpEq) }
+
+func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {
+	mask := binary.NativeEndian.AppendUint32(nil, bits)
+	zero := make([]byte, 4)
+	return r.Add(&expr.Ct{Key: key, Register: firstRegister}, bitwise(mask, zero)).compare(op, zero)
+}
+
+// CtLabel goes on if the connection's label equals (or differs from) the value; a label is one bit of sixteen bytes.
+func (r Rule) CtLabel(op expr.CmpOp, label []byte) Rule {
+	return r.Add(&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister}, bitwise(label, make([]byte, len(label)))).compare(op, label)
+}
+
+// SetCtLabel gives the connection the label.
+func (r Rule) SetCtLabel(label []byte) Rule {
+	return r.Add(&expr.Immediate{Register: firstRegister, Data: label},
+		&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister, SourceRegister: true})
+}
+
+// Mark goes on if the bits of the packet's mark equal (or differ from) the value.
+func (r Rule) Mark(op expr.CmpOp, bits, v uint32) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister}, bitwise(hostUint32(bits), hostUint32(0))).compare(op, hostUint32(v))
+}
+
+// SetMark changes the bits of the packet's mark.
+func (r Rule) SetMark(bits, v uint32) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister}, bitwise(hostUint32(^bits), hostUint32(v)),
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: firstRegister})
+}
+
+// bitwise makes of the first register (it & mask) ^ xor.
+func bitwise(mask, xor []byte) *expr.Bitwise {
+	return &expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: uint32(len(mask)), Mask: mask, Xor: xor}
+}
+
+func hostUint32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// Is goes on if the field equals (or differs from) the value.
+func (r Rule) Is(op expr.CmpOp, f Field, v []byte) Rule {
+	return r.Append(f.load(firstRegister)).compare(op, v)
+}
+
+// Between goes on if the field is in the range.
+func (r Rule) Between(f Field, from, to []byte) Rule {
+	return r.Append(f.load(firstRegister)).Add(&expr.Range{Op: expr.CmpOpEq, Register: firstRegister, FromData: from, ToData: to})
+}
+
+// ICMPType goes on if the type of an ICMP message is in the range.
+func (r Rule) ICMPType(from, to byte) Rule { return r.Between(ICMPType, []byte{from}, []byte{to}) }
+
+// Device goes on if the packet came in (or leaves) by the interface.
+func (r Rule) Device(by Field, index uint32) Rule { return r.Is(expr.CmpOpEq, by, hostUint32(index)) }
+
+// WrongWay goes on if the way back to the source does not lead through the interface that the packet came in by.
+func (r Rule) WrongWay() Rule {
+	return r.Add(&expr.Fib{Register: firstRegister, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true, ResultOIF: true}).
+		compare(expr.CmpOpEq, []byte{0})
+}
+
+// FromNode goes on if the source is (or is not) an address of the node.
+func (r Rule) FromNode(yes bool) Rule {
+	op := expr.CmpOpNeq
+	if yes {
+		op = expr.CmpOpEq
+	}
+	return r.Add(&expr.Fib{Register: firstRegister, FlagSADDR: true, ResultADDRTYPE: true}).compare(op, hostUint32(unix.RTN_LOCAL))
+}
+
+// In goes on if the key is in the set.
+func (r Rule) In(key []Field, s *Set) Rule {
+	r.load(key)
+	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID})
+}
+
+// NotIn goes on if the key is not in the set.
+func (r Rule) NotIn(key []Field, s *Set) Rule {
+	r.load(key)
+	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, Invert: true})
+}
+
+// Lookup goes on if the number and the fields are in the set (or are not).
+func (r Rule) Lookup(id uint32, s *Set, not bool, fields ...Field) Rule {
+	r = r.Constant(id)
+	r.loadAt(firstRegister+1, fields)
+	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, Invert: not})
+}
+
+// Vmap does what the map says for the key, and goes on if it has none.
+func (r Rule) Vmap(key []Field, s *Set) Rule {
+	r.load(key)
+	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+}
+
+// DNAT translates to what the map holds for the key, if it does.
+func (r Rule) DNAT(f Family, s *Set, key []Field) Rule {
+	r.load(key)
+	return r.translate(f, s)
+}
+
+// Pick translates to the backend in a random slot out of n.
+func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
+	if n == 1 {
+		r = r.Constant(0)
+	} else {
+		r = r.Add(&expr.Numgen{Register: firstRegister, Type: unix.NFT_NG_RANDOM, Modulus: n})
+	}
+	r.load(s.Key)
+	return r.translate(f, s)
+}
+
+// Constant puts a number into the first register. It is written as a hash modulo one: nft can list that in a
+// key, which it can not an immediate value, and it touches no memory that processors share, as a counter modulo one does.
+func (r Rule) Constant(n uint32) Rule {
+	const scratch = firstRegister + 8
+	r.loadAt(scratch, []Field{fieldFamily})
+	return r.Add(&expr.Hash{SourceRegister: scratch, DestRegister: firstRegister, Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
+}
+
+func (r Rule) translate(f Family, s *Set) Rule {
+	return r.Add(
+		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.num), RegAddrMin: firstRegister, RegProtoMin: firstRegister + uint32(f.Daddr.registers())},
+	)
+}
+
+// Delete removes the key from a map that packets fill.
+func (r Rule) Delete(s *Set, key, data []Field) Rule { return r.dynset(dynsetDelete, s, 0, key, data) }
+
+// Update stores the data under the key for the time-out; where the key is there already, it renews the time and leaves the data.
+func (r Rule) Update(s *Set, d time.Duration, key, data []Field) Rule {
+	return r.dynset(unix.NFT_DYNSET_OP_UPDATE, s, d, key, data)
+}
+
+func (r Rule) dynset(op uint32, s *Set, d time.Duration, key, values []Field) Rule {
+	data := r.load(key)
+	r.loadAt(data, values)
+	return r.Add(&expr.Dynset{SrcRegKey: firstRegister, SrcRegData: data, SetName: s.Name, SetID: s.ID, Operation: op, Timeout: d})
+}
+
+// HasData goes on if the map holds data for the key whose first bytes, as many as zero has, are not zero. (Kernels before 6.5
+// take no look-up of a map's key alone. nft lists the zero as of an invalid type.)
+func (r Rule) HasData(s *Set, zero []byte, key []Field) Rule {
+	r.load(key)
+	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister}).
+		compare(expr.CmpOpNeq, zero)
+}
+
+// OverLimit goes on if packets with the key came more often than the rate, and forgets the key after the time-out.
+func (r Rule) OverLimit(s *Set, rate uint64, burst uint32, d time.Duration, key []Field) Rule {
+	r.load(key)
+	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true}
+	return r.Add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: d, Exprs: []expr.Any{limit}})
+}
+
+// Count has a named counter count the packet.
+func (r Rule) Count(name string) Rule { return r.Add(&expr.Objref{Type: objectCounter, Name: name}) }
+
+// Masquerade takes a random source port: predictable ones collide under load, and can be guessed.
+func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
+
+func (r Rule) RejectTCP() Rule {
+	return r.Add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+}
+
+// Reject answers with ICMP or ICMPv6 "port unreachable".
+func (r Rule) Reject() Rule {
+	return r.Add(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+}
+
+func (r Rule) Drop() Rule   { return r.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
+func (r Rule) Accept() Rule { return r.Add(&expr.Verdict{Kind: expr.VerdictAccept}) }
+
+func (r Rule) Jump(to string) Rule {
+	return r.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: to})
+}
+
+func (r Rule) Goto(to string) Rule {
+	return r.Add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: to})
+}
+
+func (r Rule) Return() Rule { return r.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }

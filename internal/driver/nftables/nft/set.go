@@ -1,0 +1,170 @@
+package nft
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// Set is a named set or map of the program.
+type Set struct {
+	ID      uint32
+	Name    string
+	Comment string
+	Key     []Field
+	Data    []Field // of a map to values
+	Verdict bool    // a map to verdicts
+
+	Interval bool   // keys are ranges
+	Typeof   bool   // the key has parts that nft can only describe by an expression
+	Dynamic  bool   // filled by packets, with time-outs; its content is not ours to compare
+	Size     uint32 // the most elements; 0: no bound
+	Early    bool   // filled before, and emptied after, the rules that look it up
+}
+
+// Constants of linux/netfilter/nf_tables.h that golang.org/x/sys lacks.
+const (
+	setFlagConcat     = 0x80
+	setDescConcat     = 2
+	setFieldLen       = 1
+	setElemKeyEnd     = 10
+	FlagOwner         = 0x2
+	FlagPersist       = 0x4
+	tableAttrOwner    = 7
+	tableAttrUserdata = 6
+	chainAttrUserdata = 12
+	dynsetDelete      = 2 // NFT_DYNSET_OP_DELETE, Linux 5.4
+	chainPolicyAccept = 1 // NF_ACCEPT
+	objectCounter     = 1 // NFT_OBJECT_COUNTER
+)
+
+// nft's userdata types.
+const (
+	udataSetKeyByteOrder = 0
+	udataSetKeyTypeof    = 3
+	udataSetDataTypeof   = 4
+	udataSetComment      = 7
+	udataComment         = 0 // of tables, chains, rules and elements
+
+	byteOrderHost = 1
+	byteOrderBig  = 2
+)
+
+// verdictType is the datatype of verdicts in NFTA_SET_DATA_TYPE.
+const verdictType = 0xffffff00
+
+func KeySize(fields []Field) (n int) {
+	for _, f := range fields {
+		n += 4 * f.registers()
+	}
+	return n
+}
+
+// magic is nft's number of the (concatenated) type.
+func magic(fields []Field) (m uint32) {
+	for _, f := range fields {
+		m = m<<6 | f.Datatype
+	}
+	return m
+}
+
+func (s *Set) flags() (flags uint32) {
+	if s.Interval {
+		flags |= unix.NFT_SET_INTERVAL
+		if len(s.Key) > 1 {
+			flags |= setFlagConcat
+		}
+	}
+	if s.Verdict || s.Data != nil {
+		flags |= unix.NFT_SET_MAP
+	}
+	if s.Dynamic {
+		flags |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+	}
+	return flags
+}
+
+// SetType is the type of a set as far as it matters for keeping its elements.
+type SetType struct{ keyType, keyLen, dataType, dataLen, flags uint32 }
+
+func (s *Set) Type() SetType {
+	d := SetType{keyType: magic(s.Key), keyLen: uint32(KeySize(s.Key)), flags: s.flags()}
+	switch {
+	case s.Verdict:
+		d.dataType, d.dataLen = verdictType, 16
+	case s.Data != nil:
+		d.dataType, d.dataLen = magic(s.Data), uint32(KeySize(s.Data))
+	}
+	return d
+}
+
+// Ranges reports whether each element of the set is one end of an interval. The kernel refuses some orders in which
+// single ends are deleted, so such a set is never changed but written anew.
+func (s *Set) Ranges() bool { return s.Interval && len(s.Key) == 1 }
+
+// Write appends the attributes that create the set.
+func (s *Set) Write(a *Attrs, table string) {
+	a.str(unix.NFTA_SET_TABLE, table)
+	a.str(unix.NFTA_SET_NAME, s.Name)
+	a.u32(unix.NFTA_SET_FLAGS, s.flags())
+	a.u32(unix.NFTA_SET_KEY_TYPE, magic(s.Key))
+	a.u32(unix.NFTA_SET_KEY_LEN, uint32(KeySize(s.Key)))
+	switch {
+	case s.Verdict:
+		a.u32(unix.NFTA_SET_DATA_TYPE, verdictType)
+		a.u32(unix.NFTA_SET_DATA_LEN, 16)
+	case s.Data != nil:
+		a.u32(unix.NFTA_SET_DATA_TYPE, magic(s.Data))
+		a.u32(unix.NFTA_SET_DATA_LEN, uint32(KeySize(s.Data)))
+	}
+	a.u32(unix.NFTA_SET_ID, s.ID)
+	s.writeDesc(a)
+	a.bytes(unix.NFTA_SET_USERDATA, s.userdata())
+}
+
+func (s *Set) writeDesc(a *Attrs) {
+	desc := a.begin(unix.NFTA_SET_DESC)
+	if s.Size > 0 {
+		a.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+	}
+	if s.flags()&setFlagConcat != 0 {
+		concat := a.begin(setDescConcat)
+		for _, f := range s.Key {
+			elem := a.begin(unix.NFTA_LIST_ELEM)
+			a.u32(setFieldLen, uint32(f.Size))
+			a.end(elem)
+		}
+		a.end(concat)
+	}
+	a.end(desc)
+}
+
+func (s *Set) userdata() []byte {
+	var u userdata
+	switch {
+	case len(s.Key) > 1:
+		u.u32(udataSetKeyByteOrder, 0)
+	case s.Key[0].host:
+		u.u32(udataSetKeyByteOrder, byteOrderHost)
+	default:
+		u.u32(udataSetKeyByteOrder, byteOrderBig)
+	}
+	if s.Typeof {
+		u.put(udataSetKeyTypeof, udataConcat(s.Key))
+		if s.Data != nil {
+			u.put(udataSetDataTypeof, udataConcat(s.Data))
+		}
+	}
+	u.str(udataSetComment, s.Comment)
+	return u.b
+}
+
+// udataConcat is how nft writes down a concatenation of expressions.
+func udataConcat(fields []Field) []byte {
+	var list userdata
+	for i, f := range fields {
+		list.put(uint8(i), new(userdata).with(f.udata))
+	}
+	var u userdata
+	u.u32(0, udataExprConcat)
+	u.put(1, list.b)
+	return u.b
+}
