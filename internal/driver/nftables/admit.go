@@ -12,13 +12,15 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file is about carrying out a delta that the kernel refused as a whole: in parts, until it is known
-// which of them it refuses. Those are set aside, and all others are in the kernel then.
+// This file is about carrying out a delta that the kernel refused as a whole: in parts, until it is
+// known which of them it refuses. Those are set aside, and all others are in the kernel then.
 
-// refused reports whether the kernel did not take what it was told, so that it may take a part of it.
+// refused reports whether the kernel did not take what it was told, so that it may take a part of
+// it.
 func (d *Driver) refused(err error) bool {
 	var k *nft.Error
 	if !errors.As(err, &k) {
@@ -28,21 +30,23 @@ func (d *Driver) refused(err error) bool {
 	case unix.EPERM, unix.EACCES, unix.EINTR, unix.EAGAIN:
 		return false
 	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
-		// The kernel may not hold what the driver believes: nothing that an adoption does not find out. In a table that
-		// nobody else knows it is a refusal like others.
+		// The kernel may not hold what the driver believes: nothing that an adoption does not find
+		// out. In a table that nobody else knows it is a refusal like others.
 		return d.building
 	}
 	return true
 }
 
-// starved reports whether the kernel lacked memory: a part that asks for too much of it looks the same as a machine that has none.
+// starved reports whether the kernel lacked memory: a part that asks for too much of it looks the
+// same as a machine that has none.
 func starved(err error) bool { return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) }
 
-// mostStarved is the number of parts that are set aside for a lack of memory before it is taken for the machine's.
+// mostStarved is the number of parts that are set aside for a lack of memory before it is taken for
+// the machine's.
 const mostStarved = 16
 
-// A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is refused among many costs little
-// more than the many.
+// A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is
+// refused among many costs little more than the many.
 const (
 	cutInto    = 8
 	mostAtOnce = 512
@@ -56,8 +60,8 @@ type admission struct {
 	starved int
 }
 
-// admit carries out a delta that the kernel may refuse parts of: these are set aside. An error is about
-// something else, and the kernel is between two parts then.
+// admit carries out a delta that the kernel may refuse parts of: these are set aside. An error is
+// about something else, and the kernel is between two parts then.
 func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
 	a := &admission{Driver: d, ctx: ctx, delta: delta}
 	for _, units := range stages(&delta) {
@@ -70,8 +74,9 @@ func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
 	return nil
 }
 
-// stages are the units of a delta in the order in which they can be carried out one after the other: what is looked up is there
-// before what looks it up, and goes after it. Services come before policy and are independent of it.
+// stages are the units of a delta in the order in which they can be carried out one after the
+// other: what is looked up is there before what looks it up, and goes after it. Services come
+// before policy and are independent of it.
 func stages(d *state.Delta) [][]unit {
 	var constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms []unit
 	for kind, f := range fields {
@@ -171,7 +176,7 @@ func (a *admission) refuse(u unit, err error) error {
 	case u.kind == workloadUnit, u.kind == hostUnit:
 		return a.refuseEnd(u, err)
 	case u.isSet():
-		for _, programs := range []programs{a.delta.Policy.Programs, maps.Clone(a.state.Policy.Programs)} {
+		for _, programs := range []program.Programs{a.delta.Policy.Programs, maps.Clone(a.state.Policy.Programs)} {
 			for id, p := range programs {
 				if p == nil || a.aside.has(unit{programUnit, id}) || !refers(p, u) {
 					continue
@@ -185,7 +190,8 @@ func (a *admission) refuse(u unit, err error) error {
 	return a.hold(u, err)
 }
 
-// refuseEnd finds out which of the programs of a workload or a host the kernel refuses, if it is one of them.
+// refuseEnd finds out which of the programs of a workload or a host the kernel refuses, if it is
+// one of them.
 func (a *admission) refuseEnd(u unit, refusal error) error {
 	var ids []state.ProgramID
 	picked := a.pick([]unit{u})
@@ -269,7 +275,8 @@ func (a *admission) holdProgram(id state.ProgramID, refusal error) error {
 	return nil
 }
 
-// retryAfter is how long a part stays set aside before an adoption tries it again, and mostRetried how many of them one tries.
+// retryAfter is how long a part stays set aside before an adoption tries it again, and mostRetried
+// how many of them one tries.
 const (
 	retryAfter  = time.Minute
 	mostRetried = 16

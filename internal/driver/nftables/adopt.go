@@ -13,6 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -57,9 +58,10 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 }
 
 // parts are those that the driver carries out.
-func (d *Driver) parts() parts { return parts{services: true, policy: d.prog.policy != nil} }
+func (d *Driver) parts() parts { return parts{services: true, policy: d.prog.HasPolicy()} }
 
-// afterAdoption removes what a rebuilding that was not finished left, and tries again what was set aside.
+// afterAdoption removes what a rebuilding that was not finished left, and tries again what was set
+// aside.
 func (d *Driver) afterAdoption(ctx context.Context, of parts) error {
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
@@ -71,7 +73,8 @@ func (d *Driver) afterAdoption(ctx context.Context, of parts) error {
 	return nil
 }
 
-// failed counts an adoption of parts that failed for a reason that lies in the table or in what it is to hold.
+// failed counts an adoption of parts that failed for a reason that lies in the table or in what it
+// is to hold.
 func (d *Driver) failed(of parts, err error) {
 	for _, other := range []error{unix.EPERM, context.Canceled, driver.ErrBusy, driver.ErrWhole} {
 		if errors.Is(err, other) {
@@ -87,7 +90,7 @@ func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep driver.Ke
 	if err != nil {
 		return err
 	}
-	if err := d.claim(ctx, TableName, p.found); err != nil {
+	if err := d.claim(ctx, program.TableName, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	return d.carryOut(ctx, p)
@@ -104,14 +107,14 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	have, err := d.read(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("read table inet %s: %w", TableName, err)
+		return nil, fmt.Errorf("read table inet %s: %w", program.TableName, err)
 	}
 	of := partsIn(want)
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
 	d.gen, d.adopted, d.looked = gen, d.adopted.without(of), time.Now()
 	if want.Policy != nil {
-		sets := d.prog.deniedSetsFor(deniedPrefixes(want.Policy.Denied))
-		d.prog.setDenied(sets[:])
+		sets := d.prog.DeniedSetsFor(program.DeniedPrefixes(want.Policy.Denied))
+		d.prog.SetDenied(sets[:])
 	}
 	a := &adoption{d: d, of: of, want: want, have: have, deep: d.doubt, keep: keep, kept: newKept()}
 	a.change = a.start()
@@ -124,16 +127,16 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 // start returns a change in which the parts that are not adopted stay as they are.
 func (a *adoption) start() *change {
 	d := a.d
-	c := &change{d: d, batch: nft.NewBatch(TableName), sums: make([]sum, len(d.prog.sets)+1), uses: newRoster()}
+	c := &change{d: d, batch: nft.NewBatch(program.TableName), sums: make([]sum, len(d.prog.Sets)+1), chainRefs: program.NewChainRefs()}
 	if a.of != d.parts() {
-		for _, s := range d.prog.sets {
+		for _, s := range d.prog.Sets {
 			if !a.of.has(d.prog, s) {
 				c.sums[s.ID] = d.sums[s.ID]
 			}
 		}
-		c.uses = d.roster.only(func(chain string) bool { return isLearn(chain) != a.of.services })
+		c.chainRefs = d.chainRefs.Only(func(chain string) bool { return program.IsLearnChain(chain) != a.of.services })
 	}
-	d.prog.eachRuling(a.want, c.uses.use)
+	d.prog.EachChain(a.want, c.chainRefs.Use)
 	return c
 }
 
@@ -149,7 +152,8 @@ type adoption struct {
 	keep   driver.Keep       // what want may lack
 	kept   driver.Kept
 	was    map[setKey]nft.Element
-	// mentioned are the chains that name policies which want lacks, where nothing else is lacking; nil: anything may be.
+	// mentioned are the chains that name policies which want lacks, where nothing else is lacking;
+	// nil: anything may be.
 	mentioned map[string]bool
 }
 
@@ -160,18 +164,18 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 		return nil, driver.ErrWhole
 	case a.have == nil:
 		b.Fresh = true
-		b.AddTable(d.tableFlags(), tableComment)
-		d.prog.create(b, nil, nil)
+		b.AddTable(d.tableFlags(), program.TableComment)
+		d.prog.Create(b, nil, nil)
 	case a.sameProgram():
 		a.reused = map[*nft.Set]bool{}
-		for _, s := range d.prog.sets {
+		for _, s := range d.prog.Sets {
 			a.reused[s] = true
 		}
 	case a.of != d.parts():
 		return nil, driver.ErrWhole
-	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.policy != nil):
+	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.HasPolicy()):
 		// What stays could not be written into our sets, so all does, until want is whole.
-		a.kept.Services = max(1, a.noted(d.prog.fam[0].frontends).count+a.noted(d.prog.fam[1].frontends).count)
+		a.kept.Services = max(1, a.noted(d.prog.Families[0].Frontends).count+a.noted(d.prog.Families[1].Frontends).count)
 		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept}, nil
 	default:
 		a.replaceProgram()
@@ -179,7 +183,7 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	if err := a.fill(ctx); err != nil {
 		return nil, err
 	}
-	a.settleRoster()
+	a.settleChains()
 	a.writeNotes()
 	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table(), kept: a.kept}, nil
 }
@@ -203,13 +207,13 @@ func (a *adoption) done() {
 		now.Policy = d.state.Policy
 	}
 	d.state = now
-	d.prog.forgetWritten(now.Policy)
-	a.change.uses.forgetRules()
-	d.sums, d.roster = a.change.sums, a.change.uses
+	d.prog.ForgetWritten(now.Policy)
+	a.change.chainRefs.ForgetRules()
+	d.sums, d.chainRefs = a.change.sums, a.change.chainRefs
 	d.adopted = d.adopted.with(parts{a.of.services && a.kept.Services == 0, a.of.policy && a.kept.Policy == 0})
 	d.owned = d.canOwn && (a.have == nil || a.have.Flags&nft.FlagPersist != 0)
-	// The notes of a table that anyone could change while no agent ran are believed for now, so that
-	// the node is served at once; the audit reads it all.
+	// The notes of a table that anyone could change while no agent ran are believed for now, so
+	// that the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep || d.doubt && a.of != d.parts()
 	if (first || a.change.batch.Changes > 0) && a.kept.Services == 0 {
 		d.forget.wake.Set()
@@ -229,7 +233,7 @@ func (d *Driver) claim(ctx context.Context, table string, have *nft.Table) error
 		return nil // ours already, or one that cannot be given an owner
 	}
 	b := nft.NewBatch(table)
-	b.AddTable(nft.FlagOwner|nft.FlagPersist, tableComment)
+	b.AddTable(nft.FlagOwner|nft.FlagPersist, program.TableComment)
 	_, err := d.commit(ctx, b, parts{})
 	return err
 }
@@ -245,26 +249,26 @@ func (d *Driver) tableFlags() uint32 {
 // sameProgram reports whether the kernel's chains and sets are those of this program.
 func (a *adoption) sameProgram() bool {
 	p := a.d.prog
-	if !strings.HasPrefix(a.have.notes[programNote], p.note()) || len(a.have.Sets) != len(p.sets) {
+	if !strings.HasPrefix(a.have.notes[program.ProgramNote], p.Note()) || len(a.have.Sets) != len(p.Sets) {
 		return false
 	}
-	for _, s := range p.sets {
+	for _, s := range p.Sets {
 		if _, there := a.have.Sets[s.Name]; !there {
 			return false
 		}
 	}
-	for _, c := range p.chains {
+	for _, c := range p.Chains {
 		if !a.have.Chains[c.Name] || a.have.Rules[c.Name] != len(c.Rules) {
 			return false
 		}
 	}
-	for _, name := range p.counters {
+	for _, name := range p.Counters {
 		if !a.have.Counters[name] {
 			return false
 		}
 	}
-	for name, c := range a.change.uses.chains {
-		if a.have.Chains[name] && a.have.Rules[name] != c.rules {
+	for name, c := range a.change.chainRefs.Chains {
+		if a.have.Chains[name] && a.have.Rules[name] != c.Rules {
 			return false
 		}
 	}
@@ -279,7 +283,7 @@ func (a *adoption) replaceProgram() {
 	b.DeleteRules(&b.Before, "")
 	kept := map[*nft.Set]bool{}
 	byName := map[string]*nft.Set{}
-	for _, s := range p.sets {
+	for _, s := range p.Sets {
 		byName[s.Name] = s
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.have.Sets)) {
@@ -295,29 +299,29 @@ func (a *adoption) replaceProgram() {
 	}
 	a.have.Chains = map[string]bool{}
 	a.reused = kept
-	p.create(b, kept, a.have.Counters)
+	p.Create(b, kept, a.have.Counters)
 }
 
-// settleRoster creates the chains and counters that are missing beside the program, and deletes
+// settleChains creates the chains and counters that are missing beside the program, and deletes
 // those that nothing leads to any more.
-func (a *adoption) settleRoster() {
-	b, now := a.change.batch, a.change.uses
+func (a *adoption) settleChains() {
+	b, now := a.change.batch, a.change.chainRefs
 	if a.have == nil {
-		now.create(b, none, none)
+		now.Create(b, none, none)
 		return
 	}
-	now.create(b, func(name string) bool { return a.have.Chains[name] }, func(name string) bool { return a.have.Counters[name] })
-	gone := slices.DeleteFunc(missing(a.have.Chains, now.chains), a.d.prog.hasChain)
-	b.Stepwise = a.sameProgram() && len(missing(now.chains, a.have.Chains))+len(gone) > 0
+	now.Create(b, func(name string) bool { return a.have.Chains[name] }, func(name string) bool { return a.have.Counters[name] })
+	gone := slices.DeleteFunc(program.Missing(a.have.Chains, now.Chains), a.d.prog.HasChain)
+	b.Stepwise = a.sameProgram() && len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(slices.Clone(gone), a.isOver)
-		a.keepChains(kept)
-		a.kept.Untracked = slices.ContainsFunc(kept, isEntry)
-		deleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
+		now.Keep(kept, a.have.Rules)
+		a.kept.Untracked = slices.ContainsFunc(kept, program.IsDynamicBase)
+		program.DeleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
 		return
 	}
-	counters := slices.DeleteFunc(missing(a.have.Counters, now.counters), func(name string) bool { return slices.Contains(a.d.prog.counters, name) })
-	deleteChains(b, gone, counters)
+	counters := slices.DeleteFunc(program.Missing(a.have.Counters, now.Counters), func(name string) bool { return slices.Contains(a.d.prog.Counters, name) })
+	program.DeleteChains(b, gone, counters)
 }
 
 func none(string) bool { return false }
@@ -326,14 +330,14 @@ func none(string) bool { return false }
 func (a *adoption) fill(ctx context.Context) error {
 	d, c := a.d, a.change
 	if a.have == nil {
-		d.prog.eachElement(a.want, c.add)
+		d.prog.EachElement(a.want, c.add)
 		a.rememberOthers(ctx)
 		return nil
 	}
-	d.prog.eachElement(a.want, func(e *nft.Element) { c.sums[e.Set.ID].add(e) })
+	d.prog.EachElement(a.want, func(e *nft.Element) { c.sums[e.Set.ID].add(e) })
 	content := map[*nft.Set]map[nft.ElementKey]nft.Element{}
-	for _, s := range d.prog.sets {
-		if s.Dynamic || s == d.prog.notes || !a.of.has(d.prog, s) || !a.worthReading(s) {
+	for _, s := range d.prog.Sets {
+		if s.Dynamic || s == d.prog.Notes || !a.of.has(d.prog, s) || !a.worthReading(s) {
 			continue
 		}
 		elements, err := d.content(ctx, s)
@@ -346,7 +350,7 @@ func (a *adoption) fill(ctx context.Context) error {
 		}
 		content[s] = elements
 	}
-	d.prog.eachElement(a.want, func(e *nft.Element) {
+	d.prog.EachElement(a.want, func(e *nft.Element) {
 		old, known := content[e.Set]
 		switch {
 		case known && a.reused[e.Set]:
@@ -399,7 +403,7 @@ func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
 	}
 	if ok && a.keepsVerdict(&had, e) {
 		a.kept.Policy++
-		a.d.prog.noteKept(&a.kept, &had)
+		a.d.prog.NoteKept(&a.kept, &had)
 		a.change.sums[e.Set.ID].remove(e)
 		a.change.sums[e.Set.ID].add(&had)
 		return
@@ -433,20 +437,20 @@ func (a *adoption) noted(s *nft.Set) (n sum) {
 func (a *adoption) writeNotes() {
 	d, b := a.d, a.change.batch
 	had := map[uint32]string{}
-	if a.have != nil && a.reused[d.prog.notes] {
+	if a.have != nil && a.reused[d.prog.Notes] {
 		had = a.have.notes
 	}
-	if n := d.prog.note(); !strings.HasPrefix(had[programNote], n) {
-		d.prog.writeNote(b, programNote, had[programNote], n)
+	if n := d.prog.Note(); !strings.HasPrefix(had[program.ProgramNote], n) {
+		d.prog.WriteNote(b, program.ProgramNote, had[program.ProgramNote], n)
 	}
-	for _, s := range d.prog.sets {
+	for _, s := range d.prog.Sets {
 		if n := sumNote(s, a.change.sums[s.ID]); n != had[s.ID] {
-			d.prog.writeNote(b, s.ID, had[s.ID], n)
+			d.prog.WriteNote(b, s.ID, had[s.ID], n)
 		}
 	}
 	for id := range had {
-		if int(id) > len(d.prog.sets) {
-			d.prog.writeNote(b, id, had[id], "")
+		if int(id) > len(d.prog.Sets) {
+			d.prog.WriteNote(b, id, had[id], "")
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	lib "github.com/google/nftables"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -205,7 +206,7 @@ func TestUpdatesAddUp(t *testing.T) {
 		update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}}})
 	}
 	for _, c := range chainNames(t, ns) {
-		if isLearn(c) {
+		if program.IsLearnChain(c) {
 			t.Errorf("chain %s is left of frontends that are gone", c)
 		}
 	}
@@ -293,7 +294,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 func deleteClusterIP(t *testing.T, ns *netns.NS, a netip.Addr) {
 	t.Helper()
 	c := libConn(t, ns)
-	set, err := c.GetSetByName(&lib.Table{Name: TableName, Family: lib.TableFamilyINet}, "ip-cluster-ips")
+	set, err := c.GetSetByName(&lib.Table{Name: program.TableName, Family: lib.TableFamilyINet}, "ip-cluster-ips")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,8 +456,8 @@ func TestBatchIsAtomic(t *testing.T) {
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
 	c := d.newChange()
-	d.prog.clusterIPElement(netip.MustParseAddr("10.96.9.9"), c.add)
-	d.prog.clusterIPElement(netip.MustParseAddr("10.96.8.8"), c.remove) // not there
+	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.9.9"), c.add)
+	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.8.8"), c.remove) // not there
 	err := c.plan(d.parts(), func() {}).Apply(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "delete elements of ip-cluster-ips") {
 		t.Errorf("apply: %v", err)
@@ -568,4 +569,18 @@ func adoptKeeping(t *testing.T, d driver.Driver, want *state.State, keep driver.
 		return nil, 0, err
 	}
 	return p, p.Kept().Elements(), nil
+}
+
+func prefixes(s ...string) (ps []netip.Prefix) {
+	for _, s := range s {
+		ps = append(ps, netip.MustParsePrefix(s))
+	}
+	return ps
+}
+
+func addrPorts(s ...string) (as []netip.AddrPort) {
+	for _, s := range s {
+		as = append(as, netip.MustParseAddrPort(s))
+	}
+	return as
 }

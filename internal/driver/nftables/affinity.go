@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"maps"
 	"net/netip"
@@ -14,16 +13,12 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
 
 var _ driver.Rememberer = (*Driver)(nil)
-
-func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
-	return ok
-}
 
 // forgetter removes what is remembered of clients whose backend is no longer one
 // for them. The program does so itself when the client's next connection has
@@ -39,8 +34,8 @@ type forgetter struct {
 	forgotten atomic.Int64    // to make room
 }
 
-// forgetPause is the time between two readings of the maps after changes, and lookPause without any; reading
-// shall not take more than one part of readShare of the time.
+// forgetPause is the time between two readings of the maps after changes, and lookPause without
+// any; reading shall not take more than one part of readShare of the time.
 const (
 	forgetPause = time.Second
 	lookPause   = 5 * time.Second
@@ -50,14 +45,14 @@ const (
 // losesAffinity reports whether a client may be remembered on a backend that the
 // change takes from it.
 func losesAffinity(before, after *state.Frontend) bool {
-	if before == nil || affinity(before) == 0 {
+	if before == nil || program.AffinityTimeout(before) == 0 {
 		return false
 	}
-	if after == nil || affinity(after) == 0 || after.LocalOnly && !before.LocalOnly {
+	if after == nil || program.AffinityTimeout(after) == 0 || after.LocalOnly && !before.LocalOnly {
 		return true
 	}
 	lost := func(old, now []netip.AddrPort) bool {
-		return slices.ContainsFunc(old, func(b netip.AddrPort) bool { return !containsSorted(now, b) })
+		return slices.ContainsFunc(old, func(b netip.AddrPort) bool { return !program.ContainsSorted(now, b) })
 	}
 	return lost(before.Backends, after.Backends) || lost(before.Local, after.Local)
 }
@@ -78,7 +73,7 @@ func (d *Driver) forgetAffinity() {
 		case <-time.After(look - pause):
 		}
 		began := time.Now()
-		for i, fp := range d.prog.fam {
+		for i, fp := range d.prog.Families {
 			if err := d.forgetFamily(i, fp); err != nil && d.life.Err() == nil {
 				d.log.Warn("forget clients with session affinity", "error", err)
 			}
@@ -88,17 +83,19 @@ func (d *Driver) forgetAffinity() {
 	}
 }
 
-// forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is nearly full.
-func (d *Driver) forgetFamily(i int, fp *familyProgram) error {
+// forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is
+// nearly full.
+func (d *Driver) forgetFamily(i int, fp *program.Family) error {
 	var wrong []nft.Element
 	counts := map[state.FrontendKey]int{}
 	all := 0
 	err := d.readRemembered(fp, func(e *nft.Element) {
 		all++
-		counts[fp.rememberedFor(e)]++
+		_, k, _ := fp.Remembered(e)
+		counts[k]++
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if d.state != nil && !fp.remembersRight(d.state, e) {
+		if d.state != nil && !remembersRight(d.state, fp, e) {
 			wrong = append(wrong, *e)
 		}
 	})
@@ -106,34 +103,29 @@ func (d *Driver) forgetFamily(i int, fp *familyProgram) error {
 		return err
 	}
 	d.forget.count[i].Store(int64(all))
-	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.affinity.Size)/4*3 {
+	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.Affinity.Size)/4*3 {
 		return err
 	}
 	return d.makeRoom(fp, counts)
 }
 
-// readRemembered yields what the family's map holds. What an interrupted reading leaves out is of the next one.
-func (d *Driver) readRemembered(fp *familyProgram, f func(*nft.Element)) error {
-	err := d.forget.reader.ReadSet(d.life, TableName, fp.affinity, func(e nft.Element) { f(&e) })
+// readRemembered yields what the family's map holds. What an interrupted reading leaves out is of
+// the next one.
+func (d *Driver) readRemembered(fp *program.Family, f func(*nft.Element)) error {
+	err := d.forget.reader.ReadSet(d.life, program.TableName, fp.Affinity, func(e nft.Element) { f(&e) })
 	if errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // no table, no affinity
 		return nil
 	}
 	return err
 }
 
-// rememberedFor is the frontend that an element of the map of affinity is about.
-func (fp *familyProgram) rememberedFor(e *nft.Element) state.FrontendKey {
-	n := fp.ip.Bits / 8
-	return readFrontend(e.Key[n:], n)
-}
-
-// makeRoom forgets the oldest clients of the frontends that have most, until the map is half full. A frontend that has
-// no more than its share loses none.
-func (d *Driver) makeRoom(fp *familyProgram, counts map[state.FrontendKey]int) error {
-	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.affinity.Size)/2)
+// makeRoom forgets the oldest clients of the frontends that have most, until the map is half full.
+// A frontend that has no more than its share loses none.
+func (d *Driver) makeRoom(fp *program.Family, counts map[state.FrontendKey]int) error {
+	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.Affinity.Size)/2)
 	byAge := map[state.FrontendKey][]client{}
 	err := d.readRemembered(fp, func(e *nft.Element) {
-		if k := fp.rememberedFor(e); counts[k] > share && e.Life != nil {
+		if _, k, _ := fp.Remembered(e); counts[k] > share && e.Life != nil {
 			c := client{left: e.Life.Expires}
 			copy(c.addr[:], e.Key[:])
 			byAge[k] = append(byAge[k], c)
@@ -150,7 +142,7 @@ func (d *Driver) makeRoom(fp *familyProgram, counts map[state.FrontendKey]int) e
 		for chunk := range slices.Chunk(forgotten, deleteAtOnce) {
 			elements := make([]nft.Element, len(chunk))
 			for i, c := range chunk {
-				elements[i] = fp.clientElement(c, k)
+				elements[i] = fp.AffinityElement(c.addr[:fp.IP.Bits/8], k)
 			}
 			if err := d.deleteAll(elements); err != nil {
 				return err
@@ -173,13 +165,6 @@ type client struct {
 	left time.Duration
 }
 
-func (fp *familyProgram) clientElement(c client, k state.FrontendKey) nft.Element {
-	e := nft.Element{Set: fp.affinity}
-	e.Append(c.addr[:fp.ip.Bits/8]...)
-	e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-	return e
-}
-
 func (d *Driver) serviceOf(k state.FrontendKey) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +174,8 @@ func (d *Driver) serviceOf(k state.FrontendKey) string {
 	return d.state.Services.Frontends[k].Service.String()
 }
 
-// fairShare is the most that each may have so that all together have no more than there is room for.
+// fairShare is the most that each may have so that all together have no more than there is room
+// for.
 func fairShare(counts []int, room int) int {
 	slices.Sort(counts)
 	for i, n := range counts {
@@ -216,7 +202,7 @@ func (d *Driver) deleteAll(elements []nft.Element) error {
 // Remembered implements driver.Rememberer.
 func (d *Driver) Remembered() driver.Remembered {
 	return driver.Remembered{IPv4: int(d.forget.count[0].Load()), IPv6: int(d.forget.count[1].Load()),
-		Most: affinitySize, Forgotten: int(d.forget.forgotten.Load())}
+		Most: program.AffinitySize, Forgotten: int(d.forget.forgotten.Load())}
 }
 
 // deleteRemembered deletes elements, one by one if some are gone meanwhile: the
@@ -238,7 +224,7 @@ func (d *Driver) deleteRemembered(elements []nft.Element) error {
 
 // deleteElements deletes elements of one set in a transaction of its own.
 func (d *Driver) deleteElements(elements []nft.Element) error {
-	b := nft.NewBatch(TableName)
+	b := nft.NewBatch(program.TableName)
 	for i := range elements {
 		b.Delete(&elements[i])
 	}
@@ -251,18 +237,16 @@ func (d *Driver) deleteElements(elements []nft.Element) error {
 
 // remembersRight reports whether the state may send the client where the element of the map
 // of affinity says.
-func (fp *familyProgram) remembersRight(s *state.State, e *nft.Element) bool {
-	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b); return a }
-	n := fp.ip.Bits / 8
-	client, f := addr(e.Key[:n]), s.Services.Frontends[readFrontend(e.Key[n:], n)]
-	if f == nil || affinity(f) == 0 {
+func remembersRight(s *state.State, fp *program.Family, e *nft.Element) bool {
+	client, k, backend := fp.Remembered(e)
+	f := s.Services.Frontends[k]
+	if f == nil || program.AffinityTimeout(f) == 0 {
 		return false
 	}
-	backend := netip.AddrPortFrom(addr(e.Data[:n]), binary.BigEndian.Uint16(e.Data[n:]))
 	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
 	if f.LocalOnly && !pod {
 		// Outside, or the node itself, which then chooses again among all: that is no harm.
-		return containsSorted(f.Local, backend)
+		return program.ContainsSorted(f.Local, backend)
 	}
-	return containsSorted(f.Backends, backend) || containsSorted(f.Local, backend)
+	return program.ContainsSorted(f.Backends, backend) || program.ContainsSorted(f.Local, backend)
 }

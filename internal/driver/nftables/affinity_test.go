@@ -1,7 +1,5 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
-
 import (
 	"encoding/binary"
 	"fmt"
@@ -12,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -40,7 +40,8 @@ func TestFairShare(t *testing.T) {
 	}
 }
 
-// floods is a node with services of session affinity, and a machine that sends it datagrams from any address.
+// floods is a node with services of session affinity, and a machine that sends it datagrams from
+// any address.
 type floods struct {
 	driver, reader *Driver
 	sender         *netns.NS
@@ -74,8 +75,8 @@ func newFloods(t *testing.T, services int) *floods {
 	small := func(o Options) (*Driver, error) {
 		d, err := Open(o)
 		if err == nil {
-			d.prog = newSets(clientsMost)
-			d.prog.addChains()
+			d.prog = program.NewSets(clientsMost)
+			d.prog.AddChains()
 		}
 		return d, err
 	}
@@ -102,7 +103,8 @@ func (f *floods) frontend(service int) state.FrontendKey {
 	return state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.UDP, Port: uint16(30000 + service)}
 }
 
-// send sends a datagram to the service from each of n addresses, the first being 198.18.0.0 plus from.
+// send sends a datagram to the service from each of n addresses, the first being 198.18.0.0 plus
+// from.
 func (f *floods) send(t *testing.T, service, from, n int) {
 	t.Helper()
 	to := unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}}
@@ -124,10 +126,13 @@ func (f *floods) send(t *testing.T, service, from, n int) {
 func (f *floods) remembered(t *testing.T) map[uint16]int {
 	t.Helper()
 	counts := map[uint16]int{}
-	fp := f.driver.prog.fam[0]
+	fp := f.driver.prog.Families[0]
 	for {
 		clear(counts)
-		err := f.reader.sock.ReadSet(t.Context(), TableName, fp.affinity, func(e nft.Element) { counts[fp.rememberedFor(&e).Port-30000]++ })
+		err := f.reader.sock.ReadSet(t.Context(), program.TableName, fp.Affinity, func(e nft.Element) {
+			_, k, _ := fp.Remembered(&e)
+			counts[k.Port-30000]++
+		})
 		if err == nil {
 			return counts
 		}
@@ -148,7 +153,8 @@ func (f *floods) waitFor(t *testing.T, what string, ok func(counts map[uint16]in
 	t.Fatalf("%s: in vain; clients of services: %v", what, counts)
 }
 
-// However many addresses send to one service with affinity, clients of another one are remembered; those that return stay.
+// However many addresses send to one service with affinity, clients of another one are remembered;
+// those that return stay.
 func TestFloodOfOneService(t *testing.T) {
 	f := newFloods(t, 2)
 	f.send(t, 1, 0, 20)
@@ -156,7 +162,7 @@ func TestFloodOfOneService(t *testing.T) {
 	f.send(t, 0, 1000, 5000)
 	f.send(t, 1, 20, 5)
 	f.waitFor(t, "clients are learnt beside a flood", func(n map[uint16]int) bool { return n[1] == 25 })
-	if n := f.remembered(t)[0]; n < clientsMost/learnBurst || n > clientsMost/2 {
+	if n := f.remembered(t)[0]; n < clientsMost/program.LearnBurst || n > clientsMost/2 {
 		t.Errorf("%d clients of the flooded service are remembered", n)
 	}
 }
@@ -183,7 +189,7 @@ func TestFloodOfManyServices(t *testing.T) {
 	if n := f.remembered(t); n[0] == 0 {
 		t.Errorf("a flooded service has lost all: %v", n)
 	}
-	if n := f.driver.Remembered(); n.IPv4 == 0 || n.Most != affinitySize || n.Forgotten == 0 {
+	if n := f.driver.Remembered(); n.IPv4 == 0 || n.Most != program.AffinitySize || n.Forgotten == 0 {
 		t.Errorf("remembered: %+v", n)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file is about what the kernel refused: it is left out of what is programmed, and remembered with
-// what it is wanted to be, until the kernel takes it.
+// This file is about what the kernel refused: it is left out of what is programmed, and remembered
+// with what it is wanted to be, until the kernel takes it.
 
 // aside is what the kernel refused.
 type aside struct {
@@ -122,7 +122,8 @@ func (a *aside) masked(d state.Delta) state.Delta {
 	return d
 }
 
-// lead leads the workloads and hosts of a delta to the programs that f says; their maps are new ones then.
+// lead leads the workloads and hosts of a delta to the programs that f says; their maps are new
+// ones then.
 func lead(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
 	workloads, hosts := d.Policy.Workloads, d.Policy.Hosts
 	d.Policy.Workloads, d.Policy.Hosts = nil, nil
@@ -134,8 +135,8 @@ func lead(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
 	}
 }
 
-// recall has the delta try again what it names of what was set aside: whole, with what was set aside for
-// it. What stays aside stays out of the delta. s is what the kernel holds.
+// recall has the delta try again what it names of what was set aside: whole, with what was set
+// aside for it. What stays aside stays out of the delta. s is what the kernel holds.
 func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
 	if len(a.why) == 0 {
 		return d
@@ -161,7 +162,8 @@ func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
 	return a.masked(d)
 }
 
-// recallOne has the delta try a unit again, as it is held; one that is not wanted any more is forgotten.
+// recallOne has the delta try a unit again, as it is held; one that is not wanted any more is
+// forgotten.
 func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
 	f := u.field()
 	wanted := f.wanted(&a.held, u.key)
@@ -185,7 +187,8 @@ func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
 	}
 }
 
-// relead has the delta lead to one program what leads to another one in the state, as far as the delta does not say otherwise.
+// relead has the delta lead to one program what leads to another one in the state, as far as the
+// delta does not say otherwise.
 func relead(d *state.Delta, s *state.State, from, to state.ProgramID) {
 	change := func(id state.ProgramID) state.ProgramID {
 		if id == from {
@@ -252,8 +255,9 @@ func refers(p *state.Program, u unit) bool {
 	return false
 }
 
-// rest makes what is aside that of a new whole, and returns the whole without it. What is aside of parts that want does not have stays. What has one value stays as it is in
-// have, which is what the kernel holds; nil: not known.
+// rest makes what is aside that of a new whole, and returns the whole without it. What is aside of
+// parts that want does not have stays. What has one value stays as it is in have, which is what the
+// kernel holds; nil: not known.
 func (a *aside) rest(want, have *state.State) *state.State {
 	if len(a.why) == 0 {
 		return want

@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -33,7 +34,7 @@ func (p poison) refuse(d *Driver) {
 	var keys [][]byte
 	for _, k := range p.frontends {
 		var e nft.Element
-		e.AppendDestination(d.prog.family(k.Addr.Is4()).ip, k.Addr, uint8(k.Protocol), k.Port)
+		e.AppendDestination(d.prog.Family(k.Addr.Is4()).IP, k.Addr, uint8(k.Protocol), k.Port)
 		keys = append(keys, slices.Clone(e.Key[:e.KeyLen]))
 	}
 	clusterIPs := map[string]bool{}
@@ -48,20 +49,20 @@ func (p poison) refuse(d *Driver) {
 		switch m.Type {
 		case unix.NFT_MSG_NEWSETELEM:
 			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-			i := slices.IndexFunc(d.prog.sets, func(s *nft.Set) bool { return s.Name == name })
+			i := slices.IndexFunc(d.prog.Sets, func(s *nft.Set) bool { return s.Name == name })
 			if i < 0 {
 				return nil
 			}
-			s := d.prog.sets[i]
+			s := d.prog.Sets[i]
 			var refused error
 			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
 				e := nft.ReadElement(s, v)
 				key := e.Key[:e.KeyLen]
 				switch {
-				case slices.ContainsFunc(keys, func(k []byte) bool { return !d.prog.ofPolicy(s) && bytes.Contains(key, k) }),
+				case slices.ContainsFunc(keys, func(k []byte) bool { return !d.prog.OfPolicy(s) && bytes.Contains(key, k) }),
 					strings.HasSuffix(name, "-cluster-ips") && clusterIPs[string(key)]:
 					refused = unix.EINVAL
-				case d.prog.ofPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
+				case d.prog.OfPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
 					id := state.SetID(nft.NativeUint32(key[:4]))
 					for _, of := range p.sets {
 						if of>>8 == id>>8 {
@@ -161,8 +162,8 @@ func held(t *testing.T, d *Driver) (lines []string) {
 	for name := range have.Chains {
 		lines = append(lines, fmt.Sprintf("chain %s %d", name, have.Rules[name]))
 	}
-	for _, s := range d.prog.sets {
-		if s.Dynamic || s == d.prog.notes {
+	for _, s := range d.prog.Sets {
+		if s.Dynamic || s == d.prog.Notes {
 			continue
 		}
 		elements, err := d.content(t.Context(), s)
@@ -351,7 +352,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Errorf("the fresh table lacks\n%s", text)
 		}
-		if tables := tableNames(t, ns); !slices.Equal(tables, []string{TableName}) {
+		if tables := tableNames(t, ns); !slices.Equal(tables, []string{program.TableName}) {
 			t.Errorf("tables: %v", tables)
 		}
 	})
@@ -369,7 +370,8 @@ func tableNames(t *testing.T, ns *netns.NS) (names []string) {
 	return names
 }
 
-// A rebuilding that ends in between, wherever, is mended by the next driver; and cleaning up removes all of it.
+// A rebuilding that ends in between, wherever, is mended by the next driver; and cleaning up
+// removes all of it.
 func TestRebuildingThatEndsInBetween(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
@@ -402,7 +404,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 				if n, text := adopt(t, d, want); n != 0 {
 					t.Errorf("ended after %d transactions: the next driver's table lacks\n%s", last, text)
 				}
-				if tables := tableNames(t, ns); !slices.Equal(tables, []string{TableName}) {
+				if tables := tableNames(t, ns); !slices.Equal(tables, []string{program.TableName}) {
 					t.Errorf("ended after %d transactions: tables %v", last, tables)
 				}
 			} else if err := d.Purge(t.Context()); err != nil || len(tableNames(t, ns)) > 0 {
@@ -451,7 +453,8 @@ func TestRefusedWhileKeeping(t *testing.T) {
 	}
 }
 
-// An agent that ends between the steps of a change leaves sets without a note: the next one does not take them for empty.
+// An agent that ends between the steps of a change leaves sets without a note: the next one does
+// not take them for empty.
 func TestSetsWithoutNotesAreRead(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true

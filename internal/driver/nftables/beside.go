@@ -10,23 +10,25 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
 
-// This file is about tables that are built while no packet is judged by them: to find out what the kernel
-// refuses, and to take the place of a table that can no longer be changed.
+// This file is about tables that are built while no packet is judged by them: to find out what the
+// kernel refuses, and to take the place of a table that can no longer be changed.
 
 // nextTable is the table that is built beside ours.
-const nextTable = TableName + "-next"
+const nextTable = program.TableName + "-next"
 
-// rebuildAfter is the number of adoptions that fail one after the other before a fresh table takes the place of ours.
+// rebuildAfter is the number of adoptions that fail one after the other before a fresh table takes
+// the place of ours.
 const rebuildAfter = 3
 
-// adoptRest adopts what the kernel takes of want, as it refused the whole. What that is, is found out in a table beside, or in
-// ours where there is none yet.
+// adoptRest adopts what the kernel takes of want, as it refused the whole. What that is, is found
+// out in a table beside, or in ours where there is none yet.
 func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.Keep) error {
-	there, err := d.hasTable(ctx, TableName)
+	there, err := d.hasTable(ctx, program.TableName)
 	if err != nil {
 		return err
 	}
@@ -35,7 +37,7 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 	case !there && of != d.parts():
 		return driver.ErrWhole
 	case !there:
-		n, err := d.replace(ctx, TableName, nextTable, want)
+		n, err := d.replace(ctx, program.TableName, nextTable, want)
 		if err != nil {
 			return err
 		}
@@ -62,27 +64,29 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 
 // takeOver makes the driver that of the table that another one built in the place of its own.
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
-	d.state, d.sums, d.roster, d.aside = n.state, n.sums, n.roster, n.aside
+	d.state, d.sums, d.chainRefs, d.aside = n.state, n.sums, n.chainRefs, n.aside
 	d.adopted, d.owned, d.doubt, d.looked = d.parts(), d.canOwn, !d.canOwn, time.Now()
 	d.forget.wake.Set()
 	d.gen, err = d.sock.Generation(ctx)
 	return err
 }
 
-// rebuild puts a fresh table in the place of ours. Another one serves meanwhile, as a table cannot be renamed: at each moment packets meet
-// one of them. What ends it in between is mended by the next adoption.
+// rebuild puts a fresh table in the place of ours. Another one serves meanwhile, as a table cannot
+// be renamed: at each moment packets meet one of them. What ends it in between is mended by the
+// next adoption.
 func (d *Driver) rebuild(ctx context.Context, want *state.State) error {
-	if _, err := d.replace(ctx, nextTable, TableName, want); err != nil {
+	if _, err := d.replace(ctx, nextTable, program.TableName, want); err != nil {
 		return err
 	}
-	n, err := d.replace(ctx, TableName, nextTable, want)
+	n, err := d.replace(ctx, program.TableName, nextTable, want)
 	if err != nil {
 		return err
 	}
 	return d.takeOver(ctx, n)
 }
 
-// replace builds a table that takes the place of another one, if that is there, and inherits what it remembers of clients.
+// replace builds a table that takes the place of another one, if that is there, and inherits what
+// it remembers of clients.
 func (d *Driver) replace(ctx context.Context, table, old string, want *state.State) (*Driver, error) {
 	n, err := d.build(ctx, table, want)
 	if err != nil {
@@ -97,9 +101,10 @@ func (d *Driver) replace(ctx context.Context, table, old string, want *state.Sta
 	return n, d.drop(ctx, old)
 }
 
-// build makes a table of all of want that the kernel takes, and returns the driver of it. Its base chains accept everything
-// until it is opened, but lead to all that they will lead to: the kernel follows the rules from there to see how
-// deep they are. Those of services come when it is opened, as a connection that one of them accepts is never translated.
+// build makes a table of all of want that the kernel takes, and returns the driver of it. Its base
+// chains accept everything until it is opened, but lead to all that they will lead to: the kernel
+// follows the rules from there to see how deep they are. Those of services come when it is opened,
+// as a connection that one of them accepts is never translated.
 func (d *Driver) build(ctx context.Context, table string, want *state.State) (*Driver, error) {
 	if err := d.drop(ctx, table); err != nil {
 		return nil, err
@@ -107,20 +112,20 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	n := &Driver{
 		prog: d.prog, sock: d.sock, canOwn: d.canOwn, owned: d.canOwn, log: d.log, remembered: d.remembered,
 		forget: forgetter{wake: wake.New()},
-		table:  table, building: true, aside: newAside(), state: state.New(), roster: newRoster(), sums: make([]sum, len(d.prog.sets)+1),
+		table:  table, building: true, aside: newAside(), state: state.New(), chainRefs: program.NewChainRefs(), sums: make([]sum, len(d.prog.Sets)+1),
 	}
 	if want.Policy != nil {
 		n.state.Policy = state.NewPolicy()
 		n.state.Policy.PodTunnels = want.Policy.PodTunnels
-		sets := d.prog.deniedSetsFor(nil)
-		d.prog.setDenied(sets[:])
+		sets := d.prog.DeniedSetsFor(nil)
+		d.prog.SetDenied(sets[:])
 	}
 	c := n.newChange()
 	c.batch.Closed = true
-	c.batch.AddTable(d.tableFlags(), tableComment)
-	d.prog.create(c.batch, nil, nil)
-	d.prog.writeNote(c.batch, programNote, "", d.prog.note())
-	d.prog.eachElement(n.state, c.add)
+	c.batch.AddTable(d.tableFlags(), program.TableComment)
+	d.prog.Create(c.batch, nil, nil)
+	d.prog.WriteNote(c.batch, program.ProgramNote, "", d.prog.Note())
+	d.prog.EachElement(n.state, c.add)
 	p := c.plan(d.parts(), func() {})
 	if _, err := n.commit(ctx, p.batch, p.of); err != nil {
 		return nil, fmt.Errorf("create table inet %s: %w", table, err)
@@ -132,7 +137,8 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	return n, nil
 }
 
-// inherit has a new table begin with what another one remembers of clients, or else another program.
+// inherit has a new table begin with what another one remembers of clients, or else another
+// program.
 func (d *Driver) inherit(ctx context.Context, table string) error {
 	a := &adoption{d: d, want: d.state, change: d.newChange()}
 	there, err := d.hasTable(ctx, table)
@@ -142,12 +148,12 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 	if !there {
 		a.rememberOthers(ctx)
 	}
-	for _, fp := range d.prog.fam {
+	for _, fp := range d.prog.Families {
 		if !there {
 			break
 		}
-		err := d.sock.ReadSet(ctx, table, fp.affinity, func(e nft.Element) {
-			if e.Life != nil && e.Life.Expires > 0 && fp.remembersRight(d.state, &e) {
+		err := d.sock.ReadSet(ctx, table, fp.Affinity, func(e nft.Element) {
+			if e.Life != nil && e.Life.Expires > 0 && remembersRight(d.state, fp, &e) {
 				a.change.batch.Add(&e)
 			}
 		})
@@ -162,7 +168,7 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 // open has packets enter the table, and in the same moment another one no more.
 func (d *Driver) open(ctx context.Context, other string) error {
 	b := nft.NewBatch(d.table)
-	for _, c := range d.prog.chains {
+	for _, c := range d.prog.Chains {
 		switch {
 		case c.Hook == nil:
 			continue
@@ -197,8 +203,9 @@ func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
 	return nil
 }
 
-// drop deletes a table, if it is there. No packet enters it any more before it goes: one that is in a chain would find the chain's
-// rules, but no elements, and be dropped where it is to be translated.
+// drop deletes a table, if it is there. No packet enters it any more before it goes: one that is in
+// a chain would find the chain's rules, but no elements, and be dropped where it is to be
+// translated.
 func (d *Driver) drop(ctx context.Context, table string) error {
 	if there, err := d.hasTable(ctx, table); err != nil || !there {
 		return err
@@ -240,7 +247,7 @@ func (p *rebuilding) Kept() driver.Kept { return driver.Kept{} }
 
 // String implements driver.Plan.
 func (p *rebuilding) String() string {
-	return fmt.Sprintf("replace table inet %s by a fresh one, as %d adoptions failed\n", TableName, rebuildAfter)
+	return fmt.Sprintf("replace table inet %s by a fresh one, as %d adoptions failed\n", program.TableName, rebuildAfter)
 }
 
 // Apply implements driver.Plan.
@@ -251,11 +258,11 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 		return errSpent
 	}
 	p.spent = true
-	have, err := p.d.sock.ReadFlags(ctx, TableName)
+	have, err := p.d.sock.ReadFlags(ctx, program.TableName)
 	if err != nil {
-		return fmt.Errorf("read table inet %s: %w", TableName, err)
+		return fmt.Errorf("read table inet %s: %w", program.TableName, err)
 	}
-	if err := p.d.claim(ctx, TableName, have); err != nil {
+	if err := p.d.claim(ctx, program.TableName, have); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.d.adopted = parts{}

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -30,39 +31,15 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	if prog == nil {
 		return b
 	}
-	var look func(*ruling)
-	look = func(r *ruling) {
-		for i, rule := range r.Rules {
-			if strings.Contains(refusal.Error(), nft.RuleLabel(r.Name, i)) {
-				b.policies = declaredBy(prog, rule.Comment)
+	// What was written of it may be forgotten: the kernel has taken something since.
+	for c := range d.prog.ChainsOf(prog) {
+		for i, rule := range c.Rules {
+			if strings.Contains(refusal.Error(), nft.RuleLabel(c.Name, i)) {
+				b.policies = program.DeclaredBy(prog, rule.Comment)
 			}
 		}
-		for _, next := range r.next {
-			look(next)
-		}
-	}
-	// What was written of it may be forgotten: the kernel has taken something since.
-	for _, at := range []place{d.prog.podPlace(nft.IPv4), d.prog.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
-		look(d.prog.write(at, prog))
 	}
 	return b
-}
-
-// declaredBy is the policy whose rule has the comment.
-func declaredBy(p *state.Program, text string) []model.PolicyKey {
-	if p == nil {
-		return nil
-	}
-	for _, t := range p.Tiers {
-		for _, own := range t.Policies {
-			for i := range own.Rules {
-				if comment(own, &own.Rules[i]) == text {
-					return []model.PolicyKey{own.Policy}
-				}
-			}
-		}
-	}
-	return nil
 }
 
 // said is what the kernel said, for people.

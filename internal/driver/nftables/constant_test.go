@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -135,7 +136,7 @@ func countObjects(c *netlink.Conn, get netlink.HeaderType) (n int, err error) {
 			return 0, err
 		}
 		for ad.Next() {
-			if ad.Type() == unix.NFTA_CHAIN_TABLE && ad.String() == nftables.TableName {
+			if ad.Type() == unix.NFTA_CHAIN_TABLE && ad.String() == program.TableName {
 				n++
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -32,7 +33,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 		key, ok := keys[name]
 		switch {
 		case !ok:
-		case name == counterName(allowed, key):
+		case name == program.CounterName(program.Allowed, key):
 			found[key].Allowed = packets
 		default:
 			found[key].Denied = packets
@@ -53,7 +54,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) {
 	counts := map[state.Drop]uint64{}
 	err := d.readCounters(ctx, func(name string, packets uint64) {
-		if reason, ok := strings.CutPrefix(name, dropped); ok {
+		if reason, ok := strings.CutPrefix(name, program.DropPrefix); ok {
 			counts[state.Drop(reason)] = packets
 		}
 	})
@@ -67,7 +68,7 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	return d.reader.sock.ReadCounters(ctx, TableName, yield)
+	return d.reader.sock.ReadCounters(ctx, program.TableName, yield)
 }
 
 // policyKeys are the policies that are programmed, by the names of their counters.
@@ -88,7 +89,7 @@ func (d *Driver) policyKeys() map[string]model.PolicyKey {
 
 func nameCounters(names map[string]model.PolicyKey, t state.Tier) {
 	note := func(k model.PolicyKey) {
-		names[counterName(allowed, k)], names[counterName(denied, k)] = k, k
+		names[program.CounterName(program.Allowed, k)], names[program.CounterName(program.Denied, k)] = k, k
 	}
 	for _, own := range t.Policies {
 		note(own.Policy)

@@ -12,13 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -35,7 +35,7 @@ type Options struct {
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	prog   *program
+	prog   *program.Program
 	canOwn bool // the kernel can protect a table
 	log    *slog.Logger
 
@@ -55,15 +55,15 @@ type Driver struct {
 	state *state.State // what the kernel holds, as far as we know; nil before the first adoption
 	table string       // its name
 	// building: it is a table that no packet is judged by yet.
-	building bool
-	aside    *aside   // what the kernel refused
-	failures failures // adoptions that failed one after the other
-	sums     []sum    // of each set's content, by id
-	roster   *roster
-	gen      uint32    // the kernel's generation up to which nobody else interfered
-	doubt    bool      // others may have changed what we programmed: trust no note
-	looked   time.Time // when the kernel was last compared with what is wanted
-	adopted  parts     // those of which state is what the kernel holds
+	building  bool
+	aside     *aside   // what the kernel refused
+	failures  failures // adoptions that failed one after the other
+	sums      []sum    // of each set's content, by id
+	chainRefs *program.ChainRefs
+	gen       uint32    // the kernel's generation up to which nobody else interfered
+	doubt     bool      // others may have changed what we programmed: trust no note
+	looked    time.Time // when the kernel was last compared with what is wanted
+	adopted   parts     // those of which state is what the kernel holds
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -71,7 +71,7 @@ var _ driver.Driver = (*Driver)(nil)
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := driver.Capabilities{Name: "nftables", Can: driver.All, Counter: d, Rememberer: d, Lister: d}
-	if d.prog.policy == nil {
+	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}
 	return c
@@ -106,12 +106,12 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: TableName, aside: newAside(), prog: newProgram(o.Policy), canOwn: !o.Shared && Protection.Met(context.Background()) == nil, log: log, sock: sock,
+		table: program.TableName, aside: newAside(), prog: program.New(o.Policy), canOwn: !o.Shared && Protection.Met(context.Background()) == nil, log: log, sock: sock,
 		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	if o.Apart {
-		d.prog.limits = apartLimits
+		d.prog.AskApart()
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
@@ -127,16 +127,6 @@ func (d *Driver) closeAll() error {
 	d.background.Wait()
 	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
 }
-
-// sum stands for a set's content: the number of its elements and the exclusive or of
-// their digests.
-type sum struct {
-	count  int
-	digest uint64
-}
-
-func (s *sum) add(e *nft.Element)    { s.count++; s.digest ^= e.Digest() }
-func (s *sum) remove(e *nft.Element) { s.count--; s.digest ^= e.Digest() }
 
 // Update implements driver.Driver.
 func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
@@ -159,21 +149,21 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 	c := d.newChange()
 	if delta.Services.Settings != nil {
 		c.rewrite(
-			func(yield func(*nft.Element)) { d.prog.settingsElements(d.state.Services.Settings, yield) },
-			func(yield func(*nft.Element)) { d.prog.settingsElements(*delta.Services.Settings, yield) })
+			func(yield func(*nft.Element)) { d.prog.SettingsElements(d.state.Services.Settings, yield) },
+			func(yield func(*nft.Element)) { d.prog.SettingsElements(*delta.Services.Settings, yield) })
 	}
-	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.clusterIPElement)
-	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.otherIPElement)
-	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.hairpinElement)
+	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
+	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)
+	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.HairpinElement)
 	for k, f := range delta.Services.Frontends {
 		c.frontend(k, d.state.Services.Frontends[k], f)
 	}
-	if d.prog.policy != nil && delta.Policy.Len() > 0 {
+	if d.prog.HasPolicy() && delta.Policy.Len() > 0 {
 		c.policy(d.state.Policy, delta.Policy)
 	}
 	p := c.plan(partsOf(delta), func() {
 		d.state.Apply(delta)
-		d.prog.forgetWritten(d.state.Policy)
+		d.prog.ForgetWritten(d.state.Policy)
 	})
 	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
 		if err := d.takeBack(ctx, p.of, sent, refusal); !d.refused(err) {
@@ -182,176 +172,6 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 		return d.admit(ctx, delta)
 	}
 	return p
-}
-
-// change gathers the operations that lead from one state to another.
-type change struct {
-	d     *Driver
-	batch *nft.Batch
-	sums  []sum      // of the sets afterwards
-	uses  *roster    // afterwards; the driver's own as long as it is the same
-	sets  []*nft.Set // of deny lists, if they are others afterwards
-	gone  []*nft.Set // and what goes for that
-	// unremember is set if a frontend with affinity lost a backend for some client.
-	unremember bool
-	old        map[setKey]nft.Element // scratch
-}
-
-type setKey struct {
-	set uint32
-	nft.ElementKey
-}
-
-func (d *Driver) newChange() *change {
-	c := &change{d: d, batch: nft.NewBatch(d.table), sums: slices.Clone(d.sums), uses: d.roster, old: map[setKey]nft.Element{}}
-	c.batch.AtOnce = d.building
-	return c
-}
-
-func (c *change) add(e *nft.Element) {
-	c.batch.Add(e)
-	c.sums[e.Set.ID].add(e)
-}
-
-func (c *change) remove(e *nft.Element) {
-	c.batch.Delete(e)
-	c.sums[e.Set.ID].remove(e)
-}
-
-// replace plans the difference between two lists of elements.
-func (c *change) replace(before, after func(yield func(*nft.Element))) {
-	clear(c.old)
-	if before != nil {
-		before(func(e *nft.Element) { c.old[setKey{e.Set.ID, e.ElementKey}] = *e })
-	}
-	if after != nil {
-		after(func(e *nft.Element) {
-			key := setKey{e.Set.ID, e.ElementKey}
-			old, ok := c.old[key]
-			if ok {
-				delete(c.old, key)
-				if old.SameValue(e) {
-					return
-				}
-				c.remove(&old)
-			}
-			c.add(e)
-		})
-	}
-	for _, e := range c.old {
-		c.remove(&e)
-	}
-}
-
-// rewrite plans that those of the sets that differ are emptied and written anew.
-func (c *change) rewrite(before, after func(yield func(*nft.Element))) {
-	sums := [2]map[*nft.Set]sum{{}, {}}
-	for i, elements := range []func(func(*nft.Element)){before, after} {
-		elements(func(e *nft.Element) {
-			s := sums[i][e.Set]
-			s.add(e)
-			sums[i][e.Set] = s
-		})
-	}
-	differs := func(s *nft.Set) bool { return sums[0][s] != sums[1][s] }
-	for s := range sums[0] {
-		if differs(s) {
-			c.batch.FlushSet(s)
-			c.sums[s.ID] = sum{}
-		}
-	}
-	after(func(e *nft.Element) {
-		if differs(e.Set) {
-			c.add(e)
-		}
-	})
-}
-
-// changeMembers plans what really changes of a set of values.
-func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
-	for k, in := range want {
-		if _, had := have[k]; in == had {
-			continue
-		}
-		if in {
-			elements(k, c.add)
-		} else {
-			elements(k, c.remove)
-		}
-	}
-}
-
-func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
-	elements := func(f *state.Frontend) func(func(*nft.Element)) {
-		if f == nil {
-			return nil
-		}
-		return func(yield func(*nft.Element)) { c.d.prog.frontendElements(k, f, yield) }
-	}
-	c.d.prog.learnRuling(k, after, c.use)
-	c.d.prog.learnRuling(k, before, c.release)
-	c.replace(elements(before), elements(after))
-	c.sources(k, before, after)
-	c.unremember = c.unremember || losesAffinity(before, after)
-}
-
-// use counts a use of chains that are added if they are not there.
-func (c *change) use(name string, write func() *ruling) { c.changeUses().use(name, write) }
-
-func (c *change) release(name string, _ func() *ruling) { c.changeUses().release(name) }
-
-func (c *change) changeUses() *roster {
-	if c.uses == c.d.roster {
-		c.uses = c.d.roster.clone()
-	}
-	return c.uses
-}
-
-// plan closes the transaction.
-func (c *change) plan(of parts, done func()) *plan {
-	if c.uses != c.d.roster {
-		c.uses.changeFrom(c.d.roster, c.batch)
-	}
-	for _, s := range c.gone {
-		c.batch.DeleteSet(&c.batch.After, s.Name)
-	}
-	c.noteSums()
-	return &plan{d: c.d, of: of, batch: c.batch, done: func() {
-		done()
-		c.d.prog.setDenied(c.sets)
-		c.d.sums, c.d.roster = c.sums, c.uses
-		c.d.roster.forgetRules()
-		c.d.adopted = c.d.adopted.with(of)
-		if c.unremember {
-			c.d.forget.wake.Set()
-		}
-	}}
-}
-
-// noteSums writes down the sums that changed.
-func (c *change) noteSums() {
-	for _, s := range c.d.prog.sets {
-		now := s
-		for _, next := range c.sets {
-			if next.ID == s.ID {
-				now = next
-			}
-		}
-		if now == s && c.sums[s.ID] == c.d.sums[s.ID] {
-			continue // as for nearly all sets: no texts need to be made and compared
-		}
-		if before, after := sumNote(s, c.d.sums[s.ID]), sumNote(now, c.sums[s.ID]); before != after {
-			c.d.prog.writeNote(c.batch, s.ID, before, after)
-		}
-	}
-}
-
-// sumNote is the note on a set; a set that was never filled has none.
-func sumNote(s *nft.Set, sum sum) string {
-	if sum.count == 0 && sum.digest == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.count, sum.digest)
 }
 
 // plan is a transaction and what it makes of the driver.
@@ -385,7 +205,8 @@ func (p *plan) String() string { return p.batch.String() }
 
 var errSpent = errors.New("apply a plan a second time")
 
-// Apply implements driver.Plan. The whole plan is one transaction of the kernel, unless that refuses a part of it.
+// Apply implements driver.Plan. The whole plan is one transaction of the kernel, unless that
+// refuses a part of it.
 func (p *plan) Apply(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -395,7 +216,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.spent {
 		return errSpent
 	}
-	if err := p.d.claim(ctx, TableName, p.found); err != nil {
+	if err := p.d.claim(ctx, program.TableName, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.spent = true
@@ -430,9 +251,9 @@ func (d *Driver) carryOut(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// commit sends a batch and, where others could interfere, watches for their transactions around it. Beside an error it returns
-// the number of the batch's transactions that were carried out before. The parts that it is about are no longer adopted, until the
-// caller says so.
+// commit sends a batch and, where others could interfere, watches for their transactions around it.
+// Beside an error it returns the number of the batch's transactions that were carried out before.
+// The parts that it is about are no longer adopted, until the caller says so.
 func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
 	d.adopted = d.adopted.without(of)
 	var before uint32

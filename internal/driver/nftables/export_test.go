@@ -1,8 +1,11 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
+import (
+	"slices"
 
-import "slices"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
+)
 
 // OpenOther opens a driver whose program has another layout: some sets under other
 // names, one of another type under the same name, a set and a chain more.
@@ -16,20 +19,21 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := newSets(affinitySize)
-	for _, fp := range p.fam {
-		fp.backends[0].Name += suffix
-		fp.frontends.Name += suffix
-		fp.sources.Interval = suffix != ""
+	p := program.NewSets(program.AffinitySize)
+	for _, fp := range p.Families {
+		fp.Backends[0].Name += suffix
+		fp.Frontends.Name += suffix
+		fp.Sources.Interval = suffix != ""
 	}
-	p.addSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
-	p.addChains()
-	p.chains = append(p.chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule("").Drop()}})
+	p.AddSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
+	p.AddChains()
+	p.Chains = append(p.Chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule("").Drop()}})
 	d.prog = p
 	return d, nil
 }
 
-// Refuse has the driver's transactions refused where f returns an error, as the kernel would: whole.
+// Refuse has the driver's transactions refused where f returns an error, as the kernel would:
+// whole.
 func (d *Driver) Refuse(f func(m Message) error) {
 	d.sock.Refuse = func(messages [][]byte, labels []string) error {
 		var err error
@@ -51,7 +55,8 @@ type Message struct {
 	Body  []byte
 }
 
-// OpenRebuilding opens a driver whose first adoption puts a fresh table in the place of the one that is there.
+// OpenRebuilding opens a driver whose first adoption puts a fresh table in the place of the one
+// that is there.
 func OpenRebuilding(o Options) (*Driver, error) {
 	d, err := Open(o)
 	if err == nil {

@@ -1,7 +1,5 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
-
 import (
 	"crypto/sha256"
 	"flag"
@@ -11,13 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
 
 var updateGolden = flag.Bool("update", false, "write the golden file anew")
 
-// A table that another release programmed is adopted without an operation, so what the kernel is told must not change
-// unnoticed: not the layout, a name, a comment nor an order.
+// A table that another release programmed is adopted without an operation, so what the kernel is
+// told must not change unnoticed: not the layout, a name, a comment nor an order.
 func TestProgramIsGolden(t *testing.T) {
 	const file = "testdata/program.golden"
 	var out strings.Builder
@@ -25,43 +25,43 @@ func TestProgramIsGolden(t *testing.T) {
 		fmt.Fprintf(&out, "%s %s %x\n", what, name, sha256.Sum256(content))
 	}
 	for _, policy := range []bool{false, true} {
-		p := newProgram(policy)
-		fmt.Fprintf(&out, "policy %v: %s\n", policy, p.note())
-		for _, s := range p.sets {
+		p := program.New(policy)
+		fmt.Fprintf(&out, "policy %v: %s\n", policy, p.Note())
+		for _, s := range p.Sets {
 			var a nft.Attrs
-			s.Write(&a, TableName)
+			s.Write(&a, program.TableName)
 			line("set", s.Name, a.B)
 		}
-		for _, c := range p.chains {
+		for _, c := range p.Chains {
 			var a nft.Attrs
-			c.Write(&a, TableName)
+			c.Write(&a, program.TableName)
 			for _, r := range c.Rules {
-				r.Write(&a, TableName, c.Name)
+				r.Write(&a, program.TableName, c.Name)
 			}
 			line("chain", c.Name, a.B)
 		}
-		for _, name := range p.counters {
+		for _, name := range p.Counters {
 			fmt.Fprintln(&out, "counter", name)
 		}
 	}
 	for seed := range uint64(8) {
-		p, s := newProgram(true), testState()
+		p, s := program.New(true), testState()
 		if seed%2 == 1 {
-			p.limits = apartLimits
+			p.AskApart()
 		}
 		s.Policy = randomPolicy(rand.New(rand.NewPCG(seed, 1)), state.Device{Index: 2, Name: "deny-a"})
 		sums := map[string]sum{}
-		p.eachElement(s, func(e *nft.Element) {
+		p.EachElement(s, func(e *nft.Element) {
 			n := sums[e.Set.Name]
 			n.add(e)
 			sums[e.Set.Name] = n
 		})
-		uses := newRoster()
-		p.eachRuling(s, uses.use)
+		uses := program.NewChainRefs()
+		p.EachChain(s, uses.Use)
 		line("elements", fmt.Sprint(seed), fmt.Append(nil, sums))
 		all := map[string]string{} // a chain's name stands for its rules; its comment is of who wrote it first
-		for name, e := range uses.chains {
-			all[name] = fmt.Sprint(e.uses, e.rules, e.counters, e.Hook != nil)
+		for name, e := range uses.Chains {
+			all[name] = fmt.Sprint(e.Refs, e.Rules, e.Counters, e.Hook != nil)
 		}
 		line("chains", fmt.Sprint(seed), fmt.Append(nil, all))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -23,7 +24,8 @@ func cidrState(cidrs []netip.Prefix) *state.State {
 	return s
 }
 
-// lists of CIDRs that a node changes between; the kernel refuses some orders in which two intervals' ends are deleted.
+// lists of CIDRs that a node changes between; the kernel refuses some orders in which two
+// intervals' ends are deleted.
 func cidrLists() [][]netip.Prefix {
 	lists := [][]netip.Prefix{
 		prefixes("10.1.0.0/16", "10.3.0.0/16", "fd00:1::/64", "fd00:3::/64"),
@@ -50,8 +52,8 @@ func cidrLists() [][]netip.Prefix {
 	return lists
 }
 
-// TestIntervalsGiveWay goes through lists of CIDRs, by adoptions after a restart, by those of the same driver, and by updates. The
-// kernel holds what is wanted after each.
+// TestIntervalsGiveWay goes through lists of CIDRs, by adoptions after a restart, by those of the
+// same driver, and by updates. The kernel holds what is wanted after each.
 func TestIntervalsGiveWay(t *testing.T) {
 	lists := cidrLists()
 	r := rand.New(rand.NewPCG(3, 4))
@@ -97,14 +99,14 @@ func TestIntervalsGiveWay(t *testing.T) {
 	})
 }
 
-// The kernel takes any list of intervals in place of any other where the set is emptied in the same transaction. This is about
-// the kernel alone, and so quick enough for an emulated one.
+// The kernel takes any list of intervals in place of any other where the set is emptied in the same
+// transaction. This is about the kernel alone, and so quick enough for an emulated one.
 func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 	d := openIn(t, testNS(t), Options{Shared: true})
-	fp := d.prog.fam[0]
-	b := nft.NewBatch(TableName)
+	fp := d.prog.Families[0]
+	b := nft.NewBatch(program.TableName)
 	b.AddTable(0, "")
-	b.AddSet(fp.podCIDRs)
+	b.AddSet(fp.PodCIDRs)
 	if _, err := b.Send(d.sock); err != nil {
 		t.Fatal(err)
 	}
@@ -114,17 +116,17 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 		for range r.IntN(12) {
 			cidrs = append(cidrs, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(r.IntN(4)) << 6, byte(r.IntN(16)) << 4}), 1+r.IntN(16)).Masked())
 		}
-		b := nft.NewBatch(TableName)
-		b.FlushSet(fp.podCIDRs)
+		b := nft.NewBatch(program.TableName)
+		b.FlushSet(fp.PodCIDRs)
 		want := map[nft.ElementKey]nft.Element{}
-		fp.cidrElements(fp.podCIDRs, cidrs, func(e *nft.Element) {
+		fp.CIDRElements(fp.PodCIDRs, cidrs, func(e *nft.Element) {
 			b.Add(e)
 			want[e.ElementKey] = *e
 		})
 		if _, err := b.Send(d.sock); err != nil {
 			t.Fatalf("change %d, to %v: %v\n%s", i, cidrs, err, b)
 		}
-		have, err := d.content(t.Context(), fp.podCIDRs)
+		have, err := d.content(t.Context(), fp.PodCIDRs)
 		if err != nil || !maps.EqualFunc(have, want, func(a, b nft.Element) bool { return a.SameValue(&b) }) {
 			t.Fatalf("change %d, to %v: the kernel holds %v: %v", i, cidrs, slices.Collect(maps.Keys(have)), err)
 		}

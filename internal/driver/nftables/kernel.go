@@ -1,7 +1,5 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
-
 import (
 	"context"
 	"errors"
@@ -9,6 +7,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 )
 
 // found is what the kernel holds of ours.
@@ -19,13 +20,13 @@ type found struct {
 
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
 func (d *Driver) read(ctx context.Context) (*found, error) {
-	t, err := d.sock.ReadTable(ctx, TableName)
+	t, err := d.sock.ReadTable(ctx, program.TableName)
 	if t == nil || err != nil {
 		return nil, err
 	}
 	have := &found{t, map[uint32]string{}}
-	if _, ok := have.Sets[d.prog.notes.Name]; ok {
-		err = d.sock.ReadSet(ctx, TableName, d.prog.notes, func(e nft.Element) {
+	if _, ok := have.Sets[d.prog.Notes.Name]; ok {
+		err = d.sock.ReadSet(ctx, program.TableName, d.prog.Notes, func(e nft.Element) {
 			have.notes[nft.NativeUint32(e.Key[:4])] = e.Comment
 		})
 	}
@@ -38,16 +39,16 @@ func (d *Driver) read(ctx context.Context) (*found, error) {
 // content is all that the kernel holds in the set.
 func (d *Driver) content(ctx context.Context, s *nft.Set) (map[nft.ElementKey]nft.Element, error) {
 	elements := map[nft.ElementKey]nft.Element{}
-	err := d.sock.ReadSet(ctx, TableName, s, func(e nft.Element) { elements[e.ElementKey] = e })
+	err := d.sock.ReadSet(ctx, program.TableName, s, func(e nft.Element) { elements[e.ElementKey] = e })
 	return elements, err
 }
 
 // doubtInterval is how long after the last adoption a doubt is reason for another.
 const doubtInterval = time.Minute
 
-// Tampered implements driver.Driver. A table with an owner cannot be touched by
-// others. Otherwise the generation tells of a transaction of any program; then the
-// rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for an adoption once a minute.
+// Tampered implements driver.Driver. A table with an owner cannot be touched by others. Otherwise
+// the generation tells of a transaction of any program; then the rules are counted. What changed
+// within the sets cannot be told so cheaply: it may be reason for an adoption once a minute.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,7 +61,7 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	}
 	if gen != d.gen {
 		counts := map[string]int{}
-		err = d.sock.CountRules(ctx, TableName, counts)
+		err = d.sock.CountRules(ctx, program.TableName, counts)
 		if errors.Is(err, nft.ErrInterrupted) {
 			return false, nil // asked again soon
 		}
@@ -84,8 +85,8 @@ func sumOf(counts map[string]int) (n int) {
 
 // rules is the number of rules that the table should have.
 func (d *Driver) rules() int {
-	n := d.roster.ruleCount()
-	for _, c := range d.prog.chains {
+	n := d.chainRefs.RuleCount()
+	for _, c := range d.prog.Chains {
 		n += len(c.Rules)
 	}
 	return n
@@ -95,7 +96,7 @@ func (d *Driver) rules() int {
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, table := range []string{TableName, nextTable} {
+	for _, table := range []string{program.TableName, nextTable} {
 		have, err := d.sock.ReadFlags(ctx, table)
 		switch {
 		case err != nil:

@@ -9,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -26,17 +27,17 @@ func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, err
 			return found, nil
 		}
 		if !errors.Is(err, nft.ErrInterrupted) || try == 10 {
-			return nil, fmt.Errorf("list frontends of table inet %s: %w", TableName, err)
+			return nil, fmt.Errorf("list frontends of table inet %s: %w", program.TableName, err)
 		}
 	}
 }
 
 func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
 	found := map[state.FrontendKey]bool{}
-	for _, fp := range d.prog.fam {
-		err := d.sock.ReadSet(ctx, TableName, fp.frontends, func(e nft.Element) {
-			if key, ok := d.prog.frontend(&e); ok {
-				found[key] = e.Verdict.Code == unix.NFT_GOTO && e.Verdict.Chain != fp.ip.Name+"-reject"
+	for _, fp := range d.prog.Families {
+		err := d.sock.ReadSet(ctx, program.TableName, fp.Frontends, func(e nft.Element) {
+			if key, ok := d.prog.Frontend(&e); ok {
+				found[key] = fp.Served(&e)
 			}
 		})
 		if err != nil && !errors.Is(err, unix.ENOENT) {

@@ -1,8 +1,10 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
-
-import "sluice.dev/sluice/internal/state"
+import (
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/state"
+)
 
 // parts are parts of the state: those of one table can be adopted and changed apart.
 type parts struct{ services, policy bool }
@@ -16,8 +18,8 @@ func (p parts) without(of parts) parts {
 }
 
 // has reports whether a set is of one of the parts.
-func (p parts) has(prog *program, s *nft.Set) bool {
-	if prog.ofPolicy(s) {
+func (p parts) has(prog *program.Program, s *nft.Set) bool {
+	if prog.OfPolicy(s) {
 		return p.policy
 	}
 	return p.services

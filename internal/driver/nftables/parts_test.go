@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// While no change of policy gets through, services are changed and adopted as ever; and the other way
-// round. Once it gets through, all is in the kernel.
+// While no change of policy gets through, services are changed and adopted as ever; and the other
+// way round. Once it gets through, all is in the kernel.
 func TestPartsFailApart(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		for name, failing := range map[string]parts{"policy fails": {policy: true}, "services fail": {services: true}} {
@@ -50,7 +50,7 @@ func TestPartsFailApart(t *testing.T) {
 						t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
 					}
 				}
-				frontends, pods := d.prog.fam[0].frontends, d.prog.fam[0].policy.to
+				frontends, pods := d.prog.Families[0].Frontends, d.prog.Families[0].Policy.To
 				attempt(state.Delta{}, false)
 				holds(frontends, 0)
 				holds(pods, 2)
@@ -60,8 +60,8 @@ func TestPartsFailApart(t *testing.T) {
 						return nil
 					}
 					name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-					for _, s := range d.prog.sets {
-						if s.Name == name && s != d.prog.notes && failing.has(d.prog, s) {
+					for _, s := range d.prog.Sets {
+						if s.Name == name && s != d.prog.Notes && failing.has(d.prog, s) {
 							return unix.EAGAIN // nothing that the kernel refuses for what it is
 						}
 					}
@@ -101,8 +101,8 @@ func TestPartsFailApart(t *testing.T) {
 	})
 }
 
-// A part cannot be adopted apart where the program has to be written: into a kernel that has none, has
-// another one, or has lost it.
+// A part cannot be adopted apart where the program has to be written: into a kernel that has none,
+// has another one, or has lost it.
 func TestWholeIsNeeded(t *testing.T) {
 	ns, want := testNS(t), isolated()
 	o := Options{Options: driver.Options{Policy: true}, Shared: true}

@@ -1,17 +1,18 @@
 package nftables
 
-import "sluice.dev/sluice/internal/driver/nftables/nft"
-
 import (
 	"context"
 	"net/netip"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// rememberOthers has a table that is new begin with what another program remembers of clients, so that
-// those stay where they are. It is part of the transaction that creates the table: no connection finds it without.
+// rememberOthers has a table that is new begin with what another program remembers of clients, so
+// that those stay where they are. It is part of the transaction that creates the table: no
+// connection finds it without.
 func (a *adoption) rememberOthers(ctx context.Context) {
 	if a.d.remembered == nil {
 		return
@@ -28,16 +29,14 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 			if r.Service != (model.Name{}) && (r.Service != f.Service || r.Port != f.Port) || r.Client.Is4() != k.Addr.Is4() {
 				continue
 			}
-			fp := a.d.prog.family(k.Addr.Is4())
-			e := nft.Element{Set: fp.affinity}
-			e.Append(fp.ip.Addr(r.Client)...)
-			e.AppendDestination(fp.ip, k.Addr, uint8(k.Protocol), k.Port)
-			e.SetAddrPort(fp.ip, r.Backend)
-			if seen[e.ElementKey] || !fp.remembersRight(a.want, &e) {
+			fp := a.d.prog.Family(k.Addr.Is4())
+			e := fp.AffinityElement(fp.IP.Addr(r.Client), k)
+			e.SetAddrPort(fp.IP, r.Backend)
+			if seen[e.ElementKey] || !remembersRight(a.want, fp, &e) {
 				continue
 			}
 			seen[e.ElementKey] = true
-			e.Life = &nft.Life{Timeout: affinity(f), Expires: affinity(f)}
+			e.Life = &nft.Life{Timeout: program.AffinityTimeout(f), Expires: program.AffinityTimeout(f)}
 			if r.Left > 0 {
 				e.Life.Expires = min(r.Left, e.Life.Timeout)
 			}
@@ -55,7 +54,7 @@ type protocolBackend struct {
 func (a *adoption) affineFrontends() map[protocolBackend][]state.FrontendKey {
 	by := map[protocolBackend][]state.FrontendKey{}
 	for k, f := range a.want.Services.Frontends {
-		if affinity(f) == 0 {
+		if program.AffinityTimeout(f) == 0 {
 			continue
 		}
 		for _, b := range f.Backends {

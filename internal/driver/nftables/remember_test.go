@@ -12,11 +12,13 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// A new table begins with what another program remembers of clients, as far as it is right; one that is there does not ask.
+// A new table begins with what another program remembers of clients, as far as it is right; one
+// that is there does not ask.
 func TestRememberOthers(t *testing.T) {
 	ns := testNS(t)
 	one, two := netip.MustParseAddrPort("10.244.1.2:8080"), netip.MustParseAddrPort("10.244.2.2:8080")
@@ -51,7 +53,7 @@ func TestRememberOthers(t *testing.T) {
 	if asked != 1 {
 		t.Errorf("asked %d times, want once", asked)
 	}
-	out, err := ns.Run("nft", "list", "map", "inet", TableName, "ip-affinity")
+	out, err := ns.Run("nft", "list", "map", "inet", program.TableName, "ip-affinity")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// While something is kept, a pod has neither the programs of a dead one that had its address, nor stays as open
-// as it was when no policy was known for it.
+// While something is kept, a pod has neither the programs of a dead one that had its address, nor
+// stays as open as it was when no policy was known for it.
 func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 	closed, open := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
 	for name, c := range map[string]struct {
@@ -64,7 +64,7 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 // ingressOf is what the kernel has for packets to the address.
 func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 	t.Helper()
-	content, err := d.content(t.Context(), d.prog.family(a.Is4()).policy.to)
+	content, err := d.content(t.Context(), d.prog.Family(a.Is4()).Policy.To)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,8 +77,8 @@ func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 	return nft.Verdict{}
 }
 
-// A change that cannot be made in two transactions, as what is new and what is old do not go together, is made in one, and what
-// comes of it is the same.
+// A change that cannot be made in two transactions, as what is new and what is old do not go
+// together, is made in one, and what comes of it is the same.
 func TestTwiceInOne(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true

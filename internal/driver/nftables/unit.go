@@ -7,10 +7,11 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file names the parts of a state and of a delta that the kernel can take apart from each other.
+// This file names the parts of a state and of a delta that the kernel can take apart from each
+// other.
 
-// unit is a part that is programmed or set aside as a whole: an entry of one of the maps of a State,
-// or a field that is none.
+// unit is a part that is programmed or set aside as a whole: an entry of one of the maps of a
+// State, or a field that is none.
 type unit struct {
 	kind unitKind
 	key  any
@@ -18,7 +19,8 @@ type unit struct {
 
 type unitKind uint8
 
-// The kinds, in the order in which a delta that is carried out in parts is: what is looked up before what looks it up.
+// The kinds, in the order in which a delta that is carried out in parts is: what is looked up
+// before what looks it up.
 const (
 	settingsUnit unitKind = iota
 	clusterIPUnit
@@ -51,7 +53,8 @@ type fieldOf interface {
 	// wanted reports whether the delta names the unit and does not only take from it.
 	wanted(d *state.Delta, key any) bool
 	forget(d *state.Delta, key any)
-	// move has one delta say what another says of the unit. Members that are taken from what is there already leave it.
+	// move has one delta say what another says of the unit. Members that are taken from what is
+	// there already leave it.
 	move(from *state.Delta, key any, to *state.Delta)
 	// read has the delta make the unit what it is in the state; false: it is not there.
 	read(s *state.State, key any, to *state.Delta) bool

@@ -1,5 +1,6 @@
-// Package nft is nf_tables on the wire: messages and their attributes, transactions, sets with their elements, chains with
-// their rules, and what the kernel holds of them. It knows nothing of services or policies.
+// Package nft is nf_tables on the wire: messages and their attributes, transactions, sets with
+// their elements, chains with their rules, and what the kernel holds of them. It knows nothing of
+// services or policies.
 package nft
 
 import (
@@ -97,6 +98,7 @@ func beUint32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
+// NativeUint32 reads a number in host byte order, as user data and marks have it.
 func NativeUint32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 // userdata is the type-length-value format in which nft keeps comments and

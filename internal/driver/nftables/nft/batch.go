@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is a transaction, encoded as it is built: what the kernel does with
-// it, it does at once or not at all. Where chains come or go it is three, each of them safe for traffic. It prints itself and
-// can be sent once.
+// Batch is a transaction, encoded as it is built: the kernel carries it out at once or not at all.
+// Where chains come or go it is three transactions, each of them safe for traffic. It prints itself
+// and can be sent once.
 //
-// Its parts are carried out in this order: notes that are no longer true, before, deletions, additions, after,
-// notes. Elements are gathered by set, many to a message. The rules come before the
-// elements: a rule that is bound to a filled map costs the kernel a walk of the map.
+// Its parts are carried out in this order: notes that are no longer true, Before, deletions,
+// additions, After, notes. Elements are gathered by set, many to a message. The rules come before
+// the elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 type Batch struct {
 	Table                string
 	Before, After        part
@@ -25,19 +25,21 @@ type Batch struct {
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
 
-	// stepwise: chains that are new, and what they look up, are there in a transaction of their own before anything
-	// leads to them, and those that go, with what they look up, in one after nothing does. A packet keeps the rules that it
-	// began with, but finds the elements of the moment; so one that is on its way would enter a chain that has no rules for it
-	// yet, and come out of its end, or look in an old chain for elements that are gone. For the same reason the last is sent only when
-	// the packets that were on their way during the one before have arrived.
+	// Stepwise: one transaction creates the new chains and what they look up, the next leads
+	// packets to them and away from the old ones, and a last one removes the old chains and what
+	// those look up. A packet sees one generation of the ruleset, but the current elements of its
+	// sets: in one transaction, a packet on its way could enter a chain that has no rules for it
+	// yet, or look in an old chain for elements that are gone. For the same reason the last one is
+	// sent only when the packets that were on their way during the one before have passed.
 	Stepwise bool
 	AtOnce   bool // never stepwise
-	// fresh: the table is new. Packets enter it in a transaction of its own, once all that they look up is there: the kernel
-	// shows some sets' elements a moment after the others', and who finds a frontend but not yet its source ranges would be dropped.
+	// Fresh: the table is new. A second transaction creates the chains that packets enter by
+	// themselves, once all that packets look up is there: the kernel shows some sets' elements a
+	// moment after the others'.
 	Fresh bool
 
-	// closed: its base chains accept everything, before their rules, and those of type nat are not there: it can be filled, and no packet
-	// is judged by it.
+	// Closed: the base chains accept everything, before their rules, and there are none of type
+	// nat: the table can be filled without any effect on packets.
 	Closed bool
 
 	labels  []string // what each message does; its sequence number is the index here
@@ -50,6 +52,7 @@ type part struct {
 	message, list int // where the open message and its element list begin; message is -1 if none is open
 }
 
+// NewBatch returns an empty batch for the table.
 func NewBatch(table string) *Batch {
 	b := &Batch{Table: table, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{}}
 	for _, p := range []*part{&b.Before, &b.entries, &b.After, &b.unnoted, &b.notes} {
@@ -83,10 +86,12 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 	b.Changes++
 }
 
+// Add and Delete add an element to its set, and delete it.
 func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
 func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
 
-// Note replaces an element after, or takes it out before, all else of the batch, and is no change to people; old and now may be nil.
+// Note replaces an element that says something of the table: it deletes old before all else of the
+// batch, and adds now after all else. Neither counts as a change; both may be nil.
 func (b *Batch) Note(old, now *Element) {
 	if old != nil {
 		b.element(&b.unnoted, old, true)
@@ -144,6 +149,7 @@ func (b *Batch) AddTable(flags uint32, comment string) {
 	})
 }
 
+// DeleteTable deletes the table with all that is in it, after all else.
 func (b *Batch) DeleteTable() {
 	b.do(&b.After, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+b.Table, b.tableName)
 }
@@ -156,6 +162,8 @@ func (b *Batch) partFor(c Chain) *part {
 	return &b.Before
 }
 
+// AddChain creates a chain without its rules: all chains come before the first rule that refers to
+// one.
 func (b *Batch) AddChain(c Chain) {
 	if b.leavesOut(c) {
 		return
@@ -166,6 +174,7 @@ func (b *Batch) AddChain(c Chain) {
 // leavesOut reports whether the chain is not there as long as the table is closed.
 func (b *Batch) leavesOut(c Chain) bool { return b.Closed && c.Hook != nil && c.Hook.Type == TypeNAT }
 
+// AddRules appends the rules of a chain to it.
 func (b *Batch) AddRules(c Chain) {
 	if b.leavesOut(c) {
 		return
@@ -204,10 +213,12 @@ func (b *Batch) DeleteChain(p *part, name string) {
 	})
 }
 
+// AddSet creates a set without elements.
 func (b *Batch) AddSet(s *Set) {
 	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *Attrs) { s.Write(a, b.Table) })
 }
 
+// DeleteSet deletes a set with its elements; nothing may refer to it.
 func (b *Batch) DeleteSet(p *part, name string) {
 	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *Attrs) {
 		a.str(unix.NFTA_SET_TABLE, b.Table)
@@ -227,6 +238,7 @@ func (b *Batch) FlushSet(s *Set) {
 	})
 }
 
+// AddCounter creates a named counter.
 func (b *Batch) AddCounter(name string) {
 	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *Attrs) {
 		b.counter(a, name)
@@ -234,6 +246,7 @@ func (b *Batch) AddCounter(name string) {
 	})
 }
 
+// DeleteCounter deletes a named counter, which no rule may use.
 func (b *Batch) DeleteCounter(name string) {
 	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *Attrs) { b.counter(a, name) })
 }
@@ -347,9 +360,9 @@ func (p *part) printElements(out *strings.Builder, verb string, s *Set) {
 	})
 }
 
-// Send commits the batch and returns the number of transactions that it took: up to three, none if it
-// is empty. Where the first of several fails, as elements are in the way that a later one would have removed, nothing has happened,
-// and all of it is tried as one.
+// Send commits the batch and returns the number of transactions that it took: up to three, none if
+// it is empty. Where the first of several fails, as elements are in the way that a later one would
+// have removed, nothing has happened, and all of it is tried as one.
 func (b *Batch) Send(s *Socket) (sent uint32, err error) {
 	sent, err = b.sendAll(s)
 	if err != nil && b.Stepwise && sent == 0 {

@@ -22,13 +22,14 @@ type Hook struct {
 // Ingress is the hook number NF_INET_INGRESS of linux/netfilter.h (Linux 5.10).
 const Ingress = 5
 
-// TypeNAT is the type of base chains that see the first packet of a connection alone, and may translate it; those of typeFilter
-// see all packets.
+// TypeNAT is the type of base chains that see the first packet of a connection alone, and may
+// translate it; those of typeFilter see all packets.
 const (
 	TypeNAT    = "nat"
 	typeFilter = "filter"
 )
 
+// NATHook and FilterHook are hooks of the two types, by number (unix.NF_INET_…) and priority.
 func NATHook(num uint32, priority int32) *Hook    { return &Hook{TypeNAT, num, priority, ""} }
 func FilterHook(num uint32, priority int32) *Hook { return &Hook{typeFilter, num, priority, ""} }
 
@@ -37,6 +38,7 @@ func IngressHook(device string, priority int32) *Hook {
 	return &Hook{typeFilter, Ingress, priority, device}
 }
 
+// Write appends the attributes that create the chain.
 func (c Chain) Write(a *Attrs, table string) {
 	a.str(unix.NFTA_CHAIN_TABLE, table)
 	a.str(unix.NFTA_CHAIN_NAME, c.Name)

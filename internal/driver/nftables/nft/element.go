@@ -40,8 +40,10 @@ type Verdict struct {
 	Chain string
 }
 
+// Goto is the verdict that goes to a chain, and does not come back.
 func Goto(chain string) Verdict { return Verdict{unix.NFT_GOTO, chain} }
 
+// Jump is the verdict that jumps to a chain.
 func Jump(chain string) Verdict { return Verdict{unix.NFT_JUMP, chain} }
 
 var (
@@ -49,6 +51,7 @@ var (
 	Return = Verdict{Code: unix.NFT_RETURN}
 )
 
+// Append appends bytes as they are; a field takes whole registers of four.
 func (k *ElementKey) Append(b ...byte) {
 	k.KeyLen += uint8(copy(k.Key[k.KeyLen:], b))
 }
@@ -70,6 +73,7 @@ func (k *ElementKey) AppendDestination(f Family, addr netip.Addr, proto uint8, p
 	k.AppendPort(port)
 }
 
+// SetAddrPort sets the data of a map to address and port.
 func (e *Element) SetAddrPort(f Family, to netip.AddrPort) {
 	n := copy(e.Data[:], f.Addr(to.Addr()))
 	binary.BigEndian.PutUint16(e.Data[n:], to.Port())

@@ -90,7 +90,8 @@ var (
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),
 	}
-	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too: no rule needs to ask for that first.
+	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too:
+	// no rule needs to ask for that first.
 	CtOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
 	// Number is the place of a backend in its frontend's list; each pick
 	// rule draws it in its own way.
@@ -163,6 +164,7 @@ func Masked(f Field, bits int) Field {
 	return f
 }
 
+// Version is 4 or 6.
 func (f Family) Version() int {
 	if f.Bits == IPv4.Bits {
 		return 4

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule is a sequence of expressions, built left to right as nft prints it, and encoded as it is built.
+// Rule is a sequence of expressions, built left to right as nft prints it, and encoded as it is
+// built.
 type Rule struct {
 	Comment string
 	exprs   Attrs
@@ -27,6 +28,7 @@ type Expression struct {
 // rule builds its keys.
 const firstRegister = unix.NFT_REG32_00
 
+// NewRule returns a rule without expressions.
 func NewRule(comment string) Rule { return Rule{Comment: comment} }
 
 // libExpr is an expression that google/nftables knows how to write.
@@ -57,6 +59,7 @@ func (e Expression) write(a *Attrs) {
 	a.end(elem)
 }
 
+// Write appends the attributes that create the rule.
 func (r Rule) Write(a *Attrs, table, chain string) {
 	a.str(unix.NFTA_RULE_TABLE, table)
 	a.str(unix.NFTA_RULE_CHAIN, chain)
@@ -70,6 +73,7 @@ func (r Rule) Write(a *Attrs, table, chain string) {
 	}
 }
 
+// Add appends expressions.
 func (r Rule) Add(e ...expr.Any) Rule {
 	for _, e := range e {
 		r = r.Append(libExpr(e))
@@ -77,8 +81,8 @@ func (r Rule) Add(e ...expr.Any) Rule {
 	return r
 }
 
-// Append appends an expression. It leaves rules as they are that began like r: it copies what it has in common with them where one of them
-// went on already.
+// Append appends an expression. It leaves rules as they are that began like r: it copies what it has
+// in common with them where one of them went on already.
 func (r Rule) Append(e Expression) Rule {
 	if r.end == nil || *r.end != len(r.exprs.B) {
 		r.exprs.B, r.end = append(make([]byte, 0, len(r.exprs.B)+ruleRoom), r.exprs.B...), new(int)
@@ -116,14 +120,17 @@ func (r Rule) compare(op expr.CmpOp, v []byte) Rule {
 	return r.Add(&expr.Cmp{Op: op, Register: firstRegister, Data: v})
 }
 
+// Family goes on if the packet is of the family.
 func (r Rule) Family(f Family) Rule {
 	return r.Add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: firstRegister}).compare(expr.CmpOpEq, []byte{f.num})
 }
 
+// Proto goes on if the packet is of the transport protocol.
 func (r Rule) Proto(p uint8) Rule {
 	return r.Add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpEq, []byte{p})
 }
 
+// NotProto goes on if the packet is of another transport protocol.
 func (r Rule) NotProto(p uint8) Rule {
 	return r.Add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}).compare(expr.CmpOpNeq, []byte{p})
 }
@@ -146,7 +153,8 @@ func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {
 	return r.Add(&expr.Ct{Key: key, Register: firstRegister}, bitwise(mask, zero)).compare(op, zero)
 }
 
-// CtLabel goes on if the connection's label equals (or differs from) the value; a label is one bit of sixteen bytes.
+// CtLabel goes on if the connection's label equals (or differs from) the value; a label is one bit
+// of sixteen bytes.
 func (r Rule) CtLabel(op expr.CmpOp, label []byte) Rule {
 	return r.Add(&expr.Ct{Key: expr.CtKeyLABELS, Register: firstRegister}, bitwise(label, make([]byte, len(label)))).compare(op, label)
 }
@@ -191,7 +199,8 @@ func (r Rule) ICMPType(from, to byte) Rule { return r.Between(ICMPType, []byte{f
 // Device goes on if the packet came in (or leaves) by the interface.
 func (r Rule) Device(by Field, index uint32) Rule { return r.Is(expr.CmpOpEq, by, hostUint32(index)) }
 
-// WrongWay goes on if the way back to the source does not lead through the interface that the packet came in by.
+// WrongWay goes on if the way back to the source does not lead through the interface that the
+// packet came in by.
 func (r Rule) WrongWay() Rule {
 	return r.Add(&expr.Fib{Register: firstRegister, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true, ResultOIF: true}).
 		compare(expr.CmpOpEq, []byte{0})
@@ -207,13 +216,13 @@ func (r Rule) FromNode(yes bool) Rule {
 }
 
 // In goes on if the key is in the set.
-func (r Rule) In(key []Field, s *Set) Rule {
+func (r Rule) In(s *Set, key ...Field) Rule {
 	r.load(key)
 	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID})
 }
 
 // NotIn goes on if the key is not in the set.
-func (r Rule) NotIn(key []Field, s *Set) Rule {
+func (r Rule) NotIn(s *Set, key ...Field) Rule {
 	r.load(key)
 	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, Invert: true})
 }
@@ -226,13 +235,13 @@ func (r Rule) Lookup(id uint32, s *Set, not bool, fields ...Field) Rule {
 }
 
 // Vmap does what the map says for the key, and goes on if it has none.
-func (r Rule) Vmap(key []Field, s *Set) Rule {
+func (r Rule) Vmap(s *Set, key ...Field) Rule {
 	r.load(key)
 	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
 
 // DNAT translates to what the map holds for the key, if it does.
-func (r Rule) DNAT(f Family, s *Set, key []Field) Rule {
+func (r Rule) DNAT(f Family, s *Set, key ...Field) Rule {
 	r.load(key)
 	return r.translate(f, s)
 }
@@ -248,8 +257,9 @@ func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 	return r.translate(f, s)
 }
 
-// Constant puts a number into the first register. It is written as a hash modulo one: nft can list that in a
-// key, which it can not an immediate value, and it touches no memory that processors share, as a counter modulo one does.
+// Constant puts a number into the first register. It is written as a hash modulo one: nft can list
+// that in a key, which it can not an immediate value, and it touches no memory that processors
+// share, as a counter modulo one does.
 func (r Rule) Constant(n uint32) Rule {
 	const scratch = firstRegister + 8
 	r.loadAt(scratch, []Field{fieldFamily})
@@ -266,7 +276,8 @@ func (r Rule) translate(f Family, s *Set) Rule {
 // Delete removes the key from a map that packets fill.
 func (r Rule) Delete(s *Set, key, data []Field) Rule { return r.dynset(dynsetDelete, s, 0, key, data) }
 
-// Update stores the data under the key for the time-out; where the key is there already, it renews the time and leaves the data.
+// Update stores the data under the key for the time-out; where the key is there already, it renews
+// the time and leaves the data.
 func (r Rule) Update(s *Set, d time.Duration, key, data []Field) Rule {
 	return r.dynset(unix.NFT_DYNSET_OP_UPDATE, s, d, key, data)
 }
@@ -277,15 +288,17 @@ func (r Rule) dynset(op uint32, s *Set, d time.Duration, key, values []Field) Ru
 	return r.Add(&expr.Dynset{SrcRegKey: firstRegister, SrcRegData: data, SetName: s.Name, SetID: s.ID, Operation: op, Timeout: d})
 }
 
-// HasData goes on if the map holds data for the key whose first bytes, as many as zero has, are not zero. (Kernels before 6.5
-// take no look-up of a map's key alone. nft lists the zero as of an invalid type.)
+// HasData goes on if the map holds data for the key whose first bytes, as many as zero has, are not
+// zero. (Kernels before 6.5 take no look-up of a map's key alone. nft lists the zero as of an
+// invalid type.)
 func (r Rule) HasData(s *Set, zero []byte, key []Field) Rule {
 	r.load(key)
 	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister}).
 		compare(expr.CmpOpNeq, zero)
 }
 
-// OverLimit goes on if packets with the key came more often than the rate, and forgets the key after the time-out.
+// OverLimit goes on if packets with the key came more often than the rate, and forgets the key
+// after the time-out.
 func (r Rule) OverLimit(s *Set, rate uint64, burst uint32, d time.Duration, key []Field) Rule {
 	r.load(key)
 	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true}
@@ -298,6 +311,7 @@ func (r Rule) Count(name string) Rule { return r.Add(&expr.Objref{Type: objectCo
 // Masquerade takes a random source port: predictable ones collide under load, and can be guessed.
 func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
 
+// RejectTCP answers with a reset.
 func (r Rule) RejectTCP() Rule {
 	return r.Add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 }
@@ -307,15 +321,22 @@ func (r Rule) Reject() Rule {
 	return r.Add(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
 }
 
-func (r Rule) Drop() Rule   { return r.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
+// Drop ends the packet.
+func (r Rule) Drop() Rule { return r.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
+
+// Accept ends the base chain; the packet goes on to the next.
 func (r Rule) Accept() Rule { return r.Add(&expr.Verdict{Kind: expr.VerdictAccept}) }
 
+// Jump goes on in a chain, and behind this rule when that ends or returns.
 func (r Rule) Jump(to string) Rule {
 	return r.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: to})
 }
 
+// Goto goes on in a chain, and when that ends or returns, where the chain of this rule was jumped
+// to.
 func (r Rule) Goto(to string) Rule {
 	return r.Add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: to})
 }
 
+// Return goes back to where the chain was jumped to.
 func (r Rule) Return() Rule { return r.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }

@@ -51,6 +51,7 @@ const (
 // verdictType is the datatype of verdicts in NFTA_SET_DATA_TYPE.
 const verdictType = 0xffffff00
 
+// KeySize is the number of bytes that the fields take in a key.
 func KeySize(fields []Field) (n int) {
 	for _, f := range fields {
 		n += 4 * f.registers()
@@ -85,6 +86,7 @@ func (s *Set) flags() (flags uint32) {
 // SetType is the type of a set as far as it matters for keeping its elements.
 type SetType struct{ keyType, keyLen, dataType, dataLen, flags uint32 }
 
+// Type is the type that the set should have in the kernel.
 func (s *Set) Type() SetType {
 	d := SetType{keyType: magic(s.Key), keyLen: uint32(KeySize(s.Key)), flags: s.flags()}
 	switch {
@@ -96,8 +98,8 @@ func (s *Set) Type() SetType {
 	return d
 }
 
-// Ranges reports whether each element of the set is one end of an interval. The kernel refuses some orders in which
-// single ends are deleted, so such a set is never changed but written anew.
+// Ranges reports whether each element of the set is one end of an interval. The kernel refuses some
+// orders in which single ends are deleted, so such a set is never changed but written anew.
 func (s *Set) Ranges() bool { return s.Interval && len(s.Key) == 1 }
 
 // Write appends the attributes that create the set.

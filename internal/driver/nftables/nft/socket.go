@@ -22,7 +22,8 @@ type Socket struct {
 	seq  uint32 // of requests; batches count from 0
 	recv []byte
 
-	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it does not take.
+	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it
+	// does not take.
 	Refuse func(messages [][]byte, labels []string) error
 }
 
@@ -31,6 +32,7 @@ const (
 	recvBuffer = 8 << 20
 )
 
+// Dial opens a socket in the network namespace of the calling thread.
 func Dial() (*Socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -64,6 +66,7 @@ func (s *Socket) configure() error {
 	return unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 }
 
+// Close closes the socket. A table that it owns stays if it has FlagPersist.
 func (s *Socket) Close() error { return unix.Close(s.fd) }
 
 func (s *Socket) nextSeq() uint32 {
@@ -122,7 +125,7 @@ func (m message) errno() error {
 
 // get sends one request of the nf_tables subsystem and calls f with the payload
 // (after nfgenmsg) of each answer. A dump that was interrupted by a change
-// returns errInterrupted.
+// returns ErrInterrupted.
 func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8, body []byte, f func(payload []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -240,7 +243,8 @@ func Answer(what string, err error) error {
 	return &Error{what, errno}
 }
 
-// batchError is why a batch could not be sent. One that is too long is refused like one of which the kernel does not take a part.
+// batchError is why a batch could not be sent. One that is too long is refused like one of which
+// the kernel does not take a part.
 func batchError(err error) error {
 	const what = "send batch to kernel"
 	switch {

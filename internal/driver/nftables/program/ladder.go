@@ -1,4 +1,4 @@
-package nftables
+package program
 
 import "slices"
 

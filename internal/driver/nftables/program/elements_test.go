@@ -1,6 +1,4 @@
-package nftables
-
-import "sluice.dev/sluice/internal/driver/nftables/nft"
+package program
 
 import (
 	"net/netip"
@@ -9,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -86,13 +85,13 @@ func TestFrontendElements(t *testing.T) {
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 	}
-	p := newProgram(false)
+	p := New(false)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := state.New()
 			s.Services.Settings.MasqueradeAll = true
 			s.Services.Frontends[vip] = &tt.frontend
-			got := printed(func(yield func(*nft.Element)) { p.eachElement(s, yield) })
+			got := printed(func(yield func(*nft.Element)) { p.EachElement(s, yield) })
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 			}
@@ -101,9 +100,9 @@ func TestFrontendElements(t *testing.T) {
 }
 
 func TestSettingsElements(t *testing.T) {
-	p := newProgram(false)
+	p := New(false)
 	got := printed(func(yield func(*nft.Element)) {
-		p.settingsElements(state.Settings{
+		p.SettingsElements(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
 			ClusterCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "255.0.0.0/8"),
 			LocalCIDRs:   prefixes("10.1.0.0/16"),
@@ -119,14 +118,14 @@ func TestSettingsElements(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if got := printed(func(yield func(*nft.Element)) { p.settingsElements(state.Settings{MasqueradeAll: true}, yield) }); len(got) != 0 {
+	if got := printed(func(yield func(*nft.Element)) { p.SettingsElements(state.Settings{MasqueradeAll: true}, yield) }); len(got) != 0 {
 		t.Errorf("masquerade all, but these sources are kept: %v", got)
 	}
 }
 
 // The kernel's answer to a listing must read back as what was written.
 func TestElementRoundTrip(t *testing.T) {
-	p := newProgram(false)
+	p := New(false)
 	s := state.New()
 	for _, vip := range []string{"10.96.0.1", "fd00:96::1"} {
 		a := netip.MustParseAddr(vip)
@@ -142,7 +141,7 @@ func TestElementRoundTrip(t *testing.T) {
 		s.Services.Hairpins[a] = struct{}{}
 	}
 	s.Services.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
-	p.eachElement(s, func(e *nft.Element) {
+	p.EachElement(s, func(e *nft.Element) {
 		var a nft.Attrs
 		e.Write(&a, false)
 		nft.EachAttr(a.B, func(_ uint16, v []byte) bool {

@@ -1,12 +1,11 @@
-package nftables
-
-import "sluice.dev/sluice/internal/driver/nftables/nft"
+package program
 
 import (
 	"encoding/binary"
 	"slices"
 
 	"github.com/google/nftables/expr"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -31,8 +30,9 @@ type inSet struct {
 func (s inSet) test(r nft.Rule) nft.Rule { return r.Lookup(uint32(s.id), s.set, false, s.fields...) }
 func (s inSet) not(r nft.Rule) nft.Rule  { return r.Lookup(uint32(s.id), s.set, true, s.fields...) }
 
-// matches returns rules, without an end, of which one goes on if s matches. None: s matches nothing here.
-func (w *writer) matches(d *draft, f nft.Family, s *state.Rule, comment string) []nft.Rule {
+// matches returns rules, without an end, of which one goes on if s matches. None: s matches nothing
+// here.
+func (w *programWriter) matches(d *draft, f nft.Family, s *state.Rule, comment string) []nft.Rule {
 	q := w.family(f).ask(s)
 	if slices.ContainsFunc(q.oneOf, func(tests []test) bool { return len(tests) == 0 }) {
 		return nil
@@ -44,7 +44,7 @@ func (w *writer) matches(d *draft, f nft.Family, s *state.Rule, comment string) 
 	first, chain := q.apart(f, w.limits)
 	d.jump(first, chain)
 	d.marks = true
-	return []nft.Rule{nft.NewRule(comment).Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing)}
+	return []nft.Rule{rule(comment).Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing)}
 }
 
 // inline multiplies out; nil: that is more rules, or longer ones, than is good.
@@ -76,9 +76,10 @@ func (q question) inline(l limits) []nft.Rule {
 	return rules
 }
 
-// apart asks in a chain of its own, which leaves yes or nothing: one list of tests after the other, each in
-// a chain too. first is for the rule that jumps there: it has what fits of all that can be asked at once.
-func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *ruling) {
+// apart asks in a chain of its own, which leaves yes or nothing: one list of tests after the other,
+// each in a chain too. first is for the rule that jumps there: it has what fits of all that can be
+// asked at once.
+func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *DynamicChain) {
 	first = q.always
 	d := newDraft()
 	full := false
@@ -90,7 +91,7 @@ func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *ruling) 
 				continue
 			}
 		}
-		d.add(s.test(nft.NewRule("").Family(f)).Return())
+		d.add(s.test(rule().Family(f)).Return())
 	}
 	var rest [][]test
 	for _, tests := range q.oneOf {
@@ -103,17 +104,17 @@ func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *ruling) 
 		rest = append(rest, tests)
 	}
 	if len(rest) == 0 {
-		leave(yes)(d, nft.NewRule(""))
+		leave(yes)(d, rule())
 	}
 	for i, tests := range rest {
 		one := newDraft()
 		for _, t := range tests {
-			leave(yes)(one, t(nft.NewRule("").Family(f)))
+			leave(yes)(one, t(rule().Family(f)))
 		}
-		d.jump(nft.NewRule(""), one.done(f.Name+"-one-of", ""))
+		d.jump(rule(), one.done(f.Name+"-one-of", ""))
 		if i < len(rest)-1 {
-			d.add(nft.NewRule("").Mark(expr.CmpOpNeq, outcomeBits, yes).Return())
-			d.add(nft.NewRule("").SetMark(outcomeBits, nothing))
+			d.add(rule().Mark(expr.CmpOpNeq, outcomeBits, yes).Return())
+			d.add(rule().SetMark(outcomeBits, nothing))
 		}
 	}
 	return first, d.done(f.Name+"-match", "")
@@ -121,25 +122,25 @@ func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *ruling) 
 
 // matcher writes what rules ask of packets of one family.
 type matcher struct {
-	*familyProgram
+	*Family
 	ports *nft.Set
 }
 
-func (w *writer) family(f nft.Family) matcher {
-	fp := w.program.fam[0]
+func (w *programWriter) family(f nft.Family) matcher {
+	fp := w.Program.Families[0]
 	if f.Bits == nft.IPv6.Bits {
-		fp = w.program.fam[1]
+		fp = w.Program.Families[1]
 	}
-	return matcher{fp, w.program.policy.ports}
+	return matcher{fp, w.Program.Policy.ports}
 }
 
 // ask lists what s asks for, cheap questions first.
 func (m matcher) ask(s *state.Rule) question {
-	q := question{always: m.protocol(nft.NewRule("").Family(m.ip), s)}
-	m.askPorts(&q, &s.Source, nft.Sport, m.ip.Saddr)
-	m.askPorts(&q, &s.Destination, nft.Dport, m.ip.Daddr)
-	m.askAddress(&q, &s.Source, m.ip.Saddr)
-	m.askAddress(&q, &s.Destination, m.ip.Daddr)
+	q := question{always: m.protocol(rule().Family(m.IP), s)}
+	m.askPorts(&q, &s.Source, nft.Sport, m.IP.Saddr)
+	m.askPorts(&q, &s.Destination, nft.Dport, m.IP.Daddr)
+	m.askAddress(&q, &s.Source, m.IP.Saddr)
+	m.askAddress(&q, &s.Destination, m.IP.Daddr)
 	return q
 }
 
@@ -192,7 +193,7 @@ func (m matcher) askPorts(q *question, e *state.End, port, addr nft.Field) {
 }
 
 func (m matcher) named(id state.SetID, port, addr nft.Field) inSet {
-	return inSet{id, m.policy.named, []nft.Field{addr, nft.L4Proto, port}}
+	return inSet{id, m.Policy.named, []nft.Field{addr, nft.L4Proto, port}}
 }
 
 // portSets has one for each size of block that the ranges are made of.
@@ -244,18 +245,18 @@ func (m matcher) askAddress(q *question, e *state.End, addr nft.Field) {
 // term has one for each of its groups, and for each length of prefix in a list.
 func (m matcher) term(t state.Term, addr nft.Field) (sets []inSet) {
 	for _, id := range t.Groups {
-		sets = append(sets, inSet{groupID(id), m.policy.members, []nft.Field{addr}})
+		sets = append(sets, inSet{groupID(id), m.Policy.members, []nft.Field{addr}})
 	}
 	for _, l := range t.Lists {
 		for _, bits := range m.lengths(l) {
-			sets = append(sets, inSet{listID(l.ID, bits), m.policy.members, []nft.Field{nft.Masked(addr, int(bits))}})
+			sets = append(sets, inSet{listID(l.ID, bits), m.Policy.members, []nft.Field{nft.Masked(addr, int(bits))}})
 		}
 	}
 	return sets
 }
 
 func (m matcher) lengths(l state.ListRef) []uint8 {
-	if m.ip.Bits == nft.IPv4.Bits {
+	if m.IP.Bits == nft.IPv4.Bits {
 		return l.IPv4
 	}
 	return l.IPv6
@@ -266,8 +267,8 @@ func groupID(id state.SetID) state.SetID            { return id | 0xff }
 func listID(id state.SetID, bits uint8) state.SetID { return id | state.SetID(bits) }
 func portsID(id state.SetID, size int) state.SetID  { return id | state.SetID(portBlocks[size]) }
 
-// portBlocks are the sizes of blocks that ranges of ports are made of, as the number of leading bits that
-// the ports of a block share. Few of them: each is a look-up.
+// portBlocks are the sizes of blocks that ranges of ports are made of, as the number of leading
+// bits that the ports of a block share. Few of them: each is a look-up.
 var portBlocks = [...]int{0, 4, 8, 12, 16}
 
 // eachBlock yields the blocks that make up a range: the index of their size, and their first port.

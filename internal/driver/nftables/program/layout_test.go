@@ -1,6 +1,4 @@
-package nftables
-
-import "sluice.dev/sluice/internal/driver/nftables/nft"
+package program
 
 import (
 	"bytes"
@@ -9,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
 func someBackends(n int) []netip.AddrPort {
@@ -37,15 +37,16 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 	}
 }
 
-// One rule uses each map from frontends to chains: whenever a service comes, the kernel visits all of its elements for each.
+// One rule uses each map from frontends to chains: whenever a service comes, the kernel visits all
+// of its elements for each.
 func TestOneRuleUsesEachVerdictMap(t *testing.T) {
-	p := newProgram(true)
-	for _, s := range p.sets {
-		if !s.Verdict || p.ofPolicy(s) {
+	p := New(true)
+	for _, s := range p.Sets {
+		if !s.Verdict || p.OfPolicy(s) {
 			continue
 		}
 		used := 0
-		for _, c := range p.chains {
+		for _, c := range p.Chains {
 			for _, r := range c.Rules {
 				var a nft.Attrs
 				r.Write(&a, "", "")

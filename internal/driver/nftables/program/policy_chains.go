@@ -1,4 +1,4 @@
-package nftables
+package program
 
 import (
 	"crypto/sha256"
@@ -20,10 +20,11 @@ import (
 // This file turns programs of policy into chains. A chain is named by its content, so
 // that a chain of the right name is the right chain, and equal ones are one.
 //
-// The kernel has limits: 128 expressions and 4 KB a rule, and 16 chains from a base chain to the last, by jump or by goto. And
-// it has no "or": a rule goes on only if all that it asks holds. What is small is written down as several rules. What is
-// large is asked in a chain of its own, which leaves its outcome in two bits of the packet's mark, so that what rules
-// cost is the sum of what they ask and not the product (see outcome).
+// The kernel has limits: 128 expressions and 4 KB a rule, and 16 chains from a base chain to the
+// last, by jump or by goto. And it has no "or": a rule goes on only if all that it asks holds. What
+// is small is written down as several rules. What is large is asked in a chain of its own, which
+// leaves its outcome in two bits of the packet's mark, so that what rules cost is the sum of what
+// they ask and not the product (see outcome).
 
 // place is where a program judges.
 type place struct {
@@ -34,7 +35,7 @@ type place struct {
 	pods     bool   // it is pods that are judged
 }
 
-func (p *program) podPlace(f nft.Family) place {
+func (p *Program) podPlace(f nft.Family) place {
 	return place{name: f.Name + "-judge", families: []nft.Family{f}, denied: f.Name + "-refused", pods: true}
 }
 
@@ -45,13 +46,14 @@ var (
 
 // limits are how much is written down in one place; what is beyond is asked in chains of its own.
 type limits struct {
-	// Of a rule but for its end: the kernel takes 128 expressions, in 4 KB as it holds them, which is three quarters of
-	// what they take in a message at the most.
+	// Of a rule but for its end: the kernel takes 128 expressions, in 4 KB as it holds them, which
+	// is three quarters of what they take in a message at the most.
 	exprs, bytes int
 
 	inline int // rules that one declared rule may become
 	policy int // declared rules of a policy that stand in the programs themselves
-	// Stages that go on to each other by goto, and the ways through them: the kernel goes all ways when it checks them.
+	// Stages that go on to each other by goto, and the ways through them: the kernel goes all ways
+	// when it checks them.
 	nested, ways int
 }
 
@@ -66,46 +68,46 @@ var (
 	apartLimits = limits{exprs: 16, bytes: 5000, inline: 1, policy: 1, nested: 1, ways: 1}
 )
 
-// ruling is a chain of a program, with what its rules lead to.
-type ruling struct {
+// DynamicChain is a chain that comes and goes with the state, and what its rules refer to.
+type DynamicChain struct {
 	nft.Chain
-	counters []string  // named counters that its rules use
-	next     []*ruling // chains beside the program's own
-	marks    bool      // it uses the packet's mark
+	Counters []string        // named counters that its rules use
+	next     []*DynamicChain // chains beside the program's own
+	marks    bool            // it uses the packet's mark
 }
 
-// draft is a ruling that is being written.
+// draft is a chain that is being written.
 type draft struct {
 	rules    []nft.Rule
 	counters map[string]struct{}
-	next     map[string]*ruling
+	next     map[string]*DynamicChain
 	marks    bool
 }
 
 func newDraft() *draft {
-	return &draft{counters: map[string]struct{}{}, next: map[string]*ruling{}}
+	return &draft{counters: map[string]struct{}{}, next: map[string]*DynamicChain{}}
 }
 
 func (d *draft) add(r nft.Rule) { d.rules = append(d.rules, r) }
 
-func (d *draft) jump(r nft.Rule, to *ruling) { d.lead(to); d.add(r.Jump(to.Name)) }
-func (d *draft) goTo(r nft.Rule, to *ruling) { d.lead(to); d.add(r.Goto(to.Name)) }
+func (d *draft) jump(r nft.Rule, to *DynamicChain) { d.lead(to); d.add(r.Jump(to.Name)) }
+func (d *draft) goTo(r nft.Rule, to *DynamicChain) { d.lead(to); d.add(r.Goto(to.Name)) }
 
-func (d *draft) lead(to *ruling) {
+func (d *draft) lead(to *DynamicChain) {
 	d.next[to.Name] = to
 	d.marks = d.marks || to.marks
 }
 
 // count has the rule count what a policy decided.
 func (d *draft) count(r nft.Rule, verdict string, key model.PolicyKey) nft.Rule {
-	name := counterName(verdict, key)
+	name := CounterName(verdict, key)
 	d.counters[name] = struct{}{}
 	return r.Count(name)
 }
 
 // done names the chain.
-func (d *draft) done(name, comment string) *ruling {
-	r := &ruling{counters: slices.Sorted(maps.Keys(d.counters)), marks: d.marks}
+func (d *draft) done(name, comment string) *DynamicChain {
+	r := &DynamicChain{Counters: slices.Sorted(maps.Keys(d.counters)), marks: d.marks}
 	for _, name := range slices.Sorted(maps.Keys(d.next)) {
 		r.next = append(r.next, d.next[name])
 	}
@@ -113,9 +115,9 @@ func (d *draft) done(name, comment string) *ruling {
 	return r
 }
 
-// judge returns the first chain of a program.
-func (p *program) judge(at place, prog *state.Program) *ruling {
-	w := writer{program: p, place: at, prog: prog}
+// translate returns the first chain of a program.
+func (p *Program) translate(at place, prog *state.Program) *DynamicChain {
+	w := programWriter{Program: p, place: at, prog: prog}
 	stages := w.stages()
 	nested, ways := len(stages) <= p.limits.nested, 1
 	for _, s := range stages[:len(stages)-1] {
@@ -128,16 +130,16 @@ func (p *program) judge(at place, prog *state.Program) *ruling {
 	return w.guard(w.sequence(stages))
 }
 
-// writer writes the chains of one program.
-type writer struct {
-	*program
+// programWriter writes the chains of one program.
+type programWriter struct {
+	*Program
 	place place
 	prog  *state.Program
 }
 
 // stages parts the tiers behind those of which a rule passes to the next. What follows a tier that
 // lets nothing on is left out.
-func (w *writer) stages() (all [][]state.Tier) {
+func (w *programWriter) stages() (all [][]state.Tier) {
 	var stage []state.Tier
 	for i, t := range w.prog.Tiers {
 		stage = append(stage, t)
@@ -168,7 +170,7 @@ func passes(t state.Tier) (n int) {
 type outcomes struct{ allow, pass func(*draft, nft.Rule) }
 
 // nest writes each stage into a chain of its own, from which the one before goes on to it by goto.
-func (w *writer) nest(stages [][]state.Tier) *ruling {
+func (w *programWriter) nest(stages [][]state.Tier) *DynamicChain {
 	d := newDraft()
 	o := outcomes{w.allow, w.end}
 	if len(stages) > 1 {
@@ -180,19 +182,19 @@ func (w *writer) nest(stages [][]state.Tier) *ruling {
 }
 
 // sequence writes one chain that jumps to each stage in its turn: as many as there are.
-func (w *writer) sequence(stages [][]state.Tier) *ruling {
+func (w *programWriter) sequence(stages [][]state.Tier) *DynamicChain {
 	d := newDraft()
 	for _, s := range stages {
 		stage := newDraft()
 		w.stage(stage, s, outcomes{leave(yes), func(d *draft, r nft.Rule) { d.add(r.Return()) }})
 		w.call(d, stage.done(w.place.name+"-tier", truncate(s[0].Name)), outcomes{allow: w.allow})
 	}
-	w.end(d, nft.NewRule(""))
+	w.end(d, rule())
 	return d.done(w.place.name, w.title())
 }
 
 // allow ends the program.
-func (w *writer) allow(d *draft, r nft.Rule) {
+func (w *programWriter) allow(d *draft, r nft.Rule) {
 	if w.place.noTrack {
 		r = r.Add(&expr.Notrack{})
 	}
@@ -200,7 +202,7 @@ func (w *writer) allow(d *draft, r nft.Rule) {
 }
 
 // end is what befalls what passed all tiers.
-func (w *writer) end(d *draft, r nft.Rule) {
+func (w *programWriter) end(d *draft, r nft.Rule) {
 	if w.prog.Default == model.Deny {
 		d.add(r.Goto(w.place.denied))
 		return
@@ -209,7 +211,7 @@ func (w *writer) end(d *draft, r nft.Rule) {
 }
 
 // stage writes tiers of which the last alone may have rules that pass.
-func (w *writer) stage(d *draft, tiers []state.Tier, o outcomes) {
+func (w *programWriter) stage(d *draft, tiers []state.Tier, o outcomes) {
 	for _, t := range tiers {
 		for _, own := range t.Policies {
 			w.rulesOf(d, own, o)
@@ -219,25 +221,26 @@ func (w *writer) stage(d *draft, tiers []state.Tier, o outcomes) {
 			return
 		}
 	}
-	o.pass(d, nft.NewRule(""))
+	o.pass(d, rule())
 }
 
 // isolate denies what no rule of the tier matched.
-func (w *writer) isolate(d *draft, t state.Tier) {
-	r := nft.NewRule(truncate("no rule of tier " + t.Name + " allows it"))
+func (w *programWriter) isolate(d *draft, t state.Tier) {
+	r := rule(truncate("no rule of tier " + t.Name + " allows it"))
 	for _, own := range t.Policies {
-		if next := d.count(r, denied, own.Policy); w.limits.hold(next) {
+		if next := d.count(r, Denied, own.Policy); w.limits.hold(next) {
 			r = next
 		} else {
 			d.add(r)
-			r = d.count(nft.NewRule(""), denied, own.Policy)
+			r = d.count(rule(), Denied, own.Policy)
 		}
 	}
 	d.add(r.Goto(w.place.denied))
 }
 
-// rulesOf writes the rules of a policy, those of a large one into a chain of its own, which all programs share.
-func (w *writer) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
+// rulesOf writes the rules of a policy, those of a large one into a chain of its own, which all
+// programs share.
+func (w *programWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 	if len(own.Rules) <= w.limits.policy {
 		w.rules(d, own, o)
 		return
@@ -257,16 +260,16 @@ func (w *writer) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 type policyAt struct{ place, id string }
 
 // call jumps to a chain and does what its outcome says.
-func (w *writer) call(d *draft, to *ruling, o outcomes) {
-	d.jump(nft.NewRule(""), to)
+func (w *programWriter) call(d *draft, to *DynamicChain, o outcomes) {
+	d.jump(rule(), to)
 	d.marks = true
-	o.allow(d, nft.NewRule("").Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing))
+	o.allow(d, rule().Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing))
 	if o.pass != nil {
-		o.pass(d, nft.NewRule("").Mark(expr.CmpOpEq, outcomeBits, passed).SetMark(outcomeBits, nothing))
+		o.pass(d, rule().Mark(expr.CmpOpEq, outcomeBits, passed).SetMark(outcomeBits, nothing))
 	}
 }
 
-func (w *writer) rules(d *draft, own *state.PolicyRules, o outcomes) {
+func (w *programWriter) rules(d *draft, own *state.PolicyRules, o outcomes) {
 	for i := range own.Rules {
 		s := &own.Rules[i]
 		for _, f := range w.place.families {
@@ -276,9 +279,9 @@ func (w *writer) rules(d *draft, own *state.PolicyRules, o outcomes) {
 			for _, r := range w.matches(d, f, s, comment(own, s)) {
 				switch s.Action {
 				case model.Allow:
-					o.allow(d, d.count(r, allowed, own.Policy))
+					o.allow(d, d.count(r, Allowed, own.Policy))
 				case model.Deny:
-					d.add(d.count(r, denied, own.Policy).Goto(w.place.denied))
+					d.add(d.count(r, Denied, own.Policy).Goto(w.place.denied))
 				case model.Pass:
 					o.pass(d, r)
 				case model.Log:
@@ -295,7 +298,7 @@ func comment(own *state.PolicyRules, s *state.Rule) string {
 }
 
 // title names the policies of the program, as many as a comment holds.
-func (w *writer) title() string {
+func (w *programWriter) title() string {
 	var b strings.Builder
 	for _, t := range w.prog.Tiers {
 		for _, own := range t.Policies {

@@ -1,0 +1,218 @@
+package nftables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/state"
+)
+
+// change gathers the operations that lead from one state to another.
+type change struct {
+	d         *Driver
+	batch     *nft.Batch
+	sums      []sum              // of the sets afterwards
+	chainRefs *program.ChainRefs // afterwards; the driver's own as long as it is the same
+	sets      []*nft.Set         // of deny lists, if they are others afterwards
+	gone      []*nft.Set         // and what goes for that
+	// unremember is set if a frontend with affinity lost a backend for some client.
+	unremember bool
+	old        map[setKey]nft.Element // scratch
+}
+
+type setKey struct {
+	set uint32
+	nft.ElementKey
+}
+
+func (d *Driver) newChange() *change {
+	c := &change{d: d, batch: nft.NewBatch(d.table), sums: slices.Clone(d.sums), chainRefs: d.chainRefs, old: map[setKey]nft.Element{}}
+	c.batch.AtOnce = d.building
+	return c
+}
+
+func (c *change) add(e *nft.Element) {
+	c.batch.Add(e)
+	c.sums[e.Set.ID].add(e)
+}
+
+func (c *change) remove(e *nft.Element) {
+	c.batch.Delete(e)
+	c.sums[e.Set.ID].remove(e)
+}
+
+// replace plans the difference between two lists of elements.
+func (c *change) replace(before, after func(yield func(*nft.Element))) {
+	clear(c.old)
+	if before != nil {
+		before(func(e *nft.Element) { c.old[setKey{e.Set.ID, e.ElementKey}] = *e })
+	}
+	if after != nil {
+		after(func(e *nft.Element) {
+			key := setKey{e.Set.ID, e.ElementKey}
+			old, ok := c.old[key]
+			if ok {
+				delete(c.old, key)
+				if old.SameValue(e) {
+					return
+				}
+				c.remove(&old)
+			}
+			c.add(e)
+		})
+	}
+	for _, e := range c.old {
+		c.remove(&e)
+	}
+}
+
+// rewrite plans that those of the sets that differ are emptied and written anew.
+func (c *change) rewrite(before, after func(yield func(*nft.Element))) {
+	sums := [2]map[*nft.Set]sum{{}, {}}
+	for i, elements := range []func(func(*nft.Element)){before, after} {
+		elements(func(e *nft.Element) {
+			s := sums[i][e.Set]
+			s.add(e)
+			sums[i][e.Set] = s
+		})
+	}
+	differs := func(s *nft.Set) bool { return sums[0][s] != sums[1][s] }
+	for s := range sums[0] {
+		if differs(s) {
+			c.batch.FlushSet(s)
+			c.sums[s.ID] = sum{}
+		}
+	}
+	after(func(e *nft.Element) {
+		if differs(e.Set) {
+			c.add(e)
+		}
+	})
+}
+
+// changeMembers plans what really changes of a set of values.
+func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
+	for k, in := range want {
+		if _, had := have[k]; in == had {
+			continue
+		}
+		if in {
+			elements(k, c.add)
+		} else {
+			elements(k, c.remove)
+		}
+	}
+}
+
+func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
+	elements := func(f *state.Frontend) func(func(*nft.Element)) {
+		if f == nil {
+			return nil
+		}
+		return func(yield func(*nft.Element)) { c.d.prog.FrontendElements(k, f, yield) }
+	}
+	c.d.prog.FrontendChains(k, after, c.use)
+	c.d.prog.FrontendChains(k, before, c.release)
+	c.replace(elements(before), elements(after))
+	c.sources(k, before, after)
+	c.unremember = c.unremember || losesAffinity(before, after)
+}
+
+// use counts a use of chains that are added if they are not there.
+func (c *change) use(name string, write func() *program.DynamicChain) {
+	c.ownChainRefs().Use(name, write)
+}
+
+func (c *change) release(name string, _ func() *program.DynamicChain) { c.ownChainRefs().Release(name) }
+
+func (c *change) ownChainRefs() *program.ChainRefs {
+	if c.chainRefs == c.d.chainRefs {
+		c.chainRefs = c.d.chainRefs.Clone()
+	}
+	return c.chainRefs
+}
+
+// plan closes the transaction.
+func (c *change) plan(of parts, done func()) *plan {
+	if c.chainRefs != c.d.chainRefs {
+		c.chainRefs.ChangeFrom(c.d.chainRefs, c.batch)
+	}
+	for _, s := range c.gone {
+		c.batch.DeleteSet(&c.batch.After, s.Name)
+	}
+	c.noteSums()
+	return &plan{d: c.d, of: of, batch: c.batch, done: func() {
+		done()
+		c.d.prog.SetDenied(c.sets)
+		c.d.sums, c.d.chainRefs = c.sums, c.chainRefs
+		c.d.chainRefs.ForgetRules()
+		c.d.adopted = c.d.adopted.with(of)
+		if c.unremember {
+			c.d.forget.wake.Set()
+		}
+	}}
+}
+
+// noteSums writes down the sums that changed.
+func (c *change) noteSums() {
+	for _, s := range c.d.prog.Sets {
+		now := s
+		for _, next := range c.sets {
+			if next.ID == s.ID {
+				now = next
+			}
+		}
+		if now == s && c.sums[s.ID] == c.d.sums[s.ID] {
+			continue // as for nearly all sets: no texts need to be made and compared
+		}
+		if before, after := sumNote(s, c.d.sums[s.ID]), sumNote(now, c.sums[s.ID]); before != after {
+			c.d.prog.WriteNote(c.batch, s.ID, before, after)
+		}
+	}
+}
+
+// sumNote is the note on a set; a set that was never filled has none.
+func sumNote(s *nft.Set, sum sum) string {
+	if sum.count == 0 && sum.digest == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.count, sum.digest)
+}
+
+// sources plans the difference between the ranges of a frontend.
+func (c *change) sources(k state.FrontendKey, before, after *state.Frontend) {
+	var none state.Frontend
+	diffPrefixes(cmp.Or(before, &none).SourceRanges, cmp.Or(after, &none).SourceRanges,
+		func(r netip.Prefix) { c.d.prog.SourceElements(k, r, c.remove) },
+		func(r netip.Prefix) { c.d.prog.SourceElements(k, r, c.add) })
+}
+
+// diffPrefixes yields what two sorted lists do not share.
+func diffPrefixes(before, after []netip.Prefix, removed, added func(netip.Prefix)) {
+	for len(before) > 0 || len(after) > 0 {
+		switch {
+		case len(after) == 0 || len(before) > 0 && before[0].Compare(after[0]) < 0:
+			removed(before[0])
+			before = before[1:]
+		case len(before) == 0 || before[0] != after[0]:
+			added(after[0])
+			after = after[1:]
+		default:
+			before, after = before[1:], after[1:]
+		}
+	}
+}
+
+// sum stands for a set's content: the number of its elements and the exclusive or of
+// their digests.
+type sum struct {
+	count  int
+	digest uint64
+}
+
+func (s *sum) add(e *nft.Element)    { s.count++; s.digest ^= e.Digest() }
+func (s *sum) remove(e *nft.Element) { s.count--; s.digest ^= e.Digest() }

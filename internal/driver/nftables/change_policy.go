@@ -1,0 +1,153 @@
+package nftables
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/state"
+)
+
+// policy plans a change of policy, at the cost of what is named in it.
+func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
+	p := c.d.prog
+	device := func(s *nft.Set) func(int, func(*nft.Element)) {
+		return func(i int, yield func(*nft.Element)) { p.DeviceElement(s, i, yield) }
+	}
+	changeMembers(c, before.PodDevices, d.PodDevices, device(p.Policy.PodDevices))
+	changeMembers(c, before.HostDevices, d.HostDevices, device(p.Policy.HostDevices))
+	if len(d.PodDevices)+len(d.Workloads) > 0 {
+		changeMembers(c, program.CheckedDevices(before), checkedDelta(before, d), device(p.Policy.Checked))
+	}
+	if d.PodCIDRs != nil {
+		c.rewrite(func(yield func(*nft.Element)) { p.OwnPodElements(before.PodCIDRs, yield) },
+			func(yield func(*nft.Element)) { p.OwnPodElements(*d.PodCIDRs, yield) })
+	}
+	for id, members := range d.Groups {
+		changeMembers(c, before.Groups[id], members, func(a netip.Addr, yield func(*nft.Element)) { p.MemberElement(id, a, yield) })
+	}
+	for id, ports := range d.NamedPorts {
+		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*nft.Element)) { p.NamedElement(id, n, yield) })
+	}
+	for id, ports := range d.PortSets {
+		c.replace(elementsOf(id, before.PortSets[id], p.PortElements), elementsOf(id, ports, p.PortElements))
+	}
+	for id, l := range d.Lists {
+		c.list(id, before.Lists[id], l)
+	}
+	c.judges(before, d)
+}
+
+// elementsOf binds the elements of a value under its key; nil has none.
+func elementsOf[K comparable, V any](k K, v *V, elements func(K, *V, func(*nft.Element))) func(func(*nft.Element)) {
+	if v == nil {
+		return nil
+	}
+	return func(yield func(*nft.Element)) { elements(k, v, yield) }
+}
+
+// checkedDelta is the change of the interfaces that lead to pods.
+func checkedDelta(before *state.Policy, d state.PolicyDelta) map[int]bool {
+	after := state.Policy{PodDevices: maps.Clone(before.PodDevices), Workloads: maps.Clone(before.Workloads)}
+	after.Apply(state.PolicyDelta{PodDevices: d.PodDevices, Workloads: d.Workloads})
+	delta := map[int]bool{}
+	for i := range program.CheckedDevices(before) {
+		delta[i] = false
+	}
+	for i := range program.CheckedDevices(&after) {
+		delta[i] = true
+	}
+	return delta
+}
+
+// list sends the difference of two lists alone, however long they are.
+func (c *change) list(id state.SetID, before, after *state.List) {
+	var none state.List
+	e := new(nft.Element)
+	diffPrefixes(cmp.Or(before, &none).Prefixes, cmp.Or(after, &none).Prefixes,
+		func(p netip.Prefix) { c.remove(c.d.prog.ListElement(e, id, p)) },
+		func(p netip.Prefix) { c.add(c.d.prog.ListElement(e, id, p)) })
+}
+
+// judges plans what leads packets to programs, and the programs' chains.
+func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
+	p := c.d.prog
+	after := before.Programs
+	if len(d.Programs) > 0 {
+		changed := state.Policy{Programs: maps.Clone(after)}
+		changed.Apply(state.PolicyDelta{Programs: d.Programs})
+		after = changed.Programs
+	}
+	workload := func(progs program.Programs) func(netip.Addr, *state.Workload, func(*nft.Element)) {
+		return func(a netip.Addr, w *state.Workload, yield func(*nft.Element)) {
+			p.WorkloadElements(a, w, progs, yield)
+		}
+	}
+	host := func(progs program.Programs) func(int, *state.Host, func(*nft.Element)) {
+		return func(i int, h *state.Host, yield func(*nft.Element)) { p.HostElements(i, h, progs, yield) }
+	}
+	// What is used anew counts before what is used no more, so that what stays is never seen to go.
+	for a, w := range d.Workloads {
+		old := before.Workloads[a]
+		if w != nil {
+			p.WorkloadChains(a, w, after, c.use)
+		}
+		if old != nil {
+			p.WorkloadChains(a, old, before.Programs, c.release)
+		}
+		c.replace(elementsOf(a, old, workload(before.Programs)), elementsOf(a, w, workload(after)))
+	}
+	for i, h := range d.Hosts {
+		old := before.Hosts[i]
+		if h != nil {
+			p.HostChains(i, h, after, c.use)
+		}
+		if old != nil {
+			p.HostChains(i, old, before.Programs, c.release)
+		}
+		c.replace(elementsOf(i, old, host(before.Programs)), elementsOf(i, h, host(after)))
+	}
+	if d.Denied != nil {
+		c.deny(before.Denied, *d.Denied)
+	}
+}
+
+// deny plans a change of deny lists: the difference of their content, and where a set has another
+// size now, all of it.
+func (c *change) deny(before, after state.Denied) {
+	p := c.d.prog
+	was, now := program.DeniedPrefixes(before), program.DeniedPrefixes(after)
+	sets, next := p.DeniedSets(), p.DeniedSetsFor(now)
+	e := new(nft.Element)
+	moves := func(c netip.Prefix) bool {
+		return c.IsSingleIP() && sets[program.FamilyIndex(c)] != next[program.FamilyIndex(c)]
+	}
+	diffPrefixes(was, now, func(x netip.Prefix) {
+		if !moves(x) {
+			c.remove(p.DeniedElement(sets, e, x))
+		}
+	}, func(x netip.Prefix) {
+		if !moves(x) {
+			c.add(p.DeniedElement(next, e, x))
+		}
+	})
+	p.DeniedChains(after, next, c.use)
+	p.DeniedChains(before, sets, c.release)
+	for i := range sets {
+		if sets[i] != next[i] {
+			c.batch.AddSet(next[i])
+			c.sets, c.gone = append(c.sets, next[i]), append(c.gone, sets[i])
+			c.sums[next[i].ID] = sum{}
+		}
+	}
+	if c.sets == nil {
+		return
+	}
+	for _, x := range now {
+		if moves(x) {
+			c.add(p.DeniedElement(next, e, x))
+		}
+	}
+}

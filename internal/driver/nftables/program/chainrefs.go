@@ -1,0 +1,189 @@
+package program
+
+import (
+	"maps"
+	"slices"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/model"
+)
+
+// ChainRefs counts the references to the chains and counters that come and go with the state,
+// beside the constant program: learn chains, and those of policy. Each lasts as long as something
+// refers to it.
+type ChainRefs struct {
+	Chains   map[string]refCounted
+	Counters map[string]int // references, by name
+}
+
+// refCounted is a chain with the number of references to it: of map elements, base chains and other
+// chains.
+type refCounted struct {
+	*DynamicChain     // without its rules, once the kernel has them
+	Rules         int // how many it has
+	Refs          int
+}
+
+// NewChainRefs returns one without references.
+func NewChainRefs() *ChainRefs { return &ChainRefs{map[string]refCounted{}, map[string]int{}} }
+
+// Clone returns a copy that can be changed; the chains are shared.
+func (r *ChainRefs) Clone() *ChainRefs {
+	return &ChainRefs{maps.Clone(r.Chains), maps.Clone(r.Counters)}
+}
+
+// Only returns the part with the chains of interest, as if nothing else had ever been used.
+func (r *ChainRefs) Only(is func(chain string) bool) *ChainRefs {
+	part := NewChainRefs()
+	for name, e := range r.Chains {
+		if !is(name) {
+			continue
+		}
+		part.Chains[name] = e
+		for _, counter := range e.Counters {
+			part.Counters[counter]++
+		}
+	}
+	return part
+}
+
+// Use adds a reference to the chain of that name. If there is none yet, write returns it, and it
+// refers to chains in its turn.
+func (r *ChainRefs) Use(name string, write func() *DynamicChain) {
+	e, known := r.Chains[name]
+	if !known {
+		e.DynamicChain = write()
+		e.Rules = len(e.DynamicChain.Rules)
+		for _, counter := range e.Counters {
+			r.Counters[counter]++
+		}
+		for _, next := range e.next {
+			r.Use(next.Name, func() *DynamicChain { return next })
+		}
+	}
+	e.Refs++
+	r.Chains[name] = e
+}
+
+// Release takes back a reference to the chain. With the last one, the chain and its own references
+// go.
+func (r *ChainRefs) Release(name string) {
+	e := r.Chains[name]
+	if e.Refs--; e.Refs > 0 {
+		r.Chains[name] = e
+		return
+	}
+	delete(r.Chains, name)
+	for _, counter := range e.Counters {
+		if r.Counters[counter]--; r.Counters[counter] == 0 {
+			delete(r.Counters, counter)
+		}
+	}
+	for _, next := range e.next {
+		r.Release(next.Name)
+	}
+}
+
+// Keep adds chains of which nothing is known but the number of their rules.
+func (r *ChainRefs) Keep(names []string, rules map[string]int) {
+	for _, name := range names {
+		r.Chains[name] = refCounted{Refs: 1, Rules: rules[name], DynamicChain: &DynamicChain{Chain: nft.Chain{Name: name}}}
+	}
+}
+
+// ForgetRules drops the rules of all chains, once the kernel has them.
+func (r *ChainRefs) ForgetRules() {
+	for _, e := range r.Chains {
+		e.DynamicChain.Rules = nil
+	}
+}
+
+// RuleCount is the number of rules in all chains.
+func (r *ChainRefs) RuleCount() (n int) {
+	for _, e := range r.Chains {
+		n += e.Rules
+	}
+	return n
+}
+
+// Create adds the counters and chains that are not there yet.
+func (r *ChainRefs) Create(b *nft.Batch, there func(chain string) bool, counted func(counter string) bool) {
+	for _, name := range slices.Sorted(maps.Keys(r.Counters)) {
+		if !counted(name) {
+			b.AddCounter(name)
+		}
+	}
+	var added []nft.Chain
+	for _, name := range slices.Sorted(maps.Keys(r.Chains)) {
+		if !there(name) {
+			added = append(added, r.Chains[name].Chain)
+		}
+	}
+	// Chains before rules, as those refer to chains.
+	for _, c := range added {
+		b.AddChain(c)
+	}
+	for _, c := range added {
+		b.AddRules(c)
+	}
+}
+
+// DeleteChains removes the chains and then the counters, which nothing else uses any more.
+func DeleteChains(b *nft.Batch, chains, counters []string) {
+	slices.Sort(chains)
+	slices.Sort(counters)
+	for _, name := range chains {
+		b.DeleteRules(&b.After, name)
+	}
+	for _, name := range chains {
+		b.DeleteChain(&b.After, name)
+	}
+	for _, name := range counters {
+		b.DeleteCounter(name)
+	}
+}
+
+// ChangeFrom plans the difference between what was referred to before and what is now.
+func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
+	b.Stepwise = !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
+	r.Create(b,
+		func(name string) bool { _, ok := before.Chains[name]; return ok },
+		func(name string) bool { return before.Counters[name] > 0 })
+	DeleteChains(b, Missing(before.Chains, r.Chains), Missing(before.Counters, r.Counters))
+}
+
+// Missing are the keys of one map that another has not.
+func Missing[V, W any](from map[string]V, in map[string]W) (names []string) {
+	for name := range from {
+		if _, ok := in[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// What the names of counters begin with.
+const (
+	Allowed    = "allowed"
+	Denied     = "denied"
+	DropPrefix = "dropped/" // and the reason
+)
+
+// maxName is the longest name that the kernel takes.
+const maxName = 200
+
+// CounterName names the counter of what a policy allowed or denied, as nft can type it:
+// "denied/NetworkPolicy/shop/db".
+func CounterName(verdict string, key model.PolicyKey) string {
+	name := verdict + "/" + string(key.Kind)
+	for _, s := range []string{key.Name.Namespace, key.Name.Name} {
+		if s != "" {
+			name += "/" + s
+		}
+	}
+	if len(name) > maxName {
+		digest := digestName(name)
+		name = name[:maxName-len(digest)-1] + "-" + digest
+	}
+	return name
+}

@@ -1,0 +1,439 @@
+package program
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// All chains of the table are in this file, but for those that a policy's rules become
+// (policy_chains.go). Packets enter the table by its base chains, in this order:
+//
+//	chain        hook         type    priority  what is seen
+//	deny-*       ingress      filter  -500      what arrives by an interface with deny lists
+//	arrival      prerouting   filter  -450      what a pod sends, under which address
+//	raw-in-*     prerouting   filter  -300      what host endpoints receive, by policies with doNotTrack
+//	prerouting   prerouting   nat     -100      new connections: preDNAT policies, then services
+//	forward      forward      filter  0         what the node passes on
+//	local-in     input        filter  0         what is for the node itself
+//	input        input        nat     100       new connections translated to the node: remember the backend
+//	raw-out-*    output       filter  -300      what host endpoints send, by policies with doNotTrack
+//	output       output       nat     -100      new connections of the node itself: services
+//	local-out    output       filter  0         what the node itself sends
+//	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
+//
+// Those with a star come and go with the state. Without policy there are none of these, nor arrival
+// and local-out.
+//
+// From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
+// services, sent, received …
+
+// AddChains adds the chains that are always there, in an order that the note on the program depends
+// on.
+func (p *Program) AddChains() {
+	p.Chains = append(p.natChains(), p.filterChains()...)
+	for _, fp := range p.Families {
+		p.Chains = append(p.Chains, fp.serviceChains()...)
+	}
+}
+
+// rule begins a rule. A comment says what it is about, where the chain's own does not.
+func rule(comment ...string) nft.Rule { return nft.NewRule(strings.Join(comment, "")) }
+
+// byFamily jumps to a chain of the packet's family.
+func byFamily(to string) []nft.Rule {
+	return []nft.Rule{
+		rule().Family(nft.IPv4).Jump(nft.IPv4.Name + to),
+		rule().Family(nft.IPv6).Jump(nft.IPv6.Name + to),
+	}
+}
+
+// natChains are the base chains for the first packet of each connection.
+func (p *Program) natChains() []nft.Chain {
+	var preDNAT []nft.Rule
+	if p.Policy != nil {
+		preDNAT = []nft.Rule{rule().Vmap(p.Policy.before, nft.IIF)}
+	}
+	return []nft.Chain{
+		{Name: "prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Comment: "new connections from pods and from outside",
+			Rules: concat(preDNAT, byFamily("-services"))},
+		{Name: "output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Comment: "new connections of the node itself",
+			Rules: byFamily("-services")},
+		{Name: "input", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100), Comment: "new connections translated to the node itself",
+			Rules: concat([]nft.Rule{rule().NotDNAT().Accept()}, byFamily("-remember"))},
+		{Name: "postrouting", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Comment: "new connections on their way out: remember the backend, masquerade",
+			Rules: concat([]nft.Rule{rule().NotDNAT().Accept()}, byFamily("-remember"), byFamily("-source"))},
+	}
+}
+
+// filterChains see every packet. Those of an established connection end at the first rule.
+func (p *Program) filterChains() []nft.Chain {
+	// Connection tracking can make nothing of a stray segment. One of a backend would arrive
+	// untranslated and be answered with a reset.
+	strayForward := rule("a stray segment").CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP).Drop()
+	strayInput := rule().CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP).Jump("stray")
+	forward := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Comment: "what the node passes on"}
+	input := nft.Chain{Name: "local-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 0), Comment: "what is for the node itself"}
+	stray := nft.Chain{Name: "stray", Comment: "a stray segment of a backend would be answered with a reset", Rules: []nft.Rule{
+		rule().Family(nft.IPv4).In(p.Families[0].PodCIDRs, nft.IPv4.Saddr).Drop(),
+		rule().Family(nft.IPv6).In(p.Families[1].PodCIDRs, nft.IPv6.Saddr).Drop(),
+	}}
+	if p.Policy == nil {
+		forward.Rules, input.Rules = []nft.Rule{strayForward}, []nft.Rule{strayInput}
+		return []nft.Chain{forward, input, stray}
+	}
+
+	established := rule().CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()
+	cut := rule("established, and forbidden since").CtLabel(expr.CmpOpEq, cutLabel()).Goto(dropChain(state.DropCut))
+	loose := rule().CtState(expr.CtStateBitINVALID | expr.CtStateBitRELATED)
+	untracked := rule("by doNotTrack").CtState(expr.CtStateBitUNTRACKED).Accept()
+
+	forward.Rules = concat([]nft.Rule{established, cut, loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
+		untracked,
+		rule().Vmap(p.Policy.forwardIn, nft.IIF),
+		rule().Vmap(p.Policy.forwardOut, nft.OIF),
+	})
+	input.Rules = concat([]nft.Rule{
+		established, cut, loose.Jump("loose-in"),
+		rule().Device(nft.IIF, loopback).Accept(),
+		rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6).Jump("neighbours"),
+	}, byFamily("-sent"), []nft.Rule{
+		untracked,
+		rule().Vmap(p.Policy.input, nft.IIF),
+	})
+	chains := []nft.Chain{
+		// Before fragments are put together (-400) and connections are tracked (-200), so that a
+		// pod has no part in either under another's address.
+		{Name: "arrival", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -450), Comment: "what a pod sends has the pod's own address", Rules: []nft.Rule{
+			rule().In(p.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
+		}},
+		forward, input, stray,
+		looseChain("loose-forward", strayForward),
+		looseChain("loose-in", strayInput, rule().CtState(expr.CtStateBitINVALID).Return()),
+		{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends", Rules: []nft.Rule{
+			rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept(),
+			cut, untracked,
+			rule().Vmap(p.Policy.output, nft.OIF),
+		}},
+		{Name: "tunnels", Comment: "what tunnels carry: the node, or another one, would take what is inside for its own", Rules: []nft.Rule{
+			tunnelled(p.Policy.ports, len(portBlocks)-1).In(p.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
+			tunnelled(p.Policy.ports, 0).In(p.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
+		}},
+		neighboursChain(),
+		{Name: "labels", Comment: "never entered: while this rule is there, connections have room for labels", Rules: []nft.Rule{
+			rule().SetCtLabel(cutLabel()),
+		}},
+	}
+	for _, fp := range p.Families {
+		chains = append(chains, p.podChains(fp)...)
+	}
+	for _, reason := range drops {
+		chains = append(chains, newDropChain(reason))
+	}
+	return chains
+}
+
+// looseChain judges packets that belong to no connection and those that are about one: ICMP errors,
+// and first packets of connections that a helper of connection tracking expects, which only
+// administrators assign.
+func looseChain(name string, stray ...nft.Rule) nft.Chain {
+	return nft.Chain{Name: name, Comment: "of no connection, or about one", Rules: concat(stray, []nft.Rule{
+		rule().Family(nft.IPv4).Proto(unix.IPPROTO_ICMP).ICMPType(3, 5).Jump(nft.IPv4.Name + "-errors"),
+		rule().Family(nft.IPv4).Proto(unix.IPPROTO_ICMP).ICMPType(11, 12).Jump(nft.IPv4.Name + "-errors"),
+		rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6).ICMPType(0, 127).Jump(nft.IPv6.Name + "-errors"),
+		rule().CtState(expr.CtStateBitRELATED).Accept(),
+	})}
+}
+
+// neighboursChain passes what a host on an IPv6 link sends: multicast listener discovery (RFC 2710,
+// RFC 3810), router solicitations, neighbour solicitations and advertisements (RFC 4861). They
+// never leave the link, so they are asked for only where packets are for the node itself. What only
+// routers send is not for pods to say.
+func neighboursChain() nft.Chain {
+	icmp := rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6)
+	return nft.Chain{Name: "neighbours", Comment: "what a host on an IPv6 link needs", Rules: []nft.Rule{
+		icmp.ICMPType(130, 133).Accept(),
+		icmp.ICMPType(135, 136).Accept(),
+		icmp.ICMPType(143, 143).Accept(),
+	}}
+}
+
+// podChains find the program of a pod.
+func (p *Program) podChains(fp *Family) []nft.Chain {
+	f, pods := fp.IP, fp.Policy
+	n := func(s string) string { return f.Name + "-" + s }
+	unknown := rule("of this node's pods, and none that is known").Family(f)
+	return []nft.Chain{
+		{Name: n("sent"), Comment: "what may the source send", Rules: []nft.Rule{
+			rule().Family(f).NotProto(unix.IPPROTO_TCP).Jump("tunnels"), // none is over TCP
+			rule().Family(f).Vmap(pods.from, nft.IIF, f.Saddr),
+			rule().Goto(n("stranger")),
+		}},
+		{Name: n("stranger"), Comment: "not from a pod that is known by this address at this interface", Rules: []nft.Rule{
+			rule("it is routed there, and no pod is known").In(p.Policy.PodDevices, nft.IIF).Goto(dropChain(state.DropUnknownPod)),
+			unknown.In(pods.ownPods, f.Saddr).Goto(dropChain(state.DropUnknownPod)),
+			rule().NotIn(p.Policy.HostDevices, nft.IIF).Goto(dropChain(state.DropUnknownDevice)),
+		}},
+		{Name: n("received"), Comment: "what may reach the destination", Rules: []nft.Rule{
+			rule().Family(f).Vmap(pods.To, f.Daddr),
+			unknown.In(pods.ownPods, f.Daddr).Goto(dropChain(state.DropUnknownPod)),
+			rule("leaves by a pod's interface, or by one of which nothing is known").
+				NotIn(p.Policy.HostDevices, nft.OIF).Goto(dropChain(state.DropUnknownPod)),
+		}},
+		{Name: n("errors"), Comment: "ICMP errors: a router on the way sends them, and of pods the connection's own ends", Rules: []nft.Rule{
+			rule().NotIn(p.Policy.Checked, nft.IIF).Return(),
+			rule("of the pod that opened the connection").Family(f).In(pods.selves, f.Saddr, f.OrigSaddr).Return(),
+			rule("of the pod that answers").Family(f).In(pods.selves, f.Saddr, f.ReplySaddr).Return(),
+			rule().Goto(dropChain(state.DropForeignError)),
+		}},
+		{Name: n("refused"), Comment: "but a pod always reaches itself", Rules: []nft.Rule{
+			rule().Family(f).In(pods.selves, f.Saddr, f.Daddr).Accept(),
+			rule().Goto(dropChain(state.DropPolicy)),
+		}},
+	}
+}
+
+// drops are the reasons that have a chain.
+var drops = []state.Drop{state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError}
+
+func dropChain(reason state.Drop) string { return "drop-" + string(reason) }
+
+// logged is the number of packets a second that are shown of each reason to
+// those who listen; snap is how much of a packet.
+const (
+	logged = 200
+	snap   = 128
+)
+
+// newDropChain tells whoever listens, and drops.
+func newDropChain(reason state.Drop) nft.Chain {
+	log := &expr.Log{Group: driver.DropGroup, Snaplen: snap, Data: []byte(driver.DropPrefix + string(reason)),
+		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
+	return nft.Chain{Name: dropChain(reason), Comment: "tell those who listen, and drop", Rules: []nft.Rule{
+		rule().Add(&expr.Limit{Type: expr.LimitTypePkts, Rate: logged, Unit: expr.LimitTimeSecond, Burst: logged}, log),
+		rule().Count(DropPrefix + string(reason)).Drop(),
+	}}
+}
+
+// serviceChains find the backend of a frontend, and decide on the source address of what is
+// translated.
+func (fp *Family) serviceChains() []nft.Chain {
+	f := fp.IP
+	n := func(s string) string { return f.Name + "-" + s }
+	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
+	chains := []nft.Chain{
+		{Name: n("services"), Comment: "where every new connection is looked up", Rules: []nft.Rule{
+			// A rule of its own and not a verdict of the map. To validate a verdict the kernel
+			// walks all that can be reached behind every element, the maps of the stages included;
+			// and a packet for which the stages come or go at this moment is served either way.
+			rule().Family(f).In(fp.staged, frontend...).Jump(n("stages")),
+			rule().Family(f).Vmap(fp.Frontends, frontend...),
+			rule("a port that the service does not have").Family(f).In(fp.clusterIPs, f.Daddr).Jump(n("reject")),
+			rule("an address that no service has").Family(f).In(fp.serviceCIDRs, f.Daddr).NotIn(fp.OtherIPs, f.Daddr).Drop(),
+		}},
+		{Name: n("stages"), Comment: "what some frontends have before the choice of a backend", Rules: []nft.Rule{
+			rule("loadBalancerSourceRanges").Family(f).In(fp.restricted, frontend...).Jump(n("sources")),
+			rule("session affinity").Family(f).In(fp.affine, frontend...).DNAT(f, fp.Affinity, f.Saddr, f.Daddr, nft.L4Proto, nft.Dport),
+			rule("externalTrafficPolicy Local, seen from outside").Family(f).NotIn(fp.PodCIDRs, f.Saddr).FromNode(false).Vmap(fp.outside, frontend...),
+		}},
+		fp.sourcesChain(),
+		{Name: n("reject"), Comment: "nobody serves this: say so at once", Rules: []nft.Rule{
+			rule().Proto(unix.IPPROTO_TCP).RejectTCP(),
+			rule().Reject(),
+		}},
+		{Name: n("remember"), Comment: "session affinity: learn or renew the chosen backend", Rules: []nft.Rule{
+			rule().Vmap(fp.learn, origFrontend(f)...),
+		}},
+		{Name: n("forget"), Comment: "the remembered backend is no longer one: the client's next try chooses anew", Rules: []nft.Rule{
+			rule().Family(f).Delete(fp.Affinity, clientOf(f), []nft.Field{f.Daddr, nft.Dport}),
+			rule().Drop(),
+		}},
+		{Name: n("source"), Comment: "masquerade where the answer would not find its way back", Rules: []nft.Rule{
+			rule().Vmap(fp.masquerade, origFrontend(f)...),
+			rule("balanced back to itself").Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
+			// The source first: it is a pod's for most connections, and the set of a few prefixes
+			// is at hand, while one of all cluster IPs is a trip to memory.
+			rule("a cluster IP, asked from outside the cluster").Family(f).NotIn(fp.keptCIDRs, f.Saddr).In(fp.clusterIPs, f.OrigDaddr).Masquerade(),
+		}},
+		{Name: n("masquerade"), Comment: "external frontends: always", Rules: []nft.Rule{
+			rule().Masquerade(),
+		}},
+		{Name: n("keep"), Comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", Rules: []nft.Rule{
+			rule().FromNode(true).Masquerade(),
+			rule().Family(f).In(fp.PodCIDRs, f.Saddr).NotIn(fp.ownCIDRs, f.Saddr).Masquerade(),
+			rule().Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
+		}},
+	}
+	for _, size := range ladder {
+		chains = append(chains, fp.pickChain(size, false), fp.pickChain(size, true))
+	}
+	return chains
+}
+
+// sourcesChain returns for the sources that a restricted frontend is open to.
+func (fp *Family) sourcesChain() nft.Chain {
+	f := fp.IP
+	c := nft.Chain{Name: f.Name + "-sources", Comment: "loadBalancerSourceRanges: one look-up for each length"}
+	for _, bits := range sourceLengths(f) {
+		network := nft.Masked(f.Saddr, bits)
+		c.Rules = append(c.Rules, rule().Family(f).Lookup(uint32(bits), fp.Sources, false, f.Daddr, nft.L4Proto, nft.Dport, network).Return())
+	}
+	c.Rules = append(c.Rules, rule().Drop())
+	return c
+}
+
+// pickChain balances over a size class. Slots may be empty: a miss falls
+// through to the next try, in the end to slot 0, which never is. A packet that
+// is here while the last backend goes is dropped, never let through.
+func (fp *Family) pickChain(size int, local bool) nft.Chain {
+	f := fp.IP
+	c := nft.Chain{Name: fp.pickName(size, local), Comment: fmt.Sprintf("balance over %d slots", size)}
+	slots := fp.slots(size, local)
+	if local {
+		c.Comment += ", this node's backends"
+	}
+	for range tries(size) {
+		c.Rules = append(c.Rules, rule().Family(f).Pick(f, uint32(size), slots))
+	}
+	if size > 1 {
+		c.Rules = append(c.Rules, rule().Family(f).Pick(f, 1, slots))
+	}
+	c.Rules = append(c.Rules, rule().Drop())
+	return c
+}
+
+func (fp *Family) pickName(size int, local bool) string {
+	if local {
+		return fmt.Sprintf("%s-pick-local-%d", fp.IP.Name, size)
+	}
+	return fmt.Sprintf("%s-pick-%d", fp.IP.Name, size)
+}
+
+// The chains from here on come and go with the state.
+
+// learnChain remembers a connection's backend for the time-out. A rule has one
+// time-out, so that there is a chain for each that services use.
+func (fp *Family) learnChain(d time.Duration) nft.Chain {
+	f, client, backend := fp.IP, clientOf(fp.IP), []nft.Field{fp.IP.Daddr, nft.Dport}
+	size := fp.Affinity.Size
+	return nft.Chain{Name: fp.learnName(d), Comment: fmt.Sprintf("remember for %s", d), Rules: []nft.Rule{
+		rule().Family(f).NotIn(fp.affineBackends, append(origFrontend(f), backend...)...).Jump(fp.IP.Name + "-forget"),
+		// An update renews an element's time and leaves its data, which is right: an element that
+		// is there is where this connection was sent, or where another one of the client, just
+		// before it.
+		rule().Family(f).HasData(fp.Affinity, make([]byte, f.Bits/8), client).Update(fp.Affinity, d, client, backend).Return(),
+		rule().Family(f).OverLimit(fp.learning, max(1, uint64(size/learnRate)/uint64(d/time.Second)), size/LearnBurst, d, origFrontend(f)).Return(),
+		rule().Family(f).Update(fp.Affinity, d, client, backend),
+	}}
+}
+
+// learnName is the chain that remembers for the given time-out.
+func (fp *Family) learnName(d time.Duration) string {
+	return fmt.Sprintf("%s-learn-%d", fp.IP.Name, int64(d/time.Second))
+}
+
+// Of a map of affinity, a frontend may fill 1/learnBurst at once, and 1/learnRate more over the
+// time-out.
+const (
+	LearnBurst = 16
+	learnRate  = 2
+)
+
+// denyChains drop what comes from the denied addresses, where it arrives. Every packet pays
+// for them, so there is no chain in between, and no rule for what is in no list.
+func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Chain) {
+	var rules []nft.Rule
+	lengths := prefixLengths(DeniedPrefixes(d))
+	for i, fp := range p.Families {
+		f := fp.IP
+		for bits := f.Bits; bits >= 0; bits-- {
+			switch {
+			case !lengths[i][bits]:
+			case bits == f.Bits:
+				rules = append(rules, rule().Family(f).In(sets[i], f.Saddr).Goto(dropChain(state.DropDenyList)))
+			default:
+				rules = append(rules, rule().Family(f).Lookup(uint32(listID(0, uint8(bits))), fp.Policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
+			}
+		}
+	}
+	if len(rules) == 0 {
+		return nil
+	}
+	for _, device := range d.Devices {
+		chains = append(chains, nft.Chain{
+			// An interface that is made anew under its name is another one: the old one took its
+			// hook along.
+			Name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
+			Hook:    nft.IngressHook(device.Name, -500),
+			Comment: truncate("deny lists at " + device.Name),
+			Rules:   rules,
+		})
+	}
+	return chains
+}
+
+// rawInChain and rawOutChain are where a host endpoint's policies with doNotTrack judge: before
+// connection tracking. They are base chains of the endpoint's own, as every packet pays for one; to
+// is the first chain of its program.
+func rawInChain(device int, h *state.Host, to string) nft.Chain {
+	return rawChain("raw-in", unix.NF_INET_PRE_ROUTING, h, rule().Device(nft.IIF, uint32(device)).Jump(to))
+}
+
+func rawOutChain(device int, h *state.Host, to string) nft.Chain {
+	return rawChain("raw-out", unix.NF_INET_LOCAL_OUT, h, rule().Device(nft.OIF, uint32(device)).Jump(to))
+}
+
+func rawChain(name string, hook uint32, h *state.Host, r nft.Rule) nft.Chain {
+	rules := []nft.Rule{r}
+	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
+}
+
+// IsDynamicBase reports whether a chain that comes and goes with the state is one that packets
+// enter by themselves.
+func IsDynamicBase(name string) bool {
+	return strings.HasPrefix(name, "raw-in-") || strings.HasPrefix(name, "raw-out-") || strings.HasPrefix(name, "deny-")
+}
+
+// IsLearnChain reports whether the chain is one of those for the time-outs of affinity in use.
+func IsLearnChain(name string) bool { return strings.Contains(name, "-learn-") }
+
+// What rules are made of.
+
+// loopback is the index of lo in every network namespace.
+const loopback = 1
+
+// cutLabel is the label of a connection that is forbidden.
+func cutLabel() []byte {
+	label := make([]byte, 16)
+	word := state.CutLabel / 32 * 4
+	binary.NativeEndian.PutUint32(label[word:], 1<<(state.CutLabel%32))
+	return label
+}
+
+// tunnelled goes on for what tunnels carry: on a port of their own, or by a protocol of their own.
+func tunnelled(ports *nft.Set, size int) nft.Rule {
+	return portsIn(ports, tunnelPorts, size, nft.Dport).test(rule())
+}
+
+// origFrontend is the key of the frontend that a translated connection's client asked for.
+func origFrontend(f nft.Family) []nft.Field {
+	return []nft.Field{f.OrigDaddr, nft.L4Proto, nft.CtOrigDport}
+}
+
+// clientOf is the key of the client and the frontend it asked for.
+func clientOf(f nft.Family) []nft.Field { return append([]nft.Field{f.OrigSaddr}, origFrontend(f)...) }
+
+func concat(lists ...[]nft.Rule) (all []nft.Rule) {
+	for _, l := range lists {
+		all = append(all, l...)
+	}
+	return all
+}

@@ -1,0 +1,126 @@
+package program
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file says which objects an element or a chain of the kernel was made of.
+
+// Frontend is the frontend that the element is about, if it is about one.
+func (p *Program) Frontend(e *nft.Element) (k state.FrontendKey, ok bool) {
+	if p.OfPolicy(e.Set) || int(e.KeyLen) != nft.KeySize(e.Set.Key) {
+		return k, false // not of services; or someone else's, in a table without an owner
+	}
+	fields, b := e.Set.Key, e.Key[:e.KeyLen]
+	if m := fields[0].Datatype; m == nft.Number.Datatype || m == nft.Mark.Datatype {
+		fields, b = fields[1:], b[4:]
+	}
+	if len(fields) < 3 || fields[1].Datatype != nft.L4Proto.Datatype {
+		return k, false
+	}
+	return readFrontend(b, fields[0].Size), true
+}
+
+// readFrontend reads what appendDestination wrote; n is the size of an address.
+func readFrontend(b []byte, n int) state.FrontendKey {
+	addr, _ := netip.AddrFromSlice(b[:n])
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}
+}
+
+// Served reports whether a client of the frontend that the element is about is sent anywhere.
+func (fp *Family) Served(e *nft.Element) bool {
+	return e.Verdict.Code == unix.NFT_GOTO && e.Verdict.Chain != fp.IP.Name+"-reject"
+}
+
+// Remembered is what an element of the map of affinity says.
+func (fp *Family) Remembered(e *nft.Element) (client netip.Addr, k state.FrontendKey, backend netip.AddrPort) {
+	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b); return a }
+	n := fp.IP.Bits / 8
+	return addr(e.Key[:n]), readFrontend(e.Key[n:], n), netip.AddrPortFrom(addr(e.Data[:n]), binary.BigEndian.Uint16(e.Data[n:]))
+}
+
+// IsHostMap reports whether the set leads to programs of host endpoints.
+func IsHostMap(s *nft.Set) bool {
+	return s.Verdict && len(s.Key) == 1 && s.Key[0].Datatype == nft.IIF.Datatype
+}
+
+// IsDeviceSet reports whether the set holds interfaces and nothing else.
+func IsDeviceSet(s *nft.Set) bool {
+	return !s.Verdict && len(s.Key) == 1 && s.Key[0].Datatype == nft.IIF.Datatype
+}
+
+// DeviceOf is the interface that an element of host endpoints is about.
+func DeviceOf(e *nft.Element) int { return int(nft.NativeUint32(e.Key[:4])) }
+
+// SetOf is the set of policies that the element belongs to, if it is an element of one.
+func SetOf(e *nft.Element) (id state.SetID, ok bool) {
+	number := nft.NativeUint32(e.Key[:4])
+	if e.Set.Key[0].Datatype != nft.Number.Datatype || number <= 0xff { // numbers up to that are not of policies
+		return 0, false
+	}
+	return state.SetID(number &^ 0xff), true
+}
+
+// NoteKept takes in an element of policy that is kept.
+func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
+	if IsHostMap(e.Set) {
+		k.Hosts[DeviceOf(e)] = true
+	}
+	for _, fp := range p.Families {
+		address := func(at int) netip.Addr {
+			a, _ := netip.AddrFromSlice(e.Key[at : at+fp.IP.Bits/8])
+			return a
+		}
+		switch e.Set {
+		case fp.Policy.from:
+			k.Senders[address(4)] = true
+		case fp.Policy.To:
+			k.Receivers[address(0)] = true
+		case fp.Policy.members, fp.Policy.named:
+			bits := fp.IP.Bits
+			if number := int(nft.NativeUint32(e.Key[:4]) & 0xff); e.Set == fp.Policy.members && number < bits {
+				bits = number
+			}
+			k.Members[netip.PrefixFrom(address(4), bits)] = true
+		}
+	}
+}
+
+// LearnChainNamed returns what writes the learn chain of the name; nil: no learn chain has that
+// name.
+func (p *Program) LearnChainNamed(name string) func() *DynamicChain {
+	fp := p.Family(!strings.HasPrefix(name, nft.IPv6.Name+"-"))
+	seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:])
+	if err != nil || seconds <= 0 {
+		return nil
+	}
+	return func() *DynamicChain { return &DynamicChain{Chain: fp.learnChain(time.Duration(seconds) * time.Second)} }
+}
+
+// DeclaredBy is the policy whose rule has the comment.
+func DeclaredBy(p *state.Program, text string) []model.PolicyKey {
+	if p == nil {
+		return nil
+	}
+	for _, t := range p.Tiers {
+		for _, own := range t.Policies {
+			for i := range own.Rules {
+				if comment(own, &own.Rules[i]) == text {
+					return []model.PolicyKey{own.Policy}
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package program
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about deny lists, which every packet that arrives is looked up in. Exact addresses
+// have a set of their own, with nothing but the address as the key and of a size that the kernel is
+// told beforehand: it makes a plain table of that then, which is faster to fill and to look up than
+// one that grows. A list that outgrows its set gets another one, in the same transaction.
+
+// DeniedSets are the sets of addresses, of IPv4 and IPv6.
+func (p *Program) DeniedSets() [2]*nft.Set {
+	return [2]*nft.Set{p.Families[0].Policy.denied, p.Families[1].Policy.denied}
+}
+
+// DeniedSetsFor are those that the addresses need: those that are there, where their size is right.
+func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
+	var count [2]int
+	for _, c := range prefixes {
+		if c.IsSingleIP() {
+			count[FamilyIndex(c)]++
+		}
+	}
+	sets := p.DeniedSets()
+	for i, n := range count {
+		if sets[i].Size != deniedSize(n) {
+			id := sets[i].ID
+			sets[i] = newDeniedSet(p.Families[i].IP, n)
+			sets[i].ID = id
+		}
+	}
+	return sets
+}
+
+// SetDenied makes sets the program's own.
+func (p *Program) SetDenied(sets []*nft.Set) {
+	for _, s := range sets {
+		for _, fp := range p.Families {
+			if fp.Policy.denied.ID == s.ID {
+				fp.Policy.denied = s
+			}
+		}
+		p.Sets[s.ID-1] = s
+	}
+}
+
+// resized reports whether the set is one whose size, and name, go with what it holds.
+func (p *Program) resized(s *nft.Set) bool {
+	return p.Policy != nil && (s == p.Families[0].Policy.denied || s == p.Families[1].Policy.denied)
+}
+
+// FamilyIndex is the place of the family of a prefix in arrays of two.
+func FamilyIndex(c netip.Prefix) int {
+	if c.Addr().Is4() {
+		return 0
+	}
+	return 1
+}
+
+// DeniedElement writes into e, as lists are long. The number of no list is free for the networks
+// that deny lists hold.
+func (p *Program) DeniedElement(sets [2]*nft.Set, e *nft.Element, c netip.Prefix) *nft.Element {
+	if !c.IsSingleIP() {
+		return p.ListElement(e, 0, c)
+	}
+	i := FamilyIndex(c)
+	*e = nft.Element{Set: sets[i]}
+	e.Append(p.Families[i].IP.Addr(c.Addr())...)
+	return e
+}
+
+// DeniedPrefixes are those of all deny lists, sorted and unique.
+func DeniedPrefixes(d state.Denied) []netip.Prefix {
+	if len(d.Lists) == 1 {
+		return d.Lists[0].Prefixes
+	}
+	var all []netip.Prefix
+	for _, l := range d.Lists {
+		all = append(all, l.Prefixes...)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
+}
+
+// DeniedChains yields the chains of deny lists.
+func (p *Program) DeniedChains(d state.Denied, sets [2]*nft.Set, yield ChainFunc) {
+	for _, c := range p.denyChains(d, sets) {
+		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
+	}
+}
+
+// prefixLengths are the lengths that occur, by family.
+func prefixLengths(prefixes []netip.Prefix) (lengths [2][129]bool) {
+	for _, c := range prefixes {
+		lengths[FamilyIndex(c)][c.Bits()] = true
+	}
+	return lengths
+}

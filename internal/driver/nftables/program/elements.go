@@ -1,0 +1,301 @@
+package program
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file turns desired state into elements. Every function yields each
+// element once; the elements of different frontends never share a key.
+
+// nftCommentMax is the longest comment that nft reads back.
+const nftCommentMax = 127
+
+// EachElement yields all elements of the state.
+func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
+	if s.Services != nil {
+		p.eachServiceElement(s.Services, yield)
+	}
+	if s.Policy != nil {
+		p.EachPolicyElement(s.Policy, yield)
+	}
+}
+
+func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
+	p.SettingsElements(s.Settings, yield)
+	for a := range s.ClusterIPs {
+		p.ClusterIPElement(a, yield)
+	}
+	for a := range s.OtherIPs {
+		p.OtherIPElement(a, yield)
+	}
+	for a := range s.Hairpins {
+		p.HairpinElement(a, yield)
+	}
+	for k, f := range s.Frontends {
+		p.FrontendElements(k, f, yield)
+		for _, c := range f.SourceRanges {
+			p.SourceElements(k, c, yield)
+		}
+	}
+}
+
+// ClusterIPElement yields what an address of a service becomes.
+func (p *Program) ClusterIPElement(a netip.Addr, yield func(*nft.Element)) {
+	p.addressElement(p.Family(a.Is4()).clusterIPs, a, yield)
+}
+
+// OtherIPElement yields what an address becomes that another program serves.
+func (p *Program) OtherIPElement(a netip.Addr, yield func(*nft.Element)) {
+	p.addressElement(p.Family(a.Is4()).OtherIPs, a, yield)
+}
+
+func (p *Program) addressElement(s *nft.Set, a netip.Addr, yield func(*nft.Element)) {
+	e := nft.Element{Set: s}
+	e.Append(p.Family(a.Is4()).IP.Addr(a)...)
+	yield(&e)
+}
+
+// HairpinElement yields what an endpoint on this node becomes.
+func (p *Program) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
+	fp := p.Family(a.Is4())
+	e := nft.Element{Set: fp.hairpins}
+	e.Append(fp.IP.Addr(a)...)
+	e.Append(fp.IP.Addr(a)...)
+	yield(&e)
+}
+
+// SettingsElements yields what the settings become.
+func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
+	for _, fp := range p.Families {
+		fp.CIDRElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
+		fp.CIDRElements(fp.PodCIDRs, s.ClusterCIDRs, yield)
+		fp.CIDRElements(fp.ownCIDRs, s.LocalCIDRs, yield)
+		fp.CIDRElements(fp.keptCIDRs, fp.keptSources(s), yield)
+	}
+}
+
+// keptSources are the sources that reach a cluster IP with their own address: the
+// cluster's; all, where the cluster's are not known; none with --masquerade-all.
+func (fp *Family) keptSources(s state.Settings) []netip.Prefix {
+	if s.MasqueradeAll {
+		return nil
+	}
+	for _, c := range s.ClusterCIDRs {
+		if fp.holds(c.Addr()) {
+			return s.ClusterCIDRs
+		}
+	}
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+func (fp *Family) holds(a netip.Addr) bool { return a.Is4() == (fp.IP.Bits == 32) }
+
+// CIDRElements yields the family's prefixes as the two ends of an interval
+// each. Prefixes inside others are left out, as intervals may not overlap.
+func (fp *Family) CIDRElements(s *nft.Set, prefixes []netip.Prefix, yield func(*nft.Element)) {
+	for _, c := range disjoint(prefixes) {
+		if !fp.holds(c.Addr()) {
+			continue
+		}
+		e := nft.Element{Set: s}
+		e.Append(fp.IP.Addr(c.Masked().Addr())...)
+		yield(&e)
+		// An interval without an end goes up to the last address.
+		if next := lastAddr(c).Next(); next.IsValid() {
+			e := nft.Element{Set: s}
+			e.Append(fp.IP.Addr(next)...)
+			e.IntervalEnd = true
+			yield(&e)
+		}
+	}
+}
+
+// disjoint are the prefixes without those that lie in others, in order.
+func disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare) // one that holds others comes before them
+	kept := sorted[:0]
+	for _, c := range sorted {
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(c) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
+func lastAddr(c netip.Prefix) netip.Addr {
+	b := c.Masked().Addr().AsSlice()
+	for i := c.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// FrontendElements yields what one frontend puts into the sets, but for its source ranges.
+func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
+	fp := p.Family(k.Addr.Is4())
+	at := func(s *nft.Set) nft.Element {
+		e := nft.Element{Set: s}
+		e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
+		return e
+	}
+	put := func(s *nft.Set, v nft.Verdict) {
+		e := at(s)
+		e.Verdict = v
+		if s == fp.Frontends {
+			e.Comment = frontendComment(f)
+		}
+		yield(&e)
+	}
+	mark := func(s *nft.Set) { e := at(s); yield(&e) }
+
+	put(fp.Frontends, fp.serve(f.Backends, f.Reject, false))
+	if staged(f) {
+		mark(fp.staged)
+	}
+	fp.slotElements(k, f.Backends, false, yield)
+	if f.LocalOnly {
+		put(fp.outside, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
+		fp.slotElements(k, f.Local, true, yield)
+		put(fp.masquerade, nft.Goto(fp.IP.Name+"-keep"))
+	} else if f.External() {
+		put(fp.masquerade, nft.Goto(fp.IP.Name+"-masquerade"))
+	}
+	if len(f.SourceRanges) > 0 {
+		mark(fp.restricted)
+	}
+	if timeout := AffinityTimeout(f); timeout > 0 {
+		mark(fp.affine)
+		put(fp.learn, nft.Goto(fp.learnName(timeout)))
+		fp.affineElements(k, f, yield)
+	}
+}
+
+// staged reports whether the frontend's connections pass the stages before a
+// backend is chosen.
+func staged(f *state.Frontend) bool {
+	return f.LocalOnly || len(f.SourceRanges) > 0 || AffinityTimeout(f) > 0
+}
+
+// AffinityTimeout is the time-out in whole seconds, the API's unit; 0: none. A frontend without
+// backends remembers nobody, so that its clients are refused at once.
+func AffinityTimeout(f *state.Frontend) time.Duration {
+	if len(f.Backends) == 0 {
+		return 0
+	}
+	return f.Affinity.Truncate(time.Second)
+}
+
+func frontendComment(f *state.Frontend) string {
+	c := f.Service.String()
+	if f.Port != "" {
+		c += ":" + f.Port
+	}
+	if f.Kind != state.ClusterIP {
+		c += " " + f.Kind.String()
+	}
+	return truncate(c)
+}
+
+// serve is the verdict for connections that may use the backends.
+func (fp *Family) serve(backends []netip.AddrPort, reject, local bool) nft.Verdict {
+	switch {
+	case len(backends) > 0:
+		return nft.Goto(fp.pickName(class(len(backends)), local))
+	case reject:
+		return nft.Goto(fp.IP.Name + "-reject")
+	}
+	return nft.Drop
+}
+
+func (fp *Family) slotElements(k state.FrontendKey, backends []netip.AddrPort, local bool, yield func(*nft.Element)) {
+	slots := layout(backends)
+	set := fp.slots(len(slots), local)
+	for slot, b := range slots {
+		if !b.IsValid() {
+			continue
+		}
+		e := nft.Element{Set: set}
+		e.AppendUint32(uint32(slot))
+		e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
+		e.SetAddrPort(fp.IP, b)
+		yield(&e)
+	}
+}
+
+func (fp *Family) affineElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
+	one := func(b netip.AddrPort) {
+		e := nft.Element{Set: fp.affineBackends}
+		e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
+		e.Append(fp.IP.Addr(b.Addr())...)
+		e.AppendPort(b.Port())
+		yield(&e)
+	}
+	for _, b := range f.Backends {
+		one(b)
+	}
+	for _, b := range f.Local {
+		if !ContainsSorted(f.Backends, b) {
+			one(b)
+		}
+	}
+}
+
+// EachChain yields the chains, beside the program's own, that the state leads to.
+func (p *Program) EachChain(s *state.State, yield ChainFunc) {
+	if s.Services != nil {
+		for k, f := range s.Services.Frontends {
+			p.FrontendChains(k, f, yield)
+		}
+	}
+	if s.Policy != nil {
+		p.eachPolicyChain(s.Policy, yield)
+	}
+}
+
+// FrontendChains yields the learn chain of a frontend with affinity.
+func (p *Program) FrontendChains(k state.FrontendKey, f *state.Frontend, yield ChainFunc) {
+	if f == nil || AffinityTimeout(f) == 0 {
+		return
+	}
+	fp := p.Family(k.Addr.Is4())
+	yield(fp.learnName(AffinityTimeout(f)), func() *DynamicChain { return &DynamicChain{Chain: fp.learnChain(AffinityTimeout(f))} })
+}
+
+// note replaces a note, and removes it with an empty text; old is what it said
+// before, "" if there was none.
+func (p *Program) WriteNote(b *nft.Batch, id uint32, old, text string) {
+	b.Note(p.noteElement(id, old), p.noteElement(id, text))
+}
+
+// noteElement is what a note says in the comment of an element; nil without a text.
+func (p *Program) noteElement(id uint32, text string) *nft.Element {
+	if text == "" {
+		return nil
+	}
+	e := nft.Element{Set: p.Notes, Comment: text[:min(len(text), nftCommentMax)]}
+	e.AppendUint32(id)
+	return &e
+}
+
+const ProgramNote = 0 // the key of the note on the program; the others are ids of sets
+
+// AffinityElement is the element of a client in the map of affinity, without a backend; addr is the
+// client's address.
+func (fp *Family) AffinityElement(addr []byte, k state.FrontendKey) nft.Element {
+	e := nft.Element{Set: fp.Affinity}
+	e.Append(addr...)
+	e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
+	return e
+}
+
+// ContainsSorted reports whether a sorted list of backends has b.
+func ContainsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
+	return ok
+}

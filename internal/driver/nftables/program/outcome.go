@@ -1,0 +1,53 @@
+package program
+
+import (
+	"fmt"
+
+	"github.com/google/nftables/expr"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+)
+
+// An outcome is what a chain that was jumped to leaves for the one that jumped: in the two highest
+// bits of the packet's mark, as nothing else outlives a chain. They are somebody else's when the
+// packet comes to a program and when it leaves: guard sees to that, so that nobody but the
+// program's own chains ever sees them changed.
+const (
+	nothing uint32 = 0
+	yes     uint32 = 1 << 31 // it matches; it is allowed
+	passed  uint32 = 1 << 30 // it passes to the next tier
+
+	outcomeBits = yes | passed
+)
+
+// leave returns to the chain that jumped, with an outcome.
+func leave(o uint32) func(*draft, nft.Rule) {
+	return func(d *draft, r nft.Rule) {
+		d.marks = true
+		d.add(r.SetMark(outcomeBits, o).Return())
+	}
+}
+
+// guard returns the chain by which packets come to a program that uses their marks. The bits are
+// put back when the program returns; it ends otherwise only with the packet.
+func (w *programWriter) guard(prog *DynamicChain) *DynamicChain {
+	if !prog.marks {
+		return prog
+	}
+	d := newDraft()
+	for _, f := range w.place.families {
+		if w.place.pods { // or it would be accepted where it is denied, with its mark as that leaves it
+			fp := w.family(f)
+			d.add(rule("a pod always reaches itself").Family(f).In(fp.Policy.selves, f.Saddr, f.Daddr).Return())
+		}
+	}
+	d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, nothing), prog)
+	for _, o := range []uint32{yes, passed, yes | passed} {
+		kept := newDraft()
+		kept.add(rule().SetMark(outcomeBits, nothing))
+		kept.jump(rule(), prog)
+		kept.add(rule().SetMark(outcomeBits, o))
+		d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, o), kept.done(w.place.name+"-marked", fmt.Sprintf("packets that come with mark %#x of %#x leave with it", o, outcomeBits)))
+	}
+	return d.done(w.place.name, prog.Comment)
+}

@@ -1,0 +1,140 @@
+// Package program is the content of the table: which sets and chains there are (sets.go,
+// chains.go), which elements the objects of a state become (elements.go, policy_elements.go), which
+// chains the rules of policies become (policy_chains.go), and what an element of the kernel says of
+// objects (decode.go). It sends and reads nothing.
+package program
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+)
+
+// TableName is the one table, of family inet, that the driver owns.
+const TableName = "sluice"
+
+// TableComment is what the table says of itself.
+const TableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
+
+// Program is the constant part of the table: its sets and chains with their
+// rules. It is the same on every node, whatever is balanced and permitted.
+type Program struct {
+	Sets     []*nft.Set
+	Chains   []nft.Chain
+	Families [2]*Family
+	Policy   *policySets // nil: without policy
+	Notes    *nft.Set
+
+	Counters        []string // named, beside those of policies
+	limits          limits
+	writtenPrograms // of the programs of policy
+}
+
+// Family returns the half of the program for an address.
+func (p *Program) Family(is4 bool) *Family {
+	if is4 {
+		return p.Families[0]
+	}
+	return p.Families[1]
+}
+
+// AffinitySize bounds the remembered clients of a family. A full map learns no more: new clients
+// are balanced without affinity. So that one frontend cannot fill it, each learns a share of it at
+// the most, see learnChain, and so that many cannot, the agent forgets the oldest clients of those
+// that have most, see forgetter in package nftables.
+const AffinitySize = 1 << 20
+
+// New returns the program for services, and for policy if it is asked for.
+func New(policy bool) *Program {
+	p := NewSets(AffinitySize)
+	if policy {
+		p.addPolicySets()
+		for _, reason := range drops {
+			p.Counters = append(p.Counters, DropPrefix+string(reason))
+		}
+	}
+	p.AddChains()
+	return p
+}
+
+// NewSets returns a program for services that has no chains yet; clients bounds those that a family
+// remembers.
+func NewSets(clients uint32) *Program {
+	p := &Program{limits: usualLimits, writtenPrograms: newWrittenPrograms()}
+	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		p.Families[i] = p.addFamily(f, clients)
+	}
+	p.Notes = p.AddSet(&nft.Set{
+		Name: "notes", Key: []nft.Field{nft.Mark},
+		Comment: "what the agent needs to know when it starts: a digest of each set's content",
+	})
+	return p
+}
+
+// HasChain reports whether the chain is one of the program's own.
+func (p *Program) HasChain(name string) bool {
+	return slices.ContainsFunc(p.Chains, func(c nft.Chain) bool { return c.Name == name })
+}
+
+// HasPolicy reports whether the program is one for policy, too.
+func (p *Program) HasPolicy() bool { return p.Policy != nil }
+
+// AskApart has rules asked in chains of their own, as large ones are, however small they are.
+func (p *Program) AskApart() { p.limits = apartLimits }
+
+// OfPolicy reports whether the set is one of policy's, which come after all others.
+func (p *Program) OfPolicy(s *nft.Set) bool { return p.Policy != nil && s.ID >= p.Policy.PodDevices.ID }
+
+// AddSet adds a set; its number is the next one.
+func (p *Program) AddSet(s *nft.Set) *nft.Set {
+	s.ID = uint32(len(p.Sets) + 1)
+	p.Sets = append(p.Sets, s)
+	return s
+}
+
+// Create adds the program's sets and counters, but for those that are there, and its chains.
+func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool) {
+	for _, name := range p.Counters {
+		if !counted[name] {
+			b.AddCounter(name)
+		}
+	}
+	for _, s := range p.Sets {
+		if !there[s] {
+			b.AddSet(s)
+		}
+	}
+	// All chains before the first rule, as rules refer to chains.
+	for _, c := range p.Chains {
+		b.AddChain(c)
+	}
+	for _, c := range p.Chains {
+		b.AddRules(c)
+	}
+}
+
+// Note identifies the program: a digest of all its messages.
+func (p *Program) Note() string {
+	var a nft.Attrs
+	for _, s := range p.Sets {
+		if !p.resized(s) { // those have other names with other lists
+			s.Write(&a, TableName)
+		}
+	}
+	for _, c := range p.Chains {
+		c.Write(&a, TableName)
+		for _, r := range c.Rules {
+			r.Write(&a, TableName, c.Name)
+		}
+	}
+	for _, fp := range p.Families {
+		for _, r := range fp.learnChain(time.Second).Rules {
+			r.Write(&a, TableName, "")
+		}
+	}
+	return fmt.Sprintf("program %016x", xxhash.Sum64(a.B))
+}

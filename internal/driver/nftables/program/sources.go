@@ -1,0 +1,51 @@
+package program
+
+import (
+	"net/netip"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file is about loadBalancerSourceRanges. They are in a hash set, under their lengths, as the
+// kernel takes time that grows with the square of their number to remove ranges from a set of
+// intervals. A packet is looked up once for each length that occurs, so few do: a range of another
+// length is written as the networks of the next one that make it up.
+
+// sourceStep is the distance between lengths. With 4, a range is eight networks at the most, and a
+// miss 8 look-ups in IPv4, 32 in IPv6.
+const sourceStep = 4
+
+// sourceLength is the length under which a range is written.
+func sourceLength(bits int) int { return max(sourceStep, (bits+sourceStep-1)/sourceStep*sourceStep) }
+
+// sourceLengths are all there are, those that most ranges have first.
+func sourceLengths(f nft.Family) (lengths []int) {
+	for _, step := range []int{16, 8, 4} {
+		for bits := f.Bits; bits > 0; bits -= step {
+			if step == 16 || bits%(2*step) != 0 {
+				lengths = append(lengths, bits)
+			}
+		}
+	}
+	return lengths
+}
+
+// SourceElements yields a range of sources that may reach the frontend.
+func (p *Program) SourceElements(k state.FrontendKey, c netip.Prefix, yield func(*nft.Element)) {
+	fp := p.Family(k.Addr.Is4())
+	if !fp.holds(c.Addr()) {
+		return
+	}
+	bits := sourceLength(c.Bits())
+	addr := fp.IP.Addr(c.Addr())
+	last := addr[(bits-1)/8] // what varies is within one byte
+	for n := range 1 << (bits - c.Bits()) {
+		addr[(bits-1)/8] = last | byte(n)<<((8-bits%8)%8)
+		e := nft.Element{Set: fp.Sources}
+		e.AppendUint32(uint32(bits))
+		e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
+		e.Append(addr...)
+		yield(&e)
+	}
+}
