@@ -132,6 +132,10 @@ var rules = []rule{
 		"a driver gets the desired state and nothing else: whatever else it looked at would be a second way for data to flow"},
 	{"internal/driver/nftables", []string{"internal/conntrack", "internal/upkeep", "internal/verdict", "internal/reconcile", "internal/link"},
 		"what befalls connections is the upkeep's, whatever the driver; when a part is adopted or tried again is the reconciler's"},
+	{"internal/driver/nftables/nft", []string{"internal"},
+		"nft is nf_tables on the wire: what is carried over it is the program's business"},
+	{"internal/driver/nftables/program", []string{"os", "os/exec", "net", "internal/netns", "internal/probe", "internal/wake"},
+		"the program says what the table holds: it neither sends nor reads, that is the driver's"},
 	{"internal/reconcile", slices.Concat(kubernetes, kernel, []string{"internal/store", "internal/compile", "internal/source", "internal/agent", "internal/conntrack", "internal/link"}),
 		"reconcile decides what is done when: everything that it does to a kernel goes through a driver"},
 	{"internal/upkeep", slices.Concat(kubernetes, []string{"internal/store", "internal/compile", "internal/source", "internal/agent", "internal/reconcile"}),
@@ -273,8 +277,10 @@ func TestOnlyTheCommandWires(t *testing.T) {
 			continue
 		}
 		for _, part := range parts {
-			if files := p.imports[module+part]; files != nil && !below(p.path, part) {
-				t.Errorf("%s (%v) imports %s: only cmd/sluice chooses the parts, everyone else takes the contract", p.path, files, part)
+			for name, files := range p.imports {
+				if below(strings.TrimPrefix(name, module), part) && !below(p.path, part) {
+					t.Errorf("%s (%v) imports %s: only cmd/sluice chooses the parts, everyone else takes the contract", p.path, files, name)
+				}
 			}
 		}
 	}
