@@ -32,7 +32,7 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 		return b
 	}
 	// What was written of it may be forgotten: the kernel has taken something since.
-	for c := range d.prog.ChainsOf(prog) {
+	for _, c := range d.prog.ChainsOf(prog) {
 		for i, rule := range c.Rules {
 			if strings.Contains(refusal.Error(), nft.RuleLabel(c.Name, i)) {
 				b.policies = program.DeclaredBy(prog, rule.Comment)

@@ -138,9 +138,6 @@ func (r Rule) NotProto(p uint8) Rule {
 // CtState goes on if the packet is in one of the states to its connection.
 func (r Rule) CtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpNeq) }
 
-// notCtState goes on if the packet is in none of the states to its connection.
-func (r Rule) notCtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpEq) }
-
 // ctStatusDNAT is IPS_DST_NAT of the connection's status.
 const ctStatusDNAT = 1 << 5
 

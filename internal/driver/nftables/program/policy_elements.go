@@ -1,7 +1,6 @@
 package program
 
 import (
-	"iter"
 	"maps"
 	"net/netip"
 
@@ -276,28 +275,21 @@ func (p *Program) write(at place, prog *state.Program) *DynamicChain {
 	return r
 }
 
-// ChainsOf yields all chains that the program is written into, wherever it judges.
-func (p *Program) ChainsOf(prog *state.Program) iter.Seq[*DynamicChain] {
-	return func(yield func(*DynamicChain) bool) {
-		for _, at := range []place{p.podPlace(nft.IPv4), p.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
-			if !p.write(at, prog).each(yield) {
-				return
-			}
-		}
+// ChainsOf are all chains that the program is written into, wherever it judges.
+func (p *Program) ChainsOf(prog *state.Program) (all []*DynamicChain) {
+	for _, at := range []place{p.podPlace(nft.IPv4), p.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
+		all = append(all, p.write(at, prog).tree()...)
 	}
+	return all
 }
 
-// each yields the chain, and all that its rules lead to, until yield returns false.
-func (r *DynamicChain) each(yield func(*DynamicChain) bool) bool {
-	if !yield(r) {
-		return false
+// tree is the chain, and all that its rules lead to.
+func (c *DynamicChain) tree() []*DynamicChain {
+	all := []*DynamicChain{c}
+	for _, next := range c.next {
+		all = append(all, next.tree()...)
 	}
-	for _, next := range r.next {
-		if !next.each(yield) {
-			return false
-		}
-	}
-	return true
+	return all
 }
 
 // entry is the name of the first chain of a program.
