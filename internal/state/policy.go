@@ -11,9 +11,8 @@ import (
 // 127". Upkeep sets it, and the program of every driver drops what carries it, in both directions.
 const CutLabel = 127
 
-// SetID names a set of addresses or of ports in the kernel. It is a function
-// of all names in use at the moment alone: a hash, moved on where two names share it. The low
-// eight bits are zero: drivers use them to tell apart what one set needs more than one of.
+// SetID names a set of addresses or of ports. It is a function of all names in use at the moment
+// alone: a hash of 24 bits, moved on where two names share it; never 0.
 type SetID uint32
 
 // ProgramID names a Program: a digest of all that it holds. "" is no program: everything passes.

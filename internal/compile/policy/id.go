@@ -58,7 +58,7 @@ func (x *ids) add(h *handle) {
 
 // remove takes the id of h, and gives anew those of the ones that may have had to go past it.
 func (x *ids) remove(h *handle) {
-	place := uint32(h.id) >> 8
+	place := uint32(h.id)
 	delete(x.held, place)
 	h.id = 0
 	var after []*handle
@@ -72,7 +72,7 @@ func (x *ids) remove(h *handle) {
 }
 
 func (x *ids) put(place uint32, h *handle) {
-	id := state.SetID(place << 8)
+	id := state.SetID(place)
 	x.moved = x.moved || h.id != 0 && h.id != id
 	x.held[place], h.id = h, id
 }

@@ -111,7 +111,7 @@ func (p policies) end() (e state.End) {
 	return e
 }
 
-func (p policies) id() state.SetID { return state.SetID(1+p.IntN(1<<24-1)) << 8 }
+func (p policies) id() state.SetID { return state.SetID(1 + p.IntN(1<<24-1)) }
 
 func (p policies) term() (t state.Term) {
 	for range 1 + p.IntN(2) {

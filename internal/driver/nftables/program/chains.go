@@ -360,7 +360,7 @@ func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Cha
 			case bits == f.Bits:
 				rules = append(rules, rule().Family(f).In(sets[i], f.Saddr).Goto(dropChain(state.DropDenyList)))
 			default:
-				rules = append(rules, rule().Family(f).Lookup(uint32(listID(0, uint8(bits))), fp.Policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
+				rules = append(rules, rule().Family(f).Lookup(listNumber(0, uint8(bits)), fp.Policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
 			}
 		}
 	}

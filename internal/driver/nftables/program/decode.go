@@ -66,10 +66,10 @@ func DeviceOf(e *nft.Element) int { return int(nft.NativeUint32(e.Key[:4])) }
 // SetOf is the set of policies that the element belongs to, if it is an element of one.
 func SetOf(e *nft.Element) (id state.SetID, ok bool) {
 	number := nft.NativeUint32(e.Key[:4])
-	if e.Set.Key[0].Datatype != nft.Number.Datatype || number <= 0xff { // numbers up to that are not of policies
+	if e.Set.Key[0].Datatype != nft.Number.Datatype || number <= wholeAddress { // these are not of policies
 		return 0, false
 	}
-	return state.SetID(number &^ 0xff), true
+	return state.SetID(number >> numbersOfSet), true
 }
 
 // NoteKept takes in an element of policy that is kept.
@@ -89,7 +89,7 @@ func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
 			k.Receivers[address(0)] = true
 		case fp.Policy.members, fp.Policy.named:
 			bits := fp.IP.Bits
-			if number := int(nft.NativeUint32(e.Key[:4]) & 0xff); e.Set == fp.Policy.members && number < bits {
+			if number := int(nft.NativeUint32(e.Key[:4]) & wholeAddress); e.Set == fp.Policy.members && number < bits {
 				bits = number
 			}
 			k.Members[netip.PrefixFrom(address(4), bits)] = true

@@ -22,13 +22,13 @@ type test func(nft.Rule) nft.Rule
 
 // inSet holds if the number and the fields are in the set.
 type inSet struct {
-	id     state.SetID
+	number uint32
 	set    *nft.Set
 	fields []nft.Field
 }
 
-func (s inSet) test(r nft.Rule) nft.Rule { return r.Lookup(uint32(s.id), s.set, false, s.fields...) }
-func (s inSet) not(r nft.Rule) nft.Rule  { return r.Lookup(uint32(s.id), s.set, true, s.fields...) }
+func (s inSet) test(r nft.Rule) nft.Rule { return r.Lookup(s.number, s.set, false, s.fields...) }
+func (s inSet) not(r nft.Rule) nft.Rule  { return r.Lookup(s.number, s.set, true, s.fields...) }
 
 // matches returns rules, without an end, of which one goes on if s matches. None: s matches nothing
 // here.
@@ -193,7 +193,7 @@ func (m matcher) askPorts(q *question, e *state.End, port, addr nft.Field) {
 }
 
 func (m matcher) named(id state.SetID, port, addr nft.Field) inSet {
-	return inSet{id, m.Policy.named, []nft.Field{addr, nft.L4Proto, port}}
+	return inSet{namedNumber(id), m.Policy.named, []nft.Field{addr, nft.L4Proto, port}}
 }
 
 // portSets has one for each size of block that the ranges are made of.
@@ -212,7 +212,7 @@ func (m matcher) portSets(p *state.Ports, port nft.Field) (sets []inSet) {
 
 // portsIn looks for the block of this size that holds the port.
 func portsIn(ports *nft.Set, id state.SetID, size int, port nft.Field) inSet {
-	return inSet{portsID(id, size), ports, []nft.Field{nft.L4Proto, nft.Masked(port, portBlocks[size])}}
+	return inSet{portsNumber(id, size), ports, []nft.Field{nft.L4Proto, nft.Masked(port, portBlocks[size])}}
 }
 
 // inRange asks for one range.
@@ -245,11 +245,11 @@ func (m matcher) askAddress(q *question, e *state.End, addr nft.Field) {
 // term has one for each of its groups, and for each length of prefix in a list.
 func (m matcher) term(t state.Term, addr nft.Field) (sets []inSet) {
 	for _, id := range t.Groups {
-		sets = append(sets, inSet{groupID(id), m.Policy.members, []nft.Field{addr}})
+		sets = append(sets, inSet{groupNumber(id), m.Policy.members, []nft.Field{addr}})
 	}
 	for _, l := range t.Lists {
 		for _, bits := range m.lengths(l) {
-			sets = append(sets, inSet{listID(l.ID, bits), m.Policy.members, []nft.Field{nft.Masked(addr, int(bits))}})
+			sets = append(sets, inSet{listNumber(l.ID, bits), m.Policy.members, []nft.Field{nft.Masked(addr, int(bits))}})
 		}
 	}
 	return sets
@@ -262,10 +262,17 @@ func (m matcher) lengths(l state.ListRef) []uint8 {
 	return l.IPv6
 }
 
-// groupID, listID and portsID are the numbers by which packets are looked up.
-func groupID(id state.SetID) state.SetID            { return id | 0xff }
-func listID(id state.SetID, bits uint8) state.SetID { return id | state.SetID(bits) }
-func portsID(id state.SetID, size int) state.SetID  { return id | state.SetID(portBlocks[size]) }
+// In the kernel's sets each set of the state has 256 numbers: the lengths of the prefixes of a list, or
+// of the blocks of ports, and one for the members of a group, which have no length.
+const (
+	numbersOfSet = 8 // bits
+	wholeAddress = 1<<numbersOfSet - 1
+)
+
+func groupNumber(id state.SetID) uint32            { return uint32(id)<<numbersOfSet | wholeAddress }
+func listNumber(id state.SetID, bits uint8) uint32 { return uint32(id)<<numbersOfSet | uint32(bits) }
+func portsNumber(id state.SetID, size int) uint32  { return listNumber(id, uint8(portBlocks[size])) }
+func namedNumber(id state.SetID) uint32            { return uint32(id) << numbersOfSet }
 
 // portBlocks are the sizes of blocks that ranges of ports are made of, as the number of leading
 // bits that the ports of a block share. Few of them: each is a look-up.

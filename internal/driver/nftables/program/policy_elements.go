@@ -102,7 +102,7 @@ func (p *Program) OwnPodElements(cidrs []netip.Prefix, yield func(*nft.Element))
 func (p *Program) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.Element)) {
 	fp := p.Family(a.Is4())
 	e := nft.Element{Set: fp.Policy.members}
-	e.AppendUint32(uint32(groupID(id)))
+	e.AppendUint32(groupNumber(id))
 	e.Append(fp.IP.Addr(a)...)
 	yield(&e)
 }
@@ -111,7 +111,7 @@ func (p *Program) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.El
 func (p *Program) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *nft.Element {
 	fp := p.Family(c.Addr().Is4())
 	*e = nft.Element{Set: fp.Policy.members}
-	e.AppendUint32(uint32(listID(id, uint8(c.Bits()))))
+	e.AppendUint32(listNumber(id, uint8(c.Bits())))
 	e.Append(fp.IP.Addr(c.Addr())...)
 	return e
 }
@@ -120,7 +120,7 @@ func (p *Program) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *n
 func (p *Program) NamedElement(id state.SetID, n state.NamedPort, yield func(*nft.Element)) {
 	fp := p.Family(n.Addr.Is4())
 	e := nft.Element{Set: fp.Policy.named}
-	e.AppendUint32(uint32(id))
+	e.AppendUint32(namedNumber(id))
 	e.AppendDestination(fp.IP, n.Addr, uint8(n.Protocol), n.Port)
 	yield(&e)
 }
@@ -131,7 +131,7 @@ func (p *Program) PortElements(id state.SetID, ports *state.Ports, yield func(*n
 	for _, r := range ports.Ranges {
 		eachBlock(r, func(size int, first uint16) {
 			e := nft.Element{Set: p.Policy.ports}
-			e.AppendUint32(uint32(portsID(id, size)))
+			e.AppendUint32(portsNumber(id, size))
 			e.Append(uint8(r.Protocol), 0, 0, 0)
 			e.AppendPort(first)
 			yield(&e)
