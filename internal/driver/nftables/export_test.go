@@ -1,7 +1,10 @@
 package nftables
 
 import (
+	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
@@ -63,4 +66,34 @@ func OpenRebuilding(o Options) (*Driver, error) {
 		d.failures.set(d.parts(), rebuildAfter)
 	}
 	return d, err
+}
+
+// OpenRefusing opens a driver whose kernel refuses elements with the address of a frontend of that
+// kind.
+func OpenRefusing(o Options, refused func(netip.Addr) bool) (*Driver, error) {
+	d, err := Open(o)
+	if err != nil {
+		return nil, err
+	}
+	d.Refuse(func(m Message) error {
+		if m.Type != unix.NFT_MSG_NEWSETELEM {
+			return nil
+		}
+		name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+		var answer error
+		for _, fp := range d.prog.Families {
+			if fp.Frontends.Name != name {
+				continue
+			}
+			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+				e := nft.ReadElement(fp.Frontends, v)
+				if a, ok := netip.AddrFromSlice(e.Key[:fp.IP.Bits/8]); ok && refused(a) {
+					answer = unix.EINVAL
+				}
+				return answer == nil
+			})
+		}
+		return answer
+	})
+	return d, nil
 }

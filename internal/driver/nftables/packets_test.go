@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -26,4 +27,10 @@ func TestFlood(t *testing.T) {
 func TestRebuild(t *testing.T) {
 	rebuilding := func() (driver.Driver, error) { return nftables.OpenRebuilding(nftables.Options{}) }
 	drivertest.Upgrade(t, rebuilding, rebuilding)
+}
+
+func TestRefusals(t *testing.T) {
+	drivertest.Refusals(t, func(refused func(netip.Addr) bool) (driver.Driver, error) {
+		return nftables.OpenRefusing(nftables.Options{}, refused)
+	})
 }
