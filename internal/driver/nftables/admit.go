@@ -37,13 +37,15 @@ func (d *Driver) refused(err error) bool {
 	return true
 }
 
-// starved reports whether the kernel lacked memory: a part that asks for too much of it looks the
-// same as a machine that has none.
-func starved(err error) bool { return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) }
+// isOutOfMemory reports whether the kernel lacked memory: a part that asks for too much of it looks
+// the same as a machine that has none.
+func isOutOfMemory(err error) bool {
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
+}
 
-// mostStarved is the number of parts that are set aside for a lack of memory before it is taken for
-// the machine's.
-const mostStarved = 16
+// maxOutOfMemory is the number of parts that are set aside for a lack of memory before it is taken
+// for the machine's.
+const maxOutOfMemory = 16
 
 // A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is
 // refused among many costs little more than the many.
@@ -55,9 +57,9 @@ const (
 // admission carries out a delta in parts.
 type admission struct {
 	*Driver
-	ctx     context.Context
-	delta   state.Delta
-	starved int
+	ctx         context.Context
+	delta       state.Delta
+	outOfMemory int
 }
 
 // admit carries out a delta that the kernel may refuse parts of: these are set aside. An error is
@@ -131,7 +133,7 @@ func (a *admission) pick(units []unit) (d state.Delta) {
 	for _, u := range units {
 		u.field().move(&a.delta, u.key, &d)
 	}
-	return a.aside.masked(d)
+	return a.aside.withStandIns(d)
 }
 
 // apply carries out a delta in one transaction. If it is refused, the kernel is as before.
@@ -145,11 +147,11 @@ func (d *Driver) apply(ctx context.Context, delta state.Delta) error {
 		p.done()
 		return nil
 	}
-	return d.takeBack(ctx, p.of, sent, err)
+	return d.rollBack(ctx, p.of, sent, err)
 }
 
-// takeBack undoes what the first steps of a refused change left, and returns the refusal.
-func (d *Driver) takeBack(ctx context.Context, of parts, sent uint32, refusal error) error {
+// rollBack undoes what the first steps of a refused change left, and returns the refusal.
+func (d *Driver) rollBack(ctx context.Context, of parts, sent uint32, refusal error) error {
 	if !d.refused(refusal) {
 		return refusal
 	}
@@ -167,32 +169,32 @@ func (a *admission) refuse(u unit, err error) error {
 	if !u.field().wanted(&a.delta, u.key) {
 		return err // what is to go cannot be set aside
 	}
-	if starved(err) {
-		if a.starved++; a.starved > mostStarved {
+	if isOutOfMemory(err) {
+		if a.outOfMemory++; a.outOfMemory > maxOutOfMemory {
 			return err
 		}
 	}
 	switch {
 	case u.kind == workloadUnit, u.kind == hostUnit:
-		return a.refuseEnd(u, err)
+		return a.refuseByProgram(u, err)
 	case u.isSet():
 		for _, programs := range []program.Programs{a.delta.Policy.Programs, maps.Clone(a.state.Policy.Programs)} {
 			for id, p := range programs {
 				if p == nil || a.aside.has(unit{programUnit, id}) || !refers(p, u) {
 					continue
 				}
-				if err := a.holdProgram(id, err); err != nil {
+				if err := a.setProgramAside(id, err); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	return a.hold(u, err)
+	return a.setAside(u, err)
 }
 
-// refuseEnd finds out which of the programs of a workload or a host the kernel refuses, if it is
-// one of them.
-func (a *admission) refuseEnd(u unit, refusal error) error {
+// refuseByProgram finds out which of the programs of a workload or a host the kernel refuses, if it
+// is one of them.
+func (a *admission) refuseByProgram(u unit, refusal error) error {
 	var ids []state.ProgramID
 	picked := a.pick([]unit{u})
 	collect := func(id state.ProgramID) state.ProgramID {
@@ -203,7 +205,7 @@ func (a *admission) refuseEnd(u unit, refusal error) error {
 		}
 		return id
 	}
-	lead(&picked, collect)
+	redirect(&picked, collect)
 	suspects := make([][]state.ProgramID, 0, len(ids)+1)
 	for _, id := range ids {
 		suspects = append(suspects, []state.ProgramID{id})
@@ -216,7 +218,7 @@ func (a *admission) refuseEnd(u unit, refusal error) error {
 		for _, id := range of {
 			put(&d.Policy.Programs, standInFor(id), standIn(a.state.Policy.Programs[id]))
 		}
-		lead(&d, func(id state.ProgramID) state.ProgramID {
+		redirect(&d, func(id state.ProgramID) state.ProgramID {
 			if slices.Contains(of, id) {
 				return standInFor(id)
 			}
@@ -225,7 +227,7 @@ func (a *admission) refuseEnd(u unit, refusal error) error {
 		err := a.apply(a.ctx, d)
 		if err == nil {
 			for _, id := range of {
-				if err := a.holdProgram(id, refusal); err != nil {
+				if err := a.setProgramAside(id, refusal); err != nil {
 					return err
 				}
 			}
@@ -235,11 +237,11 @@ func (a *admission) refuseEnd(u unit, refusal error) error {
 			return err
 		}
 	}
-	return a.hold(u, refusal)
+	return a.setAside(u, refusal)
 }
 
-// hold sets a unit aside and takes it out of the kernel. What has one value stays as it was.
-func (a *admission) hold(u unit, refusal error) error {
+// setAside sets a unit aside and takes it out of the kernel. What has one value stays as it was.
+func (a *admission) setAside(u unit, refusal error) error {
 	f := u.field()
 	var want, out state.Delta
 	f.read(a.state, u.key, &want)
@@ -255,8 +257,8 @@ func (a *admission) hold(u unit, refusal error) error {
 	return nil
 }
 
-// holdProgram sets a program aside and has its stand-in judge in its place.
-func (a *admission) holdProgram(id state.ProgramID, refusal error) error {
+// setProgramAside sets a program aside and has its stand-in judge in its place.
+func (a *admission) setProgramAside(id state.ProgramID, refusal error) error {
 	p := a.state.Policy.Programs[id]
 	var out, want state.Delta
 	if p != nil {
@@ -268,7 +270,7 @@ func (a *admission) holdProgram(id state.ProgramID, refusal error) error {
 	put(&out.Policy.Programs, standInFor(id), standIn(p))
 	u := unit{programUnit, id}
 	a.aside.put(u, a.blameFor(u, refusal), &want)
-	relead(&out, a.state, id, standInFor(id))
+	redirectFrom(&out, a.state, id, standInFor(id))
 	if err := a.apply(a.ctx, out); err != nil {
 		return fmt.Errorf("have nothing pass where a program was refused (%v): %w", refusal, err)
 	}

@@ -111,7 +111,7 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	of := partsIn(want)
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
-	d.gen, d.adopted, d.looked = gen, d.adopted.without(of), time.Now()
+	d.gen, d.adopted, d.compared = gen, d.adopted.without(of), time.Now()
 	if want.Policy != nil {
 		sets := d.prog.DeniedSetsFor(program.DeniedPrefixes(want.Policy.Denied))
 		d.prog.SetDenied(sets[:])

@@ -277,7 +277,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("tampered = %t, %v: an element is not seen at a glance", tampered, err)
 	}
-	d.looked = d.looked.Add(-doubtInterval)
+	d.compared = d.compared.Add(-doubtInterval)
 	if tampered, err := d.Tampered(t.Context()); !tampered || err != nil {
 		t.Errorf("a minute after the last look, with others at work since: tampered = %t, %v", tampered, err)
 	}
@@ -285,7 +285,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 	if n != 1 || !strings.Contains(text, "add element ip-cluster-ips { 10.96.0.1 }") {
 		t.Errorf("plan %q", text)
 	}
-	d.looked = d.looked.Add(-doubtInterval)
+	d.compared = d.compared.Add(-doubtInterval)
 	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("nobody was at work since the last look, but tampered = %t, %v", tampered, err)
 	}

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file is about what the kernel refused: it is left out of what is programmed, and remembered
-// with what it is wanted to be, until the kernel takes it.
+// This file is about what the kernel refused: it is not programmed, but remembered with its desired
+// value, until the kernel takes it.
 
 // aside is what the kernel refused.
 type aside struct {
@@ -88,8 +88,8 @@ func (a *aside) programOf(id state.ProgramID) state.ProgramID {
 	return id
 }
 
-// led returns a copy of a workload whose programs are those that f says.
-func led(w *state.Workload, f func(state.ProgramID) state.ProgramID) *state.Workload {
+// redirectWorkload returns a copy of a workload with f applied to its programs.
+func redirectWorkload(w *state.Workload, f func(state.ProgramID) state.ProgramID) *state.Workload {
 	if w == nil {
 		return nil
 	}
@@ -98,7 +98,7 @@ func led(w *state.Workload, f func(state.ProgramID) state.ProgramID) *state.Work
 	return &c
 }
 
-func ledHost(h *state.Host, f func(state.ProgramID) state.ProgramID) *state.Host {
+func redirectHost(h *state.Host, f func(state.ProgramID) state.ProgramID) *state.Host {
 	if h == nil {
 		return nil
 	}
@@ -113,25 +113,25 @@ func hostPrograms(h *state.Host) []*state.ProgramID {
 	return []*state.ProgramID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
 }
 
-// masked leads the workloads and hosts of a delta to stand-ins where their programs were set aside.
-func (a *aside) masked(d state.Delta) state.Delta {
+// withStandIns redirects the workloads and hosts of a delta to the stand-ins of programs that were
+// set aside.
+func (a *aside) withStandIns(d state.Delta) state.Delta {
 	if len(a.why) == 0 {
 		return d
 	}
-	lead(&d, a.programOf)
+	redirect(&d, a.programOf)
 	return d
 }
 
-// lead leads the workloads and hosts of a delta to the programs that f says; their maps are new
-// ones then.
-func lead(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
+// redirect applies f to the programs of a delta's workloads and hosts, in new maps.
+func redirect(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
 	workloads, hosts := d.Policy.Workloads, d.Policy.Hosts
 	d.Policy.Workloads, d.Policy.Hosts = nil, nil
 	for k, w := range workloads {
-		put(&d.Policy.Workloads, k, led(w, f))
+		put(&d.Policy.Workloads, k, redirectWorkload(w, f))
 	}
 	for k, h := range hosts {
-		put(&d.Policy.Hosts, k, ledHost(h, f))
+		put(&d.Policy.Hosts, k, redirectHost(h, f))
 	}
 }
 
@@ -159,7 +159,7 @@ func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
 			d.Policy.Programs[standInFor(id)] = standIn(p)
 		}
 	}
-	return a.masked(d)
+	return a.withStandIns(d)
 }
 
 // recallOne has the delta try a unit again, as it is held; one that is not wanted any more is
@@ -174,7 +174,7 @@ func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
 	if id, is := u.key.(state.ProgramID); is {
 		put(&d.Policy.Programs, standInFor(id), nil)
 		if wanted {
-			relead(d, s, standInFor(id), id)
+			redirectFrom(d, s, standInFor(id), id)
 		}
 	}
 	if !wanted || !u.isSet() {
@@ -187,9 +187,9 @@ func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
 	}
 }
 
-// relead has the delta lead to one program what leads to another one in the state, as far as the
-// delta does not say otherwise.
-func relead(d *state.Delta, s *state.State, from, to state.ProgramID) {
+// redirectFrom redirects the state's workloads and hosts from one program to another, in the delta
+// and as far as that does not say otherwise.
+func redirectFrom(d *state.Delta, s *state.State, from, to state.ProgramID) {
 	change := func(id state.ProgramID) state.ProgramID {
 		if id == from {
 			return to
@@ -201,7 +201,7 @@ func relead(d *state.Delta, s *state.State, from, to state.ProgramID) {
 			w = n
 		}
 		if w != nil && (w.Ingress == from || w.Egress == from) {
-			put(&d.Policy.Workloads, k, led(w, change))
+			put(&d.Policy.Workloads, k, redirectWorkload(w, change))
 		}
 	}
 	for k, h := range s.Policy.Hosts {
@@ -211,7 +211,7 @@ func relead(d *state.Delta, s *state.State, from, to state.ProgramID) {
 		if h == nil {
 			continue
 		}
-		if c := ledHost(h, change); *c != *h {
+		if c := redirectHost(h, change); *c != *h {
 			put(&d.Policy.Hosts, k, c)
 		}
 	}
@@ -255,8 +255,8 @@ func refers(p *state.Program, u unit) bool {
 	return false
 }
 
-// rest makes what is aside that of a new whole, and returns the whole without it. What is aside of
-// parts that want does not have stays. What has one value stays as it is in have, which is what the
+// rest returns want without what is set aside, and updates that to what want says. Parts that want
+// lacks are left alone. A unit with a single value is left as it is in have, which is what the
 // kernel holds; nil: not known.
 func (a *aside) rest(want, have *state.State) *state.State {
 	if len(a.why) == 0 {
@@ -292,12 +292,12 @@ func (a *aside) rest(want, have *state.State) *state.State {
 		}
 	}
 	for k, w := range all.Workloads {
-		if c := led(w, a.programOf); *c != *w && !a.has(unit{workloadUnit, k}) {
+		if c := redirectWorkload(w, a.programOf); *c != *w && !a.has(unit{workloadUnit, k}) {
 			put(&gone.Policy.Workloads, k, c)
 		}
 	}
 	for k, h := range all.Hosts {
-		if c := ledHost(h, a.programOf); *c != *h && !a.has(unit{hostUnit, k}) {
+		if c := redirectHost(h, a.programOf); *c != *h && !a.has(unit{hostUnit, k}) {
 			put(&gone.Policy.Hosts, k, c)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 // This file says whose object the kernel refused.
 
-// blame is why a unit was refused, and by whose fault.
+// blame is why a unit was refused, and whose policies are at fault.
 type blame struct {
 	err      error
 	policies []model.PolicyKey // of a program: who declared the rule, or all of its policies if the kernel named none
@@ -31,7 +31,7 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	if prog == nil {
 		return b
 	}
-	// What was written of it may be forgotten: the kernel has taken something since.
+	// The chains are written again if need be: they are forgotten once the kernel takes something.
 	for _, c := range d.prog.ChainsOf(prog) {
 		for i, rule := range c.Rules {
 			if strings.Contains(refusal.Error(), nft.RuleLabel(c.Name, i)) {
@@ -42,8 +42,8 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	return b
 }
 
-// said is what the kernel said, for people.
-func said(err error) string {
+// reasonText is what the kernel said, for people.
+func reasonText(err error) string {
 	var k *nft.Error
 	if errors.As(err, &k) {
 		return k.Errno.Error() + " (" + k.What + ")"
@@ -65,27 +65,27 @@ func policiesOf(p *state.Program) []model.PolicyKey {
 
 // SetAside implements driver.Driver.
 func (d *Driver) SetAside() []driver.SetAside {
-	if list := d.told.Load(); list != nil {
+	if list := d.published.Load(); list != nil {
 		return *list
 	}
 	return nil
 }
 
-// tell makes SetAside return what is set aside now.
-func (d *Driver) tell() {
+// publishSetAside makes SetAside return what is set aside now.
+func (d *Driver) publishSetAside() {
 	var all []driver.SetAside
 	for u, r := range d.aside.why {
 		all = append(all, d.explain(u, r.blame)...)
 	}
 	slices.SortFunc(all, driver.SetAside.Compare)
 	all = slices.Compact(all)
-	d.told.Store(&all)
+	d.published.Store(&all)
 }
 
 // explain names the objects that a unit was made of.
 func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 	one := func(kind string, name model.Name, of, inForce string) []driver.SetAside {
-		return []driver.SetAside{{Kind: kind, Name: name, InForce: inForce, Reason: fmt.Sprintf("the kernel refuses %s: %s; everything else works", of, said(b.err))}}
+		return []driver.SetAside{{Kind: kind, Name: name, InForce: inForce, Reason: fmt.Sprintf("the kernel refuses %s: %s; everything else works", of, reasonText(b.err))}}
 	}
 	held := &d.aside.held
 	switch key := u.key.(type) {
@@ -131,7 +131,7 @@ func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (
 			what += " and of the other policies of the same pods"
 		}
 	}
-	reason := fmt.Sprintf("the kernel refuses %s: %s; nothing is allowed at %s, everything else works", what, said(b.err), d.judgedBy(standInFor(id)))
+	reason := fmt.Sprintf("the kernel refuses %s: %s; nothing is allowed at %s, everything else works", what, reasonText(b.err), d.judgedBy(standInFor(id)))
 	for _, k := range policies {
 		all = append(all, driver.SetAside{Kind: string(k.Kind), Name: k.Name, Reason: reason, InForce: model.InForceDeny})
 	}

@@ -10,7 +10,6 @@ package nftables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -47,7 +46,7 @@ type Driver struct {
 	remembered func(context.Context) ([]state.Remembered, error)
 	close      func() error // once
 
-	told atomic.Pointer[[]driver.SetAside]
+	published atomic.Pointer[[]driver.SetAside]
 
 	mu    sync.Mutex // held by every method, and by what works in the background for moments
 	sock  *nft.Socket
@@ -62,7 +61,7 @@ type Driver struct {
 	chainRefs *program.ChainRefs
 	gen       uint32    // the kernel's generation up to which nobody else interfered
 	doubt     bool      // others may have changed what we programmed: trust no note
-	looked    time.Time // when the kernel was last compared with what is wanted
+	compared  time.Time // when the kernel was last compared with what is wanted
 	adopted   parts     // those of which state is what the kernel holds
 }
 
@@ -126,150 +125,4 @@ func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
 	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
-}
-
-// Update implements driver.Driver.
-func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.adopted.all(partsOf(delta)) {
-		return nil, errors.New("update before everything was adopted that the change is about")
-	}
-	next := d.aside.clone()
-	p := d.planUpdate(next.recall(delta, d.state))
-	p.aside = next
-	return p, nil
-}
-
-// planUpdate plans a change, as one transaction or what stands for one.
-func (d *Driver) planUpdate(delta state.Delta) *plan {
-	c := d.newChange()
-	if delta.Services.Settings != nil {
-		c.rewrite(
-			func(yield func(*nft.Element)) { d.prog.SettingsElements(d.state.Services.Settings, yield) },
-			func(yield func(*nft.Element)) { d.prog.SettingsElements(*delta.Services.Settings, yield) })
-	}
-	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
-	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)
-	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.HairpinElement)
-	for k, f := range delta.Services.Frontends {
-		c.frontend(k, d.state.Services.Frontends[k], f)
-	}
-	if d.prog.HasPolicy() && delta.Policy.Len() > 0 {
-		c.policy(d.state.Policy, delta.Policy)
-	}
-	p := c.plan(partsOf(delta), func() {
-		d.state.Apply(delta)
-		d.prog.ForgetWritten(d.state.Policy)
-	})
-	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
-		if err := d.takeBack(ctx, p.of, sent, refusal); !d.refused(err) {
-			return err
-		}
-		return d.admit(ctx, delta)
-	}
-	return p
-}
-
-// plan is a transaction and what it makes of the driver.
-type plan struct {
-	d     *Driver
-	of    parts // that it is about
-	batch *nft.Batch
-	done  func()
-
-	// refused does what can be done where the kernel refused the transaction; nil: nothing.
-	refused func(ctx context.Context, sent uint32, refusal error) error
-	// then, if set, follows what was carried out.
-	then func(ctx context.Context) error
-	// aside is what is set aside as soon as the plan is carried out; nil: what was.
-	aside  *aside
-	adopts bool
-	kept   driver.Kept
-
-	found *nft.Table // as it was read; nil: there was none, or it is ours
-	spent bool
-}
-
-// Len implements driver.Plan.
-func (p *plan) Len() int { return p.batch.Changes }
-
-// Kept implements driver.Plan.
-func (p *plan) Kept() driver.Kept { return p.kept }
-
-// String implements driver.Plan.
-func (p *plan) String() string { return p.batch.String() }
-
-var errSpent = errors.New("apply a plan a second time")
-
-// Apply implements driver.Plan. The whole plan is one transaction of the kernel, unless that
-// refuses a part of it.
-func (p *plan) Apply(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	if p.spent {
-		return errSpent
-	}
-	if err := p.d.claim(ctx, program.TableName, p.found); err != nil {
-		return fmt.Errorf("change nftables: %w", err)
-	}
-	p.spent = true
-	if p.aside != nil {
-		p.d.aside = p.aside
-	}
-	err := p.d.carryOut(ctx, p)
-	switch {
-	case err == nil:
-		p.d.tell()
-	case p.adopts:
-		p.d.failed(p.of, err)
-	}
-	return err
-}
-
-func (d *Driver) carryOut(ctx context.Context, p *plan) error {
-	sent, err := d.commit(ctx, p.batch, p.of)
-	switch {
-	case err == nil:
-		p.done()
-	case p.refused == nil || !d.refused(err):
-		return err
-	default:
-		if err := p.refused(ctx, sent, err); err != nil {
-			return err
-		}
-	}
-	if p.then != nil {
-		return p.then(ctx)
-	}
-	return nil
-}
-
-// commit sends a batch and, where others could interfere, watches for their transactions around it.
-// Beside an error it returns the number of the batch's transactions that were carried out before.
-// The parts that it is about are no longer adopted, until the caller says so.
-func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
-	d.adopted = d.adopted.without(of)
-	var before uint32
-	if !d.owned {
-		if before, err = d.sock.Generation(ctx); err != nil {
-			return 0, err
-		}
-	}
-	if sent, err = b.Send(d.sock); err != nil {
-		err = fmt.Errorf("change nftables: %w", err)
-	}
-	if !d.owned {
-		after, genErr := d.sock.Generation(ctx)
-		if genErr == nil && before == d.gen && after == before+sent {
-			d.gen = after // nobody else came in between; otherwise Tampered looks closer
-		}
-	}
-	return sent, err // what was sent is done, whether or not the generation could be read again
 }

@@ -73,7 +73,7 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 		}
 		d.gen, d.doubt = gen, true
 	}
-	return d.doubt && time.Since(d.looked) >= doubtInterval, nil
+	return d.doubt && time.Since(d.compared) >= doubtInterval, nil
 }
 
 func sumOf(counts map[string]int) (n int) {

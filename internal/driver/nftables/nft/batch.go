@@ -292,7 +292,7 @@ func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
 	return bufs, binary.NativeEndian.Uint32(last.B[at+8:])
 }
 
-// sortedParts are the parts of the sets in the program's order, of all or of some.
+// sortedParts are the parts of all sets, or of some, in the order of the sets' numbers.
 func sortedParts(parts map[*Set]*part, some func(*Set) bool) (sorted []*part) {
 	keys := slices.SortedFunc(maps.Keys(parts), func(a, b *Set) int { return cmp.Compare(a.ID, b.ID) })
 	for _, s := range keys {
@@ -372,10 +372,10 @@ func (b *Batch) Send(s *Socket) (sent uint32, err error) {
 	return sent, err
 }
 
-// last is the step that removes what packets were led to before.
+// last is the step that removes what packets could reach before.
 const last = 2
 
-// removes says whether a part of the last step is not only about notes.
+// removes reports whether a part of the last step removes anything but notes.
 func (b *Batch) removes(p *part) bool { return p != &b.notes && len(p.B) > 0 }
 
 func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {

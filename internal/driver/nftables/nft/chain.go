@@ -4,7 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Chain is a chain with its rules; hook is nil for the regular ones.
+// Chain is a chain with its rules. Hook is nil for regular chains.
 type Chain struct {
 	Name, Comment string
 	Hook          *Hook

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Family is what differs between IPv4 and IPv6 in the program.
+// Family is what differs between IPv4 and IPv6.
 type Family struct {
-	Name         string // prefix of the names of sets and chains
+	Name         string // as nft calls it
 	num          uint8  // NFPROTO_*
 	Bits         int    // of an address
 	Saddr, Daddr Field
@@ -93,8 +93,7 @@ var (
 	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too:
 	// no rule needs to ask for that first.
 	CtOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
-	// Number is the place of a backend in its frontend's list; each pick
-	// rule draws it in its own way.
+	// Number is a number that rules put into the key themselves: a random one, or a constant.
 	Number = Field{
 		name: "integer", Datatype: 4, Size: 4,
 		udata: func(u *userdata) {
@@ -102,11 +101,11 @@ var (
 			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, 0); d.u32(1, 2); d.u32(2, 0) }))
 		},
 	}
-	// IIF is the interface that a packet came in by, fieldOutDevice the one it leaves by.
+	// IIF is the interface that a packet came in by, OIF the one it leaves by.
 	IIF   = deviceField(expr.MetaKeyIIF)
 	OIF   = deviceField(expr.MetaKeyOIF)
 	Sport = Field{name: "inet_service", Datatype: 13, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
-	// ICMPType is only compared, as is fieldICMP, type and code together.
+	// ICMPType is only compared, as is ICMP, which is type and code together.
 	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}
 	ICMP     = Field{Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2)}
 

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AwaitPackets returns once each packet that a rule of ours was looking at has passed: netfilter
-// looks at packets in sections that read-copy-update (RCU) waits for, and a global memory barrier
-// is the system call that does nothing else (membarrier(2)). Kernels with processors that are never
-// interrupted (nohz_full=) do not have it, and with a single processor it does nothing; there a
-// while stands for it.
+// AwaitPackets returns once all packets that were in a chain when it was called have left it.
+// Netfilter runs in read-side critical sections of read-copy-update (RCU), and a global memory
+// barrier (membarrier(2)) waits for a grace period and does nothing else. Kernels with processors
+// that are never interrupted (nohz_full=) lack it, and with a single processor it does nothing:
+// there a sleep stands in for it.
 func AwaitPackets() {
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 || runtime.NumCPU() == 1 {
 		time.Sleep(graceWithout)

@@ -81,8 +81,8 @@ func (r Rule) Add(e ...expr.Any) Rule {
 	return r
 }
 
-// Append appends an expression. It leaves rules as they are that began like r: it copies what it has
-// in common with them where one of them went on already.
+// Append appends an expression. It leaves rules as they are that began like r: it copies what it
+// has in common with them where one of them went on already.
 func (r Rule) Append(e Expression) Rule {
 	if r.end == nil || *r.end != len(r.exprs.B) {
 		r.exprs.B, r.end = append(make([]byte, 0, len(r.exprs.B)+ruleRoom), r.exprs.B...), new(int)
@@ -254,9 +254,9 @@ func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 	return r.translate(f, s)
 }
 
-// Constant puts a number into the first register. It is written as a hash modulo one: nft can list
-// that in a key, which it can not an immediate value, and it touches no memory that processors
-// share, as a counter modulo one does.
+// Constant puts a number into the first register, written as a hash modulo one plus the number: nft
+// cannot list an immediate value in a key, and a counter modulo one writes to memory that
+// processors share.
 func (r Rule) Constant(n uint32) Rule {
 	const scratch = firstRegister + 8
 	r.loadAt(scratch, []Field{fieldFamily})

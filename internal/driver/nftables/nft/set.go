@@ -4,7 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set is a named set or map of the program.
+// Set is a named set or map.
 type Set struct {
 	ID      uint32
 	Name    string

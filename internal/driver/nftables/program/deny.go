@@ -18,7 +18,7 @@ func (p *Program) DeniedSets() [2]*nft.Set {
 	return [2]*nft.Set{p.Families[0].Policy.denied, p.Families[1].Policy.denied}
 }
 
-// DeniedSetsFor are those that the addresses need: those that are there, where their size is right.
+// DeniedSetsFor are the sets that the addresses need: the present ones where their size is right.
 func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 	var count [2]int
 	for _, c := range prefixes {
@@ -37,7 +37,7 @@ func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 	return sets
 }
 
-// SetDenied makes sets the program's own.
+// SetDenied replaces the sets of denied addresses by those of the same number.
 func (p *Program) SetDenied(sets []*nft.Set) {
 	for _, s := range sets {
 		for _, fp := range p.Families {
@@ -49,7 +49,7 @@ func (p *Program) SetDenied(sets []*nft.Set) {
 	}
 }
 
-// resized reports whether the set is one whose size, and name, go with what it holds.
+// resized reports whether the set is one whose size and name depend on its content.
 func (p *Program) resized(s *nft.Set) bool {
 	return p.Policy != nil && (s == p.Families[0].Policy.denied || s == p.Families[1].Policy.denied)
 }
@@ -62,8 +62,8 @@ func FamilyIndex(c netip.Prefix) int {
 	return 1
 }
 
-// DeniedElement writes into e, as lists are long. The number of no list is free for the networks
-// that deny lists hold.
+// DeniedElement is what a prefix of a deny list becomes. It is written into e, as lists are long.
+// Networks have the number zero, which no list has.
 func (p *Program) DeniedElement(sets [2]*nft.Set, e *nft.Element, c netip.Prefix) *nft.Element {
 	if !c.IsSingleIP() {
 		return p.ListElement(e, 0, c)

@@ -69,7 +69,7 @@ func (p *Program) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
 	yield(&e)
 }
 
-// SettingsElements yields what the settings become.
+// SettingsElements yields what the settings become, in sets of intervals.
 func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
 	for _, fp := range p.Families {
 		fp.CIDRElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
@@ -267,8 +267,8 @@ func (p *Program) FrontendChains(k state.FrontendKey, f *state.Frontend, yield C
 	yield(fp.learnName(AffinityTimeout(f)), func() *DynamicChain { return &DynamicChain{Chain: fp.learnChain(AffinityTimeout(f))} })
 }
 
-// note replaces a note, and removes it with an empty text; old is what it said
-// before, "" if there was none.
+// WriteNote replaces a note, and removes it with an empty text; old is what it said before, "" if
+// there was none.
 func (p *Program) WriteNote(b *nft.Batch, id uint32, old, text string) {
 	b.Note(p.noteElement(id, old), p.noteElement(id, text))
 }

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// question is what a declared rule asks of packets of one family.
+// question is what a declared rule matches, of packets of one family.
 type question struct {
 	always nft.Rule // what is asked once
 	oneOf  [][]test // of each list, one must hold
@@ -47,7 +47,7 @@ func (w *programWriter) matches(d *draft, f nft.Family, s *state.Rule, comment s
 	return []nft.Rule{rule(comment).Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing)}
 }
 
-// inline multiplies out; nil: that is more rules, or longer ones, than is good.
+// inline writes one rule for each combination of tests; nil: that exceeds the limits.
 func (q question) inline(l limits) []nft.Rule {
 	rules := []nft.Rule{q.always}
 	for _, tests := range q.oneOf {
@@ -76,9 +76,8 @@ func (q question) inline(l limits) []nft.Rule {
 	return rules
 }
 
-// apart asks in a chain of its own, which leaves yes or nothing: one list of tests after the other,
-// each in a chain too. first is for the rule that jumps there: it has what fits of all that can be
-// asked at once.
+// apart writes a chain of its own, which leaves yes or nothing; each list of tests is a chain, too.
+// first is for the rule that jumps there: it has as many of the tests as fit.
 func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *DynamicChain) {
 	first = q.always
 	d := newDraft()
@@ -120,7 +119,7 @@ func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *DynamicC
 	return first, d.done(f.Name+"-match", "")
 }
 
-// matcher writes what rules ask of packets of one family.
+// matcher writes what rules match, of packets of one family.
 type matcher struct {
 	*Family
 	ports *nft.Set
@@ -134,7 +133,7 @@ func (w *programWriter) family(f nft.Family) matcher {
 	return matcher{fp, w.Program.Policy.ports}
 }
 
-// ask lists what s asks for, cheap questions first.
+// ask lists what s matches, cheap tests first.
 func (m matcher) ask(s *state.Rule) question {
 	q := question{always: m.protocol(rule().Family(m.IP), s)}
 	m.askPorts(&q, &s.Source, nft.Sport, m.IP.Saddr)

@@ -8,10 +8,9 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
-// An outcome is what a chain that was jumped to leaves for the one that jumped: in the two highest
-// bits of the packet's mark, as nothing else outlives a chain. They are somebody else's when the
-// packet comes to a program and when it leaves: guard sees to that, so that nobody but the
-// program's own chains ever sees them changed.
+// An outcome is what a chain returns to the chain that jumped to it: the two highest bits of the
+// packet's mark, as a chain can return nothing else. Outside of a program these bits belong to
+// others: guard saves and restores them.
 const (
 	nothing uint32 = 0
 	yes     uint32 = 1 << 31 // it matches; it is allowed
@@ -28,8 +27,8 @@ func leave(o uint32) func(*draft, nft.Rule) {
 	}
 }
 
-// guard returns the chain by which packets come to a program that uses their marks. The bits are
-// put back when the program returns; it ends otherwise only with the packet.
+// guard returns the chain by which packets enter a program that uses their marks. It restores the
+// bits when the program returns; otherwise the program ends with a verdict on the packet.
 func (w *programWriter) guard(prog *DynamicChain) *DynamicChain {
 	if !prog.marks {
 		return prog

@@ -17,14 +17,14 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file turns programs of policy into chains. A chain is named by its content, so
-// that a chain of the right name is the right chain, and equal ones are one.
+// This file translates programs of policy to chains. A chain is named by a digest of its rules, so
+// a chain of the right name has the right rules, and equal chains are one chain.
 //
 // The kernel has limits: 128 expressions and 4 KB a rule, and 16 chains from a base chain to the
-// last, by jump or by goto. And it has no "or": a rule goes on only if all that it asks holds. What
-// is small is written down as several rules. What is large is asked in a chain of its own, which
-// leaves its outcome in two bits of the packet's mark, so that what rules cost is the sum of what
-// they ask and not the product (see outcome).
+// last, by jump or by goto. And it has no "or": a rule matches only if all of its expressions do. A
+// small "or" becomes several rules. A large one becomes a chain of its own, which leaves its
+// outcome in two bits of the packet's mark (outcome.go): so the cost is the sum of the terms, not
+// their product.
 
 // place is where a program judges.
 type place struct {
@@ -44,7 +44,7 @@ var (
 	untrackedPlace = place{name: "raw-judge", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
 )
 
-// limits are how much is written down in one place; what is beyond is asked in chains of its own.
+// limits bound what is written into one chain; what is beyond becomes chains of its own.
 type limits struct {
 	// Of a rule but for its end: the kernel takes 128 expressions, in 4 KB as it holds them, which
 	// is three quarters of what they take in a message at the most.
@@ -64,7 +64,7 @@ func (l limits) hold(r nft.Rule) bool {
 
 var (
 	usualLimits = limits{exprs: 120, bytes: 5000, inline: 16, policy: 64, nested: 4, ways: 1024}
-	// apartLimits have nearly everything asked apart.
+	// apartLimits make a chain of nearly everything.
 	apartLimits = limits{exprs: 16, bytes: 5000, inline: 1, policy: 1, nested: 1, ways: 1}
 )
 
@@ -137,8 +137,8 @@ type programWriter struct {
 	prog  *state.Program
 }
 
-// stages parts the tiers behind those of which a rule passes to the next. What follows a tier that
-// lets nothing on is left out.
+// stages splits the tiers after each that has a rule which passes to the next. What follows a tier
+// that passes nothing on is left out.
 func (w *programWriter) stages() (all [][]state.Tier) {
 	var stage []state.Tier
 	for i, t := range w.prog.Tiers {
@@ -166,7 +166,7 @@ func passes(t state.Tier) (n int) {
 	return n
 }
 
-// outcomes are what allowing and passing on come to in a chain.
+// outcomes are how a chain writes that a packet is allowed, and that it passes to the next tier.
 type outcomes struct{ allow, pass func(*draft, nft.Rule) }
 
 // nest writes each stage into a chain of its own, from which the one before goes on to it by goto.
@@ -181,7 +181,7 @@ func (w *programWriter) nest(stages [][]state.Tier) *DynamicChain {
 	return d.done(w.place.name, w.title())
 }
 
-// sequence writes one chain that jumps to each stage in its turn: as many as there are.
+// sequence writes one chain that jumps to one stage after the other, however many there are.
 func (w *programWriter) sequence(stages [][]state.Tier) *DynamicChain {
 	d := newDraft()
 	for _, s := range stages {
@@ -201,7 +201,7 @@ func (w *programWriter) allow(d *draft, r nft.Rule) {
 	d.add(r.Return())
 }
 
-// end is what befalls what passed all tiers.
+// end is for packets that passed all tiers.
 func (w *programWriter) end(d *draft, r nft.Rule) {
 	if w.prog.Default == model.Deny {
 		d.add(r.Goto(w.place.denied))
@@ -292,7 +292,7 @@ func (w *programWriter) rules(d *draft, own *state.PolicyRules, o outcomes) {
 	}
 }
 
-// comment says which declared rule a rule is.
+// comment names the declared rule that a rule was made of.
 func comment(own *state.PolicyRules, s *state.Rule) string {
 	return truncate(own.Policy.String() + " " + s.Name)
 }

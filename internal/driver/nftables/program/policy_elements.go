@@ -107,7 +107,7 @@ func (p *Program) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.El
 	yield(&e)
 }
 
-// ListElement writes into e, as lists are long.
+// ListElement is what a prefix of a list becomes. It is written into e, as lists are long.
 func (p *Program) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *nft.Element {
 	fp := p.Family(c.Addr().Is4())
 	*e = nft.Element{Set: fp.Policy.members}
@@ -158,7 +158,7 @@ func (p *Program) WorkloadElements(a netip.Addr, w *state.Workload, programs Pro
 	yield(&e)
 }
 
-// podVerdict is returnIt where no policy applies. A program that the state lacks denies.
+// podVerdict returns where no policy applies. A program that the state lacks denies.
 func (p *Program) podVerdict(f nft.Family, id state.ProgramID, progs Programs) nft.Verdict {
 	at, prog := p.podPlace(f), progs[id]
 	switch {
@@ -170,7 +170,7 @@ func (p *Program) podVerdict(f nft.Family, id state.ProgramID, progs Programs) n
 	return nft.Return
 }
 
-// ChainFunc is told of a chain that something leads to, and how to write it.
+// ChainFunc is called with the name of a chain that something refers to, and with what writes it.
 type ChainFunc func(name string, write func() *DynamicChain)
 
 // WorkloadChains yields the chains that the elements of a workload lead to.
@@ -252,8 +252,8 @@ type programAt struct {
 	id    state.ProgramID
 }
 
-// writtenPrograms are the chains of programs. Their names are known as long as the programs are in
-// use; what they hold, until the kernel has it.
+// writtenPrograms caches the chains of programs: their names as long as the programs are in use,
+// their rules until the kernel has them.
 type writtenPrograms struct {
 	Names   map[programAt]string
 	written map[programAt]*DynamicChain
@@ -304,7 +304,7 @@ func (p *Program) useProgram(at place, prog *state.Program, yield ChainFunc) {
 	yield(p.entry(at, prog), func() *DynamicChain { return p.write(at, prog) })
 }
 
-// ForgetWritten drops what the kernel has, and the names of programs that are not in use.
+// ForgetWritten drops the rules that the kernel has, and the names of programs that are not in use.
 func (p *Program) ForgetWritten(s *state.Policy) {
 	clear(p.written)
 	clear(p.large)

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Requirement is what the program needs of the kernel: since which version and with which modules it
-// can do it, and a program of one base chain that tries it alone.
+// Requirement is what the program needs of the kernel: since which version and with which modules
+// it can do it, and a program of one base chain that tries it alone.
 type Requirement struct {
 	Name, Since string
 	Modules     []string

@@ -7,10 +7,10 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file is about loadBalancerSourceRanges. They are in a hash set, under their lengths, as the
-// kernel takes time that grows with the square of their number to remove ranges from a set of
-// intervals. A packet is looked up once for each length that occurs, so few do: a range of another
-// length is written as the networks of the next one that make it up.
+// This file is about loadBalancerSourceRanges. They are in a hash set, with their lengths: from a
+// set of intervals the kernel removes ranges in quadratic time. A packet is looked up once for each
+// length, so there are few lengths: a range of another length is written as several networks of the
+// next longer one.
 
 // sourceStep is the distance between lengths. With 4, a range is eight networks at the most, and a
 // miss 8 look-ups in IPv4, 32 in IPv6.
@@ -19,7 +19,7 @@ const sourceStep = 4
 // sourceLength is the length under which a range is written.
 func sourceLength(bits int) int { return max(sourceStep, (bits+sourceStep-1)/sourceStep*sourceStep) }
 
-// sourceLengths are all there are, those that most ranges have first.
+// sourceLengths are all lengths, the most frequent ones first.
 func sourceLengths(f nft.Family) (lengths []int) {
 	for _, step := range []int{16, 8, 4} {
 		for bits := f.Bits; bits > 0; bits -= step {

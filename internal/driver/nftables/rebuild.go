@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// This file is about tables that are built while no packet is judged by them: to find out what the
-// kernel refuses, and to take the place of a table that can no longer be changed.
+// This file is about tables that are built while no packet enters them: to find out what the kernel
+// refuses, and to replace a table that can no longer be changed.
 
 // nextTable is the table that is built beside ours.
 const nextTable = program.TableName + "-next"
@@ -25,8 +25,8 @@ const nextTable = program.TableName + "-next"
 // the place of ours.
 const rebuildAfter = 3
 
-// adoptRest adopts what the kernel takes of want, as it refused the whole. What that is, is found
-// out in a table beside, or in ours where there is none yet.
+// adoptRest adopts what the kernel takes of want, after it refused the whole. It finds out what
+// that is in a second table, or in ours where there is none yet.
 func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.Keep) error {
 	there, err := d.hasTable(ctx, program.TableName)
 	if err != nil {
@@ -62,18 +62,18 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 	return d.adoptNow(ctx, d.aside.rest(want, d.state), keep)
 }
 
-// takeOver makes the driver that of the table that another one built in the place of its own.
+// takeOver makes d the driver of the table that n built in place of d's own.
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	d.state, d.sums, d.chainRefs, d.aside = n.state, n.sums, n.chainRefs, n.aside
-	d.adopted, d.owned, d.doubt, d.looked = d.parts(), d.canOwn, !d.canOwn, time.Now()
+	d.adopted, d.owned, d.doubt, d.compared = d.parts(), d.canOwn, !d.canOwn, time.Now()
 	d.forget.wake.Set()
 	d.gen, err = d.sock.Generation(ctx)
 	return err
 }
 
-// rebuild puts a fresh table in the place of ours. Another one serves meanwhile, as a table cannot
-// be renamed: at each moment packets meet one of them. What ends it in between is mended by the
-// next adoption.
+// rebuild replaces our table by a fresh one. A third serves meanwhile, as a table cannot be
+// renamed: at each moment packets enter exactly one of them. If it is interrupted, the next
+// adoption cleans up.
 func (d *Driver) rebuild(ctx context.Context, want *state.State) error {
 	if _, err := d.replace(ctx, nextTable, program.TableName, want); err != nil {
 		return err
@@ -101,9 +101,9 @@ func (d *Driver) replace(ctx context.Context, table, old string, want *state.Sta
 	return n, d.drop(ctx, old)
 }
 
-// build makes a table of all of want that the kernel takes, and returns the driver of it. Its base
-// chains accept everything until it is opened, but lead to all that they will lead to: the kernel
-// follows the rules from there to see how deep they are. Those of services come when it is opened,
+// build makes a table of all of want that the kernel takes, and returns the driver of it. Until the
+// table is opened, its base chains accept everything first, but have all of their rules: the kernel
+// follows those to check the depth of jumps. Base chains of type nat come only when it is opened,
 // as a connection that one of them accepts is never translated.
 func (d *Driver) build(ctx context.Context, table string, want *state.State) (*Driver, error) {
 	if err := d.drop(ctx, table); err != nil {
@@ -137,8 +137,8 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	return n, nil
 }
 
-// inherit has a new table begin with what another one remembers of clients, or else another
-// program.
+// inherit copies the clients with session affinity from another table to a new one, or else from
+// another program.
 func (d *Driver) inherit(ctx context.Context, table string) error {
 	a := &adoption{d: d, want: d.state, change: d.newChange()}
 	there, err := d.hasTable(ctx, table)
@@ -165,7 +165,7 @@ func (d *Driver) inherit(ctx context.Context, table string) error {
 	return err
 }
 
-// open has packets enter the table, and in the same moment another one no more.
+// open has packets enter the table, and no longer the other one, in one transaction.
 func (d *Driver) open(ctx context.Context, other string) error {
 	b := nft.NewBatch(d.table)
 	for _, c := range d.prog.Chains {
@@ -186,7 +186,7 @@ func (d *Driver) open(ctx context.Context, other string) error {
 	return err
 }
 
-// shut has packets enter a table no more.
+// shut deletes the base chains of a table, so that packets no longer enter it.
 func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
 	of := b.Table
 	b.Table = table
@@ -203,9 +203,8 @@ func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
 	return nil
 }
 
-// drop deletes a table, if it is there. No packet enters it any more before it goes: one that is in
-// a chain would find the chain's rules, but no elements, and be dropped where it is to be
-// translated.
+// drop deletes a table, if there is one, once no packet enters it any more: a packet in one of its
+// chains would still see the rules, but no elements, and be dropped where it is to be translated.
 func (d *Driver) drop(ctx context.Context, table string) error {
 	if there, err := d.hasTable(ctx, table); err != nil || !there {
 		return err
@@ -232,7 +231,7 @@ func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
 	return have != nil, nil
 }
 
-// rebuilding is the plan of a fresh table in the place of ours.
+// rebuilding is the plan to replace our table by a fresh one.
 type rebuilding struct {
 	d     *Driver
 	want  *state.State
@@ -271,7 +270,7 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 		return fmt.Errorf("build a fresh table: %w", err)
 	}
 	p.d.failures = failures{}
-	p.d.tell()
+	p.d.publishSetAside()
 	return nil
 }
 

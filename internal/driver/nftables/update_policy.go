@@ -138,11 +138,11 @@ func (c *change) deny(before, after state.Denied) {
 	for i := range sets {
 		if sets[i] != next[i] {
 			c.batch.AddSet(next[i])
-			c.sets, c.gone = append(c.sets, next[i]), append(c.gone, sets[i])
+			c.newSets, c.oldSets = append(c.newSets, next[i]), append(c.oldSets, sets[i])
 			c.sums[next[i].ID] = sum{}
 		}
 	}
-	if c.sets == nil {
+	if c.newSets == nil {
 		return
 	}
 	for _, x := range now {

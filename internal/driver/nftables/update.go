@@ -2,14 +2,63 @@ package nftables
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.adopted.all(partsOf(delta)) {
+		return nil, errors.New("update before everything was adopted that the change is about")
+	}
+	next := d.aside.clone()
+	p := d.planUpdate(next.recall(delta, d.state))
+	p.aside = next
+	return p, nil
+}
+
+// planUpdate plans a change, as one transaction or what stands for one.
+func (d *Driver) planUpdate(delta state.Delta) *plan {
+	c := d.newChange()
+	if delta.Services.Settings != nil {
+		c.rewrite(
+			func(yield func(*nft.Element)) { d.prog.SettingsElements(d.state.Services.Settings, yield) },
+			func(yield func(*nft.Element)) { d.prog.SettingsElements(*delta.Services.Settings, yield) })
+	}
+	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
+	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)
+	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.HairpinElement)
+	for k, f := range delta.Services.Frontends {
+		c.frontend(k, d.state.Services.Frontends[k], f)
+	}
+	if d.prog.HasPolicy() && delta.Policy.Len() > 0 {
+		c.policy(d.state.Policy, delta.Policy)
+	}
+	p := c.plan(partsOf(delta), func() {
+		d.state.Apply(delta)
+		d.prog.ForgetWritten(d.state.Policy)
+	})
+	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
+		if err := d.rollBack(ctx, p.of, sent, refusal); !d.refused(err) {
+			return err
+		}
+		return d.admit(ctx, delta)
+	}
+	return p
+}
 
 // change gathers the operations that lead from one state to another.
 type change struct {
@@ -17,11 +66,11 @@ type change struct {
 	batch     *nft.Batch
 	sums      []sum              // of the sets afterwards
 	chainRefs *program.ChainRefs // afterwards; the driver's own as long as it is the same
-	sets      []*nft.Set         // of deny lists, if they are others afterwards
-	gone      []*nft.Set         // and what goes for that
+	newSets   []*nft.Set         // of deny lists, if they are others afterwards
+	oldSets   []*nft.Set         // and what goes for that
 	// unremember is set if a frontend with affinity lost a backend for some client.
-	unremember bool
-	old        map[setKey]nft.Element // scratch
+	affinityLost bool
+	old          map[setKey]nft.Element // scratch
 }
 
 type setKey struct {
@@ -119,7 +168,7 @@ func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 	c.d.prog.FrontendChains(k, before, c.release)
 	c.replace(elements(before), elements(after))
 	c.sources(k, before, after)
-	c.unremember = c.unremember || losesAffinity(before, after)
+	c.affinityLost = c.affinityLost || losesAffinity(before, after)
 }
 
 // use counts a use of chains that are added if they are not there.
@@ -141,17 +190,17 @@ func (c *change) plan(of parts, done func()) *plan {
 	if c.chainRefs != c.d.chainRefs {
 		c.chainRefs.ChangeFrom(c.d.chainRefs, c.batch)
 	}
-	for _, s := range c.gone {
+	for _, s := range c.oldSets {
 		c.batch.DeleteSet(&c.batch.After, s.Name)
 	}
 	c.noteSums()
 	return &plan{d: c.d, of: of, batch: c.batch, done: func() {
 		done()
-		c.d.prog.SetDenied(c.sets)
+		c.d.prog.SetDenied(c.newSets)
 		c.d.sums, c.d.chainRefs = c.sums, c.chainRefs
 		c.d.chainRefs.ForgetRules()
 		c.d.adopted = c.d.adopted.with(of)
-		if c.unremember {
+		if c.affinityLost {
 			c.d.forget.wake.Set()
 		}
 	}}
@@ -161,7 +210,7 @@ func (c *change) plan(of parts, done func()) *plan {
 func (c *change) noteSums() {
 	for _, s := range c.d.prog.Sets {
 		now := s
-		for _, next := range c.sets {
+		for _, next := range c.newSets {
 			if next.ID == s.ID {
 				now = next
 			}

@@ -1,0 +1,111 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/program"
+)
+
+// plan is a transaction and what it makes of the driver.
+type plan struct {
+	d     *Driver
+	of    parts // that it is about
+	batch *nft.Batch
+	done  func()
+
+	// refused does what can be done where the kernel refused the transaction; nil: nothing.
+	refused func(ctx context.Context, sent uint32, refusal error) error
+	// then, if set, follows what was carried out.
+	then func(ctx context.Context) error
+	// aside is what is set aside as soon as the plan is carried out; nil: what was.
+	aside  *aside
+	adopts bool
+	kept   driver.Kept
+
+	found *nft.Table // as it was read; nil: there was none, or it is ours
+	spent bool
+}
+
+// Len implements driver.Plan.
+func (p *plan) Len() int { return p.batch.Changes }
+
+// Kept implements driver.Plan.
+func (p *plan) Kept() driver.Kept { return p.kept }
+
+// String implements driver.Plan.
+func (p *plan) String() string { return p.batch.String() }
+
+var errSpent = errors.New("apply a plan a second time")
+
+// Apply implements driver.Plan. The whole plan is one transaction of the kernel, unless that
+// refuses a part of it.
+func (p *plan) Apply(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if p.spent {
+		return errSpent
+	}
+	if err := p.d.claim(ctx, program.TableName, p.found); err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	p.spent = true
+	if p.aside != nil {
+		p.d.aside = p.aside
+	}
+	err := p.d.carryOut(ctx, p)
+	switch {
+	case err == nil:
+		p.d.publishSetAside()
+	case p.adopts:
+		p.d.failed(p.of, err)
+	}
+	return err
+}
+
+func (d *Driver) carryOut(ctx context.Context, p *plan) error {
+	sent, err := d.commit(ctx, p.batch, p.of)
+	switch {
+	case err == nil:
+		p.done()
+	case p.refused == nil || !d.refused(err):
+		return err
+	default:
+		if err := p.refused(ctx, sent, err); err != nil {
+			return err
+		}
+	}
+	if p.then != nil {
+		return p.then(ctx)
+	}
+	return nil
+}
+
+// commit sends a batch and, where others could interfere, watches for their transactions around it.
+// Beside an error it returns the number of the batch's transactions that were carried out before.
+// The parts that it is about are no longer adopted, until the caller says so.
+func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
+	d.adopted = d.adopted.without(of)
+	var before uint32
+	if !d.owned {
+		if before, err = d.sock.Generation(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if sent, err = b.Send(d.sock); err != nil {
+		err = fmt.Errorf("change nftables: %w", err)
+	}
+	if !d.owned {
+		after, genErr := d.sock.Generation(ctx)
+		if genErr == nil && before == d.gen && after == before+sent {
+			d.gen = after // nobody else came in between; otherwise Tampered looks closer
+		}
+	}
+	return sent, err // what was sent is done, whether or not the generation could be read again
+}
