@@ -19,13 +19,13 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// How long a client waits. An answer is never expected to take long, but a busy machine may make it
-// so; silence is believed after a short while, since all links are a few microseconds long.
+// These are the time-outs of a client. An answer normally comes quickly, but a busy machine may
+// delay it. Silence is accepted after a short while, as all links are a few microseconds long.
 const (
 	patience = 3 * time.Second
 	silence  = 80 * time.Millisecond
-	// What a change does to flows that are under way may take a second pass, a second later, for
-	// packets that were between a lookup and the entry that remembers it.
+	// The effect of a change on existing flows may need a second pass, a second later, for packets
+	// between a look-up and the entry that remembers it.
 	settle = 3 * time.Second
 )
 
@@ -37,7 +37,7 @@ type client struct {
 	next uint16
 }
 
-// A conn is a TCP or UDP connection that goes on over several exchanges.
+// A conn is a TCP or UDP connection that lasts over several exchanges.
 type conn struct {
 	net.Conn
 	proto  model.Protocol
@@ -45,7 +45,7 @@ type conn struct {
 	answer answer // TCP: the greeting
 }
 
-// A result is what one try came to.
+// A result is the outcome of one try.
 type result struct {
 	answer
 	local netip.AddrPort
@@ -74,25 +74,25 @@ func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Dura
 		return nil, err
 	}
 	if tc, ok := nc.(*net.TCPConn); ok {
-		_ = tc.SetLinger(0) // leave no connection behind in TIME_WAIT
+		_ = tc.SetLinger(0) // so that no connection remains in TIME_WAIT
 	}
 	return &conn{Conn: nc, proto: proto, reader: bufio.NewReader(nc)}, nil
 }
 
 var ports atomic.Uint32
 
-// freshPort is a source port that no flow had lately: one of an earlier flow would go on with that,
-// where it was sent. They are below those that the system chooses from.
+// freshPort returns a source port that no flow used lately: an earlier flow's port would still go
+// where that flow went. These ports are below those that the system chooses from.
 func freshPort() int { return 10_000 + int(ports.Add(1)%20_000) }
 
-// local is the address that the client believes to have.
+// local is the address that the client sees as its own.
 func (c *conn) local() netip.AddrPort {
 	p, _ := netip.ParseAddrPort(c.LocalAddr().String())
 	return p
 }
 
 // exchange asks the server who it is; a first exchange over TCP reads the greeting. It sends size
-// bytes beyond that and wants them back.
+// bytes beyond that and expects them back.
 func (c *conn) exchange(size int, timeout time.Duration) (answer, error) {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return answer{}, err
@@ -131,8 +131,8 @@ func (c *conn) echo(size int) error {
 }
 
 func (c *conn) exchangeUDP(size int) (answer, error) {
-	// What the node itself sends and its kernel rejects fails here with EPERM; the reason is to be
-	// read like any other's.
+	// If the node's kernel rejects what the node itself sends, sending fails here with EPERM; the
+	// reason can be read as for any other client.
 	if _, err := c.Write(make([]byte, max(size, 1))); err != nil && !errors.Is(err, syscall.EPERM) {
 		return answer{}, err
 	}
@@ -148,7 +148,8 @@ func (c *conn) exchangeUDP(size int) (answer, error) {
 	return parseAnswer(string(line))
 }
 
-// once opens a connection, makes one exchange and closes it. It runs inside the host's namespace.
+// once opens a connection, makes one exchange and closes the connection. It runs inside the host's
+// namespace.
 func (c *client) once(s send, to netip.AddrPort, timeout time.Duration) (r result) {
 	switch s.proto {
 	case model.SCTP:
@@ -179,7 +180,7 @@ func silent(err error) bool {
 		errors.Is(err, unix.EAGAIN) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// unroutable reports whether an error means that the node has no route for what it sends.
+// unroutable reports whether an error means that the node has no route to the destination.
 func unroutable(err error) bool {
 	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EINVAL)
 }

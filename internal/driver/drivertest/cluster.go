@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// A cluster turns what rows declare into the node's desired state, through the real store and
-// compiler.
+// A cluster turns the objects that rows declare into the node's desired state, through the real
+// store and compiler.
 type cluster struct {
 	store    *store.Store
 	compiler *compile.Compiler
@@ -40,7 +40,7 @@ func newCluster(w *topology, c config) *cluster {
 	return &cluster{store: store.New(), compiler: compile.New(cfg)}
 }
 
-// declare makes these the only objects of the cluster, and returns what changes for the node.
+// declare makes these the only objects of the cluster, and returns the change of the node's state.
 func (c *cluster) declare(now objects) state.Delta {
 	var events []store.Event
 	for k, o := range now {

@@ -9,7 +9,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// distribution asks for a fair share for every backend: over so many flows, the chi-square
+// distribution checks that every backend gets a fair share: over that many flows, the chi-square
 // statistic of a fair balancer exceeds its bound once in a million.
 func (r *run) distribution(t *testing.T) {
 	const flows = 3000
@@ -32,8 +32,8 @@ func (r *run) distribution(t *testing.T) {
 	}
 }
 
-// spread sends one datagram of each of so many flows, each from a port of its own: a port that
-// comes back would meet its old backend.
+// spread sends one datagram for each flow, each from a new port: a port used before would reach its
+// old backend.
 func (r *run) spread(firstPort, flows int, to netip.AddrPort) (map[netip.Addr]int, error) {
 	count := map[netip.Addr]int{}
 	c := r.client("a")

@@ -15,13 +15,12 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// floodFlows is how many new flows a family's flood has, unless the kernel's connection table is
-// too small for it.
+// floodFlows is how many new flows each family's flood has, unless the kernel's connection table is
+// too small.
 const floodFlows = 60000
 
-// Flood sends new flows to a service, from a pod, from the node and from outside, while its
-// backends and their number change as fast as the driver can, and watches for packets that leave
-// the node as they came: none may.
+// Flood sends new flows to a service from a pod, from the node and from outside, while its backends
+// and their number change as fast as the driver can. No packet may leave the node untranslated.
 func Flood(t *testing.T, open Open) {
 	w := newTopology(t, "fl")
 	for _, f := range []family{ipv4, ipv6} {
@@ -35,7 +34,7 @@ func Flood(t *testing.T, open Open) {
 	}
 }
 
-// flood changes the backends and, if options is set, what else the service asks for, which leads
+// flood changes the backends and, if options is set, the other settings of the service, which lead
 // its packets through other chains.
 func (r *run) flood(t *testing.T, options bool) {
 	var watches []*watch
@@ -71,7 +70,7 @@ func (r *run) flood(t *testing.T, options bool) {
 			if err != nil {
 				t.Fatalf("send the flood: %v", err)
 			}
-			// With affinity, a packet to a backend that is gone is lost.
+			// With affinity, a packet to a removed backend is lost.
 			least := flows * 99 / 100
 			if options {
 				least = flows / 2
@@ -89,10 +88,10 @@ func (r *run) flood(t *testing.T, options bool) {
 	}
 }
 
-// judgeFlood also asks that at least so many flows reached a backend: few may meet a chain that
-// changes under them.
+// judgeFlood also checks that at least that many flows reached a backend: few may meet a chain that
+// changes while they pass.
 func (r *run) judgeFlood(t *testing.T, watches []*watch, flows, updates, arrived, least int) {
-	time.Sleep(silence) // what was the last packet's way is short
+	time.Sleep(silence) // the path of the last packet is short
 	escaped := watches[0].seen.Load() + watches[1].seen.Load()
 	t.Logf("%d new flows during %d updates: %d packets reached the backends' pod, %d escaped untranslated", flows, updates, arrived, escaped)
 	if escaped > 0 {
@@ -106,14 +105,14 @@ func (r *run) judgeFlood(t *testing.T, watches []*watch, flows, updates, arrived
 	}
 }
 
-// shuffled are n of the addresses of the pod that has many.
+// shuffled returns n of the addresses of the pod that has many.
 func shuffled(n int) string {
 	all := strings.Fields(many(mostClients))
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return strings.Join(all[:n], " ")
 }
 
-// proveWatches shows that what nothing translates is seen to escape.
+// proveWatches shows that the watches notice an untranslated packet.
 func (r *run) proveWatches(t *testing.T, watches []*watch) {
 	t.Helper()
 	for i, name := range []string{"vip", "ext"} {
@@ -123,17 +122,17 @@ func (r *run) proveWatches(t *testing.T, watches []*watch) {
 		}
 		for end := time.Now().Add(patience); watches[i].seen.Load() == 0; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("a packet to %s escaped, as it should with nothing programmed, but nobody saw it", to)
+				t.Fatalf("a packet to %s escaped, as it should with nothing programmed, but no watch noticed it", to)
 			}
 		}
 	}
-	time.Sleep(silence) // what escaped goes to and fro until its hop limit ends it
+	time.Sleep(silence) // what escaped goes back and forth until its hop limit ends it
 	for _, w := range watches {
 		w.seen.Store(0)
 	}
 }
 
-// floodSize leaves room in the connection table.
+// floodSize returns a number of flows that leaves room in the connection table.
 func floodSize() int {
 	var limit int
 	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -146,8 +145,8 @@ func floodSize() int {
 	return min(floodFlows, limit/2/6*6)
 }
 
-// sendFlood sends the first packets of so many flows, in turns from a pod, from the node and from
-// outside, each with a source port of its own.
+// sendFlood sends the first packets of that many flows, in turns from a pod, from the node and from
+// outside, each with its own source port.
 func (r *run) sendFlood(flows int) error {
 	const turn = 500
 	each := flows / 6
@@ -167,8 +166,8 @@ func (r *run) sendFlood(flows int) error {
 	return nil
 }
 
-// sendRaw sends the first packet of each of so many flows, in the calling thread's namespace, paced
-// so that no queue on the way overflows.
+// sendRaw sends the first packet of each of that many flows, in the calling thread's namespace,
+// slowly enough that no queue on the path overflows.
 func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort, flows int) error {
 	fd, err := rawSocket(int(proto), from, time.Second)
 	if err != nil {
@@ -182,7 +181,7 @@ func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort
 			packet = segment(src, to, tcpSYN, 1, 0, nil)
 		}
 		err := unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
-		// Refused: nobody listens behind an earlier one, which is all right. No buffers: the way is
+		// Refused: nothing listens behind an earlier one, which is fine. No buffers: the path is
 		// full, as on a slow machine.
 		for errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOBUFS) {
 			if errors.Is(err, unix.ENOBUFS) {
@@ -190,7 +189,7 @@ func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort
 			}
 			err = unix.Sendto(fd, packet, 0, sockaddr(to.Addr()))
 		}
-		// A dropped packet of the node itself is an error here, and no fault of the flood.
+		// A dropped packet of the node itself is an error here, but not a fault of the flood.
 		if err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("send from %v to %v: %w", src, to, err)
 		}
@@ -201,7 +200,7 @@ func sendRaw(from netip.Addr, to netip.AddrPort, proto model.Protocol, firstPort
 	return nil
 }
 
-// received is the number of packets that a host's interface has received.
+// received returns the number of packets that a host's interface has received.
 func (r *run) received(t *testing.T, name string) int {
 	t.Helper()
 	link, err := r.hosts[name].ns.LinkByName("eth0")

@@ -8,9 +8,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// expectOfFlow makes exchanges over a flow until its fate is the expected one. Drivers may take a
-// moment after a change to end what was under way; a TCP flow that has to live must not be harmed
-// at any time.
+// expectOfFlow makes exchanges over a flow until its fate is the expected one. After a change,
+// drivers may take a moment to end existing flows. A TCP flow that has to live must never be
+// harmed.
 func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
 	if s.stray {
 		if err := r.inject(r.flows[s.flow]); err != nil {
@@ -47,7 +47,7 @@ func (r *run) judgeFlow(s send, res result) error {
 	switch {
 	case s.fate.outcome == answered:
 		return r.judge(s, res, r.backends(r.family, s))
-	case s.fate.outcome == cut && res.err != nil, // in whichever way
+	case s.fate.outcome == cut && res.err != nil, // in either direction
 		s.fate.outcome == rejected && refused(res.err),
 		s.fate.outcome == dropped && silent(res.err):
 		return nil
@@ -55,8 +55,8 @@ func (r *run) judgeFlow(s send, res result) error {
 	return r.notNone(res)
 }
 
-// inject sends a segment far outside the window from the flow's backend to the client as the
-// backend knows it.
+// inject sends a segment far outside the window from the flow's backend to the client, with the
+// client's address as the backend sees it.
 func (r *run) inject(flow *conn) error {
 	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// foreign is what someone else has in nftables on the node: a table in each family that translates
-// port 5555 of the node to a pod, and a set. No driver may touch it.
+// foreign is what another program has in nftables on the node: a table in each family that
+// translates port 5555 of the node to a pod, and a set. No driver may touch it.
 type foreign struct {
 	ns     *netns.NS
 	before []string
@@ -59,13 +59,13 @@ func addForeign(c *nftables.Conn, name string, family nftables.TableFamily, to n
 		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(http.to)},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: nat, RegAddrMin: 1, RegProtoMin: 2},
 	}})
-	// The error of AddSet is about its arguments alone.
+	// The error of AddSet concerns only its arguments.
 	_ = c.AddSet(&nftables.Set{Table: table, Name: "ports", KeyType: nftables.TypeInetService},
 		[]nftables.SetElement{{Key: binaryutil.BigEndian.PutUint16(5555)}})
 }
 
-// check fails the test if the node's tables are not what they were before the driver came: someone
-// else's untouched, its own gone.
+// check fails the test if the node's tables differ from before the driver came: those of others
+// must be unchanged, the driver's own gone.
 func (f *foreign) check(t testing.TB) {
 	t.Helper()
 	after, err := listRuleset(f.ns)

@@ -31,8 +31,8 @@ type port struct {
 	proto    model.Protocol
 	port     uint16
 	node     uint16
-	to       uint16 // what the endpoints listen on
-	toByName bool   // the Service says so by the name of a container port
+	to       uint16 // port on which the endpoints listen
+	toByName bool   // the Service names a container port instead
 }
 
 var (
@@ -48,12 +48,12 @@ type objectKey struct {
 	name model.Name
 }
 
-// objects are what a cluster holds at one moment.
+// objects are the objects of a cluster at one moment.
 type objects map[objectKey]any
 
 const namespace = "test"
 
-// declare builds what a step's services stand for in family f, and the two nodes.
+// declare builds the objects of a step's services in family f, and the two nodes.
 func (w *topology) declare(f family, s step) objects {
 	o := objects{}
 	for i, n := range []string{"node", "remote"} {
@@ -87,7 +87,7 @@ func (s svc) complete() svc {
 	return s
 }
 
-// zone of a node: each has its own.
+// zone returns a node's zone: each has its own.
 func (w *topology) zone(node string) string {
 	if node == "" {
 		return ""
@@ -205,8 +205,8 @@ func (w *topology) declarePods(o objects, s svc) {
 	}
 }
 
-// serveAll starts a server behind every endpoint that the services declare, whatever its condition:
-// what must not be reached has to be reachable.
+// serveAll starts a server behind every declared endpoint, whatever its condition: even an endpoint
+// that must not be reached has to be reachable.
 func (w *topology) serveAll(f family, services []svc) error {
 	for _, s := range services {
 		s = s.complete()

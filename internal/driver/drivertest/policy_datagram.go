@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Datagram is an IP packet of any protocol, with what follows its header. Its hop limit is the
-// kernel's, 64, and the kernel sums up ICMPv6.
+// A Datagram is an IP packet of any protocol, with the bytes after its header. The kernel sets its
+// hop limit, 64, and the checksum of ICMPv6.
 type Datagram struct {
 	From, To netip.Addr // of hosts of the mesh
 	Protocol uint8

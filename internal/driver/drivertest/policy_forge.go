@@ -13,24 +13,24 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Forged is an IP packet that a host of the mesh writes as it likes, its header included.
+// Forged is an IP packet that a host of the mesh writes itself, including the header.
 type Forged struct {
-	Host     string // that sends it
+	Host     string // the sender
 	From, To netip.Addr
 	Protocol uint8
 	Payload  []byte
-	Fragment *Fragment // nil: it is whole
+	Fragment *Fragment // nil: not a fragment
 }
 
-// Fragment says which part of a packet's payload is sent.
+// Fragment selects the part of a packet's payload that is sent.
 type Fragment struct {
 	ID   uint16
 	From int // a multiple of 8
 	To   int
 }
 
-// Forge sends the packets, and reports whether one of the first's protocol arrives at an address of
-// the mesh that has the mark in it.
+// Forge sends the packets, and reports whether a packet of the first one's protocol, with the mark
+// in it, arrives at an address of the mesh.
 func (m *Mesh) Forge(at netip.Addr, mark string, packets ...Forged) (arrived bool, err error) {
 	err = onOneCPU(func() error {
 		arrived, err = m.forge(at, mark, packets)
@@ -120,8 +120,8 @@ func header(p Forged, payload []byte, id uint16, offset int, more bool) []byte {
 	return append(b, payload...)
 }
 
-// ForgedReset is a TCP segment that resets a connection: the next that its server expects from the
-// client, whose socket is given.
+// ForgedReset is a TCP segment that resets a connection. Its sequence number is the next that the
+// server expects from the client, whose socket is given.
 func ForgedReset(host string, client syscall.RawConn, from, to netip.AddrPort) (Forged, error) {
 	const reset = 0x04
 	next, _, err := sequence(client)
@@ -133,7 +133,7 @@ func ForgedDatagram(host string, from, to netip.AddrPort, text string) Forged {
 	return Forged{Host: host, From: from.Addr(), To: to.Addr(), Protocol: unix.IPPROTO_UDP, Payload: datagram(from, to, []byte(text))}
 }
 
-// A Quote is the packet that an ICMP error is about, as far as errors quote it.
+// A Quote is the packet that an ICMP error is about, as much of it as errors quote.
 type Quote struct {
 	From, To netip.AddrPort
 	Protocol model.Protocol
@@ -145,7 +145,7 @@ func ForgedError(host string, from, to netip.Addr, errorType, code byte, about Q
 	be := binary.BigEndian
 	quoted := be.AppendUint16(nil, about.From.Port())
 	quoted = be.AppendUint16(quoted, about.To.Port())
-	// The text stands behind what address translation changes.
+	// The text is behind everything that address translation changes.
 	quoted = append(be.AppendUint32(quoted, 1), make([]byte, 12)...)
 	quoted = append(quoted, about.Text...)
 	quoted = header(Forged{From: about.From.Addr(), To: about.To.Addr(), Protocol: uint8(about.Protocol)}, quoted, 1, 0, false)

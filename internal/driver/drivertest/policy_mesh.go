@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A Mesh is a node with pods, each behind an interface of its own with a host route to each of its
-// addresses, and a probe in each pod that sends and sees first packets of connections. A second
+// A Mesh is a node with pods. Each pod is behind an interface of its own, with a host route to each
+// of its addresses, and has a probe that sends and receives first packets of connections. A second
 // host, the wire, stands for the world outside.
 type Mesh struct {
 	Node *netns.NS
@@ -28,8 +28,8 @@ type Mesh struct {
 // Outside are the addresses of the host outside, by family.
 var Outside = [2]netip.Addr{netip.MustParseAddr("192.168.3.1"), netip.MustParseAddr("fd00:192:168:3::1")}
 
-// NewMesh builds the node, with an address in each family, and its pods. Names of pods are short:
-// their interfaces are named after them. All is removed when the test ends.
+// NewMesh builds the node, with an address in each family, and its pods. Names of pods must be
+// short, as their interfaces are named after them. Everything is removed when the test ends.
 func NewMesh(t testing.TB, prefix string, node [2]netip.Addr, pods map[string][2]netip.Addr) *Mesh {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: map[string]dual{}, owner: map[netip.Addr]*host{}}
@@ -75,7 +75,7 @@ func (m *Mesh) join(t testing.TB, prefix, name, up string, addrs dual, routes []
 	return nil
 }
 
-// arm opens the probes of all hosts but the wire.
+// arm opens the probes of all hosts except the wire.
 func (m *Mesh) arm() error {
 	for a, h := range m.topology.owner {
 		err := h.ns.Do(func() (err error) {
@@ -100,10 +100,10 @@ func (m *Mesh) close() {
 type First struct {
 	From, To netip.Addr
 	Protocol model.Protocol // TCP, UDP or SCTP
-	Port     uint16         // the destination's
+	Port     uint16         // of the destination
 }
 
-// A Fate is what became of a First.
+// A Fate is the outcome of a First.
 type Fate struct {
 	Arrived  bool // at the destination
 	Answered bool // the reply to it came back
@@ -112,7 +112,7 @@ type Fate struct {
 // In runs f inside a host of the mesh, by its name.
 func (m *Mesh) In(host string, f func() error) error { return m.topology.hosts[host].ns.Do(f) }
 
-// ForgetNeighbours makes a host and the node look for each other anew.
+// ForgetNeighbours makes a host and the node resolve each other's link addresses again.
 func (m *Mesh) ForgetNeighbours(pod string) error {
 	for ns, name := range map[*netns.NS]string{m.Node: "to-" + pod, m.topology.hosts[pod].ns: "eth0"} {
 		l, err := ns.LinkByName(name)

@@ -12,14 +12,14 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A Pair is an established connection between two hosts, of which either end may speak.
+// A Pair is an established connection between two hosts, over which both ends can send.
 type Pair struct {
 	Client, Server net.Conn
 }
 
 // Pair connects a host, by its name, to an address and port of another, over TCP or UDP. via is the
-// address that the client calls: that of the server, or of a service in front of it. Both ends have
-// spoken when it returns.
+// address that the client connects to: the server's own, or one of a service in front of it. Both
+// ends have sent when it returns.
 func (m *Mesh) Pair(t testing.TB, from string, proto model.Protocol, server, via netip.AddrPort) (*Pair, error) {
 	t.Helper()
 	s, err := m.listen(proto, server)
@@ -47,7 +47,7 @@ func (m *Mesh) Pair(t testing.TB, from string, proto model.Protocol, server, via
 	return p, nil
 }
 
-// A server socket: a listener, or the one socket of UDP.
+// It is a server's socket: a listener, or the only socket of UDP.
 type serverSocket interface{ Close() error }
 
 func (m *Mesh) listen(proto model.Protocol, at netip.AddrPort) (s serverSocket, err error) {
@@ -104,14 +104,14 @@ type answering struct {
 
 func (a *answering) Write(b []byte) (int, error) { return a.WriteToUDPAddrPort(b, a.client) }
 
-// Speak reports whether what one end says now reaches the other in time.
+// Speak reports whether what one end sends now reaches the other in time.
 func (p *Pair) Speak(client bool, timeout time.Duration) bool {
 	from, to := p.Server, p.Client
 	if client {
 		from, to = p.Client, p.Server
 	}
 	buf := make([]byte, 64)
-	for { // what was said earlier and arrived late does not count
+	for { // what was sent earlier and arrived late does not count
 		_ = to.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if _, err := to.Read(buf); err != nil {
 			break
@@ -125,8 +125,8 @@ func (p *Pair) Speak(client bool, timeout time.Duration) bool {
 	return err == nil
 }
 
-// Silent and Patient are how long it takes to believe that nothing comes, and at most for what
-// does.
+// Silent is how long to wait before concluding that nothing comes; Patient is the longest wait for
+// an expected packet.
 const (
 	Silent  = silence
 	Patient = patience

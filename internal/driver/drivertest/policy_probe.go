@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// A probe is a raw socket for each transport at one address. The sockets see all that arrives
-// there, whether anyone listens or not.
+// A probe is a raw socket for each transport at one address. The sockets receive everything that
+// arrives there, whether or not anything listens.
 type probe struct {
 	addr netip.Addr
 	fds  map[model.Protocol]int
@@ -36,7 +36,7 @@ func openProbe(a netip.Addr) (*probe, error) {
 	return p, nil
 }
 
-// openRaw opens a raw socket that does not block, deaf to ICMP errors.
+// openRaw opens a non-blocking raw socket that ignores ICMP errors.
 func openRaw(proto int, a netip.Addr) (int, error) {
 	fd, err := unix.Socket(socketFamily(a), unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
 	if err != nil {
@@ -58,8 +58,8 @@ func (p *probe) close() {
 	}
 }
 
-// send sends a packet of a connection: the first, or the reply to it. TCP's reply is a reset, which
-// the kernel sends by itself.
+// send sends a packet of a connection: the first, or the reply to it. The reply of TCP is a reset,
+// which the kernel sends by itself.
 func (p *probe) send(proto model.Protocol, from, to uint16, dst netip.Addr, reply bool) error {
 	src, d := netip.AddrPortFrom(p.addr, from), netip.AddrPortFrom(dst, to)
 	var b []byte
@@ -81,7 +81,7 @@ func (p *probe) send(proto model.Protocol, from, to uint16, dst netip.Addr, repl
 	}
 	err := unix.Sendto(p.fds[proto], b, 0, sockaddr(dst))
 	if errors.Is(err, unix.EPERM) {
-		return nil // dropped on its way out of this very host
+		return nil // dropped on its way out of this host
 	}
 	return err
 }
@@ -91,7 +91,7 @@ type seen struct {
 	proto    model.Protocol
 	from     netip.Addr
 	src, dst uint16
-	id       uint32 // the mark of a first packet, which is its source port as it was sent
+	id       uint32 // the mark of a first packet: its source port when sent
 	reply    bool
 }
 
@@ -117,9 +117,10 @@ func (p *probe) drain(f func(seen) error) error {
 	return nil
 }
 
-// Probe sends all the packets, from all their sources, and tells what became of each. It waits for
-// nothing that may not come: all is sent from one processor, whose packets the kernel handles in
-// turn, so what has not arrived before a later packet from the node to a pod was dropped.
+// Probe sends all the packets, from all their sources, and reports the outcome of each. It never
+// waits for a packet that may not come: one processor sends everything, and the kernel handles its
+// packets in turn. So a packet was dropped if it has not arrived before a later packet from the
+// node to a pod.
 func (m *Mesh) Probe(firsts []First) (fates map[First]Fate, err error) {
 	err = onOneCPU(func() error {
 		fates, err = m.probe(firsts)
@@ -137,7 +138,7 @@ func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 		fates[f] = Fate{}
 		bySource[f.From] = append(bySource[f.From], f)
 	}
-	for a, fs := range bySource { // a source at a time: the kernel's queue holds a thousand packets
+	for a, fs := range bySource { // one source at a time: the kernel's queue holds a thousand packets
 		for _, f := range fs {
 			if err := m.probes[a].send(f.Protocol, source, f.Port, f.To, false); err != nil {
 				return nil, fmt.Errorf("send %v: %w", f, err)
@@ -188,7 +189,7 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	return nil
 }
 
-// onOneCPU runs f on a thread that stays on one processor, and is thrown away.
+// onOneCPU runs f on a thread that stays on one processor and is discarded afterwards.
 func onOneCPU(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -211,8 +212,8 @@ func onOneCPU(f func() error) error {
 	return <-done
 }
 
-// hops is how often a packet and the kernel's answer to it may be put in a queue on their way from
-// one pod to another and back.
+// hops is how often a packet and the kernel's answer to it may be queued on their way from one pod
+// to another and back.
 const hops = 6
 
 // A sentinel is a packet that the node sends to each of its pods, which always arrives.
@@ -249,8 +250,8 @@ func (s *sentinel) open(m *Mesh) error {
 	return unix.SetsockoptTimeval(s.to, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// flush returns when all that was sent before, and what the kernel answered to it, has arrived or
-// was dropped.
+// flush returns when everything sent before, and the kernel's answers to it, has arrived or was
+// dropped.
 func (s *sentinel) flush() error {
 	buf := make([]byte, 16)
 	for range hops {

@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Storm sends UDP from ever other ports of one host's address to one of a pod's, as fast as it can,
-// while f runs. It returns how many packets it sent and how many arrived.
+// Storm sends UDP datagrams from changing ports of one host's address to a port of a pod's address,
+// as fast as it can, while f runs. It returns how many packets it sent and how many arrived.
 func (m *Mesh) Storm(from netip.Addr, to netip.AddrPort, f func() error) (sent, arrived int, err error) {
 	source, pod := m.topology.owner[from], m.topology.owner[to.Addr()]
 	if source == nil || pod == nil {
@@ -43,7 +43,7 @@ func (m *Mesh) Storm(from netip.Addr, to netip.AddrPort, f func() error) (sent, 
 	return sent, arrived, err
 }
 
-// blow sends until it is over. It closes begun once it has sent something, or can't.
+// blow sends until stop. It closes begun once it has sent something, or cannot.
 func blow(from netip.Addr, to netip.AddrPort, begun chan struct{}, over *atomic.Bool) (sent int, err error) {
 	begin := sync.OnceFunc(func() { close(begun) })
 	defer begin()
@@ -67,8 +67,8 @@ func blow(from netip.Addr, to netip.AddrPort, begun chan struct{}, over *atomic.
 	return sent, nil
 }
 
-// settle sends one packet more, from the node, which always arrives, and returns how many the watch
-// saw beside it.
+// settle sends one more packet, from the node, which always arrives, and returns how many others
+// the watch counted.
 func (m *Mesh) settle(w *watch, to netip.AddrPort) (others int, err error) {
 	node := m.topology.addrs["node"][0]
 	if to.Addr().Is6() {

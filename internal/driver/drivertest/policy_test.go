@@ -7,8 +7,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestMesh shows that all probes pass where nothing judges them, and that one whose way is barred
-// is told apart.
+// TestMesh shows that all probes pass if no rule judges them, and that a blocked one is recognized.
 func TestMesh(t *testing.T) {
 	pods := map[string][2]netip.Addr{}
 	for _, name := range []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"} {
@@ -40,7 +39,7 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-// TestTrace follows packets of every kind where nothing judges them, and a spoofed one.
+// TestTrace follows packets of every kind, one of them spoofed, if no rule judges them.
 func TestTrace(t *testing.T) {
 	a, b := [2]netip.Addr(both("10.244.1.11", "fd00:10:244:1::11")), [2]netip.Addr(both("10.244.1.12", "fd00:10:244:1::12"))
 	m := NewMesh(t, "trace", [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), map[string][2]netip.Addr{"a": a, "b": b})

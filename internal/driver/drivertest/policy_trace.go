@@ -11,28 +11,28 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Ping stands among the transports of a Packet for an ICMP echo request.
+// Ping is used as a transport of a Packet for an ICMP echo request.
 const Ping = echoRequest
 
-// A Packet is the first of a connection, sent by a host of the mesh: a pod by its name, "node" or
-// "outside".
+// A Packet is the first packet of a connection. A host of the mesh sends it: a pod by its name,
+// "node" or "outside".
 type Packet struct {
 	Host     string
-	From, To netip.Addr // From may be any address: hosts lie
+	From, To netip.Addr // From may be any address, even one that is not the host's
 	Protocol model.Protocol
 	Port     uint16
 }
 
-// A Trail is what a Packet and the answer to it left.
+// A Trail is what a Packet and its answer left behind.
 type Trail struct {
-	At       string     // the host that it arrived at; "" if it was dropped
-	Port     uint16     // the port that it arrived at
-	Seen     netip.Addr // the source that it had there
+	At       string     // the host where it arrived; "" if it was dropped
+	Port     uint16     // the port where it arrived
+	Seen     netip.Addr // its source on arrival
 	Answered bool       // an answer came back to the sender, from the address that it sent to
 
 }
 
-// Trace sends a packet and follows it. Each is of a new connection.
+// Trace sends a packet and follows it. Each packet begins a new connection.
 func (m *Mesh) Trace(p Packet) (trail Trail, err error) {
 	err = onOneCPU(func() error {
 		trail, err = m.trace(p)
@@ -62,7 +62,7 @@ func (m *Mesh) trace(p Packet) (trail Trail, err error) {
 	return trail, nil
 }
 
-// clear forgets what arrived earlier.
+// clear discards what arrived earlier.
 func (m *Mesh) clear() error {
 	for _, p := range m.probes {
 		if err := p.drain(func(seen) error { return nil }); err != nil {
@@ -72,7 +72,7 @@ func (m *Mesh) clear() error {
 	return nil
 }
 
-// follow looks at what arrived at one address.
+// follow checks what arrived at one address.
 func (p *probe) follow(m *Mesh, sent Packet, at netip.Addr, trail *Trail) error {
 	return p.drain(func(s seen) error {
 		mine := s.proto == sent.Protocol
@@ -100,7 +100,7 @@ func (m *Mesh) emit(p Packet, port uint16) error {
 		return fmt.Errorf("there is no host %s", p.Host)
 	}
 	return h.ns.Do(func() error {
-		liar, err := openLiar(p)
+		liar, err := openSpoofing(p)
 		if err != nil {
 			return err
 		}
@@ -109,8 +109,8 @@ func (m *Mesh) emit(p Packet, port uint16) error {
 	})
 }
 
-// openLiar opens a probe for one transport that sends from an address that its host does not have.
-func openLiar(p Packet) (*probe, error) {
+// openSpoofing opens a probe for one transport that sends from an address that its host does not have.
+func openSpoofing(p Packet) (*probe, error) {
 	proto := rawNumber(p.Protocol, p.From)
 	fd, err := unix.Socket(socketFamily(p.From), unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
 	if err != nil {
@@ -130,7 +130,7 @@ func openLiar(p Packet) (*probe, error) {
 	return &probe{addr: p.From, fds: map[model.Protocol]int{p.Protocol: fd}}, nil
 }
 
-// first sends the first packet of a connection; its source port is also its mark.
+// first sends the first packet of a connection; the source port also serves as its mark.
 func (p *probe) first(of Packet, port uint16) error {
 	if of.Protocol != Ping {
 		return p.send(of.Protocol, port, of.Port, of.To, false)
@@ -141,7 +141,7 @@ func (p *probe) first(of Packet, port uint16) error {
 		b[0] = 128
 	}
 	binary.BigEndian.PutUint16(b[4:], port)
-	if of.To.Is4() { // the kernel itself sums up ICMPv6
+	if of.To.Is4() { // the kernel computes ICMPv6's checksum
 		binary.BigEndian.PutUint16(b[2:], checksum(b))
 	}
 	err := unix.Sendto(p.fds[Ping], b, 0, sockaddr(of.To))
@@ -151,7 +151,7 @@ func (p *probe) first(of Packet, port uint16) error {
 	return err
 }
 
-// rawNumber is the IP protocol of a transport in the family of an address.
+// rawNumber returns the IP protocol of a transport in the family of an address.
 func rawNumber(proto model.Protocol, a netip.Addr) int {
 	if proto == Ping && a.Is6() {
 		return unix.IPPROTO_ICMPV6
@@ -159,8 +159,8 @@ func rawNumber(proto model.Protocol, a netip.Addr) int {
 	return int(proto)
 }
 
-// read takes apart what a raw socket received; ok is false for what is neither a first packet nor
-// an answer.
+// read parses a packet from a raw socket; ok is false if it is neither a first packet nor an
+// answer.
 func readSeen(proto model.Protocol, from netip.Addr, b []byte) (s seen, ok bool) {
 	if len(b) < 8 {
 		return s, false

@@ -14,15 +14,15 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// SCTP needs no SCTP in the kernel here: clients and servers are raw sockets that speak as much of
-// RFC 9260 as a connection tracker wants to see, an INIT and the INIT ACK to it.
+// SCTP needs no kernel support here: clients and servers are raw sockets with as much of RFC 9260
+// as connection tracking expects, an INIT and the INIT ACK to it.
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
 )
 
-// An sctpPacket is an SCTP packet of one INIT or INIT ACK chunk. Note is carried as a parameter
-// that receivers pass over.
+// An sctpPacket is an SCTP packet with one INIT or INIT ACK chunk. Note is carried as a parameter
+// that receivers ignore.
 type sctpPacket struct {
 	src, dst uint16
 	vtag     uint32 // the receiver's tag; 0 with an INIT
@@ -205,7 +205,7 @@ func ping(from, to netip.Addr, id uint16, timeout time.Duration) error {
 	b := make([]byte, 16)
 	b[0] = request
 	binary.BigEndian.PutUint16(b[4:], id)
-	if to.Is4() { // the kernel itself sums up ICMPv6
+	if to.Is4() { // the kernel computes ICMPv6's checksum
 		binary.BigEndian.PutUint16(b[2:], checksum(b))
 	}
 	if err := unix.Sendto(fd, b, 0, sockaddr(to)); err != nil {
@@ -264,7 +264,7 @@ func pseudo(from, to netip.Addr, proto model.Protocol, length int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(proto))
 }
 
-// checksum is the Internet checksum of the parts, each but the last of even length.
+// checksum is the Internet checksum of the parts, all of even length except the last.
 func checksum(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, p := range parts {
@@ -281,8 +281,8 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// injectTCP sends a segment from one end of an established connection to the other, as the sender's
-// side knows the addresses.
+// injectTCP sends a segment from one end of an established connection to the other, with the
+// addresses as the sender sees them.
 func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 	fd, err := rawSocket(unix.IPPROTO_TCP, from.Addr(), time.Second)
 	if err != nil {
@@ -296,10 +296,10 @@ func injectTCP(from, to netip.AddrPort, seq, ack uint32) error {
 }
 
 // InjectStray sends a segment far outside the window of a TCP connection, through the network of
-// the calling thread, as the connection's server would: client is the client's socket, from any
-// network, from the server's own address, and to the client's as the server knows it. It
-// acknowledges just what the client has sent: were it to reach the client untranslated, the
-// client's reset would have the right number to end the server's connection.
+// the calling thread, as the connection's server would. client is the client's socket, in any
+// network. The segment goes from the server's own address to the client's address as the server
+// sees it. It acknowledges exactly what the client has sent: if it reached the client untranslated,
+// the client's reset would have the right number to end the server's connection.
 func InjectStray(client syscall.RawConn, from, to netip.AddrPort) error {
 	next, expected, err := sequence(client)
 	if err != nil {
@@ -308,7 +308,7 @@ func InjectStray(client syscall.RawConn, from, to netip.AddrPort) error {
 	return injectTCP(from, to, expected+1<<29, next)
 }
 
-// sequence returns the numbers of the next bytes that a TCP socket sends and expects.
+// sequence returns the numbers of the next bytes that a TCP socket will send and expects.
 func sequence(c syscall.RawConn) (next, expected uint32, err error) {
 	const repairOff, receiveQueue, sendQueue = -1, 1, 2 // linux/tcp.h; off without a window probe
 	inside := c.Control(func(fd uintptr) {

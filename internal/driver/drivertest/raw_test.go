@@ -28,15 +28,15 @@ func TestSCTPRoundTrip(t *testing.T) {
 	}
 }
 
-// TestCastagnoli holds the checksum to the check value of CRC-32C.
+// TestCastagnoli compares the checksum with the check value of CRC-32C.
 func TestCastagnoli(t *testing.T) {
 	if got := crc32.Checksum([]byte("123456789"), castagnoli); got != 0xe3069283 {
 		t.Errorf("CRC-32C is %#x, want 0xe3069283", got)
 	}
 }
 
-// TestChecksums verifies what receivers verify: with the checksum in its place, everything adds up
-// to zero.
+// TestChecksums verifies what receivers verify: with the checksum in place, everything adds up to
+// zero.
 func TestChecksums(t *testing.T) {
 	for _, pair := range [][2]string{{"10.0.0.1:1024", "10.96.0.10:80"}, {"[fd00::1]:1024", "[fd00::10]:80"}} {
 		from, to := netip.MustParseAddrPort(pair[0]), netip.MustParseAddrPort(pair[1])

@@ -10,10 +10,10 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// rolling replaces the backends of a service one after the other, as a Deployment does, while a pod
-// and a client outside keep opening connections and exchange data over each: none may fail. An
-// endpoint drains until what was opened before has come to its end, however long that takes here:
-// what is left when it is gone is cut.
+// rolling replaces the backends of a service one by one, as a Deployment does, while a pod and a
+// client outside keep opening connections and exchange data over each. None may fail. An endpoint
+// drains until the connections opened before have ended, however long that takes here: what remains
+// when it goes is cut.
 func (r *run) rolling(t *testing.T) {
 	r.start(t, config{})
 	services := func(i int) []svc {
@@ -29,9 +29,9 @@ func (r *run) rolling(t *testing.T) {
 	load.finish(t)
 }
 
-// restarts ends the driver, as a kill does: nothing but its sockets are closed, and opens it anew,
-// again and again, while clients keep opening connections and those under way go on. None may fail,
-// with a driver or without, and each new driver finds nothing to do.
+// restarts ends the driver as a kill does, closing only its sockets, and opens it again. It repeats
+// this while clients keep opening connections and existing ones go on. None may fail, with or
+// without a driver, and each new driver finds nothing to do.
 func (r *run) restarts(t *testing.T) {
 	r.start(t, config{})
 	r.needs(t, driver.Services|driver.Survives|driver.Affinity|driver.LocalTraffic)
@@ -57,7 +57,7 @@ func (r *run) restarts(t *testing.T) {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
 		}
-		time.Sleep(silence / 2) // connections come meanwhile
+		time.Sleep(silence / 2) // connections begin meanwhile
 		r.reopen(t)
 		r.adopt(t, true)
 		r.step(t, 2+i, step{services: services(1 + i), sends: underWay})
@@ -65,7 +65,7 @@ func (r *run) restarts(t *testing.T) {
 	load.finish(t)
 }
 
-// A load is clients that open connections until they are told to stop.
+// A load is a group of clients that open connections until they are stopped.
 type load struct {
 	stop    chan struct{}
 	callers []*caller
@@ -73,13 +73,12 @@ type load struct {
 
 // A caller makes one connection after the other.
 type caller struct {
-	made  atomic.Int64  // connections that came to their end
+	made  atomic.Int64  // completed connections
 	ended chan struct{} // closed when the caller has stopped, or a connection failed
-	err   error         // set then
+	err   error         // set by then
 }
 
-// load starts clients of the services in a pod, on the node and outside, of every address that they
-// have.
+// load starts clients in a pod, on the node and outside, for every address of the services.
 func (r *run) load() *load {
 	l := &load{stop: make(chan struct{})}
 	for _, way := range [][2]string{{"c", "vip:80"}, {"node", "vip:80"}, {"outside", "node:30080"}, {"c", "vip2:80"}, {"outside", "lb:80"}, {"outside", "ext:80"}} {
@@ -90,8 +89,8 @@ func (r *run) load() *load {
 	return l
 }
 
-// goOn returns when each client has ended n more connections, the first of which it may have begun
-// before, or has stopped.
+// goOn returns when each client has completed n more connections, or has stopped. The first of them
+// may have begun before.
 func (l *load) goOn(n int64) {
 	want := make([]int64, len(l.callers))
 	for i, c := range l.callers {
@@ -104,7 +103,7 @@ func (l *load) goOn(n int64) {
 	}
 }
 
-// finish ends the clients; none of their connections may have failed.
+// finish stops the clients; none of their connections may have failed.
 func (l *load) finish(t *testing.T) {
 	t.Helper()
 	close(l.stop)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bind gives the node the named addresses for the time of the row, as failover of load balancers'
-// addresses between nodes does. They are none that the node sends from by itself.
+// bind assigns the named addresses to the node for the duration of the row, as failover of load
+// balancer addresses between nodes does. The node never chooses them as a source by itself.
 func (r *run) bind(t *testing.T, names string) {
 	t.Helper()
 	link, err := r.node.LinkByName("eth0")

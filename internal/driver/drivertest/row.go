@@ -9,35 +9,34 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A row is one line of the table: what a user declares, what clients send, and what becomes of
-// that. It is run for each family.
+// A row is one line of the table: what a user declares, what clients send, and the expected
+// outcome. It runs for each family.
 type row struct {
 	name   string
 	config config
 	steps  []step
 }
 
-// config is what differs from the node's usual configuration: with the cluster's prefixes, and
+// config is what differs from the node's usual configuration, which has the cluster's prefixes, and
 // NodePorts on the node's first address.
 type config struct {
 	masqueradeAll bool
 	nodePortsOn   string // names of addresses; "" is the first address of the node
-	noPrefixes    bool   // neither the services' nor the pods' prefixes are configured
+	noPrefixes    bool   // configures neither the services' nor the pods' prefixes
 	nodeAddresses bool   // services may have addresses of the node
-	bound         string // names of addresses that the node has, too
+	bound         string // names of further addresses of the node
 }
 
-// A step declares the whole of the services, which the driver is then told the change to, and sends
-// packets.
+// A step declares all services, passes the change to the driver, and sends packets.
 type step struct {
 	services []svc
-	at       string        // the names of the addresses that the Node object has; "node" if empty
+	at       string        // names of the addresses in the Node object; "node" if empty
 	noPods   bool          // the Node object has no pod CIDR
-	restart  bool          // the driver is closed and opened anew first, and must find nothing to do
+	restart  bool          // first, the driver is closed and opened again, and must find nothing to do
 	away     bool          // the driver is purged and closed, and comes back with the next step
-	pause    time.Duration // for what the kernel itself times out
-	// Pods that are gone: from this step on the node's routes to them lead nowhere, with no error
-	// or with one.
+	pause    time.Duration // wait for the kernel's own time-outs
+	// Removed pods: from this step on, the node's routes to them lead nowhere, with or without an
+	// error.
 	blackhole, unreachable string
 	sends                  []send
 }
@@ -47,17 +46,17 @@ func one(name string, services []svc, sends ...send) row {
 	return row{name: name, steps: []step{{services: services, sends: sends}}}
 }
 
-// echoRequest stands among the transports for a ping.
+// echoRequest is used as a transport for a ping.
 const echoRequest model.Protocol = 1
 
 // A send is a number of connections of a client, or one more exchange over a flow.
 type send struct {
-	from  string // the name of an address, or several of one host, which take turns
+	from  string // the name of an address, or several of one host, used in turns
 	to    string // name:port
 	proto model.Protocol
-	flow  string // the same connection as others in the row that name it
-	size  int    // bytes of payload, there and back
-	stray bool   // before it, the backend sends a TCP segment out of any window on the flow
+	flow  string // the same connection as others in the row with this name
+	size  int    // bytes of payload, in each direction
+	stray bool   // before the exchange, the backend sends a TCP segment outside any window on the flow
 	fate  fate
 }
 
@@ -93,19 +92,19 @@ const (
 	cut      outcome = "cut"
 )
 
-// A fate is what is to become of a send.
+// A fate is the expected outcome of a send.
 type fate struct {
 	outcome outcome
-	by      []string // answered: the backends, name[:port]; of several, each is seen in the end
+	by      []string // answered: the backends, name[:port]; of several, each is seen eventually
 	// Answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if
-	// the node's with the client's own host only.
+	// the node's only for a client on the backend's own host.
 	source string
 	lossy  bool // answered: the first packet of each client may be lost
 	late   bool // answered: for a moment after the change, packets may be lost
 	sticky bool // answered: only one of the backends is ever seen
 }
 
-// Fates. A flow that is cut gets no more answers from its backend.
+// These are fates. A flow that is cut gets no more answers from its backend.
 var (
 	isRejected = fate{outcome: rejected}
 	isDropped  = fate{outcome: dropped}
@@ -118,15 +117,15 @@ func by(backends string) fate { return fate{outcome: answered, by: strings.Field
 // oneOf is answered by one and the same of these backends each time.
 func oneOf(backends string) fate { f := by(backends); f.sticky = true; return f }
 
-// masked is the same fate, but the backends see the node's address. One that is on the node's own
-// network still sees the client's: no reply can pass the node by.
+// masked is the same fate, but the backends see the node's address. A backend on the node's own
+// network still sees the client's address: its replies always pass the node.
 func (f fate) masked() fate { f.source = "node"; return f }
 
 // hairpin is the same fate, but a backend that is the client itself sees the node's address.
 func (f fate) hairpin() fate { f.source = "hairpin"; return f }
 
-// afterLoss is the same fate, but only from a client's second packet on: its first tells the driver
-// to forget where the client was.
+// afterLoss is the same fate, but only from a client's second packet on: the first makes the driver
+// forget the client's backend.
 func (f fate) afterLoss() fate { f.lossy = true; return f }
 
 // soon is the same fate, but a moment after the change: until then, packets may be lost.
@@ -147,8 +146,7 @@ func (f fate) String() string {
 	}[f.source]
 }
 
-// backends resolves the names of a fate; the port of the services that most rows have is
-// understood.
+// backends resolves the names of a fate; the default is the port that most rows' services have.
 func (w *topology) backends(f family, s send) map[netip.AddrPort]bool {
 	usual := map[model.Protocol]string{model.TCP: "8080", model.UDP: "8053", model.SCTP: "8412", echoRequest: "0"}
 	out := map[netip.AddrPort]bool{}

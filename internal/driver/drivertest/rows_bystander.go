@@ -1,6 +1,6 @@
 package drivertest
 
-// bystanderRows are about traffic that is not a service's.
+// bystanderRows are about traffic that belongs to no service.
 func bystanderRows() []row {
 	return []row{
 		one("what is not addressed to a service", []svc{
@@ -11,7 +11,7 @@ func bystanderRows() []row {
 			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
 		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
-		// That other table translates after the driver's, so the address has to be let through.
+		// That table translates after the driver's, so services may have the node's address here.
 		one("another program's service", []svc{
 			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}},
 			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),

@@ -2,7 +2,7 @@ package drivertest
 
 import corev1 "k8s.io/api/core/v1"
 
-// externalRows are about the ways into a Service from outside the cluster.
+// externalRows are about the paths into a Service from outside the cluster.
 func externalRows() []row {
 	ports := []port{httpNode, dnsNode}
 	web := []svc{{at: "vip", ports: ports, on: "a b x"}}

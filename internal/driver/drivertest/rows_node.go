@@ -1,6 +1,6 @@
 package drivertest
 
-// nodeRows are about what is known of the node and the cluster, and about its change.
+// nodeRows are about what is known of the node and the cluster, and about changes of it.
 func nodeRows() []row {
 	web := func(on string) []svc { return []svc{{at: "vip", ports: []port{httpNode, dnsNode}, on: on}} }
 	local := []svc{{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: "a x", edit: externalLocal}}

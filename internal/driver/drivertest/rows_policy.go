@@ -9,7 +9,7 @@ import (
 func externalLocal(s *model.Service) { s.ExternalLocal = true }
 func internalLocal(s *model.Service) { s.InternalLocal = true }
 
-// policyRows are about traffic policies: which endpoints count, and whose address they see.
+// policyRows are about traffic policies: which endpoints count, and which client address they see.
 func policyRows() []row {
 	ports := []port{httpNode, dnsNode}
 	local := func(on string) []svc {

@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// many are the first n addresses of the pod that has many.
+// many returns the first n addresses of the pod that has many.
 func many(n int) string {
 	names := make([]string, n)
 	for i := range names {
@@ -17,14 +17,13 @@ func many(n int) string {
 	return strings.Join(names, " ")
 }
 
-// sequenceRows are about change: what new connections meet after it, and what becomes of those that
-// are under way.
+// sequenceRows are about change: the fate of new connections afterwards, and of existing ones.
 func sequenceRows() []row {
 	return append(affinityRows(), append(flowRows(), changeRows()...)...)
 }
 
-// affinityRows send from 24 client addresses, so that a balancer which does not remember them meets
-// both backends.
+// affinityRows send from 24 client addresses, so that a balancer without affinity uses both
+// backends.
 func affinityRows() []row {
 	all := many(mostClients)
 	ports := []port{httpNode, dnsNode}
@@ -97,8 +96,8 @@ func affinityRows() []row {
 	}
 }
 
-// affinityEndsWithRoute takes a client's backend away together with the route to it, so that no
-// packet to it comes past the routing decision.
+// affinityEndsWithRoute removes a client's backend together with the route to it, so that no packet
+// to it passes the routing decision.
 func affinityEndsWithRoute(kind string, sticky func(string, time.Duration) []svc, lose func(*step)) row {
 	gone := step{services: sticky("b x", 3*time.Hour), sends: []send{
 		tcp("c", "vip:80", oneOf("b x").soon()), udp("c", "vip:53", oneOf("b x").soon()),
@@ -118,7 +117,7 @@ func localSticky(on string, timeout time.Duration) []svc {
 	return []svc{{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: on, edit: func(s *model.Service) { s.Affinity, s.ExternalLocal = timeout, true }}}
 }
 
-// flowRows are about connections that are under way while their service changes.
+// flowRows are about existing connections while their service changes.
 func flowRows() []row {
 	ports := []port{httpNode, dnsNode}
 	web := func(on string) []svc { return []svc{{at: "vip", lb: "lb", ports: ports, on: on}} }
@@ -136,8 +135,8 @@ func flowRows() []row {
 	internal := func(on string) []svc {
 		return []svc{{at: "vip", lb: "lb", ports: ports, on: on, edit: internalLocal}}
 	}
-	// The same flows to all of a service's addresses, from everywhere: with no driver there, and
-	// with it.
+	// The same flows go to all of a service's addresses, from everywhere: without a driver, and
+	// with one.
 	everywhere := func(on string) []svc { return []svc{{at: "vip", lb: "lb", ext: "ext", ports: ports, on: on}} }
 	early := []send{
 		udp("outside", "ext:53", isDropped).on("external"), udp("c", "ext:53", isDropped).on("pod external"),
@@ -190,7 +189,7 @@ func flowRows() []row {
 			{services: local("a x"), sends: append(udpFlows("x"), udp("outside", "lb:53", by("a")), udp("c", "vip:53", by("a x")))},
 			{services: local("x"), sends: append(udpFlows("x"), udp("outside", "lb:53", isDropped))},
 			{services: internal("a x"), restart: true, sends: append(udpFlows("x"), udp("c", "vip:53", by("a")))},
-			// Again, as what a change cuts is cut a moment after it.
+			// They are sent twice, as a change cuts flows only a moment later.
 			{services: internal("a x"), restart: true, pause: silence, sends: udpFlows("x")},
 			{services: internal("a x!unready"), sends: udpFlows("a")},
 		}},
@@ -228,8 +227,7 @@ func flowRows() []row {
 			{services: web("a")},
 			{services: web("b")},
 			{services: web("a"), sends: tcpFlows(by)},
-			// A driver that ends looks once more for what was to be cut, without waiting for its
-			// time.
+			// A driver that closes does its second pass of deletions at once, without waiting.
 			{services: web("a"), restart: true, sends: tcpFlows(by)},
 		}},
 		{name: "TCP flows live while all else changes", steps: []step{

@@ -1,9 +1,9 @@
-// Package drivertest is the one table of packets and their expected fate that every driver passes:
-// what a user declares goes through the real store and compiler into the driver, and real packets
-// between network namespaces show what the kernel makes of it.
+// Package drivertest is the one table of packets and their expected fate that every driver passes.
+// What a user declares goes through the real store and compiler into the driver, and real packets
+// between network namespaces show what the kernel does.
 //
-// The table starts no programs and reads no files but /proc, so that a static test binary is enough
-// to run it, as in a virtual machine that holds nothing else.
+// The table starts no programs and reads no files except /proc, so that a static test binary is
+// enough to run it, for example in an otherwise empty virtual machine.
 package drivertest
 
 import (
@@ -29,13 +29,12 @@ import (
 // Open opens the driver under test in the network namespace of the calling thread.
 type Open func() (driver.Driver, error)
 
-// Run runs the whole table, for both families at once, each in a world of its own, on the driver
-// that open opens. It needs root, and fails where the kernel lacks what the driver's Probe asks
-// for.
+// Run runs the whole table on the driver that open opens, for both families at once, each in its
+// own topology. It needs root, and fails if the kernel lacks what the driver's Probe requires.
 func Run(t *testing.T, open Open) {
 	for i, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			t.Parallel() // most of the time goes into waiting
+			t.Parallel() // most of the time is waiting
 			w := newTopology(t, fmt.Sprint("dt", i))
 			for _, row := range table() {
 				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
@@ -47,25 +46,25 @@ func Run(t *testing.T, open Open) {
 	}
 }
 
-// table is every row, in the order of the files.
+// table returns all rows, in the order of the files.
 func table() []row {
 	return slices.Concat(clusterIPRows(), externalRows(), policyRows(), endpointRows(), sequenceRows(), nodeRows(), bystanderRows())
 }
 
-// A run is one row being run for one family.
+// A run is one row running for one family.
 type run struct {
 	*topology
 	family  family
 	open    Open
 	driver  driver.Driver
-	adopted bool // the kernel holds what the driver was last told
+	adopted bool // the kernel holds what the driver was last given
 	cluster *cluster
 	flows   map[string]*conn
 	clients map[string]*client
 	plan    string
 }
 
-// start opens the driver, with a kernel free of earlier connections.
+// start opens the driver on a kernel without earlier connections.
 func (r *run) start(t *testing.T, c config) {
 	t.Helper()
 	if err := r.node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
@@ -81,8 +80,8 @@ func (r *run) start(t *testing.T, c config) {
 	t.Cleanup(r.stop(t))
 }
 
-// stop closes what the row left open and proves that a purge, which may be repeated, leaves what
-// others have and nothing else.
+// stop closes what the row left open. It shows that a purge, even a repeated one, removes
+// everything of the driver's and nothing of others.
 func (r *run) stop(t *testing.T) func() {
 	return func() {
 		for _, c := range r.flows {
@@ -115,8 +114,8 @@ func (r *run) reopen(t *testing.T) {
 	}
 }
 
-// row runs the steps, and in the end lets the driver compare the kernel with what it was told: an
-// adoption must find nothing to do.
+// row runs the steps. In the end the driver compares the kernel with what it was given: an adoption
+// must find nothing to do.
 func (r *run) row(t *testing.T, row row) {
 	r.start(t, row.config)
 	r.needs(t, r.neededBy(row))
@@ -126,16 +125,16 @@ func (r *run) row(t *testing.T, row row) {
 	r.adopt(t, true)
 }
 
-// needs skips what the driver says that it cannot do.
+// needs skips rows that need what the driver does not support.
 func (r *run) needs(t *testing.T, all driver.Capability) {
 	t.Helper()
 	can := r.driver.Capabilities()
 	if lacks := all &^ can.Can; lacks != 0 {
-		t.Skipf("the driver %s declines it: it lacks %s", can.Name, lacks)
+		t.Skipf("the driver %s does not support this row: it lacks %s", can.Name, lacks)
 	}
 }
 
-// neededBy is what a driver must be able to do for a row.
+// neededBy returns the capabilities that a row needs of a driver.
 func (r *run) neededBy(row row) driver.Capability {
 	need := driver.Services
 	for _, s := range row.steps {
@@ -204,7 +203,8 @@ func (r *run) step(t *testing.T, i int, s step) {
 	}
 }
 
-// leave ends the driver and what it has in the kernel; the next adoption is that of a new one.
+// leave ends the driver and removes what it has in the kernel; the next adoption is a new driver's
+// first.
 func (r *run) leave(t *testing.T) {
 	t.Helper()
 	if err := r.driver.Purge(t.Context()); err != nil {
@@ -217,7 +217,7 @@ func (r *run) leave(t *testing.T) {
 	r.adopted = false
 }
 
-// lacking names what the send needs and this kernel does not have.
+// lacking returns what the send needs and this kernel does not have.
 func (r *run) lacking(s send) (note string) {
 	if s.proto != model.SCTP {
 		return ""
@@ -257,7 +257,7 @@ func (r *run) apply(t *testing.T, plan driver.Plan) {
 	}
 }
 
-// send makes the connections of one send until their fate is certain.
+// send makes the connections of one send until their outcome is certain.
 func (r *run) send(s send) error {
 	clients := r.turns(s.from)
 	to := r.addrPort(s.to, r.family)
@@ -276,7 +276,7 @@ func (r *run) send(s send) error {
 	return errors.Join(inside, err)
 }
 
-// turns are the clients of a send.
+// turns returns the clients of a send.
 func (r *run) turns(from string) (clients []*client) {
 	for name := range strings.FieldsSeq(from) {
 		clients = append(clients, r.client(name))
@@ -294,8 +294,8 @@ func (r *run) client(name string) *client {
 	return c
 }
 
-// How often a client tries: often enough to meet a backend that it must not meet, and to meet each
-// that it may.
+// This is how often a client tries: often enough to meet a backend that it must not meet, and to
+// meet each that it may.
 const (
 	fewestTries = 10
 	mostTries   = 500
@@ -356,8 +356,8 @@ func (r *run) judge(s send, res result, seen map[netip.AddrPort]bool) error {
 	return nil
 }
 
-// expectNone makes two connections that are to be refused at once, or one that nothing comes back
-// from, not even once something else on the same way did.
+// expectNone makes two connections that must be refused at once, or one to which no answer comes,
+// not even after another packet on the same path got through.
 func (r *run) expectNone(c *client, s send, to netip.AddrPort) error {
 	if s.fate.outcome == rejected {
 		for range 2 {

@@ -16,9 +16,9 @@ func ServeSCTP(addr netip.Addr) (stop func() error, err error) {
 	return s.close, nil
 }
 
-// AskSCTP sends an INIT from an address and port of the calling thread's network, and returns the
-// address of the server that answers and the client's as that sees it. Without an answer in time
-// the error is unix.EAGAIN.
+// AskSCTP sends an INIT from an address and port of the calling thread's network. It returns the
+// address of the answering server, and the client's address as the server sees it. Without an
+// answer in time, the error is unix.EAGAIN.
 func AskSCTP(from, to netip.AddrPort, timeout time.Duration) (server, client netip.AddrPort, err error) {
 	a, err := initSCTP(from, to, rand.Uint32()|1, timeout)
 	return a.server, a.client, err

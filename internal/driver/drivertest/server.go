@@ -13,16 +13,16 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// arrivals counts what reaches any server, whether its answer finds its way back or not.
+// arrivals counts what reaches any server, whether or not its answer comes back.
 type arrivals struct{ atomic.Int64 }
 
-// A server answers on one address, port and transport of a host. Its answer names that address and
-// the client address that it saw, which is how a packet's fate is known.
+// A server answers on one address, port and transport of a host. Its answer contains that address
+// and the client address that it saw, which shows the fate of a packet.
 type server struct {
 	close func() error
 }
 
-// An answer is what a server says of a connection.
+// An answer is a server's report of a connection.
 type answer struct {
 	server, client netip.AddrPort
 }
@@ -41,7 +41,7 @@ func parseAnswer(line string) (a answer, err error) {
 	return a, nil
 }
 
-// serve makes sure that the host listens at addr; it goes on until the topology is removed.
+// serve makes sure that the host listens at addr until the topology is removed.
 func (h *host) serve(proto model.Protocol, addr netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -73,7 +73,7 @@ func (h *host) close() {
 	}
 }
 
-// listenTCP greets each connection with the answer and then echoes what comes.
+// listenTCP greets each connection with the answer and then echoes what it receives.
 func listenTCP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(context.Background(), "tcp", addr.String())

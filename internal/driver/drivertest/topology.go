@@ -20,7 +20,7 @@ import (
 // family picks one of the two addresses that every name of the table has.
 type family int
 
-// The families, in the order in which the table writes a name's addresses.
+// These are the families, in the order in which the table writes a name's addresses.
 const (
 	ipv4 family = iota
 	ipv6
@@ -34,7 +34,7 @@ type dual [2]netip.Addr
 
 func both(v4, v6 string) dual { return dual{netip.MustParseAddr(v4), netip.MustParseAddr(v6)} }
 
-// The prefixes of the cluster: those of its pods, of the pods of the node under test and of the
+// These are the prefixes of the cluster: of its pods, of the pods on the node under test and on the
 // other node, of its services, and of the addresses that the world outside routes to the node under
 // test.
 var (
@@ -54,27 +54,27 @@ func prefixes(s ...string) []netip.Prefix {
 }
 
 // gateway is the address of every host's next hop: all links are point to point, with host routes,
-// so that no neighbour ever has to be guessed.
+// so that no neighbour has to be resolved.
 var gateway = both("169.254.1.1", "fe80::1")
 
-// metric is that of the topology's routes; others come before them with a lower one.
+// metric is the metric of the topology's routes; overriding routes have a lower one.
 const metric = 2048
 
 // mostClients is how many addresses the pod m has.
 const mostClients = 24
 
-// A host is one network namespace with what listens in it.
+// A host is one network namespace with its listeners.
 type host struct {
 	name string
 	ns   *netns.NS
-	node string // the cluster node it is on, or is; "" outside the cluster
+	node string // its cluster node, or the node that it is; "" outside the cluster
 
 	arrivals *arrivals // of the whole topology
 	mu       sync.Mutex
 	servers  map[string]*server
 }
 
-// topology is the small world in which the packets travel:
+// topology is the small network in which the packets travel:
 //
 //	a b c m1…m24 ── node ── wire ── remote ── x y
 //	                          └── outside
@@ -93,8 +93,8 @@ type topology struct {
 	foreign  *foreign
 }
 
-// newTopology builds the world in namespaces whose names begin with prefix and the process id, and
-// removes it when the test ends.
+// newTopology builds the network in namespaces whose names begin with prefix and the process id,
+// and removes it when the test ends.
 func newTopology(t testing.TB, prefix string) *topology {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: serviceAddrs(), owner: map[netip.Addr]*host{}}
@@ -126,7 +126,7 @@ func (w *topology) build(t testing.TB, prefix string) error {
 		name, node string
 		up         string // the host it is attached to
 		addrs      []dual
-		routes     []netip.Prefix // what its upper host sends to it, beside its own addresses
+		routes     []netip.Prefix // what its upper host routes to it, beside its own addresses
 	}
 	pod := func(name, node, up string, subnet int, ids ...int) spec {
 		s := spec{name: name, node: node, up: up}
@@ -179,7 +179,7 @@ func (w *topology) host(t testing.TB, prefix, name, node string, forward bool) (
 	return h, tune(ns, forward)
 }
 
-// tune sets the namespace's own sysctls: no duplicate address detection (it takes seconds), no
+// tune sets the namespace's own sysctls: no duplicate address detection (which takes seconds), no
 // redirects, and no rate limit on ICMP errors, so that every refusal is seen.
 func tune(ns *netns.NS, forward bool) error {
 	on := "0"
@@ -203,7 +203,7 @@ func tune(ns *netns.NS, forward bool) error {
 	return nil
 }
 
-// name makes the host's addresses known: "node" and "node2", "m1" to "m24", "a".
+// name registers the names of the host's addresses: "node" and "node2", "m1" to "m24", "a".
 func (w *topology) name(h *host, addrs []dual) {
 	for i, d := range addrs {
 		name := h.name
@@ -217,9 +217,9 @@ func (w *topology) name(h *host, addrs []dual) {
 	}
 }
 
-// attach joins low to up with a veth pair: low's default route leads to up, and up sends low's
-// addresses and routes to it. What up itself sends there has up's own first address as its source,
-// unless up is the wire, which has none.
+// attach joins low to up with a veth pair: low's default route leads to up, and up routes low's
+// addresses to it. What up itself sends there has up's own first address as its source, unless up
+// is the wire, which has none.
 func attach(up *netns.NS, bare bool, low *netns.NS, name string, addrs []dual, routes []netip.Prefix) error {
 	if err := netns.Veth(up, "to-"+name, low, "eth0"); err != nil {
 		return err
@@ -240,7 +240,7 @@ func attach(up *netns.NS, bare bool, low *netns.NS, name string, addrs []dual, r
 	}
 	for i, a := range own {
 		addr := &netlink.Addr{IPNet: a, Flags: unix.IFA_F_NODAD}
-		if i >= len(dual{}) { // deprecated: valid, but never the kernel's choice of a source
+		if i >= len(dual{}) { // deprecated: valid, but never chosen as a source by the kernel
 			addr.ValidLft = math.MaxUint32
 		}
 		if err := low.AddrAdd(lower, addr); err != nil {
@@ -273,8 +273,8 @@ func defaultRoute(low *netns.NS, dev, far netlink.Link, gw, src netip.Addr) erro
 	return nil
 }
 
-// fixNeighbour tells ns that a is at the far end of dev, so that no first packet waits for an
-// answer to that question.
+// fixNeighbour sets a as the neighbour at the far end of dev, so that no first packet has to wait
+// for its resolution.
 func fixNeighbour(ns *netns.NS, dev, far netlink.Link, a netip.Addr) error {
 	n := &netlink.Neigh{LinkIndex: dev.Attrs().Index, IP: a.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT, Family: socketFamily(a)}
 	if err := ns.NeighSet(n); err != nil {
@@ -283,8 +283,8 @@ func fixNeighbour(ns *netns.NS, dev, far netlink.Link, a netip.Addr) error {
 	return nil
 }
 
-// routeDown sends dsts to the far end of dev. The destinations are not on the link, so each goes
-// through the first address of the far end.
+// routeDown routes dsts to the far end of dev. The destinations are not on the link, so each route
+// goes through the first address of the far end.
 func routeDown(up *netns.NS, dev, far netlink.Link, dsts []*net.IPNet, via dual, bare bool) error {
 	for _, a := range via {
 		if err := fixNeighbour(up, dev, far, a); err != nil {
@@ -318,7 +318,7 @@ func routeDown(up *netns.NS, dev, far netlink.Link, dsts []*net.IPNet, via dual,
 	return nil
 }
 
-// firstAddrs are the addresses of a host's eth0 that its own packets carry.
+// firstAddrs returns the addresses of a host's eth0 that the host's own packets have as source.
 func firstAddrs(ns *netns.NS) (d dual, err error) {
 	l, err := ns.LinkByName("eth0")
 	if err != nil {
@@ -349,8 +349,8 @@ func socketFamily(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// addr returns the address that a name has in family f. A suffix 4 or 6 after a slash chooses the
-// family: "vip/6".
+// addr returns the address of a name in family f. A suffix 4 or 6 after a slash chooses the family:
+// "vip/6".
 func (w *topology) addr(name string, f family) netip.Addr {
 	base, chosen, ok := strings.Cut(name, "/")
 	if ok {

@@ -8,9 +8,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Upgrade replaces a driver by one with another program, and that by the first again, while clients
-// keep connecting: no connection fails, those under way go on, and clients with affinity stay where
-// they were.
+// Upgrade replaces a driver by one with another program, and then goes back, while clients keep
+// connecting. No connection fails, existing ones go on, and clients with affinity keep their
+// backends.
 func Upgrade(t *testing.T, open, other Open) {
 	w := newTopology(t, "up")
 	for _, f := range []family{ipv4, ipv6} {

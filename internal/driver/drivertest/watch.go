@@ -53,8 +53,8 @@ func startWatch(ns *netns.NS, ifname string, dst netip.Addr) (*watch, error) {
 	return w, nil
 }
 
-// open opens a packet socket in the calling thread's namespace, deaf to all but what is sent to dst
-// from the far end.
+// open opens a packet socket in the calling thread's namespace that receives only packets sent to
+// dst from the far end.
 func (w *watch) open(ifindex int, dst netip.Addr) (err error) {
 	if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
@@ -73,7 +73,7 @@ func htons(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// onlyTo is a classic BPF program that passes the Ethernet frames of IP packets to dst.
+// onlyTo returns a classic BPF program that passes the Ethernet frames of IP packets to dst.
 func onlyTo(dst netip.Addr) []unix.SockFilter {
 	const (
 		loadHalf = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS

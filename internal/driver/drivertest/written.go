@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// written is the service as a user writes it for Kubernetes, with what the row has to add, read the
-// way sources read it.
+// written is the service as a user writes it for Kubernetes, with the row's additions, read as
+// sources read it.
 func written(s *model.Service, add func(*corev1.Service)) *model.Service {
 	o := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Name.Namespace, Name: s.Name.Name},
@@ -36,7 +36,7 @@ func written(s *model.Service, add func(*corev1.Service)) *model.Service {
 	return out
 }
 
-// proxyMode says that the load balancer's address is not the nodes' to translate.
+// proxyMode marks the load balancer's address as one that nodes must not translate.
 func proxyMode(o *corev1.Service) {
 	mode := corev1.LoadBalancerIPModeProxy
 	for i := range o.Status.LoadBalancer.Ingress {
