@@ -63,9 +63,9 @@ func (p poison) refuse(d *Driver) {
 					strings.HasSuffix(name, "-cluster-ips") && clusterIPs[string(key)]:
 					refused = unix.EINVAL
 				case d.prog.OfPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
-					id := state.SetID(nft.NativeUint32(key[:4]))
+					id := state.SetID(nft.NativeUint32(key[:4]) >> 8)
 					for _, of := range p.sets {
-						if of>>8 == id>>8 {
+						if of == id {
 							refused = unix.ENFILE
 						}
 					}
