@@ -39,7 +39,7 @@ func TestLabDemo(t *testing.T) {
 	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testdemo", "../../examples/shop"}, &stdout, &stderr); got != cli.ExitOK {
 		t.Errorf("exit status %d\n%s\n%s", got, stdout.String(), stderr.String())
 	}
-	if !strings.Contains(stdout.String(), "all as they should be") {
+	if !strings.Contains(stdout.String(), "all as expected") {
 		t.Errorf("no summary:\n%s", stdout.String())
 	}
 	left, err := filepath.Glob(filepath.Join(netns.Dir, "sluice-lab-testdemo-*"))

@@ -254,5 +254,5 @@ func TestNotReady(t *testing.T) {
 	eventually(t, "it is ready", func() bool { return readyz() == "ok\n" && strings.Contains(b.log.String(), "Pods have been read") })
 
 	b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
-	eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object of the name node-a") })
+	eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object named node-a") })
 }

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// object is what the API keeps.
+// object is an object of the API.
 type object interface {
 	metav1.Object
 	runtime.Object
@@ -40,8 +40,8 @@ func newAPI(config *rest.Config) (*api, error) {
 	a := &api{map[schema.GroupVersion]*rest.RESTClient{}, runtime.NewParameterCodec(scheme)}
 	for _, gv := range []schema.GroupVersion{corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, appsv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion} {
 		c := rest.CopyConfig(config)
-		c.QPS = -1                           // as fast as the server
-		c.WarningHandler = rest.NoWarnings{} // of what is deprecated, and has to work nevertheless
+		c.QPS = -1                           // as fast as the server allows
+		c.WarningHandler = rest.NoWarnings{} // about deprecated kinds, which have to work nevertheless
 		c.GroupVersion, c.APIPath = &gv, "/apis"
 		if gv.Group == "" {
 			c.APIPath = "/api"
@@ -56,7 +56,7 @@ func newAPI(config *rest.Config) (*api, error) {
 	return a, nil
 }
 
-// kind says where the API keeps objects of o's kind.
+// kind returns the API's resource of o's kind.
 func kind(o object) (gv schema.GroupVersion, resource string) {
 	switch o.(type) {
 	case *corev1.Namespace:
@@ -78,7 +78,7 @@ func kind(o object) (gv schema.GroupVersion, resource string) {
 	panic(fmt.Sprintf("no resource is known for %T", o))
 }
 
-// name is what an object is called in errors.
+// name is what errors call an object.
 func name(o object) string {
 	_, resource := kind(o)
 	return resource + " " + o.GetName()
@@ -90,12 +90,12 @@ func (a *api) at(verb string, o object) *rest.Request {
 	return a.clients[gv].Verb(verb).NamespaceIfScoped(o.GetNamespace(), o.GetNamespace() != "").Resource(resource)
 }
 
-// patience is how long what the cluster has to do on its own may take: as long as kube-proxy has in
-// the end-to-end tests.
+// patience is the time-out for what the cluster does by itself: the time that kube-proxy has in the
+// end-to-end tests.
 const patience = 45 * time.Second
 
-// create makes an object, in place of the one given. A namespace just made refuses pods until its
-// service account is there: that is waited for.
+// create creates an object, in place of the given one. A new namespace refuses pods until its
+// service account exists; create waits for that.
 func (a *api) create(ctx context.Context, o object) error {
 	return until(ctx, func() error {
 		err := a.at("POST", o).Body(o).Do(ctx).Into(o)
@@ -116,11 +116,11 @@ func (a *api) get(ctx context.Context, o object) error {
 	if err != nil {
 		return fmt.Errorf("get %s: %w", name(o), err)
 	}
-	reflect.ValueOf(o).Elem().Set(reflect.ValueOf(got).Elem()) // decoding into o would leave what is gone from its maps
+	reflect.ValueOf(o).Elem().Set(reflect.ValueOf(got).Elem()) // decoding into o would keep removed keys of its maps
 	return nil
 }
 
-// change reads the object that has o's name, has it changed and writes it back, or its status.
+// change reads the object with o's name, changes it and writes it, or its status.
 func change[O object](ctx context.Context, a *api, o O, subresource string, f func(O)) error {
 	return until(ctx, func() error {
 		if err := a.get(ctx, o); err != nil {
@@ -139,8 +139,8 @@ func change[O object](ctx context.Context, a *api, o O, subresource string, f fu
 	})
 }
 
-// remove deletes the object that has o's name. It may take grace seconds to end; a negative number
-// leaves that to the object. Removing what is not there succeeds.
+// remove deletes the object with o's name. It may take grace seconds to end; with a negative
+// number, the object decides. Removing an absent object succeeds.
 func (a *api) remove(ctx context.Context, o object, grace int64) error {
 	options := &metav1.DeleteOptions{}
 	if grace >= 0 {
@@ -162,7 +162,7 @@ func (a *api) list(ctx context.Context, o object, labels string, into runtime.Ob
 	return nil
 }
 
-// final is an error that will not go away.
+// final is an error that retries cannot help.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }

@@ -10,9 +10,9 @@ import (
 // Case is one behaviour of a service proxy.
 type Case struct {
 	Name  string   // words joined by dashes; also the name of its Kubernetes namespace
-	Shows string   // the behaviour, in a line
-	Tests []string // the titles of Kubernetes' end-to-end tests that ask for it; none: it goes beyond them
-	Alone bool     // it disturbs other cases, so that none may run beside it
+	Shows string   // the behaviour, in one line
+	Tests []string // titles of the end-to-end tests of Kubernetes that check it; none: it goes beyond them
+	Alone bool     // it disturbs other cases, so no case may run beside it
 	Steps []Step
 }
 
@@ -31,19 +31,19 @@ type action struct {
 func (a action) String() string                        { return a.text }
 func (a action) run(ctx context.Context, e *Env) error { return a.do(ctx, e) }
 
-// Difference is an expectation that holds in some dataplanes in place of the question's own.
+// Difference is an expectation for some data planes instead of the question's own.
 type Difference struct {
 	In   []Dataplane
 	Want Want
 	Why  string
 }
 
-// Question is a step that sends requests until what comes of them is as expected, or patience ends.
+// Question is a step that sends requests until the outcome is as expected, or patience ends.
 type Question struct {
 	From     string // a pod of the case, one of the clients, a node, or the host outside
 	Protocol corev1.Protocol
 	To       Target
-	Flow     string // requests belong to one flow: those of one name, in a case, use the same sockets
+	Flow     string // requests belong to one flow: in a case, those with one name use the same sockets
 	Size     int    // bytes of each request; 0: a short one
 	Want     Want
 	Differs  []Difference
@@ -54,13 +54,13 @@ func ask(from string, protocol corev1.Protocol, to Target, want Want) Question {
 	return Question{From: from, Protocol: protocol, To: to, Want: want}
 }
 
-// flow has the question's requests belong to the flow of a name.
+// flow makes the question's requests belong to a named flow.
 func (q Question) flow(name string) Question { q.Flow = name; return q }
 
-// large has each request carry so many bytes.
+// large makes each request carry that many bytes.
 func (q Question) large(size int) Question { q.Size = size; return q }
 
-// unless gives the question another expectation in some dataplanes, and says why.
+// unless gives the question another expectation in some data planes, and says why.
 func (q Question) unless(want Want, why string, in ...Dataplane) Question {
 	q.Differs = append(q.Differs[:len(q.Differs):len(q.Differs)], Difference{in, want, why})
 	return q
@@ -74,7 +74,7 @@ func (q Question) String() string {
 	return text
 }
 
-// want is the expectation in a dataplane.
+// want returns the expectation in a data plane.
 func (q Question) want(d Dataplane) Want {
 	for _, x := range q.Differs {
 		for _, in := range x.In {
@@ -86,7 +86,7 @@ func (q Question) want(d Dataplane) Want {
 	return q.Want
 }
 
-// Differences lists where a dataplane differs from what the case's questions expect.
+// Differences lists where a data plane differs from what the case's questions expect.
 func (c *Case) Differences(d Dataplane) []Difference {
 	var found []Difference
 	for _, s := range c.Steps {

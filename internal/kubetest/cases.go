@@ -4,7 +4,7 @@ import (
 	"slices"
 )
 
-// Cases is the whole table. Objects are of dual stack, and requests go to the addresses of both
+// Cases is the whole table. Objects are dual-stack, and requests go to the addresses of both
 // families, unless a step says otherwise.
 func Cases() []*Case {
 	return slices.Concat(

@@ -2,16 +2,16 @@ package kubetest
 
 import "time"
 
-// perFrontend says why a client meets other pods through other addresses.
+// perFrontend says why a client reaches other pods through other addresses.
 const perFrontend = "kube-proxy remembers a client for each port of a service, Sluice for each address of it as well (decision 5)"
 
-// memory is a session's time-out, in seconds, and expired is a pause that is longer.
+// memory is a session's time-out in seconds, and expired is a longer pause.
 const (
 	memory  = 2
 	expired = 2500 * time.Millisecond
 )
 
-// affinityCases: clients that stay with their pod.
+// affinityCases are about clients that stay with their pod.
 func affinityCases() []*Case {
 	threePods := create(pod("a", 1), pod("b", 2), pod("c", 3))
 	return []*Case{

@@ -1,6 +1,6 @@
 package kubetest
 
-// basicCases: who reaches what through which address.
+// basicCases are about who reaches what through which address.
 func basicCases() []*Case {
 	return []*Case{
 		{

@@ -5,7 +5,7 @@ import corev1 "k8s.io/api/core/v1"
 // otherFamily says why a load balancer with source ranges of one family answers in the other.
 const otherFamily = "Source ranges of one family leave the other open to everybody in kube-proxy; in Sluice they close it (decision 6)"
 
-// externalCases: external addresses and load balancers.
+// externalCases are about external addresses and load balancers.
 func externalCases() []*Case {
 	return []*Case{
 		{

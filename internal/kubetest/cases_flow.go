@@ -1,12 +1,12 @@
 package kubetest
 
-// Why a connection does not survive a segment out of its window.
+// These say why a connection does not survive a segment outside its window.
 const (
 	strayForwarded = "kube-proxy's iptables mode and Sluice drop such segments where they are forwarded; kube-proxy's nftables mode does not"
 	strayReset     = "kube-proxy does not drop such segments where they come to the node itself: they reset its connections. Sluice does (decision 7)"
 )
 
-// flowCases: flows that outlive the pod they went to, and flows that must not.
+// flowCases are about flows that outlive their pod, and flows that must not.
 func flowCases() []*Case {
 	udpPort := ports(port(udp, 80))
 	return []*Case{

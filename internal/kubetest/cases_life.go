@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// lifeCases: services that come, go, and come again.
+// lifeCases are about services that are created, deleted, and created again.
 func lifeCases() []*Case {
 	wider := &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubetest"},
@@ -86,7 +86,7 @@ func lifeCases() []*Case {
 			Tests: []string{
 				"Service CIDRs / should create Services and serve on different Service CIDRs",
 			},
-			Alone: true, // others' services would get its addresses
+			Alone: true, // services of other cases would get its addresses
 			Steps: []Step{
 				create(wider),
 				create(pod("a", 1), pod("b", 2)),
@@ -101,8 +101,8 @@ func lifeCases() []*Case {
 	}
 }
 
-// rolling replaces the pods of a load balancer, on each node in turn: the new one is ready, then
-// the old one ends, serving until the end.
+// rolling replaces the pods of a load balancer, on each node in turn: once the new pod is ready,
+// the old one ends, serving until its end.
 func rolling(name, policy string, option serviceOption, test string) *Case {
 	request := ask(outside, tcp, balanced("web", 80), answered())
 	return &Case{

@@ -1,11 +1,11 @@
 package kubetest
 
-// otherNodesPods says what becomes of a pod that asks another node, which has no pods of a service
-// with externalTrafficPolicy Local.
+// otherNodesPods says what happens if a pod asks another node, without pods, of a service with
+// externalTrafficPolicy Local.
 const otherNodesPods = "kube-proxy with a cluster CIDR leads pods past externalTrafficPolicy Local on other nodes than their own, too, but leaves their addresses as they " +
 	"are: the answers of a pod on a third node come back by another way and are not translated. Sluice masquerades them"
 
-// policyCases: traffic that keeps to its node.
+// policyCases are about traffic that stays on its node.
 func policyCases() []*Case {
 	return []*Case{
 		{

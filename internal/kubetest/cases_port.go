@@ -8,7 +8,7 @@ import (
 func number(n int32) intstr.IntOrString { return intstr.FromInt32(n) }
 func named(s string) intstr.IntOrString { return intstr.FromString(s) }
 
-// servingBoth has a pod answer on a port of TCP and UDP alike.
+// servingBoth makes a pod answer on a port, for both TCP and UDP.
 func servingBoth(n int32) podOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{
@@ -40,7 +40,7 @@ func singleStack(s *corev1.Service) {
 const otherPort = "kube-proxy's iptables mode knows only the ports that services have: a packet to another port of a cluster address goes " +
 	"where the node's routes lead. Its nftables mode and Sluice reject it"
 
-// portCases: the ports of services and what they lead to.
+// portCases are about the ports of services and where they lead.
 func portCases() []*Case {
 	return []*Case{
 		{

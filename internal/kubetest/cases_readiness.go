@@ -2,12 +2,12 @@ package kubetest
 
 import corev1 "k8s.io/api/core/v1"
 
-// publishing has a service publish addresses that are not ready, or not.
+// publishing sets whether a service publishes addresses that are not ready.
 func publishing(notReady bool) serviceOption {
 	return func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = notReady }
 }
 
-// readinessCases: pods that are there and not ready.
+// readinessCases are about pods that exist and are not ready.
 func readinessCases() []*Case {
 	return []*Case{
 		{

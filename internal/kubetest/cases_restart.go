@@ -1,9 +1,9 @@
 package kubetest
 
-// staysFlushed says why services stay away.
+// staysFlushed says why services do not come back.
 const staysFlushed = "kube-proxy's nftables mode looks for its rules once an hour, its iptables mode each 30 seconds. Sluice's cannot be flushed, or are back within a second"
 
-// restartCases: what happens while the proxy or the API server is away.
+// restartCases are about what happens while the proxy or the API server is away.
 func restartCases() []*Case {
 	return []*Case{
 		{

@@ -5,13 +5,14 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// The labels of objects that a proxy passes over.
+// These are the labels of objects that a proxy ignores.
 const (
 	proxyName = "service.kubernetes.io/service-proxy-name"
 	headless  = corev1.IsHeadlessService
 )
 
-// sliceCases: slices that the cluster does not make itself, and labels that keep a proxy away.
+// sliceCases are about slices that the cluster does not make itself, and labels that keep a proxy
+// away.
 func sliceCases() []*Case {
 	eighty := portTo(tcp, 80, number(8090))
 	eightyOne := portTo(tcp, 81, number(9090))

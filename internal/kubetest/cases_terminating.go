@@ -1,6 +1,6 @@
 package kubetest
 
-// terminatingCases: pods that serve on while they end.
+// terminatingCases are about pods that still serve while they terminate.
 func terminatingCases() []*Case {
 	return []*Case{
 		{

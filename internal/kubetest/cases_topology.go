@@ -20,7 +20,8 @@ func forNode(node, zone string) func(*discoveryv1.Endpoint) {
 	}
 }
 
-// topologyCases: endpoints nearby. node1 and node4 share a zone, node2 and node3 have one each.
+// topologyCases are about nearby endpoints. node1 and node4 share a zone; node2 and node3 each have
+// their own.
 func topologyCases() []*Case {
 	zones := func(name, preference string, tests ...string) *Case {
 		return &Case{

@@ -1,6 +1,6 @@
 package kubetest
 
-// typeCases: services whose type changes.
+// typeCases are about services that change their type.
 func typeCases() []*Case {
 	return []*Case{
 		{

@@ -42,7 +42,7 @@ func (c *labCluster) RestartAPI(ctx context.Context) error {
 	return c.Plane(func(p *control.Plane) error { return p.Restart(ctx, control.APIServer) })
 }
 
-// logs are the ends of what the proxies have to say.
+// logs returns the ends of the proxies' logs.
 func (c *labCluster) logs() string {
 	var text strings.Builder
 	for _, n := range nodes {
@@ -55,7 +55,7 @@ func (c *labCluster) logs() string {
 	return text.String()
 }
 
-// programs builds sluice and sluice-lab for a test's lab, and returns the folder that they are in.
+// programs builds sluice and sluice-lab for a test's lab, and returns their folder.
 func programs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -65,7 +65,8 @@ func programs(t *testing.T) string {
 	return dir
 }
 
-// start brings up a lab with a dataplane, of the programs in a folder, which ends with the test.
+// start brings up a lab with a data plane, from the programs in a folder. The lab ends with the
+// test.
 func start(t *testing.T, programs string, d Dataplane) *labCluster {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
@@ -101,7 +102,7 @@ func start(t *testing.T, programs string, d Dataplane) *labCluster {
 	return &labCluster{l, config}
 }
 
-// sluiceAgent runs Sluice as users do, policy and all.
+// sluiceAgent runs Sluice as users do, including policy.
 func sluiceAgent() *lab.Agent {
 	return &lab.Agent{
 		Command: func(c lab.AgentConfig) []string {

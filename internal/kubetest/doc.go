@@ -1,8 +1,8 @@
-// Package kubetest holds what Kubernetes' own end-to-end tests of services and EndpointSlices ask
-// of a service proxy, as a table of cases with real packets: objects go through a real API server,
-// its scheduler and controllers, pods are network namespaces, and what is asserted is which pod
-// answers whom, as whom it sees the client, and how the others are turned away.
+// Package kubetest checks what Kubernetes' own end-to-end tests of services and EndpointSlices
+// require of a service proxy, as a table of cases with real packets. Objects go through a real API
+// server, its scheduler and controllers, and pods are network namespaces. A case asserts which pod
+// answers whom, which client address it sees, and how the other requests are refused.
 //
-// The same table runs with kube-proxy in Sluice's place. Where the two differ, the table says so,
-// with the reason, and a difference that is no longer there fails too.
+// The same table runs with kube-proxy instead of Sluice. Where the two differ, the table says so,
+// with the reason. A difference that no longer exists is a failure, too.
 package kubetest

@@ -15,27 +15,27 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Env is what a case's steps work on: the cluster, and a Kubernetes namespace of its own.
+// Env is what a case's steps work on: the cluster, and the case's own Kubernetes namespace.
 type Env struct {
 	cluster   *world
 	dataplane Dataplane
 	namespace string
-	number    int                         // of the case: it makes addresses differ
-	found     map[string][]netip.AddrPort // where targets were when last asked
+	number    int                         // of the case: it makes addresses unique
+	found     map[string][]netip.AddrPort // addresses of targets when last asked
 	speakers  map[netip.Addr]string       // the pods that speak SCTP, by address
-	undo      []func() error              // what to do when the case ends, the last first
+	undo      []func() error              // clean-up at the end of the case, last first
 
 	mu     sync.Mutex
 	places map[types.UID]*place
 	flows  map[string]*flow
 	load   Load
-	fence  int // how often it was put up
+	fence  int // how often it was created
 }
 
-// place is where requests come from.
+// place is a source of requests.
 type place struct {
 	*netns.NS
-	addrs []netip.Addr // all that it has
+	addrs []netip.Addr // all its addresses
 }
 
 func openPlace(name string) (*place, error) {
@@ -56,10 +56,10 @@ func openPlace(name string) (*place, error) {
 	return p, nil
 }
 
-// isClient tells whether a name is that of a pod which all cases share.
+// isClient reports whether a name is that of a pod shared by all cases.
 func isClient(name string) bool { return strings.HasPrefix(name, "client") }
 
-// pod reads a pod that runs: one of the case, or one of the clients.
+// pod reads a running pod: one of the case, or one of the clients.
 func (e *Env) pod(ctx context.Context, name string) (*corev1.Pod, error) {
 	p := &corev1.Pod{}
 	p.Name, p.Namespace = name, e.namespace
@@ -95,7 +95,7 @@ func (e *Env) nodePort(ctx context.Context, service string, port int32, protocol
 	return s.Spec.Ports[i].NodePort, nil
 }
 
-// place finds where a question comes from.
+// place finds the source of a question.
 func (e *Env) place(ctx context.Context, from string) (*place, error) {
 	if host := e.cluster.hosts[from]; host != nil {
 		return host, nil
@@ -116,7 +116,7 @@ func (e *Env) place(ctx context.Context, from string) (*place, error) {
 	return e.places[p.UID], nil
 }
 
-// close ends what the case holds open.
+// close closes what the case holds open.
 func (e *Env) close() error {
 	var errs []error
 	for _, undo := range slices.Backward(e.undo) {

@@ -19,12 +19,12 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// flow is a socket that more than one request is sent from.
+// flow is a socket that sends more than one request.
 type flow struct {
 	net.Conn
 	reader *bufio.Reader
 	answer echo.Answer // the last
-	broken error       // of a connection: it cannot be asked again
+	broken error       // of a connection: it cannot be used again
 }
 
 func (f *flow) close() error {
@@ -110,8 +110,8 @@ func (f *flow) talk(protocol corev1.Protocol, size int, timeout time.Duration) (
 }
 
 // strays sends segments far outside their windows, in all TCP flows of the case, from the pods at
-// their other ends. Were one to reach its client untranslated, the client would reset the
-// connection: https://issues.k8s.io/74839.
+// their other ends. If one reached its client untranslated, the client would reset the connection:
+// https://issues.k8s.io/74839.
 func strays() Step {
 	return action{"pods send segments outside their connections' windows", func(ctx context.Context, e *Env) error {
 		for key, f := range e.flows {

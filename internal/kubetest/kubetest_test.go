@@ -13,24 +13,24 @@ import (
 	"testing"
 )
 
-// dataplanesVariable names the dataplanes that TestConformance takes, parted by commas, or "all".
+// dataplanesVariable names the data planes that TestConformance uses, comma-separated, or "all".
 const dataplanesVariable = "KUBETEST_DATAPLANES"
 
-// casesVariable holds what the names of the cases to run contain, parted by commas; all cases, if
-// it is not set.
+// casesVariable selects cases by parts of their names, comma-separated; all cases, if it is not
+// set.
 const casesVariable = "KUBETEST_CASES"
 
-// width is how many cases run at the same time: most wait, for pods and for the proxies, most of
-// the time.
+// width is how many cases run at the same time: most of them wait most of the time, for pods and
+// for the proxies.
 const width = 8
 
 var updatePage = flag.Bool("update", false, "write docs/conformance.md, if all cases ran on all dataplanes")
 
 var page = filepath.Join("..", "..", "docs", "conformance.md")
 
-// TestConformance puts the table to real clusters: to Sluice, and on demand to kube-proxy in both
-// modes, to show that the table tells the truth. That is not for each run of the tests: at times a
-// kube-proxy in nftables mode takes a node to be in no zone, and stays with that.
+// TestConformance runs the table on real clusters: with Sluice and, on demand, with kube-proxy in
+// both modes, to show that the table is right. That is not for every run of the tests: at times a
+// kube-proxy in nftables mode believes that a node is in no zone, and does not recover.
 func TestConformance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -83,7 +83,7 @@ func write(t *testing.T, results Results) {
 	}
 }
 
-// TestPage checks that the page is of this table, and of a run in which all was as expected.
+// TestPage checks that the page is of this table, and of a run in which everything was as expected.
 func TestPage(t *testing.T) {
 	got, err := os.ReadFile(page)
 	if err != nil {
@@ -104,12 +104,11 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// testCall is how the end-to-end tests name a test.
+// testCall matches how the end-to-end tests name a test.
 var testCall = regexp.MustCompile(`(?:ConformanceIt|\bIt)\("([^"]+)"`)
 
-// TestEveryTestIsAccountedFor holds the titles in the table against the end-to-end tests
-// themselves: each there is stands for something here, or is left out for a reason, and there is
-// none that does not exist.
+// TestEveryTestIsAccountedFor compares the titles in the table with the end-to-end tests
+// themselves: each test has a case or is left out for a reason, and no title is unknown.
 func TestEveryTestIsAccountedFor(t *testing.T) {
 	folder := suite(t)
 	left := map[string]bool{} // "service.go should …"
@@ -150,7 +149,7 @@ func TestEveryTestIsAccountedFor(t *testing.T) {
 	t.Logf("%d of %d tests have cases", len(real)-len(omitted), len(real))
 }
 
-// suite is the folder of Kubernetes' end-to-end tests of the network, as the pinned version has it.
+// suite returns the folder of Kubernetes' end-to-end tests of the network, in the pinned version.
 func suite(t *testing.T) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "k8s.io/kubernetes")
@@ -193,7 +192,7 @@ func chosenCases() []*Case {
 	})
 }
 
-// TestTable checks what can be told of the table without a cluster.
+// TestTable checks what can be checked without a cluster.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
 	for _, c := range Cases() {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// meanwhile sends the question's requests, one after the other and each on a connection of its own,
-// while steps are carried out. Each has to be as expected, from the first to the last, in Sluice;
-// others may fail tolerated ones.
+// meanwhile sends the question's requests, one after the other, each on its own connection, while
+// steps are carried out. With Sluice, every request has to be as expected; other data planes may
+// fail a tolerated number.
 func meanwhile(q Question, steps ...Step) Step {
 	return action{fmt.Sprintf("while %s", q), func(ctx context.Context, e *Env) error {
 		to, err := q.To.resolve(ctx, e, q.Protocol)
@@ -35,11 +35,11 @@ func meanwhile(q Question, steps ...Step) Step {
 	}}
 }
 
-// tolerated is one of how many requests may fail while pods are exchanged: as Kubernetes'
-// end-to-end tests have it.
+// tolerated is the number of requests of which one may fail while pods are replaced, as in
+// Kubernetes' end-to-end tests.
 const tolerated = 20
 
-// Load is what became of requests that were sent while something changed.
+// Load is the outcome of requests that were sent during a change.
 type Load struct {
 	Sent, Failed int
 	First        error // of those that failed

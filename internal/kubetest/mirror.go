@@ -9,8 +9,8 @@ import (
 
 //lint:file-ignore SA1019 Endpoints are deprecated, and still mirrored into slices
 
-// mirror writes Endpoints for a service, which the cluster makes slices of. Without pods they are
-// deleted.
+// mirror writes Endpoints for a service, from which the cluster makes slices. Without pods it
+// deletes them.
 func mirror(service string, port int32, pods ...string) Step {
 	return action{fmt.Sprintf("endpoints of service %s: %v on %d", service, pods, port), func(ctx context.Context, e *Env) error {
 		ep := &corev1.Endpoints{}

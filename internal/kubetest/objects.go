@@ -12,20 +12,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The protocols that requests are made with.
+// These are the protocols of requests.
 const (
 	tcp = corev1.ProtocolTCP
 	udp = corev1.ProtocolUDP
 )
 
-// gate is the condition that the pods which are gated wait for. The table sets it.
+// gate is the condition that gated pods wait for. The table sets it.
 const gate = "sluice.dev/ready"
 
-// balancerClass keeps the cluster's own load balancers away: the table gives addresses itself.
+// balancerClass keeps the cluster's own load balancers away: the table assigns addresses itself.
 const balancerClass = "sluice.dev/kubetest"
 
-// linger is how many seconds a pod that lingers serves after it has been deleted: longer than any
-// case takes.
+// linger is how many seconds a lingering pod serves after its deletion: longer than any case takes.
 const linger = 300
 
 type (
@@ -33,8 +32,8 @@ type (
 	serviceOption func(*corev1.Service)
 )
 
-// pod is a pod on a node, given by its number, that answers on port 80 of TCP and UDP and has the
-// label app=web.
+// pod is a pod on the node with that number. It answers on port 80 of TCP and UDP and has the label
+// app=web.
 func pod(name string, node int, options ...podOption) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
@@ -56,7 +55,7 @@ func pod(name string, node int, options ...podOption) *corev1.Pod {
 // labelled gives a pod another value of the label app.
 func labelled(app string) podOption { return func(p *corev1.Pod) { p.Labels["app"] = app } }
 
-// serving has a pod answer on other ports, which are called port- and their number.
+// serving makes a pod answer on other ports, named port- and their number.
 func serving(protocol corev1.Protocol, ports ...int32) podOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[0].Ports = nil
@@ -67,7 +66,7 @@ func serving(protocol corev1.Protocol, ports ...int32) podOption {
 	}
 }
 
-// naming has a pod answer on a port of TCP of that name alone.
+// naming makes a pod answer only on a TCP port of that name.
 func naming(port string, n int32) podOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: port, ContainerPort: n, Protocol: tcp}}
@@ -80,7 +79,7 @@ func onHost(p *corev1.Pod) { p.Spec.HostNetwork = true }
 // gated keeps a pod unready until the step ready.
 func gated(p *corev1.Pod) { p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: gate}} }
 
-// lingering has a pod serve on, and stay ready, after it has been deleted.
+// lingering makes a pod serve, and stay ready, after its deletion.
 func lingering(p *corev1.Pod) {
 	p.Spec.TerminationGracePeriodSeconds = new(int64(linger))
 	p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{
@@ -88,7 +87,7 @@ func lingering(p *corev1.Pod) {
 	}
 }
 
-// sidecar moves a pod's ports to an init container that runs on.
+// sidecar moves a pod's ports to an init container that keeps running.
 func sidecar(p *corev1.Pod) {
 	p.Spec.InitContainers = []corev1.Container{{
 		Name: "sidecar", Image: "echo", RestartPolicy: new(corev1.ContainerRestartPolicyAlways), Ports: p.Spec.Containers[0].Ports,
@@ -119,12 +118,12 @@ func port(protocol corev1.Protocol, n int32) corev1.ServicePort {
 	return portTo(protocol, n, intstr.FromInt32(n))
 }
 
-// portTo is a port of a service that leads to another of its pods.
+// portTo is a port of a service that leads to another port of its pods.
 func portTo(protocol corev1.Protocol, n int32, target intstr.IntOrString) corev1.ServicePort {
 	return corev1.ServicePort{Name: fmt.Sprintf("%s-%d", strings.ToLower(string(protocol)), n), Protocol: protocol, Port: n, TargetPort: target}
 }
 
-// ports are all of a service's.
+// ports sets all ports of a service.
 func ports(list ...corev1.ServicePort) serviceOption {
 	return func(s *corev1.Service) {
 		for i, p := range list { // a node port stays with its port
@@ -136,7 +135,7 @@ func ports(list ...corev1.ServicePort) serviceOption {
 	}
 }
 
-// to has a service select pods by another value of app; "" leaves it without a selector.
+// to makes a service select pods by another value of app; "" removes the selector.
 func to(app string) serviceOption {
 	return func(s *corev1.Service) {
 		s.Spec.Selector = map[string]string{"app": app}
@@ -170,17 +169,17 @@ func externalNameType(s *corev1.Service) {
 	}
 }
 
-// at gives a service its cluster addresses.
+// at sets a service's cluster addresses.
 func at(addrs ...string) serviceOption {
 	return func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = addrs[0], addrs }
 }
 
-// nodePorts says whether a load balancer has node ports, too.
+// nodePorts sets whether a load balancer has node ports, too.
 func nodePorts(wanted bool) serviceOption {
 	return func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &wanted }
 }
 
-// localExternally keeps what comes from outside on the node that it comes to.
+// localExternally sets externalTrafficPolicy Local.
 func localExternally(s *corev1.Service) {
 	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
@@ -189,7 +188,7 @@ func clusterExternally(s *corev1.Service) {
 	s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyCluster, 0
 }
 
-// localInternally keeps what comes from pods and nodes on their node.
+// localInternally sets internalTrafficPolicy Local.
 func localInternally(s *corev1.Service) {
 	s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 }
@@ -198,7 +197,7 @@ func clusterInternally(s *corev1.Service) {
 	s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
 }
 
-// remembering has a client stay with its pod for so many seconds.
+// remembering makes a client stay with its pod for that many seconds.
 func remembering(seconds int32) serviceOption {
 	return func(s *corev1.Service) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
@@ -212,17 +211,17 @@ func forgetting(s *corev1.Service) {
 
 func publishingNotReady(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = true }
 
-// externally gives a service external addresses.
+// externally sets a service's external addresses.
 func externally(addrs ...string) serviceOption {
 	return func(s *corev1.Service) { s.Spec.ExternalIPs = addrs }
 }
 
-// fromRanges restricts who may use a service's load balancer.
+// fromRanges sets the source ranges of a service's load balancer.
 func fromRanges(ranges ...string) serviceOption {
 	return func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges }
 }
 
-// distributed says which endpoints a service prefers.
+// distributed sets which endpoints a service prefers.
 func distributed(preference string) serviceOption {
 	return func(s *corev1.Service) { s.Spec.TrafficDistribution = &preference }
 }

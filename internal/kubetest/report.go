@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Suite is the part of Kubernetes' end-to-end tests that has to do with services, by what its tests
-// are described as: the file of test/e2e/network that has them. A title is such a word, " / ", and
-// what the test is called.
+// Suite maps the descriptions of Kubernetes' end-to-end tests about services to their files in
+// test/e2e/network. A title is such a description, " / ", and the name of the test.
 var Suite = map[string]string{
 	"Services":                      "service.go",
 	"Service CIDRs":                 "service_cidrs.go",
@@ -33,13 +32,13 @@ var Suite = map[string]string{
 	"HostPort":                   "hostport.go",
 }
 
-// Omission is why no case stands for some tests.
+// Omission says why some tests have no case.
 type Omission struct {
 	Why   string
 	Tests []string
 }
 
-// Omissions lists the tests of the suite that no case stands for.
+// Omissions lists the tests of the suite without a case.
 func Omissions() []Omission {
 	return []Omission{
 		{
@@ -94,10 +93,10 @@ func Omissions() []Omission {
 	}
 }
 
-// Results are what came of the cases, by dataplane.
+// Results are the outcomes of the cases, by data plane.
 type Results map[Dataplane][]Result
 
-// cell is what the table says of a case in a dataplane.
+// cell is the table's entry for a case in a data plane.
 func (rs Results) cell(c *Case, d Dataplane) string {
 	i := slices.IndexFunc(rs[d], func(r Result) bool { return r.Case.Name == c.Name })
 	switch {

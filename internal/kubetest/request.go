@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// run asks until what comes of it is as expected, or patience ends.
+// run asks until the outcome is as expected, or patience ends.
 func (q Question) run(ctx context.Context, e *Env) error {
 	want := q.want(e.dataplane)
 	err := until(ctx, func() error {
@@ -32,7 +32,8 @@ func (q Question) run(ctx context.Context, e *Env) error {
 	return nil
 }
 
-// round asks all addresses at the same time, or one after the other if they count together.
+// round asks all addresses at the same time, or one after the other if their results count
+// together.
 func (q Question) round(e *Env, want Want, from *place, to []netip.AddrPort) error {
 	if want.together {
 		return q.judge(e, want, from, to)
@@ -54,7 +55,7 @@ func (q Question) round(e *Env, want Want, from *place, to []netip.AddrPort) err
 	return errors.Join(all...)
 }
 
-// judge sends requests until there are enough for a verdict.
+// judge sends requests until they suffice for a result.
 func (q Question) judge(e *Env, want Want, from *place, to []netip.AddrPort) error {
 	var results []result
 	for i := 0; ; i = (i + 1) % len(to) {
@@ -91,8 +92,8 @@ func (q Question) request(e *Env, want Want, from *place, to netip.AddrPort) res
 	return r
 }
 
-// reason says in echo's words why a request got no answer; nil stays nil. What the client's own
-// host rejects as it leaves is not permitted.
+// reason returns one of echo's errors that says why a request got no answer; nil stays nil. What
+// the client's own host rejects on the way out fails with "not permitted".
 func reason(err error) error {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, e) {

@@ -12,20 +12,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Result is what came of a case.
+// Result is the outcome of a case.
 type Result struct {
 	Case *Case
 	Err  error // nil: everything was as expected
 	Took time.Duration
-	Load Load // of the cases that have some
+	Load Load // the measured loads of the case
 
-	Before error // what went wrong at the first attempt, if there were two
+	Before error // the error of the first attempt, if there were two
 }
 
-// Run puts cases to a cluster whose nodes have a dataplane, up to width of them at the same time,
-// those that have to be alone last, and tells done of each, one after the other. A case that fails
-// with another dataplane than Sluice gets a second attempt: it is there for comparison, and what it
-// misses at times is not to stop us. The error says that the cluster could not be used at all.
+// Run runs cases on a cluster whose nodes have a data plane, up to width at the same time,
+// exclusive ones last. It calls done for each, one after the other. With a data plane other than
+// Sluice, a failed case gets a second attempt: it is there for comparison, and its occasional
+// failures should not stop us. The error says that the cluster could not be used at all.
 func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, done func(Result)) (err error) {
 	w, err := newWorld(ctx, c)
 	if err != nil {
@@ -57,7 +57,7 @@ func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, 
 	return nil
 }
 
-// again is what the number and the name of a second attempt differ by from the first.
+// again is the difference between the numbers and names of the second attempt and the first.
 const again = 100
 
 // try runs a case, once or twice. number is less than again.
@@ -100,7 +100,7 @@ func (w *world) begin(ctx context.Context, e *Env) error {
 	return w.create(ctx, ns)
 }
 
-// end removes what the case made. It does not wait for pods to end.
+// end removes the objects of the case. It does not wait for pods to end.
 func (w *world) end(ctx context.Context, e *Env) error {
 	var pods corev1.PodList
 	var services corev1.ServiceList

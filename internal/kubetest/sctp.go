@@ -17,11 +17,11 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// sctp is the third protocol of services. The lab's pods do not speak it: the step serveSCTP has
+// sctp is the third protocol of services. The lab's pods do not speak it: the step serveSCTP makes
 // them answer.
 const sctp = corev1.ProtocolSCTP
 
-// serveSCTP has pods answer on all ports of SCTP.
+// serveSCTP makes pods answer on all SCTP ports.
 func serveSCTP(pods ...string) Step {
 	return action{"pods " + strings.Join(pods, ", ") + " serve SCTP", func(ctx context.Context, e *Env) error {
 		for _, n := range pods {

@@ -13,8 +13,8 @@ import (
 // fencePort is the first port of the fence's pod.
 const fencePort = 1001
 
-// settled waits until what was changed so far is in force everywhere: the controllers have written
-// it into slices, and a change made after that, to a slice and to a service, is seen on each node.
+// settled waits until all changes so far are in force everywhere: the controllers have written them
+// into slices, and each node shows the effect of a later change to a slice and to a service.
 func settled() Step {
 	return action{"all is in force", func(ctx context.Context, e *Env) error {
 		if err := e.controllersDone(ctx); err != nil {
@@ -46,8 +46,7 @@ func serviceOf(name string, p corev1.ServicePort) *corev1.Service {
 	return service(name, to(""), ports(p))
 }
 
-// controllersDone waits until the slices of services with selectors say of each pod what the pod
-// says.
+// controllersDone waits until the slices of services with selectors agree with the pods.
 func (e *Env) controllersDone(ctx context.Context) error {
 	return until(ctx, func() error {
 		var services corev1.ServiceList
@@ -71,13 +70,13 @@ func (e *Env) controllersDone(ctx context.Context) error {
 	})
 }
 
-// in gives an object the case's namespace.
+// in puts an object into the case's namespace.
 func (e *Env) in(o object) object {
 	o.SetNamespace(e.namespace)
 	return o
 }
 
-// condition is what a slice says of an address.
+// condition is the state of an address in a slice.
 type condition struct {
 	address                     string
 	ready, serving, terminating bool

@@ -14,7 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// create makes objects, and waits for the pods among them to run.
+// create creates objects, and waits until the pods among them run.
 func create(objects ...object) Step {
 	var names []string
 	for _, o := range objects {
@@ -56,7 +56,7 @@ func update(service string, how string, options ...serviceOption) Step {
 	}}
 }
 
-// recreate deletes a service and makes it anew with the same addresses and ports.
+// recreate deletes a service and creates it again with the same addresses and ports.
 func recreate(service string) Step {
 	return action{"recreate service " + service, func(ctx context.Context, e *Env) error {
 		old, err := e.service(ctx, service)
@@ -72,8 +72,8 @@ func recreate(service string) Step {
 	}}
 }
 
-// inherit makes a service with the cluster addresses and node ports that another had when it was
-// last asked for.
+// inherit creates a service with the cluster addresses and node ports of another when that was last
+// asked.
 func inherit(from Target, s *corev1.Service) Step {
 	return action{fmt.Sprintf("create services %s on what was %s", s.Name, from), func(ctx context.Context, e *Env) error {
 		s := s.DeepCopy()
@@ -102,7 +102,7 @@ func removeService(service string) Step {
 	}}
 }
 
-// removeCIDR deletes a ServiceCIDR, which goes once no service has its addresses.
+// removeCIDR deletes a ServiceCIDR, which disappears once no service has an address in it.
 func removeCIDR(name string) Step {
 	return action{"delete service CIDR " + name, func(ctx context.Context, e *Env) error {
 		c := &networkingv1.ServiceCIDR{}
@@ -125,7 +125,7 @@ func removePods(names ...string) Step {
 	}}
 }
 
-// terminate deletes a pod that lingers, and waits until the API says that it ends.
+// terminate deletes a lingering pod, and waits until the API shows it as terminating.
 func terminate(pod string) Step {
 	return action{"delete pod " + pod + ", which lingers", func(ctx context.Context, e *Env) error {
 		p := &corev1.Pod{}
@@ -137,7 +137,7 @@ func terminate(pod string) Step {
 	}}
 }
 
-// ready opens or closes the gate of a pod, and waits until the pod is ready, or not.
+// ready opens or closes the gate of a pod, and waits until the pod is ready, or is not.
 func ready(pod string, open bool) Step {
 	status := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}[open]
 	return action{fmt.Sprintf("pod %s: ready %s", pod, status), func(ctx context.Context, e *Env) error {
@@ -167,7 +167,7 @@ func ready(pod string, open bool) Step {
 	}}
 }
 
-// lead writes an EndpointSlice of each family that leads a service's port to pods, or changes it.
+// lead creates or changes an EndpointSlice of each family that leads a service's port to pods.
 func lead(slice, service string, p corev1.ServicePort, labels map[string]string, endpoints ...endpoint) Step {
 	return action{fmt.Sprintf("endpointslice %s leads %s:%d to %d pods %v", slice, service, p.Port, len(endpoints), labels), func(ctx context.Context, e *Env) error {
 		for _, family := range []string{"IPv4", "IPv6"} {
@@ -204,14 +204,14 @@ func removeSlice(name string) Step {
 	}}
 }
 
-// announce gives a service's load balancer addresses of the case's own, to which the host outside
-// goes by way of a node.
+// announce gives a service's load balancer the case's own addresses, which the host outside routes
+// through a node.
 func announce(service, node string) Step {
 	return announceAs(service, node, corev1.LoadBalancerIPModeVIP)
 }
 
-// announceAs says with it whether what the balancer hands on has the balancer's address (VIP), or
-// the node's (Proxy).
+// announceAs also sets whether packets from the load balancer have the load balancer's address
+// (VIP) or the node's (Proxy).
 func announceAs(service, node string, mode corev1.LoadBalancerIPMode) Step {
 	return action{fmt.Sprintf("load balancer of service %s on %s as %s", service, node, mode), func(ctx context.Context, e *Env) error {
 		ips := []string{fmt.Sprintf("192.0.2.%d", e.number), fmt.Sprintf("2001:db8:192::%x", e.number)}
@@ -227,7 +227,7 @@ func announceAs(service, node string, mode corev1.LoadBalancerIPMode) Step {
 	}}
 }
 
-// route has the host outside go to addresses by way of a node.
+// route makes the host outside route addresses through a node.
 func route(node string, ips ...string) Step {
 	return action{fmt.Sprintf("route %s by %s", strings.Join(ips, ", "), node), func(_ context.Context, e *Env) error {
 		return e.route(node, ips...)
@@ -258,13 +258,13 @@ func (e *Env) route(node string, ips ...string) error {
 	return nil
 }
 
-// restartProxy restarts what balances services on a node.
+// restartProxy restarts the service proxy of a node.
 func restartProxy(node string) Step {
 	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
 }
 
-// quiet waits until the namespaces of cases before this one are gone: what still ends in them has
-// proxies write rules.
+// quiet waits until the namespaces of earlier cases are gone: as long as something in them is
+// ending, proxies write rules.
 func quiet() Step {
 	return action{"all is quiet", func(ctx context.Context, e *Env) error {
 		return until(ctx, func() error {
@@ -282,7 +282,7 @@ func quiet() Step {
 	}}
 }
 
-// flushRules removes all rules of a node that can be removed.
+// flushRules removes all removable rules of a node.
 func flushRules(node string) Step {
 	return action{"flush the rules of " + node, func(_ context.Context, e *Env) error {
 		_, err := e.cluster.hosts[node].Run("nft", "flush", "ruleset")
@@ -294,8 +294,7 @@ func restartAPI() Step {
 	return action{"restart the API server", func(ctx context.Context, e *Env) error { return e.cluster.RestartAPI(ctx) }}
 }
 
-// fail has a pod be at its end without having been deleted, as eviction leaves it. The pod has no
-// kubelet.
+// fail makes a pod end without deletion, as eviction does. The pod has no kubelet.
 func fail(name string) Step {
 	return action{"evict pod " + name, func(ctx context.Context, e *Env) error {
 		p := pod(name, 0)
@@ -310,7 +309,8 @@ func fail(name string) Step {
 	}}
 }
 
-// restrict leaves a service's load balancer to a pod, as itself and as its node.
+// restrict admits only one pod to a service's load balancer, with its own address and with its
+// node's.
 func restrict(service, pod string) Step {
 	return action{fmt.Sprintf("service %s admits %s", service, pod), func(ctx context.Context, e *Env) error {
 		p, err := e.pod(ctx, pod)

@@ -9,12 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Target is where requests go: addresses, each of which is asked.
+// Target is where requests go: a set of addresses, each of which is asked.
 type Target struct {
 	text  string
 	find  func(ctx context.Context, e *Env, protocol corev1.Protocol) ([]netip.AddrPort, error)
 	only  int  // 4 or 6: the addresses of that family
-	stale bool // what was found the last time
+	stale bool // the addresses found last time
 }
 
 func (t Target) String() string {
@@ -28,16 +28,16 @@ func (t Target) String() string {
 	return text
 }
 
-// v4 leaves the IPv4 addresses.
+// v4 keeps only the IPv4 addresses.
 func (t Target) v4() Target { t.only = 4; return t }
 
-// v6 leaves the IPv6 addresses.
+// v6 keeps only the IPv6 addresses.
 func (t Target) v6() Target { t.only = 6; return t }
 
-// before is where the target was when it was last asked: for what is gone.
+// before uses the target's addresses when it was last asked, for targets that are gone.
 func (t Target) before() Target { t.stale = true; return t }
 
-// resolve returns the target's addresses now.
+// resolve returns the target's present addresses.
 func (t Target) resolve(ctx context.Context, e *Env, protocol corev1.Protocol) ([]netip.AddrPort, error) {
 	key := t.text + string(protocol)
 	if !t.stale {
@@ -76,7 +76,7 @@ func addrs(list []string, port int32) ([]netip.AddrPort, error) {
 	return found, nil
 }
 
-// clusterIP is a port of a service's cluster addresses, whether the service has it or not.
+// clusterIP is a port of a service's cluster addresses, whether or not the service has it.
 func clusterIP(service string, port int32) Target {
 	return Target{text: fmt.Sprintf("service %s:%d", service, port), find: func(ctx context.Context, e *Env, _ corev1.Protocol) ([]netip.AddrPort, error) {
 		s, err := e.service(ctx, service)
@@ -98,7 +98,7 @@ func nodePort(service string, port int32, node string) Target {
 	}}
 }
 
-// localhost is a service's node port on the asking node's 127.0.0.1.
+// localhost is a service's node port at 127.0.0.1 of the asking node.
 func localhost(service string, port int32) Target {
 	return Target{text: fmt.Sprintf("node port of %s:%d on 127.0.0.1", service, port), find: func(ctx context.Context, e *Env, protocol corev1.Protocol) ([]netip.AddrPort, error) {
 		n, err := e.nodePort(ctx, service, port, protocol)
@@ -135,7 +135,7 @@ func external(service string, port int32) Target {
 	}}
 }
 
-// healthCheck is the port of a node that says whether a service has ready pods there.
+// healthCheck is the port of a node that reports whether a service has ready pods there.
 func healthCheck(service, node string) Target {
 	return Target{text: fmt.Sprintf("health check port of %s on %s", service, node), find: func(ctx context.Context, e *Env, _ corev1.Protocol) ([]netip.AddrPort, error) {
 		s, err := e.service(ctx, service)

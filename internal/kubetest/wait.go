@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// until tries until it succeeds, and returns the last error if patience ends first, or the first
-// that is final.
+// until retries until success. It returns the last error if patience ends first, or the first final
+// error.
 func until(ctx context.Context, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

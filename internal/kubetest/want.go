@@ -11,32 +11,32 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// outcome is what becomes of a request.
+// outcome is the outcome of a request.
 type outcome string
 
 const (
 	isAnswered   outcome = "answered"
 	isRefused    outcome = "refused"    // by a reset or an ICMP error
-	isSilent     outcome = "silent"     // nothing comes back
+	isSilent     outcome = "silent"     // no answer comes
 	isUnanswered outcome = "unanswered" // either of the two
 	isBroken     outcome = "broken"     // a connection that was established is reset
-	isStatus     outcome = "status"     // an HTTP server says so, whoever it is
+	isStatus     outcome = "status"     // an HTTP status from any server
 )
 
-// Want is what is expected of requests.
+// Want is the expected outcome of requests.
 type Want struct {
 	outcome  outcome
-	pods     []string // these answer, and all of them
-	same     bool     // one pod answers all requests, whichever it is
+	pods     []string // exactly these pods answer
+	same     bool     // one pod answers all requests
 	several  bool     // more than one pod answers
-	together bool     // same and several hold for all addresses of the target taken together
-	seen     string   // own or node: whose address the pod sees
-	port     uint16   // of the pod that answers
+	together bool     // same and several apply to all addresses of the target together
+	seen     string   // own or node: which address the pod sees
+	port     uint16   // of the answering pod
 	status   int
 	pause    time.Duration // between requests
 }
 
-// answeredBy expects that these pods answer, all of them and no other.
+// answeredBy expects that exactly these pods answer.
 func answeredBy(pods ...string) Want { return Want{outcome: isAnswered, pods: pods} }
 
 // answered expects that some pod answers.
@@ -51,7 +51,7 @@ func spread() Want { return Want{outcome: isAnswered, several: true} }
 // refused expects a reset or an ICMP error.
 func refused() Want { return Want{outcome: isRefused} }
 
-// silent expects that nothing comes back.
+// silent expects that no answer comes.
 func silent() Want { return Want{outcome: isSilent} }
 
 // unanswered expects either of the two.
@@ -63,22 +63,22 @@ func broken() Want { return Want{outcome: isBroken} }
 // says expects a status of an HTTP server.
 func says(status int) Want { return Want{outcome: isStatus, status: status} }
 
-// The ways that a pod can see a client.
+// These are the ways in which a pod can see a client.
 const (
-	own  = "own"    // as what it is
-	node = "a node" // as one of the nodes that it is not
+	own  = "own"    // with its own address
+	node = "a node" // with the address of another node
 )
 
-// seeing expects whose address the pod sees.
+// seeing expects which address the pod sees.
 func (w Want) seeing(whose string) Want { w.seen = whose; return w }
 
-// on expects at which of its ports the pod answers.
+// on expects on which of its ports the pod answers.
 func (w Want) on(port uint16) Want { w.port = port; return w }
 
-// every has the requests wait for one another.
+// every sets the pause between requests.
 func (w Want) every(pause time.Duration) Want { w.pause = pause; return w }
 
-// overAll has sticky and spread count all addresses of the target together.
+// overAll applies sticky and spread to all addresses of the target together.
 func (w Want) overAll() Want { w.together = true; return w }
 
 func (w Want) String() string {
@@ -102,13 +102,14 @@ func (w Want) String() string {
 	return text
 }
 
-// patient is how long a request that is to be answered may take; hasty, one that is to be silent.
+// patient is the time-out of a request that should be answered; hasty is that of one that should be
+// silent.
 const (
 	patient = 2 * time.Second
 	hasty   = 400 * time.Millisecond
 )
 
-// timeout is how long requests wait for what is expected.
+// timeout is how long requests wait for the expected outcome.
 func (w Want) timeout() time.Duration {
 	if w.outcome == isSilent || w.outcome == isUnanswered {
 		return hasty
@@ -116,7 +117,7 @@ func (w Want) timeout() time.Duration {
 	return patient
 }
 
-// result is what came of one request.
+// result is the outcome of one request.
 type result struct {
 	from   []netip.Addr // the client's own addresses
 	answer echo.Answer
@@ -124,7 +125,7 @@ type result struct {
 	err    error
 }
 
-// fits tells what of a result is not as expected of each.
+// fits returns what of a result differs from the expectation for each.
 func (w Want) fits(r result, nodes []netip.Addr) error {
 	switch w.outcome {
 	case isRefused:
@@ -181,16 +182,16 @@ func (r result) String() string {
 	return fmt.Sprintf("%s answers on port %d", r.answer.Pod, r.answer.Port)
 }
 
-// How many requests make a verdict.
+// These are the numbers of requests that suffice.
 const (
-	atLeast = 10  // answered ones, whatever they say
-	inARow  = 15  // of one pod, to say that a client sticks to it
+	atLeast = 10  // answered ones, whatever the answer
+	inARow  = 15  // of one pod, to conclude that a client stays with it
 	atMost  = 100 // to see all pods: of three, one is missed in one of 10^17 rounds
-	turned  = 2   // that are turned away
+	turned  = 2   // refused ones
 )
 
-// enough says whether the results, each as expected, are all that is needed; an error, that they
-// never will be.
+// enough reports whether the results, each as expected, suffice; an error says that they never
+// will.
 func (w Want) enough(results []result) (bool, error) {
 	seen := map[string]bool{}
 	for _, r := range results {
@@ -213,7 +214,7 @@ func (w Want) enough(results []result) (bool, error) {
 	return false, nil
 }
 
-// excludes tells whether no results can be as both expect.
+// excludes reports whether no results can fit both expectations.
 func (w Want) excludes(other Want) bool {
 	switch {
 	case w.outcome != other.outcome:

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// clientNamespace is the Kubernetes namespace of the pods that all cases share: client1 on node1,
-// and so on. They have servers, too: on port 80, and on those of the fence.
+// clientNamespace is the Kubernetes namespace of the pods shared by all cases: client1 on node1,
+// and so on. They have servers, too, on port 80 and on those of the fence.
 const clientNamespace = "clients"
 
 // world is a cluster as the cases see it.
@@ -103,7 +103,7 @@ func (w *world) startClients(ctx context.Context) error {
 	return nil
 }
 
-// runs waits until a pod runs, and is ready unless it is gated.
+// runs waits until a pod runs and, unless it is gated, is ready.
 func (w *world) runs(ctx context.Context, p *corev1.Pod) error {
 	return until(ctx, func() error {
 		if err := w.get(ctx, p); err != nil {

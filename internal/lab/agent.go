@@ -15,31 +15,31 @@ import (
 type Agent struct {
 	// Command is the command line that runs it, in the node's network namespace.
 	Command func(AgentConfig) []string
-	// Sync returns once the agent behind a socket has programmed all that its folder holds. Objects
-	// that it finds fault with are issues; an error means "not yet", and is tried again while the
+	// Sync returns once the agent behind a socket has programmed everything in its folder. Faulty
+	// objects are returned as issues. An error means "not yet"; the call is repeated while the
 	// agent lives.
 	Sync func(ctx context.Context, socket string) (issues []string, err error)
-	// Knows says whether the agent behind a socket lets a pod of its node take part in traffic, as
-	// far as its policies do: what agents do not know yet is dropped, though their folder be read.
-	// nil: all pods are known.
+	// Knows reports whether the agent behind a socket lets a pod of its node send and receive, as
+	// far as policies allow: an agent drops packets of pods that it does not know yet, even after
+	// it has read its folder. nil: all pods are known.
 	Knows func(ctx context.Context, socket string, pod *corev1.Pod) (bool, error)
-	// Socket is where its own commands look for it unless told otherwise: on each node of the lab
-	// they find that node's agent there.
+	// Socket is the default socket of the agent's own commands: on each node of the lab they find
+	// that node's agent there.
 	Socket string
 }
 
-// AgentConfig is what an agent has to know.
+// AgentConfig is what an agent needs to start.
 type AgentConfig struct {
 	Sluice       string // the lab's own, see Config
 	Node         string
-	Manifests    string // the folder of objects, or "" if Kubeconfig is what to follow
+	Manifests    string // the folder of objects, or "" if it follows Kubeconfig
 	Kubeconfig   string // of the cluster's API
 	Socket       string // path of its API's Unix socket
 	ClusterCIDRs []netip.Prefix
 	ServiceCIDRs []netip.Prefix
 }
 
-// syncTimeout is how long agents get to program everything.
+// syncTimeout is the time-out for agents to program everything.
 const syncTimeout = time.Minute
 
 func (l *Lab) socket(node string) string { return l.path(node, "agent.sock") }
@@ -54,9 +54,8 @@ func (l *Lab) startAgent(n *plan.Node) error {
 	return l.start(n.Name, "agent", l.agent.Command(c))
 }
 
-// Sync returns once every agent has programmed all that the lab's folder holds, and knows its pods.
-// What the agents find fault with is added to the warnings. Without agents there is nothing to wait
-// for.
+// Sync returns once every agent has programmed everything in the lab's folder, and knows its pods.
+// Faults that the agents find become warnings. Without agents it returns at once.
 func (l *Lab) Sync(ctx context.Context) error {
 	if l.agent == nil {
 		return nil

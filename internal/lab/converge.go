@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// converge brings the lab in line with its plan: new pods first, so that they answer when the
-// agents hear of them; pods that are no longer wanted last.
+// converge brings the lab in line with its plan: first new pods, so that they answer when the
+// agents learn of them, and last the removal of pods.
 func (l *Lab) converge(ctx context.Context) error {
 	have, err := l.attached()
 	if err != nil {
@@ -57,7 +57,7 @@ func (l *Lab) converge(ctx context.Context) error {
 	return nil
 }
 
-// attached lists the namespaces of pods that there are.
+// attached lists the namespaces of existing pods.
 func (l *Lab) attached() (map[string]bool, error) {
 	names, err := namespaces(l.Name)
 	if err != nil {
@@ -72,7 +72,7 @@ func (l *Lab) attached() (map[string]bool, error) {
 	return pods, nil
 }
 
-// detachPod removes a pod and all that runs in it.
+// detachPod removes a pod and all processes in it.
 func (l *Lab) detachPod(ns string) error {
 	name, namespace, _ := cutLast(strings.TrimPrefix(ns, prefix(l.Name)), ".")
 	if err := killIn([]string{ns}); err != nil {
@@ -104,7 +104,7 @@ func (l *Lab) startServer(n *plan.Node, exe string) error {
 	return l.start(n.Name, "serve", []string{exe, "lab", "serve", "--socket", l.path(n.Name, "serve.sock")})
 }
 
-// serve tells each node's server which pods it has. Ports that cannot be served become warnings.
+// serve gives each node's server its pods. Ports that cannot be served become warnings.
 func (l *Lab) serve(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -136,7 +136,7 @@ func (l *Lab) served(node string) []echo.Pod {
 		}
 		e := echo.Pod{Namespace: p.Namespace, Name: p.Name, Node: node, NetNS: l.PodNS(p), Addrs: plan.Addrs(p)}
 		for _, port := range l.Cluster.Ports(p) {
-			if port.Protocol != corev1.ProtocolSCTP { // the plan has a note on it
+			if port.Protocol != corev1.ProtocolSCTP { // the plan has a note about it
 				e.Ports = append(e.Ports, echo.Port{Protocol: string(port.Protocol), Port: uint16(port.Port)})
 			}
 		}
@@ -145,8 +145,8 @@ func (l *Lab) served(node string) []echo.Pod {
 	return pods
 }
 
-// await polls until ready says so, a process of the node dies, or ctx ends. The error has the end
-// of the process's log.
+// await polls until ready reports success, a process of the node dies, or ctx ends. The error
+// contains the end of the process's log.
 func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, error)) error {
 	for {
 		ok, err := ready()

@@ -14,9 +14,9 @@ import (
 // Down removes the lab; see the function Down.
 func (l *Lab) Down() error { return Down(l.Name) }
 
-// Down removes a lab, whatever state it is in: it ends everything that runs in the lab's
-// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. Where
-// there is nothing it succeeds.
+// Down removes a lab, in whatever state it is: it ends everything that runs in the lab's
+// namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. If
+// there is no lab, it succeeds.
 func Down(name string) error {
 	release, err := lock(name)
 	if err != nil {
@@ -26,8 +26,8 @@ func Down(name string) error {
 	return remove(name)
 }
 
-// remove is Down for who holds the lock. It needs no record of what was built: a crash can leave
-// any part of a lab, and the names say whose it is.
+// remove is Down for a caller that holds the lock. It needs no record of what was built: a crash
+// can leave any part of a lab, and the names show to which lab it belongs.
 func remove(name string) error {
 	l := &Lab{Name: name}
 	if err := l.killRecorded(); err != nil {
@@ -53,7 +53,7 @@ func remove(name string) error {
 	return nil
 }
 
-// killAll ends all that runs in the lab's namespaces, also in those that are made meanwhile, and
+// killAll ends everything that runs in the lab's namespaces, including those made meanwhile, and
 // returns their names.
 func (l *Lab) killAll() (names []string, err error) {
 	for {
@@ -70,7 +70,7 @@ func (l *Lab) killAll() (names []string, err error) {
 	}
 }
 
-// killRecorded ends processes that no namespace name leads to any more.
+// killRecorded ends recorded processes whose namespaces have no name any more.
 func (l *Lab) killRecorded() error {
 	for _, p := range l.processes() {
 		if err := p.Signal(syscall.SIGKILL); err != nil {
@@ -95,7 +95,7 @@ func namespaces(lab string) ([]string, error) {
 	return names, nil
 }
 
-// List names the labs of this machine, dead ones included.
+// List returns the names of the labs on this machine, including dead ones.
 func List() ([]string, error) {
 	entries, err := os.ReadDir(Dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -17,15 +17,15 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// place is somewhere that commands run and traffic comes from.
+// place is where commands run and traffic comes from.
 type place struct {
 	node      string // if it is a node
 	netns     string
-	namespace string // of Kubernetes: where short names are looked up
+	namespace string // of Kubernetes: where short names are resolved
 }
 
 // find finds a place by name: "outside", a node, or a pod as NAME, NAMESPACE/NAME or the name of a
-// workload, which stands for its first pod.
+// workload, which means its first pod.
 func (l *Lab) find(target string) (place, error) {
 	if l.Cluster.Node(target) != nil {
 		return place{target, l.NodeNS(target), metav1.NamespaceDefault}, nil
@@ -53,7 +53,7 @@ func (l *Lab) find(target string) (place, error) {
 }
 
 // Exec replaces this process by a command that runs at a place of the lab: a node, "outside", or a
-// pod. The command sluice is the lab's own, installed or not. It returns only if that fails.
+// pod. The command sluice is always the lab's own. Exec returns only on failure.
 func (l *Lab) Exec(target string, args []string) error {
 	path, err := l.lookPath(args[0])
 	if err != nil {
@@ -79,8 +79,8 @@ func (l *Lab) Start(target string, cmd *exec.Cmd) error {
 	return l.at(target, cmd.Start)
 }
 
-// look makes names those of the cluster as it is now, in a lab that has an API.
-func (l *Lab) look() error {
+// refreshNames updates names to the present cluster, in a lab that has an API.
+func (l *Lab) refreshNames() error {
 	if l.Kubernetes == nil {
 		return nil
 	}
@@ -92,21 +92,21 @@ func (l *Lab) look() error {
 	return l.writeHosts()
 }
 
-// firstLine is enough of an error that tells the same of several things.
+// firstLine returns the first line of an error that repeats itself for several things.
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	return line
 }
 
-// lookTimeout is how long the API gets to tell what there is.
+// lookTimeout is the time-out for reading names from the API.
 const lookTimeout = 20 * time.Second
 
-// at runs f on a thread in the target's network namespace, with a mount namespace of its own in
-// which the lab's names resolve and, on a node, its agent is where it is looked for.
+// at runs f on a thread in the target's network namespace. The thread has a mount namespace of its
+// own in which the lab's names resolve and, on a node, its agent's socket has its usual path.
 func (l *Lab) at(target string, f func() error) error {
-	if err := l.look(); err != nil {
-		// The API may be what one wants to look after.
-		fmt.Fprintf(os.Stderr, "lab %s: names are those of when it was last looked at: %s\n", l.Name, firstLine(err))
+	if err := l.refreshNames(); err != nil {
+		// A broken API may be what the user wants to inspect.
+		fmt.Fprintf(os.Stderr, "lab %s: cannot read the API, so names are from the last time it was read: %s\n", l.Name, firstLine(err))
 	}
 	p, err := l.find(target)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// writeObjects brings the agents' folder in line with the plan: one object a file, written only
-// when it changed.
+// writeObjects brings the agents' folder in line with the plan: one object a file, written only if
+// it changed.
 func (l *Lab) writeObjects() error {
 	files := map[string]any{}
 	add := func(kind, namespace, name string, obj any) {
@@ -79,8 +79,8 @@ func (l *Lab) writeFolder(dir string, files map[string]any) error {
 	return nil
 }
 
-// writeHosts writes what names resolve to, one file for each namespace of Kubernetes, and a
-// resolver's configuration that asks nobody else.
+// writeHosts writes the names of the lab: one hosts file for each Kubernetes namespace, and a
+// resolver configuration without other servers.
 func (l *Lab) writeHosts() error {
 	for _, ns := range l.Cluster.Namespaces {
 		if err := l.write(l.hosts(ns.Name), []byte(l.Cluster.Hosts(ns.Name))); err != nil {
@@ -95,8 +95,8 @@ func (l *Lab) writeHosts() error {
 func (l *Lab) hosts(namespace string) string { return l.path("hosts", namespace) }
 func (l *Lab) resolver() string              { return l.path("resolv.conf") }
 
-// write replaces a file as a whole: whoever watches the folder never sees half of it, nor the
-// temporary file, which is beside the folder.
+// write replaces a file as a whole: a watcher of the folder never sees half of it, nor the
+// temporary file, which is outside the folder.
 func (l *Lab) write(path string, data []byte) error {
 	f, err := os.CreateTemp(l.path(), ".new-*")
 	if err != nil {

@@ -24,29 +24,30 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Kubernetes has a lab run a real control plane, on the host plan.Control, and what its API says: a
-// kubelet on each node runs the pods that the scheduler binds to it.
+// Kubernetes makes a lab run a real control plane, on the host plan.Control, and what its API
+// contains: on each node, a kubelet runs the pods that the scheduler binds to it.
 type Kubernetes struct {
 	Bin string // the folder of the programs, as from control.Build
-	// Kube-proxy's mode, if it and not the agent is to carry services: "nftables" or "iptables".
+	// Kube-proxy's mode, if kube-proxy is to serve services instead of the agent: "nftables" or
+	// "iptables".
 	Proxy string `json:",omitempty"`
 
-	// Files and folders that the API is handed once the nodes are ready, after the namespaces of
+	// Files and folders to apply to the API once the nodes are ready, after the namespaces of
 	// Config.Objects.
 	Manifests []string `json:"-"`
 
-	HostAddr netip.AddrPort // where the API is reached from the machine's own network; set by Up
+	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up
 }
 
-// The users that the lab makes kubeconfigs for.
+// These are the users for whom the lab makes kubeconfigs.
 const (
 	agentUser   = "sluice"
 	kubeletUser = "system:node:lab"
-	proxyUser   = "system:kube-proxy" // its rights are the API server's own doing
+	proxyUser   = "system:kube-proxy" // the API server grants its rights
 	masters     = "system:masters"
 )
 
-// buildKubernetes starts the control plane, and on each node a kubelet and what carries services.
+// buildKubernetes starts the control plane, and on each node a kubelet and the service proxy.
 func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	l.say("starting the control plane")
 	if err := l.startPlane(ctx); err != nil {
@@ -78,7 +79,7 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	return l.Settle(ctx)
 }
 
-// applyAll hands the API what the lab is to begin with.
+// applyAll applies the lab's first objects to the API.
 func (l *Lab) applyAll(ctx context.Context) error {
 	if len(l.Kubernetes.Manifests) == 0 {
 		return nil
@@ -126,7 +127,7 @@ func (l *Lab) startPlane(ctx context.Context) error {
 	return l.authorize(p)
 }
 
-// authorize gives the agents the rights that they have where they are installed, and no other.
+// authorize gives the agents exactly the rights that an installation gives them.
 func (l *Lab) authorize(p *control.Plane) error {
 	for doc := range bytes.SplitSeq(deploy.Manifests, []byte("\n---\n")) {
 		var role rbacv1.ClusterRole
@@ -136,7 +137,7 @@ func (l *Lab) authorize(p *control.Plane) error {
 		if role.Kind != "ClusterRole" {
 			continue
 		}
-		role.Name = "sluice-lab" // what is installed in the lab is not in its way
+		role.Name = "sluice-lab" // it must not be in the way of an installation in the lab
 		data, err := json.Marshal(role)
 		if err != nil {
 			return fmt.Errorf("write the agent's role: %w", err)
@@ -158,7 +159,7 @@ func (l *Lab) authorize(p *control.Plane) error {
 	return errors.New("authorize agents: there is no ClusterRole among what installs them")
 }
 
-// Plane calls f with the lab's control plane. It is an error if there is none.
+// Plane calls f with the lab's control plane, or returns an error if there is none.
 func (l *Lab) Plane(f func(*control.Plane) error) error {
 	if l.Kubernetes == nil {
 		return fmt.Errorf("lab %s has no control plane; 'sluice lab up --kubernetes' starts one that has", l.Name)
@@ -175,7 +176,7 @@ func (l *Lab) userConfig(user string) string {
 	return l.path(plan.Control, strings.ReplaceAll(user, ":", "-")+".kubeconfig")
 }
 
-// own is the beginning of a command line of this program's own part.
+// own returns the beginning of a command line of this program itself.
 func own(exe, part string) []string { return []string{exe, "lab", part} }
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
@@ -183,14 +184,14 @@ func (l *Lab) startKubelet(n *plan.Node, exe string) error {
 		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone))
 }
 
-// startBalancer starts what gives LoadBalancer services their addresses, on the outside host, whose
+// startBalancer starts the load balancer for LoadBalancer services on the outside host, whose
 // routes it sets.
 func (l *Lab) startBalancer(exe string) error {
 	return l.start(plan.Outside, "balancer", append(own(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
 }
 
-// startRelay makes the API reachable from the machine's own network, at its loopback address: the
-// relay listens there by a socket that it is given, and lives in the lab.
+// startRelay makes the API reachable on the machine's own network, at a loopback address. The relay
+// inherits a socket that listens there, and runs in the lab.
 func (l *Lab) startRelay(exe string) error {
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)))
 	if err != nil {
@@ -221,7 +222,7 @@ func (l *Lab) startRelay(exe string) error {
 // HostKubeconfig is the path of the administrator's kubeconfig for the machine's own network.
 func (l *Lab) HostKubeconfig() string { return l.path("kubeconfig") }
 
-// StartProxy starts what carries services on a node: the agent, or kube-proxy, or nothing in a lab
+// StartProxy starts the service proxy of a node: the agent, or kube-proxy, or nothing in a lab
 // without either.
 func (l *Lab) StartProxy(node string) error {
 	n := l.Cluster.Node(node)
@@ -242,8 +243,8 @@ func (l *Lab) StartProxy(node string) error {
 	return l.start(n.Name, kubeProxy, []string{filepath.Join(l.Kubernetes.Bin, kubeProxy), "--config", config})
 }
 
-// proxyConfig has kube-proxy follow changes at once, where by default it waits for a second, and
-// leave alone what a namespace cannot set.
+// proxyConfig lets kube-proxy follow changes at once (by default it waits for a second), and leaves
+// alone what cannot be set in a namespace.
 const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
@@ -257,8 +258,8 @@ nftables: {minSyncPeriod: 10ms}
 
 const kubeProxy = "kube-proxy"
 
-// Restart starts anew what was started on a host: on a node the kubelet and what carries services,
-// elsewhere what has died.
+// Restart restarts the processes of a host: on a node the kubelet and the service proxy, elsewhere
+// those that have died.
 func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	dead := func(what string) bool { p := l.process(host, what); return p.PID != 0 && !p.Alive() }
 	switch {
@@ -282,7 +283,8 @@ func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	return l.StartProxy(host)
 }
 
-// restartControl starts what has died on the control host. Another relay listens at another port.
+// restartControl restarts the dead processes of the control host. A new relay listens on another
+// port.
 func (l *Lab) restartControl(ctx context.Context, exe string, dead func(string) bool) error {
 	err := l.Plane(func(p *control.Plane) error {
 		for _, c := range control.Components {
@@ -303,19 +305,19 @@ func (l *Lab) restartControl(ctx context.Context, exe string, dead func(string) 
 	return l.save()
 }
 
-// KillProxy kills what carries services on a node, as a crash would. StartProxy starts it again.
+// KillProxy kills the service proxy of a node, as a crash would. StartProxy starts it again.
 func (l *Lab) KillProxy(node string) error {
 	return errors.Join(l.process(node, "agent").Kill(), l.process(node, kubeProxy).Kill())
 }
 
-// settleTimeout is how long pods get to be ready.
+// settleTimeout is the time-out for pods to become ready.
 const settleTimeout = time.Minute
 
-// tellInterval is the time between two words on what is waited for.
+// tellInterval is the time between two messages while waiting.
 const tellInterval = 10 * time.Second
 
-// Settle returns once all nodes and pods are ready, those that were ending are gone, and all agents
-// have programmed what the API holds. Pods that do not get ready in a minute become warnings.
+// Settle returns once all nodes and pods are ready, terminating pods are gone, and all agents have
+// programmed what the API contains. Pods that are not ready within a minute become warnings.
 func (l *Lab) Settle(ctx context.Context) error {
 	deadline, told := time.Now().Add(settleTimeout), time.Now()
 	for {
@@ -356,8 +358,8 @@ func (l *Lab) Settle(ctx context.Context) error {
 	return l.save()
 }
 
-// awaitProxies waits until each kube-proxy says that it has programmed its node. Whether that is
-// all that the API holds now it does not say.
+// awaitProxies waits until each kube-proxy reports that it has programmed its node. kube-proxy does
+// not say whether that covers everything in the API now.
 func (l *Lab) awaitProxies(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
@@ -385,11 +387,11 @@ func (l *Lab) awaitProxies(ctx context.Context) error {
 	return nil
 }
 
-// proxyHealth answers with the status 200 once kube-proxy has programmed its node.
+// proxyHealth answers with status 200 once kube-proxy has programmed its node.
 const proxyHealth = "http://127.0.0.1:10256/healthz"
 
-// Apply hands manifests, files or folders, to the API as `kubectl apply` does. What it refuses
-// becomes warnings.
+// Apply applies manifests, files or folders, to the API like `kubectl apply`. Refused objects
+// become warnings.
 func (l *Lab) Apply(paths ...string) error {
 	return l.Plane(func(p *control.Plane) error {
 		for _, path := range paths {
@@ -405,7 +407,7 @@ func (l *Lab) Apply(paths ...string) error {
 	})
 }
 
-// lastLines are what kubectl complains of.
+// lastLines returns kubectl's complaints.
 func lastLines(out string, err error) string {
 	var bad []string
 	for line := range strings.Lines(out) {

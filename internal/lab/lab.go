@@ -1,10 +1,10 @@
 // Package lab builds a cluster out of network namespaces on one machine: nodes joined by an
 // underlay, a client host outside, pods with namespaces and addresses of their own, a small server
-// behind every container port, and one agent per node. The lab itself plays the control plane
-// (package plan) and writes what a cluster's API would hold into a folder that the agents watch.
+// behind every container port, and one agent on each node. The lab itself plays the control plane
+// (package plan) and writes what a cluster's API would contain into a folder that the agents watch.
 //
-// All of a lab lives in named network namespaces sluice-lab-NAME-… and in one folder below Dir.
-// Nothing is added to the root namespace, so labs do not meet each other or the host.
+// Everything of a lab is in named network namespaces sluice-lab-NAME-… and in one folder below Dir.
+// Nothing is added to the root namespace, so labs affect neither each other nor the host.
 package lab
 
 import (
@@ -24,51 +24,51 @@ import (
 	"sluice.dev/sluice/internal/lab/process"
 )
 
-// Dir is where labs keep their folders, one per lab.
+// Dir contains the folders of all labs.
 const Dir = "/run/sluice/lab"
 
-// Config says what lab to build.
+// Config describes the lab to build.
 type Config struct {
 	Name    string // lower-case letters and digits, at most 20
 	Nodes   int
 	Objects *plan.Objects
-	// Kubernetes, if set, has the lab run a real control plane. The objects are left to whoever
-	// speaks to its API.
+	// Kubernetes, if set, makes the lab run a real control plane. Clients of its API then create
+	// the objects.
 	Kubernetes *Kubernetes
-	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and what
-	// else the lab starts of its own.
+	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and the
+	// lab's other own processes.
 	Executable string
 	// Sluice is the sluice binary, for agents and commands on the nodes.
 	Sluice    string
-	Agent     *Agent       // nil: no agents, the nodes are left to something else
-	Progress  func(string) // is told what is done now; may be nil
+	Agent     *Agent       // nil: no agents, another program serves the nodes
+	Progress  func(string) // reports progress; may be nil
 	Transient bool         // the lab counts as dead, and may be replaced, once this process has ended
 }
 
-// Lab is a lab that is up. Its methods are not safe for concurrent use.
+// Lab is a running lab. Its methods are not safe for concurrent use.
 type Lab struct {
 	Name    string
-	Cluster *plan.Cluster // for reading; change it through Change
+	Cluster *plan.Cluster // read-only; change it through Change
 
-	Warnings []string `json:",omitempty"` // what does not work as the manifests ask, found while bringing it up
+	Warnings []string `json:",omitempty"` // what does not work as the manifests say, found while the lab was brought up
 
 	Kubernetes *Kubernetes `json:",omitempty"`
 
 	Sluice string // see Config
 
-	Owner *process.Process `json:",omitempty"` // the process that a transient lab belongs to
+	Owner *process.Process `json:",omitempty"` // the process that owns a transient lab
 
 	agent      *Agent
 	progress   func(string)
-	namespaces []*corev1.Namespace // that the lab's first objects live in
-	unplaced   []*corev1.Pod       // those that the API has and no node runs yet
+	namespaces []*corev1.Namespace // of the lab's first objects
+	unplaced   []*corev1.Pod       // those in the API that no node runs yet
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
 // Up builds a lab and returns once all pods are served and all agents are in sync. A dead lab of
-// the same name, one that was not finished or has lost a process, is cleaned away first; a live one
-// is an error. If Up fails or ctx ends, nothing of the lab is left.
+// the same name, unfinished or with a lost process, is removed first; a running one is an error. If
+// Up fails or ctx ends, nothing of the lab remains.
 func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	release, err := lock(cfg.Name)
 	if err != nil {
@@ -99,14 +99,14 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	return l, nil
 }
 
-// replace makes room for a lab of that name.
+// replace removes a dead lab of that name.
 func replace(name string) error {
 	old, err := Open(name, nil)
 	switch {
 	case err != nil:
 	case old.alive():
 		return fmt.Errorf("bring up lab %s: it is up already; take it down with 'sluice lab down --name %s', or choose another --name", name, name)
-	case old.Kubernetes != nil && old.Owner == nil && old.someAlive(): // what is in it is somebody's work
+	case old.Kubernetes != nil && old.Owner == nil && old.someAlive(): // it contains somebody's work
 		return fmt.Errorf("bring up lab %s: it is up, though %s; 'sluice lab status --name %s' says what to do about that, 'sluice lab down --name %s' takes it down", name, firstLine(old.died()), name, name)
 	}
 	return remove(name)
@@ -149,11 +149,11 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 }
 
 // Change changes the cluster's plan, with its methods Scale and Mark, and brings pods, servers and
-// the agents' folder in line. Pods that are no longer wanted end at once: for a graceful end, Mark
-// them terminating first. The agents follow on their own; Sync waits for them.
+// the agents' folder in line. Removed pods end at once: for a graceful end, first mark them
+// terminating. The agents follow on their own; Sync waits for them.
 func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) error {
 	if l.Kubernetes != nil {
-		return fmt.Errorf("change lab %s: what runs in it is its control plane's to say", l.Name)
+		return fmt.Errorf("change lab %s: its control plane decides what runs in it", l.Name)
 	}
 	if err := change(l.Cluster); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) erro
 	return l.save()
 }
 
-// Open finds a lab that is up, or has been. agent may be nil if nobody will call Sync.
+// Open finds a lab that is or was running. agent may be nil if nothing will call Sync.
 func Open(name string, agent *Agent) (*Lab, error) {
 	l := &Lab{Name: name, agent: agent}
 	data, err := os.ReadFile(l.path("lab.json"))
@@ -189,7 +189,7 @@ func (l *Lab) save() error {
 	return l.write(l.path("lab.json"), data)
 }
 
-// path is a file of the lab's folder.
+// path returns the path of a file in the lab's folder.
 func (l *Lab) path(elem ...string) string {
 	return filepath.Join(append([]string{Dir, l.Name}, elem...)...)
 }
@@ -203,7 +203,7 @@ func (l *Lab) say(format string, args ...any) {
 	}
 }
 
-// warn adds a warning, once: the agents of all nodes tend to say the same.
+// warn adds a warning, without duplicates: the agents of all nodes tend to report the same.
 func (l *Lab) warn(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(l.Warnings, text) {
 		l.Warnings = append(l.Warnings, text)

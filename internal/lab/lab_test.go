@@ -27,7 +27,7 @@ import (
 )
 
 // TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this
-// program again.
+// program.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 5 && os.Args[1] == "lab" && os.Args[2] == "serve" {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// app has a pod of each sort on three nodes: web on all, db as a StatefulSet in another namespace,
+// app has a pod of each kind on three nodes: web on all, db as a StatefulSet in another namespace,
 // a DaemonSet on the nodes' network.
 const app = `
 apiVersion: apps/v1
@@ -107,7 +107,7 @@ kind: ServiceAccount
 metadata: {name: robot, labels: {role: worker}}
 `
 
-// up brings up a lab without agents and takes it down with the test.
+// up brings up a lab without agents and takes it down at the end of the test.
 func up(t *testing.T, name string) *Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -250,7 +250,7 @@ func TestNamesResolve(t *testing.T) {
 	}
 }
 
-// On a node, commands find the node's agent where they look for one, and labs where these are;
+// On a node, commands find the node's agent at its usual path, and the labs in their folder;
 // elsewhere nothing changes.
 func TestNodesHaveTheirAgentInPlace(t *testing.T) {
 	l := up(t, "testplace")
@@ -276,7 +276,7 @@ func TestNodesHaveTheirAgentInPlace(t *testing.T) {
 	}
 }
 
-// leftovers lists what there is of a lab: namespaces, files and processes.
+// leftovers lists what exists of a lab: namespaces, files and processes.
 func leftovers(t *testing.T, name string) []string {
 	t.Helper()
 	left, err := namespaces(name)
@@ -326,7 +326,7 @@ func TestUpOverLabs(t *testing.T) {
 	if _, err := ask(t, l, "web-1", "TCP", netip.AddrPortFrom(plan.Addrs(l.Cluster.Pods[1])[0], 8080).String()); err != nil {
 		t.Errorf("the live lab was hurt: %v", err)
 	}
-	// A crash: a server killed, a namespace gone, the record of the lab lost.
+	// This simulates a crash: a server killed, a namespace removed, the record of the lab lost.
 	p := l.process("node1", "serve")
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
@@ -370,8 +370,8 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	}
 }
 
-// An agent that cannot start fails the lab, with the reason that it logged; one that never gets in
-// sync does too.
+// An agent that cannot start fails the lab, with its logged reason. So does an agent that never
+// gets in sync.
 func TestUpFailsWithItsAgents(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -382,7 +382,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 	}
 	for _, tc := range []struct{ command, want string }{
 		{"echo no such kernel >&2; exit 3", "no such kernel"},
-		{"echo still thinking; sleep 60", "still thinking"}, // until the caller loses patience
+		{"echo still thinking; sleep 60", "still thinking"}, // until the caller gives up
 	} {
 		objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
 		if err != nil {
@@ -410,7 +410,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 	}
 }
 
-// A lab is up when the agents know each pod that has a network of its own.
+// A lab is up when the agents know each pod that has its own network.
 func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -462,7 +462,7 @@ func TestTransientLabDiesWithItsOwner(t *testing.T) {
 	if !l.alive() {
 		t.Error("its owner lives, yet it counts as dead")
 	}
-	l.Owner.Start++ // another process had the number
+	l.Owner.Start++ // another process had that number
 	if l.alive() {
 		t.Error("its owner is dead, yet it counts as alive")
 	}

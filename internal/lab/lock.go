@@ -5,8 +5,8 @@ import (
 	"net"
 )
 
-// lock keeps two commands from building or removing the same lab at once. The lock is an abstract
-// Unix socket: it goes with its holder, however that ends, and leaves no file.
+// lock prevents two commands from building or removing the same lab at the same time. The lock is
+// an abstract Unix socket: it ends with its holder in any case, and leaves no file.
 func lock(name string) (release func(), err error) {
 	if !validName.MatchString(name) {
 		return nil, fmt.Errorf("lab name %q: use 1 to 20 lower-case letters and digits", name)

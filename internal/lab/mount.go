@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountNames covers /etc/hosts and /etc/resolv.conf for the calling thread and its children.
+// mountNames mounts files over /etc/hosts and /etc/resolv.conf for the calling thread and its
+// children.
 func (l *Lab) mountNames(namespace string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
 	}
-	// Slaves still see what the host mounts later, and tell it nothing.
+	// Slave mounts still follow what the host mounts later, but do not propagate to it.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("separate mounts: %w", err)
 	}
@@ -25,7 +26,7 @@ func (l *Lab) mountNames(namespace string) error {
 		{l.resolver(), "/etc/resolv.conf"},
 	} {
 		over, err := filepath.EvalSymlinks(m.over)
-		if err != nil { // a file that nobody reads need not be covered, but names come from hosts
+		if err != nil { // a resolver file that nothing reads need not be covered, but names come from hosts
 			if m.over == "/etc/hosts" {
 				return fmt.Errorf("%w: create an empty one", err)
 			}
@@ -38,10 +39,10 @@ func (l *Lab) mountNames(namespace string) error {
 	return nil
 }
 
-// mountAgent gives a node's commands a folder of their own where agents have their sockets, in the
-// calling thread's mount namespace: with the socket of the node's agent, if it has one, and with
-// what an agent that was started by hand has put there. The labs, if they are below it, are seen
-// there too.
+// mountAgent gives a node's commands their own folder at the usual path of agents' sockets, in the
+// calling thread's mount namespace. It contains the socket of the node's agent, if it has one, and
+// what an agent that was started by hand has put there. If the labs' folder is below that path, it
+// is mounted there too.
 func (l *Lab) mountAgent(node string) error {
 	if node == "" || l.agent == nil || l.agent.Socket == "" {
 		return nil
@@ -51,9 +52,9 @@ func (l *Lab) mountAgent(node string) error {
 	if strings.HasPrefix(Dir, folder+"/") {
 		covered[Dir] = Dir
 	}
-	files := map[string]*os.File{} // by where they are to be seen
+	files := map[string]*os.File{} // by mount point
 	for at, path := range covered {
-		// O_PATH: a socket cannot be opened, and what is covered can still be mounted from here.
+		// O_PATH: a socket cannot be opened, and a covered file can still be mounted from here.
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -80,7 +81,7 @@ func (l *Lab) mountAgent(node string) error {
 	return nil
 }
 
-// showAt mounts an open file or folder at a path, which it makes.
+// showAt mounts an open file or folder at a path, which it creates.
 func showAt(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -22,8 +22,7 @@ const uplink = "eth0"
 // NodeNS is the name of a node's (or the outside host's) network namespace.
 func (l *Lab) NodeNS(node string) string { return prefix(l.Name) + node }
 
-// PodNS is the name of the network namespace that a pod is in: its own, or its node's under
-// hostNetwork.
+// PodNS returns the name of a pod's network namespace: its own, or its node's with hostNetwork.
 func (l *Lab) PodNS(p *corev1.Pod) string {
 	if p.Spec.HostNetwork {
 		return l.NodeNS(p.Spec.NodeName)
@@ -31,8 +30,8 @@ func (l *Lab) PodNS(p *corev1.Pod) string {
 	return prefix(l.Name) + p.Name + "." + p.Namespace // no node's name has a dot
 }
 
-// prefix begins the names of all namespaces of a lab, and of no other lab's, as lab names have no
-// dash.
+// prefix is the prefix of the names of all namespaces of a lab, and of no other lab's, as lab names
+// have no dash.
 func prefix(lab string) string { return "sluice-lab-" + lab + "-" }
 
 // host is a machine on the underlay.
@@ -63,7 +62,7 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 		return err
 	}
 	defer outside.Close()
-	reach := []*host{outside} // who has routes to the pods
+	reach := []*host{outside} // it has routes to the pods
 	if l.Kubernetes != nil {
 		control, err := join(plan.Control, plan.ControlIPs)
 		if err != nil {
@@ -92,19 +91,19 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	return nil
 }
 
-// setUpNode makes a host a node: it forwards, reaches the other nodes' pods by way of these nodes,
-// and everything else by way of the outside host.
+// setUpNode turns a host into a node: it forwards, reaches the other nodes' pods through these
+// nodes, and everything else through the outside host.
 func (l *Lab) setUpNode(h *host, n plan.Node) error {
 	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		if err := h.Sysctl(key, "1"); err != nil {
 			return fmt.Errorf("let %s forward: %w", h.Name, err)
 		}
 	}
-	// A refusal is often an ICMP error, of which the kernel grants a destination one a second: a
-	// test bed sees each.
+	// A refusal is often an ICMP error. The kernel sends a destination one a second; a lab needs
+	// all of them.
 	for _, key := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
 		if err := h.Sysctl(key, "0"); err != nil {
-			return fmt.Errorf("let %s refuse whatever it is to refuse: %w", h.Name, err)
+			return fmt.Errorf("turn off the limit of ICMP errors in %s: %w", h.Name, err)
 		}
 	}
 	for _, gw := range l.Cluster.OutsideIPs {
@@ -164,8 +163,8 @@ func plug(ns, underlay *netns.NS, br netlink.Link, port string, ips []netip.Addr
 	return nil
 }
 
-// newNS makes a namespace whose IPv6 addresses can be used at once: duplicate address detection
-// would hold back each interface's first packets for a second or two.
+// newNS makes a namespace whose IPv6 addresses work at once: duplicate address detection would
+// delay each interface's first packets by a second or two.
 func newNS(name string) (*netns.NS, error) {
 	ns, err := netns.New(name)
 	if err != nil {
@@ -190,7 +189,7 @@ func bridge(ns *netns.NS) (netlink.Link, error) {
 	return br, nil
 }
 
-// route adds a route, or points the one there is elsewhere.
+// route adds a route, or changes an existing one.
 func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{Gw: via.AsSlice()}
 	if to.Bits() > 0 {
@@ -202,8 +201,7 @@ func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// routeOutside has the outside host send traffic for service addresses to the nodes that the plan
-// names.
+// routeOutside makes the outside host route service addresses to the nodes that the plan names.
 func (l *Lab) routeOutside() error {
 	for _, r := range l.Cluster.Routes {
 		if err := l.RouteOutside(r.Addr, []string{r.Node}); err != nil {
@@ -213,8 +211,8 @@ func (l *Lab) routeOutside() error {
 	return nil
 }
 
-// RouteOutside has the outside host send traffic for an address to the first of some nodes, or to
-// no one if there are none.
+// RouteOutside makes the outside host route an address to the first of the nodes, or nowhere if
+// there are none.
 func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
 	outside, err := netns.Open(l.NodeNS(plan.Outside))
 	if err != nil {
@@ -262,7 +260,8 @@ func unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// firstError is for a clean-up behind an error that says more.
+// firstError returns the first error of several: a clean-up may fail after the error that says
+// more.
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {

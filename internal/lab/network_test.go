@@ -14,11 +14,11 @@ import (
 	"sluice.dev/sluice/internal/lab/probe"
 )
 
-// A node says each refusal, however many there are in a second.
+// A node sends every refusal, however many there are in a second.
 func TestNodesRefuseWithoutLimit(t *testing.T) {
 	l := up(t, "testrefuse")
 	for _, addr := range l.Cluster.Nodes[0].IPs {
-		for i := range 20 { // the kernel's limit grants six at once
+		for i := range 20 { // the kernel's limit allows six at once
 			if _, err := ask(t, l, "outside", "UDP", netip.AddrPortFrom(addr, 9).String()); !errors.Is(err, echo.ErrRefused) {
 				t.Errorf("request %d to %s: %v, want a refusal", i, addr, err)
 				break
@@ -27,7 +27,7 @@ func TestNodesRefuseWithoutLimit(t *testing.T) {
 	}
 }
 
-// Requests do not come from a pod that is about to go.
+// Requests do not come from a pod that is about to end.
 func TestEndingPodsAreNotAsked(t *testing.T) {
 	pod := func(name string, ending *metav1.Time) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, DeletionTimestamp: ending}, Spec: corev1.PodSpec{NodeName: "node1"}}

@@ -12,12 +12,12 @@ import (
 	"sluice.dev/sluice/internal/lab/probe"
 )
 
-// Probe sends n requests through every frontend of every service from a pod on each node, from each
-// node, and from outside. Services limits it to these, as "namespace/name" or "name" (in any
-// namespace); none means all. The error says why the probe could not be done; what failed of it is
-// in the report. Where there are policies, a client of each workload is sent to each service port
-// besides, for the table of who may reach what. What fails while a control plane changes the
-// cluster is excused.
+// Probe sends n requests through every frontend of every service, from a pod on each node, from
+// each node, and from outside. Services limits it to the given ones, as "namespace/name" or "name"
+// (in any namespace); none means all. The error says why the probe could not be done; failed
+// requests are in the report. If there are policies, a client of each workload also sends to each
+// service port, for the table of who reaches what. Failures while a control plane changes the
+// cluster are excused.
 func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Report, error) {
 	begin := time.Now()
 	if err := l.refresh(ctx); err != nil {
@@ -44,7 +44,7 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	}
 	failed := func(r probe.Result) bool { return r.Failed > 0 }
 	if l.Kubernetes != nil && (slices.ContainsFunc(results, failed) || slices.ContainsFunc(answers, failed)) {
-		if err := l.refresh(ctx); err != nil { // others may have changed it meanwhile
+		if err := l.refresh(ctx); err != nil { // a control plane may have changed it meanwhile
 			return nil, err
 		}
 		tries, pairs, _ := l.tries(l.still(sources), l.still(clients))
@@ -59,8 +59,8 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	return rep, nil
 }
 
-// tries lists what is sent from sources, from clients where there are policies, and what nothing is
-// sent to.
+// tries lists the tries from sources, those from clients if there are policies, and the services
+// without tries.
 func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, silent []probe.Silent) {
 	tries, silent = probe.Tries(l.Cluster, sources)
 	if l.Kubernetes != nil && l.Kubernetes.Proxy != "" {
@@ -76,14 +76,14 @@ func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, 
 	return tries, pairs, silent
 }
 
-// still leaves out the pods that are no more.
+// still leaves out the pods that no longer exist.
 func (l *Lab) still(sources []probe.Source) []probe.Source {
 	return slices.DeleteFunc(slices.Clone(sources), func(s probe.Source) bool {
 		return s.Kind == probe.FromPod && !slices.ContainsFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == s.Name })
 	})
 }
 
-// named finds Services by name; one that does not exist is an error.
+// named finds Services by name, and returns an error for one that does not exist.
 func (l *Lab) named(services []string) (map[string]bool, error) {
 	found := map[string]bool{}
 	for _, want := range services {
@@ -100,8 +100,8 @@ func (l *Lab) named(services []string) (map[string]bool, error) {
 	return found, nil
 }
 
-// sources lists where a probe's requests come from: one pod on each node that has any, of different
-// workloads where that can be, the nodes, and the outside.
+// sources lists the sources of a probe's requests: one pod on each node that has any, if possible
+// of different workloads, the nodes, and the outside.
 func (l *Lab) sources() []probe.Source {
 	var pods, nodes []probe.Source
 	have := map[string]bool{} // workloads
@@ -121,7 +121,7 @@ func (l *Lab) sources() []probe.Source {
 	return append(append(pods, nodes...), outside)
 }
 
-// clients lists one pod of each workload, as sources; those on their node's network are the node.
+// clients lists one pod of each workload, as sources; pods on their node's network are the node.
 func (l *Lab) clients() []probe.Source {
 	var clients []probe.Source
 	seen := map[string]bool{}
@@ -134,8 +134,8 @@ func (l *Lab) clients() []probe.Source {
 	return clients
 }
 
-// canAsk says whether requests may come from a pod: it has a network of its own, which is not about
-// to go with it.
+// canAsk reports whether requests may come from a pod: it has a network of its own that is not
+// about to be removed.
 func (l *Lab) canAsk(p *corev1.Pod) bool {
 	return !p.Spec.HostNetwork && (l.Kubernetes == nil || p.DeletionTimestamp == nil)
 }

@@ -32,13 +32,13 @@ func (l *Lab) start(node, what string, args []string, files ...*os.File) error {
 // process is what start started.
 func (l *Lab) process(node, what string) process.Process { return process.Find(l.path(node), what) }
 
-// started is a process that start has started, by the names of its host and its own.
+// started is a process that start started, by the names of its host and its own.
 type started struct {
 	node, what string
 	process.Process
 }
 
-// processes are all that start has started.
+// processes returns everything that start has started.
 func (l *Lab) processes() (all []started) {
 	dirs, _ := filepath.Glob(l.path("*")) // the pattern is well-formed
 	for _, dir := range dirs {
@@ -49,7 +49,7 @@ func (l *Lab) processes() (all []started) {
 	return all
 }
 
-// alive says whether all processes of the lab run, and its owner, if it has one.
+// alive reports whether all processes of the lab run, and its owner, if it has one.
 func (l *Lab) alive() bool {
 	if l.Owner != nil && !l.Owner.Alive() {
 		return false
@@ -57,7 +57,7 @@ func (l *Lab) alive() bool {
 	return len(l.processes()) > 0 && l.died() == nil
 }
 
-// someAlive says whether any process of the lab runs.
+// someAlive reports whether any process of the lab runs.
 func (l *Lab) someAlive() bool {
 	return slices.ContainsFunc(l.processes(), func(p started) bool { return p.Alive() })
 }
@@ -72,8 +72,8 @@ func (l *Lab) died() error {
 	return nil
 }
 
-// killIn ends all processes whose network namespace is one of those named, whoever started them,
-// except this one, and returns once they are gone.
+// killIn ends all processes in the named network namespaces, whatever started them, except this
+// one, and returns once they are gone.
 func killIn(names []string) error {
 	doomed := map[nsID]bool{}
 	for _, n := range names {
@@ -109,7 +109,7 @@ func killIn(names []string) error {
 	}
 }
 
-// killIf kills a process if it lives in a doomed namespace, and says whether it did.
+// killIf kills a process if it is in a doomed namespace, and reports whether it did.
 func killIf(pid int, doomed map[nsID]bool) (bool, error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
 	if id, ok := nsIDOf(path); !ok || !doomed[id] {
@@ -117,10 +117,10 @@ func killIf(pid int, doomed map[nsID]bool) (bool, error) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return true, nil // it is just ending: look again
+		return true, nil // it is just ending: check again
 	}
 	defer unix.Close(fd)
-	if id, ok := nsIDOf(path); !ok || !doomed[id] { // now that the number cannot go to another process
+	if id, ok := nsIDOf(path); !ok || !doomed[id] { // now the number cannot pass to another process
 		return false, nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

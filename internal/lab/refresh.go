@@ -20,8 +20,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// refresh brings the plan in line with what the API holds, in a lab that has one: there, the plan
-// is how the cluster was when it was last looked at.
+// refresh brings the plan in line with the API, in a lab that has one: there, the plan is the
+// cluster at the last reading.
 func (l *Lab) refresh(ctx context.Context) error {
 	if l.Kubernetes == nil {
 		return nil
@@ -47,7 +47,7 @@ func (l *Lab) refresh(ctx context.Context) error {
 			}
 			return done || !placed
 		})
-		if l.Kubernetes.Proxy == "" { // kube-proxy has no part in policies
+		if l.Kubernetes.Proxy == "" { // kube-proxy does not enforce policies
 			if c.Policies, err = readPolicies(ctx, p); err != nil {
 				return err
 			}
@@ -71,8 +71,8 @@ func list[T any](ctx context.Context, p *control.Plane, path string, into *[]*T)
 	return nil
 }
 
-// readPolicies reads the objects of the policy APIs that the server has. What means nothing is
-// passed over: it is the agents' to find fault with.
+// readPolicies reads the objects of the policy APIs that the server has. It skips invalid ones: the
+// agents report them.
 func readPolicies(ctx context.Context, p *control.Plane) (policies []plan.Policy, err error) {
 	for _, resource := range slices.Sorted(maps.Keys(plan.PolicyKinds)) {
 		var objects []*json.RawMessage
@@ -99,7 +99,7 @@ func readPolicies(ctx context.Context, p *control.Plane) (policies []plan.Policy
 	return policies, nil
 }
 
-// outsideRoutes reads by which node the outside host reaches the addresses of services.
+// outsideRoutes returns the nodes through which the outside host reaches the addresses of services.
 func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	outside, err := netns.Open(l.NodeNS(plan.Outside))
 	if err != nil {
@@ -127,8 +127,8 @@ func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	return routes, nil
 }
 
-// waiting names the nodes, workloads, pods and services that are not yet what they are to be; pods
-// that are ending are to be gone.
+// waiting names the nodes, workloads, pods and services that are not ready yet; terminating pods
+// have to be gone.
 func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	var nodes []*corev1.Node
 	var workloads []string
@@ -161,7 +161,7 @@ func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// waitingWorkloads names those whose pods are not all there and ready.
+// waitingWorkloads names workloads with missing or unready pods.
 func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, err error) {
 	for _, kind := range []string{"deployments", "statefulsets", "daemonsets", "replicasets"} {
 		var workloads []*struct {
@@ -185,8 +185,8 @@ func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, er
 	return names, nil
 }
 
-// complete says whether the controllers have done their part for a Service: its ready pods are
-// endpoints, and it has the addresses of its type.
+// complete reports whether the controllers have completed a Service: its ready pods are endpoints,
+// and it has the addresses of its type.
 func (l *Lab) complete(svc *corev1.Service) bool {
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil && len(svc.Status.LoadBalancer.Ingress) < len(svc.Spec.IPFamilies) {
 		return false
@@ -207,7 +207,7 @@ func (l *Lab) complete(svc *corev1.Service) bool {
 	return true
 }
 
-// reason is what a pod's conditions say of why it is not ready, in brackets; or nothing.
+// reason returns in brackets why a pod is not ready, from its conditions; or nothing.
 func reason(p *corev1.Pod) string {
 	for _, c := range p.Status.Conditions {
 		if c.Status != corev1.ConditionTrue && c.Message != "" {

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// Relay accepts connections from an open listening socket and hands each on to an address, until
-// ctx ends. The socket may be of another network namespace than the process.
+// Relay accepts connections on an open listening socket and forwards each to an address, until ctx
+// ends. The socket may belong to another network namespace than the process.
 func Relay(ctx context.Context, socket *os.File, to string) error {
 	listener, err := net.FileListener(socket)
 	if err != nil {
@@ -35,7 +35,7 @@ func relayOne(ctx context.Context, near *net.TCPConn, to string) {
 	defer func() { _ = near.Close() }()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to)
 	if err != nil {
-		return // who asked sees that the connection ends
+		return // the client sees that the connection ends
 	}
 	far := conn.(*net.TCPConn)
 	defer func() { _ = far.Close() }()

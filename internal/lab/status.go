@@ -26,7 +26,7 @@ type Status struct {
 	Pods     []PodStatus     `json:"pods"`
 	Services []ServiceStatus `json:"services"`
 	Policies []PolicyStatus  `json:"policies"`
-	Passed   map[string]int  `json:"passedOver"` // objects that the lab does not act on, by kind
+	Passed   map[string]int  `json:"passedOver"` // objects that the lab ignores, by kind
 	Warnings []string        `json:"warnings"`
 }
 
@@ -38,7 +38,7 @@ type NodeStatus struct {
 	IPs    []netip.Addr `json:"ips"`
 	Pods   int          `json:"pods"`
 	Server string       `json:"server"` // "running" or "dead"
-	Agent  string       `json:"agent"`  // "in sync", "dead", "none", "kube-proxy", or what is wrong
+	Agent  string       `json:"agent"`  // "in sync", "dead", "none", "kube-proxy", or a fault
 	Socket string       `json:"socket,omitempty"`
 }
 
@@ -70,7 +70,8 @@ type PolicyStatus struct {
 	Name      string `json:"name"`
 }
 
-// Status looks at the lab. Agents get a few seconds in all to say that they are in sync.
+// Status reads the state of the lab. All agents together get a few seconds to report that they are
+// in sync.
 func (l *Lab) Status(ctx context.Context) *Status {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -182,7 +183,7 @@ func (l *Lab) serviceStatus(svc *corev1.Service) ServiceStatus {
 	return s
 }
 
-// Table writes the status for people, its columns parted by tabs.
+// Table writes the status for people, its columns separated by tabs.
 func (s *Status) Table(w io.Writer) {
 	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
 	line("NODE", "ZONE", "ADDRESSES", "PODS", "SERVER", "AGENT", "NAMESPACE")

@@ -1,5 +1,5 @@
-// Package question reads what people ask with `sluice why`, and finds the addresses that it is
-// about. It does no I/O: what there is, it is told by a view of the store.
+// Package question parses the questions of `sluice why`, and finds the addresses that they are
+// about. It does no I/O: it reads the objects through a view of the store.
 package question
 
 import (
@@ -15,22 +15,22 @@ import (
 // Question asks whether From may open a connection to To.
 type Question struct {
 	From, To End
-	Port     string // a number, or the name that a pod or service gives it; empty with icmp
-	Protocol string // tcp, udp, sctp, icmp; empty: that of a named port, or else tcp
-	Family   int    // 4 or 6; 0: those that both ends have
+	Port     string // a number, or the name that a pod or service gives it; empty for icmp
+	Protocol string // tcp, udp, sctp, icmp; empty: the protocol of a named port, or else tcp
+	Family   int    // 4 or 6; 0: all that both ends have
 }
 
 // End is one side of a question: an address, or the name of an object.
 type End struct {
-	Addr netip.Addr // invalid: Name says who it is
-	Kind Kind       // empty: a pod of the name, or else a service, or else a node
+	Addr netip.Addr // invalid if Name is set
+	Kind Kind       // empty: a pod of that name, or else a service, or else a node
 	Name string     // NAMESPACE/NAME, or NAME in the namespace "default" or of a node
 }
 
 // Kind is what kind of object an End names.
 type Kind string
 
-// The kinds of ends, as people write them in front of a name.
+// These are the kinds of ends, as people write them before a name.
 const (
 	Pod     Kind = "pod"
 	Service Kind = "svc"
@@ -57,7 +57,7 @@ func ParseEnd(text string) End {
 	return End{Name: text}
 }
 
-// String is what ParseEnd reads.
+// String returns a text that ParseEnd reads.
 func (e End) String() string {
 	switch {
 	case e.Addr.IsValid():
@@ -70,7 +70,7 @@ func (e End) String() string {
 
 var errTarget = errors.New("write it as TO:PORT or TO:PORT/PROTOCOL (tcp, udp, sctp), or TO/icmp, with an IPv6 address in brackets")
 
-// Parse reads what people ask: from, and to as TO:PORT[/PROTOCOL] or TO/icmp.
+// Parse parses what people ask: from, and to as TO:PORT[/PROTOCOL] or TO/icmp.
 func Parse(from, to string) (Question, error) {
 	from = strings.Trim(from, "[]")
 	q := Question{From: ParseEnd(from)}
@@ -95,7 +95,7 @@ func Parse(from, to string) (Question, error) {
 	case from == "":
 		return q, errors.New("say where the connection comes from: a pod, service, node or address")
 	case rest == "", (q.Port == "") == (q.Protocol != "icmp"):
-		return q, fmt.Errorf("%q does not say to which port: %w", to, errTarget)
+		return q, fmt.Errorf("%q has no port: %w", to, errTarget)
 	}
 	if n, err := strconv.Atoi(q.Port); err == nil && (n < 1 || n > 65535) {
 		return q, fmt.Errorf("port %d of %q is out of range: ports are 1 to 65535", n, to)
@@ -104,7 +104,7 @@ func Parse(from, to string) (Question, error) {
 }
 
 func unknownProtocol(name string) error {
-	return fmt.Errorf("%q is no protocol that is known here: %w", name, errTarget)
+	return fmt.Errorf("%q is not a known protocol: %w", name, errTarget)
 }
 
 // hasPort reports whether a text ends in a port: its last colon is not one of an IPv6 address.
@@ -113,8 +113,8 @@ func hasPort(s string) bool {
 	return i > 0 && (s[i-1] == ']' || !strings.Contains(s[:i], ":"))
 }
 
-// ping stands for ICMP or ICMPv6, as the addresses have it.
+// ping stands for ICMP or ICMPv6, depending on the addresses.
 const ping = 0
 
-// protocols are the names of protocols that a question may have.
+// protocols are the protocol names that a question may use.
 var protocols = map[string]uint8{"tcp": uint8(model.TCP), "udp": uint8(model.UDP), "sctp": uint8(model.SCTP), "icmp": ping}

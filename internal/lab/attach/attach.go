@@ -1,10 +1,10 @@
 // Package attach gives a pod its network: a veth pair between the pod's namespace and its node's,
 // routed and never bridged.
 //
-// The pod has its addresses as /32 and /128 on eth0 and a default route per family by way of a
-// link-local gateway that is the same on every node; the node has one host route per pod address.
-// Neighbour entries are permanent on both ends, so that no ARP or neighbour discovery takes place
-// and no pod can answer for another.
+// The pod has its addresses as /32 and /128 on eth0 and a default route for each family through a
+// link-local gateway that is the same on every node. The node has one host route for each pod
+// address. Neighbour entries are permanent on both ends, so that there is no ARP or neighbour
+// discovery and no pod can answer for another.
 package attach
 
 import (
@@ -23,8 +23,8 @@ import (
 // Interface is the name of the interface inside the pod.
 const Interface = "eth0"
 
-// The pod's gateways. The node does not own these addresses: the pod has a permanent neighbour
-// entry for each that points at the node's end of the pair.
+// These are the pod's gateways. The node does not have these addresses: the pod has a permanent
+// neighbour entry for each that points at the node's end of the pair.
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")
 	gateway6 = netip.MustParseAddr("fe80::1")
@@ -37,14 +37,14 @@ func HostInterface(namespace, pod string) string {
 	return "veth" + hex.EncodeToString(sum[:5])
 }
 
-// Pod joins a pod's namespace to its node's: host names the node's end of the pair. The addresses
-// belong to the pod from then on. If it fails, nothing stays behind.
+// Pod joins a pod's namespace to its node's; host names the node's end of the pair. From then on
+// the addresses belong to the pod. If it fails, nothing remains.
 func Pod(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) error {
 	if err := netns.Veth(node, host, pod, Interface); err != nil {
 		return err
 	}
 	if err := configure(node, host, pod, addrs); err != nil {
-		_ = Detach(node, host) // the first error is the one that says why
+		_ = Detach(node, host) // the first error says why
 		return fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
 	}
 	return nil
@@ -100,8 +100,8 @@ func configure(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) e
 	return nil
 }
 
-// address gives a pod an address. No duplicate address detection: the address was handed out by one
-// authority, and a pod should not wait a second for its first packet.
+// address assigns an address to a pod. There is no duplicate address detection: one authority
+// assigned the address, and a pod should not wait a second before its first packet.
 func address(pod *netns.NS, link netlink.Link, a netip.Addr) error {
 	addr := &netlink.Addr{IPNet: hostNet(a)}
 	if a.Is6() {
@@ -125,7 +125,7 @@ func gateway(pod *netns.NS, link netlink.Link, gw netip.Addr, far netlink.Link) 
 	return nil
 }
 
-// neighbour tells ns, for good, that a is at far's hardware address behind link.
+// neighbour sets a permanent neighbour entry in ns: a is at far's hardware address behind link.
 func neighbour(ns *netns.NS, link netlink.Link, a netip.Addr, far netlink.Link) error {
 	family := unix.AF_INET
 	if a.Is6() {

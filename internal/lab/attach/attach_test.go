@@ -64,7 +64,7 @@ func TestDetach(t *testing.T) {
 		if err := Pod(node, "veth0", pod, addrs); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // and what is gone can be detached
+		for range 2 { // detaching twice is fine
 			if err := Detach(node, "veth0"); err != nil {
 				t.Fatal(err)
 			}
@@ -81,10 +81,10 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// What fails half-way leaves nothing.
+// A failure half-way leaves nothing behind.
 func TestPodWithABadAddress(t *testing.T) {
 	node, pod := namespace(t, "node"), namespace(t, "pod")
-	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("ff02::1")} // multicast is no pod's
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("ff02::1")} // a pod cannot have multicast
 	if err := Pod(node, "veth0", pod, addrs); err == nil {
 		t.Fatal("no error")
 	}

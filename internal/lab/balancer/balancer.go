@@ -1,6 +1,6 @@
-// Package balancer is what a lab has in place of a cloud's load balancer: it gives Services of type
-// LoadBalancer addresses, writes them into the Services' status, and says to which nodes traffic
-// for them has to be routed.
+// Package balancer is the lab's substitute for a cloud's load balancer: it assigns addresses to
+// Services of type LoadBalancer, writes them into the Services' status, and says to which nodes
+// their traffic has to be routed.
 package balancer
 
 import (
@@ -24,11 +24,11 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Route has traffic for an address go to one of the nodes, which are sorted by name; to none, if
+// Route routes traffic for an address to one of the nodes, which are sorted by name, or to none if
 // there are none. It is called from one goroutine, and again later if it fails.
 type Route func(addr netip.Addr, nodes []string) error
 
-// balancer keeps what it needs to know of the cluster.
+// balancer holds what it needs to know of the cluster.
 type balancer struct {
 	api   *kubeapi.Client
 	pools []*pool.Pool[types.NamespacedName]
@@ -41,30 +41,30 @@ type balancer struct {
 	slices   map[types.NamespacedName]slice
 	nodes    map[string]bool         // those that take part
 	nodeIPs  map[string][]netip.Addr // of all
-	synced   int                     // how many kinds have been read
+	synced   int                     // number of kinds that have been read
 	dirty    map[types.NamespacedName]bool
 
-	routes map[netip.Addr][]string                          // as they were last set
-	owned  map[types.NamespacedName][]netip.Addr            // that a Service has, or had and has to give up yet
+	routes map[netip.Addr][]string                          // as set last
+	owned  map[types.NamespacedName][]netip.Addr            // that a Service has, or has still to give up
 	owners map[netip.Addr]map[types.NamespacedName][]string // of an address, with the nodes that serve each
-	said   map[types.NamespacedName]string                  // what is wrong, as it was logged
+	said   map[types.NamespacedName]string                  // faults, as logged
 }
 
-// slice is what there is to know of an EndpointSlice.
+// slice holds what matters of an EndpointSlice.
 type slice struct {
 	service types.NamespacedName
 	nodes   []string // that have a ready endpoint of it
 }
 
-// Run gives addresses of the prefixes (one of each family) to all Services of type LoadBalancer
-// that name no loadBalancerClass, until ctx ends. What an earlier life gave stays given.
-// spec.loadBalancerIP gets its wish if it is of a prefix and free; a Service that cannot have an
-// address waits for one.
+// Run assigns addresses of the prefixes (one of each family) to all Services of type LoadBalancer
+// without a loadBalancerClass, until ctx ends. Addresses from an earlier run stay. A Service gets
+// its spec.loadBalancerIP if that is in a prefix and free. A Service for which there is no address
+// waits for one.
 //
-// Traffic for these and for spec.externalIPs goes to all nodes that are ready, and for
-// externalTrafficPolicy Local to those that have a ready endpoint of the Service, as Kubernetes'
-// documentation of source IPs says. An address that several Services have leads where all of them
-// are served. One that is a node's own needs no route.
+// Traffic for these addresses and for spec.externalIPs goes to all ready nodes; with
+// externalTrafficPolicy Local, to those with a ready endpoint of the Service, as Kubernetes'
+// documentation of source IPs says. An address of several Services leads to nodes where all of them
+// are served. A node's own address needs no route.
 func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
 	api, err := kubeapi.New(config)
 	if err != nil {
@@ -101,7 +101,7 @@ func newBalancer(api *kubeapi.Client, prefixes []netip.Prefix, route Route, log 
 // kinds is how many kinds of objects are followed.
 const kinds = 3
 
-// work brings what is dirty in line until ctx ends. What fails is tried again in a second.
+// work processes dirty Services until ctx ends. Failures are retried after a second.
 func (b *balancer) work(ctx context.Context) {
 	for {
 		retry := time.After(time.Hour)
@@ -132,7 +132,7 @@ func (b *balancer) work(ctx context.Context) {
 	}
 }
 
-// tell logs what is wrong with a Service, once.
+// tell logs a fault of a Service, once.
 func (b *balancer) tell(ctx context.Context, name types.NamespacedName, err error) {
 	switch {
 	case err == nil:
@@ -143,7 +143,7 @@ func (b *balancer) tell(ctx context.Context, name types.NamespacedName, err erro
 	}
 }
 
-// settle gives a Service what it should have: addresses, a status that says so, routes.
+// settle gives a Service its addresses, status and routes.
 func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error {
 	b.mu.Lock()
 	svc := b.services[name]
@@ -151,7 +151,7 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	outside := b.notNodes(external(svc))
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
-	// Before anyone hears of the addresses.
+	// This comes before anything learns of the addresses.
 	if err := b.own(name, slices.Concat(addrs, outside), nodes); err != nil {
 		return err
 	}
@@ -163,14 +163,14 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	return err
 }
 
-// ours says whether a Service is one that this balancer is for.
+// ours reports whether this balancer is responsible for a Service.
 func ours(svc *corev1.Service) bool {
 	return svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil &&
 		svc.DeletionTimestamp == nil
 }
 
 // assign returns the addresses that a Service has from now on: one of each of its families. Its
-// error says which it cannot have; the others count.
+// error names those that it cannot have; the others are valid.
 func (b *balancer) assign(name types.NamespacedName, svc *corev1.Service) (addrs []netip.Addr, err error) {
 	if !ours(svc) {
 		for _, p := range b.pools {
@@ -207,8 +207,8 @@ func familyOf(p netip.Prefix) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// writeStatus writes a Service's addresses into its status, if it does not have them. A status with
-// addresses of others is left to them unless the Service is ours.
+// writeStatus writes a Service's addresses into its status, unless it has them. A status with
+// foreign addresses is left alone unless the Service is ours.
 func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs []netip.Addr) error {
 	var had, want []string
 	for _, in := range svc.Status.LoadBalancer.Ingress {
@@ -233,7 +233,7 @@ func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs [
 	}
 	_, err = b.api.Services(svc.Namespace).Patch(ctx, svc.Name, types.MergePatchType, patch, "status")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // a newer version is on its way to us
+		return nil // a newer version is about to arrive
 	}
 	if err != nil {
 		return fmt.Errorf("write status: %w", err)
@@ -241,7 +241,7 @@ func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs [
 	return nil
 }
 
-// gave says whether a Service's status has an address of ours.
+// gave reports whether a Service's status has an address of ours.
 func (b *balancer) gave(svc *corev1.Service) bool {
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		a, err := netip.ParseAddr(in.IP)

@@ -19,11 +19,11 @@ import (
 	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
-// routes is what a router would know.
+// routes stands in for a router's table.
 type routes struct {
 	mu    sync.Mutex
 	known map[string]string // address: nodes, separated by spaces
-	fail  bool              // the next one, once
+	fail  bool              // error of the next call
 }
 
 func (r *routes) set(addr netip.Addr, nodes []string) error {
@@ -85,7 +85,7 @@ endpoints:
 ports: [{port: 80}]
 `
 
-// TestBalancer takes Services through their changes on a real API server.
+// TestBalancer changes Services on a real API server.
 func TestBalancer(t *testing.T) {
 	p := controltest.Start(t, control.Config{})
 	api, err := clientcmd.BuildConfigFromFlags("", p.Admin())
@@ -159,7 +159,7 @@ func TestBalancer(t *testing.T) {
 	has("local", "198.51.100.77")
 	leads("198.51.100.77", "node1")
 
-	// What changes in the cluster moves traffic.
+	// Changes in the cluster move traffic.
 	kubectl("patch", "endpointslice", "local-1", "--type=json", "-p", `[{"op":"replace","path":"/endpoints/1/conditions/ready","value":true}]`)
 	leads("198.51.100.77", "node1 node2")
 	ready("node1", "False")
@@ -168,14 +168,14 @@ func TestBalancer(t *testing.T) {
 	kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=")
 	leads(both[0], "")
 
-	// Another life goes on with what was given.
+	// Another run goes on with the assigned addresses.
 	stop()
 	kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-")
 	start()
 	leads(both[0], "node2")
 	has("both", strings.Join(both, " "))
 
-	// A Service of another type gives its addresses back.
+	// A Service that changes its type gives up its addresses.
 	kubectl("patch", "service", "both", "-p", `{"spec":{"type":"ClusterIP"}}`)
 	has("both", "")
 	leads(both[0], "")
@@ -183,12 +183,12 @@ func TestBalancer(t *testing.T) {
 	leads("198.51.100.77", "")
 	has("other", "")
 
-	// The outside routes external addresses too, though nobody gives them.
+	// The outside routes external addresses too, though the balancer does not assign them.
 	kubectl("patch", "service", "both", "-p", `{"spec":{"externalIPs":["203.0.113.5"]}}`)
 	leads("203.0.113.5", "node2")
 	kubectl("patch", "service", "both", "-p", `{"spec":{"externalIPs":null}}`)
 	leads("203.0.113.5", "")
-	leads("203.0.113.6", "node2") // of a Service that never was of another type
+	leads("203.0.113.6", "node2") // of a Service that never had another type
 	kubectl("delete", "service", "plain")
 	leads("203.0.113.6", "")
 }

@@ -11,12 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// feed is the store that a reflector fills: it tells the balancer what it sees, with mu held.
+// feed is the store that a reflector fills. It passes what it receives to the balancer, with mu
+// held.
 type feed[T metav1.Object] struct {
 	b      *balancer
 	see    func(T)
 	forget func(types.NamespacedName)
-	known  map[types.NamespacedName]bool // nil: nothing has been read
+	known  map[types.NamespacedName]bool // nil until something has been read
 }
 
 func (f *feed[T]) Add(obj any) error { return f.Update(obj) }
@@ -82,9 +83,9 @@ func nameOf(o metav1.Object) types.NamespacedName {
 func (b *balancer) seeService(svc *corev1.Service) {
 	name := nameOf(svc)
 	if !ours(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.gave(svc) {
-		return // most are none of our business
+		return // most do not concern us
 	}
-	if b.synced < kinds { // what an earlier life gave, before any of it goes to another
+	if b.synced < kinds { // from an earlier run, before any of it is assigned again
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			if a, err := netip.ParseAddr(in.IP); err == nil && ours(svc) {
 				for _, p := range b.pools {
@@ -126,7 +127,7 @@ func (b *balancer) forgetSlice(name types.NamespacedName) {
 	delete(b.slices, name)
 }
 
-// mark makes a Service dirty, if it is one of ours.
+// mark makes a Service dirty, if it is ours.
 func (b *balancer) mark(name types.NamespacedName) {
 	if b.services[name] != nil {
 		b.dirty[name] = true
@@ -140,7 +141,7 @@ func (b *balancer) seeNode(n *corev1.Node) {
 	})
 	var ips []netip.Addr
 	for _, known := range n.Status.Addresses {
-		if a, err := netip.ParseAddr(known.Address); err == nil { // the others are names
+		if a, err := netip.ParseAddr(known.Address); err == nil { // the others are host names
 			ips = append(ips, a)
 		}
 	}

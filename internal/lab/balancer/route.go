@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// external lists the addresses that a Service's owner has the outside route to the cluster. A
-// balancer of another class is left alone.
+// external lists the addresses that the outside routes to the cluster for a Service. Services of
+// another balancer class are left alone.
 func external(svc *corev1.Service) (addrs []netip.Addr) {
 	if svc == nil || svc.DeletionTimestamp != nil || svc.Spec.LoadBalancerClass != nil {
 		return nil
@@ -25,7 +25,7 @@ func external(svc *corev1.Service) (addrs []netip.Addr) {
 	return addrs
 }
 
-// notNodes leaves out the addresses of nodes: their traffic gets there anyway. mu is held.
+// notNodes leaves out the addresses of nodes: their traffic arrives anyway. mu is held.
 func (b *balancer) notNodes(addrs []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(addrs, func(a netip.Addr) bool {
 		for _, ips := range b.nodeIPs {
@@ -37,7 +37,7 @@ func (b *balancer) notNodes(addrs []netip.Addr) []netip.Addr {
 	})
 }
 
-// nodesOf lists the nodes that take a Service's traffic. mu is held.
+// nodesOf lists the nodes that receive a Service's traffic. mu is held.
 func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []string {
 	var nodes []string
 	if svc == nil {
@@ -59,8 +59,8 @@ func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []str
 	return slices.Compact(nodes)
 }
 
-// own makes these all the addresses that a Service has, served by these nodes. After an error it
-// has to be called again.
+// own sets the addresses of a Service, served by these nodes. After an error it has to be called
+// again.
 func (b *balancer) own(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
 	for _, a := range b.owned[name] {
 		if slices.Contains(addrs, a) {
@@ -86,7 +86,7 @@ func (b *balancer) own(name types.NamespacedName, addrs []netip.Addr, nodes []st
 	return nil
 }
 
-// setRoute has traffic for an address go where its owners are served, if it does not yet.
+// setRoute routes an address to where its owners are served, unless it is routed so already.
 func (b *balancer) setRoute(a netip.Addr) error {
 	nodes := common(b.owners[a])
 	if len(b.owners[a]) == 0 {
@@ -104,8 +104,8 @@ func (b *balancer) setRoute(a netip.Addr) error {
 	return nil
 }
 
-// common lists the nodes that serve all owners of an address. An owner that none serves does not
-// count; nor, where owners have no node in common, does the one that is later by name.
+// common lists the nodes that serve all owners of an address. An owner that no node serves does not
+// count. If owners have no node in common, the later by name does not count.
 func common(owners map[types.NamespacedName][]string) (nodes []string) {
 	names := slices.SortedFunc(maps.Keys(owners), func(a, b types.NamespacedName) int {
 		return strings.Compare(a.String(), b.String())

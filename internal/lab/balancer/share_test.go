@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// shared is the address that all Services of TestSharedAddress have.
+// shared is the address of all Services of TestSharedAddress.
 const shared = "203.0.113.7"
 
-// sharer makes a Service that has the shared address, and its endpoints: ready ones on these nodes.
+// sharer makes a Service with the shared address, and its ready endpoints on these nodes.
 func sharer(name string, policy corev1.ServiceExternalTrafficPolicy, nodes ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	svc.Spec.Type, svc.Spec.ExternalTrafficPolicy, svc.Spec.ExternalIPs = corev1.ServiceTypeClusterIP, policy, []string{shared}
@@ -32,8 +32,8 @@ func readyNode(name string) *corev1.Node {
 	return n
 }
 
-// TestSharedAddress has Services with one address come and go, in any order: it leads where all of
-// them are served, as long as there is one of them.
+// TestSharedAddress adds and removes Services with one address, in any order. The address leads to
+// where all of them are served, as long as one of them exists.
 func TestSharedAddress(t *testing.T) {
 	type service struct {
 		name   string
@@ -44,7 +44,7 @@ func TestSharedAddress(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		services []service
-		all      string // where it leads when both are there
+		all      string // where it leads while both exist
 		alone    []string
 	}{
 		{"cluster", []service{{"a", cluster, nil}, {"b", cluster, nil}}, "node1 node2", []string{"node1 node2", "node1 node2"}},
@@ -96,8 +96,7 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-// A route that cannot be removed at once is removed later, also where its address was given up by a
-// change.
+// A route that cannot be removed at once is removed later, also if a change gave up its address.
 func TestRouteRemovedLater(t *testing.T) {
 	r := &routes{known: map[string]string{}}
 	b := newBalancer(nil, nil, r.set, slog.New(slog.NewTextHandler(t.Output(), nil)))
@@ -120,7 +119,7 @@ func TestRouteRemovedLater(t *testing.T) {
 	}
 }
 
-// An address of a node is reached without a route, and is no other node's.
+// An address of a node is reached without a route, and belongs to no other node.
 func TestAddressOfANode(t *testing.T) {
 	r := &routes{known: map[string]string{}}
 	b := newBalancer(nil, nil, r.set, slog.New(slog.NewTextHandler(t.Output(), nil)))

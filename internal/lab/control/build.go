@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programs are what Build makes, by the packages of the module in test/kube. The API server comes
-// first: it takes longest, and the others share most of what it is made of.
+// programs are what Build makes, by their packages in the module test/kube. The API server comes
+// first: it takes longest, and the others share most of its packages.
 var programs = []struct{ name, pkg string }{
 	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
@@ -31,11 +31,11 @@ var programs = []struct{ name, pkg string }{
 // module is where the versions are pinned, below the root of a checkout.
 var module = filepath.Join("test", "kube")
 
-// Build returns the folder that holds the programs, below the user's cache folder. What is not
-// there yet is built, with the Go toolchain and from the module test/kube of the checkout that the
-// working directory or this program is in; that takes some minutes, once. Outside of a checkout it
-// is what was built last. say is told what is being done; it may be nil. Processes that build at
-// the same time wait for each other.
+// Build returns the folder with the programs, below the user's cache folder. It builds what is
+// missing, with the Go toolchain, from the module test/kube of the checkout that contains the
+// working directory or this program. That takes some minutes, once. Outside a checkout it returns
+// the last build. say, which may be nil, reports progress. Processes that build at the same time
+// wait for each other.
 func Build(ctx context.Context, say func(string)) (bin string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -76,7 +76,7 @@ func Build(ctx context.Context, say func(string)) (bin string, err error) {
 	return bin, nil
 }
 
-// Check says what of the programs a folder lacks.
+// Check returns which programs a folder lacks.
 func Check(bin string) error {
 	for _, p := range programs {
 		if _, err := os.Stat(filepath.Join(bin, p.name)); err != nil {
@@ -86,12 +86,12 @@ func Check(bin string) error {
 	return nil
 }
 
-// built returns the folder that was built last and is whole, or "".
+// built returns the folder of the last complete build, or "".
 func built(cache string) (newest string) {
 	dirs, _ := filepath.Glob(filepath.Join(cache, "sluice", "kubernetes-*")) // the pattern is well-formed
 	var when time.Time
 	for _, dir := range dirs {
-		info, err := os.Stat(filepath.Join(dir, programs[len(programs)-1].name)) // the last to be there
+		info, err := os.Stat(filepath.Join(dir, programs[len(programs)-1].name)) // the one finished last
 		if err == nil && info.ModTime().After(when) {
 			newest, when = dir, info.ModTime()
 		}
@@ -99,7 +99,7 @@ func built(cache string) (newest string) {
 	return newest
 }
 
-// findModule looks for test/kube upwards from the working directory, then from this program.
+// findModule searches for test/kube upwards from the working directory, then from this program.
 func findModule() (string, error) {
 	var starts []string
 	if dir, err := os.Getwd(); err == nil {
@@ -121,7 +121,7 @@ func findModule() (string, error) {
 	return "", fmt.Errorf("find what Kubernetes is built from: there is no %s in the folders above; run this in a checkout of Sluice's sources", module)
 }
 
-// buildKey changes with everything that the programs are made of.
+// buildKey changes with everything that goes into the programs.
 func buildKey(src string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, programs)
@@ -135,7 +135,7 @@ func buildKey(src string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
-// build makes one program. A file is there when it is whole.
+// build makes one program. A file that exists is complete.
 func build(ctx context.Context, src, pkg, to string) error {
 	version, err := goCommand(ctx, src, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 	if err != nil {

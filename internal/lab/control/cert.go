@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// lifetime of certificates; a plane is not meant to live for a year.
+// lifetime is the lifetime of certificates; no plane should live for a year.
 const lifetime = 365 * 24 * time.Hour
 
 // authority signs certificates.
@@ -42,7 +42,8 @@ func loadAuthority(certFile, keyFile string) (*authority, error) {
 	return a, a.sign(t, key, certFile, keyFile)
 }
 
-// issue writes a certificate and its key. Names and addresses make it a server's, none a client's.
+// issue writes a certificate and its key: a server's if there are names or addresses, otherwise a
+// client's.
 func (a *authority) issue(subject pkix.Name, names []string, addrs []net.IP, certFile, keyFile string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

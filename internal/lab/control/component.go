@@ -19,8 +19,8 @@ func (p *Plane) arguments(component string) []string {
 	}
 }
 
-// etcdArguments: a plane is for trying things out, so that a crash of the machine may lose it, and
-// it need not wait for the disk.
+// etcdArguments: a plane is for experiments, so it may lose data in a crash of the machine, and
+// need not wait for the disk.
 func (p *Plane) etcdArguments() []string {
 	return []string{
 		"--data-dir=" + p.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
@@ -45,14 +45,14 @@ func (p *Plane) apiServerArguments() []string {
 	} else {
 		args = append(args, "--authorization-mode=AlwaysAllow")
 	}
-	if !p.Controllers { // nobody makes the service account that it wants for each pod
+	if !p.Controllers { // nothing makes the service account that it needs for each pod
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return args
 }
 
-// controllerArguments: the limits of requests are raised, as a lab is to follow at once where a
-// cluster takes its time.
+// controllerArguments: request limits are raised, as a lab should follow at once where a cluster
+// takes its time.
 func (p *Plane) controllerArguments() []string {
 	return []string{
 		"--kubeconfig=" + p.path("system-kube-controller-manager.kubeconfig"),

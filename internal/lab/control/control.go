@@ -1,6 +1,6 @@
 // Package control runs a Kubernetes control plane in a network namespace: the real etcd, API
-// server, scheduler and controller manager, as processes that outlive who started them, with
-// certificates of their own.
+// server, scheduler and controller manager, as processes that outlive their starter, with their own
+// certificates.
 package control
 
 import (
@@ -26,7 +26,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// The components, by which Kill and Restart know them.
+// These are the components, as Kill and Restart name them.
 const (
 	Etcd       = "etcd"
 	APIServer  = "kube-apiserver"
@@ -34,38 +34,38 @@ const (
 	Scheduler  = "kube-scheduler"
 )
 
-// Components are all of them, in the order in which they are started.
+// Components are all of them, in starting order.
 var Components = []string{Etcd, APIServer, Controller, Scheduler}
 
-// Port is where the API server listens.
+// Port is the API server's port.
 const Port = 6443
 
 // Config says what control plane to start.
 type Config struct {
 	Bin   string     // the folder of the programs, as from Build
-	Dir   string     // for certificates, kubeconfigs, logs and etcd's data; what is there already is used on
-	NetNS *netns.NS  // to run in; it stays the caller's
-	Addr  netip.Addr // the API server's address in it, which nodes are to reach; not a loopback address
+	Dir   string     // for certificates, kubeconfigs, logs and etcd's data; existing files are reused
+	NetNS *netns.NS  // to run in; the caller keeps it
+	Addr  netip.Addr // the API server's address in it, reachable from the nodes; not a loopback address
 
 	ClusterCIDRs, ServiceCIDRs []netip.Prefix
 
 	Controllers bool // run the scheduler and the controller manager too
-	RBAC        bool // authorize by RBAC; without, everyone may do everything
+	RBAC        bool // authorize by RBAC; otherwise everything is allowed
 
 	APIServerArgs []string // more arguments for the API server
 }
 
-// Plane is a control plane that runs. Its methods are not safe for concurrent use, but for Dial.
+// Plane is a running control plane. Its methods are not safe for concurrent use, except Dial.
 type Plane struct {
 	Config
 }
 
-// ready is how long a component gets to be ready: the programs start in seconds, but machines may
+// ready is a component's time-out to become ready: the programs start in seconds, but machines may
 // be busy.
 const ready = 2 * time.Minute
 
-// Start starts a control plane and returns once it is ready; it may be a dead one's folder. If that
-// fails, nothing of it runs.
+// Start starts a control plane and returns once it is ready. The folder may be that of an earlier
+// plane. If Start fails, nothing keeps running.
 func Start(ctx context.Context, cfg Config) (*Plane, error) {
 	p := &Plane{cfg}
 	if err := p.writeFiles(); err != nil {
@@ -79,7 +79,7 @@ func Start(ctx context.Context, cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// Open is for a plane that Start has started, by whomever.
+// Open returns a plane that an earlier Start has started, in any process.
 func Open(cfg Config) *Plane { return &Plane{cfg} }
 
 func (p *Plane) components() []string {
@@ -128,7 +128,7 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 		}
 		select {
 		case <-ctx.Done():
-			if asked.Err() != nil { // nobody waits any more: there is nothing wrong with the component
+			if asked.Err() != nil { // the caller has given up: there is nothing wrong with the component
 				return fmt.Errorf("wait for %s: %w", component, asked.Err())
 			}
 			return fmt.Errorf("wait for %s: %w: %w; the end of its log:\n%s", component, ctx.Err(), err, process.Tail(p.Dir, component))
@@ -137,7 +137,7 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 	}
 }
 
-// URL is the API server's, for who is in the namespace or has a route to it.
+// URL is the API server's URL, for clients in the namespace or with a route to it.
 func (p *Plane) URL() string {
 	return "https://" + netip.AddrPortFrom(p.Addr, Port).String()
 }
@@ -152,7 +152,7 @@ func (p *Plane) Dial(ctx context.Context, network, address string) (conn net.Con
 	return conn, err
 }
 
-// The first files of a plane, by their names in its folder.
+// These are the first files of a plane, by their names in its folder.
 const (
 	caCert, caKey       = "ca.crt", "ca.key"
 	serverCert, srvKey  = "apiserver.crt", "apiserver.key"
@@ -201,8 +201,8 @@ func (p *Plane) writeFiles() error {
 	return nil
 }
 
-// Kubeconfig writes a kubeconfig file with a client certificate for a user in some groups, and
-// returns its path. A file of the same user is replaced. The user "admin" in "system:masters" has
+// Kubeconfig writes a kubeconfig file with a client certificate for a user in the given groups, and
+// returns its path. It replaces a file of the same user. The user "admin" in "system:masters" has
 // one from the start: Admin.
 func (p *Plane) Kubeconfig(user string, groups ...string) (string, error) {
 	name := strings.ReplaceAll(user, ":", "-")
@@ -242,8 +242,8 @@ func (p *Plane) Kubectl(args ...string) ([]byte, error) {
 	return p.NetNS.Run(filepath.Join(p.Bin, "kubectl"), append([]string{"--kubeconfig", p.Admin()}, args...)...)
 }
 
-// Get reads an object or a list of the API, as JSON, with the administrator's rights. What the API
-// does not have is an error that wraps fs.ErrNotExist.
+// Get reads an object or a list from the API, as JSON, with the administrator's rights. If it does
+// not exist, the error wraps fs.ErrNotExist.
 func (p *Plane) Get(ctx context.Context, path string, into any) error {
 	client, err := p.client(true)
 	if err != nil {
@@ -260,7 +260,7 @@ func (p *Plane) Get(ctx context.Context, path string, into any) error {
 	return nil
 }
 
-// healthy asks a component for its health; nil says that it is ready for use.
+// healthy asks a component for its health; nil means that it is ready.
 func (p *Plane) healthy(ctx context.Context, component string) error {
 	url := map[string]string{
 		Etcd: etcdURL + "/health", APIServer: p.URL() + "/readyz", Controller: controllerHealth, Scheduler: schedulerHealth,
@@ -294,8 +294,7 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return body, err
 }
 
-// client speaks as the administrator. The other components have certificates that they sign
-// themselves.
+// client acts as the administrator. The other components have self-signed certificates.
 func (p *Plane) client(verify bool) (*http.Client, error) {
 	pem, err := os.ReadFile(p.path(caCert))
 	if err != nil {

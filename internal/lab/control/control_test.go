@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
-// TestPlane shows a control plane at work: it makes what only its controllers make, survives that
-// its API server is killed, and leaves nothing.
+// TestPlane checks that a control plane works: it makes what only its controllers make, survives
+// the death of its API server, and leaves nothing behind.
 func TestPlane(t *testing.T) {
 	p := controltest.Start(t, control.Config{Controllers: true, RBAC: true})
 	kubectl(t, p, "create", "deployment", "web", "--image=web", "--replicas=2")

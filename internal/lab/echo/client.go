@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// Why a request got no answer.
+// These errors say why a request got no answer.
 var (
-	// ErrRefused: turned away at once, by a TCP reset or an ICMP error.
+	// ErrRefused: refused at once, by a TCP reset or an ICMP error.
 	ErrRefused = errors.New("refused")
-	// ErrSilent: nothing came back in time.
+	// ErrSilent: no answer came in time.
 	ErrSilent = errors.New("no answer")
 )
 
-// Ask sends one request over a connection (or from a port) of its own, through the network of the
+// Ask sends one request over its own connection (or from its own port), through the network of the
 // calling thread, and waits for the answer. protocol is TCP (HTTP) or UDP. Errors wrap ErrRefused
 // or ErrSilent where they apply.
 func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
@@ -41,12 +41,12 @@ func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, err
 	}
 	var a Answer
 	if err := json.Unmarshal(text, &a); err != nil {
-		return Answer{}, fmt.Errorf("answered by something that is not the lab's server: %.60q", text)
+		return Answer{}, fmt.Errorf("answered by a server other than the lab's: %.60q", text)
 	}
 	return a, nil
 }
 
-// Status sends one HTTP request, as Ask does, to a server of any kind, and returns the status code.
+// Status sends one HTTP request, as Ask does, to any server, and returns the status code.
 func Status(to netip.AddrPort, timeout time.Duration) (int, error) {
 	conn, err := dial("TCP", to, timeout)
 	if err != nil {
@@ -57,7 +57,7 @@ func Status(to netip.AddrPort, timeout time.Duration) (int, error) {
 	return code, reason(err)
 }
 
-// dial opens a connection that ends after the timeout. The address is literal, so Go opens the
+// dial opens a connection that closes after the timeout. The address is literal, so Go opens the
 // socket on the calling thread.
 func dial(protocol string, to netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	deadline := time.Now().Add(timeout)
@@ -96,7 +96,7 @@ func askUDP(conn net.Conn) ([]byte, error) {
 	return buf[:n], err
 }
 
-// reason adds the sentinel that says what an error means for the one who asked; nil stays nil.
+// reason adds the sentinel that tells a client what an error means; nil stays nil.
 func reason(err error) error {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES} {
 		if errors.Is(err, e) {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Run serves pods until ctx ends, as told by Set over the Unix socket at the given path.
+// Run serves pods until ctx ends, as Set commands over the Unix socket at the given path.
 func Run(ctx context.Context, socket string) error {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("serve: %w", err)
@@ -44,8 +44,8 @@ func Run(ctx context.Context, socket string) error {
 	return errors.Join(err, s.Close())
 }
 
-// Set tells the server process behind a Unix socket which pods to serve; the error is that of
-// Server.Set, or says that nobody listens.
+// Set tells the server process behind a Unix socket which pods to serve. The error is that of
+// Server.Set, or says that nothing listens.
 func Set(ctx context.Context, socket string, pods []Pod) error {
 	body, err := json.Marshal(pods)
 	if err != nil {
@@ -77,7 +77,7 @@ func Set(ctx context.Context, socket string, pods []Pod) error {
 	return nil
 }
 
-// SetError says which pods or ports a server process could not serve. It serves the others.
+// SetError names the pods or ports that a server process could not serve. It serves the others.
 type SetError struct{ reason string }
 
 func (e *SetError) Error() string { return e.reason }

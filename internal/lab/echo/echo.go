@@ -1,7 +1,7 @@
 // Package echo is the application that every pod of a lab runs: a server that answers each request
-// with which pod answered and whom it saw asking, on TCP (HTTP, or a line of text) and UDP, and the
-// client that asks. One server process serves all pods of a node, through sockets that it opens in
-// their namespaces.
+// with its pod and the client address that it saw, on TCP (HTTP, or a line of text) and UDP, and
+// its client. One server process serves all pods of a node, through sockets that it opens in their
+// namespaces.
 package echo
 
 import (
@@ -22,10 +22,10 @@ type Answer struct {
 type Pod struct {
 	Namespace string
 	Name      string
-	Container string // tells apart what is served of one pod; empty if it is all of it
+	Container string // distinguishes what is served of one pod; empty if it is everything
 	Node      string
 	NetNS     string       // the named network namespace to listen in
-	Addrs     []netip.Addr // to listen on for UDP, whose answers must come from the address that was asked
+	Addrs     []netip.Addr // to listen on for UDP, whose answers must come from the requested address
 	Ports     []Port
 }
 

@@ -43,7 +43,7 @@ func pod(ns *netns.NS, name string, ports ...Port) Pod {
 	return Pod{Namespace: "default", Name: name, Node: "node1", NetNS: ns.Name, Ports: ports}
 }
 
-// ask asks a port of the namespace's loopback and returns the name of the pod that answers.
+// ask asks a port of the namespace's loopback and returns the name of the answering pod.
 func ask(t *testing.T, ns *netns.NS, protocol string, port uint16) (string, error) {
 	t.Helper()
 	var a Answer
@@ -68,7 +68,7 @@ func TestSet(t *testing.T) {
 	tcp, udp := Port{"TCP", 80}, Port{"UDP", 80}
 	for _, step := range []struct {
 		pods     []Pod
-		tcp, udp string // who answers; empty: nobody
+		tcp, udp string // the answering pod; empty: none
 	}{
 		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
 		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
@@ -140,7 +140,7 @@ func TestPutAndRemove(t *testing.T) {
 	expect("at last", "a", "b")
 }
 
-// A pod that drains answers, and then ends HTTP connections; lines of text go on.
+// A draining pod answers, and then closes HTTP connections; lines of text go on.
 func TestDrain(t *testing.T) {
 	ns := namespace(t)
 	var s Server

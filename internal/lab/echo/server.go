@@ -26,7 +26,7 @@ type Server struct {
 	pods map[string]*listener // by Pod.key
 }
 
-// listener is one pod that is served.
+// listener is one served pod.
 type listener struct {
 	pod Pod
 
@@ -37,9 +37,9 @@ type listener struct {
 	open   map[io.Closer]bool // listening sockets and connections
 }
 
-// Set makes the server serve exactly these pods: those that are new or changed are opened, those no
-// longer wanted closed with their connections left to end, the others not touched. The error joins
-// one for each port that cannot be opened; the rest is served.
+// Set makes the server serve exactly these pods. It opens new and changed ones, closes those no
+// longer wanted while their connections may end, and leaves the others alone. The error joins one
+// for each port that cannot be opened; the rest is served.
 func (s *Server) Set(pods []Pod) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,9 +62,9 @@ func (s *Server) Set(pods []Pod) error {
 	return errors.Join(errs...)
 }
 
-// Put serves a pod anew, in place of what was served under its name, whose connections end. It
-// costs what the pod costs, however many are served. The error joins one for each port that cannot
-// be opened; the rest is served.
+// Put serves a pod in place of what was served under its name, whose connections end. Its cost
+// depends only on this pod. The error joins one for each port that cannot be opened; the rest is
+// served.
 func (s *Server) Put(p Pod) error {
 	s.mu.Lock()
 	old := s.pods[p.key()]
@@ -76,8 +76,8 @@ func (s *Server) Put(p Pod) error {
 	return l.start()
 }
 
-// Drain has a pod's answers end their HTTP connections, so that clients that keep some find another
-// pod before this one is removed. It goes on serving.
+// Drain makes a pod's answers close their HTTP connections, so that clients with persistent
+// connections find another pod before this one is removed. The pod is still served.
 func (s *Server) Drain(p Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *Server) Drain(p Pod) {
 	}
 }
 
-// Remove stops serving a pod and ends its connections. Removing what is not served does nothing.
+// Remove stops serving a pod and ends its connections. Removing an unknown pod does nothing.
 func (s *Server) Remove(p Pod) {
 	s.mu.Lock()
 	l := s.pods[p.key()]
@@ -100,7 +100,7 @@ func (s *Server) Remove(p Pod) {
 // Close stops serving.
 func (s *Server) Close() error { return s.Set(nil) }
 
-// add takes note of a pod that is to be started.
+// add registers a pod before it is started.
 func (s *Server) add(p Pod) *listener {
 	if s.pods == nil {
 		s.pods = map[string]*listener{}
@@ -121,12 +121,12 @@ func (l *listener) close() {
 	defer l.mu.Unlock()
 	l.closed = true
 	for c := range l.open {
-		_ = c.Close() // nothing depends on how a socket of a pod that is gone ends
+		_ = c.Close() // nothing depends on how a socket of a removed pod ends
 	}
 }
 
-// add takes note of a socket to close with the pod. If the pod is closed already it closes the
-// socket and reports false.
+// add registers a socket to close with the pod. If the pod is closed already, it closes the socket
+// and returns false.
 func (l *listener) add(c io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,7 +199,7 @@ func (l *listener) serveTCP(ln net.Listener, a Answer) {
 			return
 		}
 		if err != nil {
-			continue // the connection is gone again; the listener is not
+			continue // the connection has gone; the listener has not
 		}
 		go func() {
 			defer conn.Close()
@@ -214,8 +214,8 @@ func (l *listener) serveTCP(ln net.Listener, a Answer) {
 	}
 }
 
-// converse answers a connection's requests until the client is done: HTTP ones as HTTP, any other
-// line of text with a line.
+// converse answers a connection's requests until the client is done: HTTP requests with HTTP, any
+// other line of text with a line.
 func (l *listener) converse(conn net.Conn, a Answer) error {
 	text := line(a)
 	r := bufio.NewReader(conn)
@@ -242,7 +242,7 @@ func (l *listener) converse(conn net.Conn, a Answer) error {
 	}
 }
 
-// skipRequest reads the rest of an HTTP request and says whether it is the connection's last.
+// skipRequest reads the rest of an HTTP request and reports whether it is the connection's last.
 func skipRequest(r *bufio.Reader, version string) (last bool, err error) {
 	h, err := textproto.NewReader(r).ReadMIMEHeader()
 	if err != nil {
@@ -255,7 +255,7 @@ func skipRequest(r *bufio.Reader, version string) (last bool, err error) {
 	}
 	option := strings.ToLower(header.Get("Connection"))
 	last = option == "close" || version == "HTTP/1.0" && option != "keep-alive" ||
-		header.Get("Transfer-Encoding") != "" // a chunked body is not worth parsing: answer and end
+		header.Get("Transfer-Encoding") != "" // a chunked body is not worth parsing: answer and close
 	return last, nil
 }
 
@@ -283,7 +283,7 @@ func serveUDP(conn *net.UDPConn, a Answer) {
 			continue // an ICMP error for an earlier answer
 		}
 		a.Client = unmap(from)
-		_, _ = conn.WriteToUDPAddrPort(line(a), from) // an unreachable client is its own problem
+		_, _ = conn.WriteToUDPAddrPort(line(a), from) // an unreachable client is not our problem
 	}
 }
 

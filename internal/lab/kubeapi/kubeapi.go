@@ -1,6 +1,6 @@
-// Package kubeapi is a small client of the Kubernetes API for those parts of a lab that write to
-// it: typed, for the few kinds that they have to do with, and without a limit of its own on
-// requests. (`k8s.io/client-go/kubernetes` knows all kinds there are, and is as large.)
+// Package kubeapi is a small client of the Kubernetes API for the parts of a lab that write to it:
+// typed, for a few kinds, and without its own limit on requests. (`k8s.io/client-go/kubernetes`
+// knows all kinds, and is as large.)
 package kubeapi
 
 import (
@@ -28,12 +28,12 @@ type Client struct {
 	params                        runtime.ParameterCodec
 }
 
-// New makes a client; it does not ask the server yet.
+// New makes a client; it does not connect to the server yet.
 func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, discoveryv1.AddToScheme} {
 		if err := add(scheme); err != nil {
-			return nil, fmt.Errorf("know the API's kinds: %w", err)
+			return nil, fmt.Errorf("register the API's kinds: %w", err)
 		}
 	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
@@ -58,8 +58,8 @@ func New(config *rest.Config) (*Client, error) {
 	return c, nil
 }
 
-// Objects are those of one kind, in one namespace, or in all for Follow if that is empty, or in
-// none.
+// Objects are the objects of one kind, in one namespace or in none; for Follow, an empty namespace
+// means all.
 type Objects[T runtime.Object] struct {
 	rest      rest.Interface
 	params    runtime.ParameterCodec
@@ -121,17 +121,17 @@ func (o Objects[T]) Get(ctx context.Context, name string) (T, error) {
 	return o.answer(ctx, o.at(o.rest.Get()).Name(name))
 }
 
-// Create creates an object and returns what came of it.
+// Create creates an object and returns the result.
 func (o Objects[T]) Create(ctx context.Context, object T) (T, error) {
 	return o.answer(ctx, o.at(o.rest.Post()).Body(object))
 }
 
-// Update writes an object over the one there is of that name, if that is of the same version.
+// Update replaces an object of that name, if it still has the same version.
 func (o Objects[T]) Update(ctx context.Context, name string, object T) (T, error) {
 	return o.answer(ctx, o.at(o.rest.Put()).Name(name).Body(object))
 }
 
-// Patch patches an object or a subresource of it, and returns what came of it.
+// Patch patches an object or a subresource of it, and returns the result.
 func (o Objects[T]) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, subresource ...string) (T, error) {
 	return o.answer(ctx, o.at(o.rest.Patch(kind)).Name(name).SubResource(subresource...).Body(data))
 }
@@ -141,9 +141,9 @@ func (o Objects[T]) Delete(ctx context.Context, name string, options metav1.Dele
 	return o.at(o.rest.Delete()).Name(name).Body(&options).Do(ctx).Error()
 }
 
-// Follow tells a store of the objects that a field selector chooses (empty: all), and of their
-// changes, until ctx ends. An API that is away is asked again at least every two seconds or so;
-// client-go's own patience is a minute.
+// Follow passes the objects that a field selector chooses (empty: all), and their changes, to a
+// store until ctx ends. If the API is away, it retries at least every two seconds or so; client-go
+// by itself waits up to a minute.
 func (o Objects[T]) Follow(ctx context.Context, selector string, store cache.ReflectorStore) {
 	from := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

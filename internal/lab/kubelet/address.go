@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// addresses lists the addresses that the API knows of a pod.
+// addresses lists a pod's addresses in the API.
 func addresses(pod *corev1.Pod) []netip.Addr {
 	var addrs []netip.Addr
 	for _, ip := range pod.Status.PodIPs {
@@ -19,7 +19,7 @@ func addresses(pod *corev1.Pod) []netip.Addr {
 	return addrs
 }
 
-// take gives a pod an address of each pool, or those that it has already.
+// take gives a pod an address of each pool, or its present ones.
 func (k *kubelet) take(pod types.UID) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, p := range k.pools {
@@ -33,8 +33,8 @@ func (k *kubelet) take(pod types.UID) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// claim gives a pod these very addresses, which it had before. It reports false, and gives none, if
-// they are not one of each pool, or someone else's.
+// claim gives a pod exactly these addresses, which it had before. It returns false, and assigns
+// none, if they are not one of each pool, or belong to another pod.
 func (k *kubelet) claim(pod types.UID, addrs []netip.Addr) bool {
 	if len(addrs) != len(k.pools) {
 		return false

@@ -11,23 +11,23 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// Annotations of a pod that steer it. They are followed while it runs.
+// These annotations control a pod, also while it runs.
 const (
-	// ReadyAnnotation "false" makes the pod not ready at once, whatever its probes say; "true", or
-	// taking it away, leaves it to them again.
+	// ReadyAnnotation "false" makes the pod not ready at once, whatever its probes say. With
+	// "true", or without it, the probes decide again.
 	ReadyAnnotation = "lab.sluice.dev/ready"
-	// DrainAnnotation is how long the pod's servers go on after they were told to stop, as a Go
-	// duration: 2s unless it says otherwise, and never longer than the grace period.
+	// DrainAnnotation is how long the pod's servers go on after the stop signal, as a Go duration;
+	// the default is 2s, and the limit is the grace period.
 	DrainAnnotation = "lab.sluice.dev/drain"
-	// PortsAnnotation lists ports that the first container serves besides those that it declares:
+	// PortsAnnotation lists ports that the first container serves besides its declared ones:
 	// "8080,53/UDP".
 	PortsAnnotation = "lab.sluice.dev/ports"
 )
 
-// held says whether the pod is not to be ready.
+// held reports whether an annotation keeps the pod unready.
 func held(pod *corev1.Pod) bool { return pod.Annotations[ReadyAnnotation] == "false" }
 
-// defaultDrain is what a well-behaved server takes to finish.
+// defaultDrain is how long a well-behaved server takes to finish.
 const defaultDrain = 2 * time.Second
 
 func drain(pod *corev1.Pod) time.Duration {
@@ -37,7 +37,7 @@ func drain(pod *corev1.Pod) time.Duration {
 	return defaultDrain
 }
 
-// extraPorts reads PortsAnnotation. The error says what is wrong in it; the rest counts.
+// extraPorts reads PortsAnnotation. The error says what is wrong; the valid ports count.
 func extraPorts(pod *corev1.Pod) (ports []echo.Port, err error) {
 	for word := range strings.SplitSeq(pod.Annotations[PortsAnnotation], ",") {
 		word = strings.TrimSpace(word)

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// command is what becomes of a command that a pod asks for: a lab has no images, so none but a few
-// built-in ones can be carried out.
+// command is the effect of a pod's command: a lab has no images, so only a few built-in commands
+// work.
 type command struct {
 	code  int           // exit status
 	takes time.Duration // until it ends
-	known bool          // false if a part of it is not built in; that part counts as success at once
+	known bool          // false if a part of it is not built in; that part succeeds at once
 }
 
 // readCommand reads a command line: true, false, sleep SECONDS, exit N, each also with a path, and
@@ -49,7 +49,7 @@ func readScript(script string) command {
 				return all
 			}
 			if c.code != 0 {
-				break // what comes after && is passed over
+				break // the command after && is skipped
 			}
 		}
 	}
@@ -75,7 +75,7 @@ func readWords(words []string) command {
 	return command{}
 }
 
-// readSleep reads what sleep takes: seconds, or a number with one of the units s, m and h.
+// readSleep parses the argument of sleep: seconds, or a number with one of the units s, m and h.
 func readSleep(word string) (time.Duration, bool) {
 	if last := word[len(word)-1]; last >= '0' && last <= '9' {
 		word += "s"

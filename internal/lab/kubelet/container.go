@@ -14,25 +14,25 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// container is what there is of a pod's container: a server, and what its probes say.
+// container is a pod's container: a server, and the state of its probes.
 type container struct {
 	spec     corev1.Container
-	sidecar  bool // an init container that goes on running
+	sidecar  bool // an init container that keeps running
 	id       string
-	begun    time.Time // in the future: it waits for its next try
+	begun    time.Time // in the future: it waits for its next start
 	restarts int32
-	failures int // how often in a row it failed soon
+	failures int // number of quick failures in a row
 	served   echo.Pod
 	open     bool   // the server listens
 	trouble  string // why it cannot
-	started  bool   // the startup probe is content
-	ready    bool   // the readiness probe is
+	started  bool   // the startup probe has succeeded
+	ready    bool   // the readiness probe succeeds
 	exit     *corev1.ContainerStateTerminated
 	last     *corev1.ContainerStateTerminated // how it ended before its last restart
 }
 
-// newContainers makes the containers of a pod that run on. What the pod's status says of an earlier
-// life of this process holds, and is overruled by the probes only.
+// newContainers makes a pod's long-running containers. The pod's status from an earlier life of
+// this process applies until the probes decide otherwise.
 func newContainers(pod *corev1.Pod, now time.Time) []*container {
 	var cs []*container
 	for _, spec := range pod.Spec.InitContainers {
@@ -68,7 +68,7 @@ func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.Contain
 	return c
 }
 
-// containerID makes up an ID that is the same for the same life of a container.
+// containerID makes up an ID that stays the same during a container's life.
 func containerID(pod *corev1.Pod, name string, restarts int32) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", pod.UID, name, restarts))
 	return "sluice://" + hex.EncodeToString(sum[:])
@@ -93,13 +93,13 @@ func (c *container) ended(code int, now time.Time) *corev1.ContainerStateTermina
 	}
 }
 
-// stamp is a time as the API has it, which is to the second.
+// stamp returns a time with the API's precision, a second.
 func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
-// lasting is how long a container has to run for its failures before to be forgotten.
+// lasting is how long a container has to run until its earlier failures are forgotten.
 const lasting = 10 * time.Minute
 
-// backOff counts a failure, and says how long the container waits for its next try: not at all
+// backOff counts a failure, and returns how long the container waits for its next start: not at all
 // after the first, then a second, and twice as long each time, up to some minutes. (Kubelets begin
 // with ten seconds.)
 func (c *container) backOff(now time.Time) time.Duration {
@@ -113,8 +113,8 @@ func (c *container) backOff(now time.Time) time.Duration {
 	return time.Second << min(c.failures-2, 8)
 }
 
-// listens lists the ports of a container's server: those that it declares, those that its probes
-// ask, since a container need not declare what it listens on, and the extra ones.
+// listens lists the ports of a container's server: the declared ones, the probed ones, since a
+// container need not declare its ports, and the extra ones.
 func listens(spec *corev1.Container, extra []echo.Port) []echo.Port {
 	ports := slices.Clone(extra)
 	for _, p := range spec.Ports {
@@ -133,14 +133,14 @@ func listens(spec *corev1.Container, extra []echo.Port) []echo.Port {
 	return slices.Compact(ports)
 }
 
-// probed is the port of the pod's own address that a probe asks; 0 if it asks none.
+// probed returns the port of the pod's own address that a probe uses; 0 if there is none.
 func probed(spec *corev1.Container, probe *corev1.Probe) int32 {
 	if probe == nil {
 		return 0
 	}
 	switch h := probe.ProbeHandler; {
 	case h.HTTPGet != nil && h.HTTPGet.Host == "":
-		n, _ := portNumber(spec, h.HTTPGet.Port) // a name that nothing has fails the probe
+		n, _ := portNumber(spec, h.HTTPGet.Port) // an unknown name fails the probe
 		return n
 	case h.TCPSocket != nil && h.TCPSocket.Host == "":
 		n, _ := portNumber(spec, h.TCPSocket.Port)

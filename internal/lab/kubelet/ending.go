@@ -8,11 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// moment is how long a command of a pod that completes takes at least.
+// moment is how long a command of a completing pod takes at least.
 const moment = time.Second
 
-// completes says whether a pod's containers run their commands to an end: those of a Job do, and
-// those of other pods that are not to be restarted, unless they declare ports, as servers do.
+// completes reports whether a pod's containers run their commands to an end: those of a Job do, and
+// those of other pods that are never restarted, unless they declare ports, as servers do.
 func completes(pod *corev1.Pod) bool {
 	if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
 		return false
@@ -28,8 +28,7 @@ func completes(pod *corev1.Pod) bool {
 	return true
 }
 
-// complete ends the containers whose commands have come to their end, and the pod with the last of
-// them.
+// complete ends the containers whose commands have ended, and the pod with the last of them.
 func (r *runner) complete(now time.Time) time.Duration {
 	wait, left, phase := never, 0, corev1.PodSucceeded
 	for _, c := range r.life.containers {
@@ -52,7 +51,7 @@ func (r *runner) complete(now time.Time) time.Duration {
 	return wait
 }
 
-// runCommand ends a container whose command has come to its end, or says when it will.
+// runCommand ends a container whose command has ended, or returns when it will.
 func (r *runner) runCommand(c *container, now time.Time) time.Duration {
 	cmd := readCommand(slices.Concat(c.spec.Command, c.spec.Args))
 	if left := c.begun.Add(max(cmd.takes, moment)).Sub(now); left > 0 {
@@ -73,7 +72,7 @@ func (r *runner) exit(c *container, code int, now time.Time) {
 	c.open, c.exit = false, c.ended(code, now)
 }
 
-// finish ends what still runs, and the pod.
+// finish ends the running containers, and the pod.
 func (r *runner) finish(phase corev1.PodPhase, now time.Time) {
 	for _, c := range r.life.containers {
 		if c.exit == nil {
@@ -84,8 +83,8 @@ func (r *runner) finish(phase corev1.PodPhase, now time.Time) {
 	r.life.phase = phase
 }
 
-// stop brings a deleted pod to its end, in the steps that the API documents: preStop hooks, the
-// signal to stop, and what time the servers take then, all within the grace period.
+// stop ends a deleted pod in the steps that the API documents: preStop hooks, the stop signal, and
+// the time that the servers then need, all within the grace period.
 func (r *runner) stop(now time.Time) time.Duration {
 	term, end := ending(r.pod, r.told)
 	if !r.draining && !now.Before(term) {
@@ -110,18 +109,18 @@ func (r *runner) stop(now time.Time) time.Duration {
 	return never
 }
 
-// overrun is what a pod is granted whose preStop hooks take all of its grace period.
+// overrun is the extra time for a pod whose preStop hooks take all of its grace period.
 const overrun = 2 * time.Second
 
-// ending says when a pod's servers are told to stop, and when they do, if the node heard at the
-// time told that the pod is deleted.
+// ending returns when a pod's servers get the stop signal, and when they stop, if the node learnt
+// of the pod's deletion at the time told.
 func ending(pod *corev1.Pod, told time.Time) (term, end time.Time) {
 	grace := time.Duration(0)
 	if pod.DeletionGracePeriodSeconds != nil {
 		grace = time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
 	}
 	deadline := told.Add(grace)
-	// It was cut to a second; told was late.
+	// The API's time was cut to a second, so told was later.
 	if t := pod.DeletionTimestamp; t != nil && t.Add(time.Second).Before(deadline) {
 		deadline = t.Add(time.Second)
 	}
@@ -139,7 +138,7 @@ func ending(pod *corev1.Pod, told time.Time) (term, end time.Time) {
 	return term, end
 }
 
-// preStop is how long the pod's preStop hooks take, which run at the same time.
+// preStop returns how long the pod's preStop hooks take, which run at the same time.
 func preStop(pod *corev1.Pod) time.Duration {
 	longest := time.Duration(0)
 	for _, c := range pod.Spec.Containers {

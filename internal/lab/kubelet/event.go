@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// event tells people something about a pod, as `kubectl describe pod` shows it. Events that cannot
-// be sent as fast as they come are lost: nothing depends on them.
+// event reports something about a pod, for `kubectl describe pod`. Events that come faster than
+// they can be sent are lost: nothing depends on them.
 func (k *kubelet) event(pod *corev1.Pod, kind, reason, format string, args ...any) {
 	now := metav1.Now()
 	e := &corev1.Event{

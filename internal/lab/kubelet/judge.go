@@ -7,23 +7,23 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Which of a container's probes it is, as Events name them.
+// These are the kinds of a container's probes, as Events name them.
 const (
 	startup   = "Startup"
 	liveness  = "Liveness"
 	readiness = "Readiness"
 )
 
-// verdict is what a probe has come to, by its thresholds.
+// verdict is the result of a probe according to its thresholds.
 type verdict struct {
 	c     *container
-	lives int32 // of the container, which has had so many restarts
+	lives int32 // of the container, as its number of restarts
 	probe string
 	ok    bool
 }
 
-// startProbes starts the probes of a container that are due: the startup probe until it is content,
-// then the others.
+// startProbes starts the due probes of a container: the startup probe until it succeeds, then the
+// others.
 func (r *runner) startProbes(ctx context.Context, c *container) {
 	r.stopProbes(c)
 	ctx, cancel := context.WithCancel(ctx)
@@ -43,8 +43,7 @@ func (r *runner) stopProbes(c *container) {
 	}
 }
 
-// watch asks a container in the rhythm of a probe, and tells the runner of each verdict, until ctx
-// ends.
+// watch runs a probe periodically, and sends each verdict to the runner, until ctx ends.
 func (r *runner) watch(ctx context.Context, c *container, name string, probe *corev1.Probe) {
 	if probe == nil {
 		return
@@ -89,7 +88,7 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 	})
 }
 
-// judge does what a verdict asks for.
+// judge acts on a verdict.
 func (r *runner) judge(ctx context.Context, v verdict) {
 	c := v.c
 	if v.lives != c.restarts || c.exit != nil {
@@ -98,7 +97,7 @@ func (r *runner) judge(ctx context.Context, v verdict) {
 	switch {
 	case v.probe == readiness:
 		c.ready = v.ok
-	case r.stage != running: // what is to stop is not restarted
+	case r.stage != running: // a stopping container is not restarted
 	case !v.ok:
 		r.fail(c, v.probe)
 	case v.probe == startup && !c.started:
@@ -107,10 +106,10 @@ func (r *runner) judge(ctx context.Context, v verdict) {
 	}
 }
 
-// killed is the exit status of what a signal KILL has ended.
+// killed is the exit status after a signal KILL.
 const killed = 137
 
-// fail ends a container whose probe gave it up. It is restarted unless the pod says never.
+// fail ends a container that failed its probe. It is restarted unless the pod's policy is Never.
 func (r *runner) fail(c *container, probe string) {
 	if r.pod.Spec.RestartPolicy == corev1.RestartPolicyNever && !c.sidecar {
 		r.exit(c, killed, time.Now())

@@ -25,7 +25,7 @@ import (
 type Config struct {
 	Node     string
 	NodeNS   string         // the node's network namespace
-	NSPrefix string         // begins the names of its pods' namespaces, which go on NAME.NAMESPACE
+	NSPrefix string         // prefix of the names of its pods' namespaces, followed by NAME.NAMESPACE
 	IPs      []netip.Addr   // of the node, the preferred family first
 	PodCIDRs []netip.Prefix // one of each family; none: those of the Node's spec, once it has some
 	Zone     string         // may be empty
@@ -41,20 +41,19 @@ type kubelet struct {
 	inside   bool // this process is in that namespace
 	server   echo.Server
 	pools    []*pool.Pool[types.UID] // of the pods' addresses, one for each family
-	building chan struct{}           // how many pods get their network at once
+	building chan struct{}           // limits how many pods get their network at once
 	events   chan *corev1.Event
 
 	ctx      context.Context // of all runners
 	wg       sync.WaitGroup
 	mu       sync.Mutex
-	runners  map[types.NamespacedName]*runner // of the pod that the API has under that name
+	runners  map[types.NamespacedName]*runner // of the API's pod of that name
 	services *services
 	swept    bool
 }
 
-// Run registers the node and runs its pods until ctx ends. The pods' namespaces stay then, for the
-// next run to go on with; their servers are away meanwhile. An API that is away is waited for, also
-// at the start.
+// Run registers the node and runs its pods until ctx ends. The pods' namespaces then stay for the
+// next run; meanwhile nothing serves them. Run waits for an API that is away, even at the start.
 func Run(ctx context.Context, cfg Config) error {
 	api, err := kubeapi.New(cfg.API)
 	if err != nil {
@@ -95,10 +94,10 @@ func Run(ctx context.Context, cfg Config) error {
 	return k.server.Close()
 }
 
-// Add is told of a pod that is new on this node.
+// Add receives a new pod of this node.
 func (k *kubelet) Add(obj any) error { return k.Update(obj) }
 
-// Update is told of a pod in its newest version.
+// Update receives the newest version of a pod.
 func (k *kubelet) Update(obj any) error {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -110,7 +109,7 @@ func (k *kubelet) Update(obj any) error {
 	return nil
 }
 
-// Delete is told of a pod that the API has no more.
+// Delete receives a pod that the API has deleted.
 func (k *kubelet) Delete(obj any) error {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -125,7 +124,7 @@ func (k *kubelet) Delete(obj any) error {
 	return nil
 }
 
-// Replace is told of all pods: at the start, and when the API's history was lost.
+// Replace receives all pods: at the start, and when the API's history was lost.
 func (k *kubelet) Replace(list []any, _ string) error {
 	var pods []*corev1.Pod
 	names := map[string]bool{}
@@ -159,11 +158,11 @@ func (k *kubelet) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do: the runners keep what they were told.
+// Resync has nothing to do: the runners remember their pods.
 func (k *kubelet) Resync() error { return nil }
 
-// reclaim takes note of the addresses that running pods have from an earlier life, before any is
-// given to another.
+// reclaim records the addresses that running pods have from an earlier life, before any is assigned
+// again.
 func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
@@ -176,7 +175,7 @@ func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	}
 }
 
-// see gives a pod to its runner. A pod that takes the name of another waits for the other's end.
+// see passes a pod to its runner. A pod with the name of another waits until the other has ended.
 func (k *kubelet) see(pod *corev1.Pod) {
 	name := nameOf(pod)
 	old := k.runners[name]
@@ -202,7 +201,7 @@ func nameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// begun is when the pod was started; the zero time if it was not.
+// begun returns when the pod was started; zero if it was not.
 func begun(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime == nil {
 		return time.Time{}
@@ -210,7 +209,7 @@ func begun(pod *corev1.Pod) time.Time {
 	return pod.Status.StartTime.Time
 }
 
-// finished says whether the pod will never run again.
+// finished reports whether the pod will never run again.
 func finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

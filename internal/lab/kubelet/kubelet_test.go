@@ -102,7 +102,7 @@ func (w *world) address(ns *netns.NS, addrs ...netip.Addr) {
 	}
 }
 
-// removePods removes what pods a kubelet left, as it should where it is stopped.
+// removePods removes the pods that a stopped kubelet rightly left.
 func (w *world) removePods() {
 	left, err := filepath.Glob(filepath.Join(netns.Dir, w.cfg.NSPrefix+"*.*"))
 	if err != nil {
@@ -148,7 +148,7 @@ func (w *world) apply(manifest string) {
 	w.kubectl("apply", "-f", file)
 }
 
-// ask asks a pod from the node and returns the name of who answers.
+// ask asks a pod from the node and returns the name of the answering pod.
 func (w *world) ask(protocol, addr string, port uint16) (string, error) {
 	var a echo.Answer
 	err := w.node.Do(func() (err error) {
@@ -163,7 +163,7 @@ func (w *world) eventually(what string, ok func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.Fatalf("waited in vain: %s\n%s", what, w.kubectl("get", "pods,nodes", "-A", "-o", "wide"))
+			w.Fatalf("timed out: %s\n%s", what, w.kubectl("get", "pods,nodes", "-A", "-o", "wide"))
 		}
 	}
 }

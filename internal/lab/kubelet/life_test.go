@@ -22,8 +22,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// pod makes a pod of one container with a port, bound to the node. Changes are made before it is
-// created.
+// pod makes a pod with one container and a port, bound to the node, and applies changes before it
+// is created.
 func (w *world) pod(name string, changes ...func(*corev1.Pod)) *corev1.Pod {
 	w.Helper()
 	no := false
@@ -61,7 +61,7 @@ func (w *world) get(name string) *corev1.Pod {
 	return p
 }
 
-// until waits until a pod fulfils a condition, and returns it then.
+// until waits until a pod meets a condition, and returns it then.
 func (w *world) until(name, what string, ok func(*corev1.Pod) bool) *corev1.Pod {
 	w.Helper()
 	var p *corev1.Pod
@@ -105,7 +105,7 @@ func (w *world) annotate(name, key, value string) {
 	}
 }
 
-// answers says whether the pod at the address answers under its name.
+// answers reports whether the pod at the address answers under its name.
 func (w *world) answers(p *corev1.Pod) bool {
 	got, err := w.ask("TCP", p.Status.PodIP, 80)
 	return err == nil && got == p.Name
@@ -191,7 +191,7 @@ func testDeployment(w *world) {
 	w.eventually("all pods are gone", func() bool { return len(names()) == 0 })
 }
 
-// An annotation steers readiness, and what it does is in the API at once.
+// An annotation controls readiness, and the API has the effect at once.
 func testReadiness(w *world) {
 	w.pod("steered", graceful(0))
 	before := w.ready("steered")
@@ -209,7 +209,7 @@ func testReadiness(w *world) {
 			w.Error("it does not answer any more")
 		}
 	}
-	// As controllers say where a node is lost.
+	// Controllers delete pods in this way if a node is lost.
 	lost := []byte(`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 	if _, err := w.api.Pods("default").Patch(w.Context(), "steered", types.StrategicMergePatchType, lost, "status"); err != nil {
 		w.Fatal(err)
@@ -273,7 +273,7 @@ func testProbes(w *world) {
 }
 
 // Init containers have completed, sidecars run, readiness gates count, ports can be added, images
-// change.
+// can change.
 func testContainers(w *world) {
 	always := corev1.ContainerRestartPolicyAlways
 	w.pod("several", func(p *corev1.Pod) {
@@ -318,8 +318,8 @@ func testContainers(w *world) {
 	w.isGone("several")
 }
 
-// A pod listens where Services send to, be they made before it or after, and goes on when they are
-// gone.
+// A pod listens where Services send, whether they are older or newer than the pod, and still
+// listens after they are gone.
 func testServices(w *world) {
 	service := func(name string, port int32) {
 		_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
@@ -379,7 +379,7 @@ func testCompletion(w *world) {
 	}
 }
 
-// testTermination holds what happens after a pod is deleted against the clock, leniently: the
+// testTermination compares the steps after a pod's deletion with the clock, leniently, as the
 // machine may be busy.
 func testTermination(w *world) {
 	sleep := func(seconds int64) func(*corev1.Pod) {
@@ -453,8 +453,8 @@ func testHostNetwork(w *world) {
 	w.eventually("both are gone", func() bool { return w.get("host") == nil && w.get("rival") == nil })
 }
 
-// A pod on its node's network gets a port that a Service sends to, and that it does not declare, as
-// soon as the pod before has given it up.
+// A pod on its node's network gets an undeclared port that a Service sends to as soon as the
+// previous pod has given it up.
 func testUndeclaredHostPort(w *world) {
 	_, err := w.api.Services("default").Create(w.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "undeclared", Namespace: "default"},
@@ -493,8 +493,7 @@ func testUndeclaredHostPort(w *world) {
 	}
 }
 
-// A pod for whose name the kernel has no network namespace is rejected once and for all, with a
-// reason.
+// A pod whose name is too long for a network namespace is rejected for good, with a reason.
 func testLongName(w *world) {
 	longest := 255 - len(w.cfg.NSPrefix+".default")
 	fits, long := strings.Repeat("a", longest), strings.Repeat("b", longest+1)
@@ -514,7 +513,7 @@ func testLongName(w *world) {
 	})
 	w.stop()
 	w.start()
-	w.pod("after", graceful(0)) // by when the next life has seen the other
+	w.pod("after", graceful(0)) // time until the next life has seen the other
 	w.ready("after")
 	if again := w.get(long); again.ResourceVersion != p.ResourceVersion {
 		w.Errorf("it changed: %s\n%s", mustJSON(p.Status), mustJSON(again.Status))
@@ -528,7 +527,7 @@ func testLongName(w *world) {
 	}
 }
 
-// The Node is as it should be, and cordoning it is respected.
+// The Node has the right content, and cordoning it is respected.
 func testNode(w *world) {
 	w.kubectl("cordon", w.cfg.Node)
 	w.kubectl("label", "node", w.cfg.Node, "mine=stays", "topology.kubernetes.io/zone=wrong", "--overwrite")
@@ -552,7 +551,7 @@ func testNode(w *world) {
 	}
 }
 
-// Pods outlive the kubelet; those that went meanwhile are cleaned up after.
+// Pods outlive the kubelet; what is left of pods deleted meanwhile is removed.
 func testRestart(w *world) {
 	w.pod("stays", func(p *corev1.Pod) {
 		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: exec("true"), InitialDelaySeconds: 2, PeriodSeconds: 1}
@@ -603,7 +602,7 @@ func mustJSON(v any) string {
 	return string(data)
 }
 
-// Without an API server pods go on, and what it says when it is back is followed.
+// Without an API server pods go on; changes are followed when it is back.
 func testAPIServerAway(w *world) {
 	w.pod("patient", graceful(1))
 	p := w.ready("patient")
@@ -625,7 +624,7 @@ func testAPIServerAway(w *world) {
 	w.isGone("patient")
 }
 
-// TestManyPods runs as many pods as a node should stand.
+// TestManyPods runs as many pods as a node has to support.
 func TestManyPods(t *testing.T) {
 	const n = 200
 	w := newWorld(t)

@@ -17,18 +17,18 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// sandbox is a pod's network: a namespace of its own.
+// sandbox is a pod's network: its own namespace.
 type sandbox struct {
 	name      string // of the namespace
-	inode     uint64 // which tells it from a later one of that name, that another node may have made
+	inode     uint64 // distinguishes it from a later one of that name, perhaps made by another node
 	hostIface string // the node's end of the pair
 }
 
-// podNS is the name of a pod's network namespace. Pods' names and namespaces are unique in a
+// podNS returns the name of a pod's network namespace. Pods' names and namespaces are unique in a
 // cluster, and no node's name has a dot.
 func (k *kubelet) podNS(namespace, name string) string { return k.NSPrefix + name + "." + namespace }
 
-// fits says what is wrong with a pod's name if the file of its namespace cannot have it.
+// fits returns what is wrong with a pod's name if its namespace's file cannot have it.
 func (k *kubelet) fits(pod *corev1.Pod) error {
 	over := len(k.podNS(pod.Namespace, pod.Name)) - unix.NAME_MAX
 	if over <= 0 {
@@ -39,13 +39,13 @@ func (k *kubelet) fits(pod *corev1.Pod) error {
 		have-over, have)
 }
 
-// newSandbox gives a pod a namespace with these addresses, or finds the one that it has already.
+// newSandbox gives a pod a namespace with these addresses, or finds the existing one.
 func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, error) {
 	s := &sandbox{name: k.podNS(pod.Namespace, pod.Name), hostIface: attach.HostInterface(pod.Namespace, pod.Name)}
 	if len(pod.Status.PodIPs) == 0 && !k.attached(s.hostIface) {
 		awaitRoom(s.name)
 	}
-	k.building <- struct{}{} // the kernel makes namespaces one after the other anyway
+	k.building <- struct{}{} // the kernel makes namespaces one by one anyway
 	defer func() { <-k.building }()
 	if s.has(addrs) && k.attached(s.hostIface) {
 		s.inode, _ = inode(filepath.Join(netns.Dir, s.name))
@@ -60,7 +60,7 @@ func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, err
 	}
 	defer ns.Close()
 	s.inode, _ = inode(ns.Path())
-	// Duplicate address detection would hold back the first packets for a second or two.
+	// Duplicate address detection would delay the first packets by a second or two.
 	err = ns.Sysctl("net/ipv6/conf/default/accept_dad", "0")
 	if err == nil {
 		err = attach.Pod(k.node, s.hostIface, ns, addrs)
@@ -71,7 +71,7 @@ func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, err
 	return s, nil
 }
 
-// has says whether the namespace is there and its interface has these addresses.
+// has reports whether the namespace exists and its interface has these addresses.
 func (s *sandbox) has(addrs []netip.Addr) bool {
 	ns, err := netns.Open(s.name)
 	if err != nil {
@@ -106,7 +106,7 @@ func awaitRoom(ns string) {
 	}
 }
 
-// makeRoom removes what is left of an earlier pod of that name.
+// makeRoom removes what remains of an earlier pod of that name.
 func (k *kubelet) makeRoom(s *sandbox) error {
 	if err := attach.Detach(k.node, s.hostIface); err != nil {
 		return err
@@ -125,8 +125,8 @@ func exists(ns string) bool {
 	return err == nil
 }
 
-// remove ends the sandbox with everything that runs in it. Removing what is gone succeeds. The name
-// goes first: an interface is found again by sweep if this is cut short.
+// remove ends the sandbox with everything that runs in it. Removing it twice succeeds. The name
+// goes first: if this is interrupted, sweep still finds the interface.
 func (s *sandbox) remove(node *netns.NS) error {
 	if i, err := inode(filepath.Join(netns.Dir, s.name)); err == nil && i == s.inode {
 		if err := errors.Join(killIn(s.name), netns.Delete(s.name)); err != nil {
@@ -158,7 +158,7 @@ func killIn(ns string) error {
 		if err != nil {
 			continue // it has just ended
 		}
-		if i, err := inode(file); err == nil && i == target { // now that the number cannot go to another process
+		if i, err := inode(file); err == nil && i == target { // now the number cannot pass to another process
 			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 			if err != nil && !errors.Is(err, unix.ESRCH) {
 				return errors.Join(fmt.Errorf("kill process %d in %s: %w", pid, ns, err), unix.Close(fd))
@@ -179,7 +179,7 @@ func inside(ns *netns.NS) (bool, error) {
 	return own == other, err
 }
 
-// inode identifies a namespace while it lives.
+// inode identifies a namespace while it exists.
 func inode(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -188,7 +188,7 @@ func inode(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// sweep removes the interfaces and namespaces of this node's pods that are not among those named,
+// sweep removes the interfaces and namespaces of this node's pods except the named ones,
 // "namespace/name".
 func (k *kubelet) sweep(keep map[string]bool) error {
 	entries, err := os.ReadDir(netns.Dir)
@@ -204,7 +204,7 @@ func (k *kubelet) sweep(keep map[string]bool) error {
 		}
 		s := &sandbox{name: e.Name(), hostIface: attach.HostInterface(rest[dot+1:], rest[:dot])}
 		if !k.attached(s.hostIface) {
-			continue // another node's
+			continue // of another node
 		}
 		s.inode, err = inode(filepath.Join(netns.Dir, s.name))
 		errs = append(errs, err, s.remove(k.node))

@@ -22,8 +22,7 @@ const (
 	leaseLast = 40               // seconds without a renewal until the node counts as lost
 )
 
-// register makes the API know the node, and returns the pod CIDRs that it has. It tries until ctx
-// ends.
+// register registers the node with the API, and returns its pod CIDRs. It tries until ctx ends.
 func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
 	said := ""
 	for {
@@ -34,7 +33,7 @@ func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
 				return cidrs, nil
 			}
 		}
-		if text := err.Error(); text != said && !apierrors.IsConflict(err) { // once; others write to a new node too
+		if text := err.Error(); text != said && !apierrors.IsConflict(err) { // once; a new node has other writers, too
 			k.Log.Warn("register the node: trying again", "err", err)
 			said = text
 		}
@@ -54,12 +53,12 @@ func podCIDRs(node *corev1.Node) ([]netip.Prefix, error) {
 		cidrs = append(cidrs, p)
 	}
 	if len(cidrs) == 0 {
-		return nil, fmt.Errorf("node %s has no pod CIDRs: give some, or let a controller do so", node.Name)
+		return nil, fmt.Errorf("node %s has no pod CIDRs: set some, or let a controller do so", node.Name)
 	}
 	return cidrs, nil
 }
 
-// heartbeat keeps the node's lease and status up until ctx ends. What fails is logged once.
+// heartbeat keeps the node's lease and status up to date until ctx ends. Failures are logged once.
 func (k *kubelet) heartbeat(ctx context.Context) {
 	said := false
 	for {
@@ -91,8 +90,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// refresh creates the Node if there is none, and corrects what is not as it should be. What others
-// say of it, such as that it is cordoned, stays.
+// refresh creates the Node if it does not exist, and corrects its content. What others set in it,
+// such as cordoning, stays.
 func (k *kubelet) refresh(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
@@ -160,8 +159,7 @@ func (k *kubelet) newNode() *corev1.Node {
 	return node
 }
 
-// nodeStatus is what the node's status should be, which is the same as what it is where that is
-// right.
+// nodeStatus returns the wanted status of the node; it equals the present status if that is right.
 func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStatus {
 	s := *node.Status.DeepCopy()
 	room := corev1.ResourceList{
@@ -194,8 +192,8 @@ func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStat
 	return s
 }
 
-// reported is how old the time of a condition may become, as kubelets have it; the lease is what
-// tells that the node lives.
+// reported is how old the time of a condition may become, as in kubelets; the lease shows that the
+// node is alive.
 const reported = 5 * time.Minute
 
 func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
@@ -215,7 +213,7 @@ func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
 	s.Conditions = append(s.Conditions, want)
 }
 
-// renew renews the node's lease, or makes it.
+// renew renews the node's lease, or creates it.
 func (k *kubelet) renew(ctx context.Context, node *corev1.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// tally counts a probe's results up to its thresholds, as the API documents of successThreshold and
+// tally counts a probe's results up to its thresholds, as the API documents successThreshold and
 // failureThreshold: so many in a row make a verdict.
 type tally struct {
 	success, failure int32 // the thresholds
@@ -30,7 +30,7 @@ func newTally(p *corev1.Probe) *tally {
 	return &tally{success: max(p.SuccessThreshold, 1), failure: max(p.FailureThreshold, 1)}
 }
 
-// add counts a result and tells whether it completes a verdict, which then is the result itself.
+// add counts a result and reports whether it completes a verdict, which then equals the result.
 func (t *tally) add(ok bool) (verdict bool) {
 	if t.run > 0 && t.last == ok {
 		t.run++
@@ -43,21 +43,21 @@ func (t *tally) add(ok bool) (verdict bool) {
 	return t.run >= t.failure
 }
 
-// rhythm says when a probe asks. Unset fields have the API's defaults.
+// rhythm returns when a probe runs. Unset fields have the API's defaults.
 func rhythm(p *corev1.Probe) (delay, period, timeout time.Duration) {
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
 	return seconds(p.InitialDelaySeconds), max(seconds(p.PeriodSeconds), time.Second), max(seconds(p.TimeoutSeconds), time.Second)
 }
 
-// prober asks a container's server from the node's network.
+// prober probes a container's server from the node's network.
 type prober struct {
 	node   *netns.NS
-	inside bool       // this process is in the node's namespace, and need not enter it, which costs a thread
+	inside bool       // this process is in the node's namespace, so that it need not use a thread to enter it
 	addr   netip.Addr // of the pod
 	ctr    *corev1.Container
 }
 
-// ask asks once; nil is success.
+// ask probes once; nil is success.
 func (p *prober) ask(ctx context.Context, probe *corev1.Probe) error {
 	_, _, timeout := rhythm(probe)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -151,7 +151,7 @@ func (p *prober) get(ctx context.Context, h *corev1.HTTPGetAction) error {
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10)) // the status is what counts
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10)) // only the status counts
 	if resp.StatusCode < 200 || resp.StatusCode >= 400 {
 		return fmt.Errorf("HTTP probe failed with statuscode: %d", resp.StatusCode)
 	}

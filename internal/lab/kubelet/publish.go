@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// publisher brings a pod's status to the API, the newest only, for as long as that takes, so that
-// its runner never waits for the API.
+// publisher writes a pod's newest status to the API, however long that takes, so that its runner
+// never waits for the API.
 type publisher struct {
 	k    *kubelet
 	name types.NamespacedName
@@ -30,7 +30,8 @@ func newPublisher(k *kubelet, pod *corev1.Pod) *publisher {
 	return &publisher{k: k, name: nameOf(pod), uid: pod.UID, wake: wake.New()}
 }
 
-// set has a status written, and then the pod removed from the API if remove says so.
+// set schedules a status to write and, if remove is set, the removal of the pod from the API
+// afterwards.
 func (p *publisher) set(status *corev1.PodStatus, remove bool) {
 	p.mu.Lock()
 	p.status, p.remove = status, remove
@@ -63,7 +64,7 @@ func (p *publisher) run(ctx context.Context) {
 	}
 }
 
-// send writes what is to be written now; nil if that is done, or no longer possible.
+// send writes what is scheduled; nil if that is done, or no longer possible.
 func (p *publisher) send(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -100,9 +101,9 @@ func (p *publisher) write(ctx context.Context, status *corev1.PodStatus) error {
 	_, err = p.k.api.Pods(p.name.Namespace).Patch(ctx, p.name.Name, types.StrategicMergePatchType, patch, "status")
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // it is another pod by now, or none
+		return nil // by now it is another pod, or deleted
 	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
-		p.k.Log.Error("write the status of a pod: the API does not take it", "pod", p.name, "err", err)
+		p.k.Log.Error("write the status of a pod: the API rejects it", "pod", p.name, "err", err)
 		return nil
 	}
 	return err

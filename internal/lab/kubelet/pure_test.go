@@ -60,7 +60,7 @@ func TestTally(t *testing.T) {
 	for _, tt := range []struct {
 		success, failure int32
 		results          string // + and -
-		verdicts         string // what each result makes: + or -, or a dot for none
+		verdicts         string // the verdict after each result: + or -, or a dot for none
 	}{
 		{0, 0, "+-+", "+-+"}, // the API fills them in; 1 is the least
 		{1, 3, "+--+---+", "+..+..-+"},
@@ -101,10 +101,10 @@ func TestEnding(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		grace     int64
-		since     time.Duration // how long ago it was deleted when the node heard of it
+		since     time.Duration // how long ago it was deleted when the node learnt of it
 		drain     string
 		hooks     []*corev1.Lifecycle
-		term, end time.Duration // after it was told
+		term, end time.Duration // afterwards
 	}{
 		{"default", 30, 0, "", nil, 0, 2 * time.Second},
 		{"short grace", 1, 0, "", nil, 0, time.Second},
@@ -145,7 +145,7 @@ func TestListens(t *testing.T) {
 		ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromString("http")}}},
 		LivenessProbe:  &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}}},
 		StartupProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
-			TCPSocket: &corev1.TCPSocketAction{Host: "192.0.2.1", Port: intstr.FromInt32(5432)}}}, // someone else's
+			TCPSocket: &corev1.TCPSocketAction{Host: "192.0.2.1", Port: intstr.FromInt32(5432)}}}, // of another writer
 	}
 	got := listens(spec, []echo.Port{{Protocol: "TCP", Port: 80}, {Protocol: "TCP", Port: 9000}})
 	want := []echo.Port{{Protocol: "UDP", Port: 53}, {Protocol: "TCP", Port: 80}, {Protocol: "TCP", Port: 8080}, {Protocol: "TCP", Port: 9000}}
@@ -198,7 +198,7 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
-// What the API says of containers holds for the next life of the kubelet.
+// The containers' status in the API holds for the next life of the kubelet.
 func TestContainersAreTakenUp(t *testing.T) {
 	yes, begun := true, time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(begun)}}
@@ -245,7 +245,7 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
-// The status of a pod in each of its states, as its conditions and its first container tell them.
+// The status of a pod is checked in each state, with its conditions and its first container.
 func TestStatus(t *testing.T) {
 	now := stamp(time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC))
 	before := metav1.NewTime(now.Add(-time.Hour))
@@ -322,8 +322,8 @@ func state(s corev1.PodStatus) string {
 	return "none"
 }
 
-// Conditions keep the time of their last change, and what others say is neither missed nor written
-// over.
+// Conditions keep the time of their last change, and those of other writers are neither lost nor
+// overwritten.
 func TestStatusKeeps(t *testing.T) {
 	now, before := stamp(time.Now()), metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
 	l := &life{phase: corev1.PodRunning, start: before, addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
@@ -367,7 +367,7 @@ func TestStatusKeeps(t *testing.T) {
 	}
 }
 
-// A node's status is changed by what is wrong in it, and by nothing else until its times are old.
+// A node's status is changed only if something in it is wrong, or its times are old.
 func TestNodeStatus(t *testing.T) {
 	k := &kubelet{Config: Config{Node: "node1", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
 	at := func(minutes int) metav1.Time {

@@ -12,41 +12,42 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// stage is how far a pod has come.
+// stage is a stage of a pod's life.
 type stage int
 
 const (
 	waiting stage = iota // to be started
 	running
 	stopping // deleted, and still serving
-	ended    // nothing runs any more; the API may still have it
+	ended    // nothing runs any more; the API may still have the pod
 )
 
-// runner looks after one pod, from when the node hears of it until the API has it no more. All but
-// the channels and the labels belongs to its goroutine.
+// runner runs one pod, from when the node learns of it until the API has deleted it. Everything
+// except the channels and the labels belongs to its goroutine.
 type runner struct {
 	k       *kubelet
 	uid     types.UID
-	updates chan *corev1.Pod  // the newest version, if it was not seen yet
-	offers  chan []echo.Port  // that Services send to, if it was not told yet
+	updates chan *corev1.Pod  // the newest version, not processed yet
+	offers  chan []echo.Port  // ports that Services send to, not processed yet
 	labels  map[string]string // of the newest version; guarded by the kubelet's mu
-	gone    chan struct{}     // closed when the API has the pod no more
+	gone    chan struct{}     // closed when the API has deleted the pod
 	vanish  func()            // closes it
-	before  <-chan struct{}   // closed when the pod is gone that had the name before; nil: none had
-	done    chan struct{}     // closed when nothing of this one is left
+	before  <-chan struct{}   // closed when the previous pod of that name is gone; nil: there was none
+	done    chan struct{}     // closed when nothing of this pod remains
 
 	pod       *corev1.Pod
 	stage     stage
 	life      life
 	sandbox   *sandbox
-	told      time.Time // when it heard that the pod is deleted
+	told      time.Time // when it learnt of the pod's deletion
 	draining  bool
 	verdicts  chan verdict
 	probes    map[*container]context.CancelFunc
 	publisher *publisher
 	published *corev1.PodStatus
 
-	// What Services send to and is not served yet; true: it was tried, and people were told.
+	// These are the ports that Services send to and that are not served yet; true: opening was
+	// tried, and reported.
 	asked      map[echo.Port]bool
 	undeclared []echo.Pod // what is served besides the containers
 }
@@ -66,18 +67,18 @@ func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 	return r
 }
 
-// update tells the runner of a newer version. It never waits. Only one goroutine may call it at a
+// update passes a newer version to the runner. It never waits. Only one goroutine may call it at a
 // time.
 func (r *runner) update(pod *corev1.Pod) {
 	select {
-	case <-r.updates: // which it has not seen, and need not
+	case <-r.updates: // an unprocessed version, which is obsolete
 	default:
 	}
 	r.updates <- pod
 }
 
-// run looks after the pod. It returns when nothing of it is left, or when ctx ends, and then leaves
-// the pod's network for the next life of this process.
+// run runs the pod. It returns when nothing of it remains, or when ctx ends; then it leaves the
+// pod's network for the next life of this process.
 func (r *runner) run(ctx context.Context) {
 	defer close(r.done)
 	if r.before != nil {
@@ -123,10 +124,10 @@ func (r *runner) run(ctx context.Context) {
 	}
 }
 
-// never is when to look again where nothing is expected but news.
+// never is the time of the next check if only news can cause one.
 const never = time.Hour
 
-// step brings the pod as far as it can come now, and says when to look again.
+// step brings the pod as far as possible now, and returns when to check again.
 func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	if r.stage == waiting {
 		if err := r.start(now); err != nil {
@@ -136,7 +137,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 		}
 	}
 	wait := never
-	if r.stage == running { // also if it is to stop soon
+	if r.stage == running { // even if it has to stop soon
 		wait = min(r.open(ctx, now), r.listen())
 	}
 	if r.stage == running && r.pod.DeletionTimestamp != nil {
@@ -152,7 +153,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	return never
 }
 
-// start gives the pod its network and servers, or takes it up as an earlier life of this process
+// start gives the pod its network and servers, or resumes it as an earlier life of this process
 // left it.
 func (r *runner) start(now time.Time) error {
 	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
@@ -188,13 +189,13 @@ func (r *runner) start(now time.Time) error {
 	return nil
 }
 
-// reject fails the pod for good, as kubelets do with one that their node can never run.
+// reject fails the pod for good, as kubelets do with a pod that their node can never run.
 func (r *runner) reject(reason string, err error) {
 	r.k.event(r.pod, corev1.EventTypeWarning, reason, "%v", err)
 	r.stage, r.life.phase, r.life.reason, r.life.problem = ended, corev1.PodFailed, reason, err.Error()
 }
 
-// connect gives the pod its addresses, and unless it has the node's, a network.
+// connect gives the pod its addresses and, unless it uses the node's, a network.
 func (r *runner) connect() error {
 	if r.pod.Spec.HostNetwork {
 		r.life.addrs = r.k.IPs
@@ -216,7 +217,7 @@ func (r *runner) connect() error {
 	return nil
 }
 
-// open starts the servers that are due, with their probes. What cannot be opened is tried again.
+// open starts the due servers, with their probes. What cannot be opened is tried again.
 func (r *runner) open(ctx context.Context, now time.Time) time.Duration {
 	wait := never
 	for _, c := range r.life.containers {
@@ -240,11 +241,11 @@ func (r *runner) open(ctx context.Context, now time.Time) time.Duration {
 	return wait
 }
 
-// accept takes note of a newer version of the pod.
+// accept processes a newer version of the pod.
 func (r *runner) accept(pod *corev1.Pod) {
 	r.pod = pod
 	if r.published != nil && !covers(&pod.Status, r.published) {
-		r.published = nil // someone else wrote it over, or it is on its way
+		r.published = nil // another writer replaced it, or it is in transit
 	}
 	if r.stage != running {
 		return
@@ -270,7 +271,7 @@ func (r *runner) restart(c *container, code int, wait time.Duration) {
 	c.restart(r.pod, code, time.Now(), wait)
 }
 
-// netns names the network namespace that the pod is in.
+// netns returns the name of the pod's network namespace.
 func (r *runner) netns() string {
 	if r.sandbox == nil {
 		return r.k.NodeNS
@@ -278,7 +279,7 @@ func (r *runner) netns() string {
 	return r.sandbox.name
 }
 
-// serves lists all that is served of the pod.
+// serves lists everything that is served for the pod.
 func (r *runner) serves() []echo.Pod {
 	all := slices.Clone(r.undeclared)
 	for _, c := range r.life.containers {
@@ -287,7 +288,7 @@ func (r *runner) serves() []echo.Pod {
 	return all
 }
 
-// tearDown ends all that runs of the pod, and gives its addresses back.
+// tearDown ends everything that runs in the pod, and releases its addresses.
 func (r *runner) tearDown() {
 	for _, c := range r.life.containers {
 		r.stopProbes(c)
@@ -305,9 +306,9 @@ func (r *runner) tearDown() {
 	r.stage = ended
 }
 
-// publish has the status written if the API does not have it yet.
+// publish schedules writing the status unless the API has it already.
 func (r *runner) publish() {
-	// It was never started, or ended in an earlier life.
+	// The pod was never started, or ended in an earlier life.
 	if r.stage == ended && r.life.containers == nil && r.life.reason == "" {
 		if r.pod.DeletionTimestamp != nil {
 			r.publisher.set(nil, true)

@@ -12,18 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// life is what a pod's status tells.
+// life is what a pod's status is made from.
 type life struct {
 	phase      corev1.PodPhase
 	hosts      []netip.Addr // the node's addresses
-	addrs      []netip.Addr // the pod's; none yet: it has not been started
+	addrs      []netip.Addr // the pod's; none before it is started
 	start      metav1.Time
 	containers []*container
 	problem    string // why it cannot be started
-	reason     string // the same in a word, if it never can
+	reason     string // the reason in one word, if it can never start
 }
 
-// status says it as the API has it. Times of conditions that did not change are those of the pod's
+// status returns the status in the API's form. Unchanged conditions keep the times of the pod's
 // present status.
 func (l *life) status(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 	s := corev1.PodStatus{
@@ -78,8 +78,8 @@ func (l *life) containerStatus(pod *corev1.Pod, c *container) corev1.ContainerSt
 	return cs
 }
 
-// initStatuses has the init containers: sidecars as they are, the others as completed when the pod
-// was started.
+// initStatuses returns the init containers: sidecars as they are, the others as completed when the
+// pod was started.
 func (l *life) initStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
 	if len(l.containers) == 0 {
 		return nil
@@ -105,8 +105,8 @@ func (l *life) initStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
 	return all
 }
 
-// conditions judges the pod as the kubelet's documentation of readiness does: it is ready if all
-// its containers are, and all its readiness gates are true.
+// conditions follows the kubelet's documentation of readiness: a pod is ready if all its containers
+// are, and all its readiness gates are true.
 func (l *life) conditions(pod *corev1.Pod, unready []string, now metav1.Time) []corev1.PodCondition {
 	running := len(l.addrs) > 0
 	reason, message := "", ""
@@ -170,7 +170,7 @@ func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return false
 }
 
-// covers says whether all that want has is in have, where others may say more.
+// covers reports whether have contains everything in want; other writers may have added more.
 func covers(have, want *corev1.PodStatus) bool {
 	own := *have
 	own.Conditions = nil
@@ -187,8 +187,8 @@ func covers(have, want *corev1.PodStatus) bool {
 	return equality.Semantic.DeepEqual(own, rest)
 }
 
-// statusPatch is a strategic merge patch that writes a status over the one there is, if it is this
-// pod's, and leaves alone what others say of the pod. What is empty has to be named for it to go.
+// statusPatch returns a strategic merge patch that overwrites the status of this pod, and leaves
+// alone what other writers add. Empty fields have to be named to be removed.
 func statusPatch(uid types.UID, s *corev1.PodStatus) ([]byte, error) {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -213,7 +213,7 @@ func statusPatch(uid types.UID, s *corev1.PodStatus) ([]byte, error) {
 	return data, nil
 }
 
-// name has a patch take away the fields that it does not set.
+// name makes a patch remove the fields that it does not set.
 func name(fields map[string]any, keys ...string) {
 	for _, k := range keys {
 		if _, ok := fields[k]; !ok {

@@ -11,14 +11,14 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 )
 
-// targets are the ports that a Service sends to by number. A container need not declare what it
-// listens on, so a pod is taken to listen there.
+// targets are the ports that a Service sends to by number. A container need not declare its ports,
+// so a pod is expected to listen there.
 type targets struct {
 	selector map[string]string
 	ports    []echo.Port
 }
 
-// services is the store that the reflector of Services fills. Of a Service it keeps its targets.
+// services is the store that the reflector of Services fills. It keeps a Service's targets.
 type services struct {
 	k    *kubelet
 	read chan struct{} // closed when all have been read once
@@ -26,10 +26,10 @@ type services struct {
 	all  map[string]map[string]targets // by namespace and name
 }
 
-// Add is told of a Service that is new.
+// Add receives a new Service.
 func (s *services) Add(obj any) error { return s.Update(obj) }
 
-// Update is told of a Service in its newest version.
+// Update receives the newest version of a Service.
 func (s *services) Update(obj any) error {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
@@ -41,8 +41,7 @@ func (s *services) Update(obj any) error {
 	return nil
 }
 
-// Delete is told of a Service that the API has no more. Servers go on listening, as a container
-// would.
+// Delete receives a deleted Service. Servers go on listening, as a container would.
 func (s *services) Delete(obj any) error {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
@@ -54,7 +53,7 @@ func (s *services) Delete(obj any) error {
 	return nil
 }
 
-// Replace is told of all Services.
+// Replace receives all Services.
 func (s *services) Replace(list []any, _ string) error {
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()
@@ -76,7 +75,7 @@ func (s *services) Replace(list []any, _ string) error {
 // Resync has nothing to do.
 func (s *services) Resync() error { return nil }
 
-// see takes note of a Service and tells the pods that it selects. The kubelet's mu is held.
+// see records a Service and informs the pods that it selects. The kubelet's mu is held.
 func (s *services) see(svc *corev1.Service) {
 	t := targetsOf(svc)
 	if len(t.ports) == 0 {
@@ -127,8 +126,8 @@ func (t *targets) selects(labels map[string]string) bool {
 	return true
 }
 
-// offer tells the runner of ports to listen on. Like update, it never waits, and only one goroutine
-// may call it at a time.
+// offer passes ports to the runner to listen on. Like update, it never waits, and only one
+// goroutine may call it at a time.
 func (r *runner) offer(ports []echo.Port) {
 	select {
 	case before := <-r.offers:
@@ -138,7 +137,7 @@ func (r *runner) offer(ports []echo.Port) {
 	r.offers <- ports
 }
 
-// ask takes note of ports to listen on.
+// ask records ports to listen on.
 func (r *runner) ask(ports []echo.Port) {
 	for _, p := range ports {
 		if _, known := r.asked[p]; !known {
@@ -147,9 +146,9 @@ func (r *runner) ask(ports []echo.Port) {
 	}
 }
 
-// listen opens the ports that Services send to and no container declares, and says when to look
-// again. What cannot be opened is tried again: on the node's network another pod may have the port
-// yet.
+// listen opens the ports that Services send to and no container declares, and returns when to check
+// again. What cannot be opened is tried again: on the node's network, another pod may still have
+// the port.
 func (r *runner) listen() time.Duration {
 	wait := never
 	for p, told := range r.asked {
@@ -162,7 +161,7 @@ func (r *runner) listen() time.Duration {
 			NetNS: r.netns(), Addrs: r.life.addrs, Ports: []echo.Port{p},
 		}
 		if err := r.k.server.Put(s); err != nil {
-			r.k.server.Remove(s) // of UDP some addresses may be open
+			r.k.server.Remove(s) // for UDP, some addresses may be open
 			if !told {
 				r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "port %d that a Service sends to: %v", p.Port, err)
 			}

@@ -9,8 +9,8 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// clusterPolicy decodes a ClusterNetworkPolicy. An error means that nobody can say what it means:
-// the API server, which checks less of it than of its own kinds, may well take it.
+// clusterPolicy decodes a ClusterNetworkPolicy. An error means that the object is meaningless,
+// although the API server, which checks it less than its own kinds, may accept it.
 func clusterPolicy(doc []byte) (*policyv1alpha2.ClusterNetworkPolicy, error) {
 	p := new(policyv1alpha2.ClusterNetworkPolicy)
 	if err := json.Unmarshal(doc, p); err != nil {

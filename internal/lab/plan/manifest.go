@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/source/manifest"
 )
 
-// Objects is what a user's manifests declare, as far as the lab acts on it.
+// Objects is what a user's manifests declare, as far as the lab uses it.
 type Objects struct {
 	Namespaces []*corev1.Namespace
 	Accounts   []*corev1.ServiceAccount // policies select by their labels
@@ -29,13 +29,13 @@ type Objects struct {
 	Slices     []*discoveryv1.EndpointSlice
 	Policies   []Policy
 	Passed     map[string]int // objects of other kinds, by kind
-	Faults     []string       // what could not be read: the file, the document or object, and why
+	Faults     []string       // what could not be read: the file, the document or object, and the reason
 }
 
-// Read reads manifests from files and folders as agents do: YAML of one or many documents, JSON,
-// and Lists. Of a folder it takes the .yaml, .yml and .json files, not those of sub-folders. What
-// is malformed is left out and among the Faults; an error means that a path cannot be read, or that
-// nothing in it is of use.
+// Read reads manifests from files and folders as agents do: YAML with one or many documents, JSON,
+// and Lists. From a folder it reads the .yaml, .yml and .json files, not those of sub-folders.
+// Malformed objects are left out and listed in Faults. An error means that a path cannot be read,
+// or that nothing in it is usable.
 func Read(paths ...string) (*Objects, error) {
 	objs := &Objects{}
 	for _, p := range paths {
@@ -54,7 +54,7 @@ func Read(paths ...string) (*Objects, error) {
 	return objs, objs.finish()
 }
 
-// ReadFS is Read for all manifests at the top of a file system.
+// ReadFS is Read for all manifests at the top level of a file system.
 func ReadFS(fsys fs.FS) (*Objects, error) {
 	objs := &Objects{}
 	if err := objs.add(fsys, ".", ""); err != nil {
@@ -63,8 +63,8 @@ func ReadFS(fsys fs.FS) (*Objects, error) {
 	return objs, objs.finish()
 }
 
-// add reads one file of a folder, or all manifests in it if name is empty. where is what errors
-// call the folder.
+// add reads one file of a folder, or all its manifests if name is empty. where is the name of the
+// folder in errors.
 func (o *Objects) add(fsys fs.FS, where, name string) error {
 	names := []string{name}
 	if name == "" {
@@ -139,7 +139,7 @@ func (o *Objects) object(doc []byte) error {
 	return nil
 }
 
-// typed decodes an object of a kind that the lab knows and counts the others.
+// typed decodes an object of a kind that the lab knows, and counts the others.
 func (o *Objects) typed(version, kind string, doc []byte) error {
 	switch version + " " + kind {
 	case "v1 Namespace":
@@ -177,8 +177,8 @@ func (o *Objects) typed(version, kind string, doc []byte) error {
 	return nil
 }
 
-// finish defaults namespaces and leaves out what an API server would refuse: objects without a
-// name, and the second of the same kind and name. It is an error if nothing at all is left.
+// finish defaults namespaces and removes what an API server would refuse: objects without a name,
+// and duplicates of kind and name. If nothing remains, it returns an error.
 func (o *Objects) finish() error {
 	seen := map[string]bool{}
 	refused := func(kind, namespace, name string) bool {

@@ -38,8 +38,8 @@ func (c *Cluster) Hosts(namespace string) string {
 	return b.String()
 }
 
-// headlessNames writes what DNS has for a headless Service: its ready endpoints, each also under
-// its own name.
+// headlessNames writes the names of a headless Service, as in DNS: its ready endpoints, each also
+// under its own name.
 func (c *Cluster) headlessNames(svc *corev1.Service, namespace string, line func(netip.Addr, ...string)) {
 	for _, s := range c.SlicesOf(svc) {
 		for _, e := range s.Endpoints {
@@ -57,7 +57,7 @@ func (c *Cluster) headlessNames(svc *corev1.Service, namespace string, line func
 	}
 }
 
-// serviceNames lists a Service's names, fullest first, each behind a prefix.
+// serviceNames lists a Service's names, the longest first, each with a prefix.
 func serviceNames(svc *corev1.Service, prefix, from string) []string {
 	name := prefix + svc.Name + "." + svc.Namespace
 	names := []string{name + ".svc." + Domain, name + ".svc", name}

@@ -1,8 +1,8 @@
-// Package plan works out what a lab cluster looks like: from a user's manifests to nodes, placed
+// Package plan determines what a lab cluster looks like: from a user's manifests to nodes, placed
 // pods with addresses, Services with everything that a cluster allocates for them, EndpointSlices,
-// and the names that resolve. It does what the API server, the scheduler, the address managers and
-// the controllers do in a real cluster, as far as a service proxy and network policies can tell. It
-// is pure apart from Read.
+// and names. It does the work of the API server, the scheduler, the address managers and the
+// controllers of a real cluster, as far as it matters to a service proxy and network policies. It
+// is pure except for Read.
 package plan
 
 import (
@@ -16,11 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MaxNodes is how many nodes a lab may have: each has one /24 of the pods' addresses and one
+// MaxNodes is the largest number of nodes of a lab: each has one /24 of the pods' addresses and one
 // address of the underlay.
 const MaxNodes = 200
 
-// The address plan. It is the same in every lab, as labs share nothing: IPv4 first, then IPv6.
+// These are the address ranges, first IPv4, then IPv6. They are the same in every lab, as labs
+// share nothing.
 var (
 	Underlay      = prefixes("10.10.0.0/24", "fd00:10:10::/64")
 	ClusterCIDRs  = prefixes("10.244.0.0/16", "fd00:10:244::/48")
@@ -45,20 +46,20 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 }
 
-// Route says which node the outside host sends traffic for a service address to.
+// Route is the node to which the outside host routes a service address.
 type Route struct {
 	Addr netip.Addr
 	Node string
 }
 
-// Cluster is the whole plan. Its fields are for reading; Scale and Mark change it. It survives a
+// Cluster is the whole plan. Its fields are read-only; Scale and Mark change it. It survives a
 // round trip through JSON.
 type Cluster struct {
 	Created    time.Time
 	Nodes      []Node
 	OutsideIPs []netip.Addr
 	Namespaces []*corev1.Namespace
-	Accounts   []*corev1.ServiceAccount // passed on as they are
+	Accounts   []*corev1.ServiceAccount // passed on unchanged
 	Workloads  []Workload
 	Pods       []*corev1.Pod // placed; in the order of the workloads
 	Services   []*corev1.Service
@@ -67,12 +68,12 @@ type Cluster struct {
 	Policies   []Policy                     // of all policy APIs, passed on as they are
 	Routes     []Route
 	Passed     map[string]int // objects passed over, by kind
-	Notes      []string       // what the lab does differently from what a manifest asks, and why
-	Turn       int            // the node that is next in the round-robin
+	Notes      []string       // where the lab deviates from a manifest, and why
+	Turn       int            // the next node in the round-robin
 }
 
-// New plans a cluster of n nodes that holds the objects, and changes these. All objects count as
-// created at the given time. What a cluster would not accept is left out, with a note.
+// New plans a cluster of n nodes with the objects, and modifies these. All objects count as created
+// at the given time. What a cluster would not accept is left out, with a note.
 func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 	if n < 1 || n > MaxNodes {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
@@ -110,8 +111,8 @@ func (c *Cluster) Scale(kind, namespace, name string, replicas int) error {
 	return fmt.Errorf("scale %s %s/%s: the lab has no such workload that scales", kind, namespace, name)
 }
 
-// Mark sets a pod's readiness, and whether it is being deleted. Its server answers on in any case,
-// as a draining pod's does.
+// Mark sets a pod's readiness, and whether it is being deleted. Its server keeps answering in any
+// case, as a draining pod's does.
 func (c *Cluster) Mark(namespace, pod string, ready, terminating bool) error {
 	for _, p := range c.Pods {
 		if p.Namespace == namespace && p.Name == pod {
@@ -166,7 +167,7 @@ func newNode(i, n int) Node {
 	}
 }
 
-// Object is the node as a cluster's API has it.
+// Object returns the node as an API object.
 func (n *Node) Object(created time.Time) *corev1.Node {
 	node := &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -196,7 +197,7 @@ func (n *Node) Object(created time.Time) *corev1.Node {
 	return node
 }
 
-// addNamespaces takes the declared namespaces and makes those that other objects live in.
+// addNamespaces takes the declared namespaces and adds those of other objects.
 func (c *Cluster) addNamespaces(objs *Objects) {
 	have := map[string]bool{}
 	add := func(ns *corev1.Namespace) {
@@ -249,7 +250,7 @@ func hosts(ps []netip.Prefix, i int) []netip.Addr {
 	return as
 }
 
-// nth is the address that lies i after the prefix's own; i is below 2^16.
+// nth returns the address i after the prefix's own; i is below 2^16.
 func nth(p netip.Prefix, i int) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	low := int(b[len(b)-2])<<8 | int(b[len(b)-1]) + i

@@ -16,7 +16,7 @@ import (
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// read parses manifests that are in order.
+// read parses valid manifests.
 func read(t *testing.T, manifest string) *Objects {
 	t.Helper()
 	objs, err := ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(manifest)}})
@@ -35,7 +35,7 @@ func cluster(t *testing.T, nodes int, manifest string) *Cluster {
 	return c
 }
 
-// deployment is a manifest; template is what its pods have beside a container port.
+// deployment is a manifest; template is added to a container port of its pods.
 func deployment(name string, replicas int, template string) string {
 	return fmt.Sprintf(`
 ---
@@ -350,7 +350,7 @@ endpoints: [{addresses: [192.0.2.1]}]
 	}
 }
 
-// The outcome of Scale depends on the numbers alone, and pods that stay do not move.
+// The outcome of Scale depends only on the numbers, and remaining pods do not move.
 func TestScale(t *testing.T) {
 	c := cluster(t, 3, deployment("a", 3, "")+deployment("b", 2, "")+service("a", "selector: {app: a}, ports: [{port: 80}]"))
 	before := map[string]*corev1.Pod{}

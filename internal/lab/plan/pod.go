@@ -22,9 +22,8 @@ func Addrs(p *corev1.Pod) []netip.Addr {
 	return as
 }
 
-// WorkloadOf returns the workload that a pod belongs to, as "namespace/name": a bare pod is its
-// own. A Deployment's pod belongs to one of its ReplicaSets in a cluster, and here to the
-// Deployment.
+// WorkloadOf returns a pod's workload, as "namespace/name"; a bare pod is its own. In a cluster, a
+// Deployment's pod belongs to one of its ReplicaSets; here it belongs to the Deployment.
 func WorkloadOf(p *corev1.Pod) string {
 	if len(p.OwnerReferences) == 0 {
 		return key(p.Namespace, p.Name)
@@ -36,7 +35,7 @@ func WorkloadOf(p *corev1.Pod) string {
 	return key(p.Namespace, name)
 }
 
-// Ready says whether a pod has the condition Ready.
+// Ready reports whether a pod has the condition Ready.
 func Ready(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -52,8 +51,8 @@ type Port struct {
 	Port     int32
 }
 
-// Ports lists what a pod's server listens on, sorted: the ports that its containers declare and
-// those that Services send to it by number, since a container need not declare what it listens on.
+// Ports lists the ports on which a pod's server listens, sorted: the ports that its containers
+// declare and those that Services send to by number, since a container need not declare its ports.
 func (c *Cluster) Ports(p *corev1.Pod) []Port {
 	var ports []Port
 	for _, ctr := range containers(p) {
@@ -104,7 +103,7 @@ func targetPort(sp corev1.ServicePort, p *corev1.Pod) int32 {
 	return sp.TargetPort.IntVal
 }
 
-// Selects says whether a Service takes its endpoints from this pod.
+// Selects reports whether a Service has this pod as an endpoint.
 func Selects(svc *corev1.Service, p *corev1.Pod) bool {
 	return len(svc.Spec.Selector) > 0 && svc.Spec.Type != corev1.ServiceTypeExternalName &&
 		svc.Namespace == p.Namespace && labels.SelectorFromSet(svc.Spec.Selector).Matches(labels.Set(p.Labels))

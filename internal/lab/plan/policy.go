@@ -11,18 +11,18 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Policy is an object of a policy API. The lab hands it to the agents as its manifest has it.
+// Policy is an object of a policy API. The lab passes it to the agents as its manifest has it.
 type Policy struct {
 	APIVersion, Kind string
-	Namespace, Name  string // Namespace is empty for what belongs to the whole cluster
+	Namespace, Name  string // Namespace is empty for cluster-scoped objects
 	Object           json.RawMessage
 
-	// The object, if it is one of these kinds and versions and means something.
+	// The object, if it is one of these kinds and versions and is valid.
 	NetworkPolicy *networkingv1.NetworkPolicy
 	ClusterPolicy *policyv1alpha2.ClusterNetworkPolicy
 }
 
-// The groups of the policy APIs.
+// These are the groups of the policy APIs.
 const (
 	networkingGroup    = "networking.k8s.io"
 	clusterPolicyGroup = "policy.networking.k8s.io"
@@ -30,7 +30,7 @@ const (
 	calicoStoredGroup  = "crd.projectcalico.org" // the same kinds, as Calico keeps them in a cluster
 )
 
-// scope says which objects a group's kind has: each of one namespace, or of the whole cluster.
+// scope says whether the objects of a group's kind belong to a namespace or to the whole cluster.
 type scope uint8
 
 const (
@@ -39,8 +39,8 @@ const (
 	clusterWide
 )
 
-// policyScope knows the kinds that are passed on to the agents. All versions of a kind are: which
-// ones it takes is the agent's to say.
+// policyScope knows the kinds that are passed on to the agents, in all their versions: the agent
+// decides which ones it accepts.
 func policyScope(apiVersion, kind string) scope {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	switch group {
@@ -82,7 +82,7 @@ var PolicyKinds = map[string]string{
 	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
 }
 
-// NewPolicy reads an object of a policy API. The error says that it means nothing.
+// NewPolicy reads an object of a policy API. The error says why it is invalid.
 func NewPolicy(apiVersion, kind, namespace, name string, object json.RawMessage) (Policy, error) {
 	var o Objects
 	if err := o.policy(Policy{APIVersion: apiVersion, Kind: kind, Namespace: namespace, Name: name, Object: object}); err != nil {
@@ -118,8 +118,7 @@ func (o *Objects) policy(p Policy) error {
 	return nil
 }
 
-// validate finds what an API server refuses in a NetworkPolicy and nobody could act on: selectors
-// and blocks that mean nothing.
+// validate finds invalid selectors and blocks, which an API server refuses in a NetworkPolicy.
 func validate(s *networkingv1.NetworkPolicySpec) error {
 	selectors := []*metav1.LabelSelector{&s.PodSelector}
 	var blocks []*networkingv1.IPBlock
@@ -166,7 +165,7 @@ func validateBlock(b *networkingv1.IPBlock) error {
 	return nil
 }
 
-// Resource names p's kind, for messages and files: "networkpolicy.networking.k8s.io".
+// Resource returns the name of p's kind, for messages and files: "networkpolicy.networking.k8s.io".
 func (p *Policy) Resource() string {
 	group, _, _ := strings.Cut(p.APIVersion, "/")
 	return fmt.Sprintf("%s.%s", strings.ToLower(p.Kind), group)

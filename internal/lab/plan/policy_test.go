@@ -115,7 +115,7 @@ func TestGluedPolicies(t *testing.T) {
 	}
 }
 
-// What the agents get is what the manifest says, also after the plan was saved and read.
+// The agents get exactly the manifest's content, even after the plan was saved and read.
 func TestPoliciesAreNotModified(t *testing.T) {
 	c := cluster(t, 1, policyManifests+service("a", "ports: [{port: 80}]"))
 	saved, err := json.Marshal(c)
@@ -139,7 +139,7 @@ func TestPoliciesAreNotModified(t *testing.T) {
 	}
 }
 
-// Selectors look at labels, namespaces and service accounts, and named ports at containers.
+// Selectors match labels, namespaces and service accounts; named ports match containers.
 func TestPodsHaveWhatSelectorsNeed(t *testing.T) {
 	c := cluster(t, 1, deployment("a", 1, "")+deployment("b", 1, ", serviceAccountName: robot"))
 	for i, account := range []string{"default", "robot"} {

@@ -11,11 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The node ports that are handed out; a manifest may ask for any port of this range, as in a
-// cluster.
+// This is the range of node ports; as in a cluster, a manifest may ask for any port in it.
 const firstNodePort, lastNodePort = 30000, 32767
 
-// allocator hands out what Services need and nobody else has.
+// allocator allocates unique addresses and ports to Services.
 type allocator struct {
 	addrs map[netip.Addr]bool
 	ports map[nodePort]bool
@@ -27,8 +26,8 @@ type nodePort struct {
 	port     int32
 }
 
-// addServices defaults all Services as an API server does and allocates what they lack. What
-// manifests ask for is taken first, so that nothing allocated gets in its way.
+// addServices sets all Services' defaults as an API server does, and allocates what they lack. It
+// first reserves what manifests ask for, so that no allocation is in the way.
 func (c *Cluster) addServices(services []*corev1.Service) {
 	a := &allocator{addrs: map[netip.Addr]bool{}, ports: map[nodePort]bool{}, next: firstNodePort}
 	steps := []func(*corev1.Service, *allocator) error{c.defaults, c.reserve, c.allocate}
@@ -44,7 +43,7 @@ func (c *Cluster) addServices(services []*corev1.Service) {
 	c.Services = services
 }
 
-// defaults fills in what an API server fills in.
+// defaults sets an API server's defaults.
 func (c *Cluster) defaults(svc *corev1.Service, _ *allocator) error {
 	svc.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	svc.CreationTimestamp = metav1.Time{Time: c.Created}
@@ -89,16 +88,16 @@ func (c *Cluster) defaults(svc *corev1.Service, _ *allocator) error {
 	return families(svc)
 }
 
-// Headless says whether a Service has no address of its own by its spec.
+// Headless reports whether a Service's spec gives it no address of its own.
 func Headless(svc *corev1.Service) bool { return svc.Spec.ClusterIP == corev1.ClusterIPNone }
 
-// External says whether a Service has node ports or ingress addresses.
+// External reports whether a Service has node ports or ingress addresses.
 func External(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// families settles a Service's address families: those it names, completed by what its policy asks
-// for.
+// families determines a Service's address families: those it names, completed according to its
+// policy.
 func families(svc *corev1.Service) error {
 	s := &svc.Spec
 	if len(s.IPFamilies) == 0 {
@@ -132,8 +131,8 @@ func families(svc *corev1.Service) error {
 	return nil
 }
 
-// reserve takes the addresses and ports that a Service asks for. An address of another cluster's
-// range is given up, with a note, so that objects exported from a cluster work.
+// reserve reserves the addresses and ports that a Service asks for. It replaces an address of
+// another cluster's range, with a note, so that objects exported from a cluster work.
 func (c *Cluster) reserve(svc *corev1.Service, a *allocator) error {
 	s := &svc.Spec
 	if s.Type == corev1.ServiceTypeExternalName || Headless(svc) {
@@ -151,7 +150,7 @@ func (c *Cluster) reserve(svc *corev1.Service, a *allocator) error {
 		}
 		i := slices.Index(s.IPFamilies, familyOf(addr))
 		if i < 0 || !rangeOf(ServiceCIDRs, familyOf(addr)).Contains(addr) {
-			c.note("Service %s/%s: clusterIP %s is not of this lab's range: it gets another", svc.Namespace, svc.Name, addr)
+			c.note("Service %s/%s: clusterIP %s is not in this lab's range: it gets another", svc.Namespace, svc.Name, addr)
 			continue
 		}
 		if err := a.take(addr); err != nil {
@@ -186,7 +185,7 @@ func (c *Cluster) reserve(svc *corev1.Service, a *allocator) error {
 	return nil
 }
 
-// allocate gives a Service what it still lacks.
+// allocate allocates what a Service still lacks.
 func (c *Cluster) allocate(svc *corev1.Service, a *allocator) error {
 	s := &svc.Spec
 	if s.Type == corev1.ServiceTypeExternalName {
@@ -227,7 +226,7 @@ func (c *Cluster) allocate(svc *corev1.Service, a *allocator) error {
 	return c.ingress(svc, a)
 }
 
-// ingress gives a LoadBalancer one address per family.
+// ingress assigns one address of each family to a LoadBalancer.
 func (c *Cluster) ingress(svc *corev1.Service, a *allocator) error {
 	asked, _ := netip.ParseAddr(svc.Spec.LoadBalancerIP) // reserve has checked it
 	for _, f := range svc.Spec.IPFamilies {
@@ -245,7 +244,7 @@ func (c *Cluster) ingress(svc *corev1.Service, a *allocator) error {
 	return nil
 }
 
-// nodePorts fills in node ports. Two protocols on one port share a node port, as in a cluster.
+// nodePorts assigns node ports. Two protocols on one port share a node port, as in a cluster.
 func (a *allocator) nodePorts(ports []corev1.ServicePort) error {
 	for i := range ports {
 		p := &ports[i]
@@ -287,7 +286,7 @@ func (a *allocator) takePort(p corev1.Protocol, port int32) error {
 	return nil
 }
 
-// address returns a free address of a range; the range's first one is not used.
+// address returns a free address of a range; the range's first address is not used.
 func (a *allocator) address(p netip.Prefix) (netip.Addr, error) {
 	size := 1 << min(16, p.Addr().BitLen()-p.Bits())
 	for i := 1; i < size-1; i++ {

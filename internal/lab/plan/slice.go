@@ -13,12 +13,12 @@ import (
 // sliceSize is how many endpoints a slice holds at most, as in a cluster.
 const sliceSize = 100
 
-// slices makes a Service's EndpointSlices from the pods that it selects: apart by family and by the
-// ports that a pod's named target ports resolve to.
+// slices makes a Service's EndpointSlices from the pods that it selects, separated by family and by
+// the numbers of the pods' named target ports.
 func (c *Cluster) slices(svc *corev1.Service) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	for _, f := range svc.Spec.IPFamilies {
-		open := map[string]*discoveryv1.EndpointSlice{} // by ports: the slice that is not full
+		open := map[string]*discoveryv1.EndpointSlice{} // by ports: the slice with room
 		n := 0
 		for _, p := range c.Pods {
 			i := slices.IndexFunc(Addrs(p), func(a netip.Addr) bool { return familyOf(a) == f })
@@ -82,8 +82,8 @@ func portKeys(ports []discoveryv1.EndpointPort) []string {
 	return ks
 }
 
-// endpoint describes a pod as the EndpointSlice controller does, hints for the Service's traffic
-// distribution included.
+// endpoint describes a pod as the EndpointSlice controller does, with hints for the Service's
+// traffic distribution.
 func (c *Cluster) endpoint(svc *corev1.Service, p *corev1.Pod, a netip.Addr) discoveryv1.Endpoint {
 	serving, terminating := Ready(p), p.DeletionTimestamp != nil
 	ready := svc.Spec.PublishNotReadyAddresses || serving && !terminating
@@ -119,8 +119,8 @@ func (c *Cluster) SlicesOf(svc *corev1.Service) []*discoveryv1.EndpointSlice {
 }
 
 // route decides which node gets the outside's traffic for each service address that is neither a
-// ClusterIP nor a node's own: under externalTrafficPolicy Local one that has an endpoint, as a
-// balancer that looks at the health check would; else the next in turn.
+// ClusterIP nor a node's own. With externalTrafficPolicy Local, it is a node with an endpoint, as a
+// load balancer with a health check would choose; otherwise the next in turn.
 func (c *Cluster) route() {
 	c.Routes = nil
 	for _, svc := range c.Services {

@@ -13,11 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Workload is something that makes pods.
+// Workload is an object that makes pods.
 type Workload struct {
 	Kind            string // Deployment, ReplicaSet, StatefulSet, DaemonSet or Pod
 	Namespace, Name string
-	Replicas        int // of no meaning for a DaemonSet
+	Replicas        int // meaningless for a DaemonSet
 	Template        corev1.PodTemplateSpec
 	Subdomain       string // a StatefulSet's governing Service
 	First           int    // a StatefulSet's first ordinal
@@ -47,10 +47,10 @@ func statefulWorkload(s *appsv1.StatefulSet) Workload {
 	return w
 }
 
-// replica is one pod that a workload wants: its name, and its node where that is fixed.
+// replica is one pod of a workload: its name, and its node if that is fixed.
 type replica struct{ name, node string }
 
-// replicas lists the pods a workload wants. Deployments count from 1 and skip names that are taken.
+// replicas lists a workload's pods. Deployments count from 1 and skip names that are taken.
 func (w *Workload) replicas(nodes []Node, taken func(string) bool) []replica {
 	var rs []replica
 	switch w.Kind {
@@ -74,8 +74,8 @@ func (w *Workload) replicas(nodes []Node, taken func(string) bool) []replica {
 	return rs
 }
 
-// place makes the pods that the workloads want. A pod that exists keeps its node, its addresses and
-// its condition; one that cannot be placed is left out, with a note.
+// place makes the workloads' pods. An existing pod keeps its node, its addresses and its condition;
+// a pod that cannot be placed is left out, with a note.
 func (c *Cluster) place() {
 	old := map[string]*corev1.Pod{}
 	for _, p := range c.Pods {
@@ -83,7 +83,7 @@ func (c *Cluster) place() {
 	}
 	pl := placement{c: c, addrs: map[netip.Addr]bool{}, ports: map[hostPort]bool{}, owner: map[string]string{}}
 	wanted := make([][]replica, len(c.Workloads))
-	// Names that cannot be chosen go first, so that Deployments can step aside.
+	// Fixed names go first, so that Deployments can avoid them.
 	for _, numbered := range []bool{false, true} {
 		for i := range c.Workloads {
 			if w := &c.Workloads[i]; w.numbered() == numbered {
@@ -116,7 +116,7 @@ func (c *Cluster) place() {
 	}
 }
 
-// claim lists the pods of a workload whose names are free, and takes these.
+// claim lists the pods of a workload whose names are free, and takes these names.
 func (pl *placement) claim(w *Workload) []replica {
 	taken := func(name string) bool { return pl.owner[key(w.Namespace, name)] != "" }
 	return slices.DeleteFunc(w.replicas(pl.c.Nodes, taken), func(r replica) bool {
@@ -130,10 +130,10 @@ func (pl *placement) claim(w *Workload) []replica {
 	})
 }
 
-// numbered says whether the workload can choose its pods' names.
+// numbered reports whether the workload can choose its pods' names.
 func (w *Workload) numbered() bool { return w.Kind == "Deployment" || w.Kind == "ReplicaSet" }
 
-// placement is the state of one run of place.
+// placement is the state of one call of place.
 type placement struct {
 	c     *Cluster
 	addrs map[netip.Addr]bool // taken
@@ -147,8 +147,7 @@ type hostPort struct {
 	port     int32
 }
 
-// noteHostPorts tells of ports that a cluster's network plugin would forward from the node to the
-// pod.
+// noteHostPorts notes ports that a cluster's network plugin would forward from the node to the pod.
 func (c *Cluster) noteHostPorts(w *Workload, p *corev1.Pod) {
 	for _, ctr := range containers(p) {
 		for _, port := range ctr.Ports {
@@ -159,7 +158,7 @@ func (c *Cluster) noteHostPorts(w *Workload, p *corev1.Pod) {
 	}
 }
 
-// keep notes what a pod that stays occupies.
+// keep records what an existing pod occupies.
 func (pl *placement) keep(p *corev1.Pod) {
 	if p.Spec.HostNetwork {
 		for _, hp := range hostPorts(p, p.Spec.NodeName) {
@@ -172,7 +171,7 @@ func (pl *placement) keep(p *corev1.Pod) {
 	}
 }
 
-// pod makes a new pod: node, addresses, and the status of one that runs.
+// pod makes a new pod: its node, its addresses, and the status of a running pod.
 func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	p := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -190,7 +189,7 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	if r.node != "" {
 		p.Spec.NodeName = r.node
 	}
-	p.Spec.ServiceAccountName = cmp.Or(p.Spec.ServiceAccountName, "default") // as a cluster's admission does
+	p.Spec.ServiceAccountName = cmp.Or(p.Spec.ServiceAccountName, "default") // as admission does in a cluster
 	node, err := pl.node(p)
 	if err != nil {
 		return nil, err
@@ -208,8 +207,8 @@ func (pl *placement) pod(w *Workload, r replica) (*corev1.Pod, error) {
 	return p, nil
 }
 
-// node chooses the pod's node: the one it names, or the next in turn among those that its node
-// selector and its ports on the node's network allow.
+// node chooses the pod's node: the named one, or the next in turn among those that its node
+// selector and its host ports allow.
 func (pl *placement) node(p *corev1.Pod) (*Node, error) {
 	c := pl.c
 	if name := p.Spec.NodeName; name != "" {
@@ -243,7 +242,7 @@ func (pl *placement) node(p *corev1.Pod) (*Node, error) {
 
 // allocate takes a free address of each of the node's pod CIDRs.
 func (pl *placement) allocate(n *Node) ([]netip.Addr, error) {
-	for i := 2; i < 255; i++ { // .1 stays free, as a bridged node would have it
+	for i := 2; i < 255; i++ { // .1 stays free for a node with a bridge
 		addrs := hosts(n.PodCIDRs, i)
 		if !pl.addrs[addrs[0]] {
 			return addrs, nil

@@ -1,5 +1,4 @@
-// Package pool hands out addresses of a prefix: a node's to its pods, a load balancer's to
-// Services.
+// Package pool assigns addresses of a prefix: a node's to its pods, a load balancer's to Services.
 package pool
 
 import (
@@ -8,19 +7,19 @@ import (
 	"sync"
 )
 
-// Pool hands out the addresses of one prefix, but for its first and, of IPv4, its last, which are
-// no host's. It goes round: an address that was given back is the last to be given again, so that
-// what still remembers its last owner has time to forget. It is safe for concurrent use.
+// Pool assigns the addresses of one prefix, except its first and, for IPv4, its last. It goes
+// round: a released address is the last to be assigned again, so that whatever remembers its last
+// owner has time to forget it. It is safe for concurrent use.
 type Pool[Owner comparable] struct {
 	prefix netip.Prefix
 
 	mu     sync.Mutex
-	next   netip.Addr // where to look first
+	next   netip.Addr // where to search first
 	owners map[netip.Addr]Owner
 	has    map[Owner]netip.Addr
 }
 
-// New makes a pool of which all is free.
+// New makes a pool with all addresses free.
 func New[Owner comparable](prefix netip.Prefix) *Pool[Owner] {
 	prefix = prefix.Masked()
 	return &Pool[Owner]{
@@ -28,10 +27,10 @@ func New[Owner comparable](prefix netip.Prefix) *Pool[Owner] {
 	}
 }
 
-// Prefix is what the addresses are of.
+// Prefix is the pool's prefix.
 func (p *Pool[Owner]) Prefix() netip.Prefix { return p.prefix }
 
-// Take returns the owner's address: the one that it has, or else one that is free.
+// Take returns the owner's address: its present one, or else a free one.
 func (p *Pool[Owner]) Take(owner Owner) (netip.Addr, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -39,7 +38,7 @@ func (p *Pool[Owner]) Take(owner Owner) (netip.Addr, error) {
 		return a, nil
 	}
 	a := p.next
-	for range len(p.owners) + 3 { // those that are taken, and up to two that nobody may have
+	for range len(p.owners) + 3 { // those that are taken, and up to two that are never assigned
 		if !a.IsValid() || !p.prefix.Contains(a) {
 			a = p.prefix.Addr()
 		}
@@ -52,8 +51,8 @@ func (p *Pool[Owner]) Take(owner Owner) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("take an address of %s: all %d are in use", p.prefix, len(p.owners))
 }
 
-// Claim gives the owner this very address, in place of the one that it has. It reports false, and
-// changes nothing, if the address is someone else's or not one that the pool may give.
+// Claim gives the owner exactly this address instead of its present one. It returns false, and
+// changes nothing, if the address has another owner or cannot be assigned.
 func (p *Pool[Owner]) Claim(owner Owner, a netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +67,7 @@ func (p *Pool[Owner]) Claim(owner Owner, a netip.Addr) bool {
 	return true
 }
 
-// Release takes back what the owner has, if it has one.
+// Release releases the owner's address, if it has one.
 func (p *Pool[Owner]) Release(owner Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

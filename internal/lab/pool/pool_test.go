@@ -9,7 +9,7 @@ import (
 func TestTakeGoesRound(t *testing.T) {
 	for _, tt := range []struct {
 		prefix string
-		want   []string // what six owners get who come and go one after the other
+		want   []string // addresses of six owners that come and go in turn
 	}{
 		{"10.0.0.0/30", []string{"10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2"}},
 		{"10.0.0.8/29", []string{"10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.0.12", "10.0.0.13", "10.0.0.14"}},
@@ -71,7 +71,7 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// Whatever happens, no two owners have the same address, and what is free can be had.
+// Whatever happens, no two owners have the same address, and every free address can be assigned.
 func TestNoTwoOwners(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	p := New[int](netip.MustParsePrefix("10.0.0.0/28"))

@@ -9,21 +9,21 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// Excuse judges what failed again, by how the cluster was before and is now: what one of the two
-// accounts for has not failed. Where the service, its endpoints or the source have changed, nobody
-// can say what should have become of a request in between: it is excused. Now has what Tries or
-// PairTries expects of the same sources by now.
+// Excuse checks failed results again, with the cluster before and now: a result that matches one of
+// the two has not failed. If the service, its endpoints or the source have changed, the right
+// outcome in between is unknown, and the result is excused. Now is what Tries or PairTries expects
+// of the same sources by now.
 func Excuse(results []Result, before, after *plan.Cluster, now []Try) {
-	expected := map[way]Expect{}
+	expected := map[path]Expect{}
 	for _, t := range now {
-		expected[t.way()] = t.Expect
+		expected[t.path()] = t.Expect
 	}
 	for i := range results {
 		r := &results[i]
 		if r.Failed == 0 {
 			continue
 		}
-		expect, still := expected[r.way()]
+		expect, still := expected[r.path()]
 		switch {
 		case still && reflect.DeepEqual(expect, r.Expect) && !changed(r.Try, before, after):
 		case still && r.explainedBy(expect):
@@ -34,16 +34,15 @@ func Excuse(results []Result, before, after *plan.Cluster, now []Try) {
 	}
 }
 
-// way is a source and a frontend.
-type way struct {
+// path is a source and a frontend.
+type path struct {
 	source string
 	Frontend
 }
 
-func (t Try) way() way { return way{t.Source.Name, t.Frontend} }
+func (t Try) path() path { return path{t.Source.Name, t.Frontend} }
 
-// explainedBy says whether each request was answered by a pod that was to answer before or is to
-// now.
+// explainedBy reports whether each request was answered by a pod that may answer, before or now.
 func (r *Result) explainedBy(now Expect) bool {
 	answers := 0
 	for pod, n := range r.By {
@@ -56,13 +55,12 @@ func (r *Result) explainedBy(now Expect) bool {
 	return plain && answers == r.Sent && r.Frontend.Kind != HealthCheck
 }
 
-// changed says whether a try's service, its endpoints, or the pod it comes from are others than
-// before.
+// changed reports whether a try's service, its endpoints, or its source pod differ from before.
 func changed(t Try, before, after *plan.Cluster) bool {
 	return !slices.Equal(versions(t, before), versions(t, after))
 }
 
-// versions are those of the objects that a try is about, in any order that stays.
+// versions returns the versions of the objects that a try is about, in a stable order.
 func versions(t Try, c *plan.Cluster) (all []string) {
 	for _, svc := range c.Services {
 		if svc.Namespace+"/"+svc.Name != t.Service {
@@ -82,10 +80,10 @@ func versions(t Try, c *plan.Cluster) (all []string) {
 	return all
 }
 
-// OfKubeProxy changes tries to what kube-proxy makes of them where that is known to be something
-// else: it leads pods past externalTrafficPolicy Local on other nodes than their own, but leaves
-// their addresses as they are, so that the answer of a pod on a third node comes back by another
-// way and is not translated. And it lets services have nodes' addresses.
+// OfKubeProxy adapts tries to known differences of kube-proxy. It leads pods past
+// externalTrafficPolicy Local on other nodes than their own, but keeps their addresses, so that the
+// answer of a pod on a third node comes back by another path and is not translated. And it lets
+// services have nodes' addresses.
 func OfKubeProxy(c *plan.Cluster, tries []Try) {
 	local := map[string]bool{}
 	for _, svc := range c.Services {

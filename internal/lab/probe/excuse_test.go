@@ -20,8 +20,8 @@ metadata: {name: web}
 spec: {selector: {app: web}, ports: [{port: 80}]}
 `
 
-// answeredBy is the first try of a cluster from a node, failed, and its requests answered by some
-// pods.
+// answeredBy is the first try of a cluster from a node, as a failure, with its requests answered by
+// the given pods.
 func answeredBy(tries []Try, pods ...string) Result {
 	i := slices.IndexFunc(tries, func(t Try) bool { return t.Source.Kind == FromNode })
 	r := Result{Try: tries[i], Sent: 2, By: map[string]int{}, Failed: 1, Reason: "odd"}
@@ -31,8 +31,7 @@ func answeredBy(tries []Try, pods ...string) Result {
 	return r
 }
 
-// A rollout while requests are under way is no failure; what fails in a cluster that stays as it
-// is, is one.
+// A rollout during requests is no failure. A wrong outcome in an unchanged cluster is one.
 func TestFailuresOfAChangingClusterAreExcused(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
@@ -73,8 +72,8 @@ func TestFailuresOfAChangingClusterAreExcused(t *testing.T) {
 	}
 }
 
-// A pod may go at any moment. While its namespace is removed or made, a file has its name that is
-// no namespace.
+// A pod may go at any moment. While its namespace is being removed or made, the file with its name
+// is not a namespace.
 func TestASourceThatIsGoneDoesNotEndTheProbe(t *testing.T) {
 	c := cluster(t, webService)
 	gone := sources(c)[2]
@@ -122,7 +121,7 @@ func TestReportOfWhatIsExcused(t *testing.T) {
 	if text := b.String(); !strings.Contains(text, "not judged: the cluster changed meanwhile: odd") || !strings.Contains(text, "? not judged") {
 		t.Errorf("table:\n%s", text)
 	}
-	if s := rep.Summary(); rep.Failed != 0 || !strings.Contains(s, "all as they should be, but for 2 while the cluster changed") || !strings.Contains(s, "0 of 0 pairs") {
+	if s := rep.Summary(); rep.Failed != 0 || !strings.Contains(s, "all as expected, but for 2 while the cluster changed") || !strings.Contains(s, "0 of 0 pairs") {
 		t.Errorf("%d failed; summary: %s", rep.Failed, s)
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// proxyName is the label by which a Service is left to another proxy.
+// proxyName is the label that leaves a Service to another proxy.
 const proxyName = "service.kubernetes.io/service-proxy-name"
 
 // Tries lists every frontend of every service from every source that can reach it, and the services
-// that have none.
+// without frontends.
 func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	var tries []Try
 	var silent []Silent
@@ -36,7 +36,7 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 				j := judge{c, rules, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
 				for _, src := range sources {
 					if src.Kind == FromOutside && (f.Kind == ClusterIP || f.Node == "") {
-						continue // not routed outside of the cluster
+						continue // not routed outside the cluster
 					}
 					tries = append(tries, Try{src, f, j.expect(src)})
 				}
@@ -46,7 +46,7 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 	return tries, silent
 }
 
-// healthChecks asks every node from the outside, as a balancer does, whether it has endpoints of a
+// healthChecks asks every node from outside, as a load balancer does, whether it has endpoints of a
 // Service.
 func healthChecks(c *plan.Cluster, svc *corev1.Service, sources []Source) []Try {
 	if svc.Spec.HealthCheckNodePort == 0 {
@@ -81,7 +81,7 @@ func healthChecks(c *plan.Cluster, svc *corev1.Service, sources []Source) []Try 
 	return tries
 }
 
-// unproxied says why a service proxy has nothing to do for a Service; "" if it has.
+// unproxied returns why a service proxy does not serve a Service; "" if it does.
 func unproxied(c *plan.Cluster, svc *corev1.Service) string {
 	_, headless := svc.Labels[corev1.IsHeadlessService]
 	switch {
@@ -151,12 +151,12 @@ func entry(c *plan.Cluster, a netip.Addr) string {
 	return ""
 }
 
-// endpoint is a backend of one service port, as far as fates depend on it.
+// endpoint is a backend of one service port, with everything that fates depend on.
 type endpoint struct {
 	node                        string
 	hints                       discoveryv1.EndpointHints
 	addr                        netip.AddrPort
-	pod                         string // "namespace/name"; empty if it is none of the lab's
+	pod                         string // "namespace/name"; empty if it is not a pod of the lab
 	ready, serving, terminating bool
 }
 
@@ -214,8 +214,8 @@ func podsByAddr(c *plan.Cluster) map[netip.Addr]string {
 	return pods
 }
 
-// usable are the endpoints that traffic goes to: the ready ones; if there is none, those that still
-// serve while they terminate.
+// usable returns the endpoints that get traffic: the ready ones or, if there are none, those that
+// still serve while they terminate.
 func usable(eps []endpoint) []endpoint {
 	for _, good := range []func(endpoint) bool{
 		func(e endpoint) bool { return e.ready },
@@ -234,7 +234,7 @@ func usable(eps []endpoint) []endpoint {
 	return nil
 }
 
-// judge works out what should become of requests to one frontend.
+// judge determines the expected outcome of requests to one frontend.
 type judge struct {
 	c        *plan.Cluster
 	policies *policies
@@ -281,12 +281,12 @@ func (j judge) expect(src Source) Expect {
 	return j.judged(e, eps)
 }
 
-// whyOfNode is what a node has its address for.
+// whyOfNode explains the outcome at a node's address.
 const whyOfNode = "a node's address, which no service may have"
 
-// ofNode is what becomes of requests to a node's address that a service asks for as its own: the
-// node has it, and nothing listens there. Where something may, or policies are asked, nobody can
-// tell.
+// ofNode returns the outcome of requests to a node's address that a service asks for: the node
+// keeps it, and nothing listens there. If something might, or if policies apply, the outcome is
+// unknown.
 func (j judge) ofNode() (e Expect, own bool) {
 	i := slices.IndexFunc(j.c.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, j.To.Addr()) })
 	if i < 0 || j.Kind != ExternalIP && j.Kind != LoadBalancer {
@@ -299,7 +299,7 @@ func (j judge) ofNode() (e Expect, own bool) {
 	return Expect{Fate: Refused, Why: whyOfNode}, true
 }
 
-// scope says whether only one node's endpoints count for a source, and which node's.
+// scope reports whether only one node's endpoints count for a source, and which node's.
 func (j judge) scope(src Source) (node string, local bool) {
 	if j.Kind == ClusterIP {
 		p := j.svc.Spec.InternalTrafficPolicy
@@ -319,7 +319,7 @@ func (j judge) scope(src Source) (node string, local bool) {
 	return j.Node, true
 }
 
-// translator is the node whose proxy translates a source's requests.
+// translator returns the node whose proxy translates a source's requests.
 func (j judge) translator(src Source) string {
 	if j.Kind == NodePort || src.Node == "" {
 		return j.Node
@@ -327,8 +327,8 @@ func (j judge) translator(src Source) string {
 	return src.Node
 }
 
-// near applies hints as a node's proxy does: those for nodes, else those for zones, each only if
-// every ready endpoint has one and at least one of them is for this node.
+// near applies hints as a node's proxy does: hints for nodes, or else for zones, each only if every
+// ready endpoint has one and at least one of them is for this node.
 func (j judge) near(eps []endpoint, node string) []endpoint {
 	forNode := func(e endpoint) (has, match bool) {
 		return len(e.hints.ForNodes) > 0, slices.Contains(e.hints.ForNodes, discoveryv1.ForNode{Name: node})

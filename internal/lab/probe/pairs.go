@@ -10,18 +10,18 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// PairTries lists what a table of who may reach what asks: each client, one for a workload, through
+// PairTries lists the tries for the table of who reaches what: one client of each workload, through
 // the cluster addresses of each service port that has endpoints.
 func PairTries(c *plan.Cluster, clients []Source) []Try {
 	tries, _ := Tries(c, clients)
 	return slices.DeleteFunc(tries, func(t Try) bool { return t.Frontend.Kind != ClusterIP || t.Fate == Refused })
 }
 
-// Pairs is the table of who may reach what: clients are its rows, service ports its columns. A pair
-// counts if the service is not the client's own.
+// Pairs is the table of who reaches what: clients are its rows, service ports its columns. A pair
+// counts unless the service is the client's own.
 type Pairs struct {
 	Clients  []string `json:"clients"` // workloads, "namespace/name"
-	Ports    []string `json:"ports"`   // "namespace/name:port", with "/UDP" where it is that
+	Ports    []string `json:"ports"`   // "namespace/name:port", with "/UDP" for UDP
 	Cells    [][]Cell `json:"cells"`   // by client, then by port
 	Count    int      `json:"pairs"`
 	Pass     int      `json:"pass"`
@@ -29,13 +29,13 @@ type Pairs struct {
 	Unjudged string   `json:"unjudged,omitempty"`
 }
 
-// Cell is what became of one client's requests to one service port.
+// Cell is the outcome of one client's requests to one service port.
 type Cell struct {
-	Passed   bool     `json:"passed"` // everything that was asked was answered
+	Passed   bool     `json:"passed"` // all requests were answered
 	Expected Fate     `json:"expected"`
 	Own      bool     `json:"own,omitempty"`
-	Failures []string `json:"failures,omitempty"` // what did not end as it should
-	Excused  bool     `json:"excused,omitempty"`  // not judged nor counted, as the cluster changed meanwhile
+	Failures []string `json:"failures,omitempty"` // the wrong outcomes
+	Excused  bool     `json:"excused,omitempty"`  // neither judged nor counted, as the cluster changed meanwhile
 	asked    bool
 }
 
@@ -76,7 +76,7 @@ func (p *Pairs) count(c Cell) {
 	}
 }
 
-// place is where a list has a name; it is added if it is not there.
+// place returns the index of a name in a list, to which it is added if missing.
 func place(list *[]string, name string) int {
 	i := slices.Index(*list, name)
 	if i < 0 {
@@ -86,7 +86,7 @@ func place(list *[]string, name string) int {
 	return i
 }
 
-// add takes one address family's result into account.
+// add adds the result of one address family.
 func (c *Cell) add(r Result) {
 	passed := len(r.By) > 0
 	if !c.asked {
@@ -110,7 +110,7 @@ func port(f Frontend) string {
 	return text
 }
 
-// The glyphs of the table.
+// These are the glyphs of the table.
 const (
 	glyphPass    = "●"
 	glyphDrop    = "·"
@@ -183,7 +183,7 @@ func (p *Pairs) Table(w io.Writer) {
 	}
 }
 
-// failures yields what did not end as it should.
+// failures yields the wrong outcomes.
 func (p *Pairs) failures(yield func(string) bool) {
 	for _, row := range p.Cells {
 		for _, c := range row {
@@ -196,7 +196,7 @@ func (p *Pairs) failures(yield func(string) bool) {
 	}
 }
 
-// Failed is how many pairs, own services included, did not end as they should.
+// Failed returns how many pairs, own services included, had a wrong outcome.
 func (p *Pairs) Failed() int {
 	n := 0
 	for _, row := range p.Cells {
@@ -209,7 +209,7 @@ func (p *Pairs) Failed() int {
 	return n
 }
 
-// Summary is one sentence.
+// Summary returns one sentence.
 func (p *Pairs) Summary() string {
 	text := fmt.Sprintf("%d of %d pairs pass", p.Pass, p.Count)
 	switch failed := p.Failed(); {

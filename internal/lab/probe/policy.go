@@ -12,12 +12,12 @@ import (
 	"sluice.dev/sluice/internal/policytest/oracle"
 )
 
-// policies say which connections a cluster's network policies let pass, one end at a time: what the
-// two ends see of a connection through a service may differ.
+// policies determine which connections a cluster's network policies allow, one end at a time: the
+// two ends may see a connection through a service differently.
 type policies struct {
 	leaving, arriving *oracle.Objects
 	workloads         map[string]string // of pods, both "namespace/name"
-	unjudged          string            // why nothing can be said; "" if it can
+	unjudged          string            // why the outcome is unknown; "" if it is known
 }
 
 func newPolicies(c *plan.Cluster) *policies {
@@ -42,7 +42,7 @@ func newPolicies(c *plan.Cluster) *policies {
 			egress.Spec.Ingress, ingress.Spec.Egress = nil, nil
 			p.leaving.ClusterPolicies = append(p.leaving.ClusterPolicies, egress)
 			p.arriving.ClusterPolicies = append(p.arriving.ClusterPolicies, ingress)
-		// These say nothing by themselves.
+		// These kinds have no effect by themselves.
 		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet":
 			p.unjudged = fmt.Sprintf("objects of kind %s", o.Resource())
 		}
@@ -60,8 +60,8 @@ func (p *policies) addNetworkPolicy(np *networkingv1.NetworkPolicy) {
 	}
 }
 
-// directions says which directions a policy isolates its pods in. Left out, policyTypes means
-// Ingress, and Egress where there are rules for it.
+// directions returns in which directions a policy isolates its pods. Without policyTypes, that is
+// Ingress, and Egress if there are rules for it.
 func directions(np *networkingv1.NetworkPolicy) (egress, ingress bool) {
 	types := np.Spec.PolicyTypes
 	if len(types) == 0 {
@@ -70,17 +70,17 @@ func directions(np *networkingv1.NetworkPolicy) (egress, ingress bool) {
 	return slices.Contains(types, networkingv1.PolicyTypeEgress), slices.Contains(types, networkingv1.PolicyTypeIngress)
 }
 
-// only is a policy's half for one direction.
+// only returns a policy's half for one direction.
 func only(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType) *networkingv1.NetworkPolicy {
 	half := np.DeepCopy()
 	half.Spec.PolicyTypes = []networkingv1.PolicyType{direction}
 	return half
 }
 
-// permits says whether policies let a source's requests to an endpoint pass. A request meets the
+// permits reports whether policies allow a source's requests to an endpoint. A request meets the
 // egress policies of the source as it leaves, and the ingress policies of the endpoint on the
-// endpoint's node. Where it is translated it has its own source and the endpoint for a destination;
-// it is masqueraded after that.
+// endpoint's node. Where it is translated, it still has its own source, and the endpoint as
+// destination; it is masqueraded afterwards.
 func (j judge) permits(src Source, ep endpoint) bool {
 	at := j.translator(src)
 	if at == src.Node && (ep.pod == src.Name || src.Kind == FromNode && ep.node == src.Node) {
@@ -107,7 +107,7 @@ func (j judge) allowed(o *oracle.Objects, from netip.Addr, to netip.AddrPort) bo
 	return o.Allowed(oracle.Connection{From: from, To: to.Addr(), Protocol: corev1.Protocol(j.Protocol), Port: int32(to.Port())})
 }
 
-// masqueraded says whether requests leave the node that translates them with that node's address.
+// masqueraded reports whether requests leave the translating node with that node's address.
 func (j judge) masqueraded(src Source, at string) bool {
 	switch {
 	case j.Kind == ClusterIP:
@@ -118,13 +118,12 @@ func (j judge) masqueraded(src Source, at string) bool {
 	return true
 }
 
-// own says whether all endpoints are pods of the source's workload.
+// own reports whether all endpoints are pods of the source's workload.
 func (j judge) own(src Source, eps []endpoint) bool {
 	return src.Of != "" && !slices.ContainsFunc(eps, func(e endpoint) bool { return j.policies.workloads[e.pod] != src.Of })
 }
 
-// judged turns what is expected of a request that reaches the service into what policies make of
-// it.
+// judged applies policies to the expected outcome of a request that reaches the service.
 func (j judge) judged(e Expect, eps []endpoint) Expect {
 	permitted := 0
 	for _, ep := range eps {
@@ -143,8 +142,7 @@ func (j judge) judged(e Expect, eps []endpoint) Expect {
 	return e
 }
 
-// sameFamily returns the first address of to's family; the zero Addr, which no policy allows, if
-// there is none.
+// sameFamily returns the first address of to's family, or the zero Addr, which no policy allows.
 func sameFamily(addrs []netip.Addr, to netip.Addr) netip.Addr {
 	for _, a := range addrs {
 		if a.Is4() == to.Is4() {

@@ -15,7 +15,7 @@ func allow(rules string) string {
 }
 
 // policed is a cluster in which web runs on node1 and node2, other on node3 and node1, and web is a
-// NodePort Service with more to its spec.
+// NodePort Service with additions to its spec.
 func policed(t *testing.T, service, policy string) (*plan.Cluster, []Source) {
 	t.Helper()
 	c := cluster(t, `
@@ -37,12 +37,12 @@ spec:
 	return c, ss
 }
 
-// What policies make of requests depends on where they are translated, and on which addresses the
+// The effect of policies depends on where requests are translated, and on the addresses that both
 // ends see there. Pods: web-1 on node1, web-2 on node2, other-1 on node3, other-2 on node1.
 func TestExpectWithPolicies(t *testing.T) {
 	for _, tc := range []struct {
 		name, service, policy string
-		want                  map[string]string // by "source via [node]": who answers, or the fate
+		want                  map[string]string // by "source via [node]": the answering pods, or the fate
 	}{
 		{"no policy", "", "", map[string]string{"other-1 ClusterIP": "12 keep", "outside NodePort node3": "12"}},
 		{"a pod reaches itself, a node its own pods, nobody else anything", "", allow("policyTypes: [Ingress, Egress]"), map[string]string{
@@ -118,7 +118,7 @@ spec:
 	}
 }
 
-// A pair that its workload has with itself is not one that policies are asked about.
+// Policies are not tested with pairs of a workload and itself.
 func TestPairTries(t *testing.T) {
 	c, ss := policed(t, "", allow("ingress: [{from: [{podSelector: {matchLabels: {app: other}}}]}]"))
 	ss = slices.DeleteFunc(ss, func(s Source) bool { return s.Kind != FromPod || !strings.HasSuffix(s.Name, "-1") })

@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// cluster has three nodes; web runs on node1 and node2, nobody on node3.
+// cluster has three nodes; web runs on node1 and node2, nothing on node3.
 func cluster(t *testing.T, services string) *plan.Cluster {
 	t.Helper()
 	const web = `
@@ -51,7 +51,7 @@ func sources(c *plan.Cluster) []Source {
 	return ss
 }
 
-// show writes a fate in short: who may answer, with "keep", "sticky" and "partly".
+// show writes a fate in short form: who may answer, with "keep", "sticky" and "partly".
 func show(e Expect) string {
 	if e.Fate != Answered && e.Fate != Partly {
 		return string(e.Fate)
@@ -218,7 +218,7 @@ endpoints: [{addresses: [192.0.2.1]}]
 	}
 }
 
-// A request's fate is held against what was expected of it.
+// A request's fate is compared with the expected one.
 func TestJudge(t *testing.T) {
 	own, other := netip.MustParseAddrPort("10.244.1.2:5000"), netip.MustParseAddrPort("10.10.0.11:5000")
 	src := Source{Kind: FromPod, Name: "default/web-1", Node: "node1", Addrs: []netip.Addr{own.Addr()}}
@@ -232,7 +232,7 @@ func TestJudge(t *testing.T) {
 		expect Expect
 		answer echo.Answer
 		err    error
-		want   string // a part of the reason; empty: fine
+		want   string // a part of the reason; empty: correct
 	}{
 		{"answered", Expect{Fate: Answered, By: both}, from("web-2", other), nil, ""},
 		{"kept", Expect{Fate: Answered, By: both, Keep: true}, from("web-2", own), nil, ""},

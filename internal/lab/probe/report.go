@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// Row sums up what became of requests to one frontend (a node port counts once for all nodes) from
-// one kind of source, as far as the same was expected of them.
+// Row sums up the outcomes of requests to one frontend (a node port counts once for all nodes) from
+// one kind of source, as far as the expected outcome is the same.
 type Row struct {
 	Service     string         `json:"service"`
 	From        From           `json:"from"`
 	Sources     []string       `json:"sources"`
 	Via         Kind           `json:"via"`
 	Protocol    string         `json:"protocol"`
-	Address     string         `json:"address"` // for a NodePort or HealthCheck the port and the family
+	Address     string         `json:"address"` // for a NodePort or HealthCheck, the port and the family
 	Expected    Fate           `json:"expected"`
 	Why         string         `json:"why,omitempty"`
 	Sent        int            `json:"sent"`
@@ -35,7 +35,7 @@ type Report struct {
 	Lab      string   `json:"lab"`
 	Rows     []Row    `json:"rows"`
 	Silent   []Silent `json:"silent"`          // services with nothing to send to
-	Pairs    *Pairs   `json:"pairs,omitempty"` // who may reach what, where there are policies
+	Pairs    *Pairs   `json:"pairs,omitempty"` // who reaches what, if there are policies
 	Requests int      `json:"requests"`
 	Failed   int      `json:"failed"`
 	Excused  int      `json:"excused,omitempty"`
@@ -107,7 +107,7 @@ func address(f Frontend) string {
 	return f.To.String()
 }
 
-// Table writes the report for people, its columns parted by tabs.
+// Table writes the report for people, its columns separated by tabs.
 func (rep *Report) Table(w io.Writer) {
 	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
 	line("SERVICE", "FROM", "VIA", "SENT", "ANSWERED BY", "CLIENT SEEN", "RESULT")
@@ -127,7 +127,7 @@ func (rep *Report) Table(w io.Writer) {
 	}
 }
 
-// AddPairs adds the table of who may reach what.
+// AddPairs adds the table of who reaches what.
 func (rep *Report) AddPairs(results []Result) {
 	rep.Pairs = NewPairs(results)
 	for _, r := range results {
@@ -135,9 +135,9 @@ func (rep *Report) AddPairs(results []Result) {
 	}
 }
 
-// Summary is one sentence, and one on who may reach what.
+// Summary returns one sentence, and one about who reaches what.
 func (rep *Report) Summary() string {
-	outcome := "all as they should be"
+	outcome := "all as expected"
 	if rep.Failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", rep.Failed)
 	}
@@ -158,7 +158,7 @@ func (r *Row) from() string {
 	return fmt.Sprintf("%d %ss", len(r.Sources), r.From)
 }
 
-// answers names the pods that answered, the busiest first.
+// answers names the answering pods, the most frequent first.
 func (r *Row) answers() string {
 	if len(r.AnsweredBy) == 0 {
 		return "-"
@@ -209,5 +209,5 @@ func (r *Row) result() string {
 	return "ok"
 }
 
-// short leaves out the namespace where it is the default one.
+// short leaves out the default namespace.
 func short(name string) string { return strings.TrimPrefix(name, "default/") }

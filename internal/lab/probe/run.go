@@ -15,9 +15,9 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// How long to wait: for an answer, long enough for TCP to try twice; for a refusal, which has to
-// come at once; and for the silence that is expected of dropped requests, at least and in terms of
-// the slowest answer of those that came before.
+// These are the time-outs: for an answer, long enough for TCP to try twice; for a refusal, which
+// has to come at once; and for the expected silence of dropped requests, a minimum and a multiple
+// of the slowest answer before.
 const (
 	answerTime    = 2500 * time.Millisecond
 	refusalTime   = 700 * time.Millisecond
@@ -25,28 +25,27 @@ const (
 	silenceFactor = 4
 )
 
-// workers is how many requests a source has under way at once: waiting for silence is no work.
+// workers is how many requests a source sends at the same time: waiting for silence costs no CPU.
 const workers = 16
 
-// Result is what became of one Try's requests.
+// Result is the outcome of one Try's requests.
 type Result struct {
 	Try
 	Sent        int
 	By          map[string]int // answers by pod, "namespace/name"
 	Kept        int            // answers to requests whose source address the pod saw
 	Masqueraded int
-	Failed      int // requests that did not meet what was expected
-	Excused     int // those of them that the cluster's changes meanwhile account for, not counted as failed
+	Failed      int // requests with the wrong outcome
+	Excused     int // those that the cluster's changes meanwhile explain, which do not count as failed
 	Reason      string
 	Slowest     time.Duration // of the answers
 }
 
-// Run sends n requests for each try, those of one try one after the other. Results are in the order
-// of the tries. It returns an error if ctx ends or a source cannot be entered; all tries of a
-// source that is gone fail.
+// Run sends n requests for each try, one after the other. Results are in the order of the tries. It
+// returns an error if ctx ends or a source cannot be entered; if a source no longer exists, all its
+// tries fail.
 //
-// What is to be dropped comes last: how long the answers took says how long a silence has to be to
-// mean something.
+// Expected drops come last: the duration of the answers determines how long a silence has to be.
 func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 	results := make([]Result, len(tries))
 	do := func(quiet bool, silence time.Duration) error {
@@ -68,13 +67,13 @@ func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 	return results, do(true, silence)
 }
 
-// quiet says whether a try may be met by silence.
+// quiet reports whether a try's requests may be dropped.
 func (t Try) quiet() bool { return t.Fate == Dropped || t.partly() || t.Fate == Unjudged }
 
-// partly says whether requests may be answered and may be met by silence.
+// partly reports whether a try's requests may be answered or dropped.
 func (t Try) partly() bool { return t.Fate == Partly || t.Fate == Differs }
 
-// eachSource does the tries that are quiet, or those that are not, all sources at once.
+// eachSource does the quiet tries, or the others, for all sources at the same time.
 func eachSource(ctx context.Context, tries []Try, quiet bool, do func(i int, gone bool)) error {
 	queues := map[string][]int{} // by source: indexes of tries
 	for i, t := range tries {
@@ -96,7 +95,7 @@ func eachSource(ctx context.Context, tries []Try, quiet bool, do func(i int, gon
 	return errors.Join(append(all, ctx.Err())...)
 }
 
-// fromSource does the queue's work on threads inside a network namespace, if it is not gone.
+// fromSource works on the queue with threads inside a network namespace, if it still exists.
 func fromSource(ctx context.Context, name string, queue []int, do func(i int, gone bool)) error {
 	ns, err := netns.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,8 +132,8 @@ func fromSource(ctx context.Context, name string, queue []int, do func(i int, go
 	return errors.Join(errs...)
 }
 
-// send sends the try's requests from the calling thread's network, and judges each. Those that are
-// expected to be dropped get as long as silence says. After two failures it leaves it at that.
+// send sends the try's requests from the calling thread's network, and judges each. It waits for
+// expected drops as long as silence says. It stops after two failures.
 func (t Try) send(n int, silence time.Duration) Result {
 	r := Result{Try: t, By: map[string]int{}}
 	timeout := answerTime
@@ -164,7 +163,7 @@ func (t Try) send(n int, silence time.Duration) Result {
 	return r
 }
 
-// request sends one request and says what is wrong with its fate.
+// request sends one request and returns what is wrong with its fate.
 func (r *Result) request(timeout time.Duration) string {
 	if r.Frontend.Kind == HealthCheck {
 		return r.judgeHealth(echo.Status(r.To, timeout))
@@ -183,7 +182,7 @@ func (r *Result) judgeHealth(code int, err error) string {
 	return ""
 }
 
-// judge notes one request's fate and says what is wrong with it.
+// judge records one request's fate and returns what is wrong with it.
 func (r *Result) judge(a echo.Answer, err error) string {
 	if err == nil {
 		return r.answered(a)

@@ -1,5 +1,5 @@
-// Package process starts programs that outlive who started them, each in a network namespace, and
-// finds them again: a folder holds, for each of them, NAME.pid and NAME.log.
+// Package process starts programs that outlive their starter, each in a network namespace, and
+// finds them again: for each program, a folder holds NAME.pid and NAME.log.
 package process
 
 import (
@@ -19,17 +19,17 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Process is a process as recorded when it was started. Its start time tells it from a later one
-// with the same number. The zero value is one that never ran.
+// Process is a process as recorded when it was started. Its start time distinguishes it from a
+// later one with the same number. The zero value never ran.
 type Process struct {
 	PID   int
 	Start uint64 // in clock ticks since boot
 }
 
-// Start runs a command in a namespace and in a session of its own, so that it outlives this process
-// and its terminal. Its output is added to the log. A second Start under the same name is for one
-// that has ended: the record is of the latest. The command finds the files as its descriptors from
-// 3 on; they stay the caller's.
+// Start runs a command in a namespace and in its own session, so that it outlives this process and
+// its terminal. Its output is appended to the log. A second Start under the same name is allowed
+// once the first process has ended: the record is the latest. The command inherits the files as
+// descriptors from 3 on; the caller keeps them.
 func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
@@ -47,16 +47,16 @@ func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) err
 	if err := ns.Start(cmd); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	go func() { _ = cmd.Wait() }() // so that it is no zombie if it ends before we do
+	go func() { _ = cmd.Wait() }() // no zombie remains if it ends before we do
 	p := Process{PID: cmd.Process.Pid}
-	p.Start, _ = startTime(p.PID) // if it is gone already, who waits for it to be ready sees that
+	p.Start, _ = startTime(p.PID) // if it has already ended, whoever waits for it notices
 	if err := record(filepath.Join(dir, name+".pid"), p); err != nil {
 		return fmt.Errorf("record %s: %w", name, err)
 	}
 	return nil
 }
 
-// record writes a file in one step, as others read it at any time.
+// record writes a file atomically, as others may read it at any time.
 func record(path string, p Process) error {
 	data, err := json.Marshal(p)
 	if err != nil {
@@ -68,7 +68,7 @@ func record(path string, p Process) error {
 	return os.Rename(path+".new", path)
 }
 
-// Find reads what Start recorded; of one that was never started, the zero value.
+// Find returns what Start recorded, or the zero value for what was never started.
 func Find(dir, name string) Process {
 	var p Process
 	data, err := os.ReadFile(filepath.Join(dir, name+".pid"))
@@ -78,7 +78,7 @@ func Find(dir, name string) Process {
 	return p
 }
 
-// Names lists what was started in a folder, ended ones included, in order.
+// Names lists what was started in a folder, including ended processes, sorted.
 func Names(dir string) (names []string) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.pid")) // the pattern is well-formed
 	for _, f := range files {
@@ -87,7 +87,7 @@ func Names(dir string) (names []string) {
 	return names
 }
 
-// Self is this process.
+// Self returns this process.
 func Self() Process {
 	start, _ := startTime(os.Getpid()) // it does run
 	return Process{os.Getpid(), start}
@@ -102,7 +102,7 @@ func (p Process) Alive() bool {
 	return ok && start == p.Start
 }
 
-// Signal sends a signal. That to a process that has ended succeeds.
+// Signal sends a signal. Sending one to an ended process succeeds.
 func (p Process) Signal(sig syscall.Signal) error {
 	fd, ok := p.open()
 	if !ok {
@@ -112,7 +112,7 @@ func (p Process) Signal(sig syscall.Signal) error {
 	return p.send(fd, sig)
 }
 
-// Kill ends the process and returns once it is gone, and with it what it had open.
+// Kill ends the process and returns once it is gone, with everything that it had open.
 func (p Process) Kill() error {
 	fd, ok := p.open()
 	if !ok {
@@ -122,8 +122,8 @@ func (p Process) Kill() error {
 	if err := p.send(fd, syscall.SIGKILL); err != nil {
 		return err
 	}
-	// The descriptor is readable once the last thread has ended; the state of the first one tells
-	// too early.
+	// The descriptor becomes readable once the last thread has ended; the first thread's state
+	// changes too early.
 	for deadline := time.Now().Add(patience); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
 		switch {
@@ -137,7 +137,7 @@ func (p Process) Kill() error {
 	}
 }
 
-// patience is how long a killed process gets to be gone.
+// patience is the time-out for a killed process to end.
 const patience = 10 * time.Second
 
 // open returns a descriptor of the process; false if it has ended.
@@ -149,7 +149,7 @@ func (p Process) open() (fd int, ok bool) {
 	if err != nil {
 		return 0, false // it has just ended
 	}
-	if !p.Alive() { // now that the number cannot go to another process
+	if !p.Alive() { // now the number cannot pass to another process
 		_ = unix.Close(fd)
 		return 0, false
 	}
@@ -163,7 +163,7 @@ func (p Process) send(fd int, sig syscall.Signal) error {
 	return nil
 }
 
-// tailLines is enough for the trace of a panic.
+// tailLines is enough for the stack trace of a panic.
 const tailLines = 40
 
 // Tail returns the last lines of a process's log, indented.
@@ -176,13 +176,13 @@ func Tail(dir, name string) string {
 	return "  " + strings.Join(lines[max(0, len(lines)-tailLines):], "\n  ")
 }
 
-// startTime reads when a process started; false if there is no such process or it is a zombie.
+// startTime returns when a process started; false if it does not exist or is a zombie.
 func startTime(pid int) (uint64, bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	end := strings.LastIndex(string(data), ") ") // the command's name may hold anything
+	end := strings.LastIndex(string(data), ") ") // the command's name may contain anything
 	if end < 0 {
 		return 0, false
 	}

@@ -15,10 +15,10 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Addr is where the API server is, unless the configuration says so.
+// Addr is the API server's address, unless the configuration has another.
 var Addr = netip.MustParseAddr("192.0.2.1")
 
-// The address plan, unless the configuration has its own.
+// These are the address ranges, unless the configuration has its own.
 var (
 	ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 	ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
@@ -26,9 +26,9 @@ var (
 
 var planes atomic.Int64
 
-// Start starts a control plane that ends with the test, which is skipped without root. What cfg
-// does not say is filled in: the programs are built if need be, the folder is the test's, and the
-// namespace is a new one that has the address.
+// Start starts a control plane that ends with the test. Without root, the test is skipped. It fills
+// in what cfg leaves out: it builds the programs if necessary, uses the test's folder, and makes a
+// new namespace with the address.
 func Start(t testing.TB, cfg control.Config) *control.Plane {
 	t.Helper()
 	if os.Geteuid() != 0 {
