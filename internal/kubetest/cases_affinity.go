@@ -3,7 +3,7 @@ package kubetest
 import "time"
 
 // perFrontend says why a client reaches other pods through other addresses.
-const perFrontend = "kube-proxy remembers a client for each port of a service, Sluice for each address of it as well (decision 5)"
+const perFrontend = "kube-proxy remembers a client for each port of a service, Sluice for each port and address (decision 5)"
 
 // memory is a session's time-out in seconds, and expired is a longer pause.
 const (
@@ -81,7 +81,7 @@ func affinityCases() []*Case {
 		},
 		{
 			Name:  "affinity-local-balancer",
-			Shows: "the same through a load balancer that keeps to the node's own pods",
+			Shows: "the same through a load balancer with externalTrafficPolicy Local",
 			Tests: []string{
 				"LoadBalancers / should have session affinity work for LoadBalancer service with Local traffic policy",
 				"LoadBalancers / should be able to switch session affinity for LoadBalancer service with Local traffic policy",
@@ -115,7 +115,7 @@ func affinityCases() []*Case {
 		},
 		{
 			Name:  "affinity-of-a-pod-that-goes",
-			Shows: "a client whose pod goes gets another, and stays with that",
+			Shows: "a client whose pod is deleted gets another, and stays with it",
 			Tests: []string{
 				"Services / should have session affinity work for service with type clusterIP [LinuxOnly]",
 			},
@@ -137,7 +137,7 @@ func affinityCases() []*Case {
 		},
 		{
 			Name:  "affinity-across-addresses",
-			Shows: "whether a client that is remembered meets the same pod through another address of the service",
+			Shows: "whether a remembered client reaches the same pod through another address of the service",
 			Tests: []string{
 				"Services / should have session affinity work for service with type clusterIP [LinuxOnly]",
 			},

@@ -5,7 +5,7 @@ func basicCases() []*Case {
 	return []*Case{
 		{
 			Name:  "basic-endpoint",
-			Shows: "a service balances to the pods that there are, and refuses when there are none",
+			Shows: "a service balances to its existing pods, and refuses when there are none",
 			Tests: []string{
 				"Services / should serve a basic endpoint from pods",
 				"EndpointSlice / should create and delete EndpointSlices for a Service with a selector that matches no pods",
@@ -70,7 +70,7 @@ func basicCases() []*Case {
 		},
 		{
 			Name:  "sctp",
-			Shows: "services balance SCTP as they do TCP, by what its handshake begins with",
+			Shows: "services balance SCTP like TCP, from the first packet of its handshake on",
 			Tests: []string{
 				"Services / should allow creating a basic SCTP service with pod and endpoints [LinuxOnly]",
 				"Networking / should function for pod-Service: sctp",
@@ -127,7 +127,7 @@ func basicCases() []*Case {
 		},
 		{
 			Name:  "same-selector",
-			Shows: "services may share their pods; one that goes leaves the other",
+			Shows: "services may share their pods; deleting one does not affect the other",
 			Tests: []string{
 				"Networking / should function for multiple endpoint-Services with same selector",
 			},
@@ -143,7 +143,7 @@ func basicCases() []*Case {
 		},
 		{
 			Name:  "endpoints-change",
-			Shows: "node ports and cluster addresses follow when a pod goes",
+			Shows: "node ports and cluster addresses follow when a pod is deleted",
 			Tests: []string{
 				"Networking / should update endpoints: http",
 				"Networking / should update endpoints: udp",
@@ -201,7 +201,7 @@ func basicCases() []*Case {
 		},
 		{
 			Name:  "one-family",
-			Shows: "a service of one family has addresses and node ports of that family alone",
+			Shows: "a service of one family has addresses and node ports of that family only",
 			Tests: []string{
 				"Dual stack / should create a single stack service with cluster ip from primary service range",
 				"Dual stack / should create service with ipv4 cluster ip",

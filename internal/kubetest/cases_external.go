@@ -3,7 +3,7 @@ package kubetest
 import corev1 "k8s.io/api/core/v1"
 
 // otherFamily says why a load balancer with source ranges of one family answers in the other.
-const otherFamily = "Source ranges of one family leave the other open to everybody in kube-proxy; in Sluice they close it (decision 6)"
+const otherFamily = "In kube-proxy, source ranges of one family leave the other open to all clients; in Sluice they close it (decision 6)"
 
 // externalCases are about external addresses and load balancers.
 func externalCases() []*Case {
@@ -42,7 +42,7 @@ func externalCases() []*Case {
 		},
 		{
 			Name:  "source-ranges",
-			Shows: "a load balancer answers those in its source ranges, node ports and the cluster address answer everybody",
+			Shows: "a load balancer answers clients in its source ranges; node ports and the cluster address answer all clients",
 			Tests: []string{
 				"LoadBalancers / should only allow access from service loadbalancer source ranges",
 			},
@@ -94,7 +94,7 @@ func externalCases() []*Case {
 		},
 		{
 			Name:  "balancer-that-is-a-proxy",
-			Shows: "the addresses of a load balancer that asks nodes by their own addresses are left alone",
+			Shows: "the addresses of a load balancer that sends to the nodes' own addresses are left alone",
 			Steps: []Step{
 				create(service("web", loadBalancerType), pod("a", 1)),
 				announceAs("web", "node1", corev1.LoadBalancerIPModeVIP),

@@ -3,7 +3,7 @@ package kubetest
 // These say why a connection does not survive a segment outside its window.
 const (
 	strayForwarded = "kube-proxy's iptables mode and Sluice drop such segments where they are forwarded; kube-proxy's nftables mode does not"
-	strayReset     = "kube-proxy does not drop such segments where they come to the node itself: they reset its connections. Sluice does (decision 7)"
+	strayReset     = "kube-proxy does not drop such segments if they arrive at the node itself: they reset its connections. Sluice does (decision 7)"
 )
 
 // flowCases are about flows that outlive their pod, and flows that must not.
@@ -12,7 +12,7 @@ func flowCases() []*Case {
 	return []*Case{
 		{
 			Name:  "udp-node-port-server-cycles",
-			Shows: "a UDP flow through a node port follows when its pod is replaced, also when it began before there were pods",
+			Shows: "a UDP flow through a node port follows when its pod is replaced, even if it began before there were pods",
 			Tests: []string{
 				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a NodePort service",
 			},
@@ -47,7 +47,7 @@ func flowCases() []*Case {
 		},
 		{
 			Name:  "udp-local-server-cycles",
-			Shows: "the same with internalTrafficPolicy Local, where the pod is the client's neighbour",
+			Shows: "the same with internalTrafficPolicy Local, where the pod is on the client's node",
 			Tests: []string{
 				"Conntrack / should be able to preserve UDP traffic when server pod cycles for a ClusterIP service with InternalTrafficPolicy set to Local",
 			},
@@ -130,7 +130,7 @@ func flowCases() []*Case {
 		},
 		{
 			Name:  "stray-segments",
-			Shows: "a segment outside a connection's window does not reach the client as it is, and ends no connection",
+			Shows: "a segment outside a connection's window does not reach the client untranslated, and ends no connection",
 			Tests: []string{
 				"Conntrack / proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]",
 			},

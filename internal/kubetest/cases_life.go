@@ -14,7 +14,7 @@ func lifeCases() []*Case {
 	return []*Case{
 		{
 			Name:  "up-and-down",
-			Shows: "services that come and go leave others as they are",
+			Shows: "creating and deleting services does not affect others",
 			Tests: []string{
 				"Services / should be able to up and down services",
 				"Services / should delete a collection of services",
@@ -37,7 +37,7 @@ func lifeCases() []*Case {
 		},
 		{
 			Name:  "recreated",
-			Shows: "a service that is deleted and made again works, with the same address and with another service's",
+			Shows: "a service that is deleted and created again works, with the same address and with another service's",
 			Tests: []string{
 				"Services / should work after the service has been recreated",
 			},
@@ -57,7 +57,7 @@ func lifeCases() []*Case {
 		},
 		{
 			Name:  "blue-and-green",
-			Shows: "no request fails while the pods of a service are exchanged by their readiness",
+			Shows: "no request fails while readiness replaces the pods of a service",
 			Tests: []string{
 				"Connectivity Pod Lifecycle / should be able to have zero downtime on a Blue Green deployment using Services and Readiness Gates",
 			},

@@ -3,14 +3,14 @@ package kubetest
 // otherNodesPods says what happens if a pod asks another node, without pods, of a service with
 // externalTrafficPolicy Local.
 const otherNodesPods = "kube-proxy with a cluster CIDR leads pods past externalTrafficPolicy Local on other nodes than their own, too, but leaves their addresses as they " +
-	"are: the answers of a pod on a third node come back by another way and are not translated. Sluice masquerades them"
+	"are: the answers of a pod on a third node come back by another path and are not translated. Sluice masquerades them"
 
 // policyCases are about traffic that stays on its node.
 func policyCases() []*Case {
 	return []*Case{
 		{
 			Name:  "internal-local-from-pods",
-			Shows: "with internalTrafficPolicy Local pods reach the pods of their own node, and nobody where there is none",
+			Shows: "with internalTrafficPolicy Local pods reach the pods of their own node, and none if it has none",
 			Tests: []string{
 				"Services / should respect internalTrafficPolicy=Local Pod to Pod",
 			},
@@ -54,7 +54,7 @@ func policyCases() []*Case {
 		},
 		{
 			Name:  "external-local-node-port",
-			Shows: "with externalTrafficPolicy Local pods see who asks from outside, and nodes without pods do not answer",
+			Shows: "with externalTrafficPolicy Local pods see the addresses of outside clients, and nodes without pods do not answer",
 			Tests: []string{
 				"Services / should support externalTrafficPolicy=Local for type=NodePort",
 				"LoadBalancers ExternalTrafficPolicy: Local / should only target nodes with endpoints",
@@ -80,7 +80,7 @@ func policyCases() []*Case {
 		},
 		{
 			Name:  "external-local-changes",
-			Shows: "a change of externalTrafficPolicy changes node ports and health check ports on all nodes, and back; nodes and pods are led past it",
+			Shows: "a change of externalTrafficPolicy changes node ports and health check ports on all nodes, and back; nodes and pods reach all endpoints nevertheless",
 			Tests: []string{
 				"Services / should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes",
 			},

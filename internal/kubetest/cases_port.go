@@ -87,7 +87,7 @@ func portCases() []*Case {
 		},
 		{
 			Name:  "target-port-changes",
-			Shows: "a service's port is moved to another port of the same pods",
+			Shows: "a service's port can move to another port of the same pods",
 			Tests: []string{
 				"Services / should support named targetPorts that resolve to different ports on different endpoints",
 			},
@@ -110,7 +110,7 @@ func portCases() []*Case {
 		},
 		{
 			Name:  "sidecar-ports",
-			Shows: "ports of init containers that run on are ports of the pod, by number and by name",
+			Shows: "ports of init containers that keep running are ports of the pod, by number and by name",
 			Tests: []string{
 				"Services / should connect to the ports exposed by restartable init containers",
 				"Services / should connect to the named ports exposed by restartable init containers",
@@ -155,7 +155,7 @@ func portCases() []*Case {
 		},
 		{
 			Name:  "node-ports-come-and-go",
-			Shows: "a node port is released with its port, and answers for whom it is given to next",
+			Shows: "a node port is released with its port, and answers for the next service that gets it",
 			Tests: []string{
 				"Services / should release NodePorts on delete",
 				"Networking / should update nodePort: http",
@@ -184,8 +184,8 @@ func portCases() []*Case {
 				create(service("web", nodePortType), pod("a", 1), pod("b", 2)),
 				ask("node1", tcp, nodePort("web", 80, "node1"), answeredBy("a", "b")),
 				ask("node1", tcp, localhost("web", 80), refused()).unless(answeredBy("a", "b"),
-					"kube-proxy's iptables mode takes all addresses of the node for node ports unless told otherwise, 127.0.0.1 too; its nftables "+
-						"mode and Sluice take the primary one of each family (decision 3)", IPTables),
+					"kube-proxy's iptables mode serves node ports on all addresses of the node by default, 127.0.0.1 too; its nftables "+
+						"mode and Sluice use the primary one of each family (decision 3)", IPTables),
 			},
 		},
 	}

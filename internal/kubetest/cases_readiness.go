@@ -35,7 +35,7 @@ func readinessCases() []*Case {
 		},
 		{
 			Name:  "evicted-pods",
-			Shows: "a pod that was evicted is no endpoint, also of a service that publishes what is not ready",
+			Shows: "an evicted pod is not an endpoint, even of a service that publishes addresses that are not ready",
 			Tests: []string{
 				"Services / should be rejected for evicted pods (no endpoints exist)",
 			},

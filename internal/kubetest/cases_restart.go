@@ -1,14 +1,14 @@
 package kubetest
 
 // staysFlushed says why services do not come back.
-const staysFlushed = "kube-proxy's nftables mode looks for its rules once an hour, its iptables mode each 30 seconds. Sluice's cannot be flushed, or are back within a second"
+const staysFlushed = "kube-proxy's nftables mode checks its rules once an hour, its iptables mode every 30 seconds. Sluice's cannot be flushed, or are back within a second"
 
 // restartCases are about what happens while the proxy or the API server is away.
 func restartCases() []*Case {
 	return []*Case{
 		{
 			Name:  "rules-deleted",
-			Shows: "services work on, or soon again, when somebody flushes all rules of a node",
+			Shows: "services go on, or soon work again, when all rules of a node are flushed",
 			Tests: []string{
 				"Networking / should recreate its iptables rules if they are deleted",
 			},
@@ -27,7 +27,7 @@ func restartCases() []*Case {
 		},
 		{
 			Name:  "proxy-restarts",
-			Shows: "services work on while the proxy is killed and started again, clients stay with their pods, and changes are followed afterwards",
+			Shows: "services go on while the proxy is killed and restarted, clients stay with their pods, and changes are followed afterwards",
 			Tests: []string{
 				"Services / should work after restarting kube-proxy",
 			},
@@ -52,7 +52,7 @@ func restartCases() []*Case {
 		},
 		{
 			Name:  "api-restarts",
-			Shows: "services work on while the API server is away, and follow changes when it is back",
+			Shows: "services go on while the API server is away, and follow changes when it is back",
 			Tests: []string{
 				"Services / should work after restarting apiserver",
 			},

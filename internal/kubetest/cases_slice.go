@@ -37,7 +37,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "slices-of-several-pods",
-			Shows: "so do its pods, for a port each and for one port together",
+			Shows: "its pods come from several slices, too, for a port each and for one port together",
 			Tests: []string{
 				"EndpointSlice / should support a Service with multiple endpoint IPs specified in multiple EndpointSlices",
 			},
@@ -58,7 +58,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "mirrored-endpoints",
-			Shows: "Endpoints of old are mirrored into slices, through creation, change and removal",
+			Shows: "Endpoints objects are mirrored into slices, through creation, change and removal",
 			Tests: []string{
 				"EndpointSliceMirroring / should mirror a custom Endpoints resource through create update and delete",
 				"EndpointSliceMirroring / should mirror a custom Endpoint with multiple subsets and same IP address",
@@ -93,7 +93,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "other-proxies-services",
-			Shows: "a service with the label of another proxy is left to it, as long as it has the label",
+			Shows: "a service with the label of another proxy is left alone, as long as it has the label",
 			Tests: []string{
 				"Services / should implement service.kubernetes.io/service-proxy-name",
 			},
@@ -113,7 +113,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "headless-slices",
-			Shows: "a slice with the label of headless services is passed over",
+			Shows: "a slice with the label of headless services is ignored",
 			Tests: []string{
 				"Services / should implement service.kubernetes.io/headless",
 			},
@@ -129,7 +129,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "headless-services",
-			Shows: "a headless service has no address; its pods answer as themselves",
+			Shows: "a headless service has no address; its pods answer at their own",
 			Tests: []string{
 				"Services / should serve a basic endpoint from pods",
 			},
@@ -141,7 +141,7 @@ func sliceCases() []*Case {
 		},
 		{
 			Name:  "endpoint-conditions",
-			Shows: "of slices written by hand, endpoints that are not ready are passed over, and those without conditions count as ready",
+			Shows: "in slices written by hand, endpoints that are not ready are ignored, and those without conditions count as ready",
 			Tests: []string{
 				"EndpointSlice / should support creating EndpointSlice API operations",
 			},

@@ -5,7 +5,7 @@ func terminatingCases() []*Case {
 	return []*Case{
 		{
 			Name:  "terminating-internal-cluster",
-			Shows: "while there are no ready pods, those that serve until they end get new connections; ready ones take over",
+			Shows: "without ready pods, terminating ones that still serve get new connections; ready ones take over",
 			Tests: []string{
 				"Services / should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster",
 			},
@@ -27,7 +27,7 @@ func terminatingCases() []*Case {
 		},
 		{
 			Name:  "terminating-internal-local",
-			Shows: "the same on the node alone with internalTrafficPolicy Local",
+			Shows: "the same on one node with internalTrafficPolicy Local",
 			Tests: []string{
 				"Services / should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local",
 			},
@@ -62,7 +62,7 @@ func terminatingCases() []*Case {
 		},
 		{
 			Name:  "terminating-external-local",
-			Shows: "the same on the node alone with externalTrafficPolicy Local",
+			Shows: "the same on one node with externalTrafficPolicy Local",
 			Tests: []string{
 				"Services / should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local",
 			},
@@ -82,7 +82,7 @@ func terminatingCases() []*Case {
 		},
 		{
 			Name:  "terminating-health-check",
-			Shows: "the health check port fails when the node's only pods end, while they still serve",
+			Shows: "the health check port fails when the node's only pods are terminating, though they still serve",
 			Tests: []string{
 				"Services / should fail health check node port if there are only terminating endpoints",
 			},
@@ -99,7 +99,7 @@ func terminatingCases() []*Case {
 		},
 		{
 			Name:  "terminating-pods-themselves",
-			Shows: "a pod that ends answers as itself, and reaches pods and services, until its end",
+			Shows: "a terminating pod answers at its own address, and reaches pods and services, until its end",
 			Tests: []string{
 				"Connectivity Pod Lifecycle / should be able to connect from a Pod to a terminating Pod",
 				"Connectivity Pod Lifecycle / should be able to connect to other Pod from a terminating Pod",
@@ -116,7 +116,7 @@ func terminatingCases() []*Case {
 		},
 		{
 			Name:  "terminating-unready",
-			Shows: "a pod that ends and is not ready gets nothing, unless addresses are published that are not ready",
+			Shows: "a terminating pod that is not ready gets nothing, unless the service publishes addresses that are not ready",
 			Tests: []string{
 				"Services / should be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is true",
 				"Services / should not be able to connect to terminating and unready endpoints if PublishNotReadyAddresses is false",

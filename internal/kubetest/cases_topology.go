@@ -79,7 +79,7 @@ func topologyCases() []*Case {
 		},
 		{
 			Name:  "topology-hints",
-			Shows: "hints of slices are followed if all ready endpoints have them and one matches, and are left aside else",
+			Shows: "hints of slices are followed if all ready endpoints have them and one matches, and are ignored otherwise",
 			Tests: []string{
 				"Topology Hints / should distribute endpoints evenly",
 			},

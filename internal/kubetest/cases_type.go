@@ -31,7 +31,7 @@ func typeCases() []*Case {
 		},
 		{
 			Name:  "cluster-ip-to-external-name",
-			Shows: "the address of a ClusterIP that becomes an ExternalName is nobody's",
+			Shows: "the address of a ClusterIP that becomes an ExternalName leads nowhere",
 			Tests: []string{
 				"Services / should be able to change the type from ClusterIP to ExternalName",
 			},
@@ -45,7 +45,7 @@ func typeCases() []*Case {
 		},
 		{
 			Name:  "node-port-to-external-name",
-			Shows: "the address and port of a NodePort that becomes an ExternalName are nobody's",
+			Shows: "the address and port of a NodePort that becomes an ExternalName lead nowhere",
 			Tests: []string{
 				"Services / should be able to change the type from NodePort to ExternalName",
 			},

@@ -42,7 +42,7 @@ type Omission struct {
 func Omissions() []Omission {
 	return []Omission{
 		{
-			"They ask the API server, its controllers or the cloud alone; no packet tells a service proxy's part.",
+			"They test only the API server, its controllers or the cloud; no packet would show what a service proxy does.",
 			[]string{
 				"Services / should prevent NodePort collisions",
 				"Services / should check NodePort out-of-range",
@@ -58,7 +58,7 @@ func Omissions() []Omission {
 			},
 		},
 		{
-			"They are about pods' networks, names and the way to the Internet, which others than a service proxy provide.",
+			"They are about pods' networks, names and the route to the Internet, which a service proxy does not provide.",
 			[]string{
 				"Dual stack / should have at least one dual-stack node",
 				"Dual stack / should create pod, add ipv6 and ipv4 ip to pod ips",
@@ -70,7 +70,7 @@ func Omissions() []Omission {
 			},
 		},
 		{
-			"They are about kube-proxy's own addresses, metrics and parameters of connection tracking. Tests of what takes kube-proxy's place have their like.",
+			"They are about kube-proxy's own addresses, metrics and parameters of connection tracking. Our own tests of `sluice run --config` cover the like.",
 			[]string{
 				"Networking / should check kube-proxy urls",
 				"KubeProxy / should set TCP CLOSE_WAIT timeout [Privileged]",
@@ -78,14 +78,14 @@ func Omissions() []Omission {
 			},
 		},
 		{
-			"Node ports on 127.0.0.1 are of kube-proxy's iptables mode, and of its nftables mode behind a feature gate (see the case node-port-addresses).",
+			"Node ports on 127.0.0.1 exist only in kube-proxy's iptables mode, and behind a feature gate in its nftables mode (see the case node-port-addresses).",
 			[]string{
 				"LocalhostNodePorts / should honor sessionAffinity=ClientIP for localhost NodePort",
 				"LocalhostNodePorts / should let a node pull an image from a registry exposed via localhost NodePort",
 			},
 		},
 		{
-			"A measure, not a behaviour: the bench measures how long changes take.",
+			"It is a measurement, not a behaviour: the bench measures how long changes take.",
 			[]string{
 				"Service endpoints latency / should not be very high",
 			},
@@ -130,19 +130,22 @@ func (rs Results) Write(w io.Writer, cases []*Case) error {
 
 const intro = `# Conformance
 
-What Kubernetes' own end-to-end tests of services ask of a service proxy, tried with packets on a cluster with a real control plane: %d of these tests, in %d cases, some of which go beyond them.
-It is written by a run of the tests, not by hand:
+What Kubernetes' own end-to-end tests of services require of a service proxy, tested with packets on a cluster with a
+real control plane: %d of these tests, in %d cases, some of which go beyond them.
+A run of the tests writes this page:
 
 ` + "```" + `
 KUBETEST_DATAPLANES=all go test ./internal/kubetest -count=1 -update
 ` + "```" + `
 
-The objects of a case go through a real kube-apiserver, kube-scheduler and kube-controller-manager. Pods are network namespaces with a server in them; nodes are four, in three
-zones. Requests come from pods, from nodes and from outside. They go to the IPv4 and the IPv6 addresses of each service, and what counts is which pod
-answers, with which address it sees the client, and whether who is not answered is refused or left in silence. The cases are in ` + "`internal/kubetest`" + `, a line for each thing asked.
+The objects of a case go through a real kube-apiserver, kube-scheduler and kube-controller-manager. Pods are network
+namespaces with a server in them. There are four nodes in three zones. Requests come from pods, from nodes and from
+outside, and go to the IPv4 and the IPv6 addresses of each service. A case checks which pod answers, which client address
+it sees, and whether an unanswered client gets a reset or a time-out. The cases are in ` + "`internal/kubetest`" + `, one line for each question.
 
-The same cases run with the real kube-proxy in Sluice's place, which shows that they tell the truth. Where kube-proxy does something else, the case expects just that of it: it says *differs*, the
-reason is below, and were the difference to vanish, the case would fail.
+The same cases run with the real kube-proxy instead of Sluice, which shows that the cases are right. Where kube-proxy
+behaves differently, the case expects exactly that: the table says *differs*, and the reason is below. If the difference
+disappeared, the case would fail.
 
 `
 
@@ -188,7 +191,7 @@ func writeDifferences(b *strings.Builder, cases []*Case) {
 			fmt.Fprintf(b, "- %s\n", line)
 		}
 	}
-	fmt.Fprintf(b, "\nWhile pods are exchanged under load no request to Sluice may fail; of kube-proxy, one of %d may, as in the end-to-end tests.\nA case that fails with kube-proxy gets a second attempt; with Sluice it does not.\n", tolerated)
+	fmt.Fprintf(b, "\nWhile pods are replaced under load, no request to Sluice may fail; with kube-proxy, one of %d may, as in the end-to-end tests.\nA case that fails with kube-proxy gets a second attempt; with Sluice it does not.\n", tolerated)
 }
 
 func listed(ds []Dataplane) string {
@@ -200,7 +203,7 @@ func listed(ds []Dataplane) string {
 }
 
 func writeTests(b *strings.Builder, cases []*Case) {
-	fmt.Fprintf(b, "\n## The tests that the cases stand for\n\nOf `test/e2e/network` in Kubernetes 1.37.\n\n| test | case |\n| --- | --- |\n")
+	fmt.Fprintf(b, "\n## The tests that the cases cover\n\nOf `test/e2e/network` in Kubernetes 1.37.\n\n| test | case |\n| --- | --- |\n")
 	by := map[string][]string{}
 	for _, c := range cases {
 		for _, t := range c.Tests {
@@ -213,7 +216,7 @@ func writeTests(b *strings.Builder, cases []*Case) {
 }
 
 func writeOmissions(b *strings.Builder) {
-	fmt.Fprintf(b, "\n## What no case stands for\n")
+	fmt.Fprintf(b, "\n## Tests without a case\n")
 	for _, o := range Omissions() {
 		fmt.Fprintf(b, "\n%s\n\n", o.Why)
 		for _, t := range o.Tests {
