@@ -27,8 +27,8 @@ func orders(events []store.Event) [][]store.Event {
 
 const foreignClusterIP = "another's cluster IP as external IP: the other has it, however old"
 
-// Of the services that claim a frontend, the older one has it, then the first
-// by name, in whatever order they come; the others have the rest of theirs. A cluster IP comes before what others chose.
+// Of the services that claim a frontend, the older one has it, then the first by name, in whatever
+// order they come; the others have the rest of theirs. A cluster IP comes before what others chose.
 func TestClashes(t *testing.T) {
 	clusterIP := func(f family, names string) func(*model.Service) {
 		return func(s *model.Service) { s.ClusterIPs = f.addrs(names) }

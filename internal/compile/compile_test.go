@@ -204,7 +204,8 @@ func TestOwnNode(t *testing.T) {
 	})
 }
 
-// As with kube-proxy, a node goes on as its object said last when that is deleted, whatever other nodes there are.
+// As with kube-proxy, a node goes on as its object said last when that is deleted, whatever other
+// nodes there are.
 func TestOwnNodeIsDeleted(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, f family) {
 		h := newHistory(compile.Config{})

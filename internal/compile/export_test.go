@@ -13,7 +13,8 @@ func (c *Compiler) AllHealthChecks() map[model.Name]*HealthCheck { return maps.C
 // SetSlice has each Step change so many elements.
 func (c *Compiler) SetSlice(elements int) { c.sliceElements = elements }
 
-// SetTogether has all services come to so many elements at the most, and to so many where one is to come back; 0: as many as in production.
+// SetTogether has all services come to so many elements at the most, and to so many where one is to
+// come back; 0: as many as in production.
 func (c *Compiler) SetTogether(elements, again int) {
 	if elements > 0 {
 		c.services.limits.together = fair.Bound{Most: elements, Again: again}

@@ -34,8 +34,8 @@ func kubernetes(f family) []any {
 	}}
 }
 
-// No service gets an address of a node or an API server, nor a port that nodes need; it is named, and has the rest of its
-// own.
+// No service gets an address of a node or an API server, nor a port that nodes need; it is named,
+// and has the rest of its own.
 func TestAddressesThatNoServiceMayHave(t *testing.T) {
 	allowed := compile.Config{AllowNodeAddresses: everywhere}
 	at := func(port, node uint16) func(*model.Service) {
@@ -197,8 +197,8 @@ func ports(n int) (svc []model.ServicePort, eps []model.EndpointPort) {
 	return svc, eps
 }
 
-// A service that would multiply to more than the kernel should hold is refused at once, at next to no cost,
-// and everyone else is served.
+// A service that would multiply to more than the kernel should hold is refused at once, at next to
+// no cost, and everyone else is served.
 func TestBudget(t *testing.T) {
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, byte(i >> 16), byte(i >> 8), byte(i)}) }
 	for _, tc := range []struct {
@@ -264,8 +264,9 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Where all services come to too much, those of the namespace that asks for most are refused, its largest first, and taken up when there is room; one endpoint that comes
-// and goes does not make them come and go. So it is in slices, too.
+// Where all services come to too much, those of the namespace that asks for most are refused, its
+// largest first, and taken up when there is room; one endpoint that comes and goes does not make
+// them come and go. So it is in slices, too.
 func TestTooMuchTogether(t *testing.T) {
 	in := func(namespace string, i, endpoints int) (all []store.Event) {
 		all = numbered(i, endpoints)
@@ -316,8 +317,8 @@ func TestTooMuchTogether(t *testing.T) {
 	}
 }
 
-// Nobody's service is refused, or interrupted, for those of somebody who asks for more: neither when it grows, nor at an agent's start, whatever
-// it takes to come back.
+// Nobody's service is refused, or interrupted, for those of somebody who asks for more: neither
+// when it grows, nor at an agent's start, whatever it takes to come back.
 func TestWhoAsksForLessIsServed(t *testing.T) {
 	in := func(namespace string, i, endpoints int) (all []store.Event) {
 		all = numbered(i, endpoints)

@@ -161,7 +161,8 @@ func TestTooManyEndpoints(t *testing.T) {
 	checkIssues(t, c, "Service shop/web: port 80 has 65546 endpoints; connections go to the first 65536 only")
 }
 
-// A node that is called other than its object gets nothing, which must not pass for a cluster without it.
+// A node that is called other than its object gets nothing, which must not pass for a cluster
+// without it.
 func TestWrongNodeNameIsNamed(t *testing.T) {
 	s := store.New()
 	c := compile.New(compile.Config{Node: "typo"})
@@ -181,7 +182,8 @@ func TestWrongNodeNameIsNamed(t *testing.T) {
 	}
 }
 
-// A family in which the node has no address has no node ports, and that is said where a service has them.
+// A family in which the node has no address has no node ports, and that is said where a service has
+// them.
 func TestNodePortsWithoutAddress(t *testing.T) {
 	dual := v4.service(nodePort)
 	dual.ClusterIPs = append(dual.ClusterIPs, v6.addr("c1"))

@@ -76,8 +76,8 @@ func TestPolicyIsPartOfTheState(t *testing.T) {
 	}
 }
 
-// Where there are nodes and none is ours, the node has another name than we think: what is known of its pods then is
-// nothing, and nobody is cut off for that. Known pods are judged all the same.
+// Where there are nodes and none is ours, the node has another name than we think: what is known of
+// its pods then is nothing, and nobody is cut off for that. Known pods are judged all the same.
 func TestMisnamedNodeCutsNobodyOff(t *testing.T) {
 	other := &model.Node{Name: "Here", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}
 	c, s := compile.New(compile.Config{Node: "here", Policy: true}), store.New()

@@ -24,7 +24,8 @@ func numbered(i, endpoints int) []store.Event {
 	return events(svc, list)
 }
 
-// What comes to many elements goes in slices, small services first, and all have their turn, also under small changes without end.
+// What comes to many elements goes in slices, small services first, and all have their turn, also
+// under small changes without end.
 func TestStepsTakeSmallOnesFirst(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)
@@ -70,8 +71,9 @@ func TestStepsTakeSmallOnesFirst(t *testing.T) {
 	same(t, h.compiler, h.fresh())
 }
 
-// A large service that changes without end is followed at all its ports all the same, is known in a bounded number of
-// versions, keeps no small one waiting, and what was there at a time is in the state after some steps.
+// A large service that changes without end is followed at all its ports all the same, is known in a
+// bounded number of versions, keeps no small one waiting, and what was there at a time is in the
+// state after some steps.
 func TestStepsFollowWhatNeverRests(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)

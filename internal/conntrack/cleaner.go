@@ -12,9 +12,10 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// The time between two passes: passInterval if there are UDP flows to cut, whose next packet would go to a backend that is
-// gone, and patientInterval if there are not, as a TCP or SCTP connection to such a backend is lost anyhow and only has to be told. A pass walks
-// the whole table, some ten milliseconds even if it is empty, whatever the number of filters.
+// The time between two passes: passInterval if there are UDP flows to cut, whose next packet would
+// go to a backend that is gone, and patientInterval if there are not, as a TCP or SCTP connection
+// to such a backend is lost anyhow and only has to be told. A pass walks the whole table, some ten
+// milliseconds even if it is empty, whatever the number of filters.
 const (
 	passInterval    = time.Second
 	patientInterval = 4 * time.Second
@@ -44,9 +45,9 @@ type Cleaner struct {
 	ending bool          // do not wait any more
 }
 
-// NewCleaner starts a Cleaner that uses conn, which stays the caller's to close
-// after the Cleaner. What spare returns true for is left alone: by the second pass a backend may have come back
-// and have new flows. It may be nil, and must not call the Cleaner.
+// NewCleaner starts a Cleaner that uses conn, which stays the caller's to close after the Cleaner.
+// What spare returns true for is left alone: by the second pass a backend may have come back and
+// have new flows. It may be nil, and must not call the Cleaner.
 func NewCleaner(conn deleter, spare func(*Flow) bool, log *slog.Logger) *Cleaner {
 	c := &Cleaner{conn: conn, spare: spare, log: log, done: make(chan struct{}), wake: wake.New()}
 	go c.run()

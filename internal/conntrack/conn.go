@@ -96,8 +96,9 @@ func (c *Conn) Close() error {
 }
 
 // Delete deletes the flows that any of the filters matches and spare does not, and returns their
-// number. Flows that end meanwhile are not counted; invalid filters match nothing. spare may be nil, and must not
-// call the Conn. After an error some may be deleted and others not; calling again is safe.
+// number. Flows that end meanwhile are not counted; invalid filters match nothing. spare may be
+// nil, and must not call the Conn. After an error some may be deleted and others not; calling again
+// is safe.
 func (c *Conn) Delete(ctx context.Context, filters []Filter, spare func(*Flow) bool) (int, error) {
 	x := newIndex(filters)
 	if len(x.filters) == 0 {
@@ -159,8 +160,8 @@ func (x *index) requests() ([]netlink.Message, error) {
 	return requests, nil
 }
 
-// sweep deletes what a dump holds and match agrees to. What the kernel has selected is judged once more
-// here, so that a kernel which ignores a filter costs time and no flows.
+// sweep deletes what a dump holds and match agrees to. What the kernel has selected is judged once
+// more here, so that a kernel which ignores a filter costs time and no flows.
 func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow) bool) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err

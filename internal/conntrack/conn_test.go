@@ -61,7 +61,8 @@ type entry struct {
 
 func (e entry) String() string { return fmt.Sprintf("%v %s %s %s", e.proto, e.from, e.at, e.to) }
 
-// message asks the kernel to create the entry. The kernel itself translates it, as a DNAT rule would.
+// message asks the kernel to create the entry. The kernel itself translates it, as a DNAT rule
+// would.
 func (e entry) message() (netlink.Message, error) {
 	const (
 		ctaTimeout = 7

@@ -59,7 +59,8 @@ func TestIndex(t *testing.T) {
 		for _, f := range filters {
 			want = want || matches(f, &flow)
 		}
-		// A frontend of one family with a backend of the other is invalid, and matches no flow that exists.
+		// A frontend of one family with a backend of the other is invalid, and matches no flow that
+		// exists.
 		if flow.Orig.Dst.Addr().Is4() != flow.Reply.Src.Addr().Is4() {
 			continue
 		}

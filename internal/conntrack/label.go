@@ -34,12 +34,13 @@ func (f *Flow) Cut() bool {
 }
 
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
-// looks at the flows that have one of the addresses as the source that began them or as the one that
-// answers, after translation; all, if addrs is nil. It returns how many it changed. decide must not call the Conn.
+// looks at the flows that have one of the addresses as the source that began them or as the one
+// that answers, after translation; all, if addrs is nil. It returns how many it changed. decide
+// must not call the Conn.
 //
-// The kernel has labels while a rule of the namespace sets one. An entry that is older than the first
-// such rule has no room for labels: it is deleted and made anew, with its translation,
-// state and time-out; should that fail, it stays deleted. After an error some flows may be labelled and
+// The kernel has labels while a rule of the namespace sets one. An entry that is older than the
+// first such rule has no room for labels: it is deleted and made anew, with its translation, state
+// and time-out; should that fail, it stays deleted. After an error some flows may be labelled and
 // others not; calling again is safe.
 func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow) (cut bool)) (changed int, err error) {
 	if addrs != nil && len(addrs) == 0 {
@@ -127,8 +128,8 @@ func (c *Conn) labelAll(ctx context.Context, flows []Flow) (changed int, err err
 	return changed, nil
 }
 
-// labelBatch labels flows all at once, as deleteFlows does it. Failures do not say whose they are, so
-// that where there is no room for labels the whole batch is gone through one by one.
+// labelBatch labels flows all at once, as deleteFlows does it. Failures do not say whose they are,
+// so that where there is no room for labels the whole batch is gone through one by one.
 func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
 	batch := make([]netlink.Message, 0, len(flows)+1)
 	for i := range flows {
@@ -197,9 +198,9 @@ func (c *Conn) remake(f *Flow) (made bool, err error) {
 	return c.restore(f)
 }
 
-// restore makes an entry that was deleted, with the cut label turned. A packet in between may have made
-// another, even the other way round, as nothing said any more that it was an answer: that goes first, as
-// the kernel would translate to another port beside it.
+// restore makes an entry that was deleted, with the cut label turned. A packet in between may have
+// made another, even the other way round, as nothing said any more that it was an answer: that goes
+// first, as the kernel would translate to another port beside it.
 func (c *Conn) restore(f *Flow) (made bool, err error) {
 	create, err := createFlow(f)
 	if err != nil {

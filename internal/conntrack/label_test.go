@@ -376,7 +376,8 @@ func TestRelabelWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestRelabelMany labels some of more flows than fit into one batch, among them such as end meanwhile.
+// TestRelabelMany labels some of more flows than fit into one batch, among them such as end
+// meanwhile.
 func TestRelabelMany(t *testing.T) {
 	for _, room := range []bool{true, false} {
 		t.Run(fmt.Sprintf("room=%v", room), func(t *testing.T) {
@@ -417,7 +418,8 @@ func TestRelabelMany(t *testing.T) {
 	}
 }
 
-// TestRestoreInItsPlace has packets of a flow, from either end, make an entry before the old one is back.
+// TestRestoreInItsPlace has packets of a flow, from either end, make an entry before the old one is
+// back.
 func TestRestoreInItsPlace(t *testing.T) {
 	for name, meanwhile := range map[string]entry{
 		"by the client":    {model.UDP, "10.1.0.1:1000", "10.96.0.1:53", "10.2.0.2:5353"},

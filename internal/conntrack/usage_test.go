@@ -16,8 +16,9 @@ func (c *Conn) Count() (int, error) { return c.read("/proc/sys/net/netfilter/nf_
 // Max is the number of entries that the table may hold; new flows are dropped beyond it.
 func (c *Conn) Max() (int, error) { return c.read("/proc/sys/net/netfilter/nf_conntrack_max") }
 
-// read reads a number from /proc/sys/net, which shows the namespace of the thread that reads. (Asking
-// ctnetlink instead would not do: its answer claims to be one of several, whose end never comes.)
+// read reads a number from /proc/sys/net, which shows the namespace of the thread that reads.
+// (Asking ctnetlink instead would not do: its answer claims to be one of several, whose end never
+// comes.)
 func (c *Conn) read(file string) (n int, err error) {
 	done := make(chan struct{})
 	go func() {

@@ -134,7 +134,8 @@ func putTuple(ae *netlink.AttributeEncoder, attr uint16, t Tuple, p model.Protoc
 	})
 }
 
-// icmpAttr is the first of the three attributes in which a protocol has its identifier, type and code.
+// icmpAttr is the first of the three attributes in which a protocol has its identifier, type and
+// code.
 func icmpAttr(p model.Protocol) (id uint16, is bool) {
 	switch p {
 	case unix.IPPROTO_ICMP:

@@ -61,8 +61,8 @@ type Capabilities struct {
 	Lister     Lister     // nil: it cannot tell what an agent that has ended left in the kernel
 }
 
-// Counter counts what becomes of packets and connections. Its methods are safe for concurrent use with
-// those of the Driver.
+// Counter counts what becomes of packets and connections. Its methods are safe for concurrent use
+// with those of the Driver.
 type Counter interface {
 	// PolicyCounters returns a counter for each policy that is programmed,
 	// sorted by policy.
@@ -74,8 +74,8 @@ type Counter interface {
 
 // Rememberer keeps clients on their backends.
 type Rememberer interface {
-	// Remembered returns how many clients of services with session affinity the kernel remembered when
-	// the driver last looked. It is safe for concurrent use.
+	// Remembered returns how many clients of services with session affinity the kernel remembered
+	// when the driver last looked. It is safe for concurrent use.
 	Remembered() Remembered
 }
 
@@ -99,8 +99,8 @@ type Lister interface {
 	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
 }
 
-// Lacks returns what a state asks for that the driver cannot do, of each service; under the zero name
-// what is no service's.
+// Lacks returns what a state asks for that the driver cannot do, of each service; under the zero
+// name what is no service's.
 func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 	lacks := map[model.Name]Capability{}
 	need := func(name model.Name, of Capability) {

@@ -1,6 +1,6 @@
-// Package driver is the contract between the desired state and a kernel that carries it out. Drivers
-// live in sub-packages and pass the one table of packets in drivertest, but for what they say that
-// they lack.
+// Package driver is the contract between the desired state and a kernel that carries it out.
+// Drivers live in sub-packages and pass the one table of packets in drivertest, but for what they
+// say that they lack.
 package driver
 
 import (
@@ -27,9 +27,9 @@ type Options struct {
 	// Policy has the driver judge what may pass; states have a Policy then, and none otherwise.
 	Policy bool
 	// Remembered, if set, is asked where another program has sent clients of services with session
-	// affinity, by an adoption that finds nothing of the driver's in the kernel, so that those clients
-	// stay where they are. It is called from the goroutine that adopts. What it returns beside an error
-	// counts, and what it says of backends that are none is left out.
+	// affinity, by an adoption that finds nothing of the driver's in the kernel, so that those
+	// clients stay where they are. It is called from the goroutine that adopts. What it returns
+	// beside an error counts, and what it says of backends that are none is left out.
 	Remembered func(context.Context) ([]state.Remembered, error)
 }
 
@@ -37,35 +37,36 @@ type Options struct {
 // concurrent use, except where a method says so.
 //
 // What the kernel refuses is set aside, part by part and object by object: it is not in the kernel,
-// and all else is. A plan that sets something aside is applied without an error. What was set aside is
-// tried again when a delta names it, and by later adoptions. A service is set aside with the address
-// and port that the kernel refuses. Of a pod or host endpoint whose policies it refuses, nothing passes
-// but the failsafe ports.
+// and all else is. A plan that sets something aside is applied without an error. What was set aside
+// is tried again when a delta names it, and by later adoptions. A service is set aside with the
+// address and port that the kernel refuses. Of a pod or host endpoint whose policies it refuses,
+// nothing passes but the failsafe ports.
 type Driver interface {
 	// Capabilities returns what the driver can do; always the same. Safe for concurrent use.
 	Capabilities() Capabilities
-	// Probe checks that this kernel and these privileges suffice, and changes nothing. Its error wraps
-	// probe.ErrNotSupported and names each requirement that the kernel does not meet, with the version that does.
+	// Probe checks that this kernel and these privileges suffice, and changes nothing. Its error
+	// wraps probe.ErrNotSupported and names each requirement that the kernel does not meet, with
+	// the version that does.
 	Probe(ctx context.Context) error
 	// Adopt reads what the kernel holds, compares it with want and plans the difference. It serves
-	// start-up, recovery after a failed Apply and the periodic audit. A part that want does not have
-	// stays as it is; ErrWhole: the driver cannot leave it so. Nothing that keep names is taken from the
-	// kernel; where the driver cannot keep it in its present layout, the plan changes nothing.
-	// The plan is valid until the next call of Adopt or Update.
+	// start-up, recovery after a failed Apply and the periodic audit. A part that want does not
+	// have stays as it is; ErrWhole: the driver cannot leave it so. Nothing that keep names is
+	// taken from the kernel; where the driver cannot keep it in its present layout, the plan
+	// changes nothing. The plan is valid until the next call of Adopt or Update.
 	Adopt(ctx context.Context, want *state.State, keep Keep) (Plan, error)
-	// Update plans a change from what was last applied; its cost grows with d alone. What d says that is
-	// so already is no change. It must not be
-	// called for a part before an Adopt's plan with that part was applied, nor after one that kept
-	// something of the part or a failed Apply: adopt again first.
+	// Update plans a change from what was last applied; its cost grows with d alone. What d says
+	// that is so already is no change. It must not be called for a part before an Adopt's plan with
+	// that part was applied, nor after one that kept something of the part or a failed Apply: adopt
+	// again first.
 	Update(ctx context.Context, d state.Delta) (Plan, error)
-	// Tampered reports whether what was last applied may be gone or changed in the kernel by anyone but
-	// this driver. It costs no more than a few system calls, whatever the size of the state. False
-	// positives cost an Adopt; what it cannot see is left to the periodic audit. It stays true until the
-	// next Adopt. Always false without AuditsCheaply.
+	// Tampered reports whether what was last applied may be gone or changed in the kernel by anyone
+	// but this driver. It costs no more than a few system calls, whatever the size of the state.
+	// False positives cost an Adopt; what it cannot see is left to the periodic audit. It stays
+	// true until the next Adopt. Always false without AuditsCheaply.
 	Tampered(ctx context.Context) (bool, error)
-	// Held calls f with what the kernel holds as far as the driver knows: without what is set aside. f
-	// only reads, keeps nothing, and calls no method of the driver. It is not called before anything was
-	// adopted. Safe for concurrent use.
+	// Held calls f with what the kernel holds as far as the driver knows: without what is set
+	// aside. f only reads, keeps nothing, and calls no method of the driver. It is not called
+	// before anything was adopted. Safe for concurrent use.
 	Held(f func(*state.State))
 	// SetAside returns what is set aside now, sorted and each once. Safe for concurrent use.
 	SetAside() []SetAside
@@ -76,22 +77,22 @@ type Driver interface {
 	Close() error
 }
 
-// Keep says what the wanted state may lack, so that what the kernel has of it stays. What want names
-// is brought to what want says all the same, and what an earlier want named is removed. The zero Keep
-// keeps nothing.
+// Keep says what the wanted state may lack, so that what the kernel has of it stays. What want
+// names is brought to what want says all the same, and what an earlier want named is removed. The
+// zero Keep keeps nothing.
 type Keep struct {
 	Services bool // frontends, and addresses that other programs serve
 	Policy   bool // whatever judges by policies
-	// Policies, where Policy is not set, are all policies that may be lacking: what is judged by one of
-	// them in the kernel stays.
+	// Policies, where Policy is not set, are all policies that may be lacking: what is judged by
+	// one of them in the kernel stays.
 	Policies []model.PolicyKey
 }
 
 // Any reports whether there is something to keep.
 func (k Keep) Any() bool { return k.Services || k.Policy || len(k.Policies) > 0 }
 
-// Kept is what a plan of Adopt leaves in the kernel though want does not name it. Where something of a
-// part is kept, an ordinary Adopt of the part, by any process, removes it.
+// Kept is what a plan of Adopt leaves in the kernel though want does not name it. Where something
+// of a part is kept, an ordinary Adopt of the part, by any process, removes it.
 type Kept struct {
 	Services int // frontends, and addresses that other programs serve
 	Policy   int // elements of policy

@@ -10,7 +10,8 @@ const (
 	DropPrefix = "sluice "
 )
 
-// ClaimGroup is the nflog group that the one agent of a network namespace holds. Nothing is sent to it.
+// ClaimGroup is the nflog group that the one agent of a network namespace holds. Nothing is sent to
+// it.
 const ClaimGroup = 0x51d
 
 // PolicyCounter is what a policy has decided, in connections (packets, where

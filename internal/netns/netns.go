@@ -58,8 +58,8 @@ func New(name string) (*NS, error) {
 	return ns, nil
 }
 
-// Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is none of that name, or only its file,
-// as while it is made or deleted.
+// Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is
+// none of that name, or only its file, as while it is made or deleted.
 func Open(name string) (*NS, error) {
 	fd, err := netns.GetFromName(name)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// snap is how much of a packet is read: an IPv6 header, some extension headers and those of TCP.
+	// snap is how much of a packet is read: an IPv6 header, some extension headers and those of
+	// TCP.
 	snap = 128
 	// readBuffer holds a second's bursts: a message is charged at under 1 KiB.
 	readBuffer = 1 << 20
@@ -89,8 +90,8 @@ type Conn struct {
 	begun bool   // there was one
 }
 
-// Open binds the group in the calling thread's network namespace, where the Conn stays. It needs CAP_NET_ADMIN
-// there. The error wraps ErrBusy if somebody else reads the group.
+// Open binds the group in the calling thread's network namespace, where the Conn stays. It needs
+// CAP_NET_ADMIN there. The error wraps ErrBusy if somebody else reads the group.
 func Open(group uint16) (*Conn, error) {
 	runtime.LockOSThread() // what says whether the group is taken is asked of this thread's namespace
 	defer runtime.UnlockOSThread()
@@ -166,7 +167,8 @@ func (c *Conn) configure(group uint16, put func(*netlink.AttributeEncoder)) erro
 	})
 }
 
-// acknowledged sends a message and waits for its acknowledgement, before which packets may come already.
+// acknowledged sends a message and waits for its acknowledgement, before which packets may come
+// already.
 func (c *Conn) acknowledged(m netlink.Message) error {
 	sent, err := c.nl.Send(m)
 	if err != nil {
@@ -186,8 +188,8 @@ func (c *Conn) acknowledged(m netlink.Message) error {
 	}
 }
 
-// Next waits for a packet, until ctx ends. Packets that it can make nothing of are passed over. Messages
-// that were lost, as nobody read them in time, are counted in the next packet's Lost.
+// Next waits for a packet, until ctx ends. Packets that it can make nothing of are passed over.
+// Messages that were lost, as nobody read them in time, are counted in the next packet's Lost.
 func (c *Conn) Next(ctx context.Context) (Packet, error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.nl.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()

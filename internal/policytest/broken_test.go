@@ -10,7 +10,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// broken is a policy that a driver which starts does not know any more, as it can't be told whom it selects.
+// broken is a policy that a driver which starts does not know any more, as it can't be told whom it
+// selects.
 var broken = model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "broken"}}
 
 // brokenFor is the same, as it was when it could.
@@ -18,8 +19,9 @@ func brokenFor(selector, more string) string {
 	return "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: broken}\nspec: {selector: \"" + selector + "\", types: [Ingress], ingress: [{action: Allow, protocol: TCP, destination: {ports: [5432]}}]" + more + "}\n"
 }
 
-// TestBrokenPolicy shows that a policy of which it can't be told whom it selects keeps nothing but what is judged by its own earlier
-// version; that other policies take effect, also those that changed while no agent ran; and that they cut connections.
+// TestBrokenPolicy shows that a policy of which it can't be told whom it selects keeps nothing but
+// what is judged by its own earlier version; that other policies take effect, also those that
+// changed while no agent ran; and that they cut connections.
 func TestBrokenPolicy(t *testing.T) {
 	from := func(pod string) string {
 		return isolated("b", "in ingress: [{from: [{podSelector: {matchLabels: {app: "+pod+"}}}]}]")
@@ -85,7 +87,8 @@ func TestBrokenPolicy(t *testing.T) {
 	}
 }
 
-// TestBrokenPolicyOnAFirstStart shows that it keeps a kernel that nobody programmed before from nothing.
+// TestBrokenPolicyOnAFirstStart shows that it keeps a kernel that nobody programmed before from
+// nothing.
 func TestBrokenPolicyOnAFirstStart(t *testing.T) {
 	k := openKernel(t, "brfirst", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	if err := k.driver.Purge(t.Context()); err != nil {

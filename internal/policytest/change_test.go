@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestNothingPassesWhileProgramsChange floods a pod that all of its policies close, while each is replaced by
-// another.
+// TestNothingPassesWhileProgramsChange floods a pod that all of its policies close, while each is
+// replaced by another.
 func TestNothingPassesWhileProgramsChange(t *testing.T) {
 	k := openKernel(t, "storm", map[string][2]netip.Addr{"b": names["b"]})
 	k.declare(t, row{})
@@ -69,7 +69,8 @@ func closing(name string) *state.Program {
 	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
 }
 
-// TestCutBeforeServices shows that what a host endpoint comes to deny before services are translated is cut too.
+// TestCutBeforeServices shows that what a host endpoint comes to deny before services are
+// translated is cut too.
 func TestCutBeforeServices(t *testing.T) {
 	k := openKernel(t, "cutpre", map[string][2]netip.Addr{"b": names["b"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: nodePort, ExternalLocal: true}, "b")}
@@ -92,8 +93,9 @@ func TestCutBeforeServices(t *testing.T) {
 	together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
 }
 
-// TestCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program which is not only kept
-// forbids is cut, and one is left alone where the kernel's program is another than want's, until all has been read.
+// TestCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program
+// which is not only kept forbids is cut, and one is left alone where the kernel's program is
+// another than want's, until all has been read.
 func TestCutKeeping(t *testing.T) {
 	for name, c := range map[string]struct {
 		lack func(*state.Policy) // takes out what could not be read

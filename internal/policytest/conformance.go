@@ -131,7 +131,8 @@ func decode[T any](document []byte, to *[]*T) error {
 	return yaml.UnmarshalStrict(document, v)
 }
 
-// replicas adds the pods of a stateful set. Those on the host network are each on a node of its own.
+// replicas adds the pods of a stateful set. Those on the host network are each on a node of its
+// own.
 func replicas(o *oracle.Objects, s *appsv1.StatefulSet) {
 	for i := range int(*s.Spec.Replicas) {
 		p := &corev1.Pod{ObjectMeta: *s.Spec.Template.ObjectMeta.DeepCopy(), Spec: *s.Spec.Template.Spec.DeepCopy()}

@@ -100,8 +100,8 @@ func revives(t *testing.T, name string, p *drivertest.Pair) {
 	}
 }
 
-// TestKeepEstablished shows that, where that is asked for, a connection goes on though policy forbids it
-// since, and a new one does not begin.
+// TestKeepEstablished shows that, where that is asked for, a connection goes on though policy
+// forbids it since, and a new one does not begin.
 func TestKeepEstablished(t *testing.T) {
 	k := openKernel(t, "keep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, keepEstablished)
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
@@ -146,8 +146,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestNeighbours shows that isolated pods still find their next hop: what neighbour discovery and ARP
-// need passes.
+// TestNeighbours shows that isolated pods still find their next hop: what neighbour discovery and
+// ARP need passes.
 func TestNeighbours(t *testing.T) {
 	k := openKernel(t, "nd", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	k.declare(t, row{policies: isolated("a", "ingress: [], egress: [{to: [{podSelector: {matchLabels: {app: b}}}]}]")})

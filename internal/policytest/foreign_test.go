@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// TestNeighbourDiscoveryOffTheLink shows that what passes on a link, for a pod that may send nothing, does not pass
-// from it to another host.
+// TestNeighbourDiscoveryOffTheLink shows that what passes on a link, for a pod that may send
+// nothing, does not pass from it to another host.
 func TestNeighbourDiscoveryOffTheLink(t *testing.T) {
 	k := openKernel(t, "ndoff", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	for _, isolate := range []bool{false, true} {
@@ -32,7 +32,8 @@ func TestNeighbourDiscoveryOffTheLink(t *testing.T) {
 	}
 }
 
-// carries sends a datagram and compares what becomes of it with what is expected and with what the walk says.
+// carries sends a datagram and compares what becomes of it with what is expected and with what the
+// walk says.
 func (k *kernel) carries(t *testing.T, from, to string, f verdict.Flow, want bool) verdict.Step {
 	t.Helper()
 	payload := make([]byte, 64)
@@ -101,8 +102,8 @@ func isTold(t *testing.T, log *nflog.Conn, reason state.Drop, f verdict.Flow, st
 	}
 }
 
-// TestUndeclaredPodElsewhere shows that a pod whose address is in none of the node's prefixes gets nothing, and sends nothing,
-// before it is declared.
+// TestUndeclaredPodElsewhere shows that a pod whose address is in none of the node's prefixes gets
+// nothing, and sends nothing, before it is declared.
 func TestUndeclaredPodElsewhere(t *testing.T) {
 	foreign := pair("203.0.113.77", "2001:db8:113::77")
 	k := openKernel(t, "undecl", map[string][2]netip.Addr{"a": names["a"], "e": foreign})
@@ -131,7 +132,8 @@ func TestUndeclaredPodElsewhere(t *testing.T) {
 	}
 }
 
-// TestBridge shows that a pod behind a bridge sends from its own address, and from none that is not behind the bridge.
+// TestBridge shows that a pod behind a bridge sends from its own address, and from none that is not
+// behind the bridge.
 func TestBridge(t *testing.T) {
 	k := openKernel(t, "bridge", map[string][2]netip.Addr{"a": names["a"]})
 	k.mesh.AddBridge(t, "bridge", "br0", "c", [2]netip.Prefix(PodCIDRs), names["c"])

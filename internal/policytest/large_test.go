@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// largeRows are policies that an API accepts and of which what the kernel takes in one rule, one chain or one
-// path of chains is too little. Who only multiplied them out would need thousands to millions of rules.
+// largeRows are policies that an API accepts and of which what the kernel takes in one rule, one
+// chain or one path of chains is too little. Who only multiplied them out would need thousands to
+// millions of rules.
 func largeRows() []row {
 	onlyA := []packet{{"a", "", tcp, "b", 80, "b", ""}, {"c", "", tcp, "b", 80, "", ""}, {"outside", "", udp, "b", 80, "", ""}}
 	return []row{
@@ -61,7 +62,8 @@ func largeRows() []row {
 	}
 }
 
-// TestLargePolicies follows packets through policies of sizes at which they met the kernel's limits.
+// TestLargePolicies follows packets through policies of sizes at which they met the kernel's
+// limits.
 func TestLargePolicies(t *testing.T) { followRows(t, "large", largeRows()) }
 
 func many(n int, f func(int) string) string { return strings.Join(texts(n, f), "") }
@@ -89,8 +91,8 @@ func globalPolicy(name, tier string, order int, pod, rules string) string {
 	return fmt.Sprintf("---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: %s}\nspec: {tier: %s, order: %d, selector: app == '%s', types: [Ingress], %s}\n", name, tier, order, pod, rules)
 }
 
-// siblings are, for each length from one bit more than the given on, the network that has all bits of a pod's address
-// but the last: together all of the network but the address.
+// siblings are, for each length from one bit more than the given on, the network that has all bits
+// of a pod's address but the last: together all of the network but the address.
 func siblings(pod string, family, bits int) (all []netip.Prefix) {
 	for n := bits + 1; n <= names[pod][family].BitLen(); n++ {
 		b := names[pod][family].AsSlice()
@@ -116,8 +118,8 @@ func exceptAround(pod string, family, bits int) string {
 	return fmt.Sprintf("{ipBlock: {cidr: %q, except: [%s]}}", whole, around(pod, family, bits))
 }
 
-// towards are a network of every length from one bit more than the given on, of which that of the pod alone is
-// in use here.
+// towards are a network of every length from one bit more than the given on, of which that of the
+// pod alone is in use here.
 func towards(pod string, family, bits int) string {
 	other := siblings(pod, family, bits)
 	for i, p := range other {

@@ -7,8 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// While no Node has this node's name, pods of which nothing is declared are not cut off, and those that
-// are known keep to their policies. Once the node is known, so are its pods, and all others are cut off.
+// While no Node has this node's name, pods of which nothing is declared are not cut off, and those
+// that are known keep to their policies. Once the node is known, so are its pods, and all others
+// are cut off.
 func TestMisnamedNodePackets(t *testing.T) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
 	k := openKernel(t, "misnamed", pods)

@@ -87,7 +87,8 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 	return openKernel(t, prefix, pods)
 }
 
-// openKernel opens the driver on a node with pods that have the addresses, of which nothing is declared.
+// openKernel opens the driver on a node with pods that have the addresses, of which nothing is
+// declared.
 func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
 	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}

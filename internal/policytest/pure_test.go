@@ -44,8 +44,8 @@ func checkProbes(t *testing.T, product *Product, step Step) {
 	}
 }
 
-// checkTable compares all pairs of pods with the oracle, on the ports that policies of the scenarios know
-// and one that none does.
+// checkTable compares all pairs of pods with the oracle, on the ports that policies of the
+// scenarios know and one that none does.
 func checkTable(t *testing.T, product *Product, o *oracle.Objects) {
 	t.Helper()
 	for c := range truthTable(o, tablePorts) {

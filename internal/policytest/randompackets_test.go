@@ -20,9 +20,9 @@ import (
 
 var kernels = flag.Int("kernels", 40, "how many random clusters to try with real packets")
 
-// TestRandomPackets gives the kernel one random cluster after the other, each as a change of the one before. On
-// every first packet between pods, those that nobody has declared included, the node and the
-// world outside, the kernel, the oracle and "why" must agree.
+// TestRandomPackets gives the kernel one random cluster after the other, each as a change of the
+// one before. On every first packet between pods, those that nobody has declared included, the node
+// and the world outside, the kernel, the oracle and "why" must agree.
 func TestRandomPackets(t *testing.T) {
 	pods := ninePods()
 	k := openKernel(t, "rand", pods)
@@ -30,8 +30,9 @@ func TestRandomPackets(t *testing.T) {
 	k.settled(t)
 }
 
-// TestRandomPacketsApart does the same where the driver asks rules in chains of their own, whose outcome is in packets'
-// marks. Packets that come with these bits set are judged alike, and leave with them.
+// TestRandomPacketsApart does the same where the driver asks rules in chains of their own, whose
+// outcome is in packets' marks. Packets that come with these bits set are judged alike, and leave
+// with them.
 func TestRandomPacketsApart(t *testing.T) {
 	pods := ninePods()
 	k := openKernel(t, "apart", pods, func(o *options) { o.Apart = true })
@@ -42,8 +43,8 @@ func TestRandomPacketsApart(t *testing.T) {
 	k.settled(t)
 }
 
-// TestMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy keeps from it: they too leave
-// with the mark that they came with.
+// TestMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy
+// keeps from it: they too leave with the mark that they came with.
 func TestMarkOfWhatReachesItself(t *testing.T) {
 	k := openKernel(t, "self", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, func(o *options) { o.Apart = true })
 	k.declare(t, row{

@@ -84,8 +84,8 @@ func TestRefused(t *testing.T) {
 	k.settled(t)
 }
 
-// TestRefusedSetsAllowNothingMore tries random policies on a list that is refused: what passes would pass with
-// whatever is in the list.
+// TestRefusedSetsAllowNothingMore tries random policies on a list that is refused: what passes
+// would pass with whatever is in the list.
 func TestRefusedSetsAllowNothingMore(t *testing.T) {
 	differ := 0
 	for seed := range uint64(400) {

@@ -87,8 +87,8 @@ func shop() *oracle.Objects {
 	return o
 }
 
-// isolated is a policy for a pod that allows nothing but what the rules say: the text of "ingress:" and
-// "egress:" fields.
+// isolated is a policy for a pod that allows nothing but what the rules say: the text of "ingress:"
+// and "egress:" fields.
 func isolated(pod, rules string) string {
 	types := "[Ingress, Egress]"
 	switch {
@@ -373,7 +373,8 @@ func ofPolicy(p *model.Policy) store.Event {
 	return store.Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p}
 }
 
-// follow sends one packet and compares where it went with what is expected and with what "why" says.
+// follow sends one packet and compares where it went with what is expected and with what "why"
+// says.
 func (k *kernel) follow(t *testing.T, p packet, family int) {
 	t.Helper()
 	from := p.from
@@ -404,8 +405,8 @@ func (k *kernel) follow(t *testing.T, p packet, family int) {
 	}
 }
 
-// arrives walks the stages of a packet that comes in by its sender's interface, whatever source address it
-// claims to have.
+// arrives walks the stages of a packet that comes in by its sender's interface, whatever source
+// address it claims to have.
 func (k *kernel) arrives(p drivertest.Packet) bool {
 	device, _ := k.route(drivertest.Outside[0])
 	if p.Host != "outside" {

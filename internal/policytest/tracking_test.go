@@ -17,8 +17,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestResetUnderAnothersAddress shows that a segment which ends a connection, sent under its client's address by another pod, is
-// dropped before connection tracking believes it.
+// TestResetUnderAnothersAddress shows that a segment which ends a connection, sent under its
+// client's address by another pod, is dropped before connection tracking believes it.
 func TestResetUnderAnothersAddress(t *testing.T) {
 	k := openKernel(t, "reset", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})
@@ -54,8 +54,8 @@ func TestResetUnderAnothersAddress(t *testing.T) {
 	}
 }
 
-// TestFragmentUnderAnothersAddress shows that nothing which a pod sends under another's address becomes part of what that one
-// sends.
+// TestFragmentUnderAnothersAddress shows that nothing which a pod sends under another's address
+// becomes part of what that one sends.
 func TestFragmentUnderAnothersAddress(t *testing.T) {
 	k := openKernel(t, "fragment", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})
@@ -118,7 +118,8 @@ var icmpErrors = [2][][2]byte{
 	{{1, 0}, {1, 4}, {2, 0}, {3, 0}, {4, 0}},
 }
 
-// An errorPath is an ICMP error about a connection: who sends it, to which address, and at which it arrives.
+// An errorPath is an ICMP error about a connection: who sends it, to which address, and at which it
+// arrives.
 type errorPath struct {
 	host     string
 	from, to netip.Addr
@@ -127,8 +128,8 @@ type errorPath struct {
 	arrives  bool
 }
 
-// TestWhoseError shows that an ICMP error about a connection arrives from the connection's ends, from the node and from routers
-// outside, and from no other pod.
+// TestWhoseError shows that an ICMP error about a connection arrives from the connection's ends,
+// from the node and from routers outside, and from no other pod.
 func TestWhoseError(t *testing.T) {
 	k := openKernel(t, "whose", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
@@ -207,7 +208,8 @@ func (k *kernel) toOthers(family int, client string, asked, _ drivertest.Quote) 
 	}
 }
 
-// TestPathMTU shows that a client learns through a service how large packets may be on the way to its backend.
+// TestPathMTU shows that a client learns through a service how large packets may be on the way to
+// its backend.
 func TestPathMTU(t *testing.T) {
 	k := openKernel(t, "mtu", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}

@@ -30,8 +30,8 @@ type Options struct {
 	Policy bool
 	// Requirements on the kernel: of services, of policy, and what need not be met.
 	Requirements, PolicyRequirements, Optional []*probe.Requirement
-	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all that
-	// services and policies may ask for; nil: do not ask.
+	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all
+	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
 	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
 	Refused func(context.Context) ([]string, error)

@@ -11,9 +11,9 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Accelerator keeps a driver in step beside the base that carries out the same parts of the state and is
-// complete alone. It follows in a goroutine of its own: however long it takes, and whether or not it
-// fails, the base waits for nothing. Its methods are safe for concurrent use.
+// Accelerator keeps a driver in step beside the base that carries out the same parts of the state
+// and is complete alone. It follows in a goroutine of its own: however long it takes, and whether
+// or not it fails, the base waits for nothing. Its methods are safe for concurrent use.
 type Accelerator struct {
 	name string
 	r    *Reconciler
@@ -33,8 +33,8 @@ type AcceleratorStatus struct {
 	Updated time.Time `json:"updated,omitzero"`
 }
 
-// NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the desired
-// state that nobody else changes.
+// NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the
+// desired state that nobody else changes.
 func NewAccelerator(d driver.Driver, want func() *state.State, log *slog.Logger) *Accelerator {
 	name := d.Capabilities().Name
 	a := &Accelerator{name: name, r: New(d, want, log.With("accelerator", name)), wake: wake.New(), lacking: Lacking{Any: true}}

@@ -12,8 +12,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Adopt plans to bring the kernel in step with want. What may be lacking in want is not taken from the
-// kernel. The frontends in had have had endpoints in this life: if they have none now, they lost them.
+// Adopt plans to bring the kernel in step with want. What may be lacking in want is not taken from
+// the kernel. The frontends in had have had endpoints in this life: if they have none now, they
+// lost them.
 func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, had map[state.FrontendKey]bool) (driver.Plan, error) {
 	keep := lacking.keep()
 	if d.Capabilities().Can&driver.Keeps == 0 {
@@ -44,8 +45,8 @@ func withBackends(want *state.Services, had map[state.FrontendKey]bool) *state.S
 
 func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
 
-// noteEndpoints remembers which frontends have had endpoints: once those of a frontend were read, those
-// in the kernel are no better.
+// noteEndpoints remembers which frontends have had endpoints: once those of a frontend were read,
+// those in the kernel are no better.
 func (r *Reconciler) noteEndpoints(d state.Delta) {
 	for k, f := range d.Services.Frontends {
 		if f != nil && hasEndpoints(f) {

@@ -1,7 +1,7 @@
-// Package reconcile keeps a kernel in step with the desired state, part by part: it decides when a part
-// is updated by what changed and when it is compared with the kernel as a whole, what stays while the
-// sources lack something, and when a part that failed is tried again. A part that fails holds up no
-// other.
+// Package reconcile keeps a kernel in step with the desired state, part by part: it decides when a
+// part is updated by what changed and when it is compared with the kernel as a whole, what stays
+// while the sources lack something, and when a part that failed is tried again. A part that fails
+// holds up no other.
 package reconcile
 
 import (
@@ -16,8 +16,8 @@ import (
 )
 
 // The time between two attempts of a part that fails: it begins with firstDelay and doubles up to
-// lastDelay. What changes meanwhile, and an owner of the kernel's objects that may be on its way out,
-// make it hurriedDelay at the most: what changed may be the cure.
+// lastDelay. What changes meanwhile, and an owner of the kernel's objects that may be on its way
+// out, make it hurriedDelay at the most: what changed may be the cure.
 const (
 	firstDelay   = 50 * time.Millisecond
 	lastDelay    = 10 * time.Second
@@ -68,7 +68,8 @@ type Done struct {
 	Took       time.Duration // to plan and apply
 	// Healed: what was found to differ was not to be expected, so that someone else had changed it.
 	Healed bool
-	// UpdateFailed: a change could not be carried out alone, so that all was compared with the kernel.
+	// UpdateFailed: a change could not be carried out alone, so that all was compared with the
+	// kernel.
 	UpdateFailed bool
 }
 
@@ -90,7 +91,8 @@ type Reconciler struct {
 
 	lacking Lacking
 	had     map[state.FrontendKey]bool // while something is lacking: what has had an endpoint since the start
-	// suspicion is why parts are compared with the kernel though nothing is known to differ; "": none are.
+	// suspicion is why parts are compared with the kernel though nothing is known to differ; "":
+	// none are.
 	suspicion string
 }
 
@@ -107,9 +109,9 @@ type part struct {
 	err     error // of the last attempt, while there is a failure
 }
 
-// New returns a Reconciler that has done nothing yet, and is lacking everything. Its parts are those that
-// the state has now and the driver carries out. What want returns, which
-// is asked for where everything is to be compared, may change after the call of Attempt or Plan.
+// New returns a Reconciler that has done nothing yet, and is lacking everything. Its parts are
+// those that the state has now and the driver carries out. What want returns, which is asked for
+// where everything is to be compared, may change after the call of Attempt or Plan.
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, had: map[state.FrontendKey]bool{}}
 	can, state := d.Capabilities().Can, want()
@@ -131,8 +133,8 @@ func (r *Reconciler) Lack(l Lacking) {
 	r.lacking = l
 }
 
-// Doubt has everything compared with the kernel in the next attempt. What is found to differ then, is
-// someone else's doing if a reason is given, of which it may be said that it was found by that.
+// Doubt has everything compared with the kernel in the next attempt. What is found to differ then,
+// is someone else's doing if a reason is given, of which it may be said that it was found by that.
 func (r *Reconciler) Doubt(reason string) {
 	for _, p := range r.parts {
 		p.stale = true
@@ -158,8 +160,8 @@ func (r *Reconciler) tampered(ctx context.Context) bool {
 	return tampered
 }
 
-// InSlices reports whether a change may be carried out in slices: some part is changed by what changed
-// alone.
+// InSlices reports whether a change may be carried out in slices: some part is changed by what
+// changed alone.
 func (r *Reconciler) InSlices() bool {
 	for _, p := range r.parts {
 		if !p.stale && p.kept == 0 && !r.lacking.Any {
@@ -209,8 +211,8 @@ func (r *Reconciler) Hurry() {
 	}
 }
 
-// Plan compares everything with the kernel, as the next attempt does then, and returns what that would
-// do. The delta is what changed since the last attempt, which is not told of it any more.
+// Plan compares everything with the kernel, as the next attempt does then, and returns what that
+// would do. The delta is what changed since the last attempt, which is not told of it any more.
 func (r *Reconciler) Plan(ctx context.Context, delta state.Delta) (driver.Plan, error) {
 	if r.lacking.Any {
 		r.noteEndpoints(delta)
@@ -227,10 +229,10 @@ func (r *Reconciler) Kept() (n int) {
 	return n
 }
 
-// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the last
-// attempt; with it, all is wanted that belongs to the generation.
-// Parts that failed are tried again when they are due; a change of one hastens that. An error says which
-// parts are not in step, and why; all others are.
+// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the
+// last attempt; with it, all is wanted that belongs to the generation. Parts that failed are tried
+// again when they are due; a change of one hastens that. An error says which parts are not in step,
+// and why; all others are.
 func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation uint64) (Done, error) {
 	var done Done
 	if r.lacking.Any {
@@ -297,7 +299,8 @@ func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) 
 	r.log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", names(d), "policy", d.Policy.Len())
 }
 
-// adopt compares the parts that are stale and due with the kernel: together, and if that fails apart.
+// adopt compares the parts that are stale and due with the kernel: together, and if that fails
+// apart.
 func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 	var due []*part
 	for _, p := range r.parts {

@@ -145,7 +145,8 @@ func TestPartsAreUpdatedTogether(t *testing.T) {
 		attempt{both, "update [services policy]", ""})
 }
 
-// A part that fails holds up no other, and is tried again: later and later, sooner where it has changed.
+// A part that fails holds up no other, and is tried again: later and later, sooner where it has
+// changed.
 func TestPartThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()

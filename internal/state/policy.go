@@ -7,8 +7,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// CutLabel is the bit of a connection's label that says that policy forbids it: what nft calls "ct label
-// 127". Upkeep sets it, and the program of every driver drops what carries it, in both directions.
+// CutLabel is the bit of a connection's label that says that policy forbids it: what nft calls "ct
+// label 127". Upkeep sets it, and the program of every driver drops what carries it, in both
+// directions.
 const CutLabel = 127
 
 // SetID names a set of addresses or of ports. It is a function of all names in use at the moment
@@ -27,8 +28,8 @@ type Program struct {
 	Default model.Action
 }
 
-// Tier is a stage of a Program: the rules of its policies, one policy after the other. The first rule
-// that matches decides; Pass goes to the next tier.
+// Tier is a stage of a Program: the rules of its policies, one policy after the other. The first
+// rule that matches decides; Pass goes to the next tier.
 type Tier struct {
 	Name     string
 	Policies []*PolicyRules // that apply here, in their order: with Default Deny they are who isolates
@@ -36,8 +37,8 @@ type Tier struct {
 	Default model.Action
 }
 
-// PolicyRules are the rules of one policy for one direction. Immutable: the programs of all ends that the
-// policy selects share them.
+// PolicyRules are the rules of one policy for one direction. Immutable: the programs of all ends
+// that the policy selects share them.
 type PolicyRules struct {
 	ID     string // a digest of all that follows
 	Policy model.PolicyKey
@@ -71,8 +72,8 @@ type Term struct {
 	Lists  []ListRef // in Policy.Lists
 }
 
-// ListRef names a List, with the prefix lengths that are in it (ascending), which is what a driver's
-// program depends on: when they change, the ProgramID does.
+// ListRef names a List, with the prefix lengths that are in it (ascending), which is what a
+// driver's program depends on: when they change, the ProgramID does.
 type ListRef struct {
 	ID         SetID
 	IPv4, IPv6 []uint8
@@ -92,8 +93,8 @@ type Ports struct {
 	Named  []SetID // in Policy.NamedPorts: address, protocol and port are in one of them
 }
 
-// PortRange is a range of ports of one protocol, both ends included. The ranges of a Ports are sorted
-// and do not overlap.
+// PortRange is a range of ports of one protocol, both ends included. The ranges of a Ports are
+// sorted and do not overlap.
 type PortRange struct {
 	Protocol    model.Protocol
 	First, Last uint16
@@ -124,9 +125,10 @@ type Host struct {
 	Name   string // of the host endpoint
 	Device string // the interface's name
 
-	// Input and Output judge connections to and from the node itself, both ways of Forward those that
-	// pass through it, PreDNAT all that come in before services are translated. Untracked are stateless:
-	// they judge each packet before connection tracking, and what they allow is not tracked.
+	// Input and Output judge connections to and from the node itself, both ways of Forward those
+	// that pass through it, PreDNAT all that come in before services are translated. Untracked are
+	// stateless: they judge each packet before connection tracking, and what they allow is not
+	// tracked.
 	Input, Output             ProgramID
 	ForwardIn, ForwardOut     ProgramID
 	PreDNAT                   ProgramID
@@ -157,7 +159,8 @@ type Policy struct {
 	Lists      map[SetID]*List
 	Denied     Denied
 
-	// PodDevices are interfaces that lead to one pod each: what comes from there must have that pod's address.
+	// PodDevices are interfaces that lead to one pod each: what comes from there must have that
+	// pod's address.
 	PodDevices map[int]struct{}
 	// HostDevices are the node's own interfaces. What comes from an interface that is
 	// neither is dropped: nobody knows yet whose it is.

@@ -1,5 +1,5 @@
-// Package state is the desired state of one node, in parts: flat, comparable values that the compiler
-// writes and reconcilers read.
+// Package state is the desired state of one node, in parts: flat, comparable values that the
+// compiler writes and reconcilers read.
 //
 // A *Frontend is immutable once published, so that compiler and drivers share
 // it. Everything in here is a function of the current objects alone, never of
@@ -87,12 +87,13 @@ type Frontend struct {
 	// flows to an endpoint that leaves Serving are cut, as kube-proxy does it.
 	Serving []netip.AddrPort
 
-	// SourceRanges, when not empty, are the only sources that may connect: masked,
-	// sorted, none within another. The node may when a range holds the address that it connects from;
-	// the key's own address is among them where a range holds one of the node's, for a node
-	// that has the key's address itself.
+	// SourceRanges, when not empty, are the only sources that may connect: masked, sorted, none
+	// within another. The node may when a range holds the address that it connects from; the key's
+	// own address is among them where a range holds one of the node's, for a node that has the
+	// key's address itself.
 	SourceRanges []netip.Prefix
-	// Affinity keeps a client address on its backend for so long after its last new connection; 0: off.
+	// Affinity keeps a client address on its backend for so long after its last new connection; 0:
+	// off.
 	Affinity time.Duration
 }
 
@@ -120,8 +121,8 @@ type Settings struct {
 	// from anywhere else are masqueraded. Empty: nothing is known, and only
 	// what is masqueraded for other reasons is.
 	ClusterCIDRs []netip.Prefix
-	// LocalCIDRs: the sources that count as this node's own pods, so that
-	// replies to them pass here anyway. A subset of ClusterCIDRs, or equal where the node's own are unknown.
+	// LocalCIDRs: the sources that count as this node's own pods, so that replies to them pass here
+	// anyway. A subset of ClusterCIDRs, or equal where the node's own are unknown.
 	LocalCIDRs []netip.Prefix
 	// MasqueradeAll masquerades every translated connection.
 	MasqueradeAll bool
@@ -133,8 +134,9 @@ func (s Settings) Equal(o Settings) bool {
 		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs)
 }
 
-// State is what one node's kernel should hold, in parts. Each part is a value of its own that its own
-// reconciler keeps the kernel in step with. A part that is nil is not Sluice's business, or left as it is.
+// State is what one node's kernel should hold, in parts. Each part is a value of its own that its
+// own reconciler keeps the kernel in step with. A part that is nil is not Sluice's business, or
+// left as it is.
 type State struct {
 	Services *Services
 	Policy   *Policy
@@ -143,8 +145,8 @@ type State struct {
 // New returns a State of services that are none, without policy.
 func New() *State { return &State{Services: NewServices()} }
 
-// Delta is a change of a State: of each part what is named is set, or removed where the value is nil or
-// false; what is not named stays.
+// Delta is a change of a State: of each part what is named is set, or removed where the value is
+// nil or false; what is not named stays.
 type Delta struct {
 	Services ServicesDelta
 	Policy   PolicyDelta
@@ -153,8 +155,8 @@ type Delta struct {
 // Len is the number of named changes; 0 means nothing to do.
 func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() }
 
-// Merge has d be the one change that d and then a later one come to. Maps of d may be changed, those of
-// the later one are not.
+// Merge has d be the one change that d and then a later one come to. Maps of d may be changed,
+// those of the later one are not.
 func (d *Delta) Merge(later Delta) {
 	d.Services.merge(later.Services)
 	d.Policy.merge(later.Policy)

@@ -40,7 +40,8 @@ type Dirty struct {
 	// changed EndpointSlices and Pods, and when the first of all these changes came.
 	ServiceChanges, EndpointChanges int
 	Since                           time.Time
-	// Generation is the store's: all that it was told up to that is in here, or was in an earlier Dirty.
+	// Generation is the store's: all that it was told up to that is in here, or was in an earlier
+	// Dirty.
 	Generation uint64
 	// Triggers are when what changed EndpointSlices tell of happened, where they say it.
 	Triggers []Trigger

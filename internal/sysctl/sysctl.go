@@ -1,8 +1,8 @@
 // Package sysctl sets the kernel parameters that the agent needs in its network namespace, records
 // their former values, and restores them.
 //
-// The record is a small file beside the agent's socket. The next boot removes the file and resets the
-// parameters, so the record cannot become stale.
+// The record is a small file beside the agent's socket. The next boot removes the file and resets
+// the parameters, so the record cannot become stale.
 package sysctl
 
 import (

@@ -68,7 +68,8 @@ func cutsBetween(before, after map[state.FrontendKey]*state.Frontend) (all []con
 	return all
 }
 
-// cutsWithout are the connections that may not go on when only these services are left; none if they are to stay as they are.
+// cutsWithout are the connections that may not go on when only these services are left; none if
+// they are to stay as they are.
 func (d *Driver) cutsWithout(want *state.Services) (all []conntrack.Filter) {
 	if want == nil {
 		return nil
@@ -88,7 +89,8 @@ func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
-// wanted reports whether a connection goes where the state sends it, as one that was opened after its endpoint came back.
+// wanted reports whether a connection goes where the state sends it, as one that was opened after
+// its endpoint came back.
 func (d *Driver) wanted(f *conntrack.Flow) (is bool) {
 	d.Held(func(s *state.State) {
 		fe := asked(s, f)

@@ -49,8 +49,8 @@ func (s *suspects) merge(o suspects) {
 
 func (s *suspects) empty() bool { return !s.all && len(s.addresses) == 0 }
 
-// cutPause is the least time between two passes. A pass may read the whole table, so at least half of the time is
-// left to others.
+// cutPause is the least time between two passes. A pass may read the whole table, so at least half
+// of the time is left to others.
 const cutPause = 200 * time.Millisecond
 
 // suspect has connections looked at, if any are to be cut.
@@ -60,8 +60,8 @@ func (d *Driver) suspect(s suspects) {
 	}
 }
 
-// suspect has connections looked at soon, and once more later, for packets that were on their way when
-// the program changed.
+// suspect has connections looked at soon, and once more later, for packets that were on their way
+// when the program changed.
 func (c *cutter) suspect(s suspects) {
 	if s.empty() {
 		return
@@ -157,9 +157,10 @@ func (w *ways) device(a netip.Addr) int {
 	return device
 }
 
-// forbids reports whether policies would not let the connection be opened now. What is not known of a pod or of an
-// interface forbids nothing: that may change without a word, and new connections are dropped for it anyway. A connection that a program
-// judges which is only kept stays as it is, unless another of those that judge it forbids it.
+// forbids reports whether policies would not let the connection be opened now. What is not known of
+// a pod or of an interface forbids nothing: that may change without a word, and new connections are
+// dropped for it anyway. A connection that a program judges which is only kept stays as it is,
+// unless another of those that judge it forbids it.
 func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
 	d.mu.Lock()
 	u := d.unsure

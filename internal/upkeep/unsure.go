@@ -29,7 +29,8 @@ func familyOf(a netip.Addr) int {
 	return 0
 }
 
-// mayBeMember reports whether the address may be in a group or on a list of which the state does not know it.
+// mayBeMember reports whether the address may be in a group or on a list of which the state does
+// not know it.
 func (u *unsure) mayBeMember(a netip.Addr) bool {
 	for bits := range a.BitLen() + 1 {
 		if !u.lengths[familyOf(a)][bits] {

@@ -1,6 +1,6 @@
-// Package upkeep does what befalls connections when the desired state changes, whatever driver carries
-// it out: entries of connection tracking whose backend is gone are deleted, and connections that policy
-// has come to forbid are labelled, which the drivers' programs drop.
+// Package upkeep does what befalls connections when the desired state changes, whatever driver
+// carries it out: entries of connection tracking whose backend is gone are deleted, and connections
+// that policy has come to forbid are labelled, which the drivers' programs drop.
 package upkeep
 
 import (
@@ -23,9 +23,9 @@ type Options struct {
 	KeepEstablished bool
 }
 
-// Driver is a driver with the upkeep of connections: what follows a plan for connections is begun when
-// the plan was applied, and done in the background. It is what driver.Driver says, and owns the driver
-// that it is made of.
+// Driver is a driver with the upkeep of connections: what follows a plan for connections is begun
+// when the plan was applied, and done in the background. It is what driver.Driver says, and owns
+// the driver that it is made of.
 type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
@@ -45,8 +45,8 @@ type Driver struct {
 	unsure *unsure    // whom the kernel may judge otherwise than the driver's state says
 }
 
-// Open gives a driver the upkeep of connections, in the calling thread's network namespace, where the
-// driver has to be. If it fails, the driver is closed.
+// Open gives a driver the upkeep of connections, in the calling thread's network namespace, where
+// the driver has to be. If it fails, the driver is closed.
 func Open(of driver.Driver, o Options) (*Driver, error) {
 	ct, err := conntrack.Open()
 	if err != nil {

@@ -1,8 +1,9 @@
 // Package wake tells a goroutine that there is something to do.
 package wake
 
-// Signal is set by any number of goroutines and received by one. However often it is set before it is
-// received, it is received once: the receiver then looks for all that there is to do. It is made by New.
+// Signal is set by any number of goroutines and received by one. However often it is set before it
+// is received, it is received once: the receiver then looks for all that there is to do. It is made
+// by New.
 type Signal chan struct{}
 
 // New returns a Signal that is not set.

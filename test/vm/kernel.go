@@ -107,7 +107,8 @@ func openKernel(dir, release string) (*kernel, error) {
 	return k, nil
 }
 
-// moduleName is the name that the kernel has for a module file: dashes and underscores are the same.
+// moduleName is the name that the kernel has for a module file: dashes and underscores are the
+// same.
 func moduleName(path string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(filepath.Base(path), ".ko"), "-", "_")
 }

@@ -3,11 +3,11 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //
-// It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages' test
-// binaries statically, packs them into an initramfs with the kernel modules that they
-// need and itself as /init, boots that in QEMU, and shows the machine's console. No disk, no network
-// and no privileges are needed: QEMU emulates the processor, unless -accel says otherwise.
-// The exit status is 0 only if the machine said that every test passed.
+// It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
+// test binaries statically, packs them into an initramfs with the kernel modules that they need and
+// itself as /init, boots that in QEMU, and shows the machine's console. No disk, no network and no
+// privileges are needed: QEMU emulates the processor, unless -accel says otherwise. The exit status
+// is 0 only if the machine said that every test passed.
 package main
 
 import (
@@ -98,7 +98,8 @@ func install(ctx context.Context, program, pkg string) error {
 	return err
 }
 
-// output runs a command in a directory and returns its standard output; an error holds what it said.
+// output runs a command in a directory and returns its standard output; an error holds what it
+// said.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

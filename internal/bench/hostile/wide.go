@@ -30,7 +30,8 @@ func (d *dice) wideCount(each int) int {
 	return n
 }
 
-// nobody is a name that no label has as key or value, the policy's own or the same in many policies.
+// nobody is a name that no label has as key or value, the policy's own or the same in many
+// policies.
 func (d *dice) nobody(own bool, i int) string {
 	if own {
 		return fmt.Sprintf("x%d-%d", d.number, i)

@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/compile/diff"
 )
 
-// What a flush tells leads from what was there at the last one to what is there now, and names nothing
-// that is the same.
+// What a flush tells leads from what was there at the last one to what is there now, and names
+// nothing that is the same.
 func TestMapTellsTheDifference(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	now := map[int]*int{}

@@ -71,7 +71,8 @@ func cautiously(t testing.TB, c *Compiler) {
 	}
 }
 
-// Whatever comes in whatever slices: what is in force is whole in each step, and in the end all is as if it had come at once.
+// Whatever comes in whatever slices: what is in force is whole in each step, and in the end all is
+// as if it had come at once.
 func TestSlices(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(seed)
@@ -114,7 +115,8 @@ func manyPods(n int) (events []store.Event) {
 	return events
 }
 
-// inForce are the rules of each policy that holds for the pod at 10.0.0.1; one that allows nothing has none.
+// inForce are the rules of each policy that holds for the pod at 10.0.0.1; one that allows nothing
+// has none.
 func inForce(h *history) map[string]int {
 	n := map[string]int{}
 	p := h.compiler.Policy()
@@ -128,7 +130,8 @@ func inForce(h *history) map[string]int {
 	return n
 }
 
-// What stands before a large policy comes or changes stands until all of its sets are there, small ones do not wait for it, and pods that come meanwhile are not open.
+// What stands before a large policy comes or changes stands until all of its sets are there, small
+// ones do not wait for it, and pods that come meanwhile are not open.
 func TestLargePolicyComesInSlices(t *testing.T) {
 	h := newHistory(config, idSpace)
 	h.room = 64
@@ -206,7 +209,8 @@ func TestGroupComesBack(t *testing.T) {
 	}
 }
 
-// Where all policies select too much together, those of the namespaces that ask for most are refused, their largest first.
+// Where all policies select too much together, those of the namespaces that ask for most are
+// refused, their largest first.
 func TestTooMuchTogether(t *testing.T) {
 	h := newHistory(config, idSpace)
 	h.together = 1000
@@ -296,7 +300,8 @@ func TestRefusedPoliciesShareCounts(t *testing.T) {
 	same(t, h.compiler, h.fresh())
 }
 
-// Pods of other nodes that change many sets are followed in slices; those of this node, and small policies, do not wait for them.
+// Pods of other nodes that change many sets are followed in slices; those of this node, and small
+// policies, do not wait for them.
 func TestPodsAreFollowedInSlices(t *testing.T) {
 	h := newHistory(config, idSpace)
 	h.apply(t, event(pod(1, "here", "app", "web")), event(large("x", 20)))

@@ -79,7 +79,8 @@ h eth0
 	}
 }
 
-// Calico's PolKVLess: ties within a tier go by the name as it is written, "namespace/name"; here the kind comes last.
+// Calico's PolKVLess: ties within a tier go by the name as it is written, "namespace/name"; here
+// the kind comes last.
 func TestTies(t *testing.T) {
 	of := func(kind model.Kind, namespace, name string) *model.Policy {
 		return networkPolicy(name, func(p *model.Policy) {
@@ -108,8 +109,8 @@ func refusedSet(name string) *model.NetworkSet {
 	return set
 }
 
-// What is in a set that is refused is not known: a Deny that refers to it denies all that it might, and
-// the others match what they are certain to.
+// What is in a set that is refused is not known: a Deny that refers to it denies all that it might,
+// and the others match what they are certain to.
 func TestRefusedSets(t *testing.T) {
 	bad, db := model.Peer{Selector: model.Equal("name", "bad")}, app("db")
 	is := func(action model.Action, peers, not []model.Peer) model.PolicyRule {
@@ -165,7 +166,8 @@ func rules(c *Compiler) string {
 	return strings.Join(list, ", ")
 }
 
-// Programs follow a set that is refused, mended and refused again, and one that loses its label or is gone.
+// Programs follow a set that is refused, mended and refused again, and one that loses its label or
+// is gone.
 func TestRefusedSetIsMended(t *testing.T) {
 	h := newHistory(config, idSpace)
 	policy := networkPolicy("x", ingress(model.PolicyRule{Name: "r", Action: model.Deny, Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("name", "bad")}}}}}))

@@ -15,7 +15,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// What is left of networks holds the addresses that are in one of them and in no exception, and no others.
+// What is left of networks holds the addresses that are in one of them and in no exception, and no
+// others.
 func TestWithout(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	prefix := func(v6 bool) netip.Prefix {
@@ -46,7 +47,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// A policy that would come to millions of elements is refused by name, before anything is made of it.
+// A policy that would come to millions of elements is refused by name, before anything is made of
+// it.
 func TestTooLarge(t *testing.T) {
 	addresses := func(n int) (list []netip.Prefix) {
 		for i := range n {
@@ -91,8 +93,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// Network sets multiply with the rules that select them: beyond the budget a policy allows nothing, and is applied again when
-// there are fewer.
+// Network sets multiply with the rules that select them: beyond the budget a policy allows nothing,
+// and is applied again when there are fewer.
 func TestTooManyNetworkSets(t *testing.T) {
 	var rules []model.PolicyRule
 	for i := range 25 {
@@ -144,8 +146,8 @@ func manyAddrs(network, n int) (list []netip.Addr) {
 	return list
 }
 
-// The many addresses of a host endpoint are there once, however many selectors select it; the few of
-// another version are members of each group.
+// The many addresses of a host endpoint are there once, however many selectors select it; the few
+// of another version are members of each group.
 func TestHostEndpointOfManyAddresses(t *testing.T) {
 	h := newHistory(config, idSpace)
 	var rules []model.PolicyRule
@@ -204,8 +206,9 @@ func rulesOf(p *state.Policy) []state.Rule {
 	return nil
 }
 
-// What the selectors of a policy select is bounded, whichever of the policy and the pods comes last: beyond, the policy
-// allows nothing and has no sets, until they select less. Others that have selectors with it go on.
+// What the selectors of a policy select is bounded, whichever of the policy and the pods comes
+// last: beyond, the policy allows nothing and has no sets, until they select less. Others that have
+// selectors with it go on.
 func TestTooManySelected(t *testing.T) {
 	selecting := func(n int) (rules []model.PolicyRule) { // two rules for each selector, so that it counts once
 		for i := range 2 * n {
@@ -286,7 +289,8 @@ func gone(events []store.Event) []store.Event {
 	return events
 }
 
-// A policy that comes to millions of members at once is refused before any is stored, and one that is there already when pods come.
+// A policy that comes to millions of members at once is refused before any is stored, and one that
+// is there already when pods come.
 func TestTooManySelectedAtOnce(t *testing.T) {
 	var rules []model.PolicyRule
 	for i := range 500 {
@@ -361,7 +365,8 @@ func TestNamedPortsAreShared(t *testing.T) {
 	}
 }
 
-// What refused policies select is counted anew in the middle of a change of a namespace or of a service account, too.
+// What refused policies select is counted anew in the middle of a change of a namespace or of a
+// service account, too.
 func TestTooManySelectedWhileLabelsChange(t *testing.T) {
 	for key, change := range map[string]func(many string) store.Event{
 		"pcns.many": func(many string) store.Event {

@@ -109,7 +109,8 @@ func (m *Mesh) emit(p Packet, port uint16) error {
 	})
 }
 
-// openSpoofing opens a probe for one transport that sends from an address that its host does not have.
+// openSpoofing opens a probe for one transport that sends from an address that its host does not
+// have.
 func openSpoofing(p Packet) (*probe, error) {
 	proto := rawNumber(p.Protocol, p.From)
 	fd, err := unix.Socket(socketFamily(p.From), unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)

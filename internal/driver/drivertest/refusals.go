@@ -8,10 +8,10 @@ import (
 	"sluice.dev/sluice/internal/driver"
 )
 
-// Refusals shows that what the kernel refuses of a service is set aside with its name while all else
-// works, at the start, while services change, and after a restart; and that it works once the kernel
-// takes it. The driver that open opens finds that its kernel refuses what is made of frontends at the
-// addresses for which refused answers true.
+// Refusals shows that what the kernel refuses of a service is set aside with its name while all
+// else works, at the start, while services change, and after a restart; and that it works once the
+// kernel takes it. The driver that open opens finds that its kernel refuses what is made of
+// frontends at the addresses for which refused answers true.
 func Refusals(t *testing.T, open func(refused func(netip.Addr) bool) (driver.Driver, error)) {
 	w := newTopology(t, "rf")
 	for _, f := range []family{ipv4, ipv6} {

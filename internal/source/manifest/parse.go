@@ -203,7 +203,8 @@ func (p *parser) header() (apiVersion, kind string, err error) {
 
 func isField(err error) bool { _, ok := err.(*fieldError); return ok }
 
-// maxLists bounds how many lists may hold each other, so that hostile input can't exhaust the stack.
+// maxLists bounds how many lists may hold each other, so that hostile input can't exhaust the
+// stack.
 const maxLists = 10
 
 // items reads the objects of a list.

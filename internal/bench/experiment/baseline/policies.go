@@ -18,9 +18,9 @@ const (
 	refused = "allowed connections that failed"
 )
 
-// upgradePolicies replaces the baseline's agent with one of this program, and back, while a pod keeps
-// opening connections that policies deny and others that they allow. It does nothing with this
-// program's agent.
+// upgradePolicies replaces the baseline's agent with one of this program, and back, while a pod
+// keeps opening connections that policies deny and others that they allow. It does nothing with
+// this program's agent.
 func upgradePolicies(ctx context.Context, r *harness.Run, x *contestant, t cluster.Tenants) error {
 	if x.name != baselineName {
 		return nil

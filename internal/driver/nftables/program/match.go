@@ -261,8 +261,8 @@ func (m matcher) lengths(l state.ListRef) []uint8 {
 	return l.IPv6
 }
 
-// In the kernel's sets each set of the state has 256 numbers: the lengths of the prefixes of a list, or
-// of the blocks of ports, and one for the members of a group, which have no length.
+// In the kernel's sets each set of the state has 256 numbers: the lengths of the prefixes of a
+// list, or of the blocks of ports, and one for the members of a group, which have no length.
 const (
 	numbersOfSet = 8 // bits
 	wholeAddress = 1<<numbersOfSet - 1
