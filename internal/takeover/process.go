@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // HealthPort is where kube-proxy serves its health, and the agent in its place.
@@ -72,10 +74,22 @@ func proxies(agent int) ([]process, error) {
 		p.unit, p.pod = supervisor(dir)
 		found = append(found, p)
 	}
-	if len(found) == 0 && len(unseen) > 0 {
+	if len(found) == 0 && len(unseen) > 0 && !agentServes() {
 		found = append(found, process{pod: true})
 	}
 	return found, nil
+}
+
+// agentServes reports whether an agent serves kube-proxy's health port: it has a page that kube-proxy
+// lacks.
+func agentServes() bool {
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", HealthPort))
+	if err != nil {
+		return false
+	}
+	_ = res.Body.Close() // what it says does not matter
+	return res.StatusCode == http.StatusOK || res.StatusCode == http.StatusServiceUnavailable
 }
 
 // program returns the name of a process's program, and whether that is kube-proxy. A zombie has
