@@ -25,10 +25,10 @@ import (
 	"sluice.dev/sluice/internal/lab/control/controltest"
 )
 
-// cluster is a real control plane and one node of it, which is the namespace that it runs in.
+// cluster is a real control plane and one node of it, in the same network namespace.
 type cluster struct {
 	*control.Plane
-	binary string // sluice
+	binary string // the sluice binary
 }
 
 const apiServer = "192.0.2.1"
@@ -42,8 +42,8 @@ const node = `{
   },
 }`
 
-// startCluster starts a control plane whose node is on its way to be one: it has a Node object, a
-// route and no kubelet.
+// startCluster starts a control plane whose node is still incomplete: it has a Node object and a
+// route, but no kubelet.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "sluice")
@@ -77,7 +77,7 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// apply has the API server take objects, and nothing that it does not know.
+// apply applies objects to the API server, which refuses unknown fields.
 func (c *cluster) apply(t *testing.T, text string, args ...string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "objects.yaml")
@@ -104,7 +104,7 @@ func (c *cluster) account(t *testing.T) (folder string) {
 	return folder
 }
 
-// run starts the agent as a text's DaemonSet has it, in a container on the node.
+// run starts the agent from the DaemonSet of a text, in a container on the node.
 func (c *cluster) run(t *testing.T, text string) *agent.Client {
 	t.Helper()
 	d, _ := daemon(t, text)
@@ -119,7 +119,7 @@ func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 	return newBox(t, pod, "node1", c.binary, map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)})
 }
 
-// testUnset applies kustomize's manifests as they are: the agent lives, is not ready, and names
+// testUnset applies kustomize's manifests unchanged: the agent is alive, is not ready, and names
 // what has to be set.
 func (c *cluster) testUnset(t *testing.T) {
 	text := kustomize(t, "kustomize")
@@ -139,8 +139,8 @@ func (c *cluster) testUnset(t *testing.T) {
 	}
 }
 
-// testCapabilities shows that the container's one capability is enough for each command that is of
-// use in it, and is needed.
+// testCapabilities shows that the container's only capability is enough for each useful command,
+// and is needed.
 func (c *cluster) testCapabilities(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer)
 	c.apply(t, text)
@@ -160,8 +160,8 @@ func (c *cluster) testCapabilities(t *testing.T) {
 	}
 }
 
-// testTakeOver goes the way of docs/install.md from a real kube-proxy, with what is in the
-// container.
+// testTakeOver follows docs/install.md from a real kube-proxy to Sluice, with the container's
+// commands.
 func (c *cluster) testTakeOver(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "clusterCIDRs={10.244.0.0/16}")
 	c.apply(t, text)
@@ -189,13 +189,13 @@ func (c *cluster) testTakeOver(t *testing.T) {
 	}
 }
 
-// ofProxy tells whether rules serve the service "kubernetes" as kube-proxy's do.
+// ofProxy reports whether kube-proxy's rules serve the service "kubernetes".
 func ofProxy(rules []byte) bool {
 	return bytes.Contains(rules, []byte("chain KUBE-SVC-")) || bytes.Contains(rules, []byte("default/kubernetes/tcp/https"))
 }
 
-// startProxy starts the real kube-proxy, and returns what ends it, once it has programmed
-// something.
+// startProxy starts the real kube-proxy, waits until it has programmed something, and returns a
+// function that ends it.
 func (c *cluster) startProxy(t *testing.T, mode string) (stop func()) {
 	t.Helper()
 	kubeconfig, err := c.Kubeconfig("system:kube-proxy")
@@ -226,7 +226,7 @@ func (c *cluster) startProxy(t *testing.T, mode string) (stop func()) {
 	}
 }
 
-// await waits until what an agent says of itself is as wanted; wrong says what is not.
+// await waits until the agent's status is as wanted; wrong returns what is not.
 func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -250,7 +250,8 @@ func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
 	}
 }
 
-// well is an agent that has read everything, has it in the kernel, and has nothing to complain of.
+// well returns "" for an agent that has read everything, has it in the kernel, and reports no
+// problem.
 func well(s agent.Status) string {
 	switch {
 	case !s.Source.Synced:
@@ -267,8 +268,7 @@ func well(s agent.Status) string {
 	return ""
 }
 
-// TestCluster shows a real API server what users give theirs, and runs the agent as they would have
-// it.
+// TestCluster gives a real API server what users give theirs, and runs the agent accordingly.
 func TestCluster(t *testing.T) {
 	c := startCluster(t)
 	t.Run("server takes the manifests", c.testManifests)
@@ -285,7 +285,7 @@ func TestCluster(t *testing.T) {
 	t.Run("least", c.testLeast)
 }
 
-// testManifests has the server take what kustomize and the chart make, with its own strict
+// testManifests has the server accept the manifests of kustomize and the chart, with its own strict
 // validation and defaults.
 func (c *cluster) testManifests(t *testing.T) {
 	for _, text := range []string{
@@ -296,14 +296,14 @@ func (c *cluster) testManifests(t *testing.T) {
 	} {
 		c.apply(t, text)
 	}
-	// A pod comes of the DaemonSet: it passes all of the server's admission, and tolerates that its
-	// node is not ready.
+	// The DaemonSet makes a pod: it passes the server's admission, and tolerates that its node is
+	// not ready.
 	c.kubectl(t, "--namespace", namespace, "wait", "--for=create", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
 	c.kubectl(t, "--namespace", namespace, "wait", "--for=condition=PodScheduled", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
 	c.kubectl(t, "delete", "--wait", "-k", "kustomize")
 }
 
-// testInstall does with Helm what users do.
+// testInstall does what users do with Helm.
 func (c *cluster) testInstall(t *testing.T) {
 	with := func(args ...string) string {
 		t.Helper()
@@ -333,8 +333,7 @@ func (c *cluster) testInstall(t *testing.T) {
 	}
 }
 
-// testAgent runs the agent in a container such as the chart asks for, with the rights that the
-// chart gives.
+// testAgent runs the agent in a container like the chart's, with the rights that the chart grants.
 func (c *cluster) testAgent(t *testing.T) {
 	for _, policy := range []string{"true", "false"} {
 		t.Run("policy="+policy, func(t *testing.T) {
@@ -359,8 +358,8 @@ func (c *cluster) testAgent(t *testing.T) {
 	}
 }
 
-// testEvents shows a fault in an object beside the object, with the right that the chart gives for
-// it, and only if it is asked to.
+// testEvents shows a fault as an Event of the object, with the right that the chart grants for it,
+// and only on request.
 func (c *cluster) testEvents(t *testing.T) {
 	may := func(verb string) string {
 		// Fails where it answers no.
@@ -376,7 +375,7 @@ func (c *cluster) testEvents(t *testing.T) {
 			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "events.enabled="+enabled)
 			c.apply(t, text)
 			for _, verb := range []string{"create", "patch"} {
-				// The server reads its rules in the background.
+				// The server updates its rules in the background.
 				for deadline := time.Now().Add(30 * time.Second); may(verb) != want; time.Sleep(50 * time.Millisecond) {
 					if time.Now().After(deadline) {
 						t.Fatalf("may it %s events? Not %s", verb, want)
@@ -403,7 +402,7 @@ func (c *cluster) testEvents(t *testing.T) {
 	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
 }
 
-// proxyConfig writes what is in the ConfigMap that kubeadm makes for kube-proxy.
+// proxyConfig writes the content of the ConfigMap that kubeadm makes for kube-proxy.
 func (c *cluster) proxyConfig(t *testing.T) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -436,7 +435,7 @@ current-context: default
 	return folder
 }
 
-// testKubeProxyConfig keeps the configuration of the kube-proxy before.
+// testKubeProxyConfig keeps the configuration of the earlier kube-proxy.
 func (c *cluster) testKubeProxyConfig(t *testing.T) {
 	text := render(t, "--set", "kubeProxy.configMap=kube-proxy")
 	c.apply(t, text)
@@ -445,7 +444,7 @@ func (c *cluster) testKubeProxyConfig(t *testing.T) {
 	c.get(t, "http://127.0.0.1:9249/metrics")
 }
 
-// get is what the kubelet does for a probe of an agent that is well, or soon is.
+// get sends a request like a kubelet's probe to an agent that is well, or soon will be.
 func (c *cluster) get(t *testing.T, url string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -468,8 +467,8 @@ func (c *cluster) ask(url string) (status int, err error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// testPrivileged shows what a container can do about forwarding that is off: say it, or if it is
-// privileged, mend it.
+// testPrivileged shows what a container can do if forwarding is off: report it or, if it is
+// privileged, turn it on.
 func (c *cluster) testPrivileged(t *testing.T) {
 	forward := func() string {
 		out, err := c.NetNS.Run("cat", "/proc/sys/net/ipv4/ip_forward")
@@ -496,7 +495,7 @@ func (c *cluster) testPrivileged(t *testing.T) {
 	}
 }
 
-// right is something that a role allows.
+// right is a right that a role grants.
 type right struct{ group, resource, verb string }
 
 func (r right) String() string {
@@ -517,12 +516,12 @@ func rights(role *rbacv1.ClusterRole) map[right]bool {
 	return all
 }
 
-// testLeast takes from the agent what its role allows it, and finds that it misses each right.
+// testLeast removes each right from the agent's role, and checks that the agent reports it missing.
 func (c *cluster) testLeast(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer)
 	role := object[rbacv1.ClusterRole](t, text, "ClusterRole sluice")
 	missed := map[right]bool{
-		// Asked for by Calico's own API server, which is none of this cluster's.
+		// Only Calico's own API server asks for these, and this cluster has none.
 		{"projectcalico.org", "tiers", "get"}:                        true,
 		{"projectcalico.org", "tier.networkpolicies", "list"}:        true,
 		{"projectcalico.org", "tier.networkpolicies", "watch"}:       true,
@@ -545,7 +544,7 @@ func (c *cluster) testLeast(t *testing.T) {
 							continue
 						}
 						if missed[r] = tells(s, r); !missed[r] {
-							_ = a.Sync(t.Context()) // so that all is asked for anew; status says what is wrong
+							_ = a.Sync(t.Context()) // so that everything is asked again; the status says what is wrong
 							return fmt.Sprintf("without the right to %s, it says %+v", r, s.Source.Issues)
 						}
 					}
@@ -566,7 +565,7 @@ func (c *cluster) testLeast(t *testing.T) {
 	}
 }
 
-// without is a role that does not allow a verb.
+// without returns a role that lacks a verb.
 func without(role *rbacv1.ClusterRole, verb string) *rbacv1.ClusterRole {
 	poor := role.DeepCopy()
 	for i := range poor.Rules {
@@ -576,7 +575,7 @@ func without(role *rbacv1.ClusterRole, verb string) *rbacv1.ClusterRole {
 	return poor
 }
 
-// tells says whether an agent tells of a right that it lacks, and what to do.
+// tells reports whether an agent reports a missing right, and what to do.
 func tells(s agent.Status, r right) bool {
 	for _, i := range s.Source.Issues {
 		if strings.Contains(i.Reason, fmt.Sprintf("cannot %s resource %q in API group %q", r.verb, r.resource, r.group)) &&
@@ -596,7 +595,7 @@ func (c *cluster) applyRole(t *testing.T, role *rbacv1.ClusterRole) {
 	c.apply(t, string(data))
 }
 
-// serve makes the API serve the kinds of a group that a cluster need not have.
+// serve makes the API serve the kinds of a group that not every cluster has.
 func (c *cluster) serve(t *testing.T, group string) {
 	t.Helper()
 	type kind struct{ name, plural, scope string }
@@ -636,7 +635,7 @@ spec:
 	c.kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, names...)...)
 }
 
-// helm runs Helm where the API server can be reached.
+// helm runs Helm where it can reach the API server.
 func (c *cluster) helm(t *testing.T, args ...string) (out string, err error) {
 	t.Helper()
 	doErr := c.NetNS.Do(func() error {

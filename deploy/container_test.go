@@ -20,16 +20,16 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// containerEnv holds a box in JSON where this program is to become what runs in it.
+// containerEnv holds a box in JSON, if this program is to become the process in it.
 const containerEnv = "SLUICE_TEST_CONTAINER"
 
-// box is what a container runtime makes of a container that is on the host's network: an image with
-// nothing in it but the program, /proc of its own whose sysctls cannot be written, the volumes, and
-// the capabilities that the pod asks for.
+// box is what a container runtime makes of a container on the host's network: an image with only
+// the program in it, its own /proc with read-only sysctls, the volumes, and the capabilities that
+// the pod asks for.
 type box struct {
 	Root         string            // an empty folder
 	Binary       string            // becomes /usr/local/bin/sluice
-	Binds        map[string]string // folders of the host, by where they are seen
+	Binds        map[string]string // folders of the host, by mount point
 	Capabilities []string
 	Privileged   bool
 	Env, Args    []string
@@ -72,7 +72,7 @@ func newBox(t *testing.T, pod *corev1.PodSpec, node, binary string, volumes map[
 	return b
 }
 
-// command is what becomes the box's process when it is started.
+// command returns a command that becomes the box's process when it is started.
 func (b *box) command(t *testing.T) *exec.Cmd {
 	t.Helper()
 	spec, err := json.Marshal(b)
@@ -85,7 +85,7 @@ func (b *box) command(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// start runs the box in a network namespace until the test ends. What it prints comes to a file.
+// start runs the box in a network namespace until the test ends. Its output goes to a file.
 func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
@@ -112,7 +112,7 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	return file.Name()
 }
 
-// run runs the box in a network namespace to its end.
+// run runs the box in a network namespace until it ends.
 func (b *box) run(t *testing.T, ns *netns.NS) (out string, err error) {
 	t.Helper()
 	doErr := ns.Do(func() error {
@@ -140,7 +140,7 @@ func stop(cmd *exec.Cmd) error {
 	}
 }
 
-// contain makes this process that of a box. It returns only if that fails.
+// contain makes this process that of a box. It returns only on failure.
 func contain(spec string) error {
 	runtime.LockOSThread()
 	var b box
@@ -197,7 +197,7 @@ func (b *box) mount() error {
 	return nil
 }
 
-// confine leaves this thread, and what it executes, these capabilities at the most.
+// confine limits this thread, and what it executes, to these capabilities.
 func confine(names []string) error {
 	known := map[string]uintptr{"NET_ADMIN": unix.CAP_NET_ADMIN}
 	var keep []uintptr

@@ -1,10 +1,11 @@
-// Package deploy holds what installs Sluice: a Helm chart, manifests for kustomize, a systemd unit.
-// A test compares them and tries them on a real API server.
+// Package deploy contains what installs Sluice: a Helm chart, manifests for kustomize, a systemd
+// unit. A test compares them and tries them on a real API server.
 package deploy
 
 import _ "embed" // for Manifests
 
-// Manifests are those of kustomize, YAML documents: what the chart makes with its default values.
+// Manifests are kustomize's manifests, YAML documents: what the chart makes with its default
+// values.
 //
 //go:embed kustomize/base/sluice.yaml
 var Manifests []byte

@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write the manifests of kustomize anew f
 
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(containerEnv); spec != "" {
-		fmt.Fprintln(os.Stderr, "start container:", contain(spec)) // it returns only if that fails
+		fmt.Fprintln(os.Stderr, "start container:", contain(spec)) // it returns only on failure
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
@@ -32,11 +32,11 @@ func TestMain(m *testing.M) {
 const (
 	chart     = "helm/sluice"
 	namespace = "kube-system"
-	// placeholder stands in the manifests of kustomize where the user has to name the API server.
+	// placeholder is in kustomize's manifests where the user has to name the API server.
 	placeholder = "set-the-api-server.invalid"
 )
 
-// helm runs Helm, which the Go command builds the first time, and returns what it prints.
+// helm runs Helm, which the Go command builds the first time, and returns its output.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program, err := helmProgram()
@@ -65,7 +65,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return out.String(), nil
 }
 
-// programs is the folder of the control plane's programs and kubectl.
+// programs is the folder with the control plane's programs and kubectl.
 func programs(t *testing.T) string {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
@@ -75,7 +75,7 @@ func programs(t *testing.T) string {
 	return bin
 }
 
-// render is what the chart makes of some values, as arguments of Helm.
+// render returns the chart's output for some values, given as arguments of Helm.
 func render(t *testing.T, args ...string) string {
 	t.Helper()
 	text, err := helm(t, append([]string{"template", "sluice", chart, "--namespace", namespace}, args...)...)
@@ -85,7 +85,7 @@ func render(t *testing.T, args ...string) string {
 	return text
 }
 
-// kustomize is what kubectl makes of a folder.
+// kustomize returns kubectl's output for a folder.
 func kustomize(t *testing.T, folder string) string {
 	t.Helper()
 	text, err := output(exec.CommandContext(t.Context(), filepath.Join(programs(t), "kubectl"), "kustomize", folder))
@@ -95,7 +95,7 @@ func kustomize(t *testing.T, folder string) string {
 	return text
 }
 
-// objects are those of a text of several, by kind and name.
+// objects returns the objects of a text with several, by kind and name.
 func objects(t *testing.T, text string) map[string]map[string]any {
 	t.Helper()
 	all := map[string]map[string]any{}
@@ -118,7 +118,7 @@ func objects(t *testing.T, text string) map[string]map[string]any {
 	return all
 }
 
-// object reads one of the objects of a text as a type of Kubernetes'.
+// object decodes one of the objects of a text into a Kubernetes type.
 func object[T any](t *testing.T, text, name string) *T {
 	t.Helper()
 	all := objects(t, text)

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 )
 
-// testRemove takes Sluice off a node as docs/install.md says, with and without a kube-proxy that
+// testRemove removes Sluice from a node as docs/install.md says, with and without a kube-proxy that
 // serves instead.
 func (c *cluster) testRemove(t *testing.T) {
 	for _, how := range []string{"cleanup", "takeover"} {
@@ -44,7 +44,7 @@ func (c *cluster) testRemove(t *testing.T) {
 			if out, err := c.box(t, first, host).run(t, c.NetNS); err != nil || c.programmed(t) {
 				t.Errorf("sluice %s: %v\n%s", first.Containers[0].Args, err, out)
 			}
-			t.Run("stays", func(t *testing.T) { // and ends in order when it is told to
+			t.Run("stays", func(t *testing.T) { // and it ends in order on a signal
 				log := c.box(t, &d.Spec.Template.Spec, host).start(t, c.NetNS)
 				for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 					text, err := os.ReadFile(log)
@@ -63,7 +63,7 @@ func (c *cluster) testRemove(t *testing.T) {
 	}
 }
 
-// programmed tells whether the node's kernel has something of Sluice's.
+// programmed reports whether the node's kernel has something of Sluice's.
 func (c *cluster) programmed(t *testing.T) bool {
 	t.Helper()
 	tables, err := c.NetNS.Run("nft", "list", "tables")
@@ -73,7 +73,7 @@ func (c *cluster) programmed(t *testing.T) bool {
 	return strings.Contains(string(tables), "sluice")
 }
 
-// Pods that remove Sluice are ready when they have, and not before; they need nothing of the API
+// Pods that remove Sluice are ready when they have, and not before; they do not need the API
 // server.
 func TestRemove(t *testing.T) {
 	for how, want := range map[string]string{
@@ -101,8 +101,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Kustomize's components make of the manifests what the chart makes with the value that they stand
-// for.
+// Kustomize's components change the manifests as the corresponding value changes the chart's
+// output.
 func TestKustomizeComponents(t *testing.T) {
 	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true"} {
 		t.Run(component, func(t *testing.T) {

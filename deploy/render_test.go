@@ -14,7 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// daemon is the agent's DaemonSet in a text, and its only container.
+// daemon returns the agent's DaemonSet in a text, and its only container.
 func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
 	t.Helper()
 	d := object[appsv1.DaemonSet](t, text, "DaemonSet sluice")
@@ -24,7 +24,7 @@ func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
 	return d, &d.Spec.Template.Spec.Containers[0]
 }
 
-// Kustomize's manifests are what the chart makes by itself.
+// Kustomize's manifests are the chart's output with default values.
 func TestKustomize(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+placeholder)
 	if *update {
@@ -40,7 +40,7 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// An overlay says in one place where the API server and the image are.
+// An overlay sets the API server and the image in one place.
 func TestKustomizeIsSetInOnePlace(t *testing.T) {
 	text, err := os.ReadFile("kustomize/kustomization.yaml")
 	if err != nil {
@@ -60,7 +60,7 @@ func TestKustomizeIsSetInOnePlace(t *testing.T) {
 	}
 }
 
-// What users set comes where it belongs.
+// Each value has its effect in the right place.
 func TestValues(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	text := render(t, "--set", "kubernetes.host=fd00::10", "--set", "kubernetes.port=443", "--set", "image.digest="+digest,
@@ -100,7 +100,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// What makes a node's services depend on one pod is held down in it.
+// Settings that protect the pod, on which a node's services depend, stay as they are.
 func TestThePodMayDoLittle(t *testing.T) {
 	d, c := daemon(t, render(t, "--set", "kubernetes.host=10.0.0.10"))
 	s := c.SecurityContext
@@ -122,7 +122,7 @@ func TestThePodMayDoLittle(t *testing.T) {
 	}
 }
 
-// Values that make no sense are refused, with what to do.
+// Senseless values are refused, with a message that says what to do.
 func TestRefusedValues(t *testing.T) {
 	for _, tt := range []struct{ set, want string }{
 		{"", "--set kubernetes.host=ADDRESS"},
@@ -173,7 +173,7 @@ func TestRefusedValues(t *testing.T) {
 	}
 }
 
-// Values that make sense, if only just, are taken.
+// Unusual but sensible values are accepted.
 func TestTakenValues(t *testing.T) {
 	for _, set := range []string{
 		"kubernetes.host=fd00::10", "kubernetes.host=::ffff:10.0.0.1", "kubernetes.host=api.example", "kubernetes.host=api-1.example.", "kubernetes.host=10.example",

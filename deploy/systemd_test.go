@@ -13,7 +13,7 @@ import (
 
 const unit = "systemd/sluice.service"
 
-// setting is what the unit, or its file of variables, gives a name.
+// setting returns the value that the unit, or its file of variables, gives a name.
 func setting(t *testing.T, file, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -27,13 +27,13 @@ func setting(t *testing.T, file, name string) string {
 	return string(m[1])
 }
 
-// Systemd knows all that the unit says.
+// Systemd knows all settings of the unit.
 func TestUnit(t *testing.T) {
 	text, err := os.ReadFile(unit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	binary := filepath.Join(t.TempDir(), "sluice") // any program will do, as it is not run
+	binary := filepath.Join(t.TempDir(), "sluice") // any program will do, as it does not run
 	if err := os.WriteFile(binary, nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -50,8 +50,8 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// testUnit runs the agent with the arguments that the unit's file of variables begins with and the
-// unit's capabilities, as who may read what the manifests of kustomize allow.
+// testUnit runs the agent with the arguments in the unit's file of variables and the unit's
+// capabilities, as a user with the rights that kustomize's manifests grant.
 func (c *cluster) testUnit(t *testing.T) {
 	c.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", "kustomize/base/sluice.yaml", "-l", "app.kubernetes.io/component=access")
 	etc, run := t.TempDir(), t.TempDir()

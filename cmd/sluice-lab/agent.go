@@ -44,8 +44,8 @@ func labAgent() *lab.Agent {
 	}
 }
 
-// knowsPod asks an agent about a connection that a pod of its node could make, and takes for known
-// what is not dropped before any policy is asked.
+// knowsPod asks an agent about a connection that a pod of its node could make. The pod counts as
+// known unless the connection is dropped before any policy is evaluated.
 func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error) {
 	q, err := question.Parse(pod.Namespace+"/"+pod.Name, "node/"+pod.Spec.NodeName+":1")
 	if err != nil {

@@ -19,7 +19,7 @@ func newBenchCommand() *cobra.Command {
 			"network namespaces that are removed at the end. Results are written as JSON, SVG\n" +
 			"and a table, README.md. Without a name, all experiments run; \"policy\" and \"kube-proxy\"\n" +
 			"stand for all that begin with them. Those of kube-proxy, and soak, start a real Kubernetes API\n" +
-			"server. It is built first, in a checkout of the sources, which takes some minutes the first time.\n\n" + experimentList(),
+			"server. They build it first, in a checkout of the sources, which takes some minutes, once.\n\n" + experimentList(),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -35,14 +35,14 @@ func newBenchCommand() *cobra.Command {
 	}
 	sluiceFlag(cmd, &o.Binary)
 	fl := cmd.Flags()
-	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full, some hour, or small, some fifteen minutes")
-	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: as the scale says")
-	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: as the scale says")
-	fl.IntVar(&o.Objects, "objects", 0, "how many objects the experiment hostile draws; 0: as the scale says")
+	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full (about an hour) or small (about fifteen minutes)")
+	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: depends on the scale")
+	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: depends on the scale")
+	fl.IntVar(&o.Objects, "objects", 0, "how many objects the experiment hostile draws; 0: depends on the scale")
 	fl.IntVar(&o.From, "from", 0, "the number of the first of them: a long run may be cut in parts (one that is interrupted says how to go on)")
-	fl.IntVar(&o.Pods, "pods", 0, "how many pods, about, are on other nodes beside them; 0: as the scale says")
-	fl.Uint64Var(&o.Seed, "seed", 1, "what they are drawn from")
-	fl.StringVar(&o.Baseline, "baseline", "", "another sluice program to compare this one with, in the experiment baseline; without a name, that alone runs")
+	fl.IntVar(&o.Pods, "pods", 0, "about how many pods are on other nodes beside them; 0: depends on the scale")
+	fl.Uint64Var(&o.Seed, "seed", 1, "seed from which they are drawn")
+	fl.StringVar(&o.Baseline, "baseline", "", "another sluice program to compare this one with, in the experiment baseline; without a name, only that experiment runs")
 	fl.StringVar(&o.Out, "out", "docs/benchmarks", "folder for the results")
 	return cmd
 }

@@ -11,9 +11,9 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestSoak keeps an agent under churn and faults for a while, on a real API server that is killed
-// and has its history taken, and wants it to hold in the end what a fresh one does, with no request
-// failed on the way.
+// TestSoak runs an agent under churn and faults for a while, on a real API server that is killed
+// and loses its history. In the end the agent must have the state that a fresh one has, and no
+// request may have failed.
 func TestSoak(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"soak"}, SoakFor: 20 * time.Second})
 	for _, g := range r.Goals {
@@ -21,7 +21,7 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%s: %s, want %s", g.What, g.Result, g.Goal)
 		}
 	}
-	if len(r.Goals) != 3 { // memory is judged after some minutes only
+	if len(r.Goals) != 3 { // memory is judged only after some minutes
 		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
 	}
 	for _, n := range r.Notes {
@@ -29,9 +29,9 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestHostile puts some hundred legal objects at their extremes beside the services of others, who
-// are to notice nothing. That a change waits for a second may be the machine's doing where other
-// tests run; it is told, and judged by `sluice bench hostile`.
+// TestHostile puts some hundred legal objects at their extremes beside the services of other
+// tenants, which must not suffer. A change that waits for a second may be due to other tests on the
+// machine: the test logs it, and `sluice bench hostile` judges it.
 func TestHostile(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"hostile-objects"}, Objects: 200, Seed: 1})
 	for _, g := range r.Goals {
@@ -44,8 +44,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestBenchBesideKubeProxy: the real kube-proxy in both of its modes and the agent come to carry
-// out the same API.
+// TestBenchBesideKubeProxy runs the real kube-proxy in both of its modes, and the agent, on the
+// same API.
 func TestBenchBesideKubeProxy(t *testing.T) {
 	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Rounds: 1})
 	programs := map[string]bool{}

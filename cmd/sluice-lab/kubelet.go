@@ -46,9 +46,9 @@ func newLabKubeletCommand() *cobra.Command {
 	fl := cmd.Flags()
 	fl.StringVar(&name, "lab", "", "name of the lab")
 	fl.StringVar(&cfg.Node, "node", "", "name of the node")
-	fl.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which API server to talk to")
+	fl.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig `file` of the API server")
 	fl.StringSliceVar(&ips, "node-ip", nil, "the node's addresses, one of each family")
-	fl.StringSliceVar(&podCIDRs, "pod-cidr", nil, "the node's pod CIDRs, one of each family; those of its Node object if not given")
+	fl.StringSliceVar(&podCIDRs, "pod-cidr", nil, "the node's pod CIDRs, one of each family (default: those of its Node object)")
 	fl.StringVar(&cfg.Zone, "zone", "", "the node's zone")
 	for _, required := range []string{"lab", "node", "kubeconfig", "node-ip"} {
 		_ = cmd.MarkFlagRequired(required)

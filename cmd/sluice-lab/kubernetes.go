@@ -23,8 +23,8 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 )
 
-// kubernetes prepares a lab with a real control plane: its programs, and what its API is handed at
-// first. done removes what it made for that.
+// kubernetes prepares a lab with a real control plane: its programs, and the first objects of its
+// API. done removes temporary files.
 func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string) (k *lab.Kubernetes, done func() error, err error) {
 	bin := o.kubernetesBin
 	if bin != "" {
@@ -57,7 +57,7 @@ func newLabBuildCommand() *cobra.Command {
 		Short: "Build the programs that 'lab up --kubernetes' runs, once",
 		Long: `Build what 'lab up --kubernetes' runs: etcd, the parts of Kubernetes, kubectl, at
 the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
-minutes, once: they are kept in the user's cache folder, whose path it prints.`,
+minutes, once: it keeps them in the user's cache folder, and prints its path.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			bin, err := control.Build(cmd.Context(), func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) })
@@ -74,10 +74,10 @@ func newLabKubectlCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl [--name LAB] [ARG]...",
 		Short: "Run kubectl on a lab that has a control plane",
-		Long: `Run kubectl as the administrator of a lab that was started with --kubernetes; --name,
-if the lab has one, comes first. Any other client works as well: its kubeconfig is what
+		Long: `Run kubectl as the administrator of a lab that was started with --kubernetes.
+--name has to come first. Any other client works as well, with the kubeconfig that
 'sluice lab up' names.`,
-		DisableFlagParsing: true, // what follows is kubectl's own
+		DisableFlagParsing: true, // all that follows is for kubectl
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, args, help := kubectlArguments(args)
 			if help {
@@ -96,7 +96,7 @@ if the lab has one, comes first. Any other client works as well: its kubeconfig 
 	}
 }
 
-// kubectlArguments parts our own flags, which come first, from those of kubectl.
+// kubectlArguments separates our own flags, which come first, from those of kubectl.
 func kubectlArguments(args []string) (name string, rest []string, help bool) {
 	name = defaultLab
 	for len(args) > 0 {
@@ -120,7 +120,7 @@ func newLabRestartCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "restart NODE|control|outside...",
-		Short: "Start anew the kubelet and agent (or kube-proxy) of a node, or what has died elsewhere in a lab with a control plane",
+		Short: "Restart the kubelet and agent (or kube-proxy) of a node, or dead processes elsewhere, in a lab with a control plane",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			exe, err := os.Executable()
@@ -147,7 +147,7 @@ func newLabBalancerCommand() *cobra.Command {
 	var name, kubeconfig string
 	cmd := &cobra.Command{
 		Use:    "balancer",
-		Short:  "Give services of type LoadBalancer addresses, and the outside host routes to them",
+		Short:  "Assign addresses to LoadBalancer services, and routes to the outside host",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -167,7 +167,7 @@ func newLabBalancerCommand() *cobra.Command {
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&name, "lab", "", "name of the lab")
-	fl.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which API server to talk to")
+	fl.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig `file` of the API server")
 	for _, required := range []string{"lab", "kubeconfig"} {
 		_ = cmd.MarkFlagRequired(required)
 	}
@@ -178,7 +178,7 @@ func newLabRelayCommand() *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use:    "relay",
-		Short:  "Hand the connections of an open socket, descriptor 3, on to an address",
+		Short:  "Forward the connections of an open socket, descriptor 3, to an address",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

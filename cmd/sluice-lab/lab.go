@@ -23,12 +23,11 @@ import (
 func newLabCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "A cluster in network namespaces on this machine: start it, look at it, send traffic through it",
-		Long: `A cluster in network namespaces on this machine. It runs the manifests of an
-application: each replica is a pod with an address of its own and a small server
-on its containers' ports, and each node has an agent, which holds the manifests'
-network policies as well. Nothing is added to the machine's own network. It needs
-root.
+		Short: "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it",
+		Long: `Run a cluster in network namespaces on this machine, with the manifests of an
+application: each replica is a pod with its own address and a small server on its
+containers' ports, and each node has an agent, which also enforces the manifests'
+network policies. Nothing is added to the machine's own network. This needs root.
 
   sluice lab up app.yaml
   sluice lab probe
@@ -43,7 +42,7 @@ root.
 	return cmd
 }
 
-// defaultLab is the lab that commands mean unless told otherwise.
+// defaultLab is the name of the lab unless another is given.
 const defaultLab = "default"
 
 // labOptions are the flags that shape a lab.
@@ -57,18 +56,18 @@ type labOptions struct {
 	kubernetesBin  string
 	kubeProxy      string
 
-	transient bool // the lab is not to outlive this process
+	transient bool // the lab must not outlive this process
 }
 
 func (o *labOptions) register(cmd *cobra.Command, name string) {
 	labNameFlag(cmd, &o.name, name)
-	cmd.Flags().IntVar(&o.nodes, "nodes", 3, "how many nodes")
-	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "leave the nodes without agents, to run something else there")
+	cmd.Flags().IntVar(&o.nodes, "nodes", 3, "number of nodes")
+	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "start no agents on the nodes, to run another program there")
 	sluiceFlag(cmd, &o.sluice)
 	fl := cmd.Flags()
-	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and pods as its API says; its programs are built once, which takes minutes")
-	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` of etcd, kube-apiserver, … and kubectl, instead of building them")
-	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes, in place of the agent: nftables or iptables")
+	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
+	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
+	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
 }
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
@@ -89,9 +88,9 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	}
 	switch {
 	case o.kubeProxy != "" && !o.withKubernetes:
-		return nil, cli.Usage(errors.New("--kube-proxy goes with --kubernetes: it reads the API"))
+		return nil, cli.Usage(errors.New("--kube-proxy needs --kubernetes: it reads the API"))
 	case o.kubeProxy != "" && o.noAgent:
-		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent: one of the two"))
+		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent exclude each other"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
 		return nil, cli.Usage(fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy))
 	}
@@ -130,7 +129,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	return l, errors.Join(err, done())
 }
 
-var errNotRoot = errors.New("a lab is made of network namespaces, which only root may make and enter: run this as root")
+var errNotRoot = errors.New("a lab consists of network namespaces, which only root may make and enter: run this as root")
 
 // openLab opens a lab whose agents are sluice.
 func openLab(name string) (*lab.Lab, error) {
@@ -147,12 +146,11 @@ func newLabUpCommand() *cobra.Command {
 		Short: "Start a lab that runs the manifests, or a built-in example",
 		Long: `Start a lab that runs the manifests (YAML or JSON), or a built-in example shop.
 It returns once all pods answer and all agents have programmed their node. A dead
-lab of the same name is cleaned away first.
+lab of the same name is removed first.
 
 With --kubernetes the lab has a real control plane: etcd, API server, scheduler and
-controller manager, and a kubelet of its own on each node that runs pods as network
-namespaces. What kubectl apply, scale, rollout restart, delete and drain do then
-moves real traffic.`,
+controller manager. A kubelet on each node runs pods as network namespaces. kubectl
+apply, scale, rollout restart, delete and drain then move real traffic.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
 			if err != nil {
@@ -173,7 +171,7 @@ moves real traffic.`,
 	return cmd
 }
 
-// nameFlag is what commands have to be told to mean a lab.
+// nameFlag returns the flag that commands need to find the lab.
 func nameFlag(name string) string {
 	if name == defaultLab {
 		return ""
@@ -208,7 +206,7 @@ func newLabStatusCommand() *cobra.Command {
 			}
 			if !s.Up {
 				if l.Kubernetes != nil {
-					return fmt.Errorf("lab %s is not whole: not all of its processes run; the notes above say how to mend it", name)
+					return fmt.Errorf("lab %s is incomplete: not all of its processes run; the notes above say how to repair it", name)
 				}
 				return fmt.Errorf("lab %s is dead: not all of its processes run; 'sluice lab up' replaces it, 'sluice lab down' removes it", name)
 			}
@@ -226,9 +224,9 @@ func newLabExecCommand() *cobra.Command {
 		Use:   "exec NODE|POD|outside [-- COMMAND [ARG]...]",
 		Short: "Run a command, or a shell, on a node, in a pod or on the outside host",
 		Long: `Run a command, or a shell, on a node, in a pod (NAME or NAMESPACE/NAME; the name
-of a Deployment means its first pod) or on the host outside of the cluster. Services'
-names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. On a node, sluice's
-own commands ask that node's agent. The exit status is the command's.`,
+of a Deployment means its first pod) or on the host outside the cluster. Services'
+names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. On a node, the
+commands of sluice ask that node's agent. The exit status is the command's.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			l, err := openLab(name)
@@ -236,7 +234,7 @@ own commands ask that node's agent. The exit status is the command's.`,
 				return err
 			}
 			command := args[1:]
-			if len(command) > 0 && command[0] == "--" { // optional, for those used to kubectl
+			if len(command) > 0 && command[0] == "--" { // optional, for users of kubectl
 				command = command[1:]
 			}
 			if len(command) == 0 {
@@ -245,7 +243,7 @@ own commands ask that node's agent. The exit status is the command's.`,
 			return l.Exec(args[0], command)
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // what follows the target is the command's own
+	cmd.Flags().SetInterspersed(false) // all that follows the target belongs to the command
 	labNameFlag(cmd, &name, defaultLab)
 	return cmd
 }
@@ -268,7 +266,7 @@ func (o *probeOptions) register(cmd *cobra.Command) {
 	cli.OutputFlag(cmd, &o.format)
 }
 
-// run probes a lab and prints what went where. What should have worked and did not is an error.
+// run probes a lab and prints where requests went. A wrong outcome is an error.
 func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) error {
 	if err := cli.CheckOutput(o.format); err != nil {
 		return err
@@ -287,7 +285,7 @@ func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) er
 		_, _ = fmt.Fprintln(cmd.OutOrStdout(), rep.Summary())
 	}
 	if rep.Failed > 0 {
-		return fmt.Errorf("probe lab %s: %d of %s did not end as they should", l.Name, rep.Failed, agent.Count(rep.Requests, "request"))
+		return fmt.Errorf("probe lab %s: %d of %s had a wrong outcome", l.Name, rep.Failed, agent.Count(rep.Requests, "request"))
 	}
 	return nil
 }
@@ -299,13 +297,13 @@ func newLabProbeCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "probe [SERVICE]...",
-		Short: "Send requests through every service from pods, nodes and outside, and show what went where",
+		Short: "Send requests through every service from pods, nodes and outside, and show where they went",
 		Long: `Send requests through every address of every service (or those named) from a pod
 on each node, from each node and from outside, and show which pods answered and
-whether they saw the client's own address. Where there are policies, a pod of every
-workload is sent to every service port besides, and a table shows who may reach what.
-The exit status is 1 if anything did not end as it should: services with ready
-endpoints answer, those without refuse at once, and what policies deny is dropped.`,
+whether they saw the client's own address. If there are policies, a pod of every
+workload also sends to every service port, and a table shows who reaches what.
+Services with ready endpoints should answer, those without should refuse at once, and
+what policies deny should be dropped. The exit status is 1 if any outcome differs.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := openLab(name)
 			if err != nil {
@@ -323,7 +321,7 @@ func newLabDownCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Take a lab down, whatever state it is in, and leave nothing behind",
+		Short: "Take a lab down, whatever its state, and leave nothing behind",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -349,10 +347,10 @@ func newLabDemoCommand() *cobra.Command {
 		Use:   "demo [FILE|DIR]...",
 		Short: "Start a lab, show it, probe it, and take it down",
 		Long: `Start a lab that runs the manifests (or a built-in example shop), show it, send
-traffic through all of its services, and take it down again, also when something
-fails or on Ctrl-C. The exit status is that of the probe.`,
+traffic through all of its services, and take it down again, even after a failure
+or Ctrl-C. The exit status is that of the probe.`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			// Neither a closed terminal nor a closed pipe may keep us from taking the lab down.
+			// A closed terminal or pipe must not keep us from taking the lab down.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 			defer stop()
 			cmd.SetContext(ctx)
@@ -381,7 +379,7 @@ func newLabServeCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
 		Use:    "serve",
-		Short:  "Serve the pods of one node, as told over a Unix socket",
+		Short:  "Serve the pods of one node, as commanded over a Unix socket",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(cmd *cobra.Command, _ []string) error { return echo.Run(cmd.Context(), socket) },

@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// webApp is an application with a client that has a place on the first node.
+// webApp is an application with a client that runs on the first node.
 const webApp = `
 apiVersion: apps/v1
 kind: Deployment
@@ -47,8 +47,8 @@ spec:
   containers: [{name: client, image: client}]
 `
 
-// TestLabKubernetes has real clients of a real control plane change an application under load: no
-// request fails, whatever kubectl does, while the API server is away, and while an agent is.
+// TestLabKubernetes changes an application under load with real clients of a real control plane. No
+// request fails, whatever kubectl does, while the API server is away, or while an agent is.
 func TestLabKubernetes(t *testing.T) {
 	needRoot(t)
 	const name = "testkube"
@@ -110,8 +110,7 @@ func TestLabKubernetes(t *testing.T) {
 	rolled()
 	stop()
 
-	// What nobody can place does not keep the lab from working, and what has died is named and
-	// started again.
+	// A pod that cannot be placed does not stop the lab, and a dead process is named and restarted.
 	kubectl("create", "deployment", "unplaced", "--image=none")
 	kubectl("patch", "deployment", "unplaced", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"no":"where"}}}}}`)
 	if err := l.KillProxy("node2"); err != nil {
@@ -150,7 +149,7 @@ func TestLabKubernetes(t *testing.T) {
 }
 
 // load sends requests, one after the other, from a pod, a node and the outside host, until the
-// function that it returns is called; that tells the test of those that failed.
+// returned function is called, which reports failed requests.
 func load(t *testing.T, l *lab.Lab) (stop func()) {
 	t.Helper()
 	service := l.Cluster.Services[1] // the first is the API server's

@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/question"
 )
 
-// harbour says who may reach whose service: twelve workloads in two namespaces, of which everybody
-// may reach the gate.
+// harbour says who may reach whose service: twelve workloads in two namespaces. All may reach the
+// gate.
 var harbour = map[string][]string{
 	"quay/crane":   {"quay/yard", "quay/pilot", "port/office"},
 	"quay/gate":    {"*"},
@@ -35,8 +35,8 @@ var harbour = map[string][]string{
 	"port/office":  nil,
 }
 
-// harbourManifests writes the harbour as an application: everything is denied but for one policy
-// for each workload.
+// harbourManifests writes the harbour as an application: everything is denied, except for one
+// policy for each workload.
 func harbourManifests() string {
 	var b strings.Builder
 	for _, ns := range []string{"quay", "port"} {
@@ -96,8 +96,8 @@ func reach(p *probe.Pairs) map[string]bool {
 	return pass
 }
 
-// The table of who may reach what is asked of real pods, and holds what the policies say: 37 of the
-// harbour's 132 pairs pass. It follows when a policy goes.
+// Real pods fill the table of who reaches what, and it agrees with the policies: 37 of the
+// harbour's 132 pairs pass. It follows when a policy is deleted.
 func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	needRoot(t)
 	const name = "testwho"
@@ -137,7 +137,7 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 		t.Errorf("exit status %d, and no count of the pairs:\n%s", got, out.String())
 	}
 
-	// Without its own policy the ledger falls to those that deny everything.
+	// Without its own policy, only the policies that deny everything apply to the ledger.
 	err = l.Change(t.Context(), func(c *plan.Cluster) error {
 		c.Policies = slices.DeleteFunc(c.Policies, func(p plan.Policy) bool { return p.Name == "ledger" })
 		return nil
@@ -148,12 +148,12 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It may send nothing either.
+	// Nor may it send anything.
 	maps.DeleteFunc(want, func(pair string, _ bool) bool { return strings.Contains(pair, "ledger") })
 	checkPairs(t, l, 33, want)
 }
 
-// checkPairs probes a lab and compares the pairs that pass with those that should.
+// checkPairs probes a lab and compares the passing pairs with the expected ones.
 func checkPairs(t *testing.T, l *lab.Lab, pass int, want map[string]bool) {
 	t.Helper()
 	rep, err := l.Probe(t.Context(), 1, nil)
@@ -169,12 +169,12 @@ func checkPairs(t *testing.T, l *lab.Lab, pass int, want map[string]bool) {
 	if rep.Failed > 0 {
 		var b strings.Builder
 		rep.Table(&b)
-		t.Errorf("%d of %d requests did not end as they should:\n%s", rep.Failed, rep.Requests, b.String())
+		t.Errorf("%d of %d requests had a wrong outcome:\n%s", rep.Failed, rep.Requests, b.String())
 	}
 }
 
-// checkWhy asks the agents at both ends of each pair what they say of it: what the client's node
-// lets go and the server's lets come in is what really passes.
+// checkWhy asks the agents at both ends of each pair: a connection passes if the client's node lets
+// it out and the server's node lets it in.
 func checkWhy(t *testing.T, l *lab.Lab, passes map[string]bool) {
 	t.Helper()
 	agents := map[string]*agent.Client{}

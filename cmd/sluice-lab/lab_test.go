@@ -48,8 +48,8 @@ func TestLabDemo(t *testing.T) {
 	}
 }
 
-// The agents follow what changes in the lab: every step ends with all services answering, or
-// refusing, as they should.
+// The agents follow changes in the lab: after every step, all services answer or refuse as
+// expected.
 func TestLabFollowsChanges(t *testing.T) {
 	l := shopLab(t, "testfollow")
 	scale := func(name string, n int) func(*plan.Cluster) error {

@@ -15,21 +15,20 @@ import (
 
 func main() { cli.Main(newRootCommand()) }
 
-// newRootCommand makes the root command. Its name is that which the program was started with:
-// sluice, where sluice has started it.
+// newRootCommand makes the root command. Its name is that of the program which the user started:
+// sluice, if that started this one.
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   filepath.Base(os.Args[0]),
-		Short: "Clusters in network namespaces that show what Sluice does, and measurements of it",
+		Short: "Run clusters in network namespaces that show what Sluice does, and measure it",
 	}
 	root.AddCommand(newLabCommand(), newBenchCommand(), cli.NewVersionCommand())
 	return root
 }
 
-// sluiceFlag adds --sluice. Where sluice has started this program, it is the one that is used,
-// unless the flag names another.
+// sluiceFlag adds --sluice. If sluice has started this program, the default is that sluice.
 func sluiceFlag(cmd *cobra.Command, program *string) {
-	cmd.Flags().StringVar(program, "sluice", os.Getenv(cli.SluiceEnv), "the `program` sluice; if not given, the one beside this program, or on the PATH")
+	cmd.Flags().StringVar(program, "sluice", os.Getenv(cli.SluiceEnv), "the `program` sluice (default: the one beside this program, or else on the PATH)")
 }
 
 // findSluice returns the absolute path of the program that --sluice names.

@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestMain makes the test binary a sluice-lab for those that start one, and builds the sluice that
-// the tests use.
+// TestMain lets tests start the test binary as sluice-lab, and builds the sluice that the tests
+// use.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
@@ -43,7 +43,7 @@ func withSluice(run func() int) int {
 	return run()
 }
 
-// execute runs a command line as sluice hands it on, and returns the exit status.
+// execute runs a command line as sluice passes it, and returns the exit status.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRootCommand()
 	root.Use = "sluice"
