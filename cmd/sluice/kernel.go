@@ -21,14 +21,15 @@ var openDriver = func(o driver.Options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o})
 }
 
-// What the agent's parts need of the kernel: for services, for policy, and what they do without.
+// These are the kernel requirements of the agent's parts: of services, of policy, and optional
+// ones.
 var (
 	serviceRequirements  = append(slices.Clone(nftables.Requirements), conntrack.Requirement)
 	policyRequirements   = append(slices.Clone(nftables.PolicyRequirements), nflog.Requirement)
 	optionalRequirements = []*probe.Requirement{nftables.Protection}
 )
 
-// privilege says what is missing where the kernel refused for want of privileges.
+// privilege explains which privilege is missing when the kernel refused for that reason.
 func privilege(err error) error {
 	switch {
 	case !errors.Is(err, syscall.EPERM):

@@ -3,7 +3,7 @@
 // serves people and machines: the Unix-socket API with its Client, metrics, health, and the
 // services' own health checks.
 //
-// One goroutine owns the driver and is the only one that changes the compiler; all others read.
+// One goroutine owns the driver, and only this goroutine changes the compiler; all others read.
 package agent
 
 import (

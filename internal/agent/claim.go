@@ -84,8 +84,8 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 				refused++
 			}
 		}
-		// A process that holds the name but does not listen is no agent, unless one that is about
-		// to listen, or to end.
+		// A process that holds the name but does not listen is not an agent, or an agent that is
+		// just starting or ending.
 		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(c.lock != nil)) {
 			log.Warn("a process that is no agent has the name by which agents know of each other; going on without", "holder", other.String())
 			return c, nil

@@ -75,7 +75,7 @@ func (c *Client) Sync(ctx context.Context) error {
 	return err
 }
 
-// Explain asks what becomes of a connection.
+// Explain asks what happens to a connection.
 func (c *Client) Explain(ctx context.Context, q question.Question) (Explanation, error) {
 	values := url.Values{"from": {q.From.String()}, "to": {q.To.String()}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}}
 	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())

@@ -29,7 +29,7 @@ type fakeDriver struct {
 	kernel   map[state.FrontendKey]*state.Frontend
 	adopted  bool                       // an Adopt's plan was applied, and nothing has failed since
 	keeping  bool                       // the plan applied last left something in the kernel
-	named    map[state.FrontendKey]bool // of what was wanted in this life
+	named    map[state.FrontendKey]bool // frontends that this driver has been given
 	fail     error                      // error of every Apply
 	once     bool                       // error of the next Apply only
 	gone     bool                       // another program changed the kernel

@@ -61,7 +61,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	return reports, nil
 }
 
-// policyFaults are the issues of policies whose names could be read.
+// policyFaults returns the issues of policies whose names could be read.
 func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
 	faults := map[model.PolicyKey][]model.Issue{}
 	for _, i := range issues {
@@ -192,7 +192,7 @@ func (s *PolicyStatus) Bridge() string {
 		"and between themselves only if the bridge passes packets to the IP hooks (see 'sluice preflight'): " + some(s.Bridged)
 }
 
-// NoRoute says in words what becomes of pods without a route.
+// NoRoute explains what happens to pods without a route.
 func (s *PolicyStatus) NoRoute() string {
 	return Count(len(s.Unrouted), "pod") + " to which no route leads in this node's main table: nothing that they send passes until there is one: " + some(s.Unrouted)
 }

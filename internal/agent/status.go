@@ -36,7 +36,7 @@ type Status struct {
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
 	// Accelerators' own states; what they lack costs only speed.
 	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
-	// Of the parts of what is wanted that fail; all others are in the kernel.
+	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
 	// Frontends, and parts of policy, in the kernel that nothing readable declares; see
@@ -71,7 +71,7 @@ type Applied struct {
 
 // Failure describes attempts to program the kernel that keep failing.
 type Failure struct {
-	// Of what is wanted: "services" or "policy"; empty: all of it, for the same reason.
+	// "services" or "policy"; empty: all parts, for the same reason.
 	Part     string    `json:"part,omitempty"`
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error"` // of the last attempt

@@ -141,7 +141,8 @@ KUBETEST_DATAPLANES=all go test ./internal/kubetest -count=1 -update
 The objects of a case go through a real kube-apiserver, kube-scheduler and kube-controller-manager. Pods are network
 namespaces with a server in them. There are four nodes in three zones. Requests come from pods, from nodes and from
 outside, and go to the IPv4 and the IPv6 addresses of each service. A case checks which pod answers, which client address
-it sees, and whether an unanswered client gets a reset or a time-out. The cases are in ` + "`internal/kubetest`" + `, one line for each question.
+it sees, and whether an unanswered client gets a reset or a time-out. The cases are in
+` + "`internal/kubetest`" + `, one line for each question.
 
 The same cases run with the real kube-proxy instead of Sluice, which shows that the cases are right. Where kube-proxy
 behaves differently, the case expects exactly that: the table says *differs*, and the reason is below. If the difference

@@ -148,6 +148,6 @@ func TestAddressOfANode(t *testing.T) {
 	b.forgetNode(types.NamespacedName{Name: "node2"})
 	settle()
 	if got := r.get(shared); got != "node1" {
-		t.Errorf("it is no node's any more and leads to %q", got)
+		t.Errorf("it is no longer a node's address and leads to %q", got)
 	}
 }

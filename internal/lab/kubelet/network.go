@@ -169,7 +169,7 @@ func killIn(ns string) error {
 	return nil
 }
 
-// inside says whether this process is in the namespace.
+// inside reports whether this process is in the namespace.
 func inside(ns *netns.NS) (bool, error) {
 	own, err := inode("/proc/self/ns/net")
 	if err != nil {

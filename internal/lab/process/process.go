@@ -93,7 +93,7 @@ func Self() Process {
 	return Process{os.Getpid(), start}
 }
 
-// Alive says whether the process runs.
+// Alive reports whether the process runs.
 func (p Process) Alive() bool {
 	if p.PID == 0 {
 		return false
