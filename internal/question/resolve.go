@@ -173,7 +173,7 @@ func (p party) port(q Question) (uint16, uint8, error) {
 	}
 	names = slices.DeleteFunc(names, func(n string) bool { return n == "" })
 	if len(names) == 0 {
-		return 0, 0, fmt.Errorf("port %q is no number, and %s gives no port a name", q.Port, p.name)
+		return 0, 0, fmt.Errorf("port %q is not a number, and %s has no named ports", q.Port, p.name)
 	}
 	return 0, 0, fmt.Errorf("%s has no port %q: it has %s", p.name, q.Port, strings.Join(names, ", "))
 }
