@@ -71,20 +71,10 @@ func countRules(ctx context.Context, r *harness.Run, t cluster.Tenants) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close(), l.Close()) }()
-	met, err := trace.Packets(ctx, trace.Config{
-		NS: l.Node, Device: testbed.NodeIn, Table: "sluice",
-		Match: fmt.Sprintf("tcp dport { %d, %d }", cluster.ServicePort, cluster.TargetPort),
-	}, func() error {
-		res, err := load.Run(ctx, load.Config{
-			Client: l.Client, Sources: []netip.Addr{cluster.PodAddr(0, t.Local)}, Backend: l.Backend, Port: cluster.TargetPort,
-			Target: netip.AddrPortFrom(cluster.ServiceAddr(t.Services-1), cluster.ServicePort),
-			Rate:   20, Duration: 75 * time.Millisecond, CPU: harness.PacketCPU, // that is one request
-		})
-		if err == nil && (res.Requests != 1 || res.Failed != 0) {
-			err = fmt.Errorf("%d requests were answered, %d failed: %v", res.Requests, res.Failed, res.Reasons)
-		}
-		return err
-	})
+	met, err := traceRequest(ctx, l, t)
+	for err == nil && len(met) == 0 { // on a busy machine the one request may not have its turn
+		met, err = traceRequest(ctx, l, t)
+	}
 	if err != nil {
 		return err
 	}
@@ -98,6 +88,33 @@ func countRules(ctx context.Context, r *harness.Run, t cluster.Tenants) (err err
 	r.Add(report.Measurement{Dataplane: calico, Services: t.Services, Policies: t.Policies, Variant: newPacket, Metric: judging, Unit: "rules"},
 		calicoRules(cluster.PoliciesPerPod))
 	return nil
+}
+
+// traceRequest traces the packets of one request; none if it was not answered in time.
+func traceRequest(ctx context.Context, l *testbed.Testbed, t cluster.Tenants) ([]trace.Met, error) {
+	answered := true
+	met, err := trace.Packets(ctx, trace.Config{
+		NS: l.Node, Device: testbed.NodeIn, Table: "sluice",
+		Match: fmt.Sprintf("tcp dport { %d, %d }", cluster.ServicePort, cluster.TargetPort),
+	}, func() error {
+		res, err := load.Run(ctx, load.Config{
+			Client: l.Client, Sources: []netip.Addr{cluster.PodAddr(0, t.Local)}, Backend: l.Backend, Port: cluster.TargetPort,
+			Target: netip.AddrPortFrom(cluster.ServiceAddr(t.Services-1), cluster.ServicePort),
+			Rate:   20, Duration: 75 * time.Millisecond, CPU: harness.PacketCPU, // that is one request
+		})
+		switch {
+		case err != nil:
+		case res.Requests > 1 || res.Failed != 0:
+			err = fmt.Errorf("%d requests were answered, %d failed: %v", res.Requests, res.Failed, res.Reasons)
+		default:
+			answered = res.Requests == 1
+		}
+		return err
+	})
+	if !answered {
+		met = nil
+	}
+	return met, err
 }
 
 // recordRules records what a packet met. Chains of type nat translate, and see only new
