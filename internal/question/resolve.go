@@ -13,12 +13,12 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// maxAskers bounds how many pods of a service are asked about.
+// maxAskers limits how many pods of a service are asked about.
 const maxAskers = 16
 
-// Connections are those that the question is about, as addresses, ports and protocols: one for each
-// address family, and for each pod behind a service that asks, the pods of node before others. The
-// error says what of the question makes no sense.
+// Connections returns the connections of a question, as addresses, ports and protocols: one for
+// each address family, and for each pod behind an asking service, the pods of node first. An error
+// says why the question makes no sense.
 func (q Question) Connections(v *store.View, node string) (list []verdict.Question, err error) {
 	from, err := find(v, q.From)
 	if err != nil {
@@ -51,7 +51,7 @@ func (q Question) Connections(v *store.View, node string) (list []verdict.Questi
 	return list, nil
 }
 
-// party is what one side of a question stands for.
+// party is what one side of a question means.
 type party struct {
 	name    string // "pod shop/web-1", or the address
 	addrs   []netip.Addr
@@ -140,7 +140,7 @@ func (p party) family(is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// port finds the number and the protocol of what a question calls a port.
+// port returns the number and the protocol of a question's port.
 func (p party) port(q Question) (uint16, uint8, error) {
 	protocol, known := protocols[cmp.Or(q.Protocol, "tcp")]
 	if !known {
@@ -178,8 +178,7 @@ func (p party) port(q Question) (uint16, uint8, error) {
 	return 0, 0, fmt.Errorf("%s has no port %q: it has %s", p.name, q.Port, strings.Join(names, ", "))
 }
 
-// askers are who sends where a service is named: the pods that it selects, this node's before
-// others.
+// askers returns the senders where a service is named: the pods that it selects, this node's first.
 func askers(v *store.View, from party, node string) []party {
 	if from.service == nil {
 		return []party{from}
