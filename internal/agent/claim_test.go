@@ -68,7 +68,7 @@ func TestClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer first.Release()
-	if _, err := claim(20 * time.Millisecond); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+	if _, err := claim(500 * time.Millisecond); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
 		t.Errorf("a second claim: %v", err)
 	}
 	type outcome struct {
