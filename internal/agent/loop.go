@@ -80,10 +80,9 @@ func (l *loop) run(ctx context.Context) {
 		case <-l.retry.C:
 			l.attempt(ctx)
 		case <-l.audit.C:
-			if _, failing := l.kernel.Due(); !failing {
-				l.kernel.Doubt("audit")
-				l.attempt(ctx)
-			}
+			l.audit.Reset(l.AuditInterval)
+			l.kernel.Doubt("audit")
+			l.attempt(ctx)
 		case <-watch.C:
 			l.health.beat()
 			l.watch(ctx)
@@ -181,12 +180,12 @@ func (l *loop) attempt(ctx context.Context) {
 		l.metrics.failed(touched(delta))
 	}
 	if err != nil {
-		l.failed(err)
+		l.failed(err, done, delta)
 	} else {
 		l.succeeded(applied(done, delta))
 	}
-	if waiting.Len() > 0 && err == nil {
-		l.more.Set()
+	if waiting.Len() > 0 && (err == nil || l.kernel.InSlices()) {
+		l.more.Set() // a part that fails does not hold up the slices of another
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
 		if err == nil && l.kernel.Generation() < w.generation {
@@ -220,7 +219,7 @@ func (l *loop) schedule(done reconcile.Done) {
 		l.audit.Reset(l.AuditInterval)
 		l.keeps(l.kernel.Kept())
 	}
-	if done.Healed {
+	if done.Healed != "" {
 		l.healed(done)
 	}
 }
@@ -305,12 +304,17 @@ func (l *loop) followed() (done []store.Trigger) {
 	return done
 }
 
-// failed records what fails.
-func (l *loop) failed(err error) {
-	l.metrics.failed(bothFamilies)
+// failed records what fails, and what of the other parts was carried out nevertheless.
+func (l *loop) failed(err error, done reconcile.Done, delta state.Delta) {
+	if done.Failed {
+		l.metrics.failed(bothFamilies)
+	}
 	l.health.failed(err)
 	l.mu.Lock()
 	l.record.failures = failures(l.kernel.Failed(), l.kernel.Parts())
+	if done.Operations > 0 {
+		l.record.last = new(applied(done, delta))
+	}
 	l.mu.Unlock()
 }
 
@@ -320,7 +324,7 @@ func (l *loop) healed(done reconcile.Done) {
 	l.mu.Lock()
 	l.record.heals++
 	l.mu.Unlock()
-	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "operations", done.Operations, "seconds", done.Took.Seconds())
+	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds())
 }
 
 // logIssues says once that an object is at fault, and once that it no longer is. A source logs

@@ -168,5 +168,3 @@ func (c *Cleaner) sleep(d time.Duration) {
 	case <-c.wake:
 	}
 }
-
-// poke wakes the worker.

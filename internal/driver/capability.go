@@ -111,7 +111,7 @@ func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 	if c.Can&All == All {
 		return lacks
 	}
-	if s.Services != nil {
+	if s.Services != nil && c.Can&ofServices != ofServices {
 		for k, f := range s.Services.Frontends {
 			need(f.Service, neededBy(k, f))
 		}
@@ -121,7 +121,11 @@ func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 		if len(p.Hosts) > 0 {
 			need(model.Name{}, HostPolicy)
 		}
-		if len(p.Denied.Lists) > 0 {
+		untracked := len(p.Denied.Lists) > 0
+		for _, h := range p.Hosts {
+			untracked = untracked || h.UntrackedIn != "" || h.UntrackedOut != ""
+		}
+		if untracked {
 			need(model.Name{}, UntrackedPolicy)
 		}
 	}
@@ -141,6 +145,9 @@ func (c Capabilities) Issues(s *state.State) (issues []model.Issue) {
 	}
 	return issues
 }
+
+// ofServices is all that services may ask for.
+const ofServices = Services | SCTP | Affinity | SourceRanges | LocalTraffic
 
 func neededBy(k state.FrontendKey, f *state.Frontend) Capability {
 	need := Services

@@ -66,8 +66,11 @@ type Done struct {
 	Operations int
 	Time       time.Time     // when the kernel had it
 	Took       time.Duration // to plan and apply
-	// Healed: what was found to differ was not to be expected, so that someone else had changed it.
-	Healed bool
+	// Healed says by what it was found that someone else had changed what was put right; "":
+	// nothing was.
+	Healed string
+	// Failed: parts were tried that failed.
+	Failed bool
 	// UpdateFailed: a change could not be carried out alone, so that all was compared with the
 	// kernel.
 	UpdateFailed bool
@@ -133,8 +136,8 @@ func (r *Reconciler) Lack(l Lacking) {
 	r.lacking = l
 }
 
-// Doubt has everything compared with the kernel in the next attempt. What is found to differ then,
-// is someone else's doing if a reason is given, of which it may be said that it was found by that.
+// Doubt has everything compared with the kernel in the next attempt. With a reason, such as an
+// audit, a difference counts as someone else's change, found by that.
 func (r *Reconciler) Doubt(reason string) {
 	for _, p := range r.parts {
 		p.stale = true
@@ -145,11 +148,11 @@ func (r *Reconciler) Doubt(reason string) {
 // Tampered reports whether someone else touched what is in step with the desired state.
 func (r *Reconciler) Tampered(ctx context.Context) bool {
 	for _, p := range r.parts {
-		if p.stale {
-			return false // looked at anyway
+		if !p.stale {
+			return r.tampered(ctx)
 		}
 	}
-	return r.tampered(ctx)
+	return false // everything is compared anyway
 }
 
 func (r *Reconciler) tampered(ctx context.Context) bool {
@@ -250,7 +253,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	}
 	r.adopt(ctx, delta, &done)
 	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
-		done.Healed = true
+		done.Healed = r.suspicion
 	}
 	r.suspicion = ""
 	for _, p := range r.parts {
@@ -291,11 +294,11 @@ func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) 
 	for _, p := range now {
 		p.stale = true
 	}
-	done.UpdateFailed = true
 	if r.suspicion = ""; r.tampered(ctx) {
 		r.suspicion = Tampering
 		return
 	}
+	done.UpdateFailed = true
 	r.log.Warn("applying a change failed; comparing everything with the kernel", "error", err, "services", names(d), "policy", d.Policy.Len())
 }
 
@@ -327,11 +330,11 @@ func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 				continue
 			}
 			if !errors.Is(apart, driver.ErrWhole) {
-				r.failed(p, apart, delta)
+				r.failed(p, apart, delta, done)
 				continue
 			}
 		}
-		r.failed(p, err, delta)
+		r.failed(p, err, delta, done)
 	}
 }
 
@@ -379,7 +382,8 @@ func (r *Reconciler) apply(ctx context.Context, path string, done *Done, plan fu
 }
 
 // failed records an error of a part, and when it is to be tried again.
-func (r *Reconciler) failed(p *part, err error, delta state.Delta) {
+func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
+	done.Failed = true
 	p.stale, p.tried = true, r.now()
 	p.delay = min(max(2*p.delay, firstDelay), lastDelay)
 	if errors.Is(err, driver.ErrBusy) {

@@ -236,8 +236,8 @@ func TestHealing(t *testing.T) {
 	for _, tc := range []struct {
 		reason string
 		change state.Delta
-		healed bool
-	}{{"audit", none, true}, {"audit", services, false}, {reconcile.Tampering, services, true}, {"", none, false}} {
+		healed string
+	}{{"audit", none, "audit"}, {"audit", services, ""}, {reconcile.Tampering, services, reconcile.Tampering}, {"", none, ""}} {
 		r.Doubt(tc.reason)
 		done, err := r.Attempt(t.Context(), tc.change, 1)
 		if err != nil || done.Healed != tc.healed || done.Path != reconcile.PathAdopt {
@@ -253,6 +253,10 @@ func TestHealing(t *testing.T) {
 	if _, err := r.Attempt(t.Context(), services, 1); err == nil {
 		t.Error("no error")
 	}
+	if !r.Tampered(t.Context()) {
+		t.Error("while a part fails, nobody sees that another one was changed by someone else")
+	}
+	r.Doubt("")
 	if r.Tampered(t.Context()) {
 		t.Error("what is to be adopted anyway is looked at for tampering")
 	}

@@ -80,8 +80,8 @@ func proxies(agent int) ([]process, error) {
 	return found, nil
 }
 
-// agentServes reports whether an agent serves kube-proxy's health port: it has a page that kube-proxy
-// lacks.
+// agentServes reports whether an agent serves kube-proxy's health port: it has a page that
+// kube-proxy lacks.
 func agentServes() bool {
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", HealthPort))

@@ -51,13 +51,38 @@ func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
 
 // frontends are those that a change names, as the kernel holds them.
 func (d *Driver) frontends(named state.ServicesDelta) map[state.FrontendKey]*state.Frontend {
-	now := make(map[state.FrontendKey]*state.Frontend, len(named.Frontends))
+	return d.frontendsNow(named.Frontends)
+}
+
+// frontendsNow are those with the same keys as the kernel holds them.
+func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[state.FrontendKey]*state.Frontend {
+	now := make(map[state.FrontendKey]*state.Frontend, len(like))
+	if len(like) == 0 {
+		return now
+	}
 	d.Held(func(s *state.State) {
-		for k := range named.Frontends {
+		for k := range like {
 			now[k] = s.Services.Frontends[k]
 		}
 	})
 	return now
+}
+
+// frontendsWithout are those that the kernel holds and that are not wanted; none if the services
+// are to stay as they are. All others are looked after by a sweep.
+func (d *Driver) frontendsWithout(want *state.Services) map[state.FrontendKey]*state.Frontend {
+	if want == nil {
+		return nil
+	}
+	gone := map[state.FrontendKey]*state.Frontend{}
+	d.Held(func(s *state.State) {
+		for k, before := range s.Services.Frontends {
+			if want.Frontends[k] == nil {
+				gone[k] = before
+			}
+		}
+	})
+	return gone
 }
 
 // cutsBetween are the connections that may not go on when frontends change.
@@ -65,22 +90,6 @@ func cutsBetween(before, after map[state.FrontendKey]*state.Frontend) (all []con
 	for k, f := range before {
 		all = append(all, cuts(k, f, after[k])...)
 	}
-	return all
-}
-
-// cutsWithout are the connections that may not go on when only these services are left; none if
-// they are to stay as they are.
-func (d *Driver) cutsWithout(want *state.Services) (all []conntrack.Filter) {
-	if want == nil {
-		return nil
-	}
-	d.Held(func(s *state.State) {
-		for k, before := range s.Services.Frontends {
-			if want.Frontends[k] == nil {
-				all = append(all, cuts(k, before, nil)...)
-			}
-		}
-	})
 	return all
 }
 

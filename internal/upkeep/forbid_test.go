@@ -65,3 +65,24 @@ func TestForbids(t *testing.T) {
 		}
 	}
 }
+
+// What is kept of policy is known until policy itself is adopted again, whatever is adopted of
+// services meanwhile.
+func TestAdoptingServicesForgetsNothingKept(t *testing.T) {
+	pod := netip.MustParseAddr("10.1.0.1")
+	d := &Driver{unsure: newUnsure(driver.Kept{})}
+	adopted := func(want *state.State, kept driver.Kept) bool {
+		d.hasAdopted(want, kept, false)
+		return d.unsure.Receivers[pod] && d.keptPolicy
+	}
+	services, policy := &state.State{Services: state.NewServices()}, &state.State{Policy: state.NewPolicy()}
+	if !adopted(policy, driver.Kept{Policy: 1, Receivers: map[netip.Addr]bool{pod: true}}) {
+		t.Error("what is kept is not known")
+	}
+	if !adopted(services, driver.Kept{Services: 1}) {
+		t.Error("what is kept of policy is forgotten once services are adopted")
+	}
+	if adopted(policy, driver.Kept{}) {
+		t.Error("what is kept no more is still said to be")
+	}
+}

@@ -38,8 +38,9 @@ type Driver struct {
 	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
-	adopted bool // a plan of Adopt was applied
-	kept    bool // the last one that was kept something
+	adopted    bool // a plan of Adopt was applied
+	keptPolicy bool // the last one of policy kept some of it
+	unfinished bool // a plan has failed since, and may have been carried out in part
 
 	mu     sync.Mutex // of what follows
 	unsure *unsure    // whom the kernel may judge otherwise than the driver's state says
@@ -98,8 +99,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	// What was set aside is tried again, which no plan shows.
 	changed := !d.adopted || p.Len() > 0 || len(d.SetAside()) > 0
-	gone := d.cutsWithout(want.Services)
-	return &plan{p, func() { d.hasAdopted(p.Kept(), changed, gone) }}, nil
+	return &plan{p, d, d.frontendsWithout(want.Services), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
 }
 
 // Update implements driver.Driver.
@@ -108,49 +108,59 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err != nil {
 		return nil, err
 	}
-	before := d.frontends(delta.Services)
-	var s suspects
+	// What is set aside, or was, has consequences that the change does not name.
+	s := suspects{all: len(d.SetAside()) > 0}
 	d.Held(func(held *state.State) {
 		if held.Policy != nil && d.cut != nil {
-			s = suspectsOf(held.Policy, delta.Policy)
+			s.merge(suspectsOf(held.Policy, delta.Policy))
 		}
 	})
-	return &plan{p, func() {
-		d.cleaner.Cut(cutsBetween(before, d.frontends(delta.Services)))
-		d.suspect(s)
+	return &plan{p, d, d.frontends(delta.Services), func() {
+		s.all = s.all || len(d.SetAside()) > 0
+		if delta.Policy.Len() > 0 {
+			d.suspect(s)
+		}
 	}}, nil
 }
 
 // hasAdopted follows an adoption: what began or changed while nobody followed it is looked for.
-func (d *Driver) hasAdopted(kept driver.Kept, changed bool, gone []conntrack.Filter) {
-	d.mu.Lock()
-	d.unsure = newUnsure(kept)
-	d.mu.Unlock()
-	d.cleaner.Cut(gone)
-	// While something is kept, the kernel knows policies that the state does not.
-	whole := d.kept && kept.Elements() == 0
-	if changed || whole {
-		d.suspect(suspects{all: true})
+func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
+	changed = changed || d.unfinished
+	if want.Policy != nil {
+		d.mu.Lock()
+		d.unsure = newUnsure(kept)
+		d.mu.Unlock()
+		// While something is kept, the kernel knows policies that the state does not.
+		if whole := d.keptPolicy && kept.Policy == 0; changed || whole {
+			d.suspect(suspects{all: true})
+		}
+		d.keptPolicy = kept.Policy > 0
 	}
 	if changed {
 		d.sweep()
 	}
-	d.adopted, d.kept = true, kept.Elements() > 0
+	d.adopted, d.unfinished = true, false
 }
 
 // plan is a plan of the driver's, with what follows it.
 type plan struct {
 	driver.Plan
-	then func()
+	d      *Driver
+	before map[state.FrontendKey]*state.Frontend // those that it may change
+	then   func()
 }
 
-// Apply implements driver.Plan.
+// Apply implements driver.Plan. A plan that fails may have been carried out in part: what follows
+// from that is done with the next adoption.
 func (p *plan) Apply(ctx context.Context) error {
 	err := p.Plan.Apply(ctx)
-	if err == nil {
-		p.then()
+	p.d.cleaner.Cut(cutsBetween(p.before, p.d.frontendsNow(p.before)))
+	if err != nil {
+		p.d.unfinished = true
+		return err
 	}
-	return err
+	p.then()
+	return nil
 }
 
 var _ driver.Driver = (*Driver)(nil)

@@ -288,7 +288,7 @@ const (
 func (d *Driver) retry(ctx context.Context) error {
 	var due []unit
 	for u, r := range d.aside.why {
-		if time.Since(r.tried) >= retryAfter {
+		if time.Since(r.tried) >= retryAfter && d.adopted.hasUnit(u) {
 			due = append(due, u)
 		}
 	}

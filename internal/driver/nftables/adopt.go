@@ -67,10 +67,7 @@ func (d *Driver) afterAdoption(ctx context.Context, of parts) error {
 		return err
 	}
 	d.failures.set(of, 0)
-	if d.adopted == d.parts() {
-		return d.retry(ctx)
-	}
-	return nil
+	return d.retry(ctx)
 }
 
 // failed counts an adoption of parts that failed for a reason that lies in the table or in what it
@@ -176,6 +173,9 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.HasPolicy()):
 		// What stays could not be written into our sets, so all does, until want is whole.
 		a.kept.Services = max(1, a.noted(d.prog.Families[0].Frontends).count+a.noted(d.prog.Families[1].Frontends).count)
+		if d.prog.HasPolicy() {
+			a.kept.Policy = 1
+		}
 		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept}, nil
 	default:
 		a.replaceProgram()
@@ -444,6 +444,9 @@ func (a *adoption) writeNotes() {
 		d.prog.WriteNote(b, program.ProgramNote, had[program.ProgramNote], n)
 	}
 	for _, s := range d.prog.Sets {
+		if !a.of.has(d.prog, s) {
+			continue // where it has no note, nothing is known of it
+		}
 		if n := sumNote(s, a.change.sums[s.ID]); n != had[s.ID] {
 			d.prog.WriteNote(b, s.ID, had[s.ID], n)
 		}

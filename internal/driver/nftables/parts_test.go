@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/state"
 )
@@ -130,4 +132,50 @@ func TestWholeIsNeeded(t *testing.T) {
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("an adoption plans\n%s", text)
 	}
+}
+
+// What a change of policy left half done is found by the next adoption of policy, though services
+// were adopted in between.
+func TestHalfDoneChangeIsFound(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		o.Policy = true
+		d := openIn(t, testNS(t), o)
+		want := isolated()
+		want.Policy.Groups[8] = map[netip.Addr]struct{}{netip.MustParseAddr("10.8.8.8"): {}}
+		adopt(t, d, want)
+		group := state.SetID(7)
+		pod := netip.MustParseAddr("10.1.0.1")
+		var change state.Delta
+		change.Policy.Groups = map[state.SetID]map[netip.Addr]bool{group: {netip.MustParseAddr("10.9.9.9"): true}}
+		change.Policy.Programs = map[state.ProgramID]*state.Program{"new": {ID: "new", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+			Policies: []*state.PolicyRules{{ID: "rules", Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "new"}},
+				Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}}}}}}}}}}
+		change.Policy.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5, Ingress: "new"}}
+		to := d.prog.Families[0].Policy.To.Name
+		d.Refuse(func(m Message) error {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == to {
+				return unix.EAGAIN
+			}
+			return nil
+		})
+		p, err := d.Update(t.Context(), change)
+		if err == nil {
+			err = p.Apply(t.Context())
+		}
+		if err == nil {
+			t.Fatal("the change is not refused")
+		}
+		d.Refuse(func(Message) error { return nil })
+		if p, err = d.Adopt(t.Context(), &state.State{Services: want.Services}, driver.Keep{}); err == nil {
+			err = p.Apply(t.Context())
+		}
+		if err != nil && !errors.Is(err, driver.ErrWhole) {
+			t.Fatal(err)
+		}
+		adopt(t, d, want)
+		d.doubt = true // trust no note
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("what was left half done is not found:\n%s", text)
+		}
+	})
 }

@@ -79,7 +79,6 @@ func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// poke wakes the worker.
 func (b *balancer) seeService(svc *corev1.Service) {
 	name := nameOf(svc)
 	if !ours(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.gave(svc) {
