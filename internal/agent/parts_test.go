@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// policyFails is a driver whose kernel takes no change of policy while it fails.
+type policyFails struct {
+	*fakeDriver
+	fails *atomic.Bool
+}
+
+func (d policyFails) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	if d.fails.Load() && want.Policy != nil {
+		return nil, errKernel
+	}
+	return d.fakeDriver.Adopt(ctx, want, keep)
+}
+
+func (d policyFails) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	if d.fails.Load() && delta.Policy.Len() > 0 {
+		return nil, errKernel
+	}
+	return d.fakeDriver.Update(ctx, delta)
+}
+
+// While policy fails, services are programmed as ever, also those that take several slices; the status
+// says what fails, and all is well once it no longer does.
+func TestServicesWhilePolicyFails(t *testing.T) {
+	fails := &atomic.Bool{}
+	b := startPolicy(t, func(c *Config) { c.Driver = policyFails{c.Driver.(*fakeDriver), fails} })
+	fails.Store(true)
+	b.source.deliver(store.Event{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}, Object: &model.Pod{
+		Name: model.Name{Namespace: "shop", Name: "late"}, Node: "node-a", IPs: []netip.Addr{netip.MustParseAddr("10.1.0.7")}}})
+	eventually(t, "the failure is told", func() bool {
+		s := b.Status()
+		return len(s.Failures) == 1 && s.Failures[0].Part == "policy" && b.health.unready() != ""
+	})
+	endpoints := make([]string, 40_000)
+	for i := range endpoints {
+		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
+	}
+	var all []store.Event
+	const services = 10
+	for i := range services {
+		all = append(all, web(2+i, endpoints...)...)
+	}
+	b.source.deliver(all...)
+	eventually(t, "all services are programmed", func() bool { return len(b.driver.backends()) == 1+services })
+	fails.Store(false)
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if s := b.Status(); len(s.Failures) > 0 {
+		t.Errorf("status: %+v", s)
+	}
+}
