@@ -32,8 +32,8 @@ func (d policyFails) Update(ctx context.Context, delta state.Delta) (driver.Plan
 	return d.fakeDriver.Update(ctx, delta)
 }
 
-// While policy fails, services are programmed as ever, also those that take several slices; the status
-// says what fails, and all is well once it no longer does.
+// While policy fails, services are programmed as ever, also those that take several slices; the
+// status says what fails, and all is well once it no longer does.
 func TestServicesWhilePolicyFails(t *testing.T) {
 	fails := &atomic.Bool{}
 	b := startPolicy(t, func(c *Config) { c.Driver = policyFails{c.Driver.(*fakeDriver), fails} })
