@@ -185,10 +185,7 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	}
 	l.look()
 	delta, checks := l.compile()
-	l.checks.apply(checks)
-	for _, a := range l.accelerators {
-		a.Follow(delta, l.lacks())
-	}
+	l.followUp(delta, checks)
 	p, err := l.kernel.Plan(ctx, delta)
 	if _, failing := l.kernel.Due(); !failing {
 		l.retry.Reset(0)

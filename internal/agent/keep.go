@@ -18,23 +18,14 @@ import (
 // than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
 // before compile, so that what the source says is in the store by then.
 func (l *loop) look() (changed bool) {
-	if !l.lacking {
+	if !l.lacking.Any {
 		return false
 	}
 	s := l.sourceStatus()
 	changed = l.open(slices.Contains(s.Unread, model.PodKind))
-	l.policies = Lacking(s).Policies
-	l.lacking = len(s.Lacking) > 0
-	l.kernel.Lack(l.lacks())
-	return changed || !l.lacking
-}
-
-// lacks is what the source has not been able to read yet.
-func (l *loop) lacks() reconcile.Lacking {
-	if !l.lacking {
-		return reconcile.Lacking{}
-	}
-	return reconcile.Lacking{Any: true, Policies: l.policies}
+	l.lacking = Lacking(s)
+	l.kernel.Lack(l.lacking)
+	return changed || !l.lacking.Any
 }
 
 // Lacking is what a source lacks, as it matters to the kernel: where single objects are all that is

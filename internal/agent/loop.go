@@ -28,9 +28,8 @@ type loop struct {
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
 
-	lacking  bool              // the source has not been able to read everything yet
-	policies []model.PolicyKey // all that is lacking; empty: it may be anything
-	unread   bool              // no Pod could be read so far: what no known one sends or gets passes
+	lacking reconcile.Lacking // what the source has not been able to read yet
+	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
@@ -57,7 +56,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{
-		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, lacking: true,
+		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, lacking: reconcile.Lacking{Any: true},
 		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
@@ -140,7 +139,7 @@ func (l *loop) protect() bool {
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
-	if l.lacking && l.ready() && l.look() {
+	if l.lacking.Any && l.ready() && l.look() {
 		l.attempt(ctx)
 	}
 	if l.kernel.Tampered(ctx) {
@@ -168,10 +167,7 @@ func (l *loop) attempt(ctx context.Context) {
 	delta, checks := l.compile()
 	waiting := l.Compiler.Waiting()
 	done, err := l.kernel.Attempt(ctx, delta, l.compiled(waiting))
-	l.checks.apply(checks)
-	for _, a := range l.accelerators {
-		a.Follow(delta, l.lacks())
-	}
+	l.followUp(delta, checks)
 	if ctx.Err() != nil {
 		return
 	}
@@ -182,7 +178,7 @@ func (l *loop) attempt(ctx context.Context) {
 	if err != nil {
 		l.failed(err, done, delta)
 	} else {
-		l.succeeded(applied(done, delta))
+		l.succeeded(applied(done, delta), waiting)
 	}
 	if waiting.Len() > 0 && (err == nil || l.kernel.InSlices()) {
 		l.more.Set() // a part that fails does not hold up the slices of another
@@ -206,6 +202,14 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 		return 0
 	}
 	return l.takes[0].generation
+}
+
+// followUp hands a change on to those who follow the kernel.
+func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
+	l.checks.apply(checks)
+	for _, a := range l.accelerators {
+		a.Follow(delta, l.lacking)
+	}
 }
 
 // schedule sets the timers of what is due without a change, and says what was found.
@@ -258,9 +262,8 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.Heal
 }
 
 // succeeded records that the kernel has all that is wanted, but for what waits.
-func (l *loop) succeeded(done Applied) {
+func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	first := !l.health.ready()
-	waiting := l.Compiler.Waiting()
 	l.metrics.applied(done, l.since, l.followed(), waiting.Services)
 	l.since = time.Time{}
 	l.health.applied()

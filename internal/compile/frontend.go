@@ -248,16 +248,11 @@ func sourceRanges(ranges []netip.Prefix, is4 bool) []netip.Prefix {
 // appendHairpins appends the addresses of the endpoints on this node that are balanced to.
 func appendHairpins(addrs []netip.Addr, eps []endpoint, ch choice) []netip.Addr {
 	for i := range eps {
-		if eps[i].local && (contains(ch.cluster, eps[i].at) || contains(ch.local, eps[i].at)) {
+		if eps[i].local && (state.Has(ch.cluster, eps[i].at) || state.Has(ch.local, eps[i].at)) {
 			addrs = append(addrs, eps[i].at.Addr())
 		}
 	}
 	return addrs
-}
-
-func contains(list []netip.AddrPort, a netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(list, a, netip.AddrPort.Compare)
-	return found
 }
 
 // localReady appends the addresses of the ready endpoints on this node, which alone count for a

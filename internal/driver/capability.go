@@ -108,9 +108,6 @@ func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
 			lacks[name] |= of
 		}
 	}
-	if c.Can&All == All {
-		return lacks
-	}
 	if s.Services != nil && c.Can&ofServices != ofServices {
 		for k, f := range s.Services.Frontends {
 			need(f.Service, neededBy(k, f))

@@ -1,7 +1,7 @@
 // Package reconcile keeps a kernel in step with the desired state, part by part: it decides when a
 // part is updated by what changed and when it is compared with the kernel as a whole, what stays
 // while the sources lack something, and when a part that failed is tried again. A part that fails
-// holds up no other.
+// holds up no other, unless the driver needs all of them at once.
 package reconcile
 
 import (

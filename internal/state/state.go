@@ -97,6 +97,12 @@ type Frontend struct {
 	Affinity time.Duration
 }
 
+// Has reports whether a sorted list of endpoints, such as those of a Frontend, has one.
+func Has(sorted []netip.AddrPort, endpoint netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(sorted, endpoint, netip.AddrPort.Compare)
+	return found
+}
+
 // External reports whether the frontend faces the outside: NodePort,
 // LoadBalancer, ExternalIP. External frontends that are not LocalOnly are
 // masqueraded always.

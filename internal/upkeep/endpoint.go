@@ -3,7 +3,6 @@ package upkeep
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
@@ -36,22 +35,12 @@ func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.F
 	}
 	now := keeps(k.Protocol, after)
 	for _, b := range keeps(k.Protocol, before) {
-		if !containsSorted(now, b) {
+		if !state.Has(now, b) {
 			filter.Backend = b
 			cut = append(cut, filter)
 		}
 	}
 	return cut
-}
-
-func containsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
-	return ok
-}
-
-// frontends are those that a change names, as the kernel holds them.
-func (d *Driver) frontends(named state.ServicesDelta) map[state.FrontendKey]*state.Frontend {
-	return d.frontendsNow(named.Frontends)
 }
 
 // frontendsNow are those with the same keys as the kernel holds them.
@@ -103,7 +92,7 @@ func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
 func (d *Driver) wanted(f *conntrack.Flow) (is bool) {
 	d.Held(func(s *state.State) {
 		fe := asked(s, f)
-		is = fe != nil && containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+		is = fe != nil && state.Has(keeps(f.Protocol, fe), f.Reply.Src)
 	})
 	return is
 }
@@ -114,7 +103,7 @@ func stale(s *state.State, f conntrack.Flow) bool {
 	if fe == nil || f.Protocol != model.UDP && !f.Translated() {
 		return false
 	}
-	return !containsSorted(keeps(f.Protocol, fe), f.Reply.Src)
+	return !state.Has(keeps(f.Protocol, fe), f.Reply.Src)
 }
 
 // sweep cuts, in the background, the connections that are not where the state

@@ -115,7 +115,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			s.merge(suspectsOf(held.Policy, delta.Policy))
 		}
 	})
-	return &plan{p, d, d.frontends(delta.Services), func() {
+	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), func() {
 		s.all = s.all || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.suspect(s)

@@ -52,7 +52,7 @@ func losesAffinity(before, after *state.Frontend) bool {
 		return true
 	}
 	lost := func(old, now []netip.AddrPort) bool {
-		return slices.ContainsFunc(old, func(b netip.AddrPort) bool { return !program.ContainsSorted(now, b) })
+		return slices.ContainsFunc(old, func(b netip.AddrPort) bool { return !state.Has(now, b) })
 	}
 	return lost(before.Backends, after.Backends) || lost(before.Local, after.Local)
 }
@@ -246,7 +246,7 @@ func remembersRight(s *state.State, fp *program.Family, e *nft.Element) bool {
 	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
 	if f.LocalOnly && !pod {
 		// Outside, or the node itself, which then chooses again among all: that is no harm.
-		return program.ContainsSorted(f.Local, backend)
+		return state.Has(f.Local, backend)
 	}
-	return program.ContainsSorted(f.Backends, backend) || program.ContainsSorted(f.Local, backend)
+	return state.Has(f.Backends, backend) || state.Has(f.Local, backend)
 }

@@ -240,7 +240,7 @@ func (fp *Family) affineElements(k state.FrontendKey, f *state.Frontend, yield f
 		one(b)
 	}
 	for _, b := range f.Local {
-		if !ContainsSorted(f.Backends, b) {
+		if !state.Has(f.Backends, b) {
 			one(b)
 		}
 	}
@@ -292,10 +292,4 @@ func (fp *Family) AffinityElement(addr []byte, k state.FrontendKey) nft.Element 
 	e.Append(addr...)
 	e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
 	return e
-}
-
-// ContainsSorted reports whether a sorted list of backends has b.
-func ContainsSorted(list []netip.AddrPort, b netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(list, b, netip.AddrPort.Compare)
-	return ok
 }
