@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	jsonv2 "github.com/go-json-experiment/json"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/yaml"
 
@@ -215,23 +214,16 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkReflection decodes a slice the ways that this package does not: into the same
-// types, by encoding/json and by its second version.
+// BenchmarkReflection decodes a slice the way that this package does not: into the same type, by
+// encoding/json.
 func BenchmarkReflection(b *testing.B) {
 	data := []byte(sliceJSON(1, 10))
-	for name, unmarshal := range map[string]func(*discoveryv1.EndpointSlice) error{
-		"v1": func(s *discoveryv1.EndpointSlice) error { return json.Unmarshal(data, s) },
-		"v2": func(s *discoveryv1.EndpointSlice) error { return jsonv2.Unmarshal(data, s, lenient[:]...) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(data)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := unmarshal(new(discoveryv1.EndpointSlice)); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := json.Unmarshal(data, new(discoveryv1.EndpointSlice)); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -87,7 +87,7 @@ func (d *decoder) int32Pointer(to **int32) error {
 }
 
 func (d *decoder) intOrString(to *intstr.IntOrString) error {
-	if d.dec.PeekKind() == '"' {
+	if d.peek() == '"' {
 		to.Type = intstr.String
 		return d.str(&to.StrVal)
 	}

@@ -55,7 +55,6 @@ type parser struct {
 	yaml       bool   // data was made from YAML: all of it counts as being on line
 	counted    int    // offset up to which the lines of data were counted
 	text       []byte // that data was made from; nil for JSON
-	lists      int    // that hold what is being read
 	place      string // " items[3]" in a list whose items do not have lines of their own
 	twice      error  // a key that is given twice in the YAML that data was made from
 	prev       previous
@@ -91,8 +90,7 @@ func isJSON(name string) bool { return strings.HasSuffix(name, ".json") }
 
 // stream reads JSON values that follow each other.
 func (p *parser) stream(data []byte) {
-	p.begin(data)
-	p.counted, p.place, p.lists = 0, "", 0
+	p.scanner, p.counted, p.place = scanner{data: data}, 0, ""
 	for !p.end() {
 		if err := p.value("", ""); err != nil {
 			p.unreadablePart(err)
@@ -103,7 +101,7 @@ func (p *parser) stream(data []byte) {
 
 // unreadablePart records a part of the file that can't be read.
 func (p *parser) unreadablePart(err error) {
-	offset := p.pos()
+	offset := p.pos
 	if syntax, ok := errors.AsType[*syntaxError](err); ok {
 		offset = syntax.offset
 	}
@@ -133,7 +131,8 @@ func (p *parser) source(line int) string { return p.name + ":" + strconv.Itoa(li
 // value reads an object, or a list of them. The names are those that a typed
 // list implies. An error means that nothing behind it can be read.
 func (p *parser) value(apiVersion, kind string) error {
-	start := p.start()
+	p.peek()
+	start := p.pos
 	given, named, err := p.header()
 	if err == nil {
 		if given != "" {
@@ -168,7 +167,7 @@ func (p *parser) value(apiVersion, kind string) error {
 
 // reskip moves behind the value at an offset.
 func (p *parser) reskip(start int) error {
-	p.seek(start)
+	p.pos = start
 	return p.skip()
 }
 
@@ -176,7 +175,7 @@ var errFound = errors.New("found")
 
 // header looks ahead for apiVersion and kind, which are first as a rule.
 func (p *parser) header() (apiVersion, kind string, err error) {
-	start := p.start()
+	start := p.pos
 	err = p.scanner.object(func(key []byte) error {
 		var err error
 		switch string(key) {
@@ -196,37 +195,27 @@ func (p *parser) header() (apiVersion, kind string, err error) {
 		err = nil
 	}
 	if err == nil || isField(err) {
-		p.seek(start)
+		p.pos = start
 	}
 	return apiVersion, kind, err
 }
 
 func isField(err error) bool { _, ok := err.(*fieldError); return ok }
 
-// maxLists bounds how many lists may hold each other, so that hostile input can't exhaust the
-// stack.
-const maxLists = 10
-
 // items reads the objects of a list.
 func (p *parser) items(apiVersion, kind string) error {
-	if p.lists++; p.lists > maxLists {
-		return &syntaxError{offset: p.pos(), reason: "lists are nested too deep"}
-	}
-	list := p.scanner // what reads an item goes back within it, and must not lose the list
-	p.scanner = scanner{data: p.data}
-	defer func() { p.scanner, p.lists = list, p.lists-1 }()
-	return list.object(func(key []byte) error {
+	return p.scanner.object(func(key []byte) error {
 		if string(key) != "items" {
-			return list.skip()
+			return p.skip()
 		}
 		lines := itemLines(p.text, p.line)
 		p.text = nil // lists within are on the line of their item
-		outer, last := p.place, p.lineAt(list.start())
-		return list.list(func(i int) error {
-			p.seek(list.start())
+		outer, last := p.place, p.lineAt(p.pos)
+		return p.scanner.list(func(i int) error {
+			p.peek()
 			if i < len(lines) {
 				p.line = lines[i]
-			} else if line := p.lineAt(p.base); line == last {
+			} else if line := p.lineAt(p.pos); line == last {
 				p.place = outer + " items[" + strconv.Itoa(i) + "]"
 			} else {
 				last = line
@@ -235,7 +224,7 @@ func (p *parser) items(apiVersion, kind string) error {
 				return err
 			}
 			p.place = outer
-			return list.skip()
+			return nil
 		})
 	})
 }
@@ -244,7 +233,7 @@ func (p *parser) items(apiVersion, kind string) error {
 func (p *parser) pass(apiVersion, kind string, start int) {
 	if instead, policy := unread(apiVersion, kind); policy {
 		name := p.identify(start, true)
-		p.seek(start)
+		p.pos = start
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: model.Name{Name: name.Name}}, Source: p.source(p.lineAt(start)),
 			Reason:  "is not in force, as this version is not read; write it as " + instead,
@@ -262,7 +251,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 
 // object reads an object of a known kind.
 func (p *parser) object(k *kinds.Kind) error {
-	start := p.start()
+	start := p.pos
 	if len(p.prev.objects) > 0 {
 		if err := p.skip(); err != nil {
 			return err
@@ -271,7 +260,7 @@ func (p *parser) object(k *kinds.Kind) error {
 			p.add(*o, start)
 			return nil
 		}
-		p.seek(start)
+		p.pos = start
 	}
 	value, err := p.decode(k)
 	if _, ok := err.(*syntaxError); ok {
@@ -287,9 +276,9 @@ func (p *parser) object(k *kinds.Kind) error {
 		o.Ref, o.value = value.Ref(), value
 	}
 	if value == nil || !k.Typed {
-		end := p.pos()
+		end := p.pos
 		o.declared = p.identify(start, k.Namespaced)
-		p.seek(end)
+		p.pos = end
 	}
 	if value == nil {
 		o.Ref = model.Ref{Kind: k.Kind, Name: o.declared}
@@ -317,7 +306,7 @@ func (p *parser) object(k *kinds.Kind) error {
 }
 
 // sum is the checksum of the text from an offset to here.
-func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[start:p.pos()]) }
+func (p *parser) sum(start int) uint64 { return maphash.Bytes(p.seed, p.data[start:p.pos]) }
 
 func (p *parser) add(o object, start int) {
 	o.line = p.lineAt(start)
@@ -349,11 +338,11 @@ func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 		var o corev1.ServiceAccount
 		return translate(p.metadataOnly(&o.ObjectMeta), &o.ObjectMeta, &o, kubeobj.ServiceAccount)
 	}
-	start := p.start()
+	start := p.pos
 	if err := p.skip(); err != nil {
 		return nil, err
 	}
-	return k.Decode(kinds.Text{Data: p.data[start:p.pos()], Also: p.twice, Namespace: kinds.DefaultNamespace})
+	return k.Decode(kinds.Text{Data: p.data[start:p.pos], Also: p.twice, Namespace: kinds.DefaultNamespace})
 }
 
 // translate applies one of kubeobj's functions to what a scanner has filled, if it could.
@@ -375,7 +364,7 @@ func translate[K, M any, P interface {
 // identify tells the name of an object that can't be decoded as a whole.
 func (p *parser) identify(start int, namespaced bool) model.Name {
 	var meta metav1.ObjectMeta
-	p.seek(start)
+	p.pos = start
 	// An error is no matter: the object is known to have a wrong field, and
 	// what was read up to it is all there is to know.
 	_ = p.scanner.object(func(key []byte) error {

@@ -1,14 +1,13 @@
 package manifest
 
 import (
-	"bytes"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"io"
 	"strconv"
-
-	"github.com/go-json-experiment/json/jsontext"
 )
+
+// maxDepth bounds how deep values may be nested, so that hostile input can't exhaust the stack.
+const maxDepth = 500
 
 // syntaxError means that what follows can't be made sense of.
 type syntaxError struct {
@@ -18,8 +17,7 @@ type syntaxError struct {
 
 func (e *syntaxError) Error() string { return e.reason }
 
-// fieldError means that a field of a well-formed object has a value of the
-// wrong type.
+// fieldError means that a field of a well-formed object has a value of the wrong type.
 type fieldError struct {
 	field  string // "spec.ports[0].port"
 	reason string
@@ -49,103 +47,126 @@ func under(place string, err error) error {
 	return e
 }
 
-// scanner reads JSON from memory, one value after the other, as its caller
-// asks for them: nothing is built that nobody wants. It reads what
-// encoding/json reads, with case-sensitive field names. A null counts as a
-// value that isn't there.
+// scanner reads JSON from memory, one value after the other, as its caller asks for them: nothing is
+// built that nobody wants. It reads what encoding/json reads, with case-sensitive field names. A
+// null counts as a value that isn't there.
 type scanner struct {
-	data []byte
-	base int // where in data dec began
-	dec  *jsontext.Decoder
+	data  []byte
+	pos   int
+	depth int
 }
 
-// lenient has jsontext accept what encoding/json does.
-var lenient = [...]jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
-
-// begin reads data from its start.
-func (s *scanner) begin(data []byte) {
-	s.data = data
-	s.seek(0)
-}
-
-// seek goes to an offset where a value begins. The values that hold it can't be read on.
-func (s *scanner) seek(at int) {
-	s.base = at
-	if s.dec == nil {
-		s.dec = new(jsontext.Decoder)
+// peek skips white space and returns the byte that follows, 0 at the end.
+func (s *scanner) peek() byte {
+	for s.pos < len(s.data) {
+		c := s.data[s.pos]
+		if c > ' ' || c != ' ' && c != '\n' && c != '\t' && c != '\r' {
+			return c
+		}
+		s.pos++
 	}
-	s.dec.Reset(bytes.NewBuffer(s.data[at:]), lenient[:]...)
-}
-
-// pos is the offset behind what was read last.
-func (s *scanner) pos() int { return s.base + int(s.dec.InputOffset()) }
-
-// start is the offset where the next value begins.
-func (s *scanner) start() int {
-	between := " \t\r\n"
-	if s.dec.StackDepth() > 0 {
-		between += ",:"
-	}
-	return len(s.data) - len(bytes.TrimLeft(s.data[s.pos():], between))
+	return 0
 }
 
 // end tells whether nothing but white space is left.
-func (s *scanner) end() bool { return s.start() == len(s.data) }
+func (s *scanner) end() bool {
+	s.peek()
+	return s.pos >= len(s.data)
+}
 
-// fault is err with its place. What it says of the JSON stays as jsontext says it.
-func (s *scanner) fault(err error) error {
-	e, ok := errors.AsType[*jsontext.SyntacticError](err)
-	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return &syntaxError{offset: len(s.data), reason: "the file ends in the middle of an object"}
-	case ok:
-		return &syntaxError{offset: s.base + int(e.ByteOffset), reason: e.Err.Error()}
+func (s *scanner) fail(reason string) error {
+	if s.pos >= len(s.data) {
+		reason = "the file ends in the middle of an object"
 	}
-	return err
+	return &syntaxError{offset: s.pos, reason: reason}
 }
 
 // mismatch is the error for a value that is not what the field wants.
 func (s *scanner) mismatch(want string) error {
-	have := map[jsontext.Kind]string{'{': "an object", '[': "a list", '"': "a string", 't': "a boolean", 'f': "a boolean", '0': "a number"}[s.dec.PeekKind()]
-	if have == "" {
-		return s.skip() // fails, as there is no value
+	var have string
+	switch c := s.peek(); {
+	case c == '{':
+		have = "an object"
+	case c == '[':
+		have = "a list"
+	case c == '"':
+		have = "a string"
+	case c == 't', c == 'f':
+		have = "a boolean"
+	case c == '-', c >= '0' && c <= '9':
+		have = "a number"
+	default:
+		return s.fail("no JSON value begins like this")
 	}
 	return &fieldError{reason: fmt.Sprintf("is %s, should be %s", have, want)}
 }
 
-// token consumes a token that peeking has shown.
-func (s *scanner) token() error {
-	_, err := s.dec.ReadToken()
-	if err != nil {
-		return s.fault(err)
+// null consumes a null, if that comes next.
+func (s *scanner) null() bool {
+	return s.peek() == 'n' && s.literal("null") == nil
+}
+
+func (s *scanner) literal(word string) error {
+	if len(s.data)-s.pos < len(word) || string(s.data[s.pos:s.pos+len(word)]) != word {
+		return s.fail("no JSON value begins like this")
 	}
+	s.pos += len(word)
 	return nil
 }
 
-// null consumes a null, if that comes next.
-func (s *scanner) null() bool { return s.dec.PeekKind() == 'n' && s.token() == nil }
+// enter begins an object or a list, which its caller ends with leave.
+func (s *scanner) enter() error {
+	if s.depth == maxDepth {
+		return s.fail("values are nested too deep")
+	}
+	s.pos++
+	s.depth++
+	return nil
+}
+
+func (s *scanner) leave() { s.depth-- }
 
 // object calls field for each member of an object; field consumes the value.
 func (s *scanner) object(field func(key []byte) error) error {
 	if s.null() {
 		return nil
 	}
-	if s.dec.PeekKind() != '{' {
+	if s.peek() != '{' {
 		return s.mismatch("an object")
 	}
-	if err := s.token(); err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
-	for s.dec.PeekKind() != '}' {
+	defer s.leave()
+	if s.peek() == '}' {
+		s.pos++
+		return nil
+	}
+	for {
+		if s.peek() != '"' {
+			return s.fail("a field name in double quotes should be here")
+		}
 		key, err := s.quoted()
 		if err != nil {
 			return err
 		}
+		if s.peek() != ':' {
+			return s.fail("a ':' should be here")
+		}
+		s.pos++
 		if err := field(key); err != nil {
 			return under(string(key), err)
 		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case '}':
+			s.pos++
+			return nil
+		default:
+			return s.fail("a ',' or '}' should be here")
+		}
 	}
-	return s.token()
 }
 
 // list calls item for each item of a list; item consumes the value.
@@ -153,34 +174,73 @@ func (s *scanner) list(item func(i int) error) error {
 	if s.null() {
 		return nil
 	}
-	if s.dec.PeekKind() != '[' {
+	if s.peek() != '[' {
 		return s.mismatch("a list")
 	}
-	if err := s.token(); err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
-	for i := 0; s.dec.PeekKind() != ']'; i++ {
-		if s.dec.PeekKind() == 0 {
-			return s.token()
-		}
+	defer s.leave()
+	if s.peek() == ']' {
+		s.pos++
+		return nil
+	}
+	for i := 0; ; i++ {
 		if err := item(i); err != nil {
 			return under("["+strconv.Itoa(i)+"]", err)
 		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case ']':
+			s.pos++
+			return nil
+		default:
+			return s.fail("a ',' or ']' should be here")
+		}
 	}
-	return s.token()
 }
 
-// quoted reads the string that comes next. The result aliases the input where it can.
+// quoted reads the string that begins here. The result aliases the input where it can.
 func (s *scanner) quoted() ([]byte, error) {
-	v, err := s.dec.ReadValue()
+	start := s.pos
+	escaped, err := s.skipQuoted()
 	if err != nil {
-		return nil, s.fault(err)
+		return nil, err
 	}
-	if bytes.IndexByte(v, '\\') < 0 {
-		return v[1 : len(v)-1], nil
+	raw := s.data[start:s.pos]
+	if !escaped {
+		return raw[1 : len(raw)-1], nil
 	}
-	text, _ := jsontext.AppendUnquote(nil, v) // fails for invalid UTF-8 alone, which it replaces
-	return text, nil
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return nil, &syntaxError{offset: start, reason: "the string holds an escape that JSON doesn't know"}
+	}
+	return []byte(text), nil
+}
+
+// skipQuoted moves behind the string that begins here.
+func (s *scanner) skipQuoted() (escaped bool, err error) {
+	data := s.data
+	for i := s.pos + 1; i < len(data); i++ {
+		c := data[i]
+		if c > '\\' {
+			continue
+		}
+		switch {
+		case c == '"':
+			s.pos = i + 1
+			return escaped, nil
+		case c == '\\':
+			escaped = true
+			i++
+		case c < ' ':
+			s.pos = i
+			return false, s.fail("a string holds a line break or another control character")
+		}
+	}
+	s.pos = len(data)
+	return false, s.fail("")
 }
 
 // text reads a string; the result is valid until the input changes, nil for null.
@@ -188,33 +248,36 @@ func (s *scanner) text() ([]byte, error) {
 	if s.null() {
 		return nil, nil
 	}
-	if s.dec.PeekKind() != '"' {
+	if s.peek() != '"' {
 		return nil, s.mismatch("a string")
 	}
 	return s.quoted()
 }
 
 func (s *scanner) boolean(to *bool) error {
-	switch k := s.dec.PeekKind(); k {
+	switch s.peek() {
 	case 'n':
-	case 't', 'f':
-		*to = k == 't'
-	default:
-		return s.mismatch("true or false")
+		return s.literal("null")
+	case 't':
+		*to = true
+		return s.literal("true")
+	case 'f':
+		*to = false
+		return s.literal("false")
 	}
-	return s.token()
+	return s.mismatch("true or false")
 }
 
 func (s *scanner) int32(to *int32) error {
 	if s.null() {
 		return nil
 	}
-	if s.dec.PeekKind() != '0' {
+	if c := s.peek(); c != '-' && (c < '0' || c > '9') {
 		return s.mismatch("a whole number")
 	}
-	digits, err := s.dec.ReadValue()
+	digits, err := s.number()
 	if err != nil {
-		return s.fault(err)
+		return err
 	}
 	n, err := strconv.ParseInt(string(digits), 10, 32)
 	if err != nil {
@@ -224,10 +287,69 @@ func (s *scanner) int32(to *int32) error {
 	return nil
 }
 
-// skip moves behind the value that comes next, whatever it is, and checks its syntax on the way.
-func (s *scanner) skip() error {
-	if err := s.dec.SkipValue(); err != nil {
-		return s.fault(err)
+// number moves behind the number that begins here and returns its text.
+func (s *scanner) number() ([]byte, error) {
+	start := s.pos
+	if s.at('-') {
+		s.pos++
 	}
-	return nil
+	ok := true
+	if s.at('0') {
+		s.pos++
+	} else {
+		ok = s.digits()
+	}
+	if ok && s.at('.') {
+		s.pos++
+		ok = s.digits()
+	}
+	if ok && (s.at('e') || s.at('E')) {
+		s.pos++
+		if s.at('+') || s.at('-') {
+			s.pos++
+		}
+		ok = s.digits()
+	}
+	if !ok {
+		return nil, s.fail("a digit should be here")
+	}
+	return s.data[start:s.pos], nil
+}
+
+func (s *scanner) at(c byte) bool { return s.pos < len(s.data) && s.data[s.pos] == c }
+
+// digits moves behind the digits that begin here, and tells whether there are any.
+func (s *scanner) digits() bool {
+	start := s.pos
+	for s.pos < len(s.data) && s.data[s.pos] >= '0' && s.data[s.pos] <= '9' {
+		s.pos++
+	}
+	return s.pos > start
+}
+
+// skip moves behind the value that begins here, whatever it is, and checks its syntax on the way.
+func (s *scanner) skip() error {
+	switch c := s.peek(); {
+	case c == '{':
+		return s.object(func([]byte) error { return s.skip() })
+	case c == '[':
+		return s.list(func(int) error { return s.skip() })
+	case c == '"':
+		start := s.pos
+		escaped, err := s.skipQuoted()
+		if err == nil && escaped && !json.Valid(s.data[start:s.pos]) {
+			return &syntaxError{offset: start, reason: "the string holds an escape that JSON doesn't know"}
+		}
+		return err
+	case c == 't':
+		return s.literal("true")
+	case c == 'f':
+		return s.literal("false")
+	case c == 'n':
+		return s.literal("null")
+	case c == '-', c >= '0' && c <= '9':
+		_, err := s.number()
+		return err
+	}
+	return s.fail("no JSON value begins like this")
 }

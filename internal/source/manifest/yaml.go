@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strconv"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"sigs.k8s.io/yaml"
 )
 
@@ -72,7 +71,7 @@ func Documents(data []byte) iter.Seq[Document] {
 
 func parseDocument(line int, text []byte) Document {
 	d := Document{Line: line, text: text}
-	if text[0] == '{' && jsontext.Value(text).IsValid(lenient[:]...) {
+	if s := (scanner{data: text}); text[0] == '{' && s.skip() == nil && s.end() {
 		d.JSON, d.Given = text, true
 		return d
 	}
