@@ -35,10 +35,15 @@ type Requirement struct {
 // yes or no, that holds until the process ends; any other error, such as missing privileges, is no
 // answer.
 func (r *Requirement) Met(ctx context.Context) error {
+	return r.MetBy(func() error { return r.Check(ctx) })
+}
+
+// MetBy is Met with another way to check the same, such as through a socket that is open already.
+func (r *Requirement) MetBy(check func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.told {
-		r.err = r.Missing(r.Check(ctx))
+		r.err = r.Missing(check())
 		r.told = r.err == nil || errors.Is(r.err, ErrNotSupported)
 	}
 	return r.err

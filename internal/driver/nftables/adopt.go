@@ -211,7 +211,7 @@ func (a *adoption) done() {
 	a.change.chainRefs.ForgetRules()
 	d.sums, d.chainRefs = a.change.sums, a.change.chainRefs
 	d.adopted = d.adopted.with(parts{a.of.services && a.kept.Services == 0, a.of.policy && a.kept.Policy == 0})
-	d.owned = d.canOwn && (a.have == nil || a.have.Flags&nft.FlagPersist != 0)
+	d.owned = d.canOwn() && (a.have == nil || a.have.Flags&nft.FlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so
 	// that the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep || d.doubt && a.of != d.parts()
@@ -229,7 +229,7 @@ func (d *Driver) claim(ctx context.Context, table string, have *nft.Table) error
 		return nil
 	case have.Flags&nft.FlagOwner != 0 && have.Owner != d.sock.Port:
 		return fmt.Errorf("%w: a running agent (netlink port %d) owns table inet %s; stop it first", driver.ErrBusy, have.Owner, table)
-	case !d.canOwn || have.Flags != nft.FlagPersist:
+	case !d.canOwn() || have.Flags != nft.FlagPersist:
 		return nil // ours already, or one that cannot be given an owner
 	}
 	b := nft.NewBatch(table)
@@ -240,7 +240,7 @@ func (d *Driver) claim(ctx context.Context, table string, have *nft.Table) error
 
 // tableFlags are those of a table that is created.
 func (d *Driver) tableFlags() uint32 {
-	if d.canOwn {
+	if d.canOwn() {
 		return nft.FlagOwner | nft.FlagPersist
 	}
 	return 0

@@ -35,7 +35,7 @@ type Options struct {
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
 	prog   *program.Program
-	canOwn bool // the kernel can protect a table
+	shared bool // the table has no owner
 	log    *slog.Logger
 
 	background sync.WaitGroup
@@ -105,7 +105,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), prog: program.New(o.Policy), canOwn: !o.Shared && Protection.Met(context.Background()) == nil, log: log, sock: sock,
+		table: program.TableName, aside: newAside(), prog: program.New(o.Policy), shared: o.Shared, log: log, sock: sock,
 		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}

@@ -20,7 +20,7 @@ var (
 	Protection = &probe.Requirement{
 		Name: "table owner", Since: "6.9", Modules: []string{"nf_tables"},
 		Without: "the table is not owned, and is put back within a second if another program flushes it",
-		Check:   func(context.Context) error { return tryAlone(&program.Program{}, nft.FlagOwner|nft.FlagPersist) },
+		Check:   func(context.Context) error { return alone(tryProtection) },
 	}
 )
 
@@ -35,17 +35,27 @@ func requirement(r program.Requirement) *probe.Requirement {
 	return &probe.Requirement{Name: r.Name, Since: r.Since, Modules: r.Modules, Check: func(context.Context) error {
 		p := &program.Program{}
 		r.Fill(p)
-		return tryAlone(p, 0)
+		return alone(func(s *nft.Socket) error { return try(s, p, 0) })
 	}}
 }
 
-// tryAlone tries a program through a socket of its own.
-func tryAlone(p *program.Program, flags uint32) error {
+// alone tries something through a socket of its own. Closing that waits until the kernel has freed
+// what was tried.
+func alone(try func(*nft.Socket) error) error {
 	s, err := nft.Dial()
 	if err != nil {
 		return err
 	}
-	return errors.Join(try(s, p, flags), s.Close())
+	return errors.Join(try(s), s.Close())
+}
+
+func tryProtection(s *nft.Socket) error {
+	return try(s, &program.Program{}, nft.FlagOwner|nft.FlagPersist)
+}
+
+// canOwn tells whether the kernel protects a table that asks for it, and the driver may ask.
+func (d *Driver) canOwn() bool {
+	return !d.shared && Protection.MetBy(func() error { return tryProtection(d.sock) }) == nil
 }
 
 // try has the kernel build a program in a table that is created and deleted in one transaction: the
@@ -67,6 +77,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.canOwn() // asked now: soon after a trial, the first adoption waits for the kernel to free it
 	err := together.Missing(try(d.sock, d.prog, 0))
 	switch {
 	case err == nil:

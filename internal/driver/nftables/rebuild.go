@@ -65,7 +65,7 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 // takeOver makes d the driver of the table that n built in place of d's own.
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	d.state, d.sums, d.chainRefs, d.aside = n.state, n.sums, n.chainRefs, n.aside
-	d.adopted, d.owned, d.doubt, d.compared = d.parts(), d.canOwn, !d.canOwn, time.Now()
+	d.adopted, d.owned, d.doubt, d.compared = d.parts(), d.canOwn(), !d.canOwn(), time.Now()
 	d.forget.wake.Set()
 	d.gen, err = d.sock.Generation(ctx)
 	return err
@@ -110,7 +110,7 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 		return nil, err
 	}
 	n := &Driver{
-		prog: d.prog, sock: d.sock, canOwn: d.canOwn, owned: d.canOwn, log: d.log, remembered: d.remembered,
+		prog: d.prog, sock: d.sock, shared: d.shared, owned: d.canOwn(), log: d.log, remembered: d.remembered,
 		forget: forgetter{wake: wake.New()},
 		table:  table, building: true, aside: newAside(), state: state.New(), chainRefs: program.NewChainRefs(), sums: make([]sum, len(d.prog.Sets)+1),
 	}

@@ -47,8 +47,8 @@ func under(place string, err error) error {
 	return e
 }
 
-// scanner reads JSON from memory, one value after the other, as its caller asks for them: nothing is
-// built that nobody wants. It reads what encoding/json reads, with case-sensitive field names. A
+// scanner reads JSON from memory, one value after the other, as its caller asks for them: nothing
+// is built that nobody wants. It reads what encoding/json reads, with case-sensitive field names. A
 // null counts as a value that isn't there.
 type scanner struct {
 	data  []byte
