@@ -16,7 +16,10 @@ import (
 // the kernel. The frontends in had have had endpoints in this life: if they have none now, they
 // lost them.
 func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, had map[state.FrontendKey]bool) (driver.Plan, error) {
-	keep := lacking.keep()
+	return adopt(ctx, d, want, lacking.keep(), had)
+}
+
+func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.Keep, had map[state.FrontendKey]bool) (driver.Plan, error) {
 	if d.Capabilities().Can&driver.Keeps == 0 {
 		keep = driver.Keep{}
 	}
@@ -30,6 +33,16 @@ func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lack
 		return d.Adopt(ctx, want, keep)
 	}
 	return p, err
+}
+
+// bare is the state without what users declare: it stands for a part that fails where the driver
+// has to write all parts. No pod is known then: what it sends and gets does not pass.
+func bare(s *state.State) *state.State {
+	b := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
+	b.Services.Settings = s.Services.Settings
+	b.Policy.PodDevices, b.Policy.HostDevices = s.Policy.PodDevices, s.Policy.HostDevices
+	b.Policy.PodCIDRs, b.Policy.PodTunnels = s.Policy.PodCIDRs, s.Policy.PodTunnels
+	return b
 }
 
 // withBackends are the services without those frontends that never had an endpoint: theirs may be

@@ -1,12 +1,13 @@
 // Package reconcile keeps a kernel in step with the desired state, part by part: it decides when a
 // part is updated by what changed and when it is compared with the kernel as a whole, what stays
 // while the sources lack something, and when a part that failed is tried again. A part that fails
-// holds up no other, unless the driver needs all of them at once.
+// holds up no other.
 package reconcile
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -324,39 +325,71 @@ func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 		return
 	}
 	for _, p := range due {
+		apart := err
 		if len(due) > 1 && !errors.Is(err, driver.ErrBusy) {
-			apart := r.adoptParts(ctx, want, []*part{p}, done)
-			if apart == nil {
-				continue
+			if apart = r.adoptParts(ctx, want, []*part{p}, done); errors.Is(apart, driver.ErrWhole) {
+				apart = r.adoptAlone(ctx, want, p, done)
 			}
-			if !errors.Is(apart, driver.ErrWhole) {
-				r.failed(p, apart, delta, done)
-				continue
+			if errors.Is(apart, driver.ErrWhole) {
+				apart = err
 			}
 		}
-		r.failed(p, err, delta, done)
+		if apart != nil {
+			r.failed(p, apart, delta, done)
+		}
 	}
 }
 
+// adoptParts adopts some parts; the others stay as they are.
 func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*part, done *Done) error {
 	var s state.State
 	for _, p := range of {
-		switch p.of {
-		case Services:
-			s.Services = want.Services
-		case Policy:
-			s.Policy = want.Policy
-		}
+		p.of.copy(&s, want)
 	}
 	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return Adopt(ctx, r.driver, &s, r.lacking, r.had) })
 	if err != nil {
 		return err
 	}
 	for _, p := range of {
-		p.stale, p.delay, p.due, p.failure = false, 0, time.Time{}, nil
-		p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy}[p.of]
+		p.adopted(kept)
 	}
 	return nil
+}
+
+// adoptAlone adopts one part where the driver needs all. Of the others, which fail, it adopts what
+// there is without anything declared, and keeps what the kernel has.
+func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part, done *Done) error {
+	if r.driver.Capabilities().Can&driver.Keeps == 0 {
+		return driver.ErrWhole
+	}
+	s, keep := bare(want), r.lacking.keep()
+	p.of.copy(s, want)
+	mayKeep := keep
+	keep.Services, keep.Policy = keep.Services || p.of != Services, keep.Policy || p.of != Policy
+	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return adopt(ctx, r.driver, s, keep, r.had) })
+	switch {
+	case err != nil:
+		return err
+	case p.of == Services && kept.Services > 0 && !mayKeep.Services, p.of == Policy && kept.Policy > 0 && !mayKeep.Policy:
+		return fmt.Errorf("%s cannot be changed alone: the kernel has the tables of another version", p.of)
+	}
+	p.adopted(kept)
+	return nil
+}
+
+// copy takes the part over from another state.
+func (p Part) copy(to, from *state.State) {
+	if p == Services {
+		to.Services = from.Services
+	} else {
+		to.Policy = from.Policy
+	}
+}
+
+// adopted notes that the kernel has the part.
+func (p *part) adopted(kept driver.Kept) {
+	p.stale, p.delay, p.due, p.failure = false, 0, time.Time{}, nil
+	p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy}[p.of]
 }
 
 // apply carries out one plan.

@@ -30,10 +30,12 @@ type fake struct {
 
 func newFake() *fake { return &fake{can: driver.All, fails: map[reconcile.Part]error{}, whole: true} }
 
-func (f *fake) Capabilities() driver.Capabilities               { return driver.Capabilities{Can: f.can} }
-func (f *fake) Tampered(context.Context) (bool, error)          { return f.tampered, nil }
-func (f *fake) took() (done string)                             { done, f.done = strings.Join(f.done, "; "), nil; return done }
-func (f *fake) plan(name string, of []reconcile.Part) *fakePlan { return &fakePlan{f, name, of} }
+func (f *fake) Capabilities() driver.Capabilities      { return driver.Capabilities{Can: f.can} }
+func (f *fake) Tampered(context.Context) (bool, error) { return f.tampered, nil }
+func (f *fake) took() (done string)                    { done, f.done = strings.Join(f.done, "; "), nil; return done }
+func (f *fake) plan(name string, of []reconcile.Part) *fakePlan {
+	return &fakePlan{fake: f, name: name, of: of}
+}
 
 func (f *fake) Adopt(_ context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	of := partsOf(want.Services != nil, want.Policy != nil)
@@ -44,7 +46,9 @@ func (f *fake) Adopt(_ context.Context, want *state.State, keep driver.Keep) (dr
 	if keep.Any() {
 		name = fmt.Sprintf("keep%+v", keep)
 	}
-	return f.plan(name, of), nil
+	p := f.plan(name, of)
+	p.bare = map[reconcile.Part]bool{reconcile.Services: want.Services != whole.Services, reconcile.Policy: want.Policy != whole.Policy}
+	return p, nil
 }
 
 func (f *fake) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
@@ -65,6 +69,7 @@ type fakePlan struct {
 	*fake
 	name string
 	of   []reconcile.Part
+	bare map[reconcile.Part]bool // nothing of them fails
 }
 
 func (p *fakePlan) Len() int       { return 1 }
@@ -79,7 +84,7 @@ func (p *fakePlan) Kept() driver.Kept {
 
 func (p *fakePlan) Apply(context.Context) error {
 	for _, part := range p.of {
-		if err := p.fails[part]; err != nil {
+		if err := p.fails[part]; err != nil && !p.bare[part] {
 			p.done = append(p.done, fmt.Sprint("failed ", p.name, " ", p.of))
 			return err
 		}
@@ -183,17 +188,19 @@ func TestPartThatFails(t *testing.T) {
 	})
 }
 
-// A driver that needs the whole gets it.
+// A driver that needs the whole gets it. Of a part that fails it gets what nobody declares, and
+// keeps what the kernel has.
 func TestWholeIsNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 		r.Lack(reconcile.Lacking{})
 		f.fails[reconcile.Policy] = errors.New("no room")
-		run(t, r, f, attempt{both, "failed adopt [services policy]", "no room"})
+		run(t, r, f, attempt{both, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "no room"})
+		run(t, r, f, attempt{services, "update [services]", "no room"})
 		time.Sleep(time.Second)
 		delete(f.fails, reconcile.Policy)
-		run(t, r, f, attempt{none, "adopt [services policy]", ""})
+		run(t, r, f, attempt{none, "adopt [policy]", ""})
 
 		// Later it is one part that fails, and its driver finds that a new beginning is needed.
 		f.fails[reconcile.Policy] = errors.New("no room")
@@ -202,6 +209,20 @@ func TestWholeIsNeeded(t *testing.T) {
 		f.whole = true
 		time.Sleep(time.Second)
 		run(t, r, f, attempt{services, "update [services]; adopt [services policy]", ""})
+
+		// In the tables of another version, the driver keeps the other part by changing nothing.
+		f.fails[reconcile.Policy] = errors.New("no room")
+		f.whole, f.kept = true, driver.Kept{Services: 1, Policy: 1}
+		r.Doubt("")
+		run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "services cannot be changed alone"})
+		if _, fails := r.Failed()[reconcile.Services]; !fails {
+			t.Error("services are said to be in step")
+		}
+
+		// A driver that cannot keep anything waits for all parts.
+		f.can, f.whole = driver.All&^driver.Keeps, true
+		r.Hurry()
+		run(t, r, f, attempt{none, "failed adopt [services policy]", "no room"})
 	})
 }
 

@@ -103,6 +103,90 @@ func TestPartsFailApart(t *testing.T) {
 	})
 }
 
+// A part that fails from the first programming on, after the table was lost, or after a restart of
+// the agent, holds up no other; and nothing of it that was in force is taken from the kernel.
+func TestPartsFailApartFromTheStart(t *testing.T) {
+	modes(t, func(t *testing.T, o Options) {
+		for _, failing := range []reconcile.Part{reconcile.Policy, reconcile.Services} {
+			t.Run(failing.String(), func(t *testing.T) {
+				o.Policy = true
+				ns, want := testNS(t), isolated()
+				want.Policy.HostDevices[3] = struct{}{}
+				want.Services.Frontends[vip("10.96.0.1")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
+				var d *Driver
+				var r *reconcile.Reconciler
+				fails := true
+				start := func() {
+					t.Helper()
+					d = openIn(t, ns, o)
+					r = reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
+					r.Lack(reconcile.Lacking{})
+					fp := d.prog.Families[0]
+					set := map[reconcile.Part]*nft.Set{reconcile.Policy: fp.Policy.To, reconcile.Services: fp.Frontends}[failing]
+					d.Refuse(func(m Message) error {
+						if fails && m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
+							return unix.EAGAIN // nothing that the kernel refuses for what it is
+						}
+						return nil
+					})
+				}
+				holds := func(frontends, pods int) {
+					t.Helper()
+					r.Hurry()
+					if _, err := r.Attempt(t.Context(), state.Delta{}, 0); (err != nil) != fails {
+						t.Fatalf("attempt: %v, want an error: %v", err, fails)
+					}
+					for _, c := range []struct {
+						set  *nft.Set
+						want int
+					}{{d.prog.Families[0].Frontends, frontends}, {d.prog.Families[0].Policy.To, pods}, {d.prog.Policy.HostDevices, 1}} {
+						if got, err := d.content(t.Context(), c.set); err != nil || len(got) != c.want {
+							t.Fatalf("%d elements in %s, want %d (%v)", len(got), c.set.Name, c.want, err)
+						}
+					}
+				}
+				one := func(n int) (frontends, pods int) {
+					if failing == reconcile.Policy {
+						return n, 0
+					}
+					return 0, 2
+				}
+				start()
+				holds(one(1))
+				for range 4 {
+					r.Doubt("")
+					holds(one(1))
+				}
+				if out, err := ns.Run("nft", "flush", "ruleset"); err != nil {
+					t.Fatalf("%s: %v", out, err)
+				}
+				r.Doubt("")
+				holds(one(1))
+				fails = false
+				holds(1, 2)
+
+				if err := d.Close(); err != nil {
+					t.Fatal(err)
+				}
+				want.Services.Frontends[vip("10.96.0.2")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
+				want.Policy.Workloads[netip.MustParseAddr("10.1.0.77")] = &state.Workload{Device: 77, Ingress: "deny"}
+				fails = true
+				start()
+				if failing == reconcile.Policy {
+					holds(2, 2)
+				} else {
+					holds(1, 3)
+				}
+				fails = false
+				holds(2, 3)
+				if n, text := adopt(t, d, want); n != 0 {
+					t.Errorf("an adoption plans\n%s", text)
+				}
+			})
+		}
+	})
+}
+
 // A part cannot be adopted apart where the program has to be written: into a kernel that has none,
 // has another one, or has lost it.
 func TestWholeIsNeeded(t *testing.T) {
