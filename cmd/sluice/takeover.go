@@ -73,7 +73,11 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		return errors.New("this driver cannot list what it has programmed")
 	}
 	o.Kernel, o.Out = lister, cmd.OutOrStdout()
-	o.Agent = syncer{agent.NewClient(o.Socket)}
+	o.Sync = func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // a healthy agent takes no longer
+		defer cancel()
+		return agent.NewClient(o.Socket).Sync(ctx)
+	}
 	o.Minor = func(err error) bool {
 		_, only := errors.AsType[*agent.FaultError](err)
 		return only
@@ -89,16 +93,6 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		return errors.Join(tellSysctls(cmd, o.Socket), removeSocket(o.Out, o.Socket))
 	}
 	return privilege(takeover.To(cmd.Context(), o))
-}
-
-// syncer waits until an agent is in step, for as long as a healthy agent takes at the most.
-type syncer struct{ client *agent.Client }
-
-// Sync implements takeover.Agent.
-func (s syncer) Sync(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	return s.client.Sync(ctx)
 }
 
 // tellSysctls lists the kernel parameters that the agent has set. They are not restored here:

@@ -16,36 +16,43 @@ import (
 // are in use; their rules are only available in its old binary form, so the program that
 // reads the form has to be installed.
 func readLegacy(ctx context.Context) Legacy {
-	var l Legacy
-	var errs []error
-	for _, family := range []struct{ name, nft, names, save string }{
-		{"IPv4", "ip", "ip_tables_names", "iptables-legacy-save"},
-		{"IPv6", "ip6", "ip6_tables_names", "ip6tables-legacy-save"},
-	} {
-		b, err := os.ReadFile("/proc/thread-self/net/" + family.names)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // not in this kernel
+	families, err := LegacyFamilies()
+	l := Legacy{ReadErr: err}
+	for _, f := range families {
+		for _, t := range f.Tables {
+			l.Tables = append(l.Tables, f.Name+" "+t)
 		}
+		out, err := save(ctx, f.Program+"-legacy-save")
 		if err != nil {
-			errs = append(errs, err)
+			l.ReadErr = errors.Join(l.ReadErr, err)
 			continue
 		}
-		tables := strings.Fields(string(b))
-		if len(tables) == 0 {
-			continue // the program is not called in vain: it would bring tables into use
-		}
-		for _, t := range tables {
-			l.Tables = append(l.Tables, family.name+" "+t)
-		}
-		out, err := save(ctx, family.save)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		l.Chains = append(l.Chains, parseSave(family.nft, out)...)
+		l.Chains = append(l.Chains, parseSave(f.Family, out)...)
 	}
-	l.ReadErr = errors.Join(errs...)
 	return l
+}
+
+// LegacyFamily is an address family with tables of iptables-legacy in use.
+type LegacyFamily struct {
+	Name    string // "IPv4" or "IPv6"
+	Family  string // "ip" or "ip6"
+	Program string // "iptables" or "ip6tables"
+	Tables  []string
+}
+
+// LegacyFamilies returns the families with tables in use in the calling thread's network namespace.
+// The programs of others are not to be called in vain: they would bring tables into use.
+func LegacyFamilies() (used []LegacyFamily, err error) {
+	for _, f := range []LegacyFamily{{Name: "IPv4", Family: "ip", Program: "iptables"}, {Name: "IPv6", Family: "ip6", Program: "ip6tables"}} {
+		b, readErr := os.ReadFile("/proc/thread-self/net/" + f.Family + "_tables_names")
+		if f.Tables = strings.Fields(string(b)); len(f.Tables) > 0 {
+			used = append(used, f)
+		}
+		if !errors.Is(readErr, os.ErrNotExist) { // the kernel has no such tables
+			err = errors.Join(err, readErr)
+		}
+	}
+	return used, err
 }
 
 func save(ctx context.Context, program string) (string, error) {

@@ -30,30 +30,35 @@ func taken(ctx context.Context, addresses []string) (busy []string) {
 	return busy
 }
 
-// lacksLivez reports whether the server on an address has no /livez. It
-// connects from the calling thread's network namespace, as an HTTP client need not.
+// lacksLivez reports whether the server on an address has no /livez.
 func lacksLivez(ctx context.Context, address string) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	resp, err := Get(ctx, time.Second, address, "/livez")
+	return err == nil && resp.StatusCode == http.StatusNotFound
+}
+
+// Get asks a server for a page and returns its answer, whose body is closed. It connects from the
+// calling thread's network namespace, as an HTTP client need not.
+func Get(ctx context.Context, limit time.Duration, address, page string) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/livez", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+page, nil)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	if err := req.Write(conn); err != nil {
-		return false
+		return nil, err
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
-	if err != nil {
-		return false
+	if err == nil {
+		_ = resp.Body.Close()
 	}
-	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusNotFound
+	return resp, err
 }
 
 // ports says where the agent could not serve its metrics and its health.

@@ -6,6 +6,7 @@ package preflight
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -46,12 +47,7 @@ func Check(f *Facts) []Result {
 
 // Failed reports whether a result is Fail.
 func Failed(results []Result) bool {
-	for _, r := range results {
-		if r.Status == Fail {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(results, func(r Result) bool { return r.Status == Fail })
 }
 
 // Print writes the results as a table for people, with columns separated by tabs, and

@@ -1,8 +1,10 @@
 package preflight
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -54,9 +56,9 @@ func chains() (found []Chain, own bool, err error) {
 			own = true
 			continue
 		}
-		seen := Chain{Family: familyName(c.Table.Family), Table: c.Table.Name, Name: c.Name}
-		if c.Hooknum != nil {
-			seen.Hook = hookName(c.Table.Family, *c.Hooknum)
+		seen := Chain{Family: cmp.Or(FamilyNames[c.Table.Family], "unknown"), Table: c.Table.Name, Name: c.Name}
+		if c.Hooknum != nil && slices.Contains([]string{"inet", "ip", "ip6"}, seen.Family) {
+			seen.Hook = hookNames[*c.Hooknum]
 		}
 		if seen.Hook != "" {
 			seen.PolicyDrop = c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
@@ -110,42 +112,14 @@ func read(exprs []expr.Any) rule {
 	return r
 }
 
-func familyName(f nftables.TableFamily) string {
-	switch f {
-	case nftables.TableFamilyINet:
-		return "inet"
-	case nftables.TableFamilyIPv4:
-		return "ip"
-	case nftables.TableFamilyIPv6:
-		return "ip6"
-	case nftables.TableFamilyNetdev:
-		return "netdev"
-	case nftables.TableFamilyBridge:
-		return "bridge"
-	case nftables.TableFamilyARP:
-		return "arp"
-	}
-	return "unknown"
+// FamilyNames are the families of tables as nft writes them.
+var FamilyNames = map[nftables.TableFamily]string{
+	nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
+	nftables.TableFamilyNetdev: "netdev", nftables.TableFamilyBridge: "bridge", nftables.TableFamilyARP: "arp",
 }
 
-// hookName names a hook that service traffic passes, and is empty for the others.
-func hookName(f nftables.TableFamily, h nftables.ChainHook) string {
-	switch f {
-	case nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6:
-	default:
-		return ""
-	}
-	switch h {
-	case unix.NF_INET_PRE_ROUTING:
-		return "prerouting"
-	case unix.NF_INET_LOCAL_IN:
-		return "input"
-	case unix.NF_INET_FORWARD:
-		return "forward"
-	case unix.NF_INET_LOCAL_OUT:
-		return "output"
-	case unix.NF_INET_POST_ROUTING:
-		return "postrouting"
-	}
-	return ""
+// hookNames are the hooks that service traffic passes, in tables of IPv4, IPv6 and both.
+var hookNames = map[nftables.ChainHook]string{
+	unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
+	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting",
 }

@@ -6,15 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/google/nftables"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -30,9 +34,9 @@ func Remembered(ctx context.Context) ([]state.Remembered, error) {
 	return append(sets, lists...), errors.Join(err, listErr)
 }
 
-// affinityPrefix begins the names of sets,
+// affinityName matches the names of sets of clients,
 // "affinity-HASH-namespace/service/protocol/port__address/port".
-const affinityPrefix = "affinity-"
+var affinityName = regexp.MustCompile(`^affinity-[^-]*-([^/]*)/([^/]*)/([^/]*)/([^/]*?)__(.*)/([^/]*)$`)
 
 func fromSets() ([]state.Remembered, error) {
 	conn, err := connect()
@@ -41,20 +45,18 @@ func fromSets() ([]state.Remembered, error) {
 	}
 	defer func() { _ = conn.CloseLasting() }()
 	var found []state.Remembered
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		tables, err := conn.ListTablesOfFamily(family)
-		if err != nil {
-			return found, fmt.Errorf("list tables: %w", err)
+	tables, err := conn.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("list tables: %w", err)
+	}
+	for _, t := range tables {
+		if t.Name != proxyTable {
+			continue
 		}
-		for _, t := range tables {
-			if t.Name != proxyTable {
-				continue
-			}
-			more, err := fromTable(conn, t)
-			found = append(found, more...)
-			if err != nil {
-				return found, err
-			}
+		more, err := fromTable(conn, t)
+		found = append(found, more...)
+		if err != nil {
+			return found, err
 		}
 	}
 	return found, nil
@@ -87,33 +89,21 @@ func fromTable(conn *nftables.Conn, table *nftables.Table) ([]state.Remembered, 
 
 // parseSetName reads of which service port and backend a set of clients is.
 func parseSetName(name string) (r state.Remembered, ok bool) {
-	rest, ok := strings.CutPrefix(name, affinityPrefix)
-	_, rest, hashed := strings.Cut(rest, "-")
-	service, backend, cut := strings.Cut(rest, "__")
-	parts := strings.Split(service, "/")
-	addr, port, both := cutLast(backend, "/")
-	if !ok || !hashed || !cut || !both || len(parts) != 4 {
+	parts := affinityName.FindStringSubmatch(name)
+	if parts == nil {
 		return r, false
 	}
 	// A colon can't be in a name of nftables: the addresses of IPv6 have dots in its place.
-	a, err := netip.ParseAddr(addr)
+	a, err := netip.ParseAddr(parts[5])
 	if err != nil {
-		a, err = netip.ParseAddr(strings.ReplaceAll(addr, ".", ":"))
+		a, err = netip.ParseAddr(strings.ReplaceAll(parts[5], ".", ":"))
 	}
-	number, portErr := strconv.ParseUint(port, 10, 16)
+	number, portErr := strconv.ParseUint(parts[6], 10, 16)
 	r = state.Remembered{
-		Service: model.Name{Namespace: parts[0], Name: parts[1]}, Port: parts[3], Protocol: protocols[parts[2]],
+		Service: model.Name{Namespace: parts[1], Name: parts[2]}, Port: parts[4], Protocol: protocols[parts[3]],
 		Backend: netip.AddrPortFrom(a, uint16(number)),
 	}
 	return r, err == nil && portErr == nil && r.Protocol != 0
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }
 
 // recentLists is where the match "recent" shows its lists, each under the name of an endpoint's
@@ -156,11 +146,7 @@ func fromLists(ctx context.Context) ([]state.Remembered, error) {
 			}
 		}
 	}
-	var found []state.Remembered
-	for _, r := range where {
-		found = append(found, r)
-	}
-	return found, nil
+	return slices.Collect(maps.Values(where)), nil
 }
 
 // parseRecent reads a line "src=10.0.0.1 ttl: 64 last_seen: 4295012345 oldest_pkt: 1 4295012345".
@@ -181,15 +167,15 @@ func parseRecent(line string) (client netip.Addr, seen uint64, ok bool) {
 // end of iptables.
 func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 	chains := map[string]state.Remembered{}
-	for _, f := range []struct {
-		is4            bool
-		program, names string
-	}{{true, "iptables", "ip_tables_names"}, {false, "ip6tables", "ip6_tables_names"}} {
-		b, err := os.ReadFile("/proc/thread-self/net/" + f.names)
-		if err != nil || !strings.Contains(string(b), "nat") {
-			continue // not in use
+	families, err := preflight.LegacyFamilies()
+	if err != nil {
+		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
+	}
+	for _, f := range families {
+		if !slices.Contains(f.Tables, "nat") {
+			continue
 		}
-		save, err := legacyProgram(ctx, f.program, "save")
+		save, err := legacyProgram(ctx, f.Program, "save")
 		if err != nil {
 			return nil, err
 		}
@@ -198,7 +184,7 @@ func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(string(out)) {
-			if name, r, ok := parseRule(strings.TrimSpace(line), f.is4); ok {
+			if name, r, ok := parseRule(strings.TrimSpace(line), f.Family == "ip"); ok {
 				r.addEndpoint(name, chains)
 			}
 		}

@@ -17,7 +17,7 @@ func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Add
 	for _, c := range claims {
 		served, there := ours[c.Key]
 		if c.NodePort() {
-			served, there = ports[c.Key], hasKey(ports, c.Key)
+			served, there = ports[c.Key]
 		}
 		switch {
 		case !there:
@@ -51,8 +51,7 @@ func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.A
 	for _, k := range slices.SortedFunc(maps.Keys(ours), state.FrontendKey.Compare) {
 		served, there := theirs[k]
 		if !there && host[k.Addr] {
-			any := anyAddress(k)
-			served, there = theirs[any], hasKey(theirs, any)
+			served, there = theirs[anyAddress(k)]
 		}
 		switch {
 		case !there:
@@ -108,11 +107,6 @@ func unspecified(is4 bool) netip.Addr {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
-}
-
-func hasKey(m map[state.FrontendKey]bool, k state.FrontendKey) bool {
-	_, ok := m[k]
-	return ok
 }
 
 // elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none.

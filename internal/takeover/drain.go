@@ -126,7 +126,7 @@ func (v *ipvsState) drainServers(ctx context.Context, say func(string, ...any)) 
 			told = n
 			say("IPVS still carries %d connections to %d virtual servers, %s among them", n, len(v.servers), v.servers[0].key)
 		}
-		if !pause(ctx) {
+		if !pause(ctx, drainPoll) {
 			return fmt.Errorf("%w: %d of IPVS to %d virtual servers", errUndrained, v.connections(), len(v.servers))
 		}
 		next := &ipvsState{}
@@ -198,7 +198,7 @@ func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)
 			told = n
 			say("%d connections of the node itself have a service's address as their own", n)
 		}
-		if !pause(ctx) {
+		if !pause(ctx, drainPoll) {
 			return fmt.Errorf("%w: %d of the node itself, whose own address is a service's; end them by restarting what runs on the host's network", errUndrained, n)
 		}
 	}
@@ -211,11 +211,11 @@ func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)
 }
 
 // pause waits until the next check; false: ctx has ended.
-func pause(ctx context.Context) bool {
+func pause(ctx context.Context, interval time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(drainPoll):
+	case <-time.After(interval):
 		return true
 	}
 }

@@ -25,7 +25,7 @@ func TestForwardEnds(t *testing.T) {
 			t.Run(name+", "+backend, func(t *testing.T) {
 				t.Parallel()
 				from := takeFromIPTables(t, backend, text)
-				out, err := from(Options{Agent: notInStep{}, DryRun: true})
+				out, err := from(Options{Sync: notInStep, DryRun: true})
 				if told := strings.Contains(out, "before the agent starts"); told != c.stops || !errors.Is(err, ErrStopped) {
 					t.Errorf("without an agent: %v\n%s", err, out)
 				}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -22,8 +23,8 @@ func (o *Options) findProxy(ctx context.Context) error {
 		return o.nothingFrom()
 	}
 	for _, p := range parts {
-		o.ok("found %s", p)
-		for _, a := range p.losses() {
+		o.ok("found %s", p.what)
+		for _, a := range p.losses {
 			o.note("%s", a) // also where no agent is yet: it tells what its start would break
 		}
 	}
@@ -32,13 +33,12 @@ func (o *Options) findProxy(ctx context.Context) error {
 
 // nothingFrom ends where kube-proxy has no rules.
 func (o *Options) nothingFrom() error {
-	agent, _ := peer(o.Socket)
-	running, err := proxies(agent)
+	running, err := o.proxies()
 	if err != nil {
 		return o.stop("%v", err)
 	}
 	if len(running) > 0 {
-		return o.stop("%s runs on this node and has not programmed anything yet: stop it first\n%s", running[0], stopProxy(running[0], o.Node))
+		return o.stop("%s runs on this node and has not programmed anything yet: stop it first\n%s", running[0], running[0].stop("kube-proxy", o.Node))
 	}
 	o.ok("nothing of kube-proxy is on this node: nothing to do")
 	return errDone
@@ -58,8 +58,8 @@ func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) e
 	var minor error
 	begun := time.Now()
 	err := o.wait(ctx, func() (string, error) {
-		minor = o.Agent.Sync(ctx)
-		for ; o.Minor(minor) && time.Since(begun) < patience && ctx.Err() == nil; minor = o.Agent.Sync(ctx) {
+		minor = o.Sync(ctx)
+		for ; o.Minor(minor) && time.Since(begun) < patience && ctx.Err() == nil; minor = o.Sync(ctx) {
 			time.Sleep(poll)
 		}
 		if minor == nil || o.Minor(minor) {
@@ -83,15 +83,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	var claims, ours int
 	var lacks []string
 	compare := func() (string, error) {
-		parts, err := find(ctx)
-		if err != nil {
-			return "", err
-		}
-		frontends, err := o.Kernel.Frontends(ctx)
-		if err != nil {
-			return "", err
-		}
-		host, err := hostSet()
+		parts, frontends, host, err := o.both(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -105,7 +97,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
 		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
 		for _, p := range parts {
-			lacks = append(lacks, p.losses()...)
+			lacks = append(lacks, p.losses...)
 		}
 		return strings.Join(lacks, "\n"), nil
 	}
@@ -120,6 +112,19 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		o.ok("sluice serves all %d addresses and ports that kube-proxy does (it has %d)", claims, ours)
 	}
 	return nil
+}
+
+// both finds what kube-proxy and the agent have programmed, and the addresses on which node ports
+// are served.
+func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, err error) {
+	if theirs, err = find(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	if ours, err = o.Kernel.Frontends(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	host, _, err = addresses()
+	return theirs, ours, host, err
 }
 
 // unserved says what happens to node ports on addresses where the agent serves none.
@@ -144,12 +149,11 @@ func (o *Options) givenUp(a netip.Addr) bool {
 // proxyGone waits until no kube-proxy runs on the node: it would put its rules back.
 func (o *Options) proxyGone(ctx context.Context) error {
 	err := o.wait(ctx, func() (string, error) {
-		agent, _ := peer(o.Socket)
-		running, err := proxies(agent)
+		running, err := o.proxies()
 		if err != nil || len(running) == 0 {
 			return "", errors.Join(err, ctx.Err())
 		}
-		return fmt.Sprintf("%s runs on this node and would put its rules back: stop it\n%s", running[0], stopProxy(running[0], o.Node)), ctx.Err()
+		return fmt.Sprintf("%s runs on this node and would put its rules back: stop it\n%s", running[0], running[0].stop("kube-proxy", o.Node)), ctx.Err()
 	})
 	if err != nil {
 		return err
@@ -159,13 +163,12 @@ func (o *Options) proxyGone(ctx context.Context) error {
 }
 
 func (o *Options) wouldStopProxy(context.Context) error {
-	agent, _ := peer(o.Socket)
-	running, err := proxies(agent)
+	running, err := o.proxies()
 	if err != nil {
 		return o.stop("%v", err)
 	}
 	for _, p := range running {
-		o.line("would", "wait until %s is stopped:\n%s", p, stopProxy(p, o.Node))
+		o.line("would", "wait until %s is stopped:\n%s", p, p.stop("kube-proxy", o.Node))
 	}
 	return nil
 }
@@ -176,8 +179,8 @@ func (o *Options) wouldRemoveProxy(ctx context.Context) error {
 		return o.stop("%v", err)
 	}
 	for _, p := range parts {
-		o.line("would", "remove %s", p)
-		for _, n := range p.notes() {
+		o.line("would", "remove %s", p.what)
+		for _, n := range p.notes {
 			o.note("%s", n)
 		}
 	}
@@ -191,10 +194,9 @@ func (o *Options) removeProxy(ctx context.Context) error {
 		return o.stop("%v", err)
 	}
 	for _, p := range parts {
-		for _, n := range p.notes() {
+		for _, n := range p.notes {
 			o.note("%s", n)
 		}
-		what := p.String()
 		err := p.remove(ctx, drain{o.Drain, func(format string, args ...any) { o.line("wait", format, args...) }})
 		if errors.Is(err, errUndrained) {
 			return o.stop("%v\nrun this again to wait for them once more (--drain-timeout), or end them", err)
@@ -202,7 +204,7 @@ func (o *Options) removeProxy(ctx context.Context) error {
 		if err != nil {
 			return o.stop("%v", err)
 		}
-		o.ok("removed %s", what)
+		o.ok("removed %s", p.what)
 	}
 	return nil
 }
@@ -214,7 +216,7 @@ func (o *Options) proxyRemoved(ctx context.Context) error {
 		return o.stop("%v", err)
 	}
 	if len(left) > 0 {
-		return o.stop("there are rules of kube-proxy again: %s: see what runs kube-proxy on this node", left[0])
+		return o.stop("there are rules of kube-proxy again: %s: see what runs kube-proxy on this node", left[0].what)
 	}
 	o.ok("nothing of kube-proxy is left in this network namespace")
 	return nil

@@ -52,8 +52,6 @@ type server struct {
 	dests int
 }
 
-func (v *ipvsState) losses() []string { return nil }
-
 func (v *ipvsState) claims() []Claim {
 	claims := make([]Claim, 0, len(v.servers))
 	for _, s := range v.servers {
@@ -112,7 +110,7 @@ func findIPVS(context.Context) ([]part, error) {
 	if !v.device && len(v.own)+len(v.sets)+len(v.servers) == 0 {
 		return nil, nil
 	}
-	return []part{v}, nil
+	return []part{{what: v.String(), claims: v.claims(), notes: v.notes(), remove: v.remove}}, nil
 }
 
 // readSets finds kube-proxy's sets, and the node ports in them.
@@ -195,7 +193,7 @@ func openIPVS() (*ipvs.Handle, error) {
 	return conn, nil
 }
 
-// remove implements part.
+// remove removes it all, what carries connections once these have ended.
 func (v *ipvsState) remove(ctx context.Context, d drain) error {
 	ctx, cancel := context.WithTimeout(ctx, d.limit)
 	defer cancel()

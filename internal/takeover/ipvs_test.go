@@ -24,9 +24,7 @@ import (
 )
 
 // inStep is an agent that has programmed all.
-type inStep struct{}
-
-func (inStep) Sync(context.Context) error { return nil }
+func inStep(context.Context) error { return nil }
 
 // TestIPVS takes over from what kube-proxy programs in IPVS mode, made here by hand: connections
 // that IPVS carries and connections of the node whose own address is a service's go on until they
@@ -229,7 +227,7 @@ func (w *ipvsNode) program() {
 // from runs From on the node.
 func (w *ipvsNode) from(ctx context.Context, o Options) (string, error) {
 	var out bytes.Buffer
-	o.Out, o.Socket, o.Node, o.Agent, o.Kernel = &out, w.t.TempDir()+"/none", "node", inStep{}, w.driver
+	o.Out, o.Socket, o.Node, o.Sync, o.Kernel = &out, w.t.TempDir()+"/none", "node", inStep, w.driver
 	o.Minor = func(error) bool { return false }
 	err := w.node.Do(func() error { return From(ctx, o) })
 	return out.String(), err

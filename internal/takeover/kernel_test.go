@@ -52,8 +52,8 @@ func fromIn(t *testing.T, ns *netns.NS) func(Options) (string, error) {
 		var out bytes.Buffer
 		o.Out, o.Socket, o.Node = &out, t.TempDir()+"/none", "node"
 		o.Minor = func(error) bool { return false }
-		if o.Agent == nil {
-			o.Agent = inStep{}
+		if o.Sync == nil {
+			o.Sync = inStep
 		}
 		if o.Kernel == nil {
 			o.Kernel = frontends{}
@@ -117,14 +117,12 @@ func TestDifferencesStop(t *testing.T) {
 }
 
 // notInStep is an agent that does not get it done.
-type notInStep struct{}
-
-func (notInStep) Sync(context.Context) error { return errors.New("the API is away") }
+func notInStep(context.Context) error { return errors.New("the API is away") }
 
 func TestAgentNotInStepStops(t *testing.T) {
 	from, ruleset := takeFrom(t, twoServices)
 	before := ruleset()
-	out, err := from(Options{Agent: notInStep{}, Force: true, Wait: poll})
+	out, err := from(Options{Sync: notInStep, Force: true, Wait: poll})
 	if !errors.Is(err, ErrStopped) || !strings.Contains(err.Error(), "the API is away") || ruleset() != before {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -206,7 +204,7 @@ func TestBackendsAgree(t *testing.T) {
 		if len(want) != 8 {
 			t.Fatalf("%s: %v", family.name, want)
 		}
-		want = claimsOf([]part{&nft{claimed: want}})
+		want = claimsOf([]part{{claims: want}})
 		for backend, find := range map[string]func(context.Context) ([]part, error){"nft": findNftables, "legacy": findLegacy} {
 			ns, _ := emptyNamespace(t)
 			if out, err := ns.Run("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E"); err != nil {

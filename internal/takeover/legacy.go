@@ -3,11 +3,9 @@ package takeover
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -18,16 +16,7 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 )
 
-// legacy is what kube-proxy has in the tables of one family of iptables-legacy. Their rules can be
-// had and changed in their old binary form only, so that the programs that know the form have to be
-// there.
-type legacy struct {
-	family  string // "ip" or "ip6"
-	restore string // program
-	tables  []legacyTable
-}
-
-// legacyTable is one table, as iptables-save prints it.
+// legacyTable is one table of iptables-legacy, as iptables-save prints it.
 type legacyTable struct {
 	name    string
 	chains  []string // of kube-proxy, to be removed
@@ -38,78 +27,59 @@ type legacyTable struct {
 	noted   []string
 }
 
-func (l *legacy) String() string {
-	var what []string
-	for _, t := range l.tables {
-		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains)+len(t.emptied), t.name))
-	}
-	return "iptables-legacy, family " + l.family + ": " + strings.Join(what, ", ")
-}
-
-func (l *legacy) claims() []Claim {
-	return gather(l.tables, func(t legacyTable) []Claim { return t.claimed })
-}
-func (l *legacy) losses() []string {
-	return gather(l.tables, func(t legacyTable) []string { return t.lost })
-}
-func (l *legacy) notes() []string {
-	return gather(l.tables, func(t legacyTable) []string { return t.noted })
-}
-
-func gather[T any](tables []legacyTable, of func(legacyTable) []T) []T {
-	var all []T
-	for _, t := range tables {
-		all = append(all, of(t)...)
-	}
-	return all
-}
-
+// findLegacy finds what kube-proxy has in the tables of iptables-legacy, in each family. Their rules
+// can be had and changed in their old binary form only, so that the programs that know the form
+// have to be there.
 func findLegacy(ctx context.Context) ([]part, error) {
+	families, err := preflight.LegacyFamilies()
+	if err != nil {
+		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
+	}
 	var parts []part
-	for _, f := range []struct{ family, names, program string }{
-		{"ip", "ip_tables_names", "iptables"}, {"ip6", "ip6_tables_names", "ip6tables"},
-	} {
-		b, err := os.ReadFile("/proc/thread-self/net/" + f.names)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // not in this kernel
+	for _, f := range families {
+		f.Tables = slices.DeleteFunc(f.Tables, func(t string) bool { return proxyChains[t] == nil })
+		if len(f.Tables) == 0 {
+			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
-		}
-		names := slices.DeleteFunc(strings.Fields(string(b)), func(t string) bool { return proxyChains[t] == nil })
-		if len(names) == 0 {
-			continue // the program is not called in vain: it would bring tables into use
-		}
-		l, err := readLegacy(ctx, f.family, f.program, names)
+		p, err := readLegacy(ctx, f)
 		if err != nil {
 			return nil, err
 		}
-		if len(l.tables) > 0 {
-			parts = append(parts, l)
+		if p.remove != nil {
+			parts = append(parts, p)
 		}
 	}
 	return parts, nil
 }
 
-func readLegacy(ctx context.Context, family, program string, tables []string) (*legacy, error) {
-	save, err := legacyProgram(ctx, program, "save")
+// readLegacy reads a family; remove is nil if it has nothing of kube-proxy.
+func readLegacy(ctx context.Context, f preflight.LegacyFamily) (p part, err error) {
+	save, err := legacyProgram(ctx, f.Program, "save")
 	if err != nil {
-		return nil, err
+		return p, err
 	}
-	l := &legacy{family: family}
-	if l.restore, err = legacyProgram(ctx, program, "restore"); err != nil {
-		return nil, err
+	restore, err := legacyProgram(ctx, f.Program, "restore")
+	if err != nil {
+		return p, err
 	}
-	for _, name := range tables {
+	var what []string
+	var tables []legacyTable
+	for _, name := range f.Tables {
 		out, err := run(ctx, nil, save, "-t", name)
 		if err != nil {
-			return nil, err
+			return p, err
 		}
-		if t := parseTable(family, name, string(out)); len(t.chains)+len(t.emptied)+len(t.jumps) > 0 {
-			l.tables = append(l.tables, t)
+		t := parseTable(f.Family, name, string(out))
+		if len(t.chains)+len(t.emptied)+len(t.jumps) == 0 {
+			continue
 		}
+		tables = append(tables, t)
+		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains)+len(t.emptied), t.name))
+		p.claims, p.losses, p.notes = append(p.claims, t.claimed...), append(p.losses, t.lost...), append(p.notes, t.noted...)
+		p.remove = func(ctx context.Context, _ drain) error { return removeLegacy(ctx, restore, tables) }
 	}
-	return l, nil
+	p.what = "iptables-legacy, family " + f.Family + ": " + strings.Join(what, ", ")
+	return p, nil
 }
 
 // legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the
@@ -264,10 +234,10 @@ func split(line string) []string {
 	return words
 }
 
-// remove implements part: each table in one transaction.
-func (l *legacy) remove(ctx context.Context, _ drain) error {
-	for _, t := range l.tables {
-		if _, err := run(ctx, []byte(t.removal()), l.restore, "--noflush", "--wait", "10"); err != nil {
+// removeLegacy removes kube-proxy's rules from each table in one transaction.
+func removeLegacy(ctx context.Context, restore string, tables []legacyTable) error {
+	for _, t := range tables {
+		if _, err := run(ctx, []byte(t.removal()), restore, "--noflush", "--wait", "10"); err != nil {
 			return fmt.Errorf("remove kube-proxy's rules from table %s of iptables-legacy: %w", t.name, err)
 		}
 	}

@@ -20,16 +20,3 @@ func lock() (release func(), err error) {
 	}
 	return func() { _ = l.Close() }, nil
 }
-
-// locked calls f while no other take-over is at work; to look it needs no lock.
-func (o *Options) locked(f func() error) error {
-	if o.DryRun {
-		return f()
-	}
-	release, err := lock()
-	if err != nil {
-		return o.stop("%v", err)
-	}
-	defer release()
-	return f()
-}

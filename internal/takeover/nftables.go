@@ -28,27 +28,21 @@ const proxyTable = "kube-proxy"
 // nft is what kube-proxy has in nf_tables: its own tables (nftables mode), and its chains in
 // the tables of iptables-nft (iptables and IPVS mode).
 type nft struct {
+	part
 	tables  []*nftables.Table
 	jumps   []*nftables.Rule // in chains of others, into those of kube-proxy
 	chains  []*nftables.Chain
 	emptied []*nftables.Chain // they stay, since others use them
-	claimed []Claim
-	lost    []string
-	noted   []string
 }
-
-func (n *nft) claims() []Claim  { return n.claimed }
-func (n *nft) losses() []string { return n.lost }
-func (n *nft) notes() []string  { return n.noted }
 
 func (n *nft) String() string {
 	var what []string
 	for _, t := range n.tables {
-		what = append(what, "table "+familyName(t.Family)+" "+t.Name)
+		what = append(what, "table "+preflight.FamilyNames[t.Family]+" "+t.Name)
 	}
 	counts := map[string]int{}
 	for _, c := range slices.Concat(n.chains, n.emptied) {
-		counts["table "+familyName(c.Table.Family)+" "+c.Table.Name]++
+		counts["table "+preflight.FamilyNames[c.Table.Family]+" "+c.Table.Name]++
 	}
 	for _, table := range slices.Sorted(maps.Keys(counts)) {
 		what = append(what, fmt.Sprintf("%d chains of iptables-nft in %s", counts[table], table))
@@ -57,13 +51,6 @@ func (n *nft) String() string {
 		what = append(what, fmt.Sprintf("%d rules of iptables-nft", len(n.jumps)))
 	}
 	return "nftables: " + strings.Join(what, ", ")
-}
-
-func familyName(f nftables.TableFamily) string {
-	if f == nftables.TableFamilyIPv6 {
-		return "ip6"
-	}
-	return "ip"
 }
 
 // connect opens a socket whose buffers hold a large transaction and its acknowledgements.
@@ -87,13 +74,14 @@ func findNftables(context.Context) ([]part, error) {
 	n := &nft{}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 		if err := n.readFamily(conn, family); err != nil {
-			return nil, fmt.Errorf("read nftables of family %s: %w", familyName(family), err)
+			return nil, fmt.Errorf("read nftables of family %s: %w", preflight.FamilyNames[family], err)
 		}
 	}
 	if len(n.tables)+len(n.jumps)+len(n.chains)+len(n.emptied) == 0 {
 		return nil, nil
 	}
-	return []part{n}, nil
+	n.what, n.remove = n.String(), n.removeAll
+	return []part{n.part}, nil
 }
 
 func (n *nft) readFamily(conn *nftables.Conn, family nftables.TableFamily) error {
@@ -157,7 +145,7 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 			}
 		}
 	}
-	n.claimed = append(n.claimed, placed(claims, chosen, at)...)
+	n.claims = append(n.claims, placed(claims, chosen, at)...)
 	return nil
 }
 
@@ -210,12 +198,12 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 		}
 		drops := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 		if c.Name == "FORWARD" && accepts(jumps) && preflight.Ends(drops, found) {
-			n.lost = append(n.lost, dropsForwarded("iptables-nft", familyName(c.Table.Family)))
+			n.losses = append(n.losses, dropsForwarded("iptables-nft", preflight.FamilyNames[c.Table.Family]))
 		}
 	}
-	n.claimed = append(n.claimed, placed(claims, len(at) > 0, at)...)
+	n.claims = append(n.claims, placed(claims, len(at) > 0, at)...)
 	stay, emptied, notes := kept(jumps)
-	n.noted = append(n.noted, notes...)
+	n.notes = append(n.notes, notes...)
 	for i, j := range jumps {
 		if j.builtin && !stay[j.to] {
 			n.jumps = append(n.jumps, rules[i])
@@ -287,9 +275,9 @@ func (x *xrule) compare(loaded expr.Any, value []byte) {
 	}
 }
 
-// remove implements part. What leads to the rules goes in one transaction; the rest, which no
-// packet reaches any more, in pieces.
-func (n *nft) remove(ctx context.Context, _ drain) error {
+// removeAll removes what leads to the rules in one transaction; the rest, which no packet reaches any
+// more, in pieces.
+func (n *nft) removeAll(ctx context.Context, _ drain) error {
 	conn, err := connect()
 	if err != nil {
 		return err

@@ -16,16 +16,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Agent is a running agent.
-type Agent interface {
-	// Sync returns once the kernel holds all that is declared, or says why it cannot.
-	Sync(ctx context.Context) error
-}
-
 // Options say what to take over, and how.
 type Options struct {
 	Socket string // where the agent is reached
-	Agent  Agent
+	// Sync returns once the agent says that the kernel holds all that is declared, or why it cannot.
+	Sync func(ctx context.Context) error
 	// Minor reports whether an error of Sync is about some objects, and all others are programmed;
 	// false for nil.
 	Minor func(error) bool
@@ -93,10 +88,7 @@ func (o *Options) wait(ctx context.Context, obstacle func() (string, error)) err
 			o.line("wait", "for up to %s: %s", o.Wait, why)
 			told = true
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(poll):
-		}
+		pause(ctx, poll)
 	}
 }
 
@@ -129,10 +121,4 @@ func peer(socket string) (pid int, alive bool) {
 		}
 	})
 	return pid, true
-}
-
-// hostSet are the addresses on which node ports are served.
-func hostSet() (map[netip.Addr]bool, error) {
-	host, _, err := addresses()
-	return host, err
 }

@@ -3,6 +3,7 @@ package takeover
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,10 +14,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // HealthPort is where kube-proxy serves its health, and the agent in its place.
 const HealthPort = 10256
+
+var healthAddress = fmt.Sprintf("127.0.0.1:%d", HealthPort)
 
 // process is one that runs in this network namespace.
 type process struct {
@@ -80,16 +85,17 @@ func proxies(agent int) ([]process, error) {
 	return found, nil
 }
 
+// proxies returns the processes that are kube-proxy.
+func (o *Options) proxies() ([]process, error) {
+	agent, _ := peer(o.Socket)
+	return proxies(agent)
+}
+
 // agentServes reports whether an agent serves kube-proxy's health port: it has a page that
 // kube-proxy lacks.
 func agentServes() bool {
-	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", HealthPort))
-	if err != nil {
-		return false
-	}
-	_ = res.Body.Close() // what it says does not matter
-	return res.StatusCode == http.StatusOK || res.StatusCode == http.StatusServiceUnavailable
+	resp, err := preflight.Get(context.Background(), 2*time.Second, healthAddress, "/readyz")
+	return err == nil && (resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusServiceUnavailable)
 }
 
 // program returns the name of a process's program, and whether that is kube-proxy. A zombie has
@@ -166,24 +172,13 @@ func supervisor(dir string) (unit string, pod bool) {
 // proxyLabel is the label of a node whose value keeps a program off it.
 const proxyLabel = "sluice.dev/proxy"
 
-// stopProxy says how to stop a kube-proxy for good.
-func stopProxy(p process, node string) string {
-	switch {
-	case p.pod:
-		return offNode("kube-system", "kube-proxy", node, "sluice")
-	case p.unit != "" && p.name == "kube-proxy":
-		return "systemctl disable --now " + p.unit
-	case p.name == "kube-proxy":
-		return fmt.Sprintf("kill %d, and see that nothing starts it again", p.pid)
-	}
-	return fmt.Sprintf("kube-proxy seems to be part of %s: have it run without (K3s and RKE2: --disable-kube-proxy), and restart it", p.name)
-}
-
-// stopAgent says how to stop the agent for good.
-func stopAgent(p process, node string) string {
+// stop says how to stop a process for good that is kube-proxy or the agent, "sluice".
+func (p process) stop(what, node string) string {
 	switch {
 	case p.pod || p.pid == 0:
-		return offNode("kube-system", "sluice", node, "kube-proxy")
+		return offNode(what, node, map[string]string{"kube-proxy": "sluice", "sluice": "kube-proxy"}[what])
+	case p.name != what:
+		return fmt.Sprintf("kube-proxy seems to be part of %s: have it run without (K3s and RKE2: --disable-kube-proxy), and restart it", p.name)
 	case p.unit != "":
 		return "systemctl disable --now " + p.unit
 	}
@@ -192,8 +187,8 @@ func stopAgent(p process, node string) string {
 
 // offNode says how to have a DaemonSet leave one node: the label says which program the node is
 // given to, and the DaemonSet, told once, shuns nodes that are given to the other.
-func offNode(namespace, daemonSet, node, to string) string {
+func offNode(daemonSet, node, to string) string {
 	return fmt.Sprintf(`kubectl label node %s %s=%s --overwrite
-kubectl -n %s patch daemonset %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"%s","operator":"NotIn","values":["%s"]}]}]}}}}}}}'
-(the second once for the cluster)`, node, proxyLabel, to, namespace, daemonSet, proxyLabel, to)
+kubectl -n kube-system patch daemonset %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"%s","operator":"NotIn","values":["%s"]}]}]}}}}}}}'
+(the second once for the cluster)`, node, proxyLabel, to, daemonSet, proxyLabel, to)
 }

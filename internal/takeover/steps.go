@@ -64,18 +64,23 @@ func To(ctx context.Context, o Options) error { return o.walk(ctx, toSteps) }
 
 // walk does the steps in order until one fails.
 func (o *Options) walk(ctx context.Context, steps []step) error {
-	return o.locked(func() error {
-		for _, s := range steps {
-			do := s.do
-			if o.DryRun && s.dry != nil {
-				do = s.dry
-			}
-			if err := do(o, ctx); errors.Is(err, errDone) {
-				return nil
-			} else if err != nil {
-				return err
-			}
+	if !o.DryRun { // to look needs no lock
+		release, err := lock()
+		if err != nil {
+			return o.stop("%v", err)
 		}
-		return nil
-	})
+		defer release()
+	}
+	for _, s := range steps {
+		do := s.do
+		if o.DryRun && s.dry != nil {
+			do = s.dry
+		}
+		if err := do(o, ctx); errors.Is(err, errDone) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ package takeover
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -49,19 +50,13 @@ func (c Claim) String() string {
 }
 
 // part is what kube-proxy has programmed in one place of the kernel.
-type part interface {
-	// String names the place and what is there.
-	String() string
-	// claims are what kube-proxy serves by it, in any order, perhaps repeated.
-	claims() []Claim
-	// losses names the packets that only kube-proxy's rules accept: once these are gone, nobody
-	// does.
-	losses() []string
-	// notes say what else a user should know before the part is removed, and what of it will stay
-	// and why.
-	notes() []string
+type part struct {
+	what   string   // the place, and what is there
+	claims []Claim  // what kube-proxy serves by it, in any order, perhaps repeated
+	losses []string // the packets that only kube-proxy's rules accept: once these are gone, nobody does
+	notes  []string // what else a user should know before it is removed, and what of it will stay and why
 	// remove removes it in an order that breaks no connection.
-	remove(ctx context.Context, d drain) error
+	remove func(ctx context.Context, d drain) error
 }
 
 // drain says how long to wait for connections to end, and where to report it.
@@ -116,7 +111,7 @@ func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
 func claimsOf(parts []part) []Claim {
 	byKey := map[state.FrontendKey]Claim{}
 	for _, p := range parts {
-		for _, c := range p.claims() {
+		for _, c := range p.claims {
 			old := byKey[c.Key]
 			c.Service = cmp.Or(old.Service, c.Service)
 			c.Served = c.Served || old.Served
@@ -124,10 +119,5 @@ func claimsOf(parts []part) []Claim {
 			byKey[c.Key] = c
 		}
 	}
-	claims := make([]Claim, 0, len(byKey))
-	for _, c := range byKey {
-		claims = append(claims, c)
-	}
-	slices.SortFunc(claims, func(a, b Claim) int { return a.Key.Compare(b.Key) })
-	return claims
+	return slices.SortedFunc(maps.Values(byKey), func(a, b Claim) int { return a.Key.Compare(b.Key) })
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // findOurs ends the steps if the agent serves nothing; it removes what may be left of its table.
@@ -73,7 +75,7 @@ func (o *Options) agentRuns(ctx context.Context) (string, error) {
 		where = "is at work in this network namespace, with another --socket than " + o.Socket + ","
 	}
 	return fmt.Sprintf("an agent %s and would put its rules back: start kube-proxy, if it does not run yet, and stop the agent; what it has programmed goes on\n%s",
-		where, stopAgent(agentProcess(pid), o.Node)), ctx.Err()
+		where, agentProcess(pid).stop("sluice", o.Node)), ctx.Err()
 }
 
 func agentProcess(pid int) process {
@@ -114,21 +116,11 @@ func (o *Options) proxyRuns(ctx context.Context) error {
 
 // healthy asks the health port.
 func healthy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", HealthPort), nil)
-	if err != nil {
-		return err
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
+	resp, err := preflight.Get(ctx, 5*time.Second, healthAddress, "/healthz")
+	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("its health port answers %s", resp.Status)
 	}
-	return errors.Join(err, resp.Body.Close())
+	return err
 }
 
 // coversAgent compares what both serve. The agent has stopped, so its table is no longer updated,
@@ -140,15 +132,7 @@ func (o *Options) coversAgent(ctx context.Context) error {
 	fewest, since := -1, time.Now() // since when kube-proxy has caught up by nothing
 	catchesUp := func() bool { return time.Since(since) < settleFor }
 	err := o.settle(ctx, func() (string, error) {
-		parts, err := find(ctx)
-		if err != nil {
-			return "", err
-		}
-		frontends, err := o.Kernel.Frontends(ctx)
-		if err != nil {
-			return "", err
-		}
-		host, err := hostSet()
+		parts, frontends, host, err := o.both(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -203,10 +187,8 @@ func (o *Options) settle(ctx context.Context, differences func() (string, error)
 		if what == "" || o.Force || !time.Now().Before(end) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, poll) {
 			return o.stop("%v", ctx.Err())
-		case <-time.After(poll):
 		}
 	}
 }
