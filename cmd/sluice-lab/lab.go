@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/examples"
-	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/model"
 )
 
 func newLabCommand() *cobra.Command {
@@ -159,8 +159,8 @@ apply, scale, rollout restart, delete and drain then move real traffic.`,
 			for _, warning := range l.Warnings {
 				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, agent.Count(len(l.Cluster.Nodes), "node"),
-				agent.Count(len(l.Cluster.Pods), "pod"), agent.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, model.Count(len(l.Cluster.Nodes), "node"),
+				model.Count(len(l.Cluster.Pods), "pod"), model.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
 			if l.Kubernetes != nil {
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "its API: sluice lab kubectl%s …, or any client with KUBECONFIG=%s\n", nameFlag(l.Name), l.HostKubeconfig())
 			}
@@ -193,9 +193,6 @@ func newLabStatusCommand() *cobra.Command {
 		Short: "Show a lab's nodes, agents, pods, services and policies",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			l, err := openLab(name)
 			if err != nil {
 				return err
@@ -268,9 +265,6 @@ func (o *probeOptions) register(cmd *cobra.Command) {
 
 // run probes a lab and prints where requests went. A wrong outcome is an error.
 func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) error {
-	if err := cli.CheckOutput(o.format); err != nil {
-		return err
-	}
 	if o.requests < 1 {
 		return cli.Usage(errors.New("--requests must be at least 1"))
 	}
@@ -285,7 +279,7 @@ func (o *probeOptions) run(cmd *cobra.Command, l *lab.Lab, services []string) er
 		_, _ = fmt.Fprintln(cmd.OutOrStdout(), rep.Summary())
 	}
 	if rep.Failed > 0 {
-		return fmt.Errorf("probe lab %s: %d of %s had a wrong outcome", l.Name, rep.Failed, agent.Count(rep.Requests, "request"))
+		return fmt.Errorf("probe lab %s: %d of %s had a wrong outcome", l.Name, rep.Failed, model.Count(rep.Requests, "request"))
 	}
 	return nil
 }

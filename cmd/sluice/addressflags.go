@@ -5,34 +5,19 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/spf13/cobra"
-
+	"github.com/spf13/pflag"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // addressFlags set which addresses and ports services may have.
-type addressFlags struct {
-	allowed                    prefixes
-	externalIPs, loadBalancers allowList
-	reserved                   portRanges
-}
-
-func (f *addressFlags) register(cmd *cobra.Command) {
-	f.reserved = defaultReserved()
-	fl := cmd.Flags()
-	fl.Var(&f.externalIPs, "external-ip-cidrs", "CIDRs in which services may have externalIPs; 'none' for no externalIPs (default: anywhere except addresses of nodes and the API server)")
-	fl.Var(&f.loadBalancers, "load-balancer-cidrs", "CIDRs in which services may have load balancer addresses; 'none' for no such addresses (default: anywhere, as for externalIPs)")
-	fl.Var(&f.allowed, "allow-node-addresses", "CIDRs of addresses of nodes and of the API server that services may use all the same, as externalIPs and load balancer addresses (default: none)")
-	fl.Var(&f.reserved, "reserved-ports", "ports that no service may have as a node port or at a node's address; 'none' to allow all")
-}
-
-// configure sets these flags in the compiler's configuration.
-func (f *addressFlags) configure(c *compile.Config) {
-	c.AllowNodeAddresses = f.allowed
-	c.ExternalIPCIDRs, c.LoadBalancerCIDRs = f.externalIPs, f.loadBalancers
-	c.ReservedPorts = f.reserved
+func addressFlags(fl *pflag.FlagSet, c *compile.Config) {
+	c.ReservedPorts = defaultReserved()
+	fl.Var((*allowList)(&c.ExternalIPCIDRs), "external-ip-cidrs", "CIDRs in which services may have externalIPs; 'none' for no externalIPs (default: anywhere except addresses of nodes and the API server)")
+	fl.Var((*allowList)(&c.LoadBalancerCIDRs), "load-balancer-cidrs", "CIDRs in which services may have load balancer addresses; 'none' for no such addresses (default: anywhere, as for externalIPs)")
+	fl.Var((*prefixes)(&c.AllowNodeAddresses), "allow-node-addresses", "CIDRs of addresses of nodes and of the API server that services may use all the same, as externalIPs and load balancer addresses (default: none)")
+	fl.Var((*portRanges)(&c.ReservedPorts), "reserved-ports", "ports that no service may have as a node port or at a node's address; 'none' to allow all")
 }
 
 // defaultReserved are the ports on which nodes must stay reachable: SSH, DHCP, BGP, etcd, Typha,

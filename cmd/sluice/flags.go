@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/source/manifest"
@@ -20,53 +21,49 @@ import (
 
 // nodeFlags set what is programmed: the objects, and the node for which they are compiled.
 type nodeFlags struct {
-	manifests                  string
-	node                       string
-	clusterCIDRs, serviceCIDRs prefixes
-	clusterUnknown             bool // see compile.Config
-	nodePorts                  nodePorts
-	primaryAddr                netip.Addr // see compile.Config
-	masqueradeAll              bool
+	manifests string
+	compiler  compile.Config
 	kubeFlags
 	policyFlags
-	addressFlags
 }
 
 func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.manifests, "manifests", "", "folder of manifests (YAML or JSON) to read and watch")
-	fl.StringVar(&f.node, "node", "", "name of this node's Node object, in lower case (default: the host's name)")
-	fl.Var(&f.clusterCIDRs, "cluster-cidr", "pod addresses of the whole cluster, one or two CIDRs; connections from elsewhere to cluster IPs are masqueraded")
-	fl.Var(&f.serviceCIDRs, "service-cidr", "service addresses, one or two CIDRs; packets to addresses in them that no service has are dropped")
-	fl.Var(&f.nodePorts, "nodeport-addresses", "CIDRs of the node addresses that serve NodePorts; 'all' for all addresses, 'primary' for the node's first address of each family (default: primary)")
-	fl.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
+	fl.StringVar(&f.compiler.Node, "node", "", "name of this node's Node object, in lower case (default: the host's name)")
+	fl.Var((*prefixes)(&f.compiler.ClusterCIDRs), "cluster-cidr", "pod addresses of the whole cluster, one or two CIDRs; connections from elsewhere to cluster IPs are masqueraded")
+	fl.Var((*prefixes)(&f.compiler.ServiceCIDRs), "service-cidr", "service addresses, one or two CIDRs; packets to addresses in them that no service has are dropped")
+	fl.Var(nodePorts{&f.compiler}, "nodeport-addresses", "CIDRs of the node addresses that serve NodePorts; 'all' for all addresses, 'primary' for the node's first address of each family (default: primary)")
+	fl.BoolVar(&f.compiler.MasqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
 	f.kubeFlags.register(cmd)
-	f.policyFlags.register(cmd)
-	f.addressFlags.register(cmd)
+	f.policyFlags.register(fl, &f.compiler)
+	addressFlags(fl, &f.compiler)
 	_ = cmd.MarkFlagDirname("manifests")
 }
 
 // config returns the compiler's configuration that these flags set.
-func (f *nodeFlags) config() (compile.Config, error) {
-	c := compile.Config{
-		ClusterCIDRs: f.clusterCIDRs, ServiceCIDRs: f.serviceCIDRs, ClusterUnknown: f.clusterUnknown,
-		NodePortAddresses: f.nodePorts.cidrs, NodePortPrimary: f.nodePorts.primary, PrimaryAddr: f.primaryAddr,
-		MasqueradeAll: f.masqueradeAll,
-	}
-	if c.Node = nodeName(f.node); c.Node == "" {
-		name, err := os.Hostname()
+func (f *nodeFlags) config() (c compile.Config, err error) {
+	c = f.compiler
+	if c.Node = nodeName(c.Node); c.Node == "" {
+		name, err := hostName("--node")
 		if err != nil {
-			return c, fmt.Errorf("read host name: %w: name the node with --node", err)
+			return c, err
 		}
 		c.Node = nodeName(name)
 	}
-	addrs, err := link.Here.HostAddresses()
-	if err != nil {
+	if c.HostAddresses, err = link.Here.HostAddresses(); err != nil {
 		return c, err
 	}
-	c.HostAddresses = addrs
-	f.addressFlags.configure(&c)
-	return c, f.policyFlags.configure(&c)
+	return c, f.policyFlags.complete(&c)
+}
+
+// hostName returns the host's name, for where the flag does not name the node.
+func hostName(flag string) (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("read host name: %w: name the node with %s", err, flag)
+	}
+	return name, nil
 }
 
 // nodeName returns the name of the Node object of a host with this name, as kubelet and kube-proxy
@@ -77,7 +74,7 @@ func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(hos
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
 	if f.kubeFlags.named() {
-		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(f.policy, s, log) }
+		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(f.compiler.Policy, s, log) }
 	}
 	if len(f.lists) == 0 {
 		return objects(sink)
@@ -90,14 +87,7 @@ type prefixes []netip.Prefix
 
 // String implements pflag.Value.
 func (p *prefixes) String() string {
-	text := ""
-	for i, x := range *p {
-		if i > 0 {
-			text += ","
-		}
-		text += x.String()
-	}
-	return text
+	return model.Join(*p, ",")
 }
 
 // Set implements pflag.Value.
@@ -117,16 +107,13 @@ func (p *prefixes) Type() string { return "CIDRs" }
 
 // nodePorts is a flag that chooses the node addresses for NodePorts: CIDRs, or one of kube-proxy's
 // words. The default is the node's first address of each family.
-type nodePorts struct {
-	cidrs   prefixes
-	primary bool
-}
+type nodePorts struct{ *compile.Config }
 
 // String implements pflag.Value.
-func (n *nodePorts) String() string {
-	text := n.cidrs.String()
+func (n nodePorts) String() string {
+	text := model.Join(n.NodePortAddresses, ",")
 	switch {
-	case !n.primary:
+	case !n.NodePortPrimary:
 		return text
 	case text == "":
 		return kubeproxy.Primary
@@ -135,21 +122,21 @@ func (n *nodePorts) String() string {
 }
 
 // Set implements pflag.Value.
-func (n *nodePorts) Set(list string) error {
+func (n nodePorts) Set(list string) error {
 	if list == "" {
 		return nil // kube-proxy accepts it too
 	}
 	for s := range splitList(list) {
 		switch s {
 		case kubeproxy.Primary:
-			n.primary = true
+			n.NodePortPrimary = true
 			continue
 		case kubeproxy.All:
 			s = "0.0.0.0/0,::/0"
 		case kubeproxy.Localhost:
 			s = "127.0.0.0/8,::1/128"
 		}
-		if err := n.cidrs.Set(s); err != nil {
+		if err := (*prefixes)(&n.NodePortAddresses).Set(s); err != nil {
 			return fmt.Errorf("%w, nor one of the words %s, %s and %s", err, kubeproxy.Primary, kubeproxy.All, kubeproxy.Localhost)
 		}
 	}
@@ -157,7 +144,7 @@ func (n *nodePorts) Set(list string) error {
 }
 
 // Type implements pflag.Value.
-func (n *nodePorts) Type() string { return "CIDRs" }
+func (n nodePorts) Type() string { return "CIDRs" }
 
 // socketFlag adds --socket.
 func socketFlag(cmd *cobra.Command, socket *string) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +43,8 @@ func (o *runOptions) takeProxyRole(cmd *cobra.Command) (*proxyRole, error) {
 		return nil, cli.Usage(fmt.Errorf("%s: %w", what, err))
 	}
 	s := &proxyRole{settings, loaded, o.kubeProxy.File}
-	if o.node != "" && s.Node != "" && nodeName(o.node) != s.Node {
-		return nil, cli.Usage(fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", o.node, s.Node))
+	if node := o.compiler.Node; node != "" && s.Node != "" && nodeName(node) != s.Node {
+		return nil, cli.Usage(fmt.Errorf("--node %s, but kube-proxy's configuration names the node %s: leave out one of them", node, s.Node))
 	}
 	return s, o.follow(s, func(flag string) bool { return cmd.Flags().Changed(flag) })
 }
@@ -53,18 +54,16 @@ func (o *runOptions) follow(s *proxyRole, given func(flag string) bool) (err err
 	if o.manifests == "" && !o.inCluster {
 		o.kubeconfig, o.inCluster = s.Kubeconfig, s.Kubeconfig == ""
 	}
-	if o.node == "" {
-		if o.node = s.Node; o.node == "" {
-			if o.node, err = os.Hostname(); err != nil {
-				return fmt.Errorf("read host name: %w: name the node with --hostname-override", err)
-			}
+	c := &o.compiler
+	if c.Node = cmp.Or(c.Node, s.Node); c.Node == "" {
+		if c.Node, err = hostName("--hostname-override"); err != nil {
+			return err
 		}
 	}
-	o.clusterCIDRs, o.clusterUnknown = s.ClusterCIDRs, !s.NodeCIDRs
-	o.nodePorts, o.primaryAddr = nodePorts{s.NodePortAddresses, s.NodePortPrimary}, s.PrimaryAddr
-	o.masqueradeAll = s.MasqueradeAll
+	c.ClusterCIDRs, c.ClusterUnknown, c.MasqueradeAll = s.ClusterCIDRs, !s.NodeCIDRs, s.MasqueradeAll
+	c.NodePortAddresses, c.NodePortPrimary, c.PrimaryAddr = s.NodePortAddresses, s.NodePortPrimary, s.PrimaryAddr
 	if !given("policy") {
-		o.policy = false // kube-proxy has no policy, and may not have the right to read it
+		c.Policy = false // kube-proxy has no policy, and may not have the right to read it
 	}
 	if !given("metrics-address") {
 		o.metricsAddress = s.MetricsAddress

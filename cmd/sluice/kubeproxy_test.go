@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/compile"
 )
 
 const proxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -64,7 +65,7 @@ func TestNodePortWords(t *testing.T) {
 		"primary": "primary", "all": "0.0.0.0/0,::/0", "localhost": "127.0.0.0/8,::1/128",
 		"192.0.2.1/24,primary": "primary,192.0.2.0/24", "": "",
 	} {
-		var n nodePorts
+		n := nodePorts{&compile.Config{}}
 		if err := n.Set(list); err != nil || n.String() != want {
 			t.Errorf("%q: %q, %v", list, n.String(), err)
 		}

@@ -73,7 +73,7 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	if api, ok := src.(source.Dialer); ok {
 		c.SetAPIServers(api.Dialed())
 	}
-	if node.policy {
+	if config.Policy {
 		links, err := link.Here.Links()
 		if err != nil {
 			return agent.Plan{}, err
@@ -125,6 +125,6 @@ func printPlan(w io.Writer, p agent.Plan) error {
 	if n := len(p.Text); n > 0 && p.Text[n-1] != '\n' {
 		end = "\n"
 	}
-	_, err := fmt.Fprintf(w, "%s%s%s\n", model.PrintableLines(p.Text), end, agent.Count(p.Operations, "operation"))
+	_, err := fmt.Fprintf(w, "%s%s%s\n", model.PrintableLines(p.Text), end, model.Count(p.Operations, "operation"))
 	return err
 }

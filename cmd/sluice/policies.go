@@ -27,9 +27,6 @@ programmed. NOTE says what is wrong with a policy, and what is in force meanwhil
 all that it selects, or its last good version is in force, or nothing of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			client := agent.NewClient(socket)
 			policies, err := client.Policies(cmd.Context())
 			if err != nil {
@@ -63,12 +60,9 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 		return strconv.FormatUint(*n, 10)
 	}
 	for _, p := range policies {
-		tier, order, namespace := cmp.Or(p.Tier, "-"), "-", "-"
+		tier, order, namespace := cmp.Or(p.Tier, "-"), "-", cmp.Or(p.Namespace, "-")
 		if p.Order != nil {
 			order = strconv.FormatFloat(*p.Order, 'g', -1, 64)
-		}
-		if p.Namespace != "" {
-			namespace = p.Namespace
 		}
 		notes := p.Issues
 		switch {

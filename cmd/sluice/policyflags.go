@@ -8,8 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spf13/cobra"
-
+	"github.com/spf13/pflag"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -22,44 +21,38 @@ import (
 
 // policyFlags set whether network policy is enforced, and how.
 type policyFlags struct {
-	policy, keepEstablished, tunnels  bool
-	lists                             list.Files
-	denyLists, denyDevices            []string
-	failsafeInbound, failsafeOutbound portRanges
+	keepEstablished bool
+	lists           list.Files
 }
 
-func (f *policyFlags) register(cmd *cobra.Command) {
-	f.failsafeInbound, f.failsafeOutbound = defaultInbound(), defaultOutbound()
-	fl := cmd.Flags()
-	fl.BoolVar(&f.policy, "policy", true, "enforce network policy; if false, policies have no effect")
+func (f *policyFlags) register(fl *pflag.FlagSet, c *compile.Config) {
+	c.FailsafeInbound, c.FailsafeOutbound = defaultInbound(), defaultOutbound()
+	fl.BoolVar(&c.Policy, "policy", true, "enforce network policy; if false, policies have no effect")
 	fl.BoolVar(&f.keepEstablished, "keep-established", false, "keep established connections that a change of policy forbids")
-	fl.BoolVar(&f.tunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP-in-IP and GRE packets; with these, a pod can forge any source address towards a node that has such tunnels")
+	fl.BoolVar(&c.PodTunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP-in-IP and GRE packets; with these, a pod can forge any source address towards a node that has such tunnels")
 	fl.Var(&f.lists, "address-list", "address list to read from a file and watch; selectors select it by the label sluice.dev/list: NAME; may be repeated")
-	fl.StringArrayVar(&f.denyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
-	fl.StringArrayVar(&f.denyDevices, "deny-device", nil, "`interface` on which --deny-list holds; may be repeated (default: the interfaces of the default routes at the start)")
-	fl.Var(&f.failsafeInbound, "failsafe-inbound", "ports of this node that stay open whatever host endpoints say; 'none' for none")
-	fl.Var(&f.failsafeOutbound, "failsafe-outbound", "ports of other hosts that this node may always reach, whatever host endpoints say; 'none' for none")
+	fl.StringArrayVar(&c.DenyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
+	fl.StringArrayVar(&c.DenyDevices, "deny-device", nil, "`interface` on which --deny-list holds; may be repeated (default: the interfaces of the default routes at the start)")
+	fl.Var((*portRanges)(&c.FailsafeInbound), "failsafe-inbound", "ports of this node that stay open whatever host endpoints say; 'none' for none")
+	fl.Var((*portRanges)(&c.FailsafeOutbound), "failsafe-outbound", "ports of other hosts that this node may always reach, whatever host endpoints say; 'none' for none")
 }
 
-// configure sets these flags in the compiler's configuration.
-func (f *policyFlags) configure(c *compile.Config) error {
-	if !f.policy {
-		if len(f.denyLists) > 0 {
+// complete checks what these flags set, and adds the interfaces of deny lists.
+func (f *policyFlags) complete(c *compile.Config) error {
+	if !c.Policy {
+		if len(c.DenyLists) > 0 {
 			return cli.Usage(errors.New("--deny-list does nothing with --policy=false: leave out one of them"))
 		}
 		return nil
 	}
-	for _, name := range f.denyLists {
+	for _, name := range c.DenyLists {
 		if !slices.ContainsFunc(f.lists, func(l list.File) bool { return l.Name == name }) {
 			return cli.Usage(fmt.Errorf("--deny-list %s: name its file with --address-list %s=FILE", name, name))
 		}
 	}
-	if len(f.denyDevices) > 0 && len(f.denyLists) == 0 {
+	if len(c.DenyDevices) > 0 && len(c.DenyLists) == 0 {
 		return cli.Usage(errors.New("--deny-device needs a --deny-list"))
 	}
-	c.Policy, c.DenyLists, c.DenyDevices = true, f.denyLists, f.denyDevices
-	c.PodTunnels = f.tunnels
-	c.FailsafeInbound, c.FailsafeOutbound = f.failsafeInbound, f.failsafeOutbound
 	if len(c.DenyLists) > 0 && len(c.DenyDevices) == 0 {
 		devices, err := defaultDevices()
 		if err != nil {
@@ -74,8 +67,8 @@ func (f *policyFlags) configure(c *compile.Config) error {
 }
 
 // options returns the driver's options.
-func (f *policyFlags) options(log *slog.Logger) driver.Options {
-	return driver.Options{Log: log, Policy: f.policy, Remembered: takeover.Remembered}
+func (f *nodeFlags) options(log *slog.Logger) driver.Options {
+	return driver.Options{Log: log, Policy: f.compiler.Policy, Remembered: takeover.Remembered}
 }
 
 // defaultDevices returns the names of the interfaces of the default routes in the calling thread's

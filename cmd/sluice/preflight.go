@@ -34,9 +34,6 @@ ports, service addresses that belong to a node, and memory limits.
 The exit status is 1 if a check fails. Warnings do not count.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
 				Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },

@@ -104,7 +104,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return privilege(err)
 	}
-	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: o.policy, KeepEstablished: o.keepEstablished})
+	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy, KeepEstablished: o.keepEstablished})
 	if err != nil {
 		return privilege(err)
 	}
@@ -184,7 +184,7 @@ func applySysctls(log *slog.Logger, record string, want map[string]string) {
 // families returns the address families in use: those of the CIDRs, or else those of the host's
 // addresses.
 func (f *nodeFlags) families() (ipv4, ipv6 bool) {
-	for _, list := range []prefixes{f.clusterCIDRs, f.serviceCIDRs} {
+	for _, list := range [][]netip.Prefix{f.compiler.ClusterCIDRs, f.compiler.ServiceCIDRs} {
 		for _, p := range list {
 			ipv4, ipv6 = ipv4 || p.Addr().Is4(), ipv6 || p.Addr().Is6()
 		}

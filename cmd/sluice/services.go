@@ -21,9 +21,6 @@ func newServicesCommand() *cobra.Command {
 		Short: "List the services that this node has",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			views, err := agent.NewClient(socket).Services(cmd.Context())
 			if err != nil {
 				return err

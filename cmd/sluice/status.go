@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/model"
 )
 
 func newStatusCommand() *cobra.Command {
@@ -21,9 +22,6 @@ func newStatusCommand() *cobra.Command {
 		Short: "Show the agent's state",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			s, err := agent.NewClient(socket).Status(cmd.Context())
 			if err != nil {
 				return err
@@ -58,13 +56,13 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))
 	row("passed over", "%s", counts(s.Source.Skipped))
-	row("programmed", "%s, %s", agent.Count(s.Frontends, "frontend"), agent.Count(s.Backends, "backend"))
+	row("programmed", "%s, %s", model.Count(s.Frontends, "frontend"), model.Count(s.Backends, "backend"))
 	policyRows(row, s.Policy)
 	if s.Policy != nil && s.Kept > 0 {
 		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}
 	if a := s.LastApply; a != nil {
-		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), agent.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
+		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), model.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
 	} else {
 		row("last change", "none yet")
 	}
@@ -79,9 +77,9 @@ func statusTable(w io.Writer, s agent.Status) {
 		}
 	}
 	for _, f := range s.Failures {
-		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), agent.Count(f.Attempts, "attempt"), f.Error)
+		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), model.Count(f.Attempts, "attempt"), f.Error)
 	}
-	row("healed", "%s", agent.Count(s.Heals, "time"))
+	row("healed", "%s", model.Count(s.Heals, "time"))
 	for i, address := range slices.Sorted(maps.Keys(s.Unserved)) {
 		row([]string{"not served", ""}[min(i, 1)], "%s: trying until it can be: %s", address, s.Unserved[address])
 	}
@@ -89,7 +87,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
 	}
 	if r := s.Affinity; r != nil && r.IPv4+r.IPv6+r.Forgotten > 0 {
-		row("affinity", "%s remembered of IPv4 and %d of IPv6, at most %d each; %d forgotten to make room", agent.Count(r.IPv4, "client"), r.IPv6, r.Most, r.Forgotten)
+		row("affinity", "%s remembered of IPv4 and %d of IPv6, at most %d each; %d forgotten to make room", model.Count(r.IPv4, "client"), r.IPv6, r.Most, r.Forgotten)
 	}
 	for i, o := range s.Obstacles {
 		row([]string{"other rules", ""}[min(i, 1)], "%s; 'sluice preflight' says what to do", o.Seen)
@@ -108,8 +106,8 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 		row("policy", "not carried out (--policy=false)")
 		return
 	}
-	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, agent.Count(p.Local, "pod"), agent.Count(p.Programs, "program"))
-	row("addresses", "%d in %s of pods, %d in %s of networks", p.Members, agent.Count(p.Sets, "set"), p.ListEntries, agent.Count(p.Lists, "list"))
+	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, model.Count(p.Local, "pod"), model.Count(p.Programs, "program"))
+	row("addresses", "%d in %s of pods, %d in %s of networks", p.Members, model.Count(p.Sets, "set"), p.ListEntries, model.Count(p.Lists, "list"))
 	if len(p.AddressLists) > 0 {
 		row("address lists", "%s", listing(p.AddressLists))
 	}

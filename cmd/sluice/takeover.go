@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,9 +56,9 @@ was. The exit status is 0 only if everything is done.`,
 
 func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	if o.Node == "" {
-		name, err := os.Hostname()
+		name, err := hostName("--node")
 		if err != nil {
-			return fmt.Errorf("read host name: %w: name the node with --node", err)
+			return err
 		}
 		o.Node = name
 	}

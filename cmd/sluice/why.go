@@ -46,9 +46,6 @@ or in one address family), 4 if another node judges it, and 1 or 2 if there is n
   sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cli.CheckOutput(format); err != nil {
-				return err
-			}
 			if family != 0 && family != 4 && family != 6 {
 				return cli.Usage(fmt.Errorf("--family %d: choose 4 or 6", family))
 			}

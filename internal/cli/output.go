@@ -4,25 +4,24 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 )
 
-// OutputFlag adds -o.
+// OutputFlag adds -o to a command, which runs only with a format that Print knows.
 func OutputFlag(cmd *cobra.Command, format *string) {
-	cmd.Flags().StringVarP(format, "output", "o", "table", "table, json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-}
-
-// CheckOutput returns an error for a format that Print does not know.
-func CheckOutput(format string) error {
-	switch format {
-	case "table", "json", "yaml":
+	formats := []string{"table", "json", "yaml"}
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if !slices.Contains(formats, *format) {
+			return Usage(fmt.Errorf("-o %s: choose table, json or yaml", *format))
+		}
 		return nil
 	}
-	return Usage(fmt.Errorf("-o %s: choose table, json or yaml", format))
+	cmd.Flags().StringVarP(format, "output", "o", "table", "table, json or yaml")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // Print writes v as JSON or YAML, or calls table to write it for people, in columns separated by

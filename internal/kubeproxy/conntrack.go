@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/cpuset"
 )
 
 // mostTracked is the largest limit of connections that kube-proxy derives from the number of
@@ -56,10 +57,9 @@ func (c Conntrack) most(cpus int) int {
 		return 0
 	case scaled > mostTracked:
 		return mostTracked
-	case scaled > least:
-		return scaled
+	default:
+		return max(scaled, least)
 	}
-	return least
 }
 
 // CPUs counts the machine's CPUs that are online. They matter, and not those that this
@@ -74,18 +74,9 @@ func CPUs() (int, error) {
 
 // countCPUs counts what a list such as "0-3,8" names.
 func countCPUs(list string) (int, error) {
-	n := 0
-	for part := range strings.SplitSeq(list, ",") {
-		first, last, ranged := strings.Cut(part, "-")
-		if !ranged {
-			last = first
-		}
-		a, errA := strconv.Atoi(first)
-		b, errB := strconv.Atoi(last)
-		if errA != nil || errB != nil || b < a {
-			return 0, fmt.Errorf("count CPUs: %q is no list of numbers", list)
-		}
-		n += b - a + 1
+	set, err := cpuset.Parse(list)
+	if err != nil || set.IsEmpty() {
+		return 0, fmt.Errorf("count CPUs: %q is no list of numbers", list)
 	}
-	return n, nil
+	return set.Size(), nil
 }

@@ -3,7 +3,6 @@ package kubeproxy
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"slices"
@@ -71,15 +70,15 @@ func (f *Flags) addCommand(fs *pflag.FlagSet) {
 	fs.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", c.ClientConnection.Burst, "without meaning")
 	fs.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", c.ClientConnection.QPS, "without meaning")
 	fs.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", c.ConfigSyncPeriod.Duration, "without meaning")
-	fs.Var((*gates)(&c.FeatureGates), "feature-gates", "without meaning")
+	fs.Func("feature-gates", "without meaning", c.setGates)
 	fs.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "oom_score_adj of this process")
 }
 
 func (f *Flags) addServers(fs *pflag.FlagSet) {
 	c := f.config
-	fs.Var(&filled{&c.BindAddress, "ip"}, "bind-address", "the node's own address, for node ports on 'primary'")
-	fs.Var(&filled{&c.HealthzBindAddress, "ip[:port]"}, "healthz-bind-address", "serve /healthz and /livez here")
-	fs.Var(&filled{&c.MetricsBindAddress, "ip[:port]"}, "metrics-bind-address", "serve metrics here")
+	fs.Func("bind-address", "the node's own address, for node ports on 'primary'", address(&c.BindAddress, false))
+	fs.Func("healthz-bind-address", "serve /healthz and /livez here", address(&c.HealthzBindAddress, true))
+	fs.Func("metrics-bind-address", "serve metrics here", address(&c.MetricsBindAddress, true))
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "end if an address to serve on is taken")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "serve profiles beside metrics")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "without meaning")
@@ -272,57 +271,31 @@ func atPort(address string, port int32) string {
 	return withPort(address, int(port))
 }
 
-// filled is a flag of an address whose default stays where it is given as empty.
-type filled struct {
-	value *string
-	kind  string
-}
-
-// String implements pflag.Value.
-func (v *filled) String() string {
-	if v.value == nil {
-		return ""
-	}
-	return *v.value
-}
-
-// Set implements pflag.Value.
-func (v *filled) Set(text string) error {
-	host := text
-	if text == "" {
+// address sets a field to an address, which may have a port if ported is set. The field's default
+// stays where the address is given as empty.
+func address(field *string, ported bool) func(text string) error {
+	return func(text string) error {
+		host := text
+		if text == "" {
+			return nil
+		}
+		if _, err := parseAddr(text); err != nil && ported {
+			if host, _, err = net.SplitHostPort(text); err != nil {
+				return fmt.Errorf("%q is neither an IP address nor IP:port", text)
+			}
+		}
+		if _, err := parseAddr(host); err != nil {
+			return fmt.Errorf("%q is no IP address", host)
+		}
+		*field = text
 		return nil
 	}
-	if _, err := parseAddr(text); err != nil && v.kind != "ip" {
-		if host, _, err = net.SplitHostPort(text); err != nil {
-			return fmt.Errorf("%q is neither an IP address nor IP:port", text)
-		}
-	}
-	if _, err := parseAddr(host); err != nil {
-		return fmt.Errorf("%q is no IP address", host)
-	}
-	*v.value = text
-	return nil
 }
 
-// Type implements pflag.Value.
-func (v *filled) Type() string { return v.kind }
-
-// gates is a flag such as A=true,B=false, given once or several times.
-type gates map[string]bool
-
-// String implements pflag.Value.
-func (g *gates) String() string {
-	var text []string
-	for _, name := range slices.Sorted(maps.Keys(*g)) {
-		text = append(text, name+"="+strconv.FormatBool((*g)[name]))
-	}
-	return strings.Join(text, ",")
-}
-
-// Set implements pflag.Value.
-func (g *gates) Set(list string) error {
-	if *g == nil {
-		*g = gates{}
+// setGates takes a flag such as A=true,B=false, given once or several times.
+func (c *Config) setGates(list string) error {
+	if c.FeatureGates == nil {
+		c.FeatureGates = map[string]bool{}
 	}
 	for pair := range strings.SplitSeq(list, ",") {
 		if pair = strings.TrimSpace(pair); pair == "" {
@@ -333,10 +306,7 @@ func (g *gates) Set(list string) error {
 		if err != nil {
 			return fmt.Errorf("%q is not NAME=true or NAME=false", pair)
 		}
-		(*g)[strings.TrimSpace(name)] = on
+		c.FeatureGates[strings.TrimSpace(name)] = on
 	}
 	return nil
 }
-
-// Type implements pflag.Value.
-func (g *gates) Type() string { return "NAME=BOOL,..." }

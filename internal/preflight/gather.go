@@ -43,7 +43,7 @@ type Options struct {
 func Gather(ctx context.Context, o Options) *Facts {
 	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
-	f.NetAdmin, f.NetAdminErr = effective(unix.CAP_NET_ADMIN)
+	f.NetAdmin, f.NetAdminErr = HasNetAdmin()
 	f.Features, f.FeaturesErr = f.ask(ctx, o.Requirements)
 	f.Optional, _ = f.ask(ctx, o.Optional) // what can go wrong does with those that are needed, too
 	if f.PolicyAsked = o.Policy; o.Policy {
@@ -99,14 +99,14 @@ func (f *Facts) ask(ctx context.Context, requirements []*probe.Requirement) (fea
 	return features, nil
 }
 
-// effective reports whether the calling thread has a capability.
-func effective(capability uint) (bool, error) {
+// HasNetAdmin reports whether CAP_NET_ADMIN is effective in the process's own user namespace.
+func HasNetAdmin() (bool, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
+	var data [2]unix.CapUserData // a set of capabilities is two words; this one is in the first
 	if err := unix.Capget(&header, &data[0]); err != nil {
 		return false, fmt.Errorf("read capabilities: %w", err)
 	}
-	return data[capability/32].Effective&(1<<(capability%32)) != 0, nil
+	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0, nil
 }
 
 func alive(ctx context.Context, socket string) bool {
