@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -178,12 +179,10 @@ func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow
 		return 0, fmt.Errorf("read connection tracking table: %w", err)
 	}
 	n := 0
-	for len(doomed) > 0 {
+	for batch := range slices.Chunk(doomed, deleteBatch) {
 		if err := ctx.Err(); err != nil {
 			return n, err
 		}
-		batch := doomed[:min(deleteBatch, len(doomed))]
-		doomed = doomed[len(batch):]
 		deleted, err := c.deleteFlows(batch)
 		n += deleted
 		if err != nil {
@@ -193,8 +192,7 @@ func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow
 	return n, nil
 }
 
-// deleteFlows deletes a batch. Only failures are answered, and the no-op at the end,
-// which is how the end of the failures is known.
+// deleteFlows deletes a batch.
 func (c *Conn) deleteFlows(flows []Flow) (int, error) {
 	batch := make([]netlink.Message, 0, len(flows)+1)
 	for i := range flows {
@@ -204,28 +202,37 @@ func (c *Conn) deleteFlows(flows []Flow) (int, error) {
 		}
 		batch = append(batch, m)
 	}
-	batch = append(batch, netlink.Message{
-		Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge},
-	})
+	n, _, err := c.send(batch)
+	return n, err
+}
+
+// send sends messages of which only failures are answered, and the no-op at the end, which is how
+// the end of the failures is known. done are those that succeeded; what failed for having no room
+// for labels is counted, and what is gone passed over.
+func (c *Conn) send(batch []netlink.Message) (done, noRoom int, err error) {
 	nl, err := c.dial()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	if _, err := nl.SendMessages(batch); err != nil {
+	end := netlink.Message{Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge}}
+	if _, err := nl.SendMessages(append(batch, end)); err != nil {
 		c.hangUp()
-		return 0, err
+		return 0, 0, err
 	}
-	n := len(flows)
+	done = len(batch)
 	for {
 		_, err := nl.Receive()
 		switch {
 		case err == nil:
-			return n, nil
+			return done, noRoom, nil
 		case errors.Is(err, unix.ENOENT):
-			n-- // it ended by itself
+			done-- // it ended by itself
+		case errors.Is(err, unix.ENOSPC):
+			done--
+			noRoom++
 		default:
 			c.hangUp()
-			return 0, err
+			return 0, 0, err
 		}
 	}
 }

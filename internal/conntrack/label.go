@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -113,12 +114,10 @@ func labelRequests(addrs []netip.Addr) (requests []netlink.Message, err error) {
 
 // labelAll turns the cut label of each flow to what it was not.
 func (c *Conn) labelAll(ctx context.Context, flows []Flow) (changed int, err error) {
-	for len(flows) > 0 {
+	for batch := range slices.Chunk(flows, deleteBatch) {
 		if err := ctx.Err(); err != nil {
 			return changed, err
 		}
-		batch := flows[:min(deleteBatch, len(flows))]
-		flows = flows[len(batch):]
 		n, err := c.labelBatch(batch)
 		changed += n
 		if err != nil {
@@ -144,7 +143,7 @@ func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
 		return n, err
 	}
 	for i := range flows {
-		_, noRoom, err := c.send(batch[i : i+1])
+		_, noRoom, err := c.send(batch[i : i+1 : i+1])
 		if err == nil && noRoom > 0 {
 			var made bool
 			if made, err = c.remake(&flows[i]); made {
@@ -156,38 +155,6 @@ func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// send sends messages of which only failures are answered. done are those that succeeded; what
-// failed for having no room for labels is counted, and what is gone passed over.
-func (c *Conn) send(batch []netlink.Message) (done, noRoom int, err error) {
-	nl, err := c.dial()
-	if err != nil {
-		return 0, 0, err
-	}
-	all := append(batch[:len(batch):len(batch)], netlink.Message{
-		Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge},
-	})
-	if _, err := nl.SendMessages(all); err != nil {
-		c.hangUp()
-		return 0, 0, err
-	}
-	done = len(batch)
-	for {
-		_, err := nl.Receive()
-		switch {
-		case err == nil:
-			return done, noRoom, nil
-		case errors.Is(err, unix.ENOENT):
-			done--
-		case errors.Is(err, unix.ENOSPC):
-			done--
-			noRoom++
-		default:
-			c.hangUp()
-			return 0, 0, err
-		}
-	}
 }
 
 // remake deletes an entry and makes it anew with the cut label turned.
@@ -253,13 +220,8 @@ func (c *Conn) deleteEither(f *Flow) error {
 func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
 	return message(msgGet, netlink.Dump, familyV4, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, tuple, Tuple{Src: netip.AddrPortFrom(a, 0)}, 0, filterSrcIP)
-		ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
-			ae.ByteOrder = binary.NativeEndian
-			flags := map[uint16]uint32{tuple: filterSrcIP}
-			ae.Uint32(ctaFilterOrigFlags, flags[ctaTupleOrig])
-			ae.Uint32(ctaFilterReplyFlags, flags[ctaTupleReply])
-			return nil
-		})
+		flags := map[uint16]uint32{tuple: filterSrcIP}
+		putFilter(ae, flags[ctaTupleOrig], flags[ctaTupleReply])
 	})
 }
 

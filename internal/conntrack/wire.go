@@ -192,12 +192,17 @@ func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
 		if reply != 0 {
 			putTuple(ae, ctaTupleReply, Tuple{Src: f.Backend}, f.Protocol, reply)
 		}
-		ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
-			ae.ByteOrder = binary.NativeEndian // these two alone are not in network order
-			ae.Uint32(ctaFilterOrigFlags, orig)
-			ae.Uint32(ctaFilterReplyFlags, reply)
-			return nil
-		})
+		putFilter(ae, orig, reply)
+	})
+}
+
+// putFilter says which parts of the tuples the kernel compares.
+func putFilter(ae *netlink.AttributeEncoder, orig, reply uint32) {
+	ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
+		ae.ByteOrder = binary.NativeEndian // these two alone are not in network order
+		ae.Uint32(ctaFilterOrigFlags, orig)
+		ae.Uint32(ctaFilterReplyFlags, reply)
+		return nil
 	})
 }
 
