@@ -100,21 +100,18 @@ func (a *Agent) Services() []compile.ServiceView {
 // Plan compares the whole wanted state with the kernel and returns what would be done to it; safe
 // for concurrent use. (The agent does it soon after, if it can.)
 func (a *Agent) Plan(ctx context.Context) (Plan, error) {
-	type answer struct {
-		plan Plan
-		err  error
-	}
-	done := make(chan answer, 1)
+	var p Plan
+	var failed error
+	done := make(chan struct{})
 	err := a.ask(ctx, func(l *loop) {
-		p, err := l.plan(ctx)
-		done <- answer{p, err}
+		defer close(done)
+		p, failed = l.plan(ctx)
 	})
 	if err != nil {
 		return Plan{}, err
 	}
-	// The loop has taken the question, and answers before it does anything else.
-	got := <-done
-	return got.plan, got.err
+	<-done // the loop has taken the question, and answers before it does anything else
+	return p, failed
 }
 
 // Sync returns once all that the source holds at the time of the call is in the kernel. An error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/state"
@@ -41,10 +42,8 @@ type dropLog struct {
 
 // dropWatcher is a client that watches drops.
 type dropWatcher struct {
-	packets chan Packet // closed when the log has ended
-
-	mu             sync.Mutex
-	received, lost uint64 // packets that this watcher took; those that were unreadable or found no room
+	packets        chan Packet   // closed when the log has ended
+	received, lost atomic.Uint64 // packets that this watcher took; those that were unreadable or found no room
 }
 
 // watch returns a watcher of drops from now on. The first watcher opens the log.
@@ -127,20 +126,11 @@ func (d *dropLog) share(packets <-chan Packet) {
 
 // take never waits: a slow reader must not delay the others.
 func (w *dropWatcher) take(p Packet) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.lost += uint64(p.Lost)
+	w.lost.Add(uint64(p.Lost))
 	select {
 	case w.packets <- p:
-		w.received++
+		w.received.Add(1)
 	default:
-		w.lost++
+		w.lost.Add(1)
 	}
-}
-
-// counts returns how many packets were taken and how many were lost so far.
-func (w *dropWatcher) counts() (received, lost uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.received, w.lost
 }

@@ -97,7 +97,7 @@ func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
 // count. It compares the drops up to the previous count with the packets that have come by now:
 // packets in transit are not missed.
 func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
-	received, lost := w.counts()
+	received, lost := w.received.Load(), w.lost.Load()
 	now := Missed{Limited: t.told.Limited, Lost: lost}
 	if dropped := t.last - t.first; dropped > received+lost {
 		now.Limited = dropped - received - lost

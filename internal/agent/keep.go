@@ -100,11 +100,11 @@ const maxLacking = 5
 // Keeping says in words what is kept, and how that ends.
 func Keeping(kept int, lacking []string) string {
 	if len(lacking) == 0 {
-		return Count(kept, "element") + " of services or policies in the kernel still to be removed: all has been read, and nothing declares any of it"
+		return model.Count(kept, "element") + " of services or policies in the kernel still to be removed: all has been read, and nothing declares any of it"
 	}
 	if len(lacking) > maxLacking {
 		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
 	}
 	return fmt.Sprintf("%s of services or policies in the kernel may belong to what could not be read since the start (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
-		Count(kept, "element"), strings.Join(lacking, "; "))
+		model.Count(kept, "element"), strings.Join(lacking, "; "))
 }

@@ -225,13 +225,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
 }
 
-// Describe implements prometheus.Collector.
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBuild, descSynced, descObjects, descSkipped, descFrontends, descBackends, descKept,
-		descIssues, descIssue, descAside, descPolicies, descPods, descDecided, descList, descDropped, descCut, descRemembered, descRememberedMax, descForgotten, descConns, descConnsMax, descNoLocal} {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector: what is collected says itself what it is.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -51,12 +51,7 @@ func (a *Agent) misnamed() string {
 	if len(names) == 0 {
 		return ""
 	}
-	const most = 3
-	text := strings.Join(names[:min(len(names), most)], ", ")
-	if len(names) > most {
-		text += ", …"
-	}
-	return fmt.Sprintf("there is no Node object named %s, but there are others (%s): set --node to this node's name", a.Node, text)
+	return fmt.Sprintf("there is no Node object named %s, but there are others (%s): set --node to this node's name", a.Node, model.FirstFew(names, 3))
 }
 
 // sourceStatus is the source's status. If nothing is known of this node, what is declared for it is

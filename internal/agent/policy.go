@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -188,21 +187,11 @@ func (s *PolicyStatus) pods(p *state.Policy) {
 
 // Bridge explains what is different for pods behind a bridge.
 func (s *PolicyStatus) Bridge() string {
-	return Count(len(s.Bridged), "pod") + " behind a bridge: judged by address alone, as a packet does not show which of them sent it, " +
-		"and between themselves only if the bridge passes packets to the IP hooks (see 'sluice preflight'): " + some(s.Bridged)
+	return model.Count(len(s.Bridged), "pod") + " behind a bridge: judged by address alone, as a packet does not show which of them sent it, " +
+		"and between themselves only if the bridge passes packets to the IP hooks (see 'sluice preflight'): " + model.FirstFew(s.Bridged, 5)
 }
 
 // NoRoute explains what happens to pods without a route.
 func (s *PolicyStatus) NoRoute() string {
-	return Count(len(s.Unrouted), "pod") + " to which no route leads in this node's main table: nothing that they send passes until there is one: " + some(s.Unrouted)
-}
-
-// some names the first few.
-func some(names []string) string {
-	const most = 5
-	text := strings.Join(names[:min(len(names), most)], ", ")
-	if more := len(names) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return model.Count(len(s.Unrouted), "pod") + " to which no route leads in this node's main table: nothing that they send passes until there is one: " + model.FirstFew(s.Unrouted, 5)
 }

@@ -423,7 +423,7 @@ func TestSlowWatcherLosesAlone(t *testing.T) {
 		k.packets <- Packet{In: n, Lost: n % 2}
 	}
 	eventually(t, "all came", func() bool {
-		received, lost := slow.counts()
+		received, lost := slow.received.Load(), slow.lost.Load()
 		return received == dropBacklog && lost == 5+(dropBacklog+5)/2
 	})
 }

@@ -19,12 +19,8 @@ var (
 	descKindList       = desc("source_kind_list_seconds", "Duration of the last full read of all objects of a kind.", "source", "kind")
 )
 
-// Describe implements prometheus.Collector.
-func (c sourceCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReconnects, descKindSynced, descKindBehind, descKindFaults, descKindReconnects, descKindLists, descKindList} {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector, as that of collector.
+func (c sourceCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c sourceCollector) Collect(ch chan<- prometheus.Metric) {

@@ -84,7 +84,7 @@ func (f Failure) String() string {
 	if f.Part != "" {
 		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
 	}
-	return fmt.Sprintf("%s in %s since %s: %s", what, Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
+	return fmt.Sprintf("%s in %s since %s: %s", what, model.Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
 }
 
 // failures returns the failures of the parts; if all parts fail alike, they are one.
@@ -175,13 +175,13 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, Keeping(s.Kept, s.Source.Lacking))
 	}
 	if s.Waiting > 0 {
-		problems = append(problems, "large changes of "+Count(s.Waiting, "object")+" are being programmed, in slices, so that other changes have their turn")
+		problems = append(problems, "large changes of "+model.Count(s.Waiting, "object")+" are being programmed, in slices, so that other changes have their turn")
 	}
 	if n := len(a.Driver.SetAside()); n > 0 {
-		problems = append(problems, "the kernel refuses what is made of "+Count(n, "object")+": they are set aside, and everything else is in the kernel")
+		problems = append(problems, "the kernel refuses what is made of "+model.Count(n, "object")+": they are set aside, and everything else is in the kernel")
 	}
 	if n := len(s.Issues); n > 0 {
-		problems = append(problems, Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, if that is known")
+		problems = append(problems, model.Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, if that is known")
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max before new connections are dropped", c.Count*100/c.Max))
@@ -277,17 +277,9 @@ type FaultError struct {
 // Error returns the issues, one a line after the first.
 func (e *FaultError) Error() string {
 	var b strings.Builder
-	b.WriteString(Count(len(e.Issues), "object") + " at fault:")
+	b.WriteString(model.Count(len(e.Issues), "object") + " at fault:")
 	for _, i := range e.Issues {
 		b.WriteString("\n  " + i.String())
 	}
 	return b.String()
-}
-
-// Count returns "1 object", "2 objects": for nouns whose plural takes an s.
-func Count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -41,19 +40,9 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 	}
 	if len(e.others) > 0 {
 		reasons = append(reasons, "there is no Node object of this name, so nothing is taken for this node's: its pods, their policies, its addresses; "+
-			"what pods send and get passes unless a policy of a known one forbids it; give --node the name of one of those there are: "+some(e.others))
+			"what pods send and get passes unless a policy of a known one forbids it; give --node the name of one of those there are: "+model.FirstFew(e.others, 5))
 	}
 	return reasons
-}
-
-// some names the first few.
-func some(names []string) string {
-	const most = 5
-	text := strings.Join(names[:min(len(names), most)], ", ")
-	if len(names) > most {
-		text += ", …"
-	}
-	return text
 }
 
 // issues names the services that have not got what they claim.
@@ -198,7 +187,7 @@ func (r *report) checkSlices(list []*model.EndpointSlice) {
 // isIPv4 reports whether a slice is of that family, which is that of its first endpoint.
 func isIPv4(slice *model.EndpointSlice) bool {
 	for i := range slice.Endpoints {
-		if a := slice.Endpoints[i].Addr.Unmap(); unusable(a) == "" {
+		if a := slice.Endpoints[i].Addr.Unmap(); model.Unusable(a) == "" {
 			return a.Is4()
 		}
 	}
@@ -207,7 +196,7 @@ func isIPv4(slice *model.EndpointSlice) bool {
 
 // fault says why an endpoint can't be used in a slice of the family; empty: it can.
 func (r *report) fault(a netip.Addr, is4 bool) string {
-	if why := unusable(a); why != "" {
+	if why := model.Unusable(a); why != "" {
 		return why
 	}
 	if a.Is4() != is4 {

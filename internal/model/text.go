@@ -46,6 +46,19 @@ func PrintableLines(text string) string {
 // gone through by runes.
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
+// IsName reports whether a text has the characters of a Kubernetes object's name: lower-case letters,
+// digits, and within these '-' and '.'.
+func IsName(text string) bool {
+	for i := range len(text) {
+		c := text[i]
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if inner := (c == '-' || c == '.') && i > 0 && i < len(text)-1; !alnum && !inner {
+			return false
+		}
+	}
+	return text != ""
+}
+
 // Count writes a number of things, "1 address" or "2 addresses".
 func Count(n int, what string) string {
 	switch {
@@ -56,6 +69,15 @@ func Count(n int, what string) string {
 		what += "s"
 	}
 	return fmt.Sprintf("%d %s", n, what)
+}
+
+// FirstFew writes the first few of some texts, and counts the rest: "a, b and 3 more".
+func FirstFew(texts []string, most int) string {
+	text := strings.Join(texts[:min(len(texts), most)], ", ")
+	if more := len(texts) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // Join writes a list of addresses, networks or names as one text, with the separator between them.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // The oldest kernel that the packet table is tested on.
@@ -209,13 +211,6 @@ func ownSysctls(f *Facts) []Result {
 	return one(name, OK, "set by us, and restored by `sluice cleanup`: "+strings.Join(set, ", "), "")
 }
 
-// list names the first few, and counts the rest.
-func list(names []string) string {
-	const few = 5
-	if len(names) <= few {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
-}
+func list(names []string) string { return model.FirstFew(names, 5) }
 
 var errNoSave = errors.New("there is no iptables-legacy-save to read them with")

@@ -153,13 +153,7 @@ func (d *Driver) judgedBy(id state.ProgramID) string {
 			}
 		}
 	}
-	const most = 3
-	sorted := slices.Sorted(maps.Keys(names))
-	text := strings.Join(sorted[:min(len(sorted), most)], ", ")
-	if more := len(sorted) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return model.FirstFew(slices.Sorted(maps.Keys(names)), 3)
 }
 
 // serviceAt is a service that has the address.

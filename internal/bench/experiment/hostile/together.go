@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"time"
 
-	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bench/chart"
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/harness"
 	"sluice.dev/sluice/internal/bench/hostile"
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/model"
 )
 
 // The metrics of many policies and services together, one sample after each step.
@@ -50,9 +50,9 @@ func (h combination) String() string {
 	case h.policies == 1:
 		what = "1 large policy"
 	case h.services > 0:
-		what = fmt.Sprintf("%s of %s elements", agent.Count(h.services, "service"), chart.Number(hostile.WideElements))
+		what = fmt.Sprintf("%s of %s elements", model.Count(h.services, "service"), chart.Number(hostile.WideElements))
 	}
-	return what + " in " + agent.Count(h.namespaces, "namespace")
+	return what + " in " + model.Count(h.namespaces, "namespace")
 }
 
 // measureCombination adds policies that each select as much as one may, or services of that size,
@@ -110,12 +110,12 @@ func measureCombination(ctx context.Context, r *harness.Run, h combination) (ali
 			metric, unit string
 			n            float64
 		}{{togetherResident, "MB", float64(seen.heaviest) / 1e6}, {togetherTook, "ms", float64(took.Milliseconds())}, {togetherChange, "ms", float64(seen.slowest.Milliseconds())}} {
-			r.Add(report.Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: agent.Count(h.namespaces, "namespace") + ", " + step.name, Metric: m.metric, Unit: m.unit}, m.n)
+			r.Add(report.Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: model.Count(h.namespaces, "namespace") + ", " + step.name, Metric: m.metric, Unit: m.unit}, m.n)
 		}
 		kernel := 0
 		if b.Group != nil {
 			if kernel, err = b.Group.KernelBytes(); err == nil {
-				r.Add(report.Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: agent.Count(h.namespaces, "namespace") + ", " + step.name, Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
+				r.Add(report.Measurement{Dataplane: peer.Sluice{}.Name(), Policies: h.policies, Services: h.services, Variant: model.Count(h.namespaces, "namespace") + ", " + step.name, Metric: togetherKernel, Unit: "MB"}, float64(kernel)/1e6)
 			}
 		}
 		r.Logf("%s, %s: %d MB of %d MB, kernel %d MB, taken in %s, slowest change %s, faults: %d", what, step.name, seen.heaviest>>20, b.bound>>20, kernel>>20,
