@@ -104,7 +104,7 @@ func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Po
 		if !b.families.has(addr) {
 			continue
 		}
-		if why := unusable(addr); why != "" {
+		if why := model.Unusable(addr); why != "" {
 			b.add(model.Ref{Kind: model.PodKind, Name: pod.Name}.Issue("address " + addr.String() + " is " + why + ", it is left out"))
 			continue
 		}
@@ -224,23 +224,4 @@ func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []ne
 		}
 	}
 	return list
-}
-
-// unusable says why nothing can be translated from or to the address; empty: it can.
-func unusable(a netip.Addr) string {
-	switch {
-	case !a.IsValid():
-		return "no address"
-	case a.IsUnspecified():
-		return "the unspecified address"
-	case a.IsLoopback():
-		return "a loopback address"
-	case a.IsMulticast():
-		return "a multicast address"
-	case a.IsLinkLocalUnicast():
-		return "a link-local address"
-	case a.Zone() != "":
-		return "bound to one interface"
-	}
-	return ""
 }

@@ -107,13 +107,12 @@ func (e *environment) wants(svc *model.Service, addrs map[netip.Addr]struct{}) b
 
 // refuses says why no service may have an address as one of its own; empty: one may.
 func (e *environment) refuses(kind state.Kind, a netip.Addr) string {
-	if why := unusable(a); why != "" {
+	if why := model.Unusable(a); why != "" {
 		return "is " + why
 	}
 	node, ofNode := e.guard.nodes[a]
 	_, ofServer := e.guard.servers[a]
-	holds := func(p netip.Prefix) bool { return p.Contains(a) }
-	allowed := slices.ContainsFunc(e.cfg.AllowNodeAddresses, holds)
+	allowed := model.Within(a, e.cfg.AllowNodeAddresses)
 	switch {
 	case kind == state.ClusterIP && ofNode && node == e.cfg.Node: // of others not: whoever writes a Node could take a service away everywhere
 		return "is an address of node " + node + ", whose other ports would be refused to everybody"
@@ -122,9 +121,9 @@ func (e *environment) refuses(kind state.Kind, a netip.Addr) string {
 		return "is an address of node " + node + " (--allow-node-addresses lets services have some)"
 	case ofServer && !allowed:
 		return "is an address of the API server (--allow-node-addresses lets services have some)"
-	case kind == state.ExternalIP && e.cfg.ExternalIPCIDRs != nil && !slices.ContainsFunc(e.cfg.ExternalIPCIDRs, holds):
+	case kind == state.ExternalIP && e.cfg.ExternalIPCIDRs != nil && !model.Within(a, e.cfg.ExternalIPCIDRs):
 		return "is not in --external-ip-cidrs"
-	case kind == state.LoadBalancer && e.cfg.LoadBalancerCIDRs != nil && !slices.ContainsFunc(e.cfg.LoadBalancerCIDRs, holds):
+	case kind == state.LoadBalancer && e.cfg.LoadBalancerCIDRs != nil && !model.Within(a, e.cfg.LoadBalancerCIDRs):
 		return "is not in --load-balancer-cidrs"
 	}
 	return ""

@@ -98,9 +98,7 @@ func (n node) serves(is4 bool) bool {
 
 // within reports whether one of the node's addresses lies in one of the ranges.
 func (n node) within(ranges []netip.Prefix) bool {
-	return slices.ContainsFunc(n.addrs, func(a netip.Addr) bool {
-		return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-	})
+	return slices.ContainsFunc(n.addrs, func(a netip.Addr) bool { return model.Within(a, ranges) })
 }
 
 // nodePortAddresses are the node's addresses that the configuration chooses. Loopback is never
@@ -115,9 +113,7 @@ func nodePortAddresses(cfg Config, node []netip.Addr) []netip.Addr {
 		node = append(node, p.Addr())
 	}
 	for _, a := range node {
-		a = a.Unmap()
-		covers := func(p netip.Prefix) bool { return p.Contains(a) }
-		if unusable(a) == "" && slices.ContainsFunc(cfg.NodePortAddresses, covers) {
+		if a = a.Unmap(); model.Unusable(a) == "" && model.Within(a, cfg.NodePortAddresses) {
 			chosen = append(chosen, a)
 		}
 	}
@@ -130,7 +126,7 @@ func primary(cfg Config, node []netip.Addr) []netip.Addr {
 	var first []netip.Addr
 	node = append([]netip.Addr{cfg.PrimaryAddr}, node...)
 	for _, is4 := range []bool{true, false} {
-		i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == is4 && unusable(a) == "" })
+		i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == is4 && model.Unusable(a) == "" })
 		if i >= 0 {
 			first = append(first, node[i])
 		}

@@ -161,7 +161,7 @@ func (s *service) others() []netip.Addr {
 	}
 	var list []netip.Addr
 	for _, a := range s.svc.ClusterIPs {
-		if a = a.Unmap(); unusable(a) == "" {
+		if a = a.Unmap(); model.Unusable(a) == "" {
 			list = append(list, a)
 		}
 	}

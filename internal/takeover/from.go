@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -92,7 +93,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 			return "", err
 		}
 		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool {
-			return (host[c.Key.Addr] || c.Key.Addr.IsLoopback()) && o.givenUp(c.Key.Addr)
+			return (host[c.Key.Addr] || c.Key.Addr.IsLoopback()) && model.Within(c.Key.Addr, o.GiveUp)
 		})
 		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
 		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
@@ -131,7 +132,7 @@ func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.Front
 func (o *Options) unserved(addrs []netip.Addr) []string {
 	var names []string
 	for _, a := range addrs {
-		if !o.givenUp(a) {
+		if !model.Within(a, o.GiveUp) {
 			names = append(names, a.String())
 		}
 	}
@@ -140,10 +141,6 @@ func (o *Options) unserved(addrs []netip.Addr) []string {
 	}
 	return []string{fmt.Sprintf("kube-proxy has node ports on %s and sluice has not: choose addresses with the agent's --nodeport-addresses "+
 		"(never loopback), or say with --give-up CIDRs where nobody uses them", strings.Join(names, ", "))}
-}
-
-func (o *Options) givenUp(a netip.Addr) bool {
-	return slices.ContainsFunc(o.GiveUp, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // proxyGone waits until no kube-proxy runs on the node: it would put its rules back.

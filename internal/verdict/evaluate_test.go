@@ -139,7 +139,7 @@ func TestListed(t *testing.T) {
 		p.Lists[1] = &l
 		for range 20 {
 			a := random()
-			want := within(l.Prefixes, a)
+			want := model.Within(a, l.Prefixes)
 			if got := listed(p, ref, a); got != want {
 				t.Fatalf("%v in %v: %v, want %v", a, l.Prefixes, got, want)
 			}

@@ -1,10 +1,10 @@
 package verdict
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -190,7 +190,7 @@ func stranger(p *state.Policy, f Flow, device int, homeless bool) state.Drop {
 	switch {
 	case pod:
 		return state.DropSpoofed
-	case homeless, ownPod(p, f.Source):
+	case homeless, model.Within(f.Source, p.PodCIDRs):
 		return state.DropUnknownPod
 	case device != 0 && !own:
 		return state.DropUnknownDevice
@@ -213,7 +213,7 @@ func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool
 	if w := p.Workloads[f.Destination]; w != nil {
 		return evaluate(p, Ingress, w.Pod.String(), w.Ingress, f, state.DropPolicy, steps), true
 	}
-	if ownPod(p, f.Destination) {
+	if model.Within(f.Destination, p.PodCIDRs) {
 		return append(steps, Step{Stage: Destination, Drop: state.DropUnknownPod, Text: "an address of this node's pods that no known pod has"}), false
 	}
 	if _, own := p.HostDevices[out]; out != 0 && !own {
@@ -249,10 +249,6 @@ func podName(w *state.Workload) string {
 		return ""
 	}
 	return w.Pod.String()
-}
-
-func ownPod(p *state.Policy, a netip.Addr) bool {
-	return slices.ContainsFunc(p.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
 }
 
 // host appends a step for a host endpoint that has a program at the stage.

@@ -123,12 +123,12 @@ func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
 	}
 	step.Of = f.Service.String() + " (" + f.Kind.String() + ")"
 	backends = f.Backends
-	outside := f.LocalOnly && !a.fromNode && !within(a.s.Services.Settings.ClusterCIDRs, a.q.From)
+	outside := f.LocalOnly && !a.fromNode && !model.Within(a.q.From, a.s.Services.Settings.ClusterCIDRs)
 	if outside {
 		backends = f.Local
 	}
 	switch {
-	case len(f.SourceRanges) > 0 && !within(f.SourceRanges, a.q.From):
+	case len(f.SourceRanges) > 0 && !model.Within(a.q.From, f.SourceRanges):
 		step.Text = "dropped: no source range of the service holds " + a.q.From.String()
 		return step, nil, true
 	case len(backends) > 0:
@@ -152,7 +152,7 @@ func (a *asker) noFrontend() (text string, ok bool) {
 	if _, is := a.s.Services.ClusterIPs[a.q.To]; is {
 		return "refused: the service has no such port", true
 	}
-	if _, other := a.s.Services.OtherIPs[a.q.To]; !other && within(a.s.Services.Settings.ServiceCIDRs, a.q.To) {
+	if _, other := a.s.Services.OtherIPs[a.q.To]; !other && model.Within(a.q.To, a.s.Services.Settings.ServiceCIDRs) {
 		return "dropped: an address of services that no service has", true
 	}
 	return "", false
@@ -274,13 +274,9 @@ func (a *asker) masquerades() bool {
 	case set.MasqueradeAll, f.External() && !f.LocalOnly:
 		return true
 	case f.External():
-		return a.fromNode || within(set.ClusterCIDRs, a.q.From) && !within(set.LocalCIDRs, a.q.From)
+		return a.fromNode || model.Within(a.q.From, set.ClusterCIDRs) && !model.Within(a.q.From, set.LocalCIDRs)
 	}
-	return len(set.ClusterCIDRs) > 0 && !within(set.ClusterCIDRs, a.q.From)
-}
-
-func within(cidrs []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) })
+	return len(set.ClusterCIDRs) > 0 && !model.Within(a.q.From, set.ClusterCIDRs)
 }
 
 // end is a label with a port, where the protocol has ports.

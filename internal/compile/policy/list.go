@@ -84,11 +84,8 @@ func (l *list) reference() state.ListRef {
 func sorted(nets []netip.Prefix) []netip.Prefix {
 	list := make([]netip.Prefix, 0, len(nets))
 	for _, p := range nets {
-		if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
-			p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
-		}
 		if p.IsValid() {
-			list = append(list, p.Masked())
+			list = append(list, model.UnmapPrefix(p).Masked())
 		}
 	}
 	slices.SortFunc(list, netip.Prefix.Compare)

@@ -3,7 +3,6 @@ package calico
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"regexp"
 
 	"sluice.dev/sluice/internal/model"
@@ -36,12 +35,12 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 		f.Reject("spec.interfaceName", "%q is no name of an interface, nor *", spec.InterfaceName)
 	}
 	for i, text := range spec.ExpectedIPs {
-		a, err := netip.ParseAddr(text)
-		if err != nil || a.Zone() != "" {
-			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%q is no IP address", text)
+		a, err := model.ParseAddr(text)
+		if err != nil {
+			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v", err)
 			continue
 		}
-		h.Addresses = append(h.Addresses, a.Unmap())
+		h.Addresses = append(h.Addresses, a)
 	}
 	for i, p := range spec.Profiles {
 		if p != allowProfile {

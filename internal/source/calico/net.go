@@ -17,14 +17,7 @@ func parseNet(s string) (netip.Prefix, error) {
 		a = a.Unmap()
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is no address range such as 192.0.2.0/24", s)
-	}
-	if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
-		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
-	}
-	return p.Masked(), nil
+	return model.ParsePrefix(s)
 }
 
 func parseNets(in []string, where string, f *fault.List) []netip.Prefix {

@@ -50,7 +50,7 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	var ips []netip.Addr
 	for i := range o.Status.PodIPs {
-		a, err := parseAddr(o.Status.PodIPs[i].IP)
+		a, err := model.ParseAddr(o.Status.PodIPs[i].IP)
 		if err != nil {
 			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
 			continue
@@ -60,7 +60,7 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	if len(o.Status.PodIPs) > 0 || o.Status.PodIP == "" {
 		return ips
 	}
-	a, err := parseAddr(o.Status.PodIP)
+	a, err := model.ParseAddr(o.Status.PodIP)
 	if err != nil {
 		f.Reject("status.podIP", "%v", err)
 		return nil

@@ -105,7 +105,7 @@ func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		if strings.Contains(field, "%d") {
 			where = fmt.Sprintf(field, i)
 		}
-		a, err := parseAddr(text)
+		a, err := model.ParseAddr(text)
 		if err != nil {
 			f.Reject(where, "%v", err)
 			continue
@@ -166,11 +166,11 @@ func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	ips := make([]netip.Addr, 0, len(o.Spec.ExternalIPs))
 	for i, text := range o.Spec.ExternalIPs {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
-		a, err := parseAddr(text)
+		a, err := model.ParseAddr(text)
 		if err != nil {
 			f.Leave(field, "%v; it is left out", err)
-		} else if why := routable(a); why != "" {
-			f.Leave(field, "%s %s; it is left out", a, why)
+		} else if why := model.Unusable(a); why != "" {
+			f.Leave(field, "%s is %s; it is left out", a, why)
 		} else {
 			ips = append(ips, a)
 		}
@@ -200,7 +200,7 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		if in.IP == "" {
 			continue
 		}
-		a, err := parseAddr(in.IP)
+		a, err := model.ParseAddr(in.IP)
 		if err != nil {
 			f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v; it is left out", err)
 			continue

@@ -101,14 +101,14 @@ func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *fault.List) []model.Endp
 			e.ZoneHints, e.NodeHints = zones, nodes
 		}
 		for j, text := range in[i].Addresses {
-			a, err := parseAddr(text)
+			a, err := model.ParseAddr(text)
 			switch {
 			case err != nil:
 				f.Leave(addressField(i, j), "%v; this endpoint is left out", err)
 			case a.Is6() != ipv6:
 				f.Leave(addressField(i, j), "%s is not of the slice's family; this endpoint is left out", a)
-			case routable(a) != "":
-				f.Leave(addressField(i, j), "%s %s; this endpoint is left out", a, routable(a))
+			case model.Unusable(a) != "":
+				f.Leave(addressField(i, j), "%s is %s; this endpoint is left out", a, model.Unusable(a))
 			default:
 				e.Addr = a
 				out = append(out, e)

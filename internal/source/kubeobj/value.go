@@ -1,7 +1,6 @@
 package kubeobj
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 
@@ -30,20 +29,10 @@ func clusterName(m *metav1.ObjectMeta, f *fault.List) string {
 func checkName(field, name string, f *fault.List) {
 	if name == "" {
 		f.Reject(field, "is missing")
-		return
-	}
-	if len(name) > 253 {
+	} else if len(name) > 253 {
 		f.Reject(field, "has %d characters, at most 253 are allowed", len(name))
-		return
-	}
-	for i := range len(name) {
-		c := name[i]
-		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
-		inner := (c == '-' || c == '.') && i > 0 && i < len(name)-1
-		if !alnum && !inner {
-			f.Reject(field, "%q is no name; only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
-			return
-		}
+	} else if !model.IsName(name) {
+		f.Reject(field, "%q is no name; only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
 	}
 }
 
@@ -78,39 +67,5 @@ func optionalPort(field string, p int32, f *fault.List) uint16 {
 	return port(field, p, f)
 }
 
-// parseAddr reads an address without a zone. An IPv4 address written inside
-// an IPv6 one is the IPv4 address.
-func parseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err != nil || a.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q is no IP address", s)
-	}
-	return a.Unmap(), nil
-}
-
-// routable says why an address can't be one that other machines reach, or "".
-func routable(a netip.Addr) string {
-	switch {
-	case a.IsUnspecified():
-		return "is the unspecified address"
-	case a.IsLoopback():
-		return "is a loopback address"
-	case a.IsLinkLocalUnicast(), a.IsLinkLocalMulticast():
-		return "is a link-local address"
-	case a.IsMulticast():
-		return "is a multicast address"
-	}
-	return ""
-}
-
 // parsePrefix reads a CIDR, white space around it and bits behind the mask forgiven.
-func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(s))
-	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is no address range such as 192.0.2.0/24", s)
-	}
-	if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
-		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
-	}
-	return p.Masked(), nil
-}
+func parsePrefix(s string) (netip.Prefix, error) { return model.ParsePrefix(strings.TrimSpace(s)) }

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // File is a list that is read from a file.
@@ -38,10 +41,8 @@ func (f *Files) Set(value string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	for _, other := range *f {
-		if other.Name == name {
-			return fmt.Errorf("there are two lists called %s", name)
-		}
+	if slices.ContainsFunc(*f, func(other File) bool { return other.Name == name }) {
+		return fmt.Errorf("there are two lists called %s", name)
 	}
 	*f = append(*f, File{Name: name, Path: filepath.Clean(path)})
 	return nil
@@ -53,12 +54,8 @@ func checkName(name string) error {
 	if name == "" || len(name) > 63 {
 		return errors.New("the name of a list has 1 to 63 characters")
 	}
-	for i := range len(name) {
-		c := name[i]
-		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
-		if inner := (c == '-' || c == '.') && i > 0 && i < len(name)-1; !alnum && !inner {
-			return fmt.Errorf("%q is no name of a list: only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
-		}
+	if !model.IsName(name) {
+		return fmt.Errorf("%q is no name of a list: only lower-case letters, digits, '-' and '.' are allowed, and it starts and ends with a letter or digit", name)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package list
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -53,13 +54,8 @@ func hasOption(options, name string) bool {
 	for quoted := false; options != ""; quoted = !quoted {
 		var part string
 		part, options, _ = strings.Cut(options, `"`)
-		if quoted {
-			continue
-		}
-		for o := range strings.FieldsSeq(part) {
-			if o == name {
-				return true
-			}
+		if !quoted && slices.Contains(strings.Fields(part), name) {
+			return true
 		}
 	}
 	return false

@@ -2,12 +2,13 @@ package list
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 const (
@@ -103,15 +104,11 @@ func (p *parser) fault(err error) {
 }
 
 func (p *parser) line(line string) error {
-	switch {
-	case strings.HasPrefix(line, "add "), strings.HasPrefix(line, "create "):
+	if strings.HasPrefix(line, "add ") || strings.HasPrefix(line, "create ") {
 		return p.saved(line)
 	}
-	for i := range len(line) {
-		if c := line[i]; c == '#' || c == ';' {
-			line = strings.TrimSpace(line[:i])
-			break
-		}
+	if i := strings.IndexAny(line, "#;"); i >= 0 {
+		line = strings.TrimSpace(line[:i])
 	}
 	if line == "" {
 		return nil
@@ -126,10 +123,10 @@ func (p *parser) entry(text string) error {
 	}
 	if strings.IndexByte(text, '/') >= 0 {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
-			p.add(unmap(prefix))
+			p.add(model.UnmapPrefix(prefix))
 			return nil
 		}
-	} else if a, err := parseAddr(text); err == nil {
+	} else if a, err := model.ParseAddr(text); err == nil {
 		p.add(netip.PrefixFrom(a, a.BitLen()))
 		return nil
 	}
@@ -171,24 +168,4 @@ func compareMasked(a, b netip.Prefix) int {
 		return c
 	}
 	return a.Bits() - b.Bits()
-}
-
-var errNoAddress = errors.New("no address")
-
-// parseAddr reads an address without a zone. An IPv4 address written inside
-// an IPv6 one is the IPv4 address.
-func parseAddr(text string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(text)
-	if err != nil || a.Zone() != "" {
-		return netip.Addr{}, errNoAddress
-	}
-	return a.Unmap(), nil
-}
-
-// unmap makes an IPv4 prefix of one that is written inside an IPv6 one.
-func unmap(p netip.Prefix) netip.Prefix {
-	if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
-		return netip.PrefixFrom(a.Unmap(), p.Bits()-96)
-	}
-	return p
 }

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // span adds the addresses of a range, both ends included.
 func (p *parser) span(text, from, to string) error {
-	first, err := parseAddr(from)
-	last, err2 := parseAddr(to)
+	first, err := model.ParseAddr(from)
+	last, err2 := model.ParseAddr(to)
 	switch {
 	case err != nil || err2 != nil:
 		return fmt.Errorf("%.90q is no range such as 192.0.2.1-192.0.2.9", text)
