@@ -74,14 +74,9 @@ func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
 // notes returns the issues' reasons with what is in force. Reasons in Refused are left out.
 func notes(issues []model.Issue, refused string) (notes []string) {
 	for _, i := range issues {
-		if i.Reason == refused {
-			continue
+		if i.Reason != refused {
+			notes = append(notes, i.Text())
 		}
-		note := i.Reason
-		if i.InForce != "" {
-			note += "; in force: " + i.InForce
-		}
-		notes = append(notes, note)
 	}
 	return notes
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/utils/ptr"
 )
 
 // check finds what kube-proxy itself would refuse in a configuration whose defaults are filled in.
@@ -122,7 +124,7 @@ func (f *faults) unless(right bool, field, format string, args ...any) {
 }
 
 func (f *faults) within(field string, value *int32, least, most int32) {
-	f.unless(value == nil || *value >= least && *value <= most, field, "%d is not within %d and %d", deref(value), least, most)
+	f.unless(value == nil || *value >= least && *value <= most, field, "%d is not within %d and %d", ptr.Deref(value, 0), least, most)
 }
 
 func (f *faults) notNegative(field string, d time.Duration) {
@@ -143,11 +145,4 @@ func (f *faults) hostPort(field, address string) {
 	f.unless(err == nil, field, "%q is no IP address", host)
 	n, err := strconv.Atoi(port)
 	f.unless(err == nil && n >= 1 && n <= 65535, field, "%q is no port", port)
-}
-
-func deref[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
 }

@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/cpuset"
+	"k8s.io/utils/ptr"
 )
 
 // mostTracked is the largest limit of connections that kube-proxy derives from the number of
@@ -51,7 +52,7 @@ func (c Conntrack) Sysctls(cpus, have int) map[string]string {
 
 // most is the number of connections to track; 0: as many as now.
 func (c Conntrack) most(cpus int) int {
-	perCore, least := int(deref(c.MaxPerCore)), int(deref(c.Min))
+	perCore, least := int(ptr.Deref(c.MaxPerCore, 0)), int(ptr.Deref(c.Min, 0))
 	switch scaled := perCore * cpus; {
 	case perCore <= 0:
 		return 0

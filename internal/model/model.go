@@ -216,9 +216,13 @@ func (i Issue) String() string {
 	if i.Source != "" {
 		text += " (" + i.Source + ")"
 	}
-	text += ": " + i.Reason
-	if i.InForce != "" {
-		text += "; in force: " + i.InForce
+	return Printable(text + ": " + i.Text())
+}
+
+// Text returns "what is wrong; in force: nothing of it".
+func (i Issue) Text() string {
+	if i.InForce == "" {
+		return i.Reason
 	}
-	return Printable(text)
+	return i.Reason + "; in force: " + i.InForce
 }

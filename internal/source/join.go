@@ -46,27 +46,28 @@ type joined struct{ sources []Source }
 func (j *joined) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	errs := make([]error, len(j.sources))
+	return Each(j.sources, func(s Source) error {
+		err := s.Run(ctx)
+		if err != nil {
+			stop()
+		}
+		return err
+	})
+}
+
+// Each does something with each of a list at the same time, and joins the errors.
+func Each[T any](list []T, do func(T) error) error {
+	errs := make([]error, len(list))
 	var running sync.WaitGroup
-	for i, s := range j.sources {
-		running.Go(func() {
-			if errs[i] = s.Run(ctx); errs[i] != nil {
-				stop()
-			}
-		})
+	for i, v := range list {
+		running.Go(func() { errs[i] = do(v) })
 	}
 	running.Wait()
 	return errors.Join(errs...)
 }
 
 func (j *joined) Flush(ctx context.Context) error {
-	errs := make([]error, len(j.sources))
-	var flushing sync.WaitGroup
-	for i, s := range j.sources {
-		flushing.Go(func() { errs[i] = s.Flush(ctx) })
-	}
-	flushing.Wait()
-	return errors.Join(errs...)
+	return Each(j.sources, func(s Source) error { return s.Flush(ctx) })
 }
 
 // Dialed implements Dialer: for those of the sources that do.

@@ -38,14 +38,6 @@ type setSpec struct {
 	Nets json.RawMessage `json:"nets"`
 }
 
-func globalSet(data []byte, f *fault.List) *model.NetworkSet {
-	return networkSet(model.GlobalNetworkSet, data, f)
-}
-
-func namespacedSet(data []byte, f *fault.List) *model.NetworkSet {
-	return networkSet(model.NamespacedNetworkSet, data, f)
-}
-
 // networkSet returns nil if the name or the labels can't be read.
 func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	m, text := head(data, f)

@@ -36,12 +36,14 @@ func NetworkPolicy(text []byte, also error) (*model.Policy, error) {
 
 // GlobalNetworkSet translates a GlobalNetworkSet.
 func GlobalNetworkSet(text []byte, also error) (*model.NetworkSet, error) {
-	return decode(text, also, globalSet)
+	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet { return networkSet(model.GlobalNetworkSet, data, f) })
 }
 
 // NetworkSet translates a NetworkSet.
 func NetworkSet(text []byte, also error) (*model.NetworkSet, error) {
-	return decode(text, also, namespacedSet)
+	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet {
+		return networkSet(model.NamespacedNetworkSet, data, f)
+	})
 }
 
 // HostEndpoint translates a HostEndpoint.

@@ -186,16 +186,13 @@ func accounts(field, text string, f *fault.List) []model.Selector {
 // rules adds its rules to a policy of which all else is known. Those of a direction
 // that it does not apply to are read, too.
 func rules(p *model.Policy, spec *policySpec, f *fault.List) {
-	for i, data := range spec.Ingress {
-		r := ruleOf(data, fmt.Sprintf("ingress[%d]", i), p.Key.Name.Namespace, f)
-		if p.Ingress {
-			p.IngressRules = append(p.IngressRules, r)
+	rulesOf := func(direction string, list []json.RawMessage, applies bool) (all []model.PolicyRule) {
+		for i, data := range list {
+			if r := ruleOf(data, fmt.Sprintf("%s[%d]", direction, i), p.Key.Name.Namespace, f); applies {
+				all = append(all, r)
+			}
 		}
+		return all
 	}
-	for i, data := range spec.Egress {
-		r := ruleOf(data, fmt.Sprintf("egress[%d]", i), p.Key.Name.Namespace, f)
-		if p.Egress {
-			p.EgressRules = append(p.EgressRules, r)
-		}
-	}
+	p.IngressRules, p.EgressRules = rulesOf("ingress", spec.Ingress, p.Ingress), rulesOf("egress", spec.Egress, p.Egress)
 }

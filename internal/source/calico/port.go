@@ -22,31 +22,24 @@ const (
 	protoUDPLite = 136
 )
 
+var protocols = map[string]uint8{
+	"icmp": protoICMP, "tcp": protoTCP, "udp": protoUDP, "icmpv6": protoICMPv6, "sctp": protoSCTP, "udplite": protoUDPLite,
+}
+
 // protocol resolves a protocol, by name or number; 0 if none is given.
 func protocol(field string, in *intstr.IntOrString, f *fault.List) uint8 {
 	if in == nil {
 		return 0
 	}
-	switch text := strings.ToLower(in.String()); text {
-	case "icmp":
-		return protoICMP
-	case "tcp":
-		return protoTCP
-	case "udp":
-		return protoUDP
-	case "icmpv6":
-		return protoICMPv6
-	case "sctp":
-		return protoSCTP
-	case "udplite":
-		return protoUDPLite
-	default:
-		n, err := strconv.ParseUint(text, 10, 8)
-		if err != nil || n == 0 {
-			f.Reject(field, "%q is none of TCP, UDP, SCTP, ICMP, ICMPv6, UDPLite and 1-255", in.String())
-		}
-		return uint8(n)
+	text := strings.ToLower(in.String())
+	if number, known := protocols[text]; known {
+		return number
 	}
+	n, err := strconv.ParseUint(text, 10, 8)
+	if err != nil || n == 0 {
+		f.Reject(field, "%q is none of TCP, UDP, SCTP, ICMP, ICMPv6, UDPLite and 1-255", in.String())
+	}
+	return uint8(n)
 }
 
 // icmpFamily is the family that an ICMP belongs to, 0 for other protocols.

@@ -65,18 +65,12 @@ func ruleOf(data []byte, name, namespace string, f *fault.List) model.PolicyRule
 }
 
 func action(field, text string, f *fault.List) model.Action {
-	switch text {
-	case "Allow":
-		return model.Allow
-	case "Deny":
+	a, known := map[string]model.Action{"Allow": model.Allow, "Deny": model.Deny, "Pass": model.Pass, "Log": model.Log}[text]
+	if !known {
+		f.Reject(field, "%q is none of Allow, Deny, Log and Pass", text)
 		return model.Deny
-	case "Pass":
-		return model.Pass
-	case "Log":
-		return model.Log
 	}
-	f.Reject(field, "%q is none of Allow, Deny, Log and Pass", text)
-	return model.Deny
+	return a
 }
 
 // ruleFamily is the one family that a rule is about; 0 as long as nothing says it.

@@ -4,6 +4,8 @@ import (
 	"math"
 	"strings"
 
+	"k8s.io/utils/ptr"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
 )
@@ -53,9 +55,4 @@ func builtinTier(name string) *model.Tier {
 }
 
 // orderOf resolves an order; without one an object comes last.
-func orderOf(order *float64) float64 {
-	if order == nil {
-		return math.Inf(1)
-	}
-	return *order
-}
+func orderOf(order *float64) float64 { return ptr.Deref(order, math.Inf(1)) }

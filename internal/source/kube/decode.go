@@ -23,7 +23,7 @@ type object struct {
 
 // decode reads an object of a kind.
 func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
-	out := broken(r, nil)
+	out := broken(r)
 	if shows(k, at, out.name) {
 		out.copy = true
 		return out
@@ -57,11 +57,8 @@ func shows(k *kinds.Kind, at kinds.Resource, name model.Name) bool {
 }
 
 // broken is an object of which nothing is known yet but who it is.
-func broken(r raw, err error) object {
-	id, idErr := r.identify()
-	if err == nil {
-		err = idErr
-	}
+func broken(r raw) object {
+	id, err := r.identify()
 	return object{identity: id, err: err}
 }
 

@@ -268,7 +268,7 @@ func (f *follower) event(at kinds.Resource, kind string, r raw) error {
 		o = decode(f.kind, at, r)
 		o.sum = r.sum(at)
 	case watch.Deleted, watch.Bookmark:
-		o = broken(r, nil)
+		o = broken(r)
 	case watch.Error:
 		var status metav1.Status
 		if err := readStatus(r, &status); err != nil {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"maps"
 
+	"k8s.io/utils/ptr"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
@@ -85,8 +87,6 @@ func (l *ledger) set(name model.Name, e entry) {
 	l.entries[name] = e
 }
 
-func sameName(a, b *model.Name) bool { return a == b || a != nil && b != nil && *a == *b }
-
 // put enters one object and returns the events that follow from it.
 func (l *ledger) put(o object) []store.Event {
 	if o.copy {
@@ -108,7 +108,7 @@ func (l *ledger) remove(name model.Name) []store.Event {
 
 // change appends the events of one object that was one thing and is another now.
 func (l *ledger) change(events []store.Event, name model.Name, was, is entry) []store.Event {
-	if was.value != nil && (is.value == nil || !sameName(was.known, is.known)) {
+	if was.value != nil && (is.value == nil || !ptr.Equal(was.known, is.known)) {
 		events = append(events, store.Event{Kind: l.kind, Name: was.name(name)})
 	}
 	if is.value != nil && is.value != was.value {
@@ -119,10 +119,7 @@ func (l *ledger) change(events []store.Event, name model.Name, was, is entry) []
 
 // name is what the store knows an object by that the API calls api.
 func (e entry) name(api model.Name) model.Name {
-	if e.known != nil {
-		return *e.known
-	}
-	return api
+	return ptr.Deref(e.known, api)
 }
 
 // since returns the events that make l of before.

@@ -254,11 +254,7 @@ var objectName = regexp.MustCompile(`\b([A-Z][A-Za-z]*|pod) ([a-z0-9][-a-z0-9]*)
 // note is what is wrong, in printable characters. Whoever reads the Events of the object's
 // namespace may know of no other namespace: an object there is "another Service".
 func note(i model.Issue) string {
-	text := i.Reason
-	if i.InForce != "" {
-		text += "; in force: " + i.InForce
-	}
-	text = objectName.ReplaceAllStringFunc(text, func(name string) string {
+	text := objectName.ReplaceAllStringFunc(i.Text(), func(name string) string {
 		if part := objectName.FindStringSubmatch(name); part[2] != i.Object.Name.Namespace {
 			return "another " + part[1]
 		}

@@ -135,13 +135,7 @@ func (s *Source) Flush(ctx context.Context) error {
 			s.discovery.soon()
 		}
 	}
-	errs := make([]error, len(s.followers))
-	var flushing sync.WaitGroup
-	for i, f := range s.followers {
-		flushing.Go(func() { errs[i] = f.flush(ctx) })
-	}
-	flushing.Wait()
-	return errors.Join(errs...)
+	return source.Each(s.followers, func(f *follower) error { return f.flush(ctx) })
 }
 
 // settle works out how far the source has come. It is called after each change
@@ -179,7 +173,7 @@ func (s *Source) settle() {
 	s.timer = time.AfterFunc(settle, debug.FreeOSMemory)
 	where, _ := s.api.credentials.where()
 	s.log.Info("read the Kubernetes API", "server", where, "objects", s.objects())
-	if lacking := s.lacking(); len(lacking) > 0 {
+	if lacking, _ := s.lacking(); len(lacking) > 0 {
 		s.log.Warn("not everything could be read: what the kernel has stays in it until then", "lacking", lacking)
 	}
 }
@@ -195,35 +189,26 @@ func (s *Source) tidy() {
 
 // settleLacking remembers when all has been read.
 func (s *Source) settleLacking() {
-	if s.synced && !s.whole && len(s.lacking()) == 0 {
+	if lacking, _ := s.lacking(); s.synced && len(lacking) == 0 {
 		s.whole = true
 	}
 }
 
-func (s *Source) lacking() []string {
+// lacking says what was never read, and names it if single objects are all that is lacking.
+func (s *Source) lacking() (reasons []string, objects []model.Ref) {
 	if s.whole {
-		return nil
+		return nil, nil
 	}
-	var all []string
+	single := true
 	for _, f := range s.followers {
-		all = append(all, f.lacking()...)
+		why, of := f.lacking()
+		reasons, objects = append(reasons, why...), append(objects, of...)
+		single = single && (len(why) == 0 || len(of) > 0)
 	}
-	return all
-}
-
-// lackingObjects are all that is lacking, if those are single objects.
-func (s *Source) lackingObjects() (all []model.Ref) {
-	if s.whole {
-		return nil
+	if !single {
+		objects = nil
 	}
-	for _, f := range s.followers {
-		refs := f.lackingObjects()
-		if len(refs) == 0 && len(f.lacking()) > 0 {
-			return nil
-		}
-		all = append(all, refs...)
-	}
-	return all
+	return reasons, objects
 }
 
 // tellOutage logs a trouble common to several kinds once it has lasted for a while, and its end.
@@ -290,9 +275,9 @@ func (s *Source) Status() source.Status {
 	where, fault := s.api.credentials.where()
 	st := source.Status{
 		Name: "kubernetes", Where: where, Synced: s.synced,
-		Objects: s.objects(), Skipped: map[string]int{}, Issues: []model.Issue{}, Lacking: s.lacking(),
-		LackingObjects: s.lackingObjects(),
+		Objects: s.objects(), Skipped: map[string]int{}, Issues: []model.Issue{},
 	}
+	st.Lacking, st.LackingObjects = s.lacking()
 	if fault != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "kubeconfig"}, Reason: fault})
 	}

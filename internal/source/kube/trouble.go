@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,12 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // trouble is why a kind can't be followed at present. The zero value is none.
@@ -78,12 +81,12 @@ func (f *follower) doubts(ready bool) bool {
 	return !ready && time.Since(f.doubted) < f.api.timing.doubt
 }
 
+// resource is where the API serves the kind, or is thought to.
+func (f *follower) resource() kinds.Resource { return ptr.Deref(f.place, f.kind.Places[0]) }
+
 // explain says what is wrong and what to do.
 func (f *follower) explain(err error) trouble {
-	place := f.kind.Places[0]
-	if f.place != nil {
-		place = *f.place
-	}
+	place := f.resource()
 	var status apierrors.APIStatus
 	_, unreached := errors.AsType[unreachable](err)
 	switch {
@@ -170,10 +173,7 @@ func (f *follower) issues() []model.Issue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []model.Issue
-	place := f.kind.Places[0]
-	if f.place != nil {
-		place = *f.place
-	}
+	place := f.resource()
 	if f.trouble.reason != "" && !f.trouble.common {
 		all = append(all, model.Issue{Object: model.Ref{Kind: f.kind.Kind}, Source: place.APIVersion(), Reason: f.trouble.reason})
 	}
@@ -211,36 +211,20 @@ func (f *follower) unread() bool {
 	return f.phase != listed && !f.kind.Optional
 }
 
-// lackingObjects are what is lacking of the kind, if those are single objects.
-func (f *follower) lackingObjects() (refs []model.Ref) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.phase == listed && !f.kind.Minor {
-		for name := range f.ledger.holes() {
-			refs = append(refs, calico.KnownAs(model.Ref{Kind: f.kind.Kind, Name: name})...)
-		}
-	}
-	return refs
-}
-
-// lacking says what was never read of the kind, sorted.
-func (f *follower) lacking() []string {
+// lacking says what was never read of the kind, sorted, and names it if it is single objects.
+func (f *follower) lacking() (reasons []string, objects []model.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case f.phase == listed && f.kind.Minor:
-		return nil
+	case f.phase == listed && f.kind.Minor, f.phase == absent && f.kind.Optional:
+		return nil, nil
 	case f.phase == listed:
-		var list []string
 		holes := f.ledger.holes()
 		for _, name := range slices.SortedFunc(maps.Keys(holes), model.Name.Compare) {
-			list = append(list, f.called(name).String()+": "+holes[name])
+			reasons = append(reasons, f.called(name).String()+": "+holes[name])
+			objects = append(objects, calico.KnownAs(model.Ref{Kind: f.kind.Kind, Name: name})...)
 		}
-		return list
-	case f.phase == absent && f.kind.Optional:
-		return nil
-	case f.trouble.reason == "":
-		return []string{string(f.kind.Kind) + ": it has not been read yet"}
+		return reasons, objects
 	}
-	return []string{string(f.kind.Kind) + ": " + f.trouble.reason}
+	return []string{string(f.kind.Kind) + ": " + cmp.Or(f.trouble.reason, "it has not been read yet")}, nil
 }

@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	"cmp"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -104,10 +105,7 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 }
 
 func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, f *fault.List) model.PolicyRule {
-	rule := model.PolicyRule{Name: place}
-	if name != "" {
-		rule.Name = name
-	}
+	rule := model.PolicyRule{Name: cmp.Or(name, place)}
 	if len(name) > maxRuleName {
 		f.Reject("name", "has %d characters, at most %d are allowed", len(name), maxRuleName)
 	}

@@ -7,6 +7,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -160,10 +161,7 @@ func policyPorts(in []networkingv1.NetworkPolicyPort, f *fault.List) []model.Pol
 func allPorts(p model.Protocol) model.PolicyPort { return model.PolicyPort{Protocol: p, Last: 65535} }
 
 func policyPort(in *networkingv1.NetworkPolicyPort, f *fault.List) model.PolicyPort {
-	out := allPorts(model.TCP)
-	if in.Protocol != nil {
-		out.Protocol = protocol("protocol", *in.Protocol, f)
-	}
+	out := allPorts(protocol("protocol", ptr.Deref(in.Protocol, ""), f))
 	numbered := in.Port != nil && in.Port.Type == intstr.Int
 	switch {
 	case numbered:

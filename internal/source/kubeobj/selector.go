@@ -56,29 +56,26 @@ func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fa
 	for i, v := range r.Values {
 		checkLabel(fmt.Sprintf("%s.values[%d]", field, i), v, f)
 	}
-	key := prefix + r.Key
+	var s model.Selector
 	switch r.Operator {
 	case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn:
 		if len(r.Values) == 0 {
 			f.Reject(field+".values", "%s needs a value", r.Operator)
 		}
+		s = model.In(prefix+r.Key, r.Values...)
 	case metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
 		if len(r.Values) != 0 {
 			f.Reject(field+".values", "%s takes no values", r.Operator)
 		}
+		s = model.Has(prefix + r.Key)
+	default:
+		f.Reject(field+".operator", "%q is none of In, NotIn, Exists and DoesNotExist", string(r.Operator))
+		return s
 	}
-	switch r.Operator {
-	case metav1.LabelSelectorOpIn:
-		return model.In(key, r.Values...)
-	case metav1.LabelSelectorOpNotIn:
-		return model.Not(model.In(key, r.Values...))
-	case metav1.LabelSelectorOpExists:
-		return model.Has(key)
-	case metav1.LabelSelectorOpDoesNotExist:
-		return model.Not(model.Has(key))
+	if r.Operator == metav1.LabelSelectorOpNotIn || r.Operator == metav1.LabelSelectorOpDoesNotExist {
+		return model.Not(s)
 	}
-	f.Reject(field+".operator", "%q is none of In, NotIn, Exists and DoesNotExist", string(r.Operator))
-	return model.Selector{}
+	return s
 }
 
 func checkKey(field, key string, f *fault.List) {

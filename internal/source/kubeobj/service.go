@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -187,15 +188,13 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	var ips []netip.Addr
 	for i := range o.Status.LoadBalancer.Ingress {
 		in := &o.Status.LoadBalancer.Ingress[i]
-		if in.IPMode != nil {
-			switch *in.IPMode {
-			case corev1.LoadBalancerIPModeVIP:
-			case corev1.LoadBalancerIPModeProxy:
-				continue
-			default:
-				f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy; the address is left out", string(*in.IPMode))
-				continue
-			}
+		switch mode := ptr.Deref(in.IPMode, corev1.LoadBalancerIPModeVIP); mode {
+		case corev1.LoadBalancerIPModeVIP:
+		case corev1.LoadBalancerIPModeProxy:
+			continue
+		default:
+			f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is neither VIP nor Proxy; the address is left out", string(mode))
+			continue
 		}
 		if in.IP == "" {
 			continue
@@ -259,21 +258,17 @@ func affinity(o *corev1.Service, f *fault.List) time.Duration {
 func trafficPolicies(o *corev1.Service, s *model.Service, f *fault.List) {
 	lb := o.Spec.Type == corev1.ServiceTypeLoadBalancer
 	outside := lb || o.Spec.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
-	if p := o.Spec.InternalTrafficPolicy; p != nil {
-		s.InternalLocal = isLocal("spec.internalTrafficPolicy", string(*p), f)
-	}
+	s.InternalLocal = isLocal("spec.internalTrafficPolicy", string(ptr.Deref(o.Spec.InternalTrafficPolicy, "")), f)
 	s.ExternalLocal = isLocal("spec.externalTrafficPolicy", string(o.Spec.ExternalTrafficPolicy), f) && outside
 	check := optionalPort("spec.healthCheckNodePort", o.Spec.HealthCheckNodePort, f)
 	if lb && s.ExternalLocal {
 		s.HealthCheckNodePort = check
 	}
 	// What it asks for is in the hints of the slices; here only a mistake is named.
-	if d := o.Spec.TrafficDistribution; d != nil {
-		switch *d {
-		case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
-		default:
-			f.Leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", *d)
-		}
+	switch d := ptr.Deref(o.Spec.TrafficDistribution, ""); d {
+	case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+	default:
+		f.Leave("spec.trafficDistribution", "%q is not known and has no effect; known are PreferClose, PreferSameZone and PreferSameNode", d)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -69,16 +70,10 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *fault.List) []model.Endpoin
 			continue
 		}
 		mark := f.Mark()
-		var proto corev1.Protocol
-		if in[i].Protocol != nil {
-			proto = *in[i].Protocol
-		}
-		p := model.EndpointPort{Protocol: protocol("protocol", proto, f), Port: uint16(number)}
-		if in[i].Name != nil {
-			p.Name = *in[i].Name
-		}
+		ports = append(ports, model.EndpointPort{
+			Name: ptr.Deref(in[i].Name, ""), Protocol: protocol("protocol", ptr.Deref(in[i].Protocol, ""), f), Port: uint16(number),
+		})
 		f.Under(mark, "ports[%d]", i)
-		ports = append(ports, p)
 	}
 	return ports
 }
@@ -123,19 +118,11 @@ func addressField(i, j int) string { return fmt.Sprintf("endpoints[%d].addresses
 // endpoint resolves the conditions as the API defines them.
 func endpoint(in *discoveryv1.Endpoint) model.Endpoint {
 	c := &in.Conditions
-	e := model.Endpoint{Ready: c.Ready == nil || *c.Ready}
-	e.Serving = e.Ready
-	if c.Serving != nil {
-		e.Serving = *c.Serving
+	ready := ptr.Deref(c.Ready, true)
+	return model.Endpoint{
+		Ready: ready, Serving: ptr.Deref(c.Serving, ready), Terminating: ptr.Deref(c.Terminating, false),
+		Node: ptr.Deref(in.NodeName, ""), Zone: ptr.Deref(in.Zone, ""),
 	}
-	e.Terminating = c.Terminating != nil && *c.Terminating
-	if in.NodeName != nil {
-		e.Node = *in.NodeName
-	}
-	if in.Zone != nil {
-		e.Zone = *in.Zone
-	}
-	return e
 }
 
 // hints returns the names in list: last itself if it holds the same, or a new slice.
