@@ -37,7 +37,7 @@ func BenchmarkPodChange(b *testing.B) {
 	for _, n := range benchServices {
 		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
 			s := benchStore(n)
-			svc := s.Service(name("0"))
+			svc := view(s).Service(name("0"))
 			s.Take()
 			ready := false
 			for b.Loop() {
@@ -45,7 +45,7 @@ func BenchmarkPodChange(b *testing.B) {
 				if d := s.Take(); len(d.Services) != 1 {
 					b.Fatal(d)
 				}
-				if got := len(s.Selected(svc)); got != 10 {
+				if got := len(view(s).Selected(svc)); got != 10 {
 					b.Fatal(got)
 				}
 				ready = !ready

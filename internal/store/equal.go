@@ -5,8 +5,6 @@ import (
 	"reflect"
 	"slices"
 
-	"k8s.io/utils/ptr"
-
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -92,9 +90,11 @@ func equalPolicies(a, b *model.Policy) bool {
 func equalRules(a, b model.PolicyRule) bool {
 	return a.Name == b.Name && a.Action == b.Action && a.Family == b.Family &&
 		a.Protocol == b.Protocol && a.NotProtocol == b.NotProtocol &&
-		ptr.Equal(a.ICMP, b.ICMP) && ptr.Equal(a.NotICMP, b.NotICMP) &&
+		equalICMP(a.ICMP, b.ICMP) && equalICMP(a.NotICMP, b.NotICMP) &&
 		equalEnds(a.Source, b.Source) && equalEnds(a.Destination, b.Destination)
 }
+
+func equalICMP(a, b *model.ICMP) bool { return a == b || a != nil && b != nil && *a == *b }
 
 func equalEnds(a, b model.RuleEnd) bool {
 	return slices.Equal(a.Ports, b.Ports) && slices.Equal(a.NotPorts, b.NotPorts) &&

@@ -46,6 +46,12 @@ func gone(o any) store.Event {
 	return e
 }
 
+// view returns the objects as they are, for a test that nobody changes them under.
+func view(s *store.Store) (v *store.View) {
+	s.Read(func(now *store.View) { v = now })
+	return v
+}
+
 // dirty returns what the events make dirty, sorted; nodes with a star.
 func dirty(s *store.Store, events ...store.Event) []string {
 	s.Take()
@@ -116,7 +122,7 @@ func TestNamespacesAreApart(t *testing.T) {
 	if got := dirty(s, event(other)); got != nil {
 		t.Errorf("dirty: %v", got)
 	}
-	if got := s.Selected(svc); got != nil {
+	if got := view(s).Selected(svc); got != nil {
 		t.Errorf("selected: %v", got)
 	}
 }
@@ -129,10 +135,10 @@ func TestSelectedAndSlicesAreSorted(t *testing.T) {
 		event(slice("z", "web")), event(slice("x", "web")), event(slice("y", "web")), event(slice("w", "db")),
 	})
 	var pods, lists []string
-	for _, p := range s.Selected(svc) {
+	for _, p := range view(s).Selected(svc) {
 		pods = append(pods, p.Name.Name)
 	}
-	for _, e := range s.Slices(svc.Name) {
+	for _, e := range view(s).Slices(svc.Name) {
 		lists = append(lists, e.Name.Name)
 	}
 	if want := []string{"a", "c"}; !slices.Equal(pods, want) {
@@ -141,7 +147,7 @@ func TestSelectedAndSlicesAreSorted(t *testing.T) {
 	if want := []string{"x", "y", "z"}; !slices.Equal(lists, want) {
 		t.Errorf("slices %v, want %v", lists, want)
 	}
-	if got := s.Selected(service("all")); got != nil {
+	if got := view(s).Selected(service("all")); got != nil {
 		t.Errorf("a service without a selector selects %v", got)
 	}
 }
@@ -150,7 +156,7 @@ func TestSelectedAndSlicesAreSorted(t *testing.T) {
 func TestSlicesStayAsHandedOut(t *testing.T) {
 	s := store.New()
 	s.Apply([]store.Event{event(service("web")), event(slice("a", "web")), event(slice("b", "web"))})
-	before := s.Slices(name("web"))
+	before := view(s).Slices(name("web"))
 	kept := slices.Clone(before)
 	s.Apply([]store.Event{gone(slice("a", "web")), event(slice("c", "web")), event(&model.EndpointSlice{Name: name("b"), Service: "web", Endpoints: make([]model.Endpoint, 1)})})
 	if !slices.Equal(before, kept) {
@@ -199,13 +205,13 @@ func TestCounts(t *testing.T) {
 	if got := s.Counts(); !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
-	if got := s.ServiceNames(); !slices.Equal(got, []model.Name{name("web")}) {
+	if got := view(s).ServiceNames(); !slices.Equal(got, []model.Name{name("web")}) {
 		t.Errorf("names %v", got)
 	}
-	if got := s.Pods(); len(got) != 1 {
+	if got := view(s).Pods(); len(got) != 1 {
 		t.Errorf("pods %v", got)
 	}
-	if s.Node("n") == nil || s.Service(name("web")) == nil || s.Service(name("db")) != nil {
+	if s.Node("n") == nil || view(s).Service(name("web")) == nil || view(s).Service(name("db")) != nil {
 		t.Error("objects are not found by name")
 	}
 	s.Read(func(v *store.View) {
@@ -281,7 +287,7 @@ func TestIndexesAgreeWithSearch(t *testing.T) {
 			}
 			slices.Sort(want)
 			var got []string
-			for _, p := range s.Selected(svc) {
+			for _, p := range view(s).Selected(svc) {
 				got = append(got, p.Name.Name)
 			}
 			if !slices.Equal(got, want) {
@@ -315,7 +321,7 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := len(s.Slices(svc.Name)); got != 400 {
+	if got := len(view(s).Slices(svc.Name)); got != 400 {
 		t.Errorf("%d slices", got)
 	}
 }

@@ -152,27 +152,6 @@ func comparePods(a, b *model.Pod) int { return a.Name.Compare(b.Name) }
 
 // The same questions, each asked of the version that is current at its time.
 
-// Service is View.Service.
-func (s *Store) Service(name model.Name) *model.Service {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Service(name)
-}
-
-// Slices is View.Slices.
-func (s *Store) Slices(service model.Name) []*model.EndpointSlice {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Slices(service)
-}
-
-// Selected is View.Selected.
-func (s *Store) Selected(svc *model.Service) []*model.Pod {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Selected(svc)
-}
-
 // PodByAddr is View.PodByAddr.
 func (s *Store) PodByAddr(addr netip.Addr) *model.Pod {
 	s.mu.RLock()
@@ -185,20 +164,6 @@ func (s *Store) Node(name string) *model.Node {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.view.Node(name)
-}
-
-// ServiceNames is View.ServiceNames.
-func (s *Store) ServiceNames() []model.Name {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.ServiceNames()
-}
-
-// Pods is View.Pods.
-func (s *Store) Pods() []*model.Pod {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Pods()
 }
 
 // Counts is View.Counts.
