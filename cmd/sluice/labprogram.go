@@ -10,14 +10,6 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-func newLabCommand() *cobra.Command {
-	return newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it")
-}
-
-func newBenchCommand() *cobra.Command {
-	return newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs")
-}
-
 // newLabProgramCommand makes a command that runs sluice-lab, with its help and completion. A node
 // needs neither the lab nor the bench, so that sluice does not link them.
 func newLabProgramCommand(name, short string) *cobra.Command {

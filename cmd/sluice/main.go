@@ -18,6 +18,9 @@ func newRootCommand() *cobra.Command {
 policy through one nftables table whose cost does not grow with the cluster.`,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
-		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newPreflightCommand(), newLabCommand(), newBenchCommand(), cli.NewVersionCommand())
+		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newPreflightCommand(),
+		newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it"),
+		newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs"),
+		cli.NewVersionCommand())
 	return root
 }

@@ -41,9 +41,6 @@ func splitList(list string) iter.Seq[string] {
 	}
 }
 
-// ago returns how long ago a time was, for people.
-func ago(t time.Time) string { return span(time.Since(t)) }
-
 // span rounds a duration to a precision useful to people.
 func span(d time.Duration) string {
 	switch {

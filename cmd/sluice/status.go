@@ -62,7 +62,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}
 	if a := s.LastApply; a != nil {
-		row("last change", "%s ago: %s in %s (%s)", ago(a.Time), model.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
+		row("last change", "%s ago: %s in %s (%s)", span(time.Since(a.Time)), model.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
 	} else {
 		row("last change", "none yet")
 	}

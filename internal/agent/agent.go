@@ -137,7 +137,6 @@ func New(c Config) *Agent {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.Log))
 	}
 	a.metrics = newMetrics(a)
-	a.metrics.registry.MustRegister(rivalsGauge(a.Claim))
 	return a
 }
 

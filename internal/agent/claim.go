@@ -16,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
@@ -274,11 +273,4 @@ func (c *Claim) Release() {
 	if c.lock != nil {
 		_ = c.lock.Close()
 	}
-}
-
-// rivalsGauge shows how many agents wait.
-func rivalsGauge(c *Claim) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "sluice_rivals", Help: "Other agents in this network namespace, which wait until this one ends.",
-	}, func() float64 { return float64(c.Waiting()) })
 }

@@ -29,8 +29,10 @@ type server struct {
 // handler sets a time for it.
 func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           answering(h),
-		ConnContext:       keepConn,
+		Handler: answering(h),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, conn)
+		},
 		ReadHeaderTimeout: headerTimeout,
 		WriteTimeout:      timeout,
 		IdleTimeout:       time.Minute,

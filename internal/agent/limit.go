@@ -2,7 +2,6 @@ package agent
 
 import (
 	"container/list"
-	"context"
 	"net"
 	"net/http"
 	"sync"
@@ -99,12 +98,8 @@ func (c *limitedConn) answers(now bool) {
 	c.answered = now
 }
 
+// connKey is where a request's handler finds its connection.
 type connKey struct{}
-
-// keepConn lets request's handler find its connection.
-func keepConn(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, conn)
-}
 
 // answering wraps a handler that needs no request body. It does not wait for a body that a client
 // announces: otherwise the client could hold the connection as long as it likes.

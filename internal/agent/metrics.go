@@ -217,6 +217,7 @@ var (
 	descCut       = desc("policy_connections_cut_total", "Established connections that were cut because policy came to forbid them, or that were allowed again.")
 	descConns     = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
+	descRivals    = desc("rivals", "Other agents in this network namespace, which wait until this one ends.")
 	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
 		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy", "ip_family"}, nil)
 )
@@ -253,6 +254,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	kept := c.record.kept
 	c.mu.Unlock()
 	gauge(descKept, float64(kept))
+	gauge(descRivals, float64(c.Claim.Waiting()))
 	for i, family := range families {
 		gauge(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
 		gauge(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)

@@ -26,22 +26,6 @@ type claims struct {
 	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
 }
 
-// flush returns what differs from the last flush.
-func (c *claims) flush() state.ServicesDelta {
-	return state.ServicesDelta{
-		Frontends:  c.frontends.Flush(),
-		ClusterIPs: c.clusterIPs.Flush(),
-		OtherIPs:   c.otherIPs.Flush(),
-		Hairpins:   c.hairpins.Flush(),
-	}
-}
-
-func each[T any](all []T, do func(T)) {
-	for _, one := range all {
-		do(one)
-	}
-}
-
 // settle records that the service wants f at key, or nothing there where f is nil, and gives the
 // key to the first of those who claim it.
 func (c *claims) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {

@@ -50,7 +50,8 @@ func (ss *services) compile(v *store.View, svc *model.Service, old *service) *se
 		}
 		if !ss.limits.fits(next, old, cost) {
 			next.why = "too much"
-			b.tooMuch(cost, ss.limits.together.Most)
+			b.service(fmt.Sprintf("it counts for %d elements in the kernel; all Services may have %d, and those of its namespace are among those "+
+				"that ask for most, so nothing is programmed for it: ask for less", cost, ss.limits.together.Most))
 			break
 		}
 		next.elements = n
@@ -81,7 +82,8 @@ func (b *builder) build() {
 		}
 		b.port(i, true, eps[:six], had[int32(i)])
 		b.port(i, false, eps[six:], had[int32(i)])
-		ready = localReady(ready, eps)
+		// kube-proxy leaves out of the health check those that terminate.
+		ready = appendLocal(ready, eps, func(e *endpoint) bool { return e.ready })
 	}
 	b.dropDoubles()
 	next.keep(b.old)
@@ -109,7 +111,7 @@ func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
 	ch := b.choose(eps, use)
 	ch.cluster, ch.local = b.limit(port, ch.cluster), b.limit(port, ch.local)
 	next.counts.widen(eps)
-	next.hairpins = appendHairpins(next.hairpins, eps, ch)
+	next.hairpins = appendLocal(next.hairpins, eps, func(e *endpoint) bool { return state.Has(ch.cluster, e.at) || state.Has(ch.local, e.at) })
 	ch.share(had)
 
 	internal := &state.Frontend{
@@ -148,7 +150,7 @@ func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
 func (b *builder) loadBalancer(i int, addrs []netip.Addr, f state.Frontend) {
 	number := b.svc.Ports[i].Port
 	f.SourceRanges = sourceRanges(b.svc.SourceRanges, addrs[0].Is4())
-	if !b.node.within(f.SourceRanges) {
+	if !slices.ContainsFunc(b.node.addrs, func(a netip.Addr) bool { return model.Within(a, f.SourceRanges) }) {
 		b.want(i, number, addrs, &f)
 		return
 	}
@@ -245,21 +247,10 @@ func sourceRanges(ranges []netip.Prefix, is4 bool) []netip.Prefix {
 	return own
 }
 
-// appendHairpins appends the addresses of the endpoints on this node that are balanced to.
-func appendHairpins(addrs []netip.Addr, eps []endpoint, ch choice) []netip.Addr {
+// appendLocal appends the addresses of the endpoints on this node that are wanted.
+func appendLocal(addrs []netip.Addr, eps []endpoint, wanted func(*endpoint) bool) []netip.Addr {
 	for i := range eps {
-		if eps[i].local && (state.Has(ch.cluster, eps[i].at) || state.Has(ch.local, eps[i].at)) {
-			addrs = append(addrs, eps[i].at.Addr())
-		}
-	}
-	return addrs
-}
-
-// localReady appends the addresses of the ready endpoints on this node, which alone count for a
-// health check: kube-proxy leaves out those that terminate.
-func localReady(addrs []netip.Addr, eps []endpoint) []netip.Addr {
-	for i := range eps {
-		if eps[i].local && eps[i].ready {
+		if eps[i].local && wanted(&eps[i]) {
 			addrs = append(addrs, eps[i].at.Addr())
 		}
 	}

@@ -30,7 +30,7 @@ func (c *Compiler) Issues() []model.Issue {
 func (c *Compiler) nodeFaults() (reasons []string) {
 	e := c.env
 	for family, is4 := range [...]bool{true, false} {
-		if c.services.nodePorts[family] > 0 && e.cfg.serves(is4) && !e.node.serves(is4) {
+		if c.services.nodePorts[family] > 0 && e.cfg.serves(is4) && len(inFamily(e.node.nodePort, is4)) == 0 {
 			reasons = append(reasons, fmt.Sprintf("no %s address of it is known or chosen, so node ports are not served there: "+
 				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", familyName(is4)))
 		}

@@ -70,11 +70,6 @@ func (b *builder) tooLarge(n int) {
 		model.Count(addrs, "address"), model.Count(len(s.svc.Ports), "port"), model.Count(from.size(), "endpoint"), model.Count(len(s.svc.SourceRanges), "source range"), n, maxElements))
 }
 
-// tooMuch says the same where it is too much with others.
-func (r *report) tooMuch(n, most int) {
-	r.service(fmt.Sprintf("it counts for %d elements in the kernel; all Services may have %d, and those of its namespace are among those that ask for most, so nothing is programmed for it: ask for less", n, most))
-}
-
 // limits bound what all services may come to.
 type limits struct {
 	together     fair.Bound          // the constant, but in tests

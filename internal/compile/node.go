@@ -91,16 +91,6 @@ func (cfg *Config) serves(is4 bool) bool {
 	return cfg.NodePortPrimary || len(cfg.NodePortAddresses) == 0 || len(ofFamily(cfg.NodePortAddresses, is4)) > 0
 }
 
-// serves reports whether an address of the family serves node ports.
-func (n node) serves(is4 bool) bool {
-	return slices.ContainsFunc(n.nodePort, func(a netip.Addr) bool { return a.Is4() == is4 })
-}
-
-// within reports whether one of the node's addresses lies in one of the ranges.
-func (n node) within(ranges []netip.Prefix) bool {
-	return slices.ContainsFunc(n.addrs, func(a netip.Addr) bool { return model.Within(a, ranges) })
-}
-
 // nodePortAddresses are the node's addresses that the configuration chooses. Loopback is never
 // among them: the kernel does not route what comes from 127.0.0.1 to another host, and kube-proxy's
 // nftables mode leaves it out too.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -45,7 +46,10 @@ func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, every
 // flush returns what differs from the last flush.
 func (ss *services) flush() state.ServicesDelta {
 	ss.builder = builder{} // it holds on to objects, and its scratch may be large
-	return ss.claims.flush()
+	c := &ss.claims
+	return state.ServicesDelta{
+		Frontends: c.frontends.Flush(), ClusterIPs: c.clusterIPs.Flush(), OtherIPs: c.otherIPs.Flush(), Hairpins: c.hairpins.Flush(),
+	}
 }
 
 // set compiles one service anew and puts the result in place of the old, as far as there is room
@@ -63,30 +67,31 @@ func (ss *services) set(v *store.View, name model.Name, room int) (spent, left i
 	next.standing = old.stands()
 	ss.all[name] = next
 	next.former = old
-	ss.hold(next)
+	ss.count(next, 1)
 	ss.claims.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
 	compiled := 1 + next.elements/compilingCost
 	spent, left = ss.proceed(name, max(room-compiled, 1))
 	return spent + compiled, left
 }
 
-// hold counts what a service has of addresses and kinds of frontends: all of a state's frontends
-// are of services that are held.
-func (ss *services) hold(s *service) {
-	each(s.addresses(), ss.claims.clusterIPs.Add)
-	each(s.others(), ss.claims.otherIPs.Add)
-	each(s.hairpins, ss.claims.hairpins.Add)
-	for family, is4 := range [...]bool{true, false} {
-		ss.nodePorts[family] += one(s.hasNodePort(is4))
+// count counts what a service has of addresses and kinds of frontends, once up and once down: all of
+// a state's frontends are of services that are counted.
+func (ss *services) count(s *service, by int) {
+	change := (*diff.Set[netip.Addr]).Add
+	if by < 0 {
+		change = (*diff.Set[netip.Addr]).Remove
 	}
-}
-
-func (ss *services) release(s *service) {
-	each(s.addresses(), ss.claims.clusterIPs.Remove)
-	each(s.others(), ss.claims.otherIPs.Remove)
-	each(s.hairpins, ss.claims.hairpins.Remove)
+	for _, a := range s.addresses() {
+		change(&ss.claims.clusterIPs, a)
+	}
+	for _, a := range s.others() {
+		change(&ss.claims.otherIPs, a)
+	}
+	for _, a := range s.hairpins {
+		change(&ss.claims.hairpins, a)
+	}
 	for family, is4 := range [...]bool{true, false} {
-		ss.nodePorts[family] -= one(s.hasNodePort(is4))
+		ss.nodePorts[family] += by * one(s.hasNodePort(is4))
 	}
 }
 

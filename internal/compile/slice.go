@@ -206,7 +206,7 @@ func (ss *services) proceed(name model.Name, room int) (spent, left int) {
 		return spent, left
 	}
 	for f := s.former; f != nil; f = f.former {
-		ss.release(f)
+		ss.count(f, -1)
 	}
 	ss.claims.settleHealth(name, s.health, s.health)
 	s.settled, s.standing, s.former = true, nil, nil

@@ -83,16 +83,12 @@ func coverage(h *model.HostEndpoint, l *model.Link) int {
 		return 0
 	case h.Interface == l.Name:
 		return 3
-	case h.Interface == "" && slices.ContainsFunc(h.Addresses, onLink(l)):
+	case h.Interface == "" && slices.ContainsFunc(h.Addresses, func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }):
 		return 2
 	case h.Interface == "*" && l.Host && l.Name != "lo":
 		return 1
 	}
 	return 0
-}
-
-func onLink(l *model.Link) func(netip.Addr) bool {
-	return func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }
 }
 
 // publish writes which host endpoint is at which interface, with its programs.

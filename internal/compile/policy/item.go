@@ -43,7 +43,8 @@ func (o *objects) newPod(pod *model.Pod) *item {
 		labels: &labels{
 			own: pod.Labels, pod: true,
 			namespace: pod.Name.Namespace, around: o.namespaces[pod.Name.Namespace],
-			account: pod.ServiceAccount, identity: o.accounts[accountOf(pod)],
+			account:  pod.ServiceAccount,
+			identity: o.accounts[model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}],
 		},
 	}
 }
@@ -78,11 +79,6 @@ func (it *item) selectedLike(old *item) bool {
 		slices.Equal(it.addrs, old.addrs) && slices.Equal(it.pod.Ports, old.pod.Ports) &&
 		maps.Equal(it.labels.own, old.labels.own) && maps.Equal(it.labels.around, old.labels.around) &&
 		maps.Equal(it.labels.identity, old.labels.identity)
-}
-
-// accountOf names a pod's service account.
-func accountOf(pod *model.Pod) model.Name {
-	return model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}
 }
 
 // size is how many addresses it counts for where a selector selects it. What adds a list rather

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -62,37 +63,20 @@ func (c *Compiler) SetLinks(l model.Links) {
 // is known whose it is; the next Update follows. The policies of known pods hold all the same.
 func (c *Compiler) SetOpen(open bool) { c.open = open }
 
-// publishDevices returns which interfaces lead to pods, and which are the node's own.
-func (c *Compiler) publishDevices() (pods, hosts map[int]bool) {
-	pods = follow(c.policy.PodDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Pod && !c.open })
-	hosts = follow(c.policy.HostDevices, c.links.Links.Links, func(l *model.Link) bool { return l.Host || c.open })
-	return pods, hosts
-}
-
 // follow makes the set hold the indexes of the links that are in, and returns what changed.
-func follow(set map[int]struct{}, all []model.Link, in func(*model.Link) bool) map[int]bool {
-	var d map[int]bool
-	note := func(index int, came bool) {
-		if d == nil {
-			d = map[int]bool{}
-		}
-		d[index] = came
-	}
-	want := map[int]bool{}
-	for i := range all {
-		want[all[i].Index] = in(&all[i])
-	}
+func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]bool {
+	changed := map[int]bool{} // whether they were in it
 	for index := range set {
-		if !want[index] {
-			note(index, false)
-			delete(set, index)
+		changed[index] = true
+	}
+	clear(set)
+	for index, l := range x.byIndex {
+		if in(l) {
+			set[index], changed[index] = struct{}{}, changed[index]
 		}
 	}
-	for index, wanted := range want {
-		if _, have := set[index]; wanted && !have {
-			note(index, true)
-			set[index] = struct{}{}
-		}
+	if diff.Settle(changed, set); len(changed) == 0 {
+		return nil
 	}
-	return d
+	return changed
 }

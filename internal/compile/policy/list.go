@@ -92,10 +92,6 @@ func sorted(nets []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-func equalLists(a, b *state.List) bool {
-	return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes)
-}
-
 // equalPrefixes looks at the elements, of which there may be millions, only if the slices are two.
 func equalPrefixes(a, b []netip.Prefix) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))

@@ -84,15 +84,10 @@ func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
 // Update; callers only read.
 func (c *Compiler) Policy() *state.Policy { return c.policy }
 
-// Update brings the policy up to date with what is dirty in the view, and with the addresses of
-// this node's pods, and returns what changed in it: nothing else is named.
-func (c *Compiler) Update(v *store.View, d store.Dirty, podCIDRs []netip.Prefix) state.PolicyDelta {
-	return c.Step(v, d, podCIDRs, all)
-}
-
-// Step is Update in slices: it changes about so many elements in the sets of policies. Sets of
-// large policies are filled and emptied, and pods of other nodes followed, as far as there is room;
-// the rest waits for the next Step or Update, see Waiting. Until all sets of a policy are there,
+// Step brings the policy up to date with what is dirty in the view, and with the addresses of this
+// node's pods, and returns what changed in it: nothing else is named. It changes about so many
+// elements in the sets of policies; math.MaxInt is room for all. Sets of large policies are filled and emptied, and pods of other nodes followed, as far as there is room;
+// the rest waits for the next Step, see Waiting. Until all sets of a policy are there,
 // what stood before it came or changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
 	*c.budget = budget{since: d.Since, room: room, whole: room == all}

@@ -187,7 +187,3 @@ func rangeText(r state.PortRange) string {
 	}
 	return text
 }
-
-func equalPorts(a, b *state.Ports) bool {
-	return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges)
-}

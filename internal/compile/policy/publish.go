@@ -16,8 +16,10 @@ func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 		Groups: c.sets.groups.table.flush(), NamedPorts: c.sets.named.table.flush(),
 		PortSets: c.sets.ranges.table.Flush(), Lists: c.sets.lists.table.Flush(),
 	}
-	d.PodDevices, d.HostDevices = c.publishDevices()
-	if denied := c.deniedNow(); !equalDenied(denied, c.policy.Denied) {
+	d.PodDevices = c.links.follow(c.policy.PodDevices, func(l *model.Link) bool { return l.Pod && !c.open })
+	d.HostDevices = c.links.follow(c.policy.HostDevices, func(l *model.Link) bool { return l.Host || c.open })
+	denied, was := c.deniedNow(), c.policy.Denied
+	if !slices.Equal(denied.Devices, was.Devices) || !slices.Equal(denied.Lists, was.Lists) {
 		c.policy.Denied, d.Denied = denied, &denied
 	}
 	if c.open {
@@ -60,8 +62,4 @@ func (c *Compiler) deniedList(set *model.NetworkSet) *state.List {
 		}
 	}
 	return l
-}
-
-func equalDenied(a, b state.Denied) bool {
-	return slices.Equal(a.Devices, b.Devices) && slices.Equal(a.Lists, b.Lists)
 }

@@ -157,11 +157,6 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 	return t
 }
 
-// stale reports whether what the rules say of their sets has changed.
-func (p *variant) stale() bool {
-	return slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale })
-}
-
 // resolve returns the rules with the present ids of their sets. Those whose selectors select too
 // many addresses, or so many network sets that they come to too many look-ups, allow nothing; nor
 // do those of a variant that is not filled yet: a NetworkPolicy isolates, one of another kind

@@ -3,6 +3,7 @@ package policy
 import (
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/compile/diff"
@@ -22,6 +23,8 @@ type sets struct {
 
 func newSets(p *state.Policy, space uint32, objects *objects) *sets {
 	ids := newIDs(space)
+	equalLists := func(a, b *state.List) bool { return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes) }
+	equalPorts := func(a, b *state.Ports) bool { return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges) }
 	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
 	return &sets{
 		ids: ids, lists: lists,

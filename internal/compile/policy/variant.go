@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -133,7 +134,7 @@ func (ps *variants) unresolve() bool {
 		return false
 	}
 	for p := range ps.all {
-		if moved || p.stale() {
+		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) {
 			p.resolved = nil
 		}
 	}

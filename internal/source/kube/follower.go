@@ -101,19 +101,20 @@ var errInterrupted = errors.New("interrupted")
 // long as usual, less for until something wakes the follower.
 func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) {
 	f.mu.Lock()
-	place, placed, version, asks := f.place, f.placed, f.version, f.asks
+	place, version, asks := f.place, f.version, f.asks
+	if !f.placed {
+		f.mu.Unlock()
+		return -1, nil
+	}
 	f.asks = nil
 	if !f.away.IsZero() && time.Since(f.away) > f.api.timing.outage {
 		version = ""
 	}
 	f.mu.Unlock()
 	if place == nil {
-		if placed {
-			f.retire()
-			release(asks)
-		} else {
-			f.keep(asks)
-		}
+		// The API does not serve the kind any more: everything is taken back.
+		f.commit(nil, newLedger(f.kind.Kind, 0), "", absent)
+		release(asks)
 		return -1, nil
 	}
 	if version == "" || len(asks) > 0 {
@@ -136,13 +137,6 @@ func release(asks []chan struct{}) {
 	for _, a := range asks {
 		close(a)
 	}
-}
-
-// keep puts asks back that could not be met.
-func (f *follower) keep(asks []chan struct{}) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.asks = append(f.asks, asks...)
 }
 
 // errRewound is an API server whose state is older than what it told before, as
@@ -185,9 +179,6 @@ func (f *follower) list(ctx context.Context, at kinds.Resource) error {
 	f.tidy()
 	return nil
 }
-
-// retire takes everything back, as the API does not serve the kind any more.
-func (f *follower) retire() { f.commit(nil, newLedger(f.kind.Kind, 0), "", absent) }
 
 // commit delivers what makes the last state the next one, which was read at a place.
 func (f *follower) commit(at *kinds.Resource, next *ledger, version string, reached phase) {

@@ -287,11 +287,11 @@ func (s *Source) Status() source.Status {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "API discovery"}, Source: where, Reason: "kinds that come or go are not noticed: " + *t})
 	}
 	for _, f := range s.followers {
-		if f.unread() {
-			st.Unread = append(st.Unread, f.kind.Kind)
-		}
 		st.Issues = append(st.Issues, f.issues()...)
 		following := f.following()
+		if !following.Synced && !f.kind.Optional {
+			st.Unread = append(st.Unread, f.kind.Kind)
+		}
 		st.Reconnects += following.Reconnects
 		st.Kinds = append(st.Kinds, following)
 		f.mu.Lock()

@@ -204,13 +204,6 @@ func (f *follower) following() source.Following {
 	return s
 }
 
-// unread tells whether nothing was ever read of a kind that every cluster has.
-func (f *follower) unread() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.phase != listed && !f.kind.Optional
-}
-
 // lacking says what was never read of the kind, sorted, and names it if it is single objects.
 func (f *follower) lacking() (reasons []string, objects []model.Ref) {
 	f.mu.Lock()
