@@ -62,14 +62,16 @@ func (o *runOptions) follow(s *proxyRole, given func(flag string) bool) (err err
 	}
 	c.ClusterCIDRs, c.ClusterUnknown, c.MasqueradeAll = s.ClusterCIDRs, !s.NodeCIDRs, s.MasqueradeAll
 	c.NodePortAddresses, c.NodePortPrimary, c.PrimaryAddr = s.NodePortAddresses, s.NodePortPrimary, s.PrimaryAddr
+	o.agent.MustServe, o.agent.UnhealthyAfter, o.agent.NodeNeeded = s.MustServe, s.UnhealthyAfter, true
+	o.agent.Pages = kubeproxy.Pages(s.loaded.Config, s.Profiling)
 	if !given("policy") {
 		c.Policy = false // kube-proxy has no policy, and may not have the right to read it
 	}
 	if !given("metrics-address") {
-		o.metricsAddress = s.MetricsAddress
+		o.agent.MetricsAddress = s.MetricsAddress
 	}
 	if !given("healthz-address") {
-		o.healthzAddress = s.HealthzAddress
+		o.agent.HealthzAddress = s.HealthzAddress
 	}
 	if !given("log-level") && s.Debug {
 		o.logLevel = slog.LevelDebug
@@ -78,12 +80,6 @@ func (o *runOptions) follow(s *proxyRole, given func(flag string) bool) (err err
 		o.logFormat = "json"
 	}
 	return nil
-}
-
-// agent sets the agent's options from kube-proxy's configuration.
-func (s *proxyRole) agent(c *agent.Config) {
-	c.MustServe, c.UnhealthyAfter, c.NodeNeeded = s.MustServe, s.UnhealthyAfter, true
-	c.Pages = kubeproxy.Pages(s.loaded.Config, s.Profiling)
 }
 
 // tell logs which settings have another effect here than the configuration asks for.
@@ -109,7 +105,7 @@ func (s *proxyRole) tune(log *slog.Logger, o *runOptions) {
 		if text, err := sysctl.Read(sysctl.TrackedBuckets); err == nil {
 			buckets, _ = strconv.Atoi(text)
 		}
-		applySysctls(log, sysctl.RecordPath(o.socket), s.Conntrack.Sysctls(cpus, buckets))
+		applySysctls(log, sysctl.RecordPath(o.agent.Socket), s.Conntrack.Sysctls(cpus, buckets))
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(s.OOMScoreAdj)), 0); err != nil {
 		log.Info("oomScoreAdj is not set", "value", s.OOMScoreAdj, "error", err)

@@ -23,15 +23,12 @@ import (
 
 type runOptions struct {
 	nodeFlags
-	kubeProxy      kubeproxy.Flags
-	socket         string
-	metricsAddress string
-	healthzAddress string
-	auditInterval  time.Duration
-	setSysctls     bool
-	logLevel       slog.Level
-	logFormat      string
-	events         bool
+	kubeProxy  kubeproxy.Flags
+	agent      agent.Config
+	setSysctls bool
+	logLevel   slog.Level
+	logFormat  string
+	events     bool
 }
 
 func newRunCommand() *cobra.Command {
@@ -51,11 +48,11 @@ kernel parameters that kube-proxy sets.`,
 	}
 	o.register(cmd)
 	o.kubeProxy.Register(cmd.Flags())
-	socketFlag(cmd, &o.socket)
+	socketFlag(cmd, &o.agent.Socket)
 	fl := cmd.Flags()
-	fl.StringVar(&o.metricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
-	fl.StringVar(&o.healthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
-	fl.DurationVar(&o.auditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
+	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
+	fl.StringVar(&o.agent.HealthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
+	fl.DurationVar(&o.agent.AuditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
@@ -84,14 +81,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.events && !o.kubeFlags.named() {
 		return cli.Usage(errors.New("--events reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
 	}
-	if o.auditInterval <= 0 {
+	if o.agent.AuditInterval <= 0 {
 		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
 	}
 	config, err := o.config()
 	if err != nil {
 		return err
 	}
-	config.ReservedPorts = append(config.ReservedPorts, listening(o.metricsAddress, o.healthzAddress)...)
+	config.ReservedPorts = append(config.ReservedPorts, listening(o.agent.MetricsAddress, o.agent.HealthzAddress)...)
 	claim, err := claimNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {
@@ -110,27 +107,22 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	defer func() { _ = d.Close() }()
 	objects := store.New()
-	c := agent.Config{
-		Node: config.Node, Version: cli.Version(),
-		Store: objects, Source: o.source(objects, log), Compiler: compile.New(config), Driver: d, FlowsCut: d.FlowsCut, Claim: claim,
-		Socket: o.socket, MetricsAddress: o.metricsAddress, HealthzAddress: o.healthzAddress,
-		AuditInterval: o.auditInterval, Obstacles: preflight.Obstacles, Log: log,
-		Prepare: func() {
-			if o.setSysctls {
-				setSysctls(log, o)
-			}
-			if proxy != nil {
-				proxy.tune(log, &o)
-			}
-		},
+	c := o.agent
+	c.Node, c.Version = config.Node, cli.Version()
+	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
+	c.Driver, c.FlowsCut, c.Claim, c.Obstacles, c.Log = d, d.FlowsCut, claim, preflight.Obstacles, log
+	c.Prepare = func() {
+		if o.setSysctls {
+			setSysctls(log, o)
+		}
+		if proxy != nil {
+			proxy.tune(log, &o)
+		}
 	}
 	if o.events {
 		events := o.kubeFlags.recorder(config.Node, log)
 		c.Report = events.Report
 		go events.Run(cmd.Context())
-	}
-	if proxy != nil {
-		proxy.agent(&c)
 	}
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
@@ -163,7 +155,7 @@ func setSysctls(log *slog.Logger, o runOptions) {
 	if err != nil {
 		log.Warn("a kernel parameter does not have the value it needs", "error", err)
 	}
-	applySysctls(log, sysctl.RecordPath(o.socket), want)
+	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
 }
 
 // applySysctls sets parameters; failures are only logged.

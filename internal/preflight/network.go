@@ -88,25 +88,28 @@ func podNetworks(f *Facts) []Result {
 
 // running returns which of some programs have a process in the calling thread's network namespace,
 // as far as processes of this pid namespace go.
-func running(programs []string) []string {
-	here, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil
-	}
-	names, _ := filepath.Glob("/proc/[0-9]*/comm") // fails for a bad pattern only
-	var found []string
-	for _, path := range names {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		program := strings.TrimSpace(string(b))
-		if ns, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/net")); err == nil && ns == here && slices.Contains(programs, program) {
+func running(programs []string) (found []string) {
+	dirs, _ := Processes() // what cannot be read is as good as not there
+	for _, dir := range dirs {
+		b, _ := os.ReadFile(dir + "/comm") // fails if it has ended
+		if program := strings.TrimSpace(string(b)); slices.Contains(programs, program) {
 			found = append(found, program)
 		}
 	}
 	slices.Sort(found)
 	return slices.Compact(found)
+}
+
+// Processes returns the directories "/proc/PID" of the processes in the calling thread's network
+// namespace that are in this pid namespace.
+func Processes() ([]string, error) {
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("read network namespace: %w", err)
+	}
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	elsewhere := func(dir string) bool { ns, err := os.Readlink(dir + "/ns/net"); return err != nil || ns != here }
+	return slices.DeleteFunc(dirs, elsewhere), err
 }
 
 // devices names the interfaces; none can be read without netlink, which other checks tell of.

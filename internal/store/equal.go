@@ -15,17 +15,24 @@ import (
 func equal(a, b any) bool {
 	switch a := a.(type) {
 	case *model.Node:
-		return equalNodes(a, b.(*model.Node))
+		b := b.(*model.Node)
+		return a.Name == b.Name && a.Leaving == b.Leaving && maps.Equal(a.Labels, b.Labels) &&
+			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 	case *model.Namespace:
-		return equalNamespaces(a, b.(*model.Namespace))
+		b := b.(*model.Namespace)
+		return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
 	case *model.ServiceAccount:
-		return equalServiceAccounts(a, b.(*model.ServiceAccount))
+		b := b.(*model.ServiceAccount)
+		return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
 	case *model.Policy:
 		return equalPolicies(a, b.(*model.Policy))
-	case *model.NetworkSet:
-		return equalNetworkSets(a, b.(*model.NetworkSet))
+	case *model.NetworkSet: // the nets last, of which there may be millions
+		b := b.(*model.NetworkSet)
+		return a.Key == b.Key && a.Refused == b.Refused && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
 	case *model.HostEndpoint:
-		return equalHostEndpoints(a, b.(*model.HostEndpoint))
+		b := b.(*model.HostEndpoint)
+		return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
+			slices.Equal(a.Addresses, b.Addresses) && maps.Equal(a.Labels, b.Labels)
 	}
 	return reflect.DeepEqual(a, b)
 }
@@ -65,19 +72,6 @@ func equalPods(a, b *model.Pod) bool {
 		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Labels, b.Labels)
 }
 
-func equalNodes(a, b *model.Node) bool {
-	return a.Name == b.Name && a.Leaving == b.Leaving && maps.Equal(a.Labels, b.Labels) &&
-		slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
-}
-
-func equalNamespaces(a, b *model.Namespace) bool {
-	return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
-}
-
-func equalServiceAccounts(a, b *model.ServiceAccount) bool {
-	return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)
-}
-
 func equalPolicies(a, b *model.Policy) bool {
 	return a.Key == b.Key && a.Tier == b.Tier && a.Order == b.Order && a.Refused == b.Refused &&
 		a.Ingress == b.Ingress && a.Egress == b.Egress &&
@@ -107,13 +101,3 @@ func equalPeers(a, b model.Peer) bool {
 }
 
 func equalSelectors(a, b model.Selector) bool { return a.String() == b.String() }
-
-// equalNetworkSets looks at the nets last, of which there may be millions.
-func equalNetworkSets(a, b *model.NetworkSet) bool {
-	return a.Key == b.Key && a.Refused == b.Refused && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
-}
-
-func equalHostEndpoints(a, b *model.HostEndpoint) bool {
-	return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
-		slices.Equal(a.Addresses, b.Addresses) && maps.Equal(a.Labels, b.Labels)
-}

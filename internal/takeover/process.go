@@ -44,28 +44,20 @@ func (p process) String() string {
 // unknown. Of other pid namespaces, as within a pod, only that the health port is served can be
 // seen.
 func proxies(agent int) ([]process, error) {
-	here, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, fmt.Errorf("read network namespace: %w", err)
-	}
 	sockets, err := listeners(HealthPort)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir("/proc")
+	dirs, err := preflight.Processes()
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, err
 	}
 	var found []process
 	unseen := maps.Clone(sockets)
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
 		if err != nil {
 			continue
-		}
-		dir := filepath.Join("/proc", e.Name())
-		if ns, err := os.Readlink(dir + "/ns/net"); err != nil || ns != here {
-			continue // elsewhere, or gone meanwhile
 		}
 		held := holds(dir, sockets)
 		for _, s := range held {

@@ -70,13 +70,9 @@ func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f
 	if len(in.From) == 0 {
 		f.Reject("from", "is empty; a rule needs a peer")
 	}
-	peers := make([]model.Peer, 0, len(in.From))
-	for j := range in.From {
-		mark := f.Mark()
-		peers = append(peers, model.Peer{Selector: clusterPods(in.From[j].Namespaces, in.From[j].Pods, f)})
-		f.Under(mark, "from[%d]", j)
-	}
-	rule.Source.Peers = [][]model.Peer{peers}
+	rule.Source.Peers = peersOf("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer) model.Peer {
+		return model.Peer{Selector: clusterPods(p.Namespaces, p.Pods, f)}
+	})
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	return rule
 }
@@ -86,15 +82,11 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 	if len(in.To) == 0 {
 		f.Reject("to", "is empty; a rule needs a peer")
 	}
-	peers := make([]model.Peer, 0, len(in.To))
 	networks := false
-	for j := range in.To {
-		networks = networks || len(in.To[j].Networks) > 0
-		mark := f.Mark()
-		peers = append(peers, clusterEgressPeer(&in.To[j], f))
-		f.Under(mark, "to[%d]", j)
-	}
-	rule.Destination.Peers = [][]model.Peer{peers}
+	rule.Destination.Peers = peersOf("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer) model.Peer {
+		networks = networks || len(p.Networks) > 0
+		return clusterEgressPeer(p, f)
+	})
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	for j := range in.Protocols {
 		if networks && in.Protocols[j].DestinationNamedPort != "" {

@@ -91,10 +91,15 @@ func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list str
 	if len(in) == 0 {
 		return nil
 	}
+	return peersOf(list, in, f, func(p *networkingv1.NetworkPolicyPeer) model.Peer { return policyPeer(namespace, p, f) })
+}
+
+// peersOf translates a list of peers one by one.
+func peersOf[P any](list string, in []P, f *fault.List, peer func(*P) model.Peer) [][]model.Peer {
 	peers := make([]model.Peer, 0, len(in))
 	for i := range in {
 		mark := f.Mark()
-		peers = append(peers, policyPeer(namespace, &in[i], f))
+		peers = append(peers, peer(&in[i]))
 		f.Under(mark, "%s[%d]", list, i)
 	}
 	return [][]model.Peer{peers}
