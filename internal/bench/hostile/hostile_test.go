@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -149,7 +150,7 @@ func (r *reader) update() {
 		r.Fatal(err)
 	}
 	dirty := r.store.Take()
-	r.store.Read(func(v *store.View) { r.compiler.Update(v, dirty, nil) })
+	r.store.Read(func(v *store.View) { r.compiler.Step(v, dirty, nil, math.MaxInt) })
 }
 
 // TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select as
