@@ -39,10 +39,9 @@ type Cleaner struct {
 	wake    wake.Signal
 
 	mu     sync.Mutex
-	fresh  []Filter      // to be cut in the next pass, and in the one after it
-	again  []Filter      // to be cut in the next pass for the second time
-	idle   chan struct{} // closed when nothing is left to do; nil while that is so
-	ending bool          // do not wait any more
+	fresh  []Filter // to be cut in the next pass, and in the one after it
+	again  []Filter // to be cut in the next pass for the second time
+	ending bool     // do not wait any more
 }
 
 // NewCleaner starts a Cleaner that uses conn, which stays the caller's to close after the Cleaner.
@@ -66,26 +65,7 @@ func (c *Cleaner) Cut(filters []Filter) {
 		return
 	}
 	c.fresh = append(c.fresh, filters...)
-	if c.idle == nil {
-		c.idle = make(chan struct{})
-	}
 	c.wake.Set()
-}
-
-// Wait returns when all that was asked for is done, both times, or when ctx ends, with its error.
-func (c *Cleaner) Wait(ctx context.Context) error {
-	c.mu.Lock()
-	idle := c.idle
-	c.mu.Unlock()
-	if idle == nil {
-		return nil
-	}
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Deleted is the number of flows deleted so far.
@@ -138,10 +118,6 @@ func (c *Cleaner) next(due bool) (filters []Filter, more bool) {
 	if due || c.ending {
 		filters = slices.Concat(c.again, c.fresh)
 		c.again, c.fresh = c.fresh, nil
-	}
-	if len(filters)+len(c.again)+len(c.fresh) == 0 && c.idle != nil {
-		close(c.idle)
-		c.idle = nil
 	}
 	return filters, !c.ending
 }

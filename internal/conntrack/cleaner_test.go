@@ -32,6 +32,26 @@ func (r *recorder) Delete(_ context.Context, filters []Filter, _ func(*Flow) boo
 	return len(filters), r.err
 }
 
+// Wait returns when all that was asked for is done, both times, or when ctx ends, with its error.
+func (c *Cleaner) Wait(ctx context.Context) error {
+	waits := func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.fresh)+len(c.again) > 0
+	}
+	for ; waits() && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+	}
+	// The Cleaner takes the signal once the last pass is over, or has ended.
+	for c.wake.Set(); len(c.wake) > 0 && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		select {
+		case <-c.done:
+			return nil
+		default:
+		}
+	}
+	return ctx.Err()
+}
+
 func tcp(n uint16) Filter { f := udp(n); f.Protocol = model.TCP; return f }
 
 func udp(n uint16) Filter {
