@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 )
 
 // label is one label of a namespace's pods, and one term of its services' selectors.
@@ -29,12 +30,12 @@ func (x selectorIndex) add(svc *model.Service) {
 			best, fewest = term, n
 		}
 	}
-	insert(x, best, svc)
+	multimap.Add(x, best, svc)
 }
 
 func (x selectorIndex) remove(svc *model.Service) {
 	for k, v := range svc.Selector {
-		discard(x, label{svc.Name.Namespace, k, v}, svc)
+		multimap.Remove(x, label{svc.Name.Namespace, k, v}, svc)
 	}
 }
 
@@ -56,13 +57,13 @@ type labelIndex map[label]map[*model.Pod]struct{}
 
 func (x labelIndex) add(pod *model.Pod) {
 	for k, v := range pod.Labels {
-		insert(x, label{pod.Name.Namespace, k, v}, pod)
+		multimap.Add(x, label{pod.Name.Namespace, k, v}, pod)
 	}
 }
 
 func (x labelIndex) remove(pod *model.Pod) {
 	for k, v := range pod.Labels {
-		discard(x, label{pod.Name.Namespace, k, v}, pod)
+		multimap.Remove(x, label{pod.Name.Namespace, k, v}, pod)
 	}
 }
 
@@ -96,21 +97,4 @@ func matches(selector, labels map[string]string) bool {
 		}
 	}
 	return true
-}
-
-func insert[T comparable](x map[label]map[T]struct{}, l label, t T) {
-	set := x[l]
-	if set == nil {
-		set = map[T]struct{}{}
-		x[l] = set
-	}
-	set[t] = struct{}{}
-}
-
-func discard[T comparable](x map[label]map[T]struct{}, l label, t T) {
-	set := x[l]
-	delete(set, t)
-	if len(set) == 0 {
-		delete(x, l)
-	}
 }

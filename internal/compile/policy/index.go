@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 )
 
 // filing finds the selectors that may select an object: each is filed under labels of which every
@@ -129,25 +130,25 @@ func newIndex() index {
 }
 
 func (x *index) add(cl *class) {
-	insert(x.byNamespace, cl.namespace, cl)
+	multimap.Add(x.byNamespace, cl.namespace, cl)
 	if cl.pod {
-		insert(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
+		multimap.Add(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
 	for k, v := range cl.unshared() {
 		if x.byLabel[k] == nil {
 			x.byLabel[k] = map[string]classSet{}
 		}
-		insert(x.byLabel[k], v, cl)
+		multimap.Add(x.byLabel[k], v, cl)
 	}
 }
 
 func (x *index) remove(cl *class) {
-	discard(x.byNamespace, cl.namespace, cl)
+	multimap.Remove(x.byNamespace, cl.namespace, cl)
 	if cl.pod {
-		discard(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
+		multimap.Remove(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
 	for k, v := range cl.unshared() {
-		if discard(x.byLabel[k], v, cl); len(x.byLabel[k]) == 0 {
+		if multimap.Remove(x.byLabel[k], v, cl); len(x.byLabel[k]) == 0 {
 			delete(x.byLabel, k)
 		}
 	}
@@ -164,7 +165,7 @@ func itemsOf(classes classSet) (all []*item) {
 // relabel files a name under its labels, no longer under its old ones.
 func (x labelled[N]) relabel(name N, old, next map[string]string) {
 	for k, v := range old {
-		if discard(x[k], v, name); len(x[k]) == 0 {
+		if multimap.Remove(x[k], v, name); len(x[k]) == 0 {
 			delete(x, k)
 		}
 	}
@@ -172,7 +173,7 @@ func (x labelled[N]) relabel(name N, old, next map[string]string) {
 		if x[k] == nil {
 			x[k] = map[string]map[N]struct{}{}
 		}
-		insert(x[k], v, name)
+		multimap.Add(x[k], v, name)
 	}
 }
 
@@ -262,21 +263,4 @@ func size(sets iter.Seq[classSet]) int {
 		n += len(set)
 	}
 	return n
-}
-
-func insert[S ~map[T]struct{}, K, T comparable](x map[K]S, key K, t T) {
-	set := x[key]
-	if set == nil {
-		set = S{}
-		x[key] = set
-	}
-	set[t] = struct{}{}
-}
-
-func discard[S ~map[T]struct{}, K, T comparable](x map[K]S, key K, t T) {
-	set := x[key]
-	delete(set, t)
-	if len(set) == 0 {
-		delete(x, key)
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -87,9 +88,9 @@ func (x *portNames) hold(of namedPort) *namedPorts {
 func (x *portNames) set(it *item, in bool) {
 	for name, at := range it.portNames {
 		if in {
-			insert(x.items, name, it)
+			multimap.Add(x.items, name, it)
 		} else {
-			discard(x.items, name, it)
+			multimap.Remove(x.items, name, it)
 		}
 		for _, protocol := range []model.Protocol{0, at.Protocol} {
 			for _, local := range []bool{false, true} {
