@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"strings"
 
@@ -22,34 +23,23 @@ type dropConn interface {
 	Close() error
 }
 
-// readDrops sends the packets that the kernel logs until ctx ends, and closes the channel once the
-// log is closed.
-func readDrops(log *slog.Logger) func(ctx context.Context) (<-chan agent.Packet, error) {
-	return func(ctx context.Context) (<-chan agent.Packet, error) {
+// readDrops yields the packets that the kernel logs until ctx ends, and then closes the log.
+func readDrops(log *slog.Logger) func(ctx context.Context) (iter.Seq[agent.Packet], error) {
+	return func(ctx context.Context) (iter.Seq[agent.Packet], error) {
 		conn, err := openDrops()
 		if err != nil {
 			return nil, err
 		}
-		packets := make(chan agent.Packet)
-		go func() {
-			defer close(packets)
+		return func(yield func(agent.Packet) bool) {
 			defer func() { _ = conn.Close() }()
-			for {
-				p, err := conn.Next(ctx)
-				if err != nil {
-					if ctx.Err() == nil {
-						log.Warn("the log of dropped packets cannot be read any more", "error", err)
-					}
-					return
-				}
-				select {
-				case packets <- dropped(p):
-				case <-ctx.Done():
-					return
-				}
+			p, err := conn.Next(ctx)
+			for err == nil && yield(dropped(p)) {
+				p, err = conn.Next(ctx)
 			}
-		}()
-		return packets, nil
+			if err != nil && ctx.Err() == nil {
+				log.Warn("the log of dropped packets cannot be read any more", "error", err)
+			}
+		}, nil
 	}
 }
 

@@ -92,7 +92,7 @@ func (p *prefixes) String() string {
 
 // Set implements pflag.Value.
 func (p *prefixes) Set(list string) error {
-	for s := range splitList(list) {
+	for _, s := range splitList(list) {
 		x, err := netip.ParsePrefix(s)
 		if err != nil {
 			return fmt.Errorf("%q is not a CIDR such as 10.0.0.0/16", s)
@@ -126,7 +126,7 @@ func (n nodePorts) Set(list string) error {
 	if list == "" {
 		return nil // kube-proxy accepts it too
 	}
-	for s := range splitList(list) {
+	for _, s := range splitList(list) {
 		switch s {
 		case kubeproxy.Primary:
 			n.NodePortPrimary = true

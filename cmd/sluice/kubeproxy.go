@@ -101,10 +101,7 @@ func (s *proxyRole) tune(log *slog.Logger, o *runOptions) {
 		if err != nil {
 			log.Warn("the limit of tracked connections stays as it is", "error", err)
 		}
-		buckets := 0
-		if text, err := sysctl.Read(sysctl.TrackedBuckets); err == nil {
-			buckets, _ = strconv.Atoi(text)
-		}
+		buckets, _ := sysctl.Number(sysctl.TrackedBuckets) // 0 if it is not known
 		applySysctls(log, sysctl.RecordPath(o.agent.Socket), s.Conntrack.Sysctls(cpus, buckets))
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(s.OOMScoreAdj)), 0); err != nil {

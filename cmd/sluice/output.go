@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"iter"
 	"reflect"
 	"strings"
 	"time"
@@ -30,15 +29,13 @@ func printf(w io.Writer, format string, args ...any) error {
 	return err
 }
 
-// splitList yields the parts of a comma-separated list, without spaces around them.
-func splitList(list string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for s := range strings.SplitSeq(list, ",") {
-			if !yield(strings.TrimSpace(s)) {
-				return
-			}
-		}
+// splitList returns the parts of a comma-separated list, without spaces around them.
+func splitList(list string) []string {
+	parts := strings.Split(list, ",")
+	for i, s := range parts {
+		parts[i] = strings.TrimSpace(s)
 	}
+	return parts
 }
 
 // span rounds a duration to a precision useful to people.

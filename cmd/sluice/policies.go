@@ -10,41 +10,30 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 )
 
-func newPoliciesCommand() *cobra.Command {
-	var socket, format string
-	cmd := &cobra.Command{
-		Use:   "policies",
-		Short: "List this node's policies in the order in which packets meet them",
-		Long: `List this node's policies in the order in which packets meet them.
+const policiesHelp = `List this node's policies in the order in which packets meet them.
 
 PODS and HOSTS count the pods and host endpoints of this node that a policy selects. ALLOWED and
 DENIED count the connections that it has decided here. A policy that selects nothing here is not
 programmed. NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies
-all that it selects, or its last good version is in force, or nothing of it.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			client := agent.NewClient(socket)
-			policies, err := client.Policies(cmd.Context())
-			if err != nil {
-				return err
-			}
-			s, err := client.Status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if s.Kept > 0 {
-				_ = printf(cmd.ErrOrStderr(), "warning: %s\n", agent.Contradicts(true, s.Kept, s.Source.Lacking))
-			}
-			return cli.Print(cmd.OutOrStdout(), format, policies, func(w io.Writer) { policiesTable(w, policies) })
-		},
+all that it selects, or its last good version is in force, or nothing of it.`
+
+func newPoliciesCommand() *cobra.Command {
+	return newListCommand("policies", "List this node's policies in the order in which packets meet them", policiesHelp, listPolicies, policiesTable)
+}
+
+func listPolicies(cmd *cobra.Command, client *agent.Client) ([]agent.PolicyReport, error) {
+	policies, err := client.Policies(cmd.Context())
+	if err != nil {
+		return nil, err
 	}
-	socketFlag(cmd, &socket)
-	cli.OutputFlag(cmd, &format)
-	return cmd
+	s, err := client.Status(cmd.Context())
+	if s.Kept > 0 {
+		_ = printf(cmd.ErrOrStderr(), "warning: %s\n", agent.Contradicts(true, s.Kept, s.Source.Lacking))
+	}
+	return policies, err
 }
 
 func policiesTable(w io.Writer, policies []agent.PolicyReport) {

@@ -127,7 +127,7 @@ func (f *portRanges) String() string {
 func (f *portRanges) Set(text string) error {
 	var set portRanges
 	if text != "none" {
-		for s := range splitList(text) {
+		for _, s := range splitList(text) {
 			r, err := parsePorts(s)
 			if err != nil {
 				return err

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -176,10 +177,8 @@ func applySysctls(log *slog.Logger, record string, want map[string]string) {
 // families returns the address families in use: those of the CIDRs, or else those of the host's
 // addresses.
 func (f *nodeFlags) families() (ipv4, ipv6 bool) {
-	for _, list := range [][]netip.Prefix{f.compiler.ClusterCIDRs, f.compiler.ServiceCIDRs} {
-		for _, p := range list {
-			ipv4, ipv6 = ipv4 || p.Addr().Is4(), ipv6 || p.Addr().Is6()
-		}
+	for _, p := range slices.Concat(f.compiler.ClusterCIDRs, f.compiler.ServiceCIDRs) {
+		ipv4, ipv6 = ipv4 || p.Addr().Is4(), ipv6 || p.Addr().Is6()
 	}
 	if ipv4 || ipv6 {
 		return ipv4, ipv6

@@ -15,17 +15,24 @@ import (
 )
 
 func newServicesCommand() *cobra.Command {
+	return newListCommand("services", "List the services that this node has", "",
+		func(cmd *cobra.Command, client *agent.Client) ([]compile.ServiceView, error) {
+			return client.Services(cmd.Context())
+		}, servicesTable)
+}
+
+// newListCommand makes a command that asks the agent for something and prints it.
+func newListCommand[T any](use, short, long string, ask func(*cobra.Command, *agent.Client) (T, error), table func(io.Writer, T)) *cobra.Command {
 	var socket, format string
 	cmd := &cobra.Command{
-		Use:   "services",
-		Short: "List the services that this node has",
-		Args:  cobra.NoArgs,
+		Use: use, Short: short, Long: long,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			views, err := agent.NewClient(socket).Services(cmd.Context())
+			answer, err := ask(cmd, agent.NewClient(socket))
 			if err != nil {
 				return err
 			}
-			return cli.Print(cmd.OutOrStdout(), format, views, func(w io.Writer) { servicesTable(w, views) })
+			return cli.Print(cmd.OutOrStdout(), format, answer, func(w io.Writer) { table(w, answer) })
 		},
 	}
 	socketFlag(cmd, &socket)

@@ -11,27 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 )
 
 func newStatusCommand() *cobra.Command {
-	var socket, format string
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show the agent's state",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := agent.NewClient(socket).Status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return cli.Print(cmd.OutOrStdout(), format, s, func(w io.Writer) { statusTable(w, s) })
-		},
-	}
-	socketFlag(cmd, &socket)
-	cli.OutputFlag(cmd, &format)
-	return cmd
+	return newListCommand("status", "Show the agent's state", "",
+		func(cmd *cobra.Command, client *agent.Client) (agent.Status, error) {
+			return client.Status(cmd.Context())
+		}, statusTable)
 }
 
 // statusTable writes the status for people, first whether all is well.

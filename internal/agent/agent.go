@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -77,9 +78,9 @@ type Config struct {
 	// and whether the address is the node's own. It is safe for concurrent use.
 	Route func(netip.Addr) (device int, own bool)
 
-	// Drops, if set, reads the kernel's log of dropped packets until ctx ends, and closes the
-	// channel once the log is closed.
-	Drops func(ctx context.Context) (<-chan Packet, error)
+	// Drops, if set, opens the kernel's log of dropped packets. What it returns is gone through once:
+	// it yields packets until ctx ends, and then closes the log.
+	Drops func(ctx context.Context) (iter.Seq[Packet], error)
 
 	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -589,7 +590,9 @@ func TestHostAddressesMove(t *testing.T) {
 // A socket that was removed is back within seconds; connected clients notice nothing.
 func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	b := start(t, func(c *Config) {
-		c.Drops = func(context.Context) (<-chan Packet, error) { return make(chan Packet), nil }
+		c.Drops = func(ctx context.Context) (iter.Seq[Packet], error) {
+			return func(func(Packet) bool) { <-ctx.Done() }, nil
+		}
 	})
 	started, ended := make(chan struct{}), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,10 +1,9 @@
 package agent
 
 import (
-	"fmt"
-	"os"
-	"strconv"
-	"strings"
+	"errors"
+
+	"sluice.dev/sluice/internal/sysctl"
 )
 
 // Conntrack is the usage of the kernel's connection table.
@@ -18,14 +17,8 @@ type Conntrack struct {
 // connection tracking is not loaded.
 func ReadConntrack() (Conntrack, error) {
 	var c Conntrack
-	for key, value := range map[string]*int{"nf_conntrack_count": &c.Count, "nf_conntrack_max": &c.Max} {
-		b, err := os.ReadFile("/proc/sys/net/netfilter/" + key)
-		if err != nil {
-			return c, fmt.Errorf("read connection tracking usage: %w", err)
-		}
-		if *value, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
-			return c, fmt.Errorf("parse %s: %w", key, err)
-		}
-	}
-	return c, nil
+	var countErr, maxErr error
+	c.Count, countErr = sysctl.Number("net.netfilter.nf_conntrack_count")
+	c.Max, maxErr = sysctl.Number("net.netfilter.nf_conntrack_max")
+	return c, errors.Join(countErr, maxErr)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,8 +31,7 @@ const dropBacklog = 1024
 // dropLog shares the kernel's log of drops between watchers. It is open only while there are some:
 // without watchers, logging costs nothing.
 type dropLog struct {
-	// open reads the log until ctx ends, and then closes the channel. nil if there is no log.
-	open func(ctx context.Context) (<-chan Packet, error)
+	open func(ctx context.Context) (iter.Seq[Packet], error) // Config.Drops; nil if there is no log
 
 	turn sync.Mutex // held while the log is opened or closed
 	stop func()     // closes the log, and returns once that is done; nil while it is closed
@@ -108,7 +108,7 @@ func (d *dropLog) leave(w *dropWatcher) {
 }
 
 // share gives each packet to every watcher, until the log ends.
-func (d *dropLog) share(packets <-chan Packet) {
+func (d *dropLog) share(packets iter.Seq[Packet]) {
 	for p := range packets {
 		d.mu.Lock()
 		for w := range d.watchers {

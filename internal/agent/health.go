@@ -53,14 +53,6 @@ func (h *health) alive() bool {
 	return h.turned.IsZero() || h.now().Sub(h.turned) < max(h.limit, unhealthyAfter)
 }
 
-// failing returns why the kernel cannot be programmed at present; "" if it can, or if nothing was
-// tried yet.
-func (h *health) failing() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.failure
-}
-
 // queued records that a change waits for the kernel.
 func (h *health) queued(since time.Time) {
 	h.mu.Lock()
@@ -94,11 +86,13 @@ func (h *health) ready() bool {
 
 // unready returns why the agent is not ready; "" if it is.
 func (h *health) unready() string {
-	why := h.failing()
+	h.mu.Lock()
+	failure, ready := h.failure, !h.updated.IsZero()
+	h.mu.Unlock()
 	switch {
-	case why != "":
-		return "the kernel cannot be programmed: " + why
-	case !h.ready():
+	case failure != "":
+		return "the kernel cannot be programmed: " + failure
+	case !ready:
 		return "the services have not been programmed yet"
 	case h.blocked != nil:
 		return h.blocked()

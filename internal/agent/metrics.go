@@ -78,7 +78,7 @@ func newMetrics(a *Agent) *metrics {
 	m.registry.MustRegister(m.sync, m.full, m.partial, m.programming, m.lastSync, m.lastQueued,
 		m.endpointsTotal, m.servicesTotal, m.endpointsPending, m.servicesPending, m.failures, m.healthz, m.livez,
 		m.change, m.apply, m.heals, m.operationsTotal,
-		collector{a}, sourceCollector{a.Source}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -265,6 +265,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
 		gauge(descIssue, 1, i.Object.String(), i.Source, i.Reason)
 	}
+	collectSource(ch, src)
 	c.collectPolicy(ch, gauge)
 	c.collectAffinity(ch)
 	if conns, err := ReadConntrack(); err == nil {

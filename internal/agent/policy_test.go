@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -342,14 +343,12 @@ func newDropKernel() *dropKernel {
 	return &dropKernel{packets: make(chan Packet), opened: make(chan context.Context, 1)}
 }
 
-func (k *dropKernel) open(ctx context.Context) (<-chan Packet, error) {
+func (k *dropKernel) open(ctx context.Context) (iter.Seq[Packet], error) {
 	if k.err != nil {
 		return nil, k.err
 	}
 	k.opened <- ctx // taking it fails if it is open already
-	told := make(chan Packet)
-	go func() {
-		defer close(told)
+	return func(yield func(Packet) bool) {
 		for {
 			select {
 			case <-ctx.Done():
@@ -360,11 +359,10 @@ func (k *dropKernel) open(ctx context.Context) (<-chan Packet, error) {
 					<-k.opened
 					return
 				}
-				told <- p
+				yield(p)
 			}
 		}
-	}()
-	return told, nil
+	}, nil
 }
 
 func TestDropLogIsOpenWhileWatched(t *testing.T) {

@@ -6,9 +6,6 @@ import (
 	"sluice.dev/sluice/internal/source"
 )
 
-// sourceCollector makes, at each scrape, the metrics of how a source follows its objects.
-type sourceCollector struct{ source.Source }
-
 var (
 	descReconnects     = desc("source_reconnects_total", "Reconnects of connections that deliver changes.", "source")
 	descKindSynced     = desc("source_kind_synced", "1 once all objects of a kind have been read, or it is known that there are none.", "source", "kind")
@@ -19,12 +16,8 @@ var (
 	descKindList       = desc("source_kind_list_seconds", "Duration of the last full read of all objects of a kind.", "source", "kind")
 )
 
-// Describe implements prometheus.Collector, as that of collector.
-func (c sourceCollector) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
-func (c sourceCollector) Collect(ch chan<- prometheus.Metric) {
-	st := c.Status()
+// collectSource makes the metrics of how a source follows its objects.
+func collectSource(ch chan<- prometheus.Metric, st source.Status) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{st.Name}, labels...)...)
 	}

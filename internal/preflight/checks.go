@@ -204,11 +204,7 @@ func ownSysctls(f *Facts) []Result {
 	if len(f.Changed) == 0 {
 		return one(name, OK, "none set by us", "")
 	}
-	var set []string
-	for _, c := range f.Changed {
-		set = append(set, c.String())
-	}
-	return one(name, OK, "set by us, and restored by `sluice cleanup`: "+strings.Join(set, ", "), "")
+	return one(name, OK, "set by us, and restored by `sluice cleanup`: "+model.Join(f.Changed, ", "), "")
 }
 
 func list(names []string) string { return model.FirstFew(names, 5) }

@@ -211,20 +211,13 @@ func interfaces() (off, strict []string, err error) {
 }
 
 func connections() Conntrack {
-	number := func(key string) (int, error) {
-		s, err := sysctl.Read(key)
-		if err != nil {
-			return 0, err
-		}
-		return strconv.Atoi(s)
-	}
-	count, err := number("net.netfilter.nf_conntrack_count")
+	count, err := sysctl.Number("net.netfilter.nf_conntrack_count")
 	if errors.Is(err, os.ErrNotExist) {
 		return Conntrack{}
 	}
-	limit, limitErr := number("net.netfilter.nf_conntrack_max")
+	limit, limitErr := sysctl.Number("net.netfilter.nf_conntrack_max")
 	c := Conntrack{Loaded: true, Count: count, Max: limit, CountErr: errors.Join(err, limitErr)}
-	lib, err := number("net.netfilter.nf_conntrack_tcp_be_liberal")
+	lib, err := sysctl.Number("net.netfilter.nf_conntrack_tcp_be_liberal")
 	c.Liberal, c.ParamErr = lib != 0, err
 	return c
 }

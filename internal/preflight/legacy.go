@@ -118,14 +118,7 @@ func legacyRule(text string) rule {
 			continue
 		}
 		r.always = i == 0
-		switch fields[i+1] {
-		case "ACCEPT":
-			r.verdict = accept
-		case "DROP":
-			r.verdict = drop
-		case "REJECT":
-			r.verdict = reject
-		}
+		r.verdict = map[string]string{"ACCEPT": accept, "DROP": drop, "REJECT": reject}[fields[i+1]]
 	}
 	r.translated = strings.Contains(text, "--ctstate DNAT") && !strings.Contains(text, "! --ctstate")
 	return r

@@ -55,7 +55,7 @@ func (q Question) Connections(v *store.View, node string) (list []verdict.Questi
 type party struct {
 	name    string // "pod shop/web-1", or the address
 	addrs   []netip.Addr
-	pod     *model.Pod
+	ports   []model.ContainerPort // that have names, perhaps
 	service *model.Service
 }
 
@@ -88,7 +88,7 @@ func find(v *store.View, e End) (party, error) {
 }
 
 func ofPod(pod *model.Pod) (party, error) {
-	p := party{name: "pod " + pod.Name.String(), pod: pod, addrs: pod.IPs}
+	p := party{name: "pod " + pod.Name.String(), addrs: pod.IPs, ports: pod.Ports}
 	switch {
 	case pod.Finished:
 		return p, fmt.Errorf("%s has finished: it has no network any more", p.name)
@@ -101,6 +101,9 @@ func ofPod(pod *model.Pod) (party, error) {
 func ofService(svc *model.Service) (party, error) {
 	p := party{name: "service " + svc.Name.String(), service: svc}
 	p.addrs = slices.Concat(svc.ClusterIPs, svc.LoadBalancerIPs, svc.ExternalIPs)
+	for _, port := range svc.Ports {
+		p.ports = append(p.ports, model.ContainerPort{Name: port.Name, Protocol: port.Protocol, Port: port.Port})
+	}
 	if svc.Unproxied != "" {
 		return p, fmt.Errorf("%s is not translated on this node (%s): ask about one of its pods", p.name, svc.Unproxied)
 	}
@@ -153,25 +156,14 @@ func (p party) port(q Question) (uint16, uint8, error) {
 		return uint16(n), protocol, nil
 	}
 	var names []string
-	match := func(name string, p model.Protocol) bool {
-		names = append(names, name)
-		return name == q.Port && (q.Protocol == "" || uint8(p) == protocol)
-	}
-	switch {
-	case p.service != nil:
-		for _, p := range p.service.Ports {
-			if match(p.Name, p.Protocol) {
-				return p.Port, uint8(p.Protocol), nil
-			}
+	for _, port := range p.ports {
+		if port.Name == q.Port && (q.Protocol == "" || uint8(port.Protocol) == protocol) {
+			return port.Port, uint8(port.Protocol), nil
 		}
-	case p.pod != nil:
-		for _, p := range p.pod.Ports {
-			if match(p.Name, p.Protocol) {
-				return p.Port, uint8(p.Protocol), nil
-			}
+		if port.Name != "" {
+			names = append(names, port.Name)
 		}
 	}
-	names = slices.DeleteFunc(names, func(n string) bool { return n == "" })
 	if len(names) == 0 {
 		return 0, 0, fmt.Errorf("port %q is not a number, and %s has no named ports", q.Port, p.name)
 	}
@@ -183,27 +175,19 @@ func askers(v *store.View, from party, node string) []party {
 	if from.service == nil {
 		return []party{from}
 	}
-	var pods []*model.Pod
+	var here, elsewhere []party
 	for _, pod := range v.Selected(from.service) {
-		if len(pod.IPs) > 0 && !pod.Finished && !pod.HostNetwork {
-			pods = append(pods, pod)
+		p, err := ofPod(pod)
+		switch {
+		case err != nil || pod.HostNetwork: // it does not send by an address of its own
+		case pod.Node == node:
+			here = append(here, p)
+		default:
+			elsewhere = append(elsewhere, p)
 		}
 	}
-	slices.SortStableFunc(pods, func(x, y *model.Pod) int {
-		return cmp.Compare(elsewhere(x, node), elsewhere(y, node))
-	})
-	var parties []party
-	for _, pod := range pods[:min(len(pods), maxAskers)] {
-		parties = append(parties, party{name: "pod " + pod.Name.String(), addrs: pod.IPs, pod: pod})
-	}
-	return parties
-}
-
-func elsewhere(pod *model.Pod, node string) int {
-	if pod.Node == node {
-		return 0
-	}
-	return 1
+	all := append(here, elsewhere...)
+	return all[:min(len(all), maxAskers)]
 }
 
 func noFamily(q Question, from, to party) error {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -41,6 +42,15 @@ func Read(key string) (string, error) {
 		return "", fmt.Errorf("read sysctl %s: %w", key, err)
 	}
 	return normal(string(b)), nil
+}
+
+// Number is Read for a parameter that is a number.
+func Number(key string) (int, error) {
+	text, err := Read(key)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(text)
 }
 
 // Set gives each parameter of want its value in the calling thread's network namespace and notes

@@ -130,17 +130,12 @@ func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.Front
 
 // unserved says what happens to node ports on addresses where the agent serves none.
 func (o *Options) unserved(addrs []netip.Addr) []string {
-	var names []string
-	for _, a := range addrs {
-		if !model.Within(a, o.GiveUp) {
-			names = append(names, a.String())
-		}
-	}
-	if len(names) == 0 {
+	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return model.Within(a, o.GiveUp) })
+	if len(addrs) == 0 {
 		return nil
 	}
 	return []string{fmt.Sprintf("kube-proxy has node ports on %s and sluice has not: choose addresses with the agent's --nodeport-addresses "+
-		"(never loopback), or say with --give-up CIDRs where nobody uses them", strings.Join(names, ", "))}
+		"(never loopback), or say with --give-up CIDRs where nobody uses them", model.Join(addrs, ", "))}
 }
 
 // proxyGone waits until no kube-proxy runs on the node: it would put its rules back.

@@ -2,6 +2,7 @@ package takeover
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -26,18 +27,14 @@ type xrule struct {
 	comment  string
 }
 
-// claimsIn reports whether the rules of a chain of kube-proxy say what it serves.
-func claimsIn(table, chain string) bool {
-	switch chain {
-	case "KUBE-SERVICES":
-		return table == "nat" || table == "filter"
-	case nodePortsChain:
-		return table == "nat" // in filter it accepts health checks
-	case "KUBE-EXTERNAL-SERVICES":
-		return table == "filter"
-	}
-	return false
+// claimTables are the tables in which the rules of kube-proxy's chains say what it serves.
+var claimTables = map[string][]string{
+	"KUBE-SERVICES": {"nat", "filter"}, "KUBE-EXTERNAL-SERVICES": {"filter"},
+	nodePortsChain: {"nat"}, // in filter it accepts health checks
 }
+
+// claimsIn reports whether the rules of a chain of kube-proxy say what it serves.
+func claimsIn(table, chain string) bool { return slices.Contains(claimTables[chain], table) }
 
 // claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to
 // backends, those of filter refuse what has none.

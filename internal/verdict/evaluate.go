@@ -113,15 +113,12 @@ func holds(p *state.Policy, t *state.Term, a netip.Addr) bool {
 
 // listed looks for each length of prefix that the list has, shortest first.
 func listed(p *state.Policy, ref state.ListRef, a netip.Addr) bool {
-	list := p.Lists[ref.ID]
-	if list == nil {
-		return false
-	}
 	lengths := ref.IPv4
 	if a.Is6() {
 		lengths = ref.IPv6
 	}
-	return onList(list, a, lengths)
+	list := p.Lists[ref.ID]
+	return list != nil && onList(list, a, lengths)
 }
 
 // onList reports whether a prefix of one of the lengths in the list holds the address.

@@ -1,6 +1,7 @@
 package calico
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"reflect"
@@ -42,25 +43,14 @@ func readError(err error) (field, reason string) {
 	if errors.As(err, &t) {
 		// An embedded struct is no field of the object, though encoding/json counts it as one.
 		field = strings.Replace(t.Field, "policySpec.", "", 1)
-		return field, t.Value + " found where " + kindOf(t.Type) + " belongs"
+		return field, t.Value + " found where " + cmp.Or(kindNames[t.Type.Kind()], "a whole number") + " belongs"
 	}
 	return "", err.Error()
 }
 
-func kindOf(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Slice:
-		return "a list"
-	case reflect.Struct, reflect.Map:
-		return "an object"
-	case reflect.Float64:
-		return "a number"
-	}
-	return "a whole number"
+var kindNames = map[reflect.Kind]string{
+	reflect.String: "a string", reflect.Bool: "true or false", reflect.Slice: "a list",
+	reflect.Struct: "an object", reflect.Map: "an object", reflect.Float64: "a number",
 }
 
 // join puts a place before a field within it.

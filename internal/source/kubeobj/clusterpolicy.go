@@ -96,19 +96,19 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 	return rule
 }
 
+var ruleActions = map[policyv1alpha2.ClusterNetworkPolicyRuleAction]model.Action{
+	policyv1alpha2.ClusterNetworkPolicyRuleActionAccept: model.Allow,
+	policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:   model.Deny,
+	policyv1alpha2.ClusterNetworkPolicyRuleActionPass:   model.Pass,
+}
+
 func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, f *fault.List) model.PolicyRule {
 	rule := model.PolicyRule{Name: cmp.Or(name, place)}
 	if len(name) > maxRuleName {
 		f.Reject("name", "has %d characters, at most %d are allowed", len(name), maxRuleName)
 	}
-	switch action {
-	case policyv1alpha2.ClusterNetworkPolicyRuleActionAccept:
-		rule.Action = model.Allow
-	case policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:
-		rule.Action = model.Deny
-	case policyv1alpha2.ClusterNetworkPolicyRuleActionPass:
-		rule.Action = model.Pass
-	default:
+	known := false
+	if rule.Action, known = ruleActions[action]; !known {
 		f.Reject("action", "%q is none of Accept, Deny and Pass", string(action))
 	}
 	return rule
