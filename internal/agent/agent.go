@@ -78,8 +78,8 @@ type Config struct {
 	// and whether the address is the node's own. It is safe for concurrent use.
 	Route func(netip.Addr) (device int, own bool)
 
-	// Drops, if set, opens the kernel's log of dropped packets. What it returns is gone through once:
-	// it yields packets until ctx ends, and then closes the log.
+	// Drops, if set, opens the kernel's log of dropped packets. What it returns is gone through
+	// once: it yields packets until ctx ends, and then closes the log.
 	Drops func(ctx context.Context) (iter.Seq[Packet], error)
 
 	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.

@@ -74,8 +74,8 @@ func (ss *services) set(v *store.View, name model.Name, room int) (spent, left i
 	return spent + compiled, left
 }
 
-// count counts what a service has of addresses and kinds of frontends, once up and once down: all of
-// a state's frontends are of services that are counted.
+// count counts what a service has of addresses and kinds of frontends, once up and once down: all
+// of a state's frontends are of services that are counted.
 func (ss *services) count(s *service, by int) {
 	change := (*diff.Set[netip.Addr]).Add
 	if by < 0 {

@@ -46,8 +46,8 @@ func PrintableLines(text string) string {
 // gone through by runes.
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// IsName reports whether a text has the characters of a Kubernetes object's name: lower-case letters,
-// digits, and within these '-' and '.'.
+// IsName reports whether a text has the characters of a Kubernetes object's name: lower-case
+// letters, digits, and within these '-' and '.'.
 func IsName(text string) bool {
 	for i := range len(text) {
 		c := text[i]

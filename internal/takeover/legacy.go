@@ -27,9 +27,9 @@ type legacyTable struct {
 	noted   []string
 }
 
-// findLegacy finds what kube-proxy has in the tables of iptables-legacy, in each family. Their rules
-// can be had and changed in their old binary form only, so that the programs that know the form
-// have to be there.
+// findLegacy finds what kube-proxy has in the tables of iptables-legacy, in each family. Their
+// rules can be had and changed in their old binary form only, so that the programs that know the
+// form have to be there.
 func findLegacy(ctx context.Context) ([]part, error) {
 	families, err := preflight.LegacyFamilies()
 	if err != nil {

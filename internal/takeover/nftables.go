@@ -275,8 +275,8 @@ func (x *xrule) compare(loaded expr.Any, value []byte) {
 	}
 }
 
-// removeAll removes what leads to the rules in one transaction; the rest, which no packet reaches any
-// more, in pieces.
+// removeAll removes what leads to the rules in one transaction; the rest, which no packet reaches
+// any more, in pieces.
 func (n *nft) removeAll(ctx context.Context, _ drain) error {
 	conn, err := connect()
 	if err != nil {

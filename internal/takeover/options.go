@@ -19,7 +19,8 @@ import (
 // Options say what to take over, and how.
 type Options struct {
 	Socket string // where the agent is reached
-	// Sync returns once the agent says that the kernel holds all that is declared, or why it cannot.
+	// Sync returns once the agent says that the kernel holds all that is declared, or why it
+	// cannot.
 	Sync func(ctx context.Context) error
 	// Minor reports whether an error of Sync is about some objects, and all others are programmed;
 	// false for nil.

@@ -72,7 +72,10 @@ func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]
 	clear(set)
 	for index, l := range x.byIndex {
 		if in(l) {
-			set[index], changed[index] = struct{}{}, changed[index]
+			set[index] = struct{}{}
+			if !changed[index] {
+				changed[index] = false // it was not: Settle looks at what is named
+			}
 		}
 	}
 	if diff.Settle(changed, set); len(changed) == 0 {
