@@ -88,8 +88,8 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // node's pods, and returns what changed in it: nothing else is named. It changes about so many
 // elements in the sets of policies; math.MaxInt is room for all. Sets of large policies are filled
 // and emptied, and pods of other nodes followed, as far as there is room; the rest waits for the
-// next Step, see Waiting. Until all sets of a policy are there, what stood before it came or changed
-// stands; it allows nothing to a pod that comes meanwhile.
+// next Step, see Waiting. Until all sets of a policy are there, what stood before it came or
+// changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
 	*c.budget = budget{since: d.Since, room: room, whole: room == all}
 
