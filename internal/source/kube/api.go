@@ -23,29 +23,30 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// pageSize is how many objects are asked for at once.
+// pageSize is the number of objects in a page of a list.
 const pageSize = 500
 
-// api asks an API server.
+// api sends requests to an API server.
 type api struct {
 	credentials *credentials
 	timing      timing
 	dialed      dialed
 }
 
-// errSilent is a server that does not answer, or not to the end.
+// errSilent means that the server does not answer, or only in part.
 var errSilent = errors.New("the API server does not answer in time")
 
-// errCut is a watch whose connection broke, or that something on the way ended in the
-// middle of an event.
-var errCut = errors.New("the connection of a watch broke")
+// errBroken means that the connection of a watch broke, or that something on the way ended it in
+// the middle of an event.
+var errBroken = errors.New("the connection of a watch broke")
 
-// unreachable is why a question did not get to the server, or its answer back.
+// unreachable is the error of a request that did not reach the server, or whose answer did not come
+// back.
 type unreachable struct{ error }
 
 func (u unreachable) Unwrap() error { return u.error }
 
-// get reads an answer as a whole.
+// get reads a whole answer.
 func (a *api) get(ctx context.Context, path string, query url.Values, accept string, into *bytes.Buffer) (inBinary bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
 	defer cancel()
@@ -61,7 +62,7 @@ func (a *api) get(ctx context.Context, path string, query url.Values, accept str
 	return isBinary(answer.Header.Get("Content-Type")), nil
 }
 
-// send asks, and returns the answer if the server is content with the question.
+// send sends a request, and returns the answer if the server accepts the request.
 func (a *api) send(ctx context.Context, path string, query url.Values, accept string) (*http.Response, error) {
 	return a.do(ctx, http.MethodGet, path, query, http.Header{"Accept": {accept}}, nil)
 }
@@ -93,8 +94,8 @@ func (a *api) do(ctx context.Context, method, path string, query url.Values, hea
 	return answer, nil
 }
 
-// reason leaves of an error what is the same for all requests, so that one
-// cause is told once.
+// reason keeps that part of an error which is the same for all requests, so that one cause is
+// reported once.
 func reason(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -105,9 +106,9 @@ func reason(ctx context.Context, err error) error {
 	return err
 }
 
-// refusal is what the server says that is not content.
+// refusal is the error in the answer to a request that the server does not accept.
 func refusal(answer *http.Response) error {
-	body, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // a part is as good as any
+	body, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // a part of it will do
 	var status metav1.Status
 	err := readStatus(raw{body, isBinary(answer.Header.Get("Content-Type"))}, &status)
 	if err == nil && status.Code != 0 {
@@ -118,7 +119,7 @@ func refusal(answer *http.Response) error {
 	return apierrors.NewGenericServerResponse(answer.StatusCode, "get", schema.GroupResource{}, "", text, after, true)
 }
 
-// readStatus reads a Status, which in an answer is in its envelope and in an event is not.
+// readStatus reads a Status. In an answer it is in an envelope, in an event it is not.
 func readStatus(r raw, into *metav1.Status) error {
 	if r.binary && bytes.HasPrefix(r.data, magic) {
 		inner, err := unwrap(r.data)
@@ -133,9 +134,9 @@ func readStatus(r raw, into *metav1.Status) error {
 	return into.Unmarshal(r.data)
 }
 
-// list reads all objects of a kind as they are now, calls item with each, and
-// returns the version that a watch goes on from. Where the history that the
-// pages come from is lost on the way, it calls restart and begins anew, with all in one page.
+// list reads all present objects of a kind, calls item with each, and returns the version from
+// which a watch continues. If the server loses the history that the pages come from, list calls
+// restart and begins again, with everything in one page.
 func (a *api) list(ctx context.Context, at kinds.Resource, k *kinds.Kind, restart func(), item func(raw)) (version string, err error) {
 	version, err = a.pages(ctx, at, k, pageSize, item)
 	if isExpired(err) {
@@ -170,16 +171,15 @@ func (a *api) pages(ctx context.Context, at kinds.Resource, k *kinds.Kind, size 
 	}
 }
 
-// ready tells whether the API server calls itself ready. One that is just starting does
-// not, nor does one that does not let us ask.
+// ready reports whether the API server says that it is ready. One that is just starting does not,
+// nor does one that does not let us ask.
 func (a *api) ready(ctx context.Context) bool {
 	var answer bytes.Buffer
 	_, err := a.get(ctx, "/readyz", nil, "*/*", &answer)
 	return err == nil
 }
 
-// latest is the version that the API is at, which is at least what a list would
-// have whose answer came before.
+// latest returns the API's current version. It is not older than that of any list answered before.
 func (a *api) latest(ctx context.Context, at kinds.Resource, k *kinds.Kind) (version string, err error) {
 	var page bytes.Buffer
 	inBinary, err := a.get(ctx, at.Path(), url.Values{"limit": {"1"}}, accept(k), &page)
@@ -190,8 +190,9 @@ func (a *api) latest(ctx context.Context, at kinds.Resource, k *kinds.Kind) (ver
 	return meta.ResourceVersion, err
 }
 
-// watch calls event with each change after a version until the watch ends, which it does sometime;
-// the error is errCut if its connection broke. Begun is called when the server has agreed to it.
+// watch calls event with each change after a version, until the watch ends; every watch ends
+// sometime. The error is errBroken if its connection broke. begun is called when the server has
+// accepted the watch.
 func (a *api) watch(ctx context.Context, at kinds.Resource, k *kinds.Kind, version string, begun func(), event func(kind string, o raw) error) error {
 	lasts := a.timing.watch + rand.N(a.timing.watch) // so that not all watches end at once
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -228,7 +229,7 @@ func (a *api) watch(ctx context.Context, at kinds.Resource, k *kinds.Kind, versi
 		case err == nil:
 			err = event(kind, o)
 		case ctx.Err() == nil && (body.broken || errors.Is(err, io.ErrUnexpectedEOF)):
-			return errCut
+			return errBroken
 		}
 		if err != nil {
 			return reason(ctx, err)
@@ -236,7 +237,7 @@ func (a *api) watch(ctx context.Context, at kinds.Resource, k *kinds.Kind, versi
 	}
 }
 
-// wire remembers that what it reads from failed, rather than ended.
+// wire remembers whether reading failed, rather than ended.
 type wire struct {
 	io.Reader
 	broken bool
@@ -257,13 +258,14 @@ func accept(k *kinds.Kind) string {
 	return mediaJSON
 }
 
-// isExpired tells that the API has no history left from a version on.
+// isExpired reports whether the API no longer has the history since a version.
 func isExpired(err error) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// isOlder tells whether one version of a list is surely older than another. Kubernetes'
-// own versions compare as numbers since 1.35 (KEP-5504); what is no number tells nothing.
+// isOlder reports whether one version of a list is certainly older than another. Versions of
+// Kubernetes' own kinds compare as numbers since 1.35 (KEP-5504). If one is not a number, nothing
+// is certain.
 func isOlder(version, than string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, than)
 	return err == nil && order < 0

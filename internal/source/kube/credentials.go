@@ -18,33 +18,33 @@ import (
 	"sluice.dev/sluice/internal/source/stamp"
 )
 
-// credentials are who we are to which API server, as files say it at present.
+// credentials are the API server's address and our credentials for it, as the files have them at
+// present.
 //
-// All files that they come from are looked at before each request: the kubeconfig file, and those
-// of certificates, keys and tokens that it names. client-go would look at certificates every five
-// minutes, at tokens every minute, and at the kubeconfig file once. A server tells whose
-// certificate a request came with by the connection, and asks each time whether that has expired:
-// so a new certificate needs a new connection. What runs on the old one, runs on. client-go runs a
-// credential plugin again when what that gave has expired, or was refused.
+// All these files are checked before each request: the kubeconfig file, and the certificates, keys
+// and tokens that it names. client-go would check certificates every five minutes, tokens every
+// minute, and the kubeconfig file once. A server takes the client's certificate from the
+// connection, and checks at each request whether it has expired: so a new certificate needs a new
+// connection. Requests on the old connection continue. client-go runs a credential plugin again
+// when its credentials have expired or were refused.
 type credentials struct {
-	path  string // of the kubeconfig file; "" for what a pod has
-	mount string // the folder of what a pod has
+	path  string // of the kubeconfig file; "" for a pod's own credentials
+	mount string // the folder of a pod's own credentials
 	agent string // the User-Agent
 	log   *slog.Logger
 
 	mu      sync.Mutex
 	client  *http.Client
 	base    *url.URL
-	files   map[string]stamp.Stamp // those that were last made a client of, or tried to be
-	refused bool                   // the server does not take what client says
-	err     error                  // why the newest files are not in use
+	files   map[string]stamp.Stamp // from which a client was last made, or tried to be
+	refused bool                   // the server does not accept the client's credentials
+	err     error                  // why the newest files are not used
 }
 
 // podMount is where Kubernetes puts the credentials of a pod.
 const podMount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// connect returns a client for the API server at base, made of the newest files
-// that are good.
+// connect returns a client for the API server at base, made from the newest valid files.
 func (c *credentials) connect() (client *http.Client, base *url.URL, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,8 +66,7 @@ func (c *credentials) changed() bool {
 	return false
 }
 
-// reload makes a client of the files as they are now. Where they are at fault,
-// the last good one stays.
+// reload makes a client from the present files. If they are at fault, the last good client stays.
 func (c *credentials) reload() {
 	client, base, err := c.load()
 	if err == nil {
@@ -83,15 +82,15 @@ func (c *credentials) reload() {
 	c.err = err
 }
 
-// renew has all credentials read anew, as the server does not take them.
+// renew makes the next request read all credentials again, because the server does not accept them.
 func (c *credentials) renew() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refused = true
 }
 
-// load makes a client. It takes the stamps of files before it reads them, so that what
-// changes meanwhile is seen the next time.
+// load makes a client. It takes the stamps of files before it reads them, so that the next check
+// notices a change in between.
 func (c *credentials) load() (*http.Client, *url.URL, error) {
 	c.files = make(map[string]stamp.Stamp)
 	config, err := c.config()
@@ -101,7 +100,7 @@ func (c *credentials) load() (*http.Client, *url.URL, error) {
 	for _, path := range []string{config.CAFile, config.CertFile, config.KeyFile, config.BearerTokenFile} {
 		c.follow(path)
 	}
-	// As data, they are what tells client-go's connections apart.
+	// client-go tells connections apart by the content of these files.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, nil, fmt.Errorf("use credentials %s: %w", c.what(), err)
 	}
@@ -117,7 +116,7 @@ func (c *credentials) load() (*http.Client, *url.URL, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("use credentials %s: %w", c.what(), err)
 	}
-	// Where an API server's answer leads elsewhere, our credentials do not go.
+	// Our credentials do not follow a redirect.
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &http.Client{Transport: client.Transport, CheckRedirect: stay}, base, nil
 }
@@ -148,9 +147,9 @@ func (c *credentials) config() (*rest.Config, error) {
 	return config, nil
 }
 
-// podConfig is what Kubernetes gives to the containers of a pod: the API server's address in
-// two variables, and files that it replaces before they expire. See "Accessing the Kubernetes
-// API from a Pod" (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/).
+// podConfig returns what Kubernetes gives to the containers of a pod: the API server's address in
+// two variables, and files that it replaces before they expire. See "Accessing the Kubernetes API
+// from a Pod" (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/).
 func (c *credentials) podConfig() (*rest.Config, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
@@ -165,8 +164,8 @@ func (c *credentials) podConfig() (*rest.Config, error) {
 	return config, nil
 }
 
-// where names the API server, as far as it is known; trouble is what is wrong
-// with the newest credentials while others are in use, "" if nothing is.
+// where returns the API server's name, as far as it is known. trouble says what is wrong with the
+// newest credentials while others are in use; "" if nothing is.
 func (c *credentials) where() (server, trouble string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,17 +11,17 @@ import (
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// object is what one object of the API comes to.
+// object is one object of the API, translated.
 type object struct {
 	identity
-	known *model.Name // as the store knows it, where that is not the API's name
-	value any         // a model type; nil where nothing of it is of use
+	known *model.Name // its name in the store, if that differs from the API's
+	value any         // a model type; nil if nothing of it is usable
 	err   error       // what is wrong with it
-	sum   uint64      // of its text
-	copy  bool        // it only shows an object of another kind, or is of no use here, and is passed over
+	sum   uint64      // hash of its text
+	copy  bool        // passed over: it only shows an object of another kind, or is of no use here
 }
 
-// decode reads an object of a kind.
+// decode translates an object of a kind.
 func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
 	out := broken(r)
 	if shows(k, at, out.name) {
@@ -38,7 +38,7 @@ func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
 	}
 	share(value)
 	if known := value.Ref().Name; known == out.name {
-		out.name = known // which shares its strings
+		out.name = known // shares its strings
 	} else {
 		out.known = &known
 	}
@@ -46,17 +46,17 @@ func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
 	return out
 }
 
-// shownPolicies are how Calico's API server begins the names under which it shows
-// policies that are Kubernetes' own, and come from there already.
+// shownPolicies are the prefixes of the names under which Calico's API server shows Kubernetes' own
+// policies, which are read from Kubernetes' API already.
 var shownPolicies = []string{"knp.", "kanp.", "kbanp.", "kcnp."}
 
-// shows tells whether an object of that name only shows one of another kind.
+// shows reports whether an object of that name only shows one of another kind.
 func shows(k *kinds.Kind, at kinds.Resource, name model.Name) bool {
 	return at.Group == kinds.CalicoGroup && slices.Contains(model.PolicyKinds, k.Kind) &&
 		slices.ContainsFunc(shownPolicies, func(prefix string) bool { return strings.HasPrefix(name.Name, prefix) })
 }
 
-// broken is an object of which nothing is known yet but who it is.
+// broken returns an object of which only the identity is known.
 func broken(r raw) object {
 	id, err := r.identify()
 	return object{identity: id, err: err}
@@ -70,7 +70,7 @@ func shared(s string) string {
 	return unique.Make(s).Value()
 }
 
-// share makes an object share what it has in common with many others.
+// share makes an object share the strings that it has in common with many others.
 func share(o model.Object) {
 	switch o := o.(type) {
 	case *model.Service:
@@ -91,7 +91,7 @@ func share(o model.Object) {
 	}
 }
 
-// sharePod shares the labels, too: the pods of a workload all have the same ones.
+// sharePod shares the labels as well: all pods of a workload have the same ones.
 func sharePod(p *model.Pod) {
 	p.Node, p.ServiceAccount = shared(p.Node), shared(p.ServiceAccount)
 	for i := range p.Ports {

@@ -7,17 +7,17 @@ import (
 	"sync"
 )
 
-// maxDialed is how many places are remembered: a name may lead elsewhere each time.
+// maxDialed is how many addresses are remembered: a name may resolve to another one each time.
 const maxDialed = 16
 
-// dialed remembers where connections to the API were made to, or tried, lately. It is safe for
-// concurrent use.
+// dialed remembers the addresses to which connections to the API were made, or tried, lately. It is
+// safe for concurrent use.
 type dialed struct {
 	mu sync.Mutex
 	at []netip.AddrPort // the latest last
 }
 
-// trace has a request's connection noted before it is made.
+// trace returns a trace that records a request's connection before it is made.
 func (d *dialed) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{ConnectStart: func(_, address string) {
 		at, err := netip.ParseAddrPort(address)

@@ -17,29 +17,29 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// discovery finds out where the API serves the kinds that it need not have.
+// discovery finds out where the API serves the optional kinds.
 //
-// That a kind is not served is not believed of an API server that is just starting, as it may not
-// know all of its kinds yet; and that it is not served any more counts when two checks in a row say
+// An API server that is just starting may not know all of its kinds yet, so its word that a kind is
+// not served does not count. That a kind is no longer served counts when two checks in a row say
 // so.
 type discovery struct {
 	api       *api
 	log       *slog.Logger
 	followers []*follower
-	kick      wake.Signal // asks for a check out of turn
+	kick      wake.Signal // asks for a check at once
 
 	mu      sync.Mutex // held during a check
 	missing map[*follower]bool
-	doubted time.Time // since when absences are not believed; zero: they are
+	doubted time.Time // since when the absence of kinds is in doubt; zero: it is not
 
-	trouble atomic.Pointer[string] // why the last check failed; nil: it did not
+	trouble atomic.Pointer[string] // why the last check failed; nil: it succeeded
 }
 
 func newDiscovery(a *api, log *slog.Logger, followers []*follower) *discovery {
 	return &discovery{api: a, log: log, followers: followers, kick: wake.New(), missing: make(map[*follower]bool)}
 }
 
-// run checks now and again until ctx ends.
+// run checks from time to time until ctx ends.
 func (d *discovery) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -66,8 +66,8 @@ func (d *discovery) run(ctx context.Context) {
 // soon asks for a check.
 func (d *discovery) soon() { d.kick.Set() }
 
-// check tells the followers where the API serves their kinds. Again says that it
-// takes another check soon to know all.
+// check tells the followers where the API serves their kinds. again means that another check soon
+// is needed to know all.
 func (d *discovery) check(ctx context.Context) (again bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -100,7 +100,7 @@ func (d *discovery) check(ctx context.Context) (again bool, err error) {
 	return again, nil
 }
 
-// tell remembers what is to be said of a check.
+// tell records the result of a check for the status.
 func (d *discovery) tell(ctx context.Context, err error) {
 	if err == nil {
 		d.trouble.Store(nil)
@@ -116,8 +116,8 @@ func (d *discovery) tell(ctx context.Context, err error) {
 	d.trouble.Store(&reason)
 }
 
-// believes tells whether the API server is one to be believed when it says that it does not serve a
-// kind, or does not tell.
+// believes reports whether the API server's word counts when it says that it does not serve a kind,
+// or does not let us ask.
 func (d *discovery) believes(ctx context.Context) bool {
 	if d.doubted.IsZero() {
 		d.doubted = time.Now()
@@ -125,8 +125,8 @@ func (d *discovery) believes(ctx context.Context) bool {
 	return d.api.ready(ctx) || time.Since(d.doubted) > d.api.timing.doubt
 }
 
-// certain tells whether a follower can go to a place: not away from the one where
-// it is, unless that is said for the second time, or the other one is preferred.
+// certain reports whether a follower may move to a place. It may not leave its present place,
+// unless a second check says so or the other place is preferred.
 func (d *discovery) certain(f *follower, place *kinds.Resource) bool {
 	f.mu.Lock()
 	at := f.place
@@ -140,8 +140,8 @@ func (d *discovery) certain(f *follower, place *kinds.Resource) bool {
 	return seen
 }
 
-// choose picks the first of some places that is served; nil is none. It is
-// not known while it is not whether a better one is served.
+// choose returns the first of some places that is served, or nil if none is. known is false if it
+// is unknown whether a better place is served.
 func choose(places []kinds.Resource, served map[kinds.Resource]bool, unknown map[string]bool) (place *kinds.Resource, known bool) {
 	for i := range places {
 		switch {
@@ -154,8 +154,8 @@ func choose(places []kinds.Resource, served map[kinds.Resource]bool, unknown map
 	return nil, true
 }
 
-// served asks which of the places the API serves. Unknown are the groups and
-// versions that it has, but can't tell of, as those of an extension API server that is away.
+// served asks which of the places the API serves. unknown has the groups and versions that it has
+// but cannot describe, such as those of an extension API server that is away.
 func (d *discovery) served(ctx context.Context) (served map[kinds.Resource]bool, unknown map[string]bool, err error) {
 	var groups metav1.APIGroupList
 	if err := d.read(ctx, "/apis", &groups); err != nil {

@@ -18,44 +18,44 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// phase is how far a follower has come.
+// phase is the progress of a follower.
 type phase uint8
 
 const (
 	waiting phase = iota // nothing is known yet
-	listed               // all there is was delivered once
-	denied               // it may not be read
+	listed               // everything has been delivered once
+	denied               // the agent may not read it
 	absent               // the API does not serve it
 )
 
-// follower keeps the sink in step with what the API has of one kind.
+// follower keeps the sink in step with the API's objects of one kind.
 type follower struct {
 	kind   *kinds.Kind
 	api    *api
 	sink   source.Sink
 	log    *slog.Logger
-	notify func() // called when something changes of what the source says of itself
-	lost   func() // called when the API does not know the place any more
-	tidy   func() // called when all was read
+	notify func() // called when something in the source's status changes
+	lost   func() // called when the API no longer serves the place
+	tidy   func() // called after each complete list
 
 	wake wake.Signal // ends a pause
 
 	mu         sync.Mutex
-	place      *kinds.Resource // where the API serves it; nil: nowhere, or it is not known
-	placed     bool            // place is known
-	version    string          // of the API, up to which all is delivered; "": the list is to be read
+	place      *kinds.Resource // where the API serves the kind; nil: nowhere, or unknown
+	placed     bool            // whether place is known
+	version    string          // of the API, up to which all has been delivered; "": read the list
 	asks       []chan struct{}
-	interrupt  context.CancelFunc // ends the watch that runs; nil while none does
+	interrupt  context.CancelFunc // ends the present watch; nil if there is none
 	phase      phase
 	ledger     *ledger
 	trouble    trouble
-	suffers    time.Time // since when there is trouble; zero: there is none
-	away       time.Time // since when the API could not be asked; zero: it could since
-	doubted    time.Time // since when refusals are not believed; zero: there are none
-	short      int       // watches in a row that the server ended at once
+	since      time.Time // when the trouble began; zero: there is none
+	away       time.Time // since when the API cannot be reached; zero: it can
+	doubted    time.Time // since when refusals are in doubt; zero: there are none
+	short      int       // number of watches in a row that the server ended at once
 	reconnects uint64
 	lists      uint64
-	listTook   time.Duration // the last time
+	listTook   time.Duration // duration of the last list
 }
 
 func newFollower(k *kinds.Kind, a *api, sink source.Sink, log *slog.Logger) *follower {
@@ -66,7 +66,7 @@ func newFollower(k *kinds.Kind, a *api, sink source.Sink, log *slog.Logger) *fol
 	return f
 }
 
-// run follows until ctx ends.
+// run follows the kind until ctx ends.
 func (f *follower) run(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -94,11 +94,11 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// errInterrupted is a watch that ended because there is something else to do.
+// errInterrupted means that a watch was ended because there is something else to do.
 var errInterrupted = errors.New("interrupted")
 
-// attempt follows until that fails. Wait is how long to wait after it: 0 for as
-// long as usual, less for until something wakes the follower.
+// attempt follows the kind until something fails. wait is the time until the next attempt: 0 means
+// the usual back-off, less than 0 means until something wakes the follower.
 func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) {
 	f.mu.Lock()
 	place, version, asks := f.place, f.version, f.asks
@@ -126,21 +126,21 @@ func (f *follower) attempt(ctx context.Context) (wait time.Duration, err error) 
 		return f.fail(ctx, err, nil), err
 	}
 	err = f.watch(ctx, *place)
-	if err == nil || errors.Is(err, errInterrupted) || errors.Is(err, errCut) {
+	if err == nil || errors.Is(err, errInterrupted) || errors.Is(err, errBroken) {
 		return 0, err // if the API can't be reached, the next attempt says so
 	}
 	return f.fail(ctx, err, nil), err
 }
 
-// release tells those who wait for a list that it was read, or can't be.
+// release tells the callers of flush that the list has been read, or cannot be.
 func release(asks []chan struct{}) {
 	for _, a := range asks {
 		close(a)
 	}
 }
 
-// errRewound is an API server whose state is older than what it told before, as
-// after its storage was restored. Watches would be silent until it has caught up.
+// errRewound means that the API server's state is older than one that it has sent before, for
+// example after its storage was restored. Watches would deliver nothing until it has caught up.
 var errRewound = errors.New("the API has gone back to an older state")
 
 func (f *follower) checkHistory(ctx context.Context, at kinds.Resource, version string) error {
@@ -151,7 +151,7 @@ func (f *follower) checkHistory(ctx context.Context, at kinds.Resource, version 
 	return err
 }
 
-// list reads all there is and delivers what is other than before.
+// list reads all objects and delivers the differences from before.
 func (f *follower) list(ctx context.Context, at kinds.Resource) error {
 	began := time.Now()
 	before := f.ledger // nobody else writes it
@@ -180,16 +180,17 @@ func (f *follower) list(ctx context.Context, at kinds.Resource) error {
 	return nil
 }
 
-// commit delivers what makes the last state the next one, which was read at a place.
+// commit delivers the difference between the last state and the next one, which was read at a
+// place.
 func (f *follower) commit(at *kinds.Resource, next *ledger, version string, reached phase) {
 	f.mu.Lock()
 	f.apply(next.since(f.ledger))
 	f.logFaults(f.ledger.faults, next.faults)
 	if at != nil && !f.isAt(*at) {
-		version = "" // it is followed elsewhere from now on
+		version = "" // from now on the kind is followed elsewhere
 	}
 	f.ledger, f.version, f.phase = next, version, reached
-	f.mend()
+	f.clearTrouble()
 	f.mu.Unlock()
 	f.notify()
 }
@@ -214,7 +215,7 @@ func (f *follower) watch(ctx context.Context, at kinds.Resource) error {
 	f.interrupt = cancel
 	version := f.version
 	f.mu.Unlock()
-	var holds *time.Timer // nil until the server has agreed
+	var holds *time.Timer // nil until the server has accepted the watch
 	err := f.api.watch(ctx, at, f.kind, version, func() {
 		holds = time.AfterFunc(f.api.timing.steady, f.steady)
 		f.begun()
@@ -233,17 +234,17 @@ func (f *follower) watch(ctx context.Context, at kinds.Resource) error {
 	return err
 }
 
-// begun is called when the server has agreed to a watch.
+// begun is called when the server has accepted a watch.
 func (f *follower) begun() {
 	f.mu.Lock()
-	mended := f.mend()
+	cleared := f.clearTrouble()
 	f.mu.Unlock()
-	if mended {
+	if cleared {
 		f.notify()
 	}
 }
 
-// steady is called when a watch has held for a while.
+// steady is called when a watch has lasted for a while.
 func (f *follower) steady() {
 	f.mu.Lock()
 	f.short = 0
@@ -251,7 +252,7 @@ func (f *follower) steady() {
 	f.notify()
 }
 
-// event takes in one event of a watch.
+// event processes one event of a watch.
 func (f *follower) event(at kinds.Resource, kind string, r raw) error {
 	var o object
 	switch watch.EventType(kind) {

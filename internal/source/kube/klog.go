@@ -7,12 +7,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// TakeLogs sends what client-go logs to log, at the level debug: what matters of
-// it, the source says itself. It acts on the whole process and is to be called
-// before anything that logs.
+// TakeLogs sends client-go's log to log, at the level debug: the source itself reports what
+// matters. It acts on the whole process, and has to be called before anything logs.
 func TakeLogs(log *slog.Logger) { klog.SetSlogLogger(slog.New(quiet{log.Handler()})) }
 
-// quiet makes all records debug ones.
+// quiet makes all records debug records.
 type quiet struct{ slog.Handler }
 
 func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {

@@ -11,35 +11,35 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// ledger keeps what was delivered of one kind, by the API's names, and what is
-// wrong with it. The values in it are the very ones that the store holds.
+// ledger records what has been delivered of one kind, by the API's names, and the faults. The store
+// holds the same values.
 type ledger struct {
 	kind    model.Kind
 	entries map[model.Name]entry
 	faults  map[model.Name]fault
-	usable  int // entries that have a value
-	copies  int // objects of the last list that were passed over
+	usable  int // number of entries with a value
+	copies  int // number of objects of the last list that were passed over
 }
 
-// fault is what is wrong with an object, and what is in force of it. The zero value is none.
+// fault says what is wrong with an object, and what is in force in its place. The zero value is
+// none.
 type fault struct{ reason, inForce string }
 
 // entry is one object.
 type entry struct {
-	value any         // as delivered; nil where there never was a good version
-	known *model.Name // as the store knows it, where that is not the API's name
-	sum   uint64      // of the text that value is all of; 0: there is none
+	value any         // as delivered; nil if there never was a good version
+	known *model.Name // its name in the store, if that differs from the API's
+	sum   uint64      // hash of the text, if value is all of it; otherwise 0
 }
 
 func newLedger(kind model.Kind, room int) *ledger {
 	return &ledger{kind: kind, entries: make(map[model.Name]entry, room), faults: make(map[model.Name]fault)}
 }
 
-// errNameless is an object of which not even the name can be read.
+// errNameless means that not even the object's name can be read.
 var errNameless = errors.New("it has no name")
 
-// enter puts the newest version of an object in place of what is known of it
-// in before, which can be l itself.
+// enter replaces what before has of an object by its newest version; before may be l itself.
 func (l *ledger) enter(o object, before *ledger) {
 	if o.copy {
 		l.copies++
@@ -67,7 +67,7 @@ func (l *ledger) enter(o object, before *ledger) {
 	l.set(o.name, next)
 }
 
-// repeat takes an object over from before, if its text is the same and nothing was wrong with it.
+// repeat takes an object over from before, if its text is the same and it had no fault.
 func (l *ledger) repeat(name model.Name, sum uint64, before *ledger) bool {
 	e, ok := before.entries[name]
 	if !ok || e.sum != sum || sum == 0 {
@@ -87,7 +87,7 @@ func (l *ledger) set(name model.Name, e entry) {
 	l.entries[name] = e
 }
 
-// put enters one object and returns the events that follow from it.
+// put enters an object and returns the events for the store.
 func (l *ledger) put(o object) []store.Event {
 	if o.copy {
 		return nil
@@ -97,7 +97,7 @@ func (l *ledger) put(o object) []store.Event {
 	return l.change(nil, o.name, was, l.entries[o.name])
 }
 
-// remove takes one object out and returns the events that follow from it.
+// remove removes an object and returns the events for the store.
 func (l *ledger) remove(name model.Name) []store.Event {
 	was := l.entries[name]
 	l.set(name, entry{})
@@ -106,7 +106,7 @@ func (l *ledger) remove(name model.Name) []store.Event {
 	return l.change(nil, name, was, entry{})
 }
 
-// change appends the events of one object that was one thing and is another now.
+// change appends the events of an object that changes from was to is.
 func (l *ledger) change(events []store.Event, name model.Name, was, is entry) []store.Event {
 	if was.value != nil && (is.value == nil || !ptr.Equal(was.known, is.known)) {
 		events = append(events, store.Event{Kind: l.kind, Name: was.name(name)})
@@ -117,12 +117,12 @@ func (l *ledger) change(events []store.Event, name model.Name, was, is entry) []
 	return events
 }
 
-// name is what the store knows an object by that the API calls api.
+// name returns the store's name of the object that the API calls api.
 func (e entry) name(api model.Name) model.Name {
 	return ptr.Deref(e.known, api)
 }
 
-// since returns the events that make l of before.
+// since returns the events that turn before into l.
 func (l *ledger) since(before *ledger) []store.Event {
 	var events []store.Event
 	if len(before.entries) == 0 {
@@ -145,8 +145,8 @@ func (l *ledger) since(before *ledger) []store.Event {
 	return events
 }
 
-// single leaves one event of each object: where two of the API's objects are
-// one in the store, what one of them brings outweighs that the other is gone.
+// single leaves one event for each object. If two of the API's objects are one in the store, a new
+// version from one outweighs the removal of the other.
 func single(events []store.Event) []store.Event {
 	latest := make(map[model.Name]store.Event, len(events))
 	for _, e := range events {
@@ -164,7 +164,7 @@ func single(events []store.Event) []store.Event {
 	return events
 }
 
-// holes are the objects of which there never was a good version, with the reasons.
+// holes returns the objects of which there never was a good version, with the reasons.
 func (l *ledger) holes() map[model.Name]string {
 	holes := make(map[model.Name]string)
 	for name, fault := range l.faults {

@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// moveTo says where the API serves the kind; nil is nowhere.
+// moveTo sets where the API serves the kind; nil is nowhere.
 func (f *follower) moveTo(place *kinds.Resource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -19,14 +19,14 @@ func (f *follower) moveTo(place *kinds.Resource) {
 	f.poke()
 }
 
-// isNowhere tells whether it is known that the API does not serve the kind.
+// isNowhere reports whether it is certain that the API does not serve the kind.
 func (f *follower) isNowhere() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.placed && f.place == nil
 }
 
-// refuse says that nobody tells where the API serves the kind.
+// refuse records that nobody can tell where the API serves the kind.
 func (f *follower) refuse(err error) {
 	f.mu.Lock()
 	defer f.notify()
@@ -35,12 +35,12 @@ func (f *follower) refuse(err error) {
 		return
 	}
 	f.phase = denied
-	f.suffer(trouble{reason: "it is not known whether the API serves it: " + err.Error()})
+	f.setTrouble(trouble{reason: "it is not known whether the API serves it: " + err.Error()})
 	release(f.asks)
 	f.asks = nil
 }
 
-// poke ends what the follower does, if that is waiting.
+// poke interrupts the follower's watch or pause.
 func (f *follower) poke() {
 	if f.interrupt != nil {
 		f.interrupt()
@@ -48,9 +48,9 @@ func (f *follower) poke() {
 	f.wake.Set()
 }
 
-// flush returns once all that the API has of the kind now is delivered. It has
-// the whole list read: a watch does not tell how far it has come until something
-// happens to an object of its kind, or a minute is over.
+// flush returns once all present objects of the kind have been delivered. It has the whole list
+// read: a watch does not show how far it has come until an object of its kind changes, or a minute
+// is over.
 func (f *follower) flush(ctx context.Context) error {
 	ask := make(chan struct{})
 	f.mu.Lock()
@@ -71,7 +71,7 @@ func (f *follower) flush(ctx context.Context) error {
 	return fmt.Errorf("read all of %s: %w: %w", f.kind.Kind, cause, ctx.Err())
 }
 
-// reached is how far the follower has come.
+// reached returns the follower's progress.
 func (f *follower) reached() phase {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -27,55 +27,55 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Recorder tells the Kubernetes API of faults, as Events of the objects at fault: `kubectl
+// Recorder reports faults to the Kubernetes API, as Events of the objects at fault: `kubectl
 // describe` shows them.
 //
-// All nodes find the same faults. So the name of an Event is made of the object and of what is said
-// of it: the first node that comes to it creates the Event and repeats it while the fault lasts,
-// and the others find it there. The API server forgets an Event after an hour; then another node
-// takes over.
+// All nodes find the same faults. So the name of an Event is made of the object and the text: the
+// first node that finds the fault creates the Event and repeats it while the fault lasts, and the
+// others find it there. The API server forgets an Event after an hour; then another node takes
+// over.
 //
-// Nothing waits for a Recorder. What cannot be told is tried again, and logged once.
+// Nothing waits for a Recorder. A failure is logged once, and tried again.
 type Recorder struct {
 	api  *api
 	node string
 	log  *slog.Logger
 	pace pace
-	wake wake.Signal // faults has changed
+	wake wake.Signal // set when faults changes
 
 	mu     sync.Mutex
-	faults map[model.Issue]bool // what there is to tell; replaced as a whole
+	faults map[model.Issue]bool // to be reported; replaced as a whole
 
-	// What follows is Run's alone.
+	// The following fields belong to Run alone.
 	told    map[model.Issue]*told
 	failing bool // the last attempt failed
 }
 
-// told is what has become of one fault.
+// told is the state of the Event for one fault.
 type told struct {
-	due   time.Time // when to tell it, or to tell it again
+	due   time.Time // when to send it, or to repeat it
 	path  string    // of the Event
 	mine  bool      // this node created it
-	count int32     // how often this node has told it
+	count int32     // how often this node has sent it
 }
 
-// pace says how often things are told.
+// pace is how often Events are sent.
 type pace struct {
-	spread  time.Duration // the first time, within this, as all nodes find a fault at once
-	between time.Duration // at the least, whatever there is to tell
-	again   time.Duration // an Event of this node's own
-	others  time.Duration // an Event that another node has created: it may be gone
+	spread  time.Duration // random delay of the first Event, as all nodes find a fault at once
+	between time.Duration // at least, between two Events
+	again   time.Duration // until an Event of this node's own is repeated
+	others  time.Duration // until another node's Event is checked: it may be gone
 	failed  time.Duration // after a failure
 }
 
 var usualPace = pace{spread: 10 * time.Second, between: 200 * time.Millisecond, again: 20 * time.Minute, others: 90 * time.Minute, failed: time.Minute}
 
 const (
-	// mostTold is how many faults are told: whoever has more of them needs no more Events.
+	// mostTold is how many faults are reported: more Events help nobody.
 	mostTold = 500
 
 	reportedBy      = "sluice.dev/agent"
-	mostNote        = 1024 // bytes; the API server takes no more
+	mostNote        = 1024 // bytes; the API server accepts no more
 	mostInstance    = 128  // likewise
 	mostEventName   = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
 	mediaMergePatch = "application/merge-patch+json"
@@ -91,7 +91,7 @@ func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 	}
 }
 
-// Report says which faults there are now. It returns at once, and is safe for concurrent use.
+// Report sets the present faults. It returns at once, and is safe for concurrent use.
 func (r *Recorder) Report(issues []model.Issue) {
 	now := map[model.Issue]bool{}
 	for _, i := range issues {
@@ -108,7 +108,7 @@ func (r *Recorder) Report(issues []model.Issue) {
 	r.wake.Set()
 }
 
-// Run tells what is reported until ctx ends.
+// Run sends Events of the reported faults until ctx ends.
 func (r *Recorder) Run(ctx context.Context) {
 	for {
 		r.follow()
@@ -128,7 +128,7 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// follow begins with new faults and forgets those that are gone.
+// follow adds new faults and forgets those that are gone.
 func (r *Recorder) follow() {
 	r.mu.Lock()
 	faults := r.faults
@@ -141,7 +141,7 @@ func (r *Recorder) follow() {
 	}
 }
 
-// earliest is what is to be told next; nil: nothing.
+// earliest returns the fault that is due next; nil: there is none.
 func (r *Recorder) earliest() (next model.Issue, t *told) {
 	for i, candidate := range r.told {
 		if t == nil || candidate.due.Before(t.due) {
@@ -151,7 +151,7 @@ func (r *Recorder) earliest() (next model.Issue, t *told) {
 	return next, t
 }
 
-// tell has the API know of one fault, and says when to do so again.
+// tell sends the Event of one fault, and sets when to do so again.
 func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
 	err := r.record(ctx, i, t)
 	switch {
@@ -170,7 +170,7 @@ func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
 	r.failing = err != nil
 }
 
-// record creates the Event, or says in its own one that the fault lasts.
+// record creates the Event, or updates this node's own, as the fault lasts.
 func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
 	if t.mine {
 		err := r.repeat(ctx, t)
@@ -193,7 +193,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
 	return err
 }
 
-// repeat makes an Event a series, which lasts.
+// repeat makes an Event a series, or continues it.
 func (r *Recorder) repeat(ctx context.Context, t *told) error {
 	series := eventsv1.EventSeries{Count: t.count + 1, LastObservedTime: metav1.NowMicro()}
 	err := r.write(ctx, http.MethodPatch, t.path, mediaMergePatch, map[string]any{"series": series})
@@ -203,8 +203,8 @@ func (r *Recorder) repeat(ctx context.Context, t *told) error {
 	return err
 }
 
-// find asks for what an Event has to say of its object; nil: the object is gone. It takes the right
-// to list, as the agent has no other.
+// find reads what an Event has to say of its object; nil: the object is gone. It uses the right to
+// list, as the agent has no other.
 func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
 	kind := kinds.Find(ref.Kind)
 	query := url.Values{"fieldSelector": {"metadata.name=" + ref.Name.Name}, "resourceVersion": {"0"}}
@@ -231,7 +231,7 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 	return nil, nil
 }
 
-// event is what there is to say of a fault.
+// event makes the Event of a fault.
 func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv1.Event {
 	text := note(i)
 	name := strings.TrimRight(object.Name[:min(len(object.Name), mostEventName)], "-.")
@@ -242,17 +242,17 @@ func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv
 		Type: corev1.EventTypeWarning, Reason: "Fault", Action: "Program", Note: text, Regarding: *object,
 	}
 	if e.Namespace == "" {
-		e.Namespace = metav1.NamespaceDefault // as the API wants it of objects without
+		e.Namespace = metav1.NamespaceDefault // which the API requires for objects without a namespace
 	}
 	return e
 }
 
-// objectName is how texts name an object that has a namespace: "Service shop/web", "pod
+// objectName matches the name of an object with a namespace in a text: "Service shop/web", "pod
 // shop/web-1".
 var objectName = regexp.MustCompile(`\b([A-Z][A-Za-z]*|pod) ([a-z0-9][-a-z0-9]*)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?`)
 
-// note is what is wrong, in printable characters. Whoever reads the Events of the object's
-// namespace may know of no other namespace: an object there is "another Service".
+// note returns the text of a fault, in printable characters. Someone who may read the Events in the
+// object's namespace may know of no other namespace: an object there becomes "another Service".
 func note(i model.Issue) string {
 	text := objectName.ReplaceAllStringFunc(i.Text(), func(name string) string {
 		if part := objectName.FindStringSubmatch(name); part[2] != i.Object.Name.Namespace {
@@ -272,7 +272,7 @@ func note(i model.Issue) string {
 	return text
 }
 
-// write has the API create or change an object.
+// write creates or changes an object in the API.
 func (r *Recorder) write(ctx context.Context, method, path, media string, object any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.api.timing.answer, errSilent)
 	defer cancel()

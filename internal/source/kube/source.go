@@ -17,20 +17,19 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// Config says what a source follows, and as whom.
+// Config says what a source follows, and with which credentials.
 type Config struct {
-	// Kubeconfig is the path of the file that says which API server to ask and
-	// with what credentials; "" means those that a pod has.
+	// Kubeconfig is the path of a kubeconfig file; "" means a pod's own credentials.
 	Kubeconfig string
-	// Policies asks for what policies are made of, and for the pods that they are
-	// for, too; without it the source follows services, their endpoints and nodes.
+	// Policies also follows policies, the pods that they apply to, and what they refer to. Without
+	// it the source follows services, their endpoints and nodes.
 	Policies bool
-	// UserAgent is what the source calls itself, as in "sluice/v1.2.3".
+	// UserAgent is the User-Agent of requests, such as "sluice/v1.2.3".
 	UserAgent string
 }
 
-// settle is how long after all of a kind has been read the garbage of that is given back; by then
-// the other kinds have been read, too, and everyone who needs memory for it has had it.
+// settle is the time between a complete list and giving garbage back to the kernel: until then the
+// other kinds have been read as well, and whoever needs memory for them has it.
 const settle = 2 * time.Second
 
 // Source follows one API. Its methods are safe for concurrent use.
@@ -43,14 +42,14 @@ type Source struct {
 
 	started, ended chan struct{} // closed when Run begins and ends
 
-	mu     sync.Mutex // guards what follows; comes before that of a follower
-	synced bool
-	whole  bool        // all was read once: nothing is lacking any more
-	first  time.Time   // when the first kind had been read
-	timer  *time.Timer // ends the patience, or gives memory back
-	ailing time.Time   // since when there is trouble common to several kinds; zero: there is none
-	teller *time.Timer // has that logged, if it lasts
-	outage bool        // it was
+	mu       sync.Mutex // guards what follows; comes before that of a follower
+	synced   bool
+	whole    bool        // everything has been read once: nothing is lacking any more
+	first    time.Time   // when the first kind was complete
+	timer    *time.Timer // ends timing.patience, or gives memory back
+	since    time.Time   // when trouble common to several kinds began; zero: there is none
+	logAfter *time.Timer // logs the trouble, if it lasts
+	outage   bool        // it has been logged
 }
 
 var (
@@ -89,8 +88,8 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 	return s
 }
 
-// Run implements source.Source. It may be called once. It never fails: what
-// can't be read now, credentials among them, may be there later.
+// Run implements source.Source. It may be called once. It never fails: what cannot be read now,
+// credentials included, may be there later.
 func (s *Source) Run(ctx context.Context) error {
 	close(s.started)
 	defer close(s.ended)
@@ -104,7 +103,7 @@ func (s *Source) Run(ctx context.Context) error {
 	running.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range []*time.Timer{s.timer, s.teller} {
+	for _, t := range []*time.Timer{s.timer, s.logAfter} {
 		if t != nil {
 			t.Stop()
 		}
@@ -112,8 +111,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-// Flush implements source.Source. It has all lists read again, and returns once
-// they have been. What the API does not let us read does not count; Issues tell of it.
+// Flush implements source.Source. It reads all lists again, and returns once that is done. Kinds
+// that the agent may not read do not count; Issues has them.
 func (s *Source) Flush(ctx context.Context) error {
 	select {
 	case <-s.started:
@@ -138,12 +137,12 @@ func (s *Source) Flush(ctx context.Context) error {
 	return source.Each(s.followers, func(f *follower) error { return f.flush(ctx) })
 }
 
-// settle works out how far the source has come. It is called after each change
-// that may matter to that, with no lock held.
+// settle updates the source's progress. It is called after each change that may matter, with no
+// lock held.
 func (s *Source) settle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tellOutage()
+	s.logOutage()
 	s.settleLacking()
 	if s.synced {
 		return
@@ -178,7 +177,7 @@ func (s *Source) settle() {
 	}
 }
 
-// tidy has the garbage that reading everything leaves given back, each time.
+// tidy gives the garbage of each complete list back to the kernel.
 func (s *Source) tidy() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +186,7 @@ func (s *Source) tidy() {
 	}
 }
 
-// settleLacking remembers when all has been read.
+// settleLacking records when everything has been read.
 func (s *Source) settleLacking() {
 	if lacking, _ := s.lacking(); s.synced && len(lacking) == 0 {
 		s.whole = true
@@ -211,29 +210,29 @@ func (s *Source) lacking() (reasons []string, objects []model.Ref) {
 	return reasons, objects
 }
 
-// tellOutage logs a trouble common to several kinds once it has lasted for a while, and its end.
-func (s *Source) tellOutage() {
-	victims, reason := s.common()
+// logOutage logs a trouble common to several kinds once it has lasted for a while, and its end.
+func (s *Source) logOutage() {
+	affected, reason := s.common()
 	switch {
-	case reason != "" && s.ailing.IsZero():
-		s.ailing = time.Now()
-		s.teller = time.AfterFunc(s.api.timing.last, s.settle)
-	case reason != "" && !s.outage && time.Since(s.ailing) >= s.api.timing.last:
+	case reason != "" && s.since.IsZero():
+		s.since = time.Now()
+		s.logAfter = time.AfterFunc(s.api.timing.last, s.settle)
+	case reason != "" && !s.outage && time.Since(s.since) >= s.api.timing.last:
 		s.outage = true
 		where, _ := s.api.credentials.where()
-		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", victims, "reason", reason)
-	case reason == "" && !s.ailing.IsZero():
-		s.teller.Stop()
+		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", affected, "reason", reason)
+	case reason == "" && !s.since.IsZero():
+		s.logAfter.Stop()
 		if s.outage {
-			s.log.Info("the Kubernetes API can be read again", "after", time.Since(s.ailing).Round(time.Millisecond))
+			s.log.Info("the Kubernetes API can be read again", "after", time.Since(s.since).Round(time.Millisecond))
 		}
-		s.ailing, s.outage = time.Time{}, false
+		s.since, s.outage = time.Time{}, false
 	}
 }
 
-// common is the trouble that does not come from single kinds, "" if there is
-// none, and what suffers from it.
-func (s *Source) common() (victims, reason string) {
+// common returns the trouble whose cause may not lie in single kinds, "" if there is none, and the
+// kinds affected.
+func (s *Source) common() (affected, reason string) {
 	var names []string
 	all := true
 	for _, f := range s.followers {
@@ -281,8 +280,8 @@ func (s *Source) Status() source.Status {
 	if fault != "" {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "kubeconfig"}, Reason: fault})
 	}
-	if victims, reason := s.common(); reason != "" {
-		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(victims)}, Source: where, Reason: reason})
+	if affected, reason := s.common(); reason != "" {
+		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: model.Kind(affected)}, Source: where, Reason: reason})
 	} else if t := s.discovery.trouble.Load(); t != nil {
 		st.Issues = append(st.Issues, model.Issue{Object: model.Ref{Kind: "API discovery"}, Source: where, Reason: "kinds that come or go are not noticed: " + *t})
 	}

@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// timing is how long things take and what is waited for.
+// timing has the durations and time-outs of a source.
 type timing struct {
-	// answer is the longest time for a page of a list, and for the server to
-	// agree to a watch.
+	// answer is the time-out for a page of a list, and for the server to accept a watch.
 	answer time.Duration
-	// watch is the shortest time that a watch is asked to last; the longest is twice that.
+	// watch is the shortest duration that a watch is requested for; the longest is twice that.
 	watch time.Duration
-	// A follower that fails tries again after first, then ever later up to last;
-	// with a watch that held for steady it starts at first again.
+	// A follower that fails tries again after first, then ever later up to last. After a watch that
+	// lasted for steady, it starts at first again.
 	first, last, steady time.Duration
-	// refused is the time until a kind is tried again that may not be read, or is not served.
+	// refused is the time until a kind is tried again that the agent may not read, or that is not
+	// served.
 	refused time.Duration
-	// discover is the time between two checks of what the API serves.
+	// discover is the time between two checks of which kinds the API serves.
 	discover time.Duration
-	// doubt is how long an API server that does not call itself ready is not believed when it
-	// says that something may not be read or is not served: one that is just starting
-	// knows neither all of its rules nor all of its kinds.
+	// doubt is how long the word of an API server that does not say that it is ready does not count
+	// when it refuses a request or does not serve a kind: one that is just starting knows neither
+	// all of its rules nor all of its kinds.
 	doubt time.Duration
-	// outage is how long the API can be away before all is read anew as a whole, as it may
-	// be another one by then: one restored from a backup, whose versions have caught up with ours.
+	// outage is how long the API may be away before everything is read again: by then it may be
+	// another one, restored from a backup, whose versions have caught up with ours.
 	outage time.Duration
-	// patience is how long a kind that can't be read holds up the others, once
-	// one of them has been read.
+	// patience is how long a kind that cannot be read holds up the others, once one of them has
+	// been read.
 	patience time.Duration
 }
 
@@ -39,5 +39,5 @@ func usualTiming() timing {
 	}
 }
 
-// jitter spreads what many do at once: it returns between a half and one and a half of d.
+// jitter spreads what many do at once: it returns a random duration between 0.5 d and 1.5 d.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }

@@ -18,19 +18,19 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// trouble is why a kind can't be followed at present. The zero value is none.
+// trouble is the reason why a kind cannot be followed at present. The zero value is none.
 type trouble struct {
 	reason string
-	// common says that it need not come from the kind: the API server can't be
-	// reached, or knows no one by our credentials. It is told once for all kinds that suffer.
+	// common means that the cause may not lie in the kind: the API server cannot be reached, or
+	// does not accept our credentials. The source reports it once for all kinds affected.
 	common bool
 }
 
-// tooShort is how many watches in a row have to end at once to be told of.
+// tooShort is how many watches in a row have to end at once before that is reported.
 const tooShort = 5
 
-// fail takes in why an attempt failed. Asks are those that it was to meet. It
-// returns the time until the next attempt, 0 for the usual.
+// fail records why an attempt failed. asks are the requests for a list that the attempt was to
+// meet. It returns the time until the next attempt; 0 means the usual back-off.
 func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) time.Duration {
 	ready := apierrors.IsForbidden(err) && f.api.ready(ctx)
 	f.mu.Lock()
@@ -57,7 +57,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 		f.lost()
 		return 0
 	}
-	f.suffer(f.explain(err))
+	f.setTrouble(f.explain(err))
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
 		return jitter(min(time.Duration(seconds)*time.Second, f.api.timing.answer))
 	}
@@ -73,7 +73,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 	return jitter(f.api.timing.refused)
 }
 
-// doubts tells whether a refusal may be that of an API server which is just starting.
+// doubts reports whether a refusal may come from an API server that is just starting.
 func (f *follower) doubts(ready bool) bool {
 	if f.doubted.IsZero() {
 		f.doubted = time.Now()
@@ -84,7 +84,7 @@ func (f *follower) doubts(ready bool) bool {
 // resource is where the API serves the kind, or is thought to.
 func (f *follower) resource() kinds.Resource { return ptr.Deref(f.place, f.kind.Places[0]) }
 
-// explain says what is wrong and what to do.
+// explain describes what is wrong and what to do.
 func (f *follower) explain(err error) trouble {
 	place := f.resource()
 	var status apierrors.APIStatus
@@ -109,23 +109,23 @@ func unauthorized(err error) string {
 	return "the API server does not accept the credentials: " + err.Error() + "; renew the token or certificate that the kubeconfig file names"
 }
 
-// suffer remembers a trouble, and logs it if it is new. What is common to several
-// kinds is logged by the source.
-func (f *follower) suffer(t trouble) {
+// setTrouble records a trouble, and logs it if it is new. The source logs what several kinds have
+// in common.
+func (f *follower) setTrouble(t trouble) {
 	if t != f.trouble && !t.common {
 		f.log.Warn("a kind of objects can't be read; what was read of it before stays in force", "reason", t.reason)
 	}
 	f.trouble = t
-	if f.suffers.IsZero() {
-		f.suffers = time.Now()
+	if f.since.IsZero() {
+		f.since = time.Now()
 	}
 	if t.common && f.away.IsZero() {
 		f.away = time.Now()
 	}
 }
 
-// mend ends all trouble.
-func (f *follower) mend() (mended bool) {
+// clearTrouble records that the kind can be read, and reports whether it could not before.
+func (f *follower) clearTrouble() (cleared bool) {
 	f.doubted = time.Time{}
 	if f.trouble == (trouble{}) {
 		return false
@@ -133,11 +133,11 @@ func (f *follower) mend() (mended bool) {
 	if !f.trouble.common {
 		f.log.Info("a kind of objects can be read again")
 	}
-	f.trouble, f.suffers, f.away = trouble{}, time.Time{}, time.Time{}
+	f.trouble, f.since, f.away = trouble{}, time.Time{}, time.Time{}
 	return true
 }
 
-// logFaults tells what is at fault that was not before, and the other way round.
+// logFaults logs new faults, and faults that are gone.
 func (f *follower) logFaults(was, is map[model.Name]fault) {
 	for name, fault := range is {
 		f.logFault(name, was[name], fault)
@@ -159,7 +159,7 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 	}
 }
 
-// called is what users call an object.
+// called returns the object's name for users.
 func (f *follower) called(name model.Name) model.Ref {
 	if name.Name == "" {
 		return model.Ref{Kind: f.kind.Kind + " without a name"}
@@ -167,8 +167,8 @@ func (f *follower) called(name model.Name) model.Ref {
 	return model.Ref{Kind: f.kind.Kind, Name: name}
 }
 
-// issues are all that is wrong with the kind and its objects, sorted; what can be
-// common to several kinds is left out.
+// issues returns everything that is wrong with the kind and its objects, sorted, without what
+// several kinds may have in common.
 func (f *follower) issues() []model.Issue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,7 +190,7 @@ func (f *follower) issues() []model.Issue {
 	return all
 }
 
-// following says how the kind is followed.
+// following returns the status of the kind.
 func (f *follower) following() source.Following {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,13 +198,13 @@ func (f *follower) following() source.Following {
 		Kind: f.kind.Kind, Synced: f.phase == listed || f.phase == absent && f.kind.Optional, Faults: len(f.ledger.faults),
 		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
 	}
-	if !f.suffers.IsZero() {
-		s.Behind = time.Since(f.suffers).Seconds()
+	if !f.since.IsZero() {
+		s.Behind = time.Since(f.since).Seconds()
 	}
 	return s
 }
 
-// lacking says what was never read of the kind, sorted, and names it if it is single objects.
+// lacking lists what has never been read of the kind, sorted.
 func (f *follower) lacking() (reasons []string, objects []model.Ref) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

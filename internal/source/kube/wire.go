@@ -18,7 +18,7 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// What an API server sends, in its two encodings. See "Kubernetes API Concepts"
+// This file reads the two encodings of an API server's answers. See "Kubernetes API Concepts"
 // (https://kubernetes.io/docs/reference/using-api/api-concepts/) for both.
 
 const (
@@ -35,11 +35,11 @@ type raw struct {
 	binary bool // protobuf, without its envelope, rather than JSON
 }
 
-// isBinary tells an answer's encoding by its Content-Type.
+// isBinary reads an answer's encoding from its Content-Type.
 func isBinary(contentType string) bool { return strings.HasPrefix(contentType, mediaProtobuf) }
 
-// magic precedes each object in protobuf that travels by itself; a message of
-// type runtime.Unknown follows, which holds it.
+// magic precedes each object in protobuf outside of lists; it is followed by a message of type
+// runtime.Unknown, which contains the object.
 var magic = []byte("k8s\x00")
 
 // unwrap takes an object out of its envelope.
@@ -59,8 +59,7 @@ func unwrap(data []byte) ([]byte, error) {
 	return inner, err
 }
 
-// fields calls f with each field of a message that is itself a message, a
-// string, or bytes.
+// fields calls f with each field of a message that is itself a message, a string, or bytes.
 func fields(message []byte, f func(protowire.Number, []byte) error) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -87,8 +86,8 @@ func fields(message []byte, f func(protowire.Number, []byte) error) error {
 	return nil
 }
 
-// readPage calls item with each object of a page of a list, and returns what is
-// said of the list: its version, and how to ask for the next page.
+// readPage calls item with each object of a page, and returns the list's metadata: its version, and
+// the token for the next page.
 func readPage(data []byte, inBinary bool, item func(raw)) (metav1.ListMeta, error) {
 	var meta metav1.ListMeta
 	var err error
@@ -138,9 +137,9 @@ func readTextPage(data []byte, item func(raw)) (metav1.ListMeta, error) {
 	return list.Metadata, nil
 }
 
-// events reads a watch, event by event.
+// events reads a watch, one event at a time.
 type events interface {
-	// next returns io.EOF when the server has ended the watch in good order.
+	// next returns io.EOF when the server has ended the watch properly.
 	next() (kind string, object raw, err error)
 }
 
@@ -162,7 +161,7 @@ func (e textEvents) next() (string, raw, error) {
 	return event.Type, raw{event.Object, false}, err
 }
 
-// binaryEvents are messages of type WatchEvent, each behind its length.
+// binaryEvents are messages of type WatchEvent, each preceded by its length.
 type binaryEvents struct {
 	in     *bufio.Reader
 	buffer []byte
@@ -207,13 +206,14 @@ func (e *binaryEvents) next() (kind string, object raw, err error) {
 	return kind, object, nil
 }
 
-// identity is how the API tells an object, and its versions, from others.
+// identity tells an object of the API, and its versions, from others.
 type identity struct {
 	name    model.Name
 	version string
 }
 
-// sum tells versions of an object apart, and what is served at one place from what is at another.
+// sum returns a hash that tells versions of an object apart, and objects at one place from those at
+// another.
 func (r raw) sum(at kinds.Resource) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -225,8 +225,8 @@ func (r raw) sum(at kinds.Resource) uint64 {
 
 var seed = maphash.MakeSeed()
 
-// identify looks at nothing but the identity of an object, so that it can be
-// named however odd the rest of it is.
+// identify reads nothing but the identity of an object, so that a fault can name the object however
+// odd the rest of it is.
 func (r raw) identify() (identity, error) {
 	var o struct {
 		Metadata struct {
@@ -245,7 +245,7 @@ func (r raw) identify() (identity, error) {
 	return identity{model.Name{Namespace: m.Namespace, Name: m.Name}, m.ResourceVersion}, nil
 }
 
-// identifyBinary finds what it needs in metadata.
+// identifyBinary finds the identity in the metadata.
 func (r raw) identifyBinary() (id identity, err error) {
 	const metaField, nameField, namespaceField, versionField = 1, 1, 3, 6 // of every object, and of its ObjectMeta
 	err = fields(r.data, func(number protowire.Number, value []byte) error {
