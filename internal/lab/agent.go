@@ -71,7 +71,7 @@ func (l *Lab) Sync(ctx context.Context) error {
 			return err == nil, err
 		})
 		if err == nil {
-			err = l.known(ctx, n.Name)
+			err = l.awaitKnown(ctx, n.Name)
 		}
 		if err != nil {
 			return fmt.Errorf("synchronise agents: %w", err)
@@ -80,8 +80,8 @@ func (l *Lab) Sync(ctx context.Context) error {
 	return nil
 }
 
-// known waits until a node's agent knows all pods that have a network of their own.
-func (l *Lab) known(ctx context.Context, node string) error {
+// awaitKnown waits until a node's agent knows all pods that have a network of their own.
+func (l *Lab) awaitKnown(ctx context.Context, node string) error {
 	if l.agent.Knows == nil {
 		return nil
 	}

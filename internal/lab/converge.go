@@ -75,7 +75,7 @@ func (l *Lab) attached() (map[string]bool, error) {
 // detachPod removes a pod and all processes in it.
 func (l *Lab) detachPod(ns string) error {
 	name, namespace, _ := cutLast(strings.TrimPrefix(ns, prefix(l.Name)), ".")
-	if err := killIn([]string{ns}); err != nil {
+	if err := killAllIn([]string{ns}); err != nil {
 		return err
 	}
 	for _, n := range l.Cluster.Nodes {

@@ -64,7 +64,7 @@ func (l *Lab) killAll() (names []string, err error) {
 		if len(names) == before {
 			return names, nil
 		}
-		if err := killIn(names); err != nil {
+		if err := killAllIn(names); err != nil {
 			return nil, err
 		}
 	}

@@ -84,7 +84,7 @@ func (l *Lab) refreshNames() error {
 	if l.Kubernetes == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), namesTimeout)
 	defer cancel()
 	if err := l.refresh(ctx); err != nil {
 		return err
@@ -98,8 +98,8 @@ func firstLine(err error) string {
 	return line
 }
 
-// lookTimeout is the time-out for reading names from the API.
-const lookTimeout = 20 * time.Second
+// namesTimeout is the time-out for reading names from the API.
+const namesTimeout = 20 * time.Second
 
 // at runs f on a thread in the target's network namespace. The thread has a mount namespace of its
 // own in which the lab's names resolve and, on a node, its agent's socket has its usual path.

@@ -49,11 +49,11 @@ const (
 
 // buildKubernetes starts the control plane, and on each node a kubelet and the service proxy.
 func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
-	l.say("starting the control plane")
+	l.report("starting the control plane")
 	if err := l.startPlane(ctx); err != nil {
 		return err
 	}
-	l.say("starting %d kubelets", len(l.Cluster.Nodes))
+	l.report("starting %d kubelets", len(l.Cluster.Nodes))
 	for i := range l.Cluster.Nodes {
 		if err := l.startKubelet(&l.Cluster.Nodes[i], exe); err != nil {
 			return err
@@ -87,7 +87,7 @@ func (l *Lab) applyAll(ctx context.Context) error {
 	if err := l.Settle(ctx); err != nil {
 		return err
 	}
-	l.say("applying what it is to run")
+	l.report("applying the manifests")
 	files := map[string]any{}
 	for _, ns := range l.namespaces {
 		files[ns.Name+".json"] = ns
@@ -176,18 +176,18 @@ func (l *Lab) userConfig(user string) string {
 	return l.path(plan.Control, strings.ReplaceAll(user, ":", "-")+".kubeconfig")
 }
 
-// own returns the beginning of a command line of this program itself.
-func own(exe, part string) []string { return []string{exe, "lab", part} }
+// selfCommand returns the beginning of a command line of this program itself.
+func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
-	return l.start(n.Name, "kubelet", append(own(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
+	return l.start(n.Name, "kubelet", append(selfCommand(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
 		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone))
 }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose
 // routes it sets.
 func (l *Lab) startBalancer(exe string) error {
-	return l.start(plan.Outside, "balancer", append(own(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
+	return l.start(plan.Outside, "balancer", append(selfCommand(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
 }
 
 // startRelay makes the API reachable on the machine's own network, at a loopback address. The relay
@@ -205,7 +205,7 @@ func (l *Lab) startRelay(exe string) error {
 	defer f.Close()
 	l.Kubernetes.HostAddr = listener.Addr().(*net.TCPAddr).AddrPort()
 	inside := netip.AddrPortFrom(plan.ControlIPs[0], control.Port)
-	if err := l.start(plan.Control, "relay", append(own(exe, "relay"), "--to", inside.String()), f); err != nil {
+	if err := l.start(plan.Control, "relay", append(selfCommand(exe, "relay"), "--to", inside.String()), f); err != nil {
 		return err
 	}
 	admin, err := os.ReadFile(l.userConfig("admin"))
@@ -313,8 +313,8 @@ func (l *Lab) KillProxy(node string) error {
 // settleTimeout is the time-out for pods to become ready.
 const settleTimeout = time.Minute
 
-// tellInterval is the time between two messages while waiting.
-const tellInterval = 10 * time.Second
+// progressInterval is the time between two messages while waiting.
+const progressInterval = 10 * time.Second
 
 // Settle returns once all nodes and pods are ready, terminating pods are gone, and all agents have
 // programmed what the API contains. Pods that are not ready within a minute become warnings.
@@ -338,8 +338,8 @@ func (l *Lab) Settle(ctx context.Context) error {
 			l.warn("not ready: %s", strings.Join(waiting, ", "))
 			break
 		}
-		if time.Since(told) > tellInterval {
-			l.say("waiting for %s", strings.Join(waiting, ", "))
+		if time.Since(told) > progressInterval {
+			l.report("waiting for %s", strings.Join(waiting, ", "))
 			told = time.Now()
 		}
 		select {

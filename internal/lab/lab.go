@@ -113,7 +113,7 @@ func replace(name string) error {
 }
 
 func (l *Lab) build(ctx context.Context, exe string) error {
-	l.say("building the network: %d nodes", len(l.Cluster.Nodes))
+	l.report("building the network: %d nodes", len(l.Cluster.Nodes))
 	for _, dir := range []string{l.manifests(), l.path("hosts")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("create lab folder: %w", err)
@@ -130,12 +130,12 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 			return err
 		}
 	}
-	l.say("starting %d pods", len(l.Cluster.Pods))
+	l.report("starting %d pods", len(l.Cluster.Pods))
 	if err := l.converge(ctx); err != nil {
 		return err
 	}
 	if l.agent != nil {
-		l.say("starting %d agents and waiting for them to program %d services", len(l.Cluster.Nodes), len(l.Cluster.Services))
+		l.report("starting %d agents and waiting for them to program %d services", len(l.Cluster.Nodes), len(l.Cluster.Services))
 		for i := range l.Cluster.Nodes {
 			if err := l.startAgent(&l.Cluster.Nodes[i]); err != nil {
 				return err
@@ -197,7 +197,7 @@ func (l *Lab) path(elem ...string) string {
 // manifests is the folder that the agents watch.
 func (l *Lab) manifests() string { return l.path("manifests") }
 
-func (l *Lab) say(format string, args ...any) {
+func (l *Lab) report(format string, args ...any) {
 	if l.progress != nil {
 		l.progress(fmt.Sprintf(format, args...))
 	}

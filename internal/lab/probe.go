@@ -26,7 +26,7 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	before, sources, clients := *l.Cluster, l.sources(), l.clients()
 	tries, pairs, silent := l.tries(sources, clients)
 	if len(services) > 0 {
-		only, err := l.named(services)
+		only, err := l.servicesNamed(services)
 		if err != nil {
 			return nil, err
 		}
@@ -47,7 +47,7 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 		if err := l.refresh(ctx); err != nil { // a control plane may have changed it meanwhile
 			return nil, err
 		}
-		tries, pairs, _ := l.tries(l.still(sources), l.still(clients))
+		tries, pairs, _ := l.tries(l.existing(sources), l.existing(clients))
 		probe.Excuse(results, &before, l.Cluster, tries)
 		probe.Excuse(answers, &before, l.Cluster, pairs)
 	}
@@ -76,15 +76,15 @@ func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, 
 	return tries, pairs, silent
 }
 
-// still leaves out the pods that no longer exist.
-func (l *Lab) still(sources []probe.Source) []probe.Source {
+// existing leaves out the pods that no longer exist.
+func (l *Lab) existing(sources []probe.Source) []probe.Source {
 	return slices.DeleteFunc(slices.Clone(sources), func(s probe.Source) bool {
 		return s.Kind == probe.FromPod && !slices.ContainsFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == s.Name })
 	})
 }
 
-// named finds Services by name, and returns an error for one that does not exist.
-func (l *Lab) named(services []string) (map[string]bool, error) {
+// servicesNamed finds Services by name, and returns an error for one that does not exist.
+func (l *Lab) servicesNamed(services []string) (map[string]bool, error) {
 	found := map[string]bool{}
 	for _, want := range services {
 		known := false

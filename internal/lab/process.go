@@ -72,9 +72,9 @@ func (l *Lab) died() error {
 	return nil
 }
 
-// killIn ends all processes in the named network namespaces, whatever started them, except this
+// killAllIn ends all processes in the named network namespaces, whatever started them, except this
 // one, and returns once they are gone.
-func killIn(names []string) error {
+func killAllIn(names []string) error {
 	doomed := map[nsID]bool{}
 	for _, n := range names {
 		if id, ok := nsIDOf(filepath.Join(netns.Dir, n)); ok {
@@ -109,10 +109,10 @@ func killIn(names []string) error {
 	}
 }
 
-// killIf kills a process if it is in a doomed namespace, and reports whether it did.
-func killIf(pid int, doomed map[nsID]bool) (bool, error) {
+// killIf kills a process if it is in one of the namespaces, and reports whether it did.
+func killIf(pid int, in map[nsID]bool) (bool, error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
-	if id, ok := nsIDOf(path); !ok || !doomed[id] {
+	if id, ok := nsIDOf(path); !ok || !in[id] {
 		return false, nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -120,7 +120,7 @@ func killIf(pid int, doomed map[nsID]bool) (bool, error) {
 		return true, nil // it is just ending: check again
 	}
 	defer unix.Close(fd)
-	if id, ok := nsIDOf(path); !ok || !doomed[id] { // now the number cannot pass to another process
+	if id, ok := nsIDOf(path); !ok || !in[id] { // now the number cannot pass to another process
 		return false, nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

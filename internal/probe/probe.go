@@ -1,5 +1,5 @@
-// Package probe has the requirements on the kernel: named checks, each declared beside the code
-// that needs it, run once, with the version of Linux that brought what it asks for.
+// Package probe has the requirements on the kernel. Each is a named check beside the code that
+// needs it, with the version of Linux that brought the feature, and runs once.
 package probe
 
 import (
@@ -15,42 +15,42 @@ import (
 // ErrNotSupported is wrapped by the error of a requirement that the kernel does not meet.
 var ErrNotSupported = errors.New("not supported by this kernel")
 
-// Requirement is something that the kernel has to be able to do. It is safe for concurrent use.
+// Requirement is a feature that the kernel has to have. It is safe for concurrent use.
 type Requirement struct {
 	Name    string   // "masquerade"
 	Since   string   // the version of Linux that brought it: "4.9"
-	Modules []string // that have it, where it is not built in
-	// Without says what is different on a kernel that lacks it; empty: its package does not work
-	// there.
+	Modules []string // that provide it, if it is not built in
+	// Without says what is different on a kernel that lacks the feature; empty: its package does
+	// not work there.
 	Without string
-	// Check returns nil if the kernel can do it. It changes nothing that anybody could notice.
+	// Check returns nil if the kernel has the feature. It leaves no trace.
 	Check func(context.Context) error
 
-	mu   sync.Mutex
-	told bool
-	err  error
+	mu       sync.Mutex
+	answered bool
+	err      error
 }
 
-// Met checks the requirement in the calling thread's network namespace. Once the kernel has said
-// yes or no, that holds until the process ends; any other error, such as missing privileges, is no
-// answer.
+// Met checks the requirement in the calling thread's network namespace. A yes or no of the kernel
+// holds until the process ends; any other error, such as missing privileges, is no answer.
 func (r *Requirement) Met(ctx context.Context) error {
 	return r.MetBy(func() error { return r.Check(ctx) })
 }
 
-// MetBy is Met with another way to check the same, such as through a socket that is open already.
+// MetBy is Met with another way to check the same, for example through a socket that is open
+// already.
 func (r *Requirement) MetBy(check func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.told {
+	if !r.answered {
 		r.err = r.Missing(check())
-		r.told = r.err == nil || errors.Is(r.err, ErrNotSupported)
+		r.answered = r.err == nil || errors.Is(r.err, ErrNotSupported)
 	}
 	return r.err
 }
 
-// Missing adds to a kernel's error what is needed, if the error is one of those with which a kernel
-// says that it does not know what it was asked for. Others are returned as they are.
+// Missing adds the requirement to a kernel's error, if the error is one of those with which a
+// kernel says that it does not know what a request asks for. It returns others as they are.
 func (r *Requirement) Missing(err error) error {
 	for _, unknown := range []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, unknown) && !errors.Is(err, ErrNotSupported) {

@@ -47,7 +47,7 @@ type balancer struct {
 	routes map[netip.Addr][]string                          // as set last
 	owned  map[types.NamespacedName][]netip.Addr            // that a Service has, or has still to give up
 	owners map[netip.Addr]map[types.NamespacedName][]string // of an address, with the nodes that serve each
-	said   map[types.NamespacedName]string                  // faults, as logged
+	logged map[types.NamespacedName]string                  // faults, as logged
 }
 
 // slice holds what matters of an EndpointSlice.
@@ -73,12 +73,14 @@ func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, rout
 	b := newBalancer(api, prefixes, route, log)
 	var feeds sync.WaitGroup
 	feeds.Go(func() {
-		api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.seeService, forget: b.forgetService})
+		api.Services("").Follow(ctx, "", &feed[*corev1.Service]{b: b, see: b.updateService, forget: b.forgetService})
 	})
 	feeds.Go(func() {
-		api.EndpointSlices("").Follow(ctx, "", &feed[*discoveryv1.EndpointSlice]{b: b, see: b.seeSlice, forget: b.forgetSlice})
+		api.EndpointSlices("").Follow(ctx, "", &feed[*discoveryv1.EndpointSlice]{b: b, see: b.updateSlice, forget: b.forgetSlice})
 	})
-	feeds.Go(func() { api.Nodes().Follow(ctx, "", &feed[*corev1.Node]{b: b, see: b.seeNode, forget: b.forgetNode}) })
+	feeds.Go(func() {
+		api.Nodes().Follow(ctx, "", &feed[*corev1.Node]{b: b, see: b.updateNode, forget: b.forgetNode})
+	})
 	b.work(ctx)
 	feeds.Wait()
 	return nil
@@ -90,7 +92,7 @@ func newBalancer(api *kubeapi.Client, prefixes []netip.Prefix, route Route, log 
 		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
 		nodeIPs: map[string][]netip.Addr{},
 		dirty:   map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
-		owners: map[netip.Addr]map[types.NamespacedName][]string{}, said: map[types.NamespacedName]string{},
+		owners: map[netip.Addr]map[types.NamespacedName][]string{}, logged: map[types.NamespacedName]string{},
 	}
 	for _, p := range prefixes {
 		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
@@ -115,7 +117,7 @@ func (b *balancer) work(ctx context.Context) {
 		b.mu.Unlock()
 		for name := range dirty {
 			err := b.settle(ctx, name)
-			b.tell(ctx, name, err)
+			b.logFault(ctx, name, err)
 			if err != nil {
 				b.mu.Lock()
 				b.dirty[name] = true
@@ -132,13 +134,13 @@ func (b *balancer) work(ctx context.Context) {
 	}
 }
 
-// tell logs a fault of a Service, once.
-func (b *balancer) tell(ctx context.Context, name types.NamespacedName, err error) {
+// logFault logs a fault of a Service, once.
+func (b *balancer) logFault(ctx context.Context, name types.NamespacedName, err error) {
 	switch {
 	case err == nil:
-		delete(b.said, name)
-	case ctx.Err() == nil && b.said[name] != err.Error():
-		b.said[name] = err.Error()
+		delete(b.logged, name)
+	case ctx.Err() == nil && b.logged[name] != err.Error():
+		b.logged[name] = err.Error()
 		b.log.Warn("balance a service: trying again", "service", name, "err", err)
 	}
 }
@@ -152,7 +154,7 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
 	// This comes before anything learns of the addresses.
-	if err := b.own(name, slices.Concat(addrs, outside), nodes); err != nil {
+	if err := b.setOwner(name, slices.Concat(addrs, outside), nodes); err != nil {
 		return err
 	}
 	if svc != nil {
@@ -163,8 +165,8 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	return err
 }
 
-// ours reports whether this balancer is responsible for a Service.
-func ours(svc *corev1.Service) bool {
+// isOurs reports whether this balancer is responsible for a Service.
+func isOurs(svc *corev1.Service) bool {
 	return svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil &&
 		svc.DeletionTimestamp == nil
 }
@@ -172,7 +174,7 @@ func ours(svc *corev1.Service) bool {
 // assign returns the addresses that a Service has from now on: one of each of its families. Its
 // error names those that it cannot have; the others are valid.
 func (b *balancer) assign(name types.NamespacedName, svc *corev1.Service) (addrs []netip.Addr, err error) {
-	if !ours(svc) {
+	if !isOurs(svc) {
 		for _, p := range b.pools {
 			p.Release(name)
 		}
@@ -217,7 +219,7 @@ func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs [
 	for _, a := range addrs {
 		want = append(want, a.String())
 	}
-	if slices.Equal(had, want) || !ours(svc) && !b.gave(svc) {
+	if slices.Equal(had, want) || !isOurs(svc) && !b.assigned(svc) {
 		return nil
 	}
 	ingress := []corev1.LoadBalancerIngress{}
@@ -241,8 +243,8 @@ func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs [
 	return nil
 }
 
-// gave reports whether a Service's status has an address of ours.
-func (b *balancer) gave(svc *corev1.Service) bool {
+// assigned reports whether a Service's status has an address of ours.
+func (b *balancer) assigned(svc *corev1.Service) bool {
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		a, err := netip.ParseAddr(in.IP)
 		if err == nil && slices.ContainsFunc(b.pools, func(p *pool.Pool[types.NamespacedName]) bool { return p.Prefix().Contains(a) }) {

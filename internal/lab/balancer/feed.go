@@ -79,14 +79,14 @@ func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-func (b *balancer) seeService(svc *corev1.Service) {
+func (b *balancer) updateService(svc *corev1.Service) {
 	name := nameOf(svc)
-	if !ours(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.gave(svc) {
+	if !isOurs(svc) && len(external(svc)) == 0 && b.services[name] == nil && !b.assigned(svc) {
 		return // most do not concern us
 	}
 	if b.synced < kinds { // from an earlier run, before any of it is assigned again
 		for _, in := range svc.Status.LoadBalancer.Ingress {
-			if a, err := netip.ParseAddr(in.IP); err == nil && ours(svc) {
+			if a, err := netip.ParseAddr(in.IP); err == nil && isOurs(svc) {
 				for _, p := range b.pools {
 					p.Claim(name, a)
 				}
@@ -104,7 +104,7 @@ func (b *balancer) forgetService(name types.NamespacedName) {
 	}
 }
 
-func (b *balancer) seeSlice(s *discoveryv1.EndpointSlice) {
+func (b *balancer) updateSlice(s *discoveryv1.EndpointSlice) {
 	now := slice{service: types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}}
 	for _, e := range s.Endpoints {
 		if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
@@ -133,7 +133,7 @@ func (b *balancer) mark(name types.NamespacedName) {
 	}
 }
 
-func (b *balancer) seeNode(n *corev1.Node) {
+func (b *balancer) updateNode(n *corev1.Node) {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	takes := !excluded && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue

@@ -59,9 +59,9 @@ func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []str
 	return slices.Compact(nodes)
 }
 
-// own sets the addresses of a Service, served by these nodes. After an error it has to be called
-// again.
-func (b *balancer) own(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
+// setOwner sets the addresses of a Service, served by these nodes. After an error it has to be
+// called again.
+func (b *balancer) setOwner(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
 	for _, a := range b.owned[name] {
 		if slices.Contains(addrs, a) {
 			continue

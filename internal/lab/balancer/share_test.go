@@ -68,13 +68,13 @@ func TestSharedAddress(t *testing.T) {
 					t.Errorf("%s, order %v, %s: it leads to %q, want %q", tt.name, order, when, got, want)
 				}
 			}
-			b.seeNode(readyNode("node1"))
-			b.seeNode(readyNode("node2"))
+			b.updateNode(readyNode("node1"))
+			b.updateNode(readyNode("node2"))
 			for n, i := range order {
 				s := tt.services[i]
 				svc, slice := sharer(s.name, s.policy, s.nodes...)
-				b.seeSlice(slice)
-				b.seeService(svc)
+				b.updateSlice(slice)
+				b.updateService(svc)
 				settle(s.name)
 				if n == 0 {
 					leads("one has come", tt.alone[i])
@@ -100,16 +100,16 @@ func TestSharedAddress(t *testing.T) {
 func TestRouteRemovedLater(t *testing.T) {
 	r := &routes{known: map[string]string{}}
 	b := newBalancer(nil, nil, r.set, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	b.seeNode(readyNode("node1"))
+	b.updateNode(readyNode("node1"))
 	svc, _ := sharer("a", corev1.ServiceExternalTrafficPolicyCluster)
-	b.seeService(svc)
+	b.updateService(svc)
 	name := types.NamespacedName{Name: "a"}
 	if err := b.settle(t.Context(), name); err != nil || r.get(shared) != "node1" {
 		t.Fatal(err, r.known)
 	}
 	svc = svc.DeepCopy()
 	svc.Spec.ExternalIPs = []string{"203.0.113.8"}
-	b.seeService(svc)
+	b.updateService(svc)
 	r.fail = true
 	if err := b.settle(t.Context(), name); err == nil {
 		t.Error("no error where the router is busy")
@@ -123,10 +123,10 @@ func TestRouteRemovedLater(t *testing.T) {
 func TestAddressOfANode(t *testing.T) {
 	r := &routes{known: map[string]string{}}
 	b := newBalancer(nil, nil, r.set, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	b.seeNode(readyNode("node1"))
+	b.updateNode(readyNode("node1"))
 	svc, _ := sharer("a", corev1.ServiceExternalTrafficPolicyCluster)
 	svc.Spec.ExternalIPs = []string{shared, "203.0.113.8"}
-	b.seeService(svc)
+	b.updateService(svc)
 	settle := func() {
 		for name := range b.dirty {
 			if err := b.settle(t.Context(), name); err != nil {
@@ -137,7 +137,7 @@ func TestAddressOfANode(t *testing.T) {
 	settle()
 	n := readyNode("node2")
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "node2"}, {Type: corev1.NodeInternalIP, Address: shared}}
-	b.seeNode(n)
+	b.updateNode(n)
 	settle()
 	if got := r.get(shared); got != "" {
 		t.Errorf("node2's address leads to %s", got)

@@ -24,8 +24,8 @@ const (
 	PortsAnnotation = "lab.sluice.dev/ports"
 )
 
-// held reports whether an annotation keeps the pod unready.
-func held(pod *corev1.Pod) bool { return pod.Annotations[ReadyAnnotation] == "false" }
+// heldUnready reports whether an annotation keeps the pod unready.
+func heldUnready(pod *corev1.Pod) bool { return pod.Annotations[ReadyAnnotation] == "false" }
 
 // defaultDrain is how long a well-behaved server takes to finish.
 const defaultDrain = 2 * time.Second

@@ -16,23 +16,23 @@ import (
 
 // container is a pod's container: a server, and the state of its probes.
 type container struct {
-	spec     corev1.Container
-	sidecar  bool // an init container that keeps running
-	id       string
-	begun    time.Time // in the future: it waits for its next start
-	restarts int32
-	failures int // number of quick failures in a row
-	served   echo.Pod
-	open     bool   // the server listens
-	trouble  string // why it cannot
-	started  bool   // the startup probe has succeeded
-	ready    bool   // the readiness probe succeeds
-	exit     *corev1.ContainerStateTerminated
-	last     *corev1.ContainerStateTerminated // how it ended before its last restart
+	spec        corev1.Container
+	sidecar     bool // an init container that keeps running
+	id          string
+	startTime   time.Time // in the future while it waits for a restart
+	restarts    int32
+	failures    int // number of quick failures in a row
+	served      echo.Pod
+	open        bool   // the server listens
+	listenError string // why it cannot
+	started     bool   // the startup probe has succeeded
+	ready       bool   // the readiness probe succeeds
+	exit        *corev1.ContainerStateTerminated
+	last        *corev1.ContainerStateTerminated // how it ended before its last restart
 }
 
-// newContainers makes a pod's long-running containers. The pod's status from an earlier life of
-// this process applies until the probes decide otherwise.
+// newContainers makes a pod's long-running containers. The status from an earlier run of this
+// process applies until the probes decide otherwise.
 func newContainers(pod *corev1.Pod, now time.Time) []*container {
 	var cs []*container
 	for _, spec := range pod.Spec.InitContainers {
@@ -52,14 +52,14 @@ func sidecar(spec *corev1.Container) bool {
 }
 
 func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.ContainerStatus, now time.Time) *container {
-	c := &container{spec: spec, begun: now}
+	c := &container{spec: spec, startTime: now}
 	for _, s := range known {
 		if s.Name != spec.Name {
 			continue
 		}
 		c.restarts, c.last, c.exit = s.RestartCount, s.LastTerminationState.Terminated, s.State.Terminated
 		if s.State.Running != nil {
-			c.begun, c.started, c.ready = s.State.Running.StartedAt.Time, s.Started != nil && *s.Started, s.Ready
+			c.startTime, c.started, c.ready = s.State.Running.StartedAt.Time, s.Started != nil && *s.Started, s.Ready
 		}
 	}
 	c.id = containerID(pod, spec.Name, c.restarts)
@@ -68,18 +68,18 @@ func newContainer(pod *corev1.Pod, spec corev1.Container, known []corev1.Contain
 	return c
 }
 
-// containerID makes up an ID that stays the same during a container's life.
+// containerID makes an ID that stays the same until the container is restarted.
 func containerID(pod *corev1.Pod, name string, restarts int32) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", pod.UID, name, restarts))
 	return "sluice://" + hex.EncodeToString(sum[:])
 }
 
-// restart begins the container's next life after the wait.
+// restart starts the container again after the wait.
 func (c *container) restart(pod *corev1.Pod, code int, now time.Time, wait time.Duration) {
 	c.last = c.ended(code, now)
 	c.restarts++
 	c.id = containerID(pod, c.spec.Name, c.restarts)
-	c.begun, c.open, c.trouble = now.Add(wait), false, ""
+	c.startTime, c.open, c.listenError = now.Add(wait), false, ""
 	c.started, c.ready = c.spec.StartupProbe == nil, c.spec.ReadinessProbe == nil
 }
 
@@ -89,21 +89,21 @@ func (c *container) ended(code int, now time.Time) *corev1.ContainerStateTermina
 		reason = "Error"
 	}
 	return &corev1.ContainerStateTerminated{
-		ExitCode: int32(code), Reason: reason, StartedAt: stamp(c.begun), FinishedAt: stamp(now), ContainerID: c.id,
+		ExitCode: int32(code), Reason: reason, StartedAt: apiTime(c.startTime), FinishedAt: apiTime(now), ContainerID: c.id,
 	}
 }
 
-// stamp returns a time with the API's precision, a second.
-func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+// apiTime returns a time with the API's precision, a second.
+func apiTime(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
-// lasting is how long a container has to run until its earlier failures are forgotten.
-const lasting = 10 * time.Minute
+// failureMemory is how long a container has to run until its earlier failures no longer count.
+const failureMemory = 10 * time.Minute
 
 // backOff counts a failure, and returns how long the container waits for its next start: not at all
 // after the first, then a second, and twice as long each time, up to some minutes. (Kubelets begin
 // with ten seconds.)
 func (c *container) backOff(now time.Time) time.Duration {
-	if now.Sub(c.begun) > lasting {
+	if now.Sub(c.startTime) > failureMemory {
 		c.failures = 0
 	}
 	c.failures++

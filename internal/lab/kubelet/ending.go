@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// moment is how long a command of a completing pod takes at least.
-const moment = time.Second
+// minCommandTime is how long a command of a completing pod takes at least.
+const minCommandTime = time.Second
 
 // completes reports whether a pod's containers run their commands to an end: those of a Job do, and
 // those of other pods that are never restarted, unless they declare ports, as servers do.
@@ -54,7 +54,7 @@ func (r *runner) complete(now time.Time) time.Duration {
 // runCommand ends a container whose command has ended, or returns when it will.
 func (r *runner) runCommand(c *container, now time.Time) time.Duration {
 	cmd := readCommand(slices.Concat(c.spec.Command, c.spec.Args))
-	if left := c.begun.Add(max(cmd.takes, moment)).Sub(now); left > 0 {
+	if left := c.startTime.Add(max(cmd.takes, minCommandTime)).Sub(now); left > 0 {
 		return left
 	}
 	if cmd.code != 0 && r.pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
@@ -86,7 +86,7 @@ func (r *runner) finish(phase corev1.PodPhase, now time.Time) {
 // stop ends a deleted pod in the steps that the API documents: preStop hooks, the stop signal, and
 // the time that the servers then need, all within the grace period.
 func (r *runner) stop(now time.Time) time.Duration {
-	term, end := ending(r.pod, r.told)
+	term, end := ending(r.pod, r.deletedAt)
 	if !r.draining && !now.Before(term) {
 		r.draining = true
 		for _, s := range r.serves() {
@@ -109,26 +109,26 @@ func (r *runner) stop(now time.Time) time.Duration {
 	return never
 }
 
-// overrun is the extra time for a pod whose preStop hooks take all of its grace period.
-const overrun = 2 * time.Second
+// extraGrace is the extra time for a pod whose preStop hooks take all of its grace period.
+const extraGrace = 2 * time.Second
 
-// ending returns when a pod's servers get the stop signal, and when they stop, if the node learnt
-// of the pod's deletion at the time told.
-func ending(pod *corev1.Pod, told time.Time) (term, end time.Time) {
+// ending returns when a pod's servers get the stop signal, and when they stop. deletedAt is when
+// the node learnt of the pod's deletion.
+func ending(pod *corev1.Pod, deletedAt time.Time) (term, end time.Time) {
 	grace := time.Duration(0)
 	if pod.DeletionGracePeriodSeconds != nil {
 		grace = time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
 	}
-	deadline := told.Add(grace)
-	// The API's time was cut to a second, so told was later.
+	deadline := deletedAt.Add(grace)
+	// The API's time was cut to a second, so deletedAt was later.
 	if t := pod.DeletionTimestamp; t != nil && t.Add(time.Second).Before(deadline) {
 		deadline = t.Add(time.Second)
 	}
-	term = told
+	term = deletedAt
 	if hooks := preStop(pod); hooks > 0 {
-		term = told.Add(hooks)
+		term = deletedAt.Add(hooks)
 		if !term.Before(deadline) {
-			term, deadline = deadline, deadline.Add(overrun)
+			term, deadline = deadline, deadline.Add(extraGrace)
 		}
 	}
 	end = term.Add(drain(pod))

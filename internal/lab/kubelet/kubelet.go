@@ -53,7 +53,8 @@ type kubelet struct {
 }
 
 // Run registers the node and runs its pods until ctx ends. The pods' namespaces then stay for the
-// next run; meanwhile nothing serves them. Run waits for an API that is away, even at the start.
+// next run; meanwhile nothing answers in them. Run waits for an API that is away, even at the
+// start.
 func Run(ctx context.Context, cfg Config) error {
 	api, err := kubeapi.New(cfg.API)
 	if err != nil {
@@ -105,7 +106,7 @@ func (k *kubelet) Update(obj any) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.see(pod)
+	k.handlePod(pod)
 	return nil
 }
 
@@ -118,7 +119,7 @@ func (k *kubelet) Delete(obj any) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.runners[nameOf(pod)]; r != nil && r.uid == pod.UID {
-		r.vanish()
+		r.markGone()
 		delete(k.runners, nameOf(pod))
 	}
 	return nil
@@ -141,7 +142,7 @@ func (k *kubelet) Replace(list []any, _ string) error {
 	defer k.mu.Unlock()
 	for name, r := range k.runners {
 		if !uids[r.uid] {
-			r.vanish()
+			r.markGone()
 			delete(k.runners, name)
 		}
 	}
@@ -153,7 +154,7 @@ func (k *kubelet) Replace(list []any, _ string) error {
 		k.reclaim(pods)
 	}
 	for _, pod := range pods {
-		k.see(pod)
+		k.handlePod(pod)
 	}
 	return nil
 }
@@ -161,12 +162,12 @@ func (k *kubelet) Replace(list []any, _ string) error {
 // Resync has nothing to do: the runners remember their pods.
 func (k *kubelet) Resync() error { return nil }
 
-// reclaim records the addresses that running pods have from an earlier life, before any is assigned
+// reclaim records the addresses that running pods have from an earlier run, before any is assigned
 // again.
 func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
-		return begun(a).Compare(begun(b))
+		return startOf(a).Compare(startOf(b))
 	})
 	for _, p := range pods {
 		if !p.Spec.HostNetwork && !finished(p) {
@@ -175,22 +176,23 @@ func (k *kubelet) reclaim(pods []*corev1.Pod) {
 	}
 }
 
-// see passes a pod to its runner. A pod with the name of another waits until the other has ended.
-func (k *kubelet) see(pod *corev1.Pod) {
+// handlePod passes a pod to its runner. A pod with the name of another waits until the other has
+// ended.
+func (k *kubelet) handlePod(pod *corev1.Pod) {
 	name := nameOf(pod)
 	old := k.runners[name]
 	if old != nil && old.uid == pod.UID {
 		if !maps.Equal(old.labels, pod.Labels) {
 			old.labels = pod.Labels
-			old.offer(k.services.of(name, pod.Labels))
+			old.sendTargets(k.services.of(name, pod.Labels))
 		}
 		old.update(pod)
 		return
 	}
 	r := newRunner(k, pod)
-	r.offer(k.services.of(name, pod.Labels))
+	r.sendTargets(k.services.of(name, pod.Labels))
 	if old != nil {
-		old.vanish()
+		old.markGone()
 		r.before = old.done
 	}
 	k.runners[name] = r
@@ -201,8 +203,8 @@ func nameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// begun returns when the pod was started; zero if it was not.
-func begun(pod *corev1.Pod) time.Time {
+// startOf returns when the pod was started; zero if it was not.
+func startOf(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime == nil {
 		return time.Time{}
 	}

@@ -28,8 +28,8 @@ type sandbox struct {
 // cluster, and no node's name has a dot.
 func (k *kubelet) podNS(namespace, name string) string { return k.NSPrefix + name + "." + namespace }
 
-// fits returns what is wrong with a pod's name if its namespace's file cannot have it.
-func (k *kubelet) fits(pod *corev1.Pod) error {
+// checkName returns an error if a pod's name is too long for the file of its namespace.
+func (k *kubelet) checkName(pod *corev1.Pod) error {
 	over := len(k.podNS(pod.Namespace, pod.Name)) - unix.NAME_MAX
 	if over <= 0 {
 		return nil
@@ -43,7 +43,7 @@ func (k *kubelet) fits(pod *corev1.Pod) error {
 func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, error) {
 	s := &sandbox{name: k.podNS(pod.Namespace, pod.Name), hostIface: attach.HostInterface(pod.Namespace, pod.Name)}
 	if len(pod.Status.PodIPs) == 0 && !k.attached(s.hostIface) {
-		awaitRoom(s.name)
+		awaitRemoval(s.name)
 	}
 	k.building <- struct{}{} // the kernel makes namespaces one by one anyway
 	defer func() { <-k.building }()
@@ -51,7 +51,7 @@ func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, err
 		s.inode, _ = inode(filepath.Join(netns.Dir, s.name))
 		return s, nil
 	}
-	if err := k.makeRoom(s); err != nil {
+	if err := k.removeLeftovers(s); err != nil {
 		return nil, err
 	}
 	ns, err := netns.New(s.name)
@@ -99,22 +99,22 @@ func (k *kubelet) attached(iface string) bool {
 	return err == nil
 }
 
-// awaitRoom gives another node time to remove its pod of that name.
-func awaitRoom(ns string) {
+// awaitRemoval gives another node time to remove its pod of that name.
+func awaitRemoval(ns string) {
 	for deadline := time.Now().Add(3 * time.Second); exists(ns) && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// makeRoom removes what remains of an earlier pod of that name.
-func (k *kubelet) makeRoom(s *sandbox) error {
+// removeLeftovers removes what remains of an earlier pod of that name.
+func (k *kubelet) removeLeftovers(s *sandbox) error {
 	if err := attach.Detach(k.node, s.hostIface); err != nil {
 		return err
 	}
 	if !exists(s.name) {
 		return nil
 	}
-	if err := killIn(s.name); err != nil {
+	if err := killProcesses(s.name); err != nil {
 		return err
 	}
 	return netns.Delete(s.name)
@@ -129,15 +129,15 @@ func exists(ns string) bool {
 // goes first: if this is interrupted, sweep still finds the interface.
 func (s *sandbox) remove(node *netns.NS) error {
 	if i, err := inode(filepath.Join(netns.Dir, s.name)); err == nil && i == s.inode {
-		if err := errors.Join(killIn(s.name), netns.Delete(s.name)); err != nil {
+		if err := errors.Join(killProcesses(s.name), netns.Delete(s.name)); err != nil {
 			return err
 		}
 	}
 	return attach.Detach(node, s.hostIface)
 }
 
-// killIn ends all processes in a network namespace, such as shells of `sluice lab exec`.
-func killIn(ns string) error {
+// killProcesses ends all processes in a network namespace, such as shells of `sluice lab exec`.
+func killProcesses(ns string) error {
 	target, err := inode(filepath.Join(netns.Dir, ns))
 	if err != nil {
 		return nil // it is gone

@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	beat      = 10 * time.Second // between renewals of the node's lease, as kubelets have it
-	leaseLast = 40               // seconds without a renewal until the node counts as lost
+	leaseInterval = 10 * time.Second // between renewals of the node's lease, as kubelets have it
+	leaseSeconds  = 40               // seconds without a renewal until the node counts as lost
 )
 
 // register registers the node with the API, and returns its pod CIDRs. It tries until ctx ends.
 func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
-	said := ""
+	logged := ""
 	for {
 		node, err := k.refresh(ctx)
 		if err == nil {
@@ -33,9 +33,9 @@ func (k *kubelet) register(ctx context.Context) ([]netip.Prefix, error) {
 				return cidrs, nil
 			}
 		}
-		if text := err.Error(); text != said && !apierrors.IsConflict(err) { // once; a new node has other writers, too
+		if text := err.Error(); text != logged && !apierrors.IsConflict(err) { // once; a new node has other writers, too
 			k.Log.Warn("register the node: trying again", "err", err)
-			said = text
+			logged = text
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("register node %s: %w", k.Node, err)
@@ -60,20 +60,20 @@ func podCIDRs(node *corev1.Node) ([]netip.Prefix, error) {
 
 // heartbeat keeps the node's lease and status up to date until ctx ends. Failures are logged once.
 func (k *kubelet) heartbeat(ctx context.Context) {
-	said := false
+	logged := false
 	for {
 		node, err := k.refresh(ctx)
 		if err == nil {
 			err = k.renew(ctx, node)
 		}
-		wait := beat
+		wait := leaseInterval
 		if err != nil {
 			wait = time.Second
 		}
-		if err != nil && ctx.Err() == nil && !said && !apierrors.IsConflict(err) {
+		if err != nil && ctx.Err() == nil && !logged && !apierrors.IsConflict(err) {
 			k.Log.Warn("tell the API that the node is alive: trying again", "err", err)
 		}
-		said = err != nil
+		logged = err != nil
 		if pause(ctx, wait) != nil {
 			return
 		}
@@ -93,7 +93,7 @@ func pause(ctx context.Context, d time.Duration) error {
 // refresh creates the Node if it does not exist, and corrects its content. What others set in it,
 // such as cordoning, stays.
 func (k *kubelet) refresh(ctx context.Context) (*corev1.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, beat)
+	ctx, cancel := context.WithTimeout(ctx, leaseInterval)
 	defer cancel()
 	nodes := k.api.Nodes()
 	node, err := nodes.Get(ctx, k.Node)
@@ -192,9 +192,9 @@ func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStat
 	return s
 }
 
-// reported is how old the time of a condition may become, as in kubelets; the lease shows that the
-// node is alive.
-const reported = 5 * time.Minute
+// maxHeartbeatAge is how old the heartbeat of a condition may become, as in kubelets; the lease
+// shows that the node is alive.
+const maxHeartbeatAge = 5 * time.Minute
 
 func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
 	for i, c := range s.Conditions {
@@ -203,7 +203,7 @@ func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
 		}
 		if c.Status == want.Status {
 			want.LastTransitionTime = c.LastTransitionTime
-			if c.Reason == want.Reason && want.LastHeartbeatTime.Sub(c.LastHeartbeatTime.Time) < reported {
+			if c.Reason == want.Reason && want.LastHeartbeatTime.Sub(c.LastHeartbeatTime.Time) < maxHeartbeatAge {
 				return
 			}
 		}
@@ -215,7 +215,7 @@ func setNodeCondition(s *corev1.NodeStatus, want corev1.NodeCondition) {
 
 // renew renews the node's lease, or creates it.
 func (k *kubelet) renew(ctx context.Context, node *corev1.Node) error {
-	ctx, cancel := context.WithTimeout(ctx, beat)
+	ctx, cancel := context.WithTimeout(ctx, leaseInterval)
 	defer cancel()
 	leases := k.api.Leases(corev1.NamespaceNodeLease)
 	lease, err := leases.Get(ctx, k.Node)
@@ -227,7 +227,7 @@ func (k *kubelet) renew(ctx context.Context, node *corev1.Node) error {
 		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.Node, Namespace: corev1.NamespaceNodeLease}}
 	}
 	lease.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: k.Node, UID: node.UID}}
-	last := int32(leaseLast)
+	last := int32(leaseSeconds)
 	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = &k.Node, &last
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	if missing {

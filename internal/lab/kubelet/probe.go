@@ -18,20 +18,20 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// tally counts a probe's results up to its thresholds, as the API documents successThreshold and
-// failureThreshold: so many in a row make a verdict.
-type tally struct {
+// resultCount counts a probe's results up to its thresholds, as the API documents successThreshold
+// and failureThreshold: so many equal results in a row.
+type resultCount struct {
 	success, failure int32 // the thresholds
 	last             bool
 	run              int32
 }
 
-func newTally(p *corev1.Probe) *tally {
-	return &tally{success: max(p.SuccessThreshold, 1), failure: max(p.FailureThreshold, 1)}
+func newResultCount(p *corev1.Probe) *resultCount {
+	return &resultCount{success: max(p.SuccessThreshold, 1), failure: max(p.FailureThreshold, 1)}
 }
 
-// add counts a result and reports whether it completes a verdict, which then equals the result.
-func (t *tally) add(ok bool) (verdict bool) {
+// add counts a result and reports whether it reaches its threshold.
+func (t *resultCount) add(ok bool) (reached bool) {
 	if t.run > 0 && t.last == ok {
 		t.run++
 	} else {
@@ -43,8 +43,8 @@ func (t *tally) add(ok bool) (verdict bool) {
 	return t.run >= t.failure
 }
 
-// rhythm returns when a probe runs. Unset fields have the API's defaults.
-func rhythm(p *corev1.Probe) (delay, period, timeout time.Duration) {
+// schedule returns when a probe runs. Unset fields have the API's defaults.
+func schedule(p *corev1.Probe) (delay, period, timeout time.Duration) {
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
 	return seconds(p.InitialDelaySeconds), max(seconds(p.PeriodSeconds), time.Second), max(seconds(p.TimeoutSeconds), time.Second)
 }
@@ -57,9 +57,9 @@ type prober struct {
 	ctr    *corev1.Container
 }
 
-// ask probes once; nil is success.
-func (p *prober) ask(ctx context.Context, probe *corev1.Probe) error {
-	_, _, timeout := rhythm(probe)
+// probe runs a probe once; nil is success.
+func (p *prober) probe(ctx context.Context, probe *corev1.Probe) error {
+	_, _, timeout := schedule(probe)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	switch h := probe.ProbeHandler; {
@@ -139,7 +139,7 @@ func (p *prober) get(ctx context.Context, h *corev1.HTTPGetAction) error {
 		return err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline() // ask has set one
+	deadline, _ := ctx.Deadline() // probe has set one
 	if err := conn.SetDeadline(deadline); err != nil {
 		return err
 	}

@@ -47,15 +47,15 @@ func (p *publisher) run(ctx context.Context) {
 			return
 		case <-p.wake:
 		}
-		said := false
+		logged := false
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 			err := p.send(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			if !said {
+			if !logged {
 				p.k.Log.Warn("write the status of a pod: trying again", "pod", p.name, "err", err)
-				said = true
+				logged = true
 			}
 			if pause(ctx, wait) != nil {
 				return

@@ -60,7 +60,7 @@ func TestTally(t *testing.T) {
 	for _, tt := range []struct {
 		success, failure int32
 		results          string // + and -
-		verdicts         string // the verdict after each result: + or -, or a dot for none
+		reached          string // each result that reaches its threshold: + or -; a dot for the others
 	}{
 		{0, 0, "+-+", "+-+"}, // the API fills them in; 1 is the least
 		{1, 3, "+--+---+", "+..+..-+"},
@@ -68,27 +68,27 @@ func TestTally(t *testing.T) {
 		{1, 1, "---+", "---+"},
 		{2, 2, "+-+-+-++--", ".......+.-"},
 	} {
-		tally := newTally(&corev1.Probe{SuccessThreshold: tt.success, FailureThreshold: tt.failure})
+		count := newResultCount(&corev1.Probe{SuccessThreshold: tt.success, FailureThreshold: tt.failure})
 		got := ""
 		for _, r := range tt.results {
-			verdict := "."
-			if tally.add(r == '+') {
-				verdict = string(r)
+			mark := "."
+			if count.add(r == '+') {
+				mark = string(r)
 			}
-			got += verdict
+			got += mark
 		}
-		if got != tt.verdicts {
-			t.Errorf("thresholds %d/%d, %s: %s, want %s", tt.success, tt.failure, tt.results, got, tt.verdicts)
+		if got != tt.reached {
+			t.Errorf("thresholds %d/%d, %s: %s, want %s", tt.success, tt.failure, tt.results, got, tt.reached)
 		}
 	}
 }
 
 func TestRhythm(t *testing.T) {
-	delay, period, timeout := rhythm(&corev1.Probe{InitialDelaySeconds: 3, PeriodSeconds: 10, TimeoutSeconds: 2})
+	delay, period, timeout := schedule(&corev1.Probe{InitialDelaySeconds: 3, PeriodSeconds: 10, TimeoutSeconds: 2})
 	if delay != 3*time.Second || period != 10*time.Second || timeout != 2*time.Second {
 		t.Error(delay, period, timeout)
 	}
-	if delay, period, timeout = rhythm(&corev1.Probe{}); delay != 0 || period != time.Second || timeout != time.Second {
+	if delay, period, timeout = schedule(&corev1.Probe{}); delay != 0 || period != time.Second || timeout != time.Second {
 		t.Error(delay, period, timeout)
 	}
 }
@@ -224,7 +224,7 @@ func TestContainersAreTakenUp(t *testing.T) {
 		p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.spec}}}
 		p.Status.ContainerStatuses = tt.known
 		c := newContainers(p, begun.Add(time.Hour))[0]
-		if c.begun != tt.begun || c.restarts != tt.restarts || c.started != tt.started || c.ready != tt.ready || (c.exit != nil) != tt.ended {
+		if c.startTime != tt.begun || c.restarts != tt.restarts || c.started != tt.started || c.ready != tt.ready || (c.exit != nil) != tt.ended {
 			t.Errorf("%s: %+v", tt.name, c)
 		}
 	}
@@ -232,7 +232,7 @@ func TestContainersAreTakenUp(t *testing.T) {
 
 func TestBackOff(t *testing.T) {
 	now := time.Now()
-	c := &container{begun: now}
+	c := &container{startTime: now}
 	var got []time.Duration
 	for range 12 {
 		got = append(got, c.backOff(now)/time.Second)
@@ -240,17 +240,17 @@ func TestBackOff(t *testing.T) {
 	if want := []time.Duration{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256}; !slices.Equal(got, want) {
 		t.Errorf("%d, want %d", got, want)
 	}
-	if d := c.backOff(now.Add(lasting + time.Second)); d != 0 {
+	if d := c.backOff(now.Add(failureMemory + time.Second)); d != 0 {
 		t.Errorf("after a long life: %s", d)
 	}
 }
 
 // The status of a pod is checked in each state, with its conditions and its first container.
 func TestStatus(t *testing.T) {
-	now := stamp(time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC))
+	now := apiTime(time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC))
 	before := metav1.NewTime(now.Add(-time.Hour))
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
-	running := func() *container { return &container{open: true, started: true, ready: true, begun: before.Time} }
+	running := func() *container { return &container{open: true, started: true, ready: true, startTime: before.Time} }
 	for _, tt := range []struct {
 		name   string
 		change func(p *corev1.Pod, l *life)
@@ -260,7 +260,7 @@ func TestStatus(t *testing.T) {
 		{"is held", func(p *corev1.Pod, _ *life) { p.Annotations = map[string]string{ReadyAnnotation: "false"} }, "False False True Running"},
 		{"probe fails", func(_ *corev1.Pod, l *life) { l.containers[0].ready = false }, "False False True Running"},
 		{"starts", func(_ *corev1.Pod, l *life) { l.containers[0].started = false }, "False False True Running"},
-		{"cannot listen", func(_ *corev1.Pod, l *life) { l.containers[0].open, l.containers[0].trouble = false, "in use" }, "False False True Waiting"},
+		{"cannot listen", func(_ *corev1.Pod, l *life) { l.containers[0].open, l.containers[0].listenError = false, "in use" }, "False False True Waiting"},
 		{"waits", func(_ *corev1.Pod, l *life) { l.containers[0].open = false }, "False False True Waiting"},
 		{"gate", func(p *corev1.Pod, _ *life) {
 			p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "gate"}}
@@ -325,7 +325,7 @@ func state(s corev1.PodStatus) string {
 // Conditions keep the time of their last change, and those of other writers are neither lost nor
 // overwritten.
 func TestStatusKeeps(t *testing.T) {
-	now, before := stamp(time.Now()), metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
+	now, before := apiTime(time.Now()), metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
 	l := &life{phase: corev1.PodRunning, start: before, addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
 		containers: []*container{{open: true, started: true, ready: true}}}
 	p := &corev1.Pod{}

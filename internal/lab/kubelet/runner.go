@@ -25,42 +25,42 @@ const (
 // runner runs one pod, from when the node learns of it until the API has deleted it. Everything
 // except the channels and the labels belongs to its goroutine.
 type runner struct {
-	k       *kubelet
-	uid     types.UID
-	updates chan *corev1.Pod  // the newest version, not processed yet
-	offers  chan []echo.Port  // ports that Services send to, not processed yet
-	labels  map[string]string // of the newest version; guarded by the kubelet's mu
-	gone    chan struct{}     // closed when the API has deleted the pod
-	vanish  func()            // closes it
-	before  <-chan struct{}   // closed when the previous pod of that name is gone; nil: there was none
-	done    chan struct{}     // closed when nothing of this pod remains
+	k          *kubelet
+	uid        types.UID
+	updates    chan *corev1.Pod  // the newest version, not processed yet
+	newTargets chan []echo.Port  // ports that Services send to, not yet processed
+	labels     map[string]string // of the newest version; guarded by the kubelet's mu
+	gone       chan struct{}     // closed when the API has deleted the pod
+	markGone   func()            // closes it
+	before     <-chan struct{}   // closed when the previous pod of that name is gone; nil: there was none
+	done       chan struct{}     // closed when nothing of this pod remains
 
 	pod       *corev1.Pod
 	stage     stage
 	life      life
 	sandbox   *sandbox
-	told      time.Time // when it learnt of the pod's deletion
+	deletedAt time.Time // when it learnt of the pod's deletion
 	draining  bool
-	verdicts  chan verdict
+	results   chan probeResult
 	probes    map[*container]context.CancelFunc
 	publisher *publisher
 	published *corev1.PodStatus
 
 	// These are the ports that Services send to and that are not served yet; true: opening was
 	// tried, and reported.
-	asked      map[echo.Port]bool
+	targets    map[echo.Port]bool
 	undeclared []echo.Pod // what is served besides the containers
 }
 
 func newRunner(k *kubelet, pod *corev1.Pod) *runner {
 	r := &runner{
-		k: k, uid: pod.UID, pod: pod, labels: pod.Labels, offers: make(chan []echo.Port, 1),
+		k: k, uid: pod.UID, pod: pod, labels: pod.Labels, newTargets: make(chan []echo.Port, 1),
 		updates: make(chan *corev1.Pod, 1), gone: make(chan struct{}), done: make(chan struct{}),
-		verdicts: make(chan verdict), probes: map[*container]context.CancelFunc{}, asked: map[echo.Port]bool{},
-		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: stamp(time.Now())},
+		results: make(chan probeResult), probes: map[*container]context.CancelFunc{}, targets: map[echo.Port]bool{},
+		life:      life{phase: corev1.PodPending, hosts: k.IPs, start: apiTime(time.Now())},
 		publisher: newPublisher(k, pod),
 	}
-	r.vanish = sync.OnceFunc(func() { close(r.gone) })
+	r.markGone = sync.OnceFunc(func() { close(r.gone) })
 	if pod.Status.StartTime != nil {
 		r.life.start = *pod.Status.StartTime
 	}
@@ -78,7 +78,7 @@ func (r *runner) update(pod *corev1.Pod) {
 }
 
 // run runs the pod. It returns when nothing of it remains, or when ctx ends; then it leaves the
-// pod's network for the next life of this process.
+// pod's network for the next run of this process.
 func (r *runner) run(ctx context.Context) {
 	defer close(r.done)
 	if r.before != nil {
@@ -99,8 +99,8 @@ func (r *runner) run(ctx context.Context) {
 	defer cancel()
 	publishing.Go(func() { r.publisher.run(ctx) })
 	select {
-	case ports := <-r.offers: // before it is ready
-		r.ask(ports)
+	case ports := <-r.newTargets: // before it is ready
+		r.addTargets(ports)
 	default:
 	}
 	for {
@@ -114,10 +114,10 @@ func (r *runner) run(ctx context.Context) {
 			return
 		case pod := <-r.updates:
 			r.accept(pod)
-		case ports := <-r.offers:
-			r.ask(ports)
-		case v := <-r.verdicts:
-			r.judge(ctx, v)
+		case ports := <-r.newTargets:
+			r.addTargets(ports)
+		case v := <-r.results:
+			r.applyResult(ctx, v)
 		case <-wake.C:
 		}
 		wake.Stop()
@@ -141,7 +141,7 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 		wait = min(r.open(ctx, now), r.listen())
 	}
 	if r.stage == running && r.pod.DeletionTimestamp != nil {
-		r.stage, r.told = stopping, now
+		r.stage, r.deletedAt = stopping, now
 		r.k.event(r.pod, corev1.EventTypeNormal, "Killing", "Stopping the pod")
 	}
 	switch r.stage {
@@ -153,15 +153,15 @@ func (r *runner) step(ctx context.Context, now time.Time) time.Duration {
 	return never
 }
 
-// start gives the pod its network and servers, or resumes it as an earlier life of this process
-// left it.
+// start gives the pod its network and servers, or resumes it as an earlier run of this process left
+// it.
 func (r *runner) start(now time.Time) error {
 	if finished(r.pod) || r.pod.DeletionTimestamp != nil && len(r.pod.Status.PodIPs) == 0 {
 		r.stage = ended
 		return nil
 	}
 	if !r.pod.Spec.HostNetwork {
-		if err := r.k.fits(r.pod); err != nil {
+		if err := r.k.checkName(r.pod); err != nil {
 			r.reject("NameTooLong", err)
 			return nil
 		}
@@ -224,18 +224,18 @@ func (r *runner) open(ctx context.Context, now time.Time) time.Duration {
 		if c.open || c.exit != nil {
 			continue
 		}
-		if left := c.begun.Sub(now); left > 0 {
+		if left := c.startTime.Sub(now); left > 0 {
 			wait = min(wait, left)
 			continue
 		}
 		if err := r.k.server.Put(c.served); err != nil {
-			if c.trouble == "" {
+			if c.listenError == "" {
 				r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "container %s: %v", c.spec.Name, err)
 			}
-			c.trouble, wait = err.Error(), min(wait, time.Second)
+			c.listenError, wait = err.Error(), min(wait, time.Second)
 			continue
 		}
-		c.open, c.trouble = true, ""
+		c.open, c.listenError = true, ""
 		r.startProbes(ctx, c)
 	}
 	return wait
@@ -264,7 +264,7 @@ func (r *runner) accept(pod *corev1.Pod) {
 	}
 }
 
-// restart ends a container's server; its next life begins after the wait.
+// restart ends a container's server; it is started again after the wait.
 func (r *runner) restart(c *container, code int, wait time.Duration) {
 	r.stopProbes(c)
 	r.k.server.Remove(c.served)
@@ -308,7 +308,7 @@ func (r *runner) tearDown() {
 
 // publish schedules writing the status unless the API has it already.
 func (r *runner) publish() {
-	// The pod was never started, or ended in an earlier life.
+	// The pod was never started, or ended in an earlier run.
 	if r.stage == ended && r.life.containers == nil && r.life.reason == "" {
 		if r.pod.DeletionTimestamp != nil {
 			r.publisher.set(nil, true)
@@ -316,7 +316,7 @@ func (r *runner) publish() {
 		return
 	}
 	remove := r.stage == ended && r.pod.DeletionTimestamp != nil
-	s := r.life.status(r.pod, stamp(time.Now()))
+	s := r.life.status(r.pod, apiTime(time.Now()))
 	if r.published != nil && covers(r.published, &s) && !remove {
 		return
 	}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// life is what a pod's status is made from.
+// life is the state from which a pod's status is made.
 type life struct {
 	phase      corev1.PodPhase
 	hosts      []netip.Addr // the node's addresses
@@ -60,7 +60,7 @@ func (l *life) containerStatus(pod *corev1.Pod, c *container) corev1.ContainerSt
 	started := c.open && c.started
 	cs := corev1.ContainerStatus{
 		Name: c.spec.Name, Image: c.spec.Image, ImageID: "sluice://" + c.spec.Image, ContainerID: c.id,
-		RestartCount: c.restarts, Started: &started, Ready: started && c.ready && !held(pod),
+		RestartCount: c.restarts, Started: &started, Ready: started && c.ready && !heldUnready(pod),
 	}
 	if c.last != nil {
 		cs.LastTerminationState.Terminated = c.last
@@ -68,12 +68,12 @@ func (l *life) containerStatus(pod *corev1.Pod, c *container) corev1.ContainerSt
 	switch {
 	case c.exit != nil:
 		cs.State.Terminated = c.exit
-	case c.trouble != "":
-		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CannotListen", Message: c.trouble}
+	case c.listenError != "":
+		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CannotListen", Message: c.listenError}
 	case !c.open:
 		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "it failed and waits for its next try"}
 	default:
-		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(c.begun)}
+		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: apiTime(c.startTime)}
 	}
 	return cs
 }
@@ -118,7 +118,7 @@ func (l *life) conditions(pod *corev1.Pod, unready []string, now metav1.Time) []
 		reason = "PodFailed"
 	case !running:
 		reason, message = "ContainersNotReady", l.problem
-	case !ready && held(pod):
+	case !ready && heldUnready(pod):
 		reason, message = "ContainersNotReady", fmt.Sprintf("annotation %s holds it back", ReadyAnnotation)
 	case !ready:
 		reason, message = "ContainersNotReady", fmt.Sprintf("containers with unready status: [%s]", strings.Join(unready, " "))
@@ -170,7 +170,7 @@ func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return false
 }
 
-// covers reports whether have contains everything in want; other writers may have added more.
+// covers reports whether have contains everything in want; others may have added more.
 func covers(have, want *corev1.PodStatus) bool {
 	own := *have
 	own.Conditions = nil
@@ -198,11 +198,11 @@ func statusPatch(uid types.UID, s *corev1.PodStatus) ([]byte, error) {
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, fmt.Errorf("write status: %w", err)
 	}
-	name(fields, "message", "reason")
+	setMissingToNull(fields, "message", "reason")
 	if conditions, ok := fields["conditions"].([]any); ok {
 		for _, c := range conditions {
 			if c, ok := c.(map[string]any); ok {
-				name(c, "message", "reason")
+				setMissingToNull(c, "message", "reason")
 			}
 		}
 	}
@@ -213,8 +213,8 @@ func statusPatch(uid types.UID, s *corev1.PodStatus) ([]byte, error) {
 	return data, nil
 }
 
-// name makes a patch remove the fields that it does not set.
-func name(fields map[string]any, keys ...string) {
+// setMissingToNull makes a patch remove the fields that it does not set.
+func setMissingToNull(fields map[string]any, keys ...string) {
 	for _, k := range keys {
 		if _, ok := fields[k]; !ok {
 			fields[k] = nil

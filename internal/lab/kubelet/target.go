@@ -37,7 +37,7 @@ func (s *services) Update(obj any) error {
 	}
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()
-	s.see(svc)
+	s.handleService(svc)
 	return nil
 }
 
@@ -63,7 +63,7 @@ func (s *services) Replace(list []any, _ string) error {
 		if !ok {
 			return fmt.Errorf("follow services: got a %T", obj)
 		}
-		s.see(svc)
+		s.handleService(svc)
 	}
 	if !s.once {
 		s.once = true
@@ -75,8 +75,8 @@ func (s *services) Replace(list []any, _ string) error {
 // Resync has nothing to do.
 func (s *services) Resync() error { return nil }
 
-// see records a Service and informs the pods that it selects. The kubelet's mu is held.
-func (s *services) see(svc *corev1.Service) {
+// handleService records a Service and informs the pods that it selects. The kubelet's mu is held.
+func (s *services) handleService(svc *corev1.Service) {
 	t := targetsOf(svc)
 	if len(t.ports) == 0 {
 		delete(s.all[svc.Namespace], svc.Name)
@@ -88,7 +88,7 @@ func (s *services) see(svc *corev1.Service) {
 	s.all[svc.Namespace][svc.Name] = t
 	for name, r := range s.k.runners {
 		if name.Namespace == svc.Namespace && t.selects(r.labels) {
-			r.offer(t.ports)
+			r.sendTargets(t.ports)
 		}
 	}
 }
@@ -126,22 +126,22 @@ func (t *targets) selects(labels map[string]string) bool {
 	return true
 }
 
-// offer passes ports to the runner to listen on. Like update, it never waits, and only one
+// sendTargets passes ports to the runner to listen on. Like update, it never waits, and only one
 // goroutine may call it at a time.
-func (r *runner) offer(ports []echo.Port) {
+func (r *runner) sendTargets(ports []echo.Port) {
 	select {
-	case before := <-r.offers:
+	case before := <-r.newTargets:
 		ports = append(before, ports...)
 	default:
 	}
-	r.offers <- ports
+	r.newTargets <- ports
 }
 
-// ask records ports to listen on.
-func (r *runner) ask(ports []echo.Port) {
+// addTargets records ports to listen on.
+func (r *runner) addTargets(ports []echo.Port) {
 	for _, p := range ports {
-		if _, known := r.asked[p]; !known {
-			r.asked[p] = false
+		if _, known := r.targets[p]; !known {
+			r.targets[p] = false
 		}
 	}
 }
@@ -151,9 +151,9 @@ func (r *runner) ask(ports []echo.Port) {
 // the port.
 func (r *runner) listen() time.Duration {
 	wait := never
-	for p, told := range r.asked {
+	for p, reported := range r.targets {
 		if slices.ContainsFunc(r.serves(), func(s echo.Pod) bool { return slices.Contains(s.Ports, p) }) {
-			delete(r.asked, p)
+			delete(r.targets, p)
 			continue
 		}
 		s := echo.Pod{
@@ -162,14 +162,14 @@ func (r *runner) listen() time.Duration {
 		}
 		if err := r.k.server.Put(s); err != nil {
 			r.k.server.Remove(s) // for UDP, some addresses may be open
-			if !told {
+			if !reported {
 				r.k.event(r.pod, corev1.EventTypeWarning, "CannotListen", "port %d that a Service sends to: %v", p.Port, err)
 			}
-			r.asked[p], wait = true, time.Second
+			r.targets[p], wait = true, time.Second
 			continue
 		}
 		r.undeclared = append(r.undeclared, s)
-		delete(r.asked, p)
+		delete(r.targets, p)
 	}
 	return wait
 }

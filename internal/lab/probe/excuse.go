@@ -92,7 +92,7 @@ func OfKubeProxy(c *plan.Cluster, tries []Try) {
 	for i := range tries {
 		t := &tries[i]
 		if t.Why == whyOfNode {
-			t.Fate = Unjudged
+			t.Fate = Unknown
 		}
 		past := t.Source.Kind == FromPod && t.Frontend.Kind == NodePort && local[t.Service] && t.Source.Node != t.Frontend.Node
 		if past && t.Fate == Answered && slices.ContainsFunc(c.Pods, func(p *corev1.Pod) bool {

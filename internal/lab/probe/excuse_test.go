@@ -118,7 +118,7 @@ func TestReportOfWhatIsExcused(t *testing.T) {
 	rep.AddPairs([]Result{r})
 	var b strings.Builder
 	rep.Table(&b)
-	if text := b.String(); !strings.Contains(text, "not judged: the cluster changed meanwhile: odd") || !strings.Contains(text, "? not judged") {
+	if text := b.String(); !strings.Contains(text, "not checked: the cluster changed meanwhile: odd") || !strings.Contains(text, "? not checked") {
 		t.Errorf("table:\n%s", text)
 	}
 	if s := rep.Summary(); rep.Failed != 0 || !strings.Contains(s, "all as expected, but for 2 while the cluster changed") || !strings.Contains(s, "0 of 0 pairs") {
@@ -150,7 +150,7 @@ spec: {type: NodePort, externalTrafficPolicy: Local, selector: {app: web}, ports
 		n++
 		for err, fine := range map[error]bool{echo.ErrSilent: true, echo.ErrRefused: false} {
 			r := Result{Try: try, By: map[string]int{}}
-			if got := r.judge(echo.Answer{}, err); (got == "") != fine {
+			if got := r.check(echo.Answer{}, err); (got == "") != fine {
 				t.Errorf("%v: %q", err, got)
 			}
 		}

@@ -33,12 +33,12 @@ func Tries(c *plan.Cluster, sources []Source) ([]Try, []Silent) {
 				continue
 			}
 			for _, f := range frontends(c, svc, sp) {
-				j := judge{c, rules, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
+				r := frontendRules{c, rules, svc, f, endpoints(c, svc, sp, f.To.Addr().Is4(), pods)}
 				for _, src := range sources {
 					if src.Kind == FromOutside && (f.Kind == ClusterIP || f.Node == "") {
 						continue // not routed outside the cluster
 					}
-					tries = append(tries, Try{src, f, j.expect(src)})
+					tries = append(tries, Try{src, f, r.expect(src)})
 				}
 			}
 		}
@@ -118,11 +118,11 @@ func frontends(c *plan.Cluster, svc *corev1.Service, sp corev1.ServicePort) []Fr
 		}
 	}
 	for _, a := range plan.IngressIPs(svc) {
-		add(LoadBalancer, a, sp.Port, entry(c, a))
+		add(LoadBalancer, a, sp.Port, entryNode(c, a))
 	}
 	for _, a := range plan.ExternalIPs(svc) {
 		if hasFamily(svc, a) {
-			add(ExternalIP, a, sp.Port, entry(c, a))
+			add(ExternalIP, a, sp.Port, entryNode(c, a))
 		}
 	}
 	return fs
@@ -136,8 +136,8 @@ func hasFamily(svc *corev1.Service, a netip.Addr) bool {
 	return slices.Contains(svc.Spec.IPFamilies, f)
 }
 
-// entry is the node at which the outside's traffic for a service address arrives.
-func entry(c *plan.Cluster, a netip.Addr) string {
+// entryNode returns the node at which the outside's traffic for a service address arrives.
+func entryNode(c *plan.Cluster, a netip.Addr) string {
 	for _, r := range c.Routes {
 		if r.Addr == a {
 			return r.Node
@@ -234,8 +234,8 @@ func usable(eps []endpoint) []endpoint {
 	return nil
 }
 
-// judge determines the expected outcome of requests to one frontend.
-type judge struct {
+// frontendRules determine the expected outcome of requests to one frontend.
+type frontendRules struct {
 	c        *plan.Cluster
 	policies *policies
 	svc      *corev1.Service
@@ -243,98 +243,98 @@ type judge struct {
 	eps []endpoint
 }
 
-func (j judge) expect(src Source) Expect {
-	if e, own := j.ofNode(); own {
+func (r frontendRules) expect(src Source) Expect {
+	if e, own := r.atNodeAddress(); own {
 		return e
 	}
-	if len(usable(j.eps)) == 0 {
+	if len(usable(r.eps)) == 0 {
 		return Expect{Fate: Refused, Why: "no endpoints"}
 	}
-	if j.Kind == LoadBalancer && !j.admits(src) {
+	if r.Kind == LoadBalancer && !r.inSourceRanges(src) {
 		return Expect{Fate: Dropped, Why: "source not in loadBalancerSourceRanges"}
 	}
-	node, local := j.scope(src)
-	eps := j.eps
+	node, local := r.localNode(src)
+	eps := r.eps
 	if local {
 		eps = slices.DeleteFunc(slices.Clone(eps), func(e endpoint) bool { return e.node != node })
 	}
 	if eps = usable(eps); !local {
-		eps = j.near(eps, j.translator(src))
+		eps = r.applyHints(eps, r.translatingNode(src))
 	}
 	if len(eps) == 0 {
 		return Expect{Fate: Dropped, Why: "no endpoint on the node, policy Local"}
 	}
 	e := Expect{
 		Fate: Answered, By: map[string]bool{},
-		Keep:   local || j.Kind == ClusterIP && src.Kind == FromPod,
-		Sticky: j.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
+		Keep:   local || r.Kind == ClusterIP && src.Kind == FromPod,
+		Sticky: r.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
 	}
 	for _, ep := range eps {
 		if ep.pod == "" {
-			return Expect{Fate: Unjudged, Why: "endpoints that are no pods of the lab"}
+			return Expect{Fate: Unknown, Why: "endpoints that are no pods of the lab"}
 		}
-		if j.permits(src, ep) {
+		if r.allowedByPolicies(src, ep) {
 			e.By[ep.pod] = true
 		}
 	}
-	e.Own = j.own(src, eps)
-	return j.judged(e, eps)
+	e.Own = r.ownService(src, eps)
+	return r.applyPolicies(e, eps)
 }
 
 // whyOfNode explains the outcome at a node's address.
 const whyOfNode = "a node's address, which no service may have"
 
-// ofNode returns the outcome of requests to a node's address that a service asks for: the node
-// keeps it, and nothing listens there. If something might, or if policies apply, the outcome is
-// unknown.
-func (j judge) ofNode() (e Expect, own bool) {
-	i := slices.IndexFunc(j.c.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, j.To.Addr()) })
-	if i < 0 || j.Kind != ExternalIP && j.Kind != LoadBalancer {
+// atNodeAddress returns the outcome of requests to a node's address that a service asks for: the
+// node keeps it, and nothing listens there. If something may listen, or if policies apply, the
+// outcome is unknown.
+func (r frontendRules) atNodeAddress() (e Expect, own bool) {
+	i := slices.IndexFunc(r.c.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, r.To.Addr()) })
+	if i < 0 || r.Kind != ExternalIP && r.Kind != LoadBalancer {
 		return Expect{}, false
 	}
-	listens := func(p *corev1.Pod) bool { return p.Spec.HostNetwork && p.Spec.NodeName == j.c.Nodes[i].Name }
-	if len(j.c.Policies) > 0 || slices.ContainsFunc(j.c.Pods, listens) {
-		return Expect{Fate: Unjudged, Why: whyOfNode}, true
+	listens := func(p *corev1.Pod) bool { return p.Spec.HostNetwork && p.Spec.NodeName == r.c.Nodes[i].Name }
+	if len(r.c.Policies) > 0 || slices.ContainsFunc(r.c.Pods, listens) {
+		return Expect{Fate: Unknown, Why: whyOfNode}, true
 	}
 	return Expect{Fate: Refused, Why: whyOfNode}, true
 }
 
-// scope reports whether only one node's endpoints count for a source, and which node's.
-func (j judge) scope(src Source) (node string, local bool) {
-	if j.Kind == ClusterIP {
-		p := j.svc.Spec.InternalTrafficPolicy
+// localNode reports whether only one node's endpoints count for a source, and which node's.
+func (r frontendRules) localNode(src Source) (node string, local bool) {
+	if r.Kind == ClusterIP {
+		p := r.svc.Spec.InternalTrafficPolicy
 		return src.Node, p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
 	}
-	if j.svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+	if r.svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return "", false
 	}
 	switch {
 	case src.Kind == FromPod:
 		return "", false // pods count as inside wherever their packets are translated
-	case src.Kind == FromNode && j.Kind != NodePort:
+	case src.Kind == FromNode && r.Kind != NodePort:
 		return "", false // translated before the packet leaves the node
-	case src.Kind == FromNode && src.Node == j.Node:
+	case src.Kind == FromNode && src.Node == r.Node:
 		return "", false
 	}
-	return j.Node, true
+	return r.Node, true
 }
 
-// translator returns the node whose proxy translates a source's requests.
-func (j judge) translator(src Source) string {
-	if j.Kind == NodePort || src.Node == "" {
-		return j.Node
+// translatingNode returns the node whose proxy translates a source's requests.
+func (r frontendRules) translatingNode(src Source) string {
+	if r.Kind == NodePort || src.Node == "" {
+		return r.Node
 	}
 	return src.Node
 }
 
-// near applies hints as a node's proxy does: hints for nodes, or else for zones, each only if every
-// ready endpoint has one and at least one of them is for this node.
-func (j judge) near(eps []endpoint, node string) []endpoint {
+// applyHints chooses endpoints by hints as a node's proxy does: by hints for nodes, otherwise for
+// zones, each only if every ready endpoint has one and at least one of them is for this node.
+func (r frontendRules) applyHints(eps []endpoint, node string) []endpoint {
 	forNode := func(e endpoint) (has, match bool) {
 		return len(e.hints.ForNodes) > 0, slices.Contains(e.hints.ForNodes, discoveryv1.ForNode{Name: node})
 	}
 	forZone := func(e endpoint) (has, match bool) {
-		return len(e.hints.ForZones) > 0, slices.Contains(e.hints.ForZones, discoveryv1.ForZone{Name: j.c.Node(node).Zone})
+		return len(e.hints.ForZones) > 0, slices.Contains(e.hints.ForZones, discoveryv1.ForZone{Name: r.c.Node(node).Zone})
 	}
 	for _, hint := range []func(endpoint) (has, match bool){forNode, forZone} {
 		var out []endpoint
@@ -353,12 +353,13 @@ func (j judge) near(eps []endpoint, node string) []endpoint {
 	return eps
 }
 
-// admits applies loadBalancerSourceRanges; ranges of the other family do not count.
-func (j judge) admits(src Source) bool {
+// inSourceRanges reports whether loadBalancerSourceRanges admit a source; ranges of the other
+// family do not count.
+func (r frontendRules) inSourceRanges(src Source) bool {
 	any := true
-	for _, text := range j.svc.Spec.LoadBalancerSourceRanges {
+	for _, text := range r.svc.Spec.LoadBalancerSourceRanges {
 		p, err := netip.ParsePrefix(text)
-		if err != nil || p.Addr().Is4() != j.To.Addr().Is4() {
+		if err != nil || p.Addr().Is4() != r.To.Addr().Is4() {
 			continue
 		}
 		any = false

@@ -35,7 +35,7 @@ type Cell struct {
 	Expected Fate     `json:"expected"`
 	Own      bool     `json:"own,omitempty"`
 	Failures []string `json:"failures,omitempty"` // the wrong outcomes
-	Excused  bool     `json:"excused,omitempty"`  // neither judged nor counted, as the cluster changed meanwhile
+	Excused  bool     `json:"excused,omitempty"`  // neither checked nor counted, as the cluster changed meanwhile
 	asked    bool
 }
 
@@ -51,7 +51,7 @@ func NewPairs(results []Result) *Pairs {
 			p.Cells[row] = append(p.Cells[row], Cell{})
 		}
 		p.Cells[row][col].add(r)
-		if r.Fate == Unjudged {
+		if r.Fate == Unknown {
 			p.Unjudged = cmp.Or(p.Unjudged, r.Why)
 		}
 	}
@@ -146,7 +146,7 @@ var legend = []struct{ glyph, text string }{
 	{glyphOwn, "its own service, not counted"},
 	{glyphPartly, "some endpoints or one address family"},
 	{glyphWrong, "not as the policies say"},
-	{glyphExcused, "not judged, the cluster changed meanwhile"},
+	{glyphExcused, "not checked, the cluster changed meanwhile"},
 }
 
 // Table writes the table for people: a line leads from each column to its name.
@@ -214,7 +214,7 @@ func (p *Pairs) Summary() string {
 	text := fmt.Sprintf("%d of %d pairs pass", p.Pass, p.Count)
 	switch failed := p.Failed(); {
 	case p.Unjudged != "":
-		return text + ", not judged: there are " + p.Unjudged
+		return text + ", not checked: there are " + p.Unjudged
 	case failed > 0:
 		return fmt.Sprintf("%s, %d should: %d NOT AS THE POLICIES SAY", text, p.Expected, failed)
 	}

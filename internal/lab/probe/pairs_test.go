@@ -52,14 +52,14 @@ reporter  ! · ·
 }
 
 func TestPairsSummary(t *testing.T) {
-	pass, drop, unjudged := Expect{Fate: Answered}, Expect{Fate: Dropped}, Expect{Fate: Unjudged, Why: "others"}
+	pass, drop, unknown := Expect{Fate: Answered}, Expect{Fate: Dropped}, Expect{Fate: Unknown, Why: "others"}
 	for _, tc := range []struct {
 		name    string
 		results []Result
 		want    string
 	}{
 		{"right", []Result{pair("a", "b", pass, true, ""), pair("b", "a", drop, false, "")}, "1 of 2 pairs pass, as the policies say"},
-		{"unjudged", []Result{pair("a", "b", unjudged, true, ""), pair("b", "a", unjudged, false, "")}, "1 of 2 pairs pass, not judged: there are others"},
+		{"unknown", []Result{pair("a", "b", unknown, true, ""), pair("b", "a", unknown, false, "")}, "1 of 2 pairs pass, not checked: there are others"},
 	} {
 		if got := NewPairs(tc.results).Summary(); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)

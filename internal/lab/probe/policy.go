@@ -17,7 +17,7 @@ import (
 type policies struct {
 	leaving, arriving *oracle.Objects
 	workloads         map[string]string // of pods, both "namespace/name"
-	unjudged          string            // why the outcome is unknown; "" if it is known
+	unknown           string            // why the outcome is unknown; "" if it is known
 }
 
 func newPolicies(c *plan.Cluster) *policies {
@@ -44,7 +44,7 @@ func newPolicies(c *plan.Cluster) *policies {
 			p.arriving.ClusterPolicies = append(p.arriving.ClusterPolicies, ingress)
 		// These kinds have no effect by themselves.
 		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet":
-			p.unjudged = fmt.Sprintf("objects of kind %s", o.Resource())
+			p.unknown = fmt.Sprintf("objects of kind %s", o.Resource())
 		}
 	}
 	return p
@@ -77,54 +77,54 @@ func only(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType) *ne
 	return half
 }
 
-// permits reports whether policies allow a source's requests to an endpoint. A request meets the
-// egress policies of the source as it leaves, and the ingress policies of the endpoint on the
-// endpoint's node. Where it is translated, it still has its own source, and the endpoint as
+// allowedByPolicies reports whether policies allow a source's requests to an endpoint. A request
+// meets the egress policies of the source as it leaves, and the ingress policies of the endpoint on
+// the endpoint's node. Where it is translated, it still has its own source, and the endpoint as
 // destination; it is masqueraded afterwards.
-func (j judge) permits(src Source, ep endpoint) bool {
-	at := j.translator(src)
+func (r frontendRules) allowedByPolicies(src Source, ep endpoint) bool {
+	at := r.translatingNode(src)
 	if at == src.Node && (ep.pod == src.Name || src.Kind == FromNode && ep.node == src.Node) {
 		return true // a pod always reaches itself, and a node its own pods
 	}
-	own := sameFamily(src.Addrs, j.To.Addr())
+	own := sameFamily(src.Addrs, r.To.Addr())
 	if src.Kind == FromPod {
 		to := ep.addr
 		if at != src.Node {
-			to = j.To
+			to = r.To
 		}
-		if !j.allowed(j.policies.leaving, own, to) {
+		if !r.allowed(r.policies.leaving, own, to) {
 			return false
 		}
 	}
 	seen := own
-	if ep.node != at && j.masqueraded(src, at) {
-		seen = sameFamily(j.c.Node(at).IPs, j.To.Addr())
+	if ep.node != at && r.masqueraded(src, at) {
+		seen = sameFamily(r.c.Node(at).IPs, r.To.Addr())
 	}
-	return j.allowed(j.policies.arriving, seen, ep.addr)
+	return r.allowed(r.policies.arriving, seen, ep.addr)
 }
 
-func (j judge) allowed(o *oracle.Objects, from netip.Addr, to netip.AddrPort) bool {
-	return o.Allowed(oracle.Connection{From: from, To: to.Addr(), Protocol: corev1.Protocol(j.Protocol), Port: int32(to.Port())})
+func (r frontendRules) allowed(o *oracle.Objects, from netip.Addr, to netip.AddrPort) bool {
+	return o.Allowed(oracle.Connection{From: from, To: to.Addr(), Protocol: corev1.Protocol(r.Protocol), Port: int32(to.Port())})
 }
 
 // masqueraded reports whether requests leave the translating node with that node's address.
-func (j judge) masqueraded(src Source, at string) bool {
+func (r frontendRules) masqueraded(src Source, at string) bool {
 	switch {
-	case j.Kind == ClusterIP:
+	case r.Kind == ClusterIP:
 		return src.Kind != FromPod
-	case j.svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
+	case r.svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
 		return src.Kind == FromNode && src.Node == at || src.Kind == FromPod && src.Node != at
 	}
 	return true
 }
 
-// own reports whether all endpoints are pods of the source's workload.
-func (j judge) own(src Source, eps []endpoint) bool {
-	return src.Of != "" && !slices.ContainsFunc(eps, func(e endpoint) bool { return j.policies.workloads[e.pod] != src.Of })
+// ownService reports whether all endpoints are pods of the source's workload.
+func (r frontendRules) ownService(src Source, eps []endpoint) bool {
+	return src.Of != "" && !slices.ContainsFunc(eps, func(e endpoint) bool { return r.policies.workloads[e.pod] != src.Of })
 }
 
-// judged applies policies to the expected outcome of a request that reaches the service.
-func (j judge) judged(e Expect, eps []endpoint) Expect {
+// applyPolicies applies policies to the expected outcome of a request that reaches the service.
+func (r frontendRules) applyPolicies(e Expect, eps []endpoint) Expect {
 	permitted := 0
 	for _, ep := range eps {
 		if e.By[ep.pod] {
@@ -132,8 +132,8 @@ func (j judge) judged(e Expect, eps []endpoint) Expect {
 		}
 	}
 	switch {
-	case j.policies.unjudged != "":
-		return Expect{Fate: Unjudged, Why: j.policies.unjudged, Own: e.Own}
+	case r.policies.unknown != "":
+		return Expect{Fate: Unknown, Why: r.policies.unknown, Own: e.Own}
 	case permitted == 0:
 		return Expect{Fate: Dropped, Why: "by policy", Own: e.Own}
 	case permitted < len(eps):

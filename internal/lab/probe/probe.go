@@ -60,7 +60,7 @@ const (
 	Dropped  Fate = "dropped"
 	Partly   Fate = "partly"   // answered by some endpoints, dropped on the way to the others
 	Differs  Fate = "differs"  // answered or dropped: a proxy other than Sluice is known to do less here
-	Unjudged Fate = "unjudged" // not derivable from the plan
+	Unknown  Fate = "unjudged" // cannot be derived from the plan
 
 	// These are for health checks: HTTP status 200, and 503.
 	Healthy   Fate = "healthy"

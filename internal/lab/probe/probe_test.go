@@ -209,7 +209,7 @@ endpoints: [{addresses: [192.0.2.1]}]
 `)
 	tries, _ := Tries(c, sources(c))
 	for _, try := range tries {
-		if try.Fate != Unjudged {
+		if try.Fate != Unknown {
 			t.Errorf("%s: %v", try.Source.Name, try.Expect)
 		}
 	}
@@ -250,11 +250,11 @@ func TestJudge(t *testing.T) {
 		{"partly silent", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, echo.Answer{}, silent, ""},
 		{"partly refused", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, echo.Answer{}, refused, "refused"},
 		{"answered by one that policies deny", Expect{Fate: Partly, By: map[string]bool{"default/web-2": true}}, from("web-1", own), nil, "policies"},
-		{"unjudged", Expect{Fate: Unjudged}, echo.Answer{}, silent, ""},
+		{"unknown", Expect{Fate: Unknown}, echo.Answer{}, silent, ""},
 		{"anything else", Expect{Fate: Answered}, echo.Answer{}, fmt.Errorf("odd"), "odd"},
 	} {
 		r := Result{Try: Try{Source: src, Expect: tc.expect}, By: map[string]int{}}
-		got := r.judge(tc.answer, tc.err)
+		got := r.check(tc.answer, tc.err)
 		if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
 		}
@@ -272,7 +272,7 @@ func TestJudgeHealth(t *testing.T) {
 		{Healthy, 0, echo.ErrRefused, false}, {Unhealthy, 0, echo.ErrSilent, false},
 	} {
 		r := Result{Try: Try{Expect: Expect{Fate: tc.want}}}
-		if got := r.judgeHealth(tc.code, tc.err); (got == "") != tc.fine {
+		if got := r.checkHealth(tc.code, tc.err); (got == "") != tc.fine {
 			t.Errorf("%+v: %q", tc, got)
 		}
 	}
@@ -285,7 +285,7 @@ func TestSessionAffinityIsJudged(t *testing.T) {
 		By:  map[string]int{},
 	}
 	for _, step := range []struct{ pod, want string }{{"a", ""}, {"a", ""}, {"b", "session affinity"}} {
-		got := r.judge(echo.Answer{Pod: step.pod, Namespace: "default", Client: client}, nil)
+		got := r.check(echo.Answer{Pod: step.pod, Namespace: "default", Client: client}, nil)
 		if (got == "") != (step.want == "") || !strings.Contains(got, step.want) {
 			t.Errorf("answered by %s: %q, want %q", step.pod, got, step.want)
 		}

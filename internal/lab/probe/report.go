@@ -26,7 +26,7 @@ type Row struct {
 	Masqueraded int            `json:"clientMasqueraded"`
 	Failed      int            `json:"failed"`
 	Failures    []string       `json:"failures,omitempty"`
-	Excused     int            `json:"excused,omitempty"` // not judged, as the cluster changed meanwhile
+	Excused     int            `json:"excused,omitempty"` // not checked, as the cluster changed meanwhile
 	Excuses     []string       `json:"excuses,omitempty"`
 }
 
@@ -198,11 +198,11 @@ func (r *Row) result() string {
 		}
 		return text
 	case r.Excused > 0:
-		return fmt.Sprintf("%d not judged: the cluster changed meanwhile: %s", r.Excused, r.Excuses[0])
+		return fmt.Sprintf("%d not checked: the cluster changed meanwhile: %s", r.Excused, r.Excuses[0])
 	case r.Expected == Differs:
 		return "differs: " + r.Why
-	case r.Expected == Unjudged:
-		return "not judged: " + r.Why
+	case r.Expected == Unknown:
+		return "not checked: " + r.Why
 	case r.Expected != Answered:
 		return fmt.Sprintf("ok: %s, %s", r.Expected, r.Why)
 	}

@@ -68,7 +68,7 @@ func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 }
 
 // quiet reports whether a try's requests may be dropped.
-func (t Try) quiet() bool { return t.Fate == Dropped || t.partly() || t.Fate == Unjudged }
+func (t Try) quiet() bool { return t.Fate == Dropped || t.partly() || t.Fate == Unknown }
 
 // partly reports whether a try's requests may be answered or dropped.
 func (t Try) partly() bool { return t.Fate == Partly || t.Fate == Differs }
@@ -132,8 +132,8 @@ func fromSource(ctx context.Context, name string, queue []int, do func(i int, go
 	return errors.Join(errs...)
 }
 
-// send sends the try's requests from the calling thread's network, and judges each. It waits for
-// expected drops as long as silence says. It stops after two failures.
+// send sends the try's requests from the calling thread's network, and checks each outcome. It
+// waits for expected drops as long as silence says. It stops after two failures.
 func (t Try) send(n int, silence time.Duration) Result {
 	r := Result{Try: t, By: map[string]int{}}
 	timeout := answerTime
@@ -142,7 +142,7 @@ func (t Try) send(n int, silence time.Duration) Result {
 		timeout = refusalTime
 	case Partly, Differs:
 		timeout = silence
-	case Dropped, Unjudged:
+	case Dropped, Unknown:
 		n, timeout = 1, silence
 	case Healthy, Unhealthy:
 		n = 1
@@ -163,15 +163,15 @@ func (t Try) send(n int, silence time.Duration) Result {
 	return r
 }
 
-// request sends one request and returns what is wrong with its fate.
+// request sends one request and returns what is wrong with its outcome.
 func (r *Result) request(timeout time.Duration) string {
 	if r.Frontend.Kind == HealthCheck {
-		return r.judgeHealth(echo.Status(r.To, timeout))
+		return r.checkHealth(echo.Status(r.To, timeout))
 	}
-	return r.judge(echo.Ask(r.Protocol, r.To, timeout))
+	return r.check(echo.Ask(r.Protocol, r.To, timeout))
 }
 
-func (r *Result) judgeHealth(code int, err error) string {
+func (r *Result) checkHealth(code int, err error) string {
 	want := map[Fate]int{Healthy: http.StatusOK, Unhealthy: http.StatusServiceUnavailable}[r.Fate]
 	switch {
 	case err != nil:
@@ -182,8 +182,8 @@ func (r *Result) judgeHealth(code int, err error) string {
 	return ""
 }
 
-// judge records one request's fate and returns what is wrong with it.
-func (r *Result) judge(a echo.Answer, err error) string {
+// check records one request's outcome and returns what is wrong with it.
+func (r *Result) check(a echo.Answer, err error) string {
 	if err == nil {
 		return r.answered(a)
 	}
@@ -195,7 +195,7 @@ func (r *Result) judge(a echo.Answer, err error) string {
 		fate = Dropped
 	}
 	switch {
-	case r.Fate == Unjudged || fate == r.Fate || r.partly() && fate == Dropped:
+	case r.Fate == Unknown || fate == r.Fate || r.partly() && fate == Dropped:
 		return ""
 	case r.Fate == Refused && fate == Dropped:
 		return fmt.Sprintf("no answer within %v, should be refused at once (%s)", refusalTime, r.Why)
@@ -221,7 +221,7 @@ func (r *Result) answered(a echo.Answer) string {
 		r.Masqueraded++
 	}
 	switch {
-	case r.Fate == Unjudged:
+	case r.Fate == Unknown:
 		return ""
 	case r.Fate != Answered && !r.partly():
 		return fmt.Sprintf("answered by %s, should be %s (%s)", pod, r.Fate, r.Why)

@@ -14,12 +14,12 @@ const (
 	readiness = "Readiness"
 )
 
-// verdict is the result of a probe according to its thresholds.
-type verdict struct {
-	c     *container
-	lives int32 // of the container, as its number of restarts
-	probe string
-	ok    bool
+// probeResult is the result of a probe once a threshold is reached.
+type probeResult struct {
+	c        *container
+	restarts int32 // of the container when the probe was started
+	probe    string
+	ok       bool
 }
 
 // startProbes starts the due probes of a container: the startup probe until it succeeds, then the
@@ -29,11 +29,11 @@ func (r *runner) startProbes(ctx context.Context, c *container) {
 	ctx, cancel := context.WithCancel(ctx)
 	r.probes[c] = cancel
 	if !c.started {
-		r.watch(ctx, c, startup, c.spec.StartupProbe)
+		r.runProbe(ctx, c, startup, c.spec.StartupProbe)
 		return
 	}
-	r.watch(ctx, c, liveness, c.spec.LivenessProbe)
-	r.watch(ctx, c, readiness, c.spec.ReadinessProbe)
+	r.runProbe(ctx, c, liveness, c.spec.LivenessProbe)
+	r.runProbe(ctx, c, readiness, c.spec.ReadinessProbe)
 }
 
 func (r *runner) stopProbes(c *container) {
@@ -43,8 +43,9 @@ func (r *runner) stopProbes(c *container) {
 	}
 }
 
-// watch runs a probe periodically, and sends each verdict to the runner, until ctx ends.
-func (r *runner) watch(ctx context.Context, c *container, name string, probe *corev1.Probe) {
+// runProbe runs a probe periodically, and sends each result that reaches its threshold to the
+// runner, until ctx ends.
+func (r *runner) runProbe(ctx context.Context, c *container, name string, probe *corev1.Probe) {
 	if probe == nil {
 		return
 	}
@@ -53,30 +54,30 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 		r.k.event(pod, corev1.EventTypeWarning, "NotRun",
 			"%s probe of container %s: a lab has no images to run %q in, it counts as success", name, spec.Name, probe.Exec.Command)
 	}
-	asker := &prober{node: r.k.node, inside: r.k.inside, addr: r.life.addrs[0], ctr: &spec}
-	v := verdict{c: c, lives: c.restarts, probe: name}
-	delay, period, _ := rhythm(probe)
-	first := time.Until(c.begun.Add(delay))
+	p := &prober{node: r.k.node, inside: r.k.inside, addr: r.life.addrs[0], ctr: &spec}
+	result := probeResult{c: c, restarts: c.restarts, probe: name}
+	delay, period, _ := schedule(probe)
+	first := time.Until(c.startTime.Add(delay))
 	r.k.wg.Go(func() {
 		if pause(ctx, first) != nil {
 			return
 		}
 		ticks := time.NewTicker(period)
 		defer ticks.Stop()
-		for t := newTally(probe); ; {
-			err := asker.ask(ctx, probe)
+		for t := newResultCount(probe); ; {
+			err := p.probe(ctx, probe)
 			if ctx.Err() != nil {
 				return
 			}
-			v.ok = err == nil
-			if t.add(v.ok) {
+			result.ok = err == nil
+			if t.add(result.ok) {
 				select {
-				case r.verdicts <- v:
+				case r.results <- result:
 				case <-ctx.Done():
 					return
 				}
 			}
-			if !v.ok && t.run == 1 {
+			if !result.ok && t.run == 1 {
 				r.k.event(pod, corev1.EventTypeWarning, "Unhealthy", "%s probe of container %s failed: %v", name, spec.Name, err)
 			}
 			select {
@@ -88,19 +89,19 @@ func (r *runner) watch(ctx context.Context, c *container, name string, probe *co
 	})
 }
 
-// judge acts on a verdict.
-func (r *runner) judge(ctx context.Context, v verdict) {
-	c := v.c
-	if v.lives != c.restarts || c.exit != nil {
-		return // of an earlier life
+// applyResult acts on a probe's result.
+func (r *runner) applyResult(ctx context.Context, result probeResult) {
+	c := result.c
+	if result.restarts != c.restarts || c.exit != nil {
+		return // from before a restart
 	}
 	switch {
-	case v.probe == readiness:
-		c.ready = v.ok
+	case result.probe == readiness:
+		c.ready = result.ok
 	case r.stage != running: // a stopping container is not restarted
-	case !v.ok:
-		r.fail(c, v.probe)
-	case v.probe == startup && !c.started:
+	case !result.ok:
+		r.fail(c, result.probe)
+	case result.probe == startup && !c.started:
 		c.started = true
 		r.startProbes(ctx, c)
 	}
