@@ -1,10 +1,10 @@
-// Package bench measures what Sluice promises, beside the programs it is compared with, on one
-// machine in one run.
+// Package bench measures what Sluice promises, and the programs it is compared with, on one machine
+// in one run.
 //
 // An experiment measures several cases: data planes, cluster sizes, a load. Each case has a testbed
 // of network namespaces of its own, and the cases are measured in turns (A B C A B C …), so that
-// whatever else the machine does affects all of them alike. What counts are ratios within a round,
-// their median and their spread. One CPU does the packet work, the others do the rest.
+// whatever else the machine does affects all of them alike. The results are ratios within a round,
+// with their median and spread. One CPU does the packet work, the others do the rest.
 //
 // Experiments are in experiment/, a file each; experiments.go lists them.
 package bench
@@ -125,7 +125,7 @@ func runOne(ctx context.Context, o Options, e harness.Experiment, number int, sh
 	if err := e.Run(ctx, r); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil && !r.Cut {
+	if err := ctx.Err(); err != nil && !r.Stopped {
 		return fmt.Errorf("stopped before the end, nothing kept: %w", err)
 	}
 	r.Seconds = time.Since(began).Round(time.Millisecond).Seconds()

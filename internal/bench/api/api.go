@@ -53,7 +53,7 @@ func Start(ctx context.Context, name, bin, dir string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{ns: ns}
-	if err := testbed.Own(ns, address); err != nil {
+	if err := testbed.AddAddress(ns, address); err != nil {
 		return nil, errors.Join(err, ns.Delete())
 	}
 	s.Plane, err = control.Start(ctx, control.Config{
@@ -78,7 +78,7 @@ func (s *Server) Close() error { return errors.Join(s.Stop(), s.ns.Delete()) }
 // Join makes the server reachable from a testbed's node.
 func (s *Server) Join(l *testbed.Testbed) error {
 	s.nodes++
-	return l.Reach(s.ns, s.nodes, address)
+	return l.ConnectTo(s.ns, s.nodes, address)
 }
 
 // newClient returns an administrator's client with connections of its own.

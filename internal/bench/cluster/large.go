@@ -21,11 +21,11 @@ type Large struct {
 // largePorts is how many ports the services of Large have.
 const largePorts = 3
 
-// Ground are the objects that Large ones need: a node with a pod, a service for each Large, and one
-// more service.
-func Ground() []store.Event {
+// LargePrerequisites are the objects that Large ones need: a node with a pod, a service for each
+// Large, and one more service.
+func LargePrerequisites() []store.Event {
 	pod := newPod(0, 1, map[string]string{"app": "large"})
-	events := append(ground(), store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
+	events := append(podPrerequisites(), store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	for i := range 2 {
 		events = append(events, largeService(i, nil))
 		slice := Cluster{Services: 2, Endpoints: 1}.Slice(i, 1)
@@ -34,8 +34,9 @@ func Ground() []store.Event {
 	return events
 }
 
-// Beside is a change of that other service: it loses its one endpoint or gets it back.
-func Beside(there bool) []store.Event {
+// ChangeOtherService is a change of that one more service: it loses its one endpoint or gets it
+// back.
+func ChangeOtherService(there bool) []store.Event {
 	slice := Cluster{Services: 2, Endpoints: 1}.Slice(1, 1)
 	slice.Endpoints[0].Ready = there
 	return []store.Event{{Kind: model.EndpointSliceKind, Name: slice.Name, Object: slice}}

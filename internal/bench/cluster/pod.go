@@ -49,8 +49,8 @@ func podFile(p *model.Pod) File {
 	})
 }
 
-// ground are the objects that pods need: their node and their namespace.
-func ground() []store.Event {
+// podPrerequisites are the objects that pods need: their node and their namespace.
+func podPrerequisites() []store.Event {
 	return []store.Event{
 		{Kind: model.NodeKind, Name: model.Name{Name: Node}, Object: &model.Node{
 			Name: Node, IPs: []netip.Addr{NodeAddr}, PodCIDRs: []netip.Prefix{PodCIDR},
@@ -61,8 +61,8 @@ func ground() []store.Event {
 	}
 }
 
-// groundFiles are the manifests of ground.
-func groundFiles() []File {
+// podPrerequisiteFiles are the manifests of podPrerequisites.
+func podPrerequisiteFiles() []File {
 	return []File{
 		file("node.json", object{
 			"apiVersion": "v1", "kind": "Node", "metadata": object{"name": Node},

@@ -43,7 +43,7 @@ const rulesPerPolicy = 100
 
 // Events are all objects.
 func (t Teams) Events() []store.Event {
-	events := ground()
+	events := podPrerequisites()
 	for i := range t.Pods {
 		events = append(events, t.Event(t.Pod(i, 0, 0)))
 	}

@@ -92,7 +92,7 @@ func policyEvent(o *networkingv1.NetworkPolicy) store.Event {
 
 // Events are all objects.
 func (t Tenants) Events() []store.Event {
-	events := ground()
+	events := podPrerequisites()
 	for i := range t.Pods {
 		p := t.Pod(i)
 		events = append(events, store.Event{Kind: model.PodKind, Name: p.Name, Object: p})
@@ -114,7 +114,7 @@ func (t Tenants) Events() []store.Event {
 // Files yields every object but services as a manifest of its own.
 func (t Tenants) Files() iter.Seq[File] {
 	return func(yield func(File) bool) {
-		for _, f := range groundFiles() {
+		for _, f := range podPrerequisiteFiles() {
 			if !yield(f) {
 				return
 			}

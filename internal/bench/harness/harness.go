@@ -55,7 +55,7 @@ type Run struct {
 	Prefix   string // the names of its namespaces begin with it
 	Testbeds int    // how many it has made
 	Shared   Shared
-	Cut      bool // it was stopped before its end; keep what it has measured
+	Stopped  bool // it was stopped before its end; keep its results so far
 }
 
 // Logf prints a line about progress.

@@ -1,10 +1,10 @@
-// Package hostile draws objects that an API server accepts and nobody would write: every field at
-// its extremes, alone and together with others, in lists as long as an object may be. An object
-// depends only on a seed and a number.
+// Package hostile generates random objects that an API server accepts and nobody would write: every
+// field at its extremes, alone and together with others, in lists as long as an object may be. An
+// object depends only on a seed and a number.
 //
 // The objects are tenants'. Tenants have namespaces, pods and addresses of their own, so their
-// objects must not affect others: whatever others notice when these objects are added, changed or
-// removed is a fault.
+// objects must not affect others: it is a fault if others notice anything when these objects are
+// added, changed or removed.
 package hostile
 
 import (
@@ -21,8 +21,8 @@ import (
 // MaxBytes is the largest object that etcd accepts.
 const MaxBytes = 1_500_000
 
-// least is the least room for lists, in bytes.
-const least = 300
+// minRoom is the least room for lists, in bytes.
+const minRoom = 300
 
 // Objects are drawn from a seed, each with a number.
 type Objects struct {
@@ -49,10 +49,10 @@ var kinds = []func(*dice) []object{
 func (o Objects) Draw(number, version int) []cluster.File {
 	most := min(o.Most, MaxBytes)
 	size := rand.New(rand.NewPCG(o.Seed+uint64(version)<<32, uint64(number))).Float64()
-	for room := int(least * math.Pow(float64(most)/least, size)); ; room /= 2 {
+	for room := int(minRoom * math.Pow(float64(most)/minRoom, size)); ; room /= 2 {
 		d := &dice{
 			Rand: rand.New(rand.NewPCG(o.Seed+uint64(version)<<32+1, uint64(number))), number: number, room: room,
-			self: rand.New(rand.NewPCG(o.Seed, uint64(number))), edge: Edge(o.Addresses),
+			self: rand.New(rand.NewPCG(o.Seed, uint64(number))), maxSelectors: MaxSelectors(o.Addresses),
 		}
 		var files []cluster.File
 		fit := true
@@ -60,7 +60,7 @@ func (o Objects) Draw(number, version int) []cluster.File {
 			f := file(fmt.Sprintf("hostile-%07d-%d.json", number, i), obj)
 			files, fit = append(files, f), fit && len(f.JSON) <= most
 		}
-		if fit || room < least {
+		if fit || room < minRoom {
 			return files
 		}
 	}
@@ -78,9 +78,9 @@ func file(name string, o object) cluster.File {
 // Pods is how many pods of tenants are on the node.
 const Pods = 4
 
-// Ground are the objects that hostile objects refer to: namespaces of tenants and of others, tiers,
-// and pods. Those on the node have the given addresses.
-func Ground(addrs [Pods]netip.Addr) []cluster.File {
+// Prerequisites are the objects that hostile objects refer to: namespaces of tenants and of others,
+// tiers, and pods. Those on the node have the given addresses.
+func Prerequisites(addrs [Pods]netip.Addr) []cluster.File {
 	var all []object
 	for i := range tenants {
 		all = append(all, object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{
@@ -123,10 +123,10 @@ type object = map[string]any
 // dice draws one object.
 type dice struct {
 	*rand.Rand
-	number int
-	room   int        // bytes left for lists, roughly
-	self   *rand.Rand // for what all versions have in common
-	edge   int        // see Edge
+	number       int
+	room         int        // bytes left for lists, roughly
+	self         *rand.Rand // for everything that all versions have in common
+	maxSelectors int        // see MaxSelectors
 }
 
 // one draws from a list.
@@ -136,8 +136,8 @@ func one[T any](d *dice, of ...T) T { return of[d.IntN(len(of))] }
 func (d *dice) often() bool  { return d.IntN(4) > 0 }
 func (d *dice) rarely() bool { return d.IntN(8) == 0 }
 
-// many draws the length of a list whose items have so many bytes: mostly least or most, sometimes a
-// number between.
+// many draws the length of a list whose items take so many bytes each: mostly least or most,
+// sometimes a number between.
 func (d *dice) many(least, most, each int) int {
 	fit := max(least, min(most, (d.room>>d.IntN(3))/each))
 	n := one(d, least, least+1, least+2, fit, fit, least+d.IntN(fit-least+1))
@@ -197,7 +197,7 @@ func (d *dice) value(i int) string {
 	return word(i)
 }
 
-// labels are many labels, some of which others select by; those in with are always there.
+// labels are many labels, some of which others select; those in with are always there.
 func (d *dice) labels(with object) object {
 	all := object{}
 	for i := range d.many(0, 20_000, 120) {

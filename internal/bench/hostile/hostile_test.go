@@ -41,7 +41,7 @@ func TestLegal(t *testing.T) {
 	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 50}} {
 		dir := t.TempDir()
 		o, largest := Objects{Seed: 1, Most: tc.most, Addresses: 10_000}, 0
-		files := Ground(addresses())
+		files := Prerequisites(addresses())
 		for n := range tc.count {
 			files = append(files, o.Draw(n, n%3)...)
 		}
@@ -51,7 +51,7 @@ func TestLegal(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		crowd := Crowd(1).Change(0)
+		crowd := RemotePods(1).Change(0)
 		if err := os.WriteFile(filepath.Join(dir, crowd.Name), crowd.JSON, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -156,10 +156,10 @@ func (r *reader) update() {
 // TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select as
 // much as a policy may, about; what is said of how many selectors they have is true.
 func TestDrawnPoliciesSelect(t *testing.T) {
-	const crowd = Crowd(1_000)
+	const crowd = RemotePods(1_000)
 	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
 	r := newReader(t)
-	r.write(Ground(addresses())...)
+	r.write(Prerequisites(addresses())...)
 	for i := range crowd.Files() {
 		r.write(crowd.File(i, 0))
 	}
@@ -212,10 +212,9 @@ func addresses() (addrs [Pods]netip.Addr) {
 	return addrs
 }
 
-// TestCrowd: the crowd is about as large as it is to be, and some dozens of its pods differ between
-// versions of a file.
-func TestCrowd(t *testing.T) {
-	for _, c := range []Crowd{1, 500, 10_000} {
+// TestRemotePods: the number of pods is about as given, and some dozens of them differ between two versions.
+func TestRemotePods(t *testing.T) {
+	for _, c := range []RemotePods{1, 500, 10_000} {
 		pods, most := 0, 0
 		for i := range c.Files() {
 			pods += len(c.pods(i, 0))
@@ -227,10 +226,10 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 	var was, now []string
-	for _, p := range Crowd(100).pods(0, 0) {
+	for _, p := range RemotePods(100).pods(0, 0) {
 		was = append(was, fmt.Sprint(p))
 	}
-	for _, p := range Crowd(100).pods(0, 1) {
+	for _, p := range RemotePods(100).pods(0, 1) {
 		now = append(now, fmt.Sprint(p))
 	}
 	if stay := len(was) - len(slices.DeleteFunc(was, func(p string) bool { return slices.Contains(now, p) })); stay < 20 || stay > 80 {

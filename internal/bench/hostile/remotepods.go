@@ -8,34 +8,35 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// Crowd is, about, how many pods other nodes have: tenants', bystanders' and others'. The cost of
-// policies that select most of a cluster depends on it. They are in files of some hundred each.
-type Crowd int
+// RemotePods is the approximate number of pods on other nodes: tenants', bystanders' and others'.
+// The cost of policies that select most of a cluster depends on it. Each file has some hundred
+// pods.
+type RemotePods int
 
 const (
-	inFile   = 100 // pods, about
-	seats    = inFile * 5 / 4
-	families = 8 // one of so many also has an address of the other family
-	others   = 20
+	inFile         = 100 // pods, about
+	candidates     = inFile * 5 / 4
+	perOtherFamily = 8 // one pod in so many also has an address of the other family
+	others         = 20
 )
 
-// bystanders is the namespace of the pods that should notice nothing.
+// bystanders is the namespace of the pods that should not be affected.
 var bystanders = cluster.ServiceName(0).Namespace
 
-// other is a namespace of neither.
+// other is a namespace of neither tenants nor bystanders.
 func other(i int) string { return fmt.Sprint("other-", i) }
 
 // Files returns the number of files.
-func (c Crowd) Files() int { return (int(c) + inFile - 1) / inFile }
+func (c RemotePods) Files() int { return (int(c) + inFile - 1) / inFile }
 
 // File is a version of a file. Some dozens of pods differ between any two versions: they are
 // missing, new, or have other labels.
-func (c Crowd) File(number, version int) cluster.File {
+func (c RemotePods) File(number, version int) cluster.File {
 	return file(fmt.Sprintf("crowd-%04d.json", number), object{"apiVersion": "v1", "kind": "List", "items": c.pods(number, version)})
 }
 
 // Pods are the pods of a version of a file, each as a file of its own.
-func (c Crowd) Pods(number, version int) (all []cluster.File) {
+func (c RemotePods) Pods(number, version int) (all []cluster.File) {
 	for _, p := range c.pods(number, version) {
 		all = append(all, file(fmt.Sprint(p["metadata"].(object)["name"], ".json"), p))
 	}
@@ -43,10 +44,10 @@ func (c Crowd) Pods(number, version int) (all []cluster.File) {
 }
 
 // Change is the file that changes with a step, in its new version.
-func (c Crowd) Change(step int) cluster.File { return c.File(step%c.Files(), 1+step) }
+func (c RemotePods) Change(step int) cluster.File { return c.File(step%c.Files(), 1+step) }
 
 // Addresses returns how many addresses the pods have in the first version.
-func (c Crowd) Addresses() (n int) {
+func (c RemotePods) Addresses() (n int) {
 	for i := range c.Files() {
 		for _, p := range c.pods(i, 0) {
 			n += len(p["status"].(object)["podIPs"].([]object))
@@ -55,21 +56,21 @@ func (c Crowd) Addresses() (n int) {
 	return n
 }
 
-func (c Crowd) pods(number, version int) (all []object) {
+func (c RemotePods) pods(number, version int) (all []object) {
 	draw := rand.New(rand.NewPCG(uint64(number), uint64(version)))
-	for seat := range seats {
+	for seat := range candidates {
 		there, changed := draw.IntN(5) > 0, draw.IntN(4) == 0
 		if !there {
 			continue
 		}
-		i := number*seats + seat
-		namespace, labels := crowdLabels(i)
+		i := number*candidates + seat
+		namespace, labels := remotePodLabels(i)
 		if changed {
 			labels["version"] = fmt.Sprint("v", version)
 		}
 		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		p := podObject(namespace, fmt.Sprint("crowd-", i), "elsewhere", labels, addr.String())
-		if i%families == 0 {
+		if i%perOtherFamily == 0 {
 			six := netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x69, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
 			p["status"].(object)["podIPs"] = []object{{"ip": addr.String()}, {"ip": six.String()}}
 		}
@@ -78,9 +79,9 @@ func (c Crowd) pods(number, version int) (all []object) {
 	return all
 }
 
-// crowdLabels are the labels of a pod of a deployment, of a stateful set or of a job, or none. A
-// third of the pods are tenants'.
-func crowdLabels(i int) (namespace string, labels object) {
+// remotePodLabels are the labels of a pod of a deployment, of a stateful set or of a job, or none.
+// A third of the pods are tenants'.
+func remotePodLabels(i int) (namespace string, labels object) {
 	switch i % 9 {
 	case 0, 1, 2:
 		namespace = tenant(i % tenants)

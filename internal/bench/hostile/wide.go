@@ -11,26 +11,27 @@ import (
 // docs/limits.md.
 const MostSelected = 1 << 20
 
-// Edge is how many selectors a policy may have in one direction if each selects so many addresses.
-func Edge(addresses int) int { return MostSelected / max(1, addresses) }
+// MaxSelectors is how many selectors a policy may have in one direction if each selects so many
+// addresses.
+func MaxSelectors(addresses int) int { return MostSelected / max(1, addresses) }
 
 // The following policies have many different selectors, each of which selects most of all pods, so
-// that their size is the product. A list of peers counts as one selector, so each has a rule of its
-// own.
+// that their size is the product of both. A list of peers counts as one selector, so each selector
+// has a rule of its own.
 
 // wideCount is a number of selectors: few, or now and then about as many as a policy may have.
 // Adding and removing those takes seconds.
 func (d *dice) wideCount(each int) int {
 	n := one(d, 1, 1, 2, 4)
 	if d.IntN(8) == 0 {
-		n = one(d, d.edge/2, d.edge-1, d.edge, d.edge, d.edge+1, 2*d.edge, 8*d.edge)
+		n = one(d, d.maxSelectors/2, d.maxSelectors-1, d.maxSelectors, d.maxSelectors, d.maxSelectors+1, 2*d.maxSelectors, 8*d.maxSelectors)
 	}
 	n = max(1, min(n, d.room/each))
 	d.room -= n * each
 	return n
 }
 
-// nobody is a name that no label has as key or value, the policy's own or the same in many
+// nobody is a name that no label has as key or value, either the policy's own or the same in many
 // policies.
 func (d *dice) nobody(own bool, i int) string {
 	if own {

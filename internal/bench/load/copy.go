@@ -35,7 +35,7 @@ func Copy(ctx context.Context, c CopyConfig) (float64, error) {
 		return 0, fmt.Errorf("listen in %s: %w", c.Backend.Name, err)
 	}
 	defer unix.Close(listener)
-	defer quiet()()
+	defer quietRuntime()()
 	var rate float64
 	err = c.Client.Do(func() error {
 		if err := cpuaffinity.BindThread(c.CPU); err != nil {

@@ -84,7 +84,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 		return nil, fmt.Errorf("listen in %s: %w", c.Backend.Name, err)
 	}
 	defer unix.Close(listener)
-	defer quiet()()
+	defer quietRuntime()()
 	var res *Result
 	err = c.Client.Do(func() error {
 		if err := cpuaffinity.BindThread(c.CPU); err != nil {
@@ -104,10 +104,10 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return res, nil
 }
 
-// quiet keeps the Go runtime from disturbing the measurement until the returned function is called:
-// no garbage is collected, and the scheduler has a processor free whenever the loop's thread
-// returns from the kernel.
-func quiet() (restore func()) {
+// quietRuntime keeps the Go runtime from disturbing the measurement until the returned function is
+// called: no garbage is collected, and the scheduler has a processor free whenever the loop's
+// thread returns from the kernel.
+func quietRuntime() (restore func()) {
 	runtime.GC()
 	percent := debug.SetGCPercent(-1)
 	procs := runtime.GOMAXPROCS(runtime.NumCPU() + 2)

@@ -108,11 +108,11 @@ func iptablesService(s *script, c cluster.Cluster, i int) {
 	s.add("-A KUBE-SVC-%d ! -s %s -d %s/32 -p tcp -m tcp --dport %d -j KUBE-MARK-MASQ", i, pods, vip, cluster.ServicePort)
 	for j := range c.Endpoints {
 		ep := c.Endpoint(i, j)
-		lot := ""
+		choice := ""
 		if left := c.Endpoints - j; left > 1 {
-			lot = fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(left))
+			choice = fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(left))
 		}
-		s.add(`-A KUBE-SVC-%d -m comment --comment "%s -> %s"%s -j KUBE-SEP-%d-%d`, i, cluster.ServiceName(i), ep, lot, i, j)
+		s.add(`-A KUBE-SVC-%d -m comment --comment "%s -> %s"%s -j KUBE-SEP-%d-%d`, i, cluster.ServiceName(i), ep, choice, i, j)
 		s.add("-A KUBE-SEP-%d-%d -s %s/32 -j KUBE-MARK-MASQ", i, j, ep.Addr())
 		s.add("-A KUBE-SEP-%d-%d -p tcp -m tcp -j DNAT --to-destination %s", i, j, ep)
 	}

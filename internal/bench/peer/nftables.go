@@ -75,18 +75,18 @@ func nftablesServices(ctx context.Context, node *netns.NS, c cluster.Cluster, fi
 }
 
 func nftablesService(s *script, c cluster.Cluster, i int) {
-	var lots []string
+	var choices []string
 	for j := range c.Endpoints {
 		ep := c.Endpoint(i, j)
 		s.add("chain endpoint-%d-%d {", i, j)
 		s.add("ip saddr %s jump mark-for-masquerade", ep.Addr())
 		s.add("meta l4proto tcp dnat to %s", ep)
 		s.add("}")
-		lots = append(lots, fmt.Sprintf("%d : goto endpoint-%d-%d", j, i, j))
+		choices = append(choices, fmt.Sprintf("%d : goto endpoint-%d-%d", j, i, j))
 	}
 	s.add("chain service-%d {", i)
 	s.add("ip daddr %s tcp dport %d ip saddr != %s jump mark-for-masquerade", cluster.ServiceAddr(i), cluster.ServicePort, pods)
-	s.add("numgen random mod %d vmap { %s }", c.Endpoints, strings.Join(lots, ", "))
+	s.add("numgen random mod %d vmap { %s }", c.Endpoints, strings.Join(choices, ", "))
 	s.add("}")
 	if i == c.Services-1 {
 		s.add("chain external-%d {", i)

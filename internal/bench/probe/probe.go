@@ -121,7 +121,7 @@ func (p *Prober) connect(service netip.AddrPort) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	defer unix.Close(fd)
-	if err := abrupt(fd); err != nil {
+	if err := resetOnClose(fd); err != nil {
 		return netip.Addr{}, err
 	}
 	until := time.Now().Add(timeout)
@@ -145,7 +145,7 @@ func (p *Prober) accept() (netip.Addr, error) {
 		return netip.Addr{}, nil // it has gone again
 	}
 	defer unix.Close(fd)
-	if err := abrupt(fd); err != nil {
+	if err := resetOnClose(fd); err != nil {
 		return netip.Addr{}, err
 	}
 	at, err := unix.Getsockname(fd)
@@ -170,8 +170,8 @@ func (p *Prober) drain() {
 	}
 }
 
-// abrupt makes a connection end with a reset, which leaves no TIME_WAIT state behind.
-func abrupt(fd int) error {
+// resetOnClose makes a connection end with a reset, which leaves no TIME_WAIT state behind.
+func resetOnClose(fd int) error {
 	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 

@@ -35,7 +35,7 @@ func TestUntil(t *testing.T) {
 		}
 	})
 	late := cluster.Cluster{Services: 1, Endpoints: 2}.Endpoint(0, 0)
-	if err := l.End(late.Addr(), true); err != nil {
+	if err := l.SetUnreachable(late.Addr(), true); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -44,7 +44,7 @@ func TestUntil(t *testing.T) {
 	if _, err := p.Until(ctx, probe.Target{Service: late}); err == nil {
 		t.Error("somebody answers for a backend that has ended")
 	}
-	if err := l.End(late.Addr(), false); err != nil {
+	if err := l.SetUnreachable(late.Addr(), false); err != nil {
 		t.Fatal(err)
 	}
 	if since, err := p.Until(t.Context(), probe.Target{Service: late}); err != nil || since.Before(began) {

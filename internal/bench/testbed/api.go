@@ -12,15 +12,15 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Own adds an address for Reach to a namespace's loopback.
-func Own(ns *netns.NS, addr netip.Addr) error {
+// AddAddress adds an address for ConnectTo to a namespace's loopback.
+func AddAddress(ns *netns.NS, addr netip.Addr) error {
 	return addAddr(ns, "lo", netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// Reach connects the testbed's node with a namespace that has the address far. Several testbeds may
-// do so, each with a number of its own, 1 to 4,095. It also makes services that no data plane
+// ConnectTo connects the testbed's node with a namespace that has the address far. Several testbeds
+// may do so, each with a number of its own, 1 to 4,095. It also makes services that no data plane
 // translates unreachable, with an immediate ICMP error.
-func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
+func (l *Testbed) ConnectTo(ns *netns.NS, number int, far netip.Addr) error {
 	const near = "api0"
 	peer := fmt.Sprintf("node%d", number)
 	if err := netns.Veth(l.Node, near, ns, peer); err != nil {
@@ -45,9 +45,9 @@ func (l *Testbed) Reach(ns *netns.NS, number int, far netip.Addr) error {
 	return errors.Join(addRoute(l.Node, near, netip.PrefixFrom(far, far.BitLen()), at(1)), l.Node.Sysctl("net/ipv4/icmp_ratelimit", "0"))
 }
 
-// End makes an address of the backend's namespace unreachable, as that of a pod that has ended, or
-// reachable again.
-func (l *Testbed) End(backend netip.Addr, gone bool) error {
+// SetUnreachable makes an address of the backend's namespace unreachable, as that of a pod that has
+// ended, or reachable again.
+func (l *Testbed) SetUnreachable(backend netip.Addr, gone bool) error {
 	dst, err := netlink.ParseIPNet(netip.PrefixFrom(backend, backend.BitLen()).String())
 	if err != nil {
 		return err

@@ -50,16 +50,16 @@ func identify(ctx context.Context, r *harness.Run, p agentProgram) error {
 	return nil
 }
 
-// contestant is a running agent of one of the programs.
-type contestant struct {
+// runningAgent is a running agent of one of the programs.
+type runningAgent struct {
 	agentProgram
 	*harness.Agent
 	testbed *testbed.Testbed
 	record  func(variant, metric, unit string, sample float64) // variant may be ""
 }
 
-// setting is the testbed and the objects that both programs get.
-type setting struct {
+// scenario is the testbed and the objects that both programs get.
+type scenario struct {
 	name    string
 	testbed func(prefix string) (*testbed.Testbed, error)
 	files   iter.Seq[cluster.File]
@@ -67,11 +67,11 @@ type setting struct {
 }
 
 // step measures something with the agents of both programs.
-type step func(context.Context, []*contestant) error
+type step func(context.Context, []*runningAgent) error
 
-// each is the step that measures one agent and at once the other one.
-func each(measure func(context.Context, *contestant) error) step {
-	return func(ctx context.Context, both []*contestant) error {
+// oneByOne is the step that measures one agent and right after it the other one.
+func oneByOne(measure func(context.Context, *runningAgent) error) step {
+	return func(ctx context.Context, both []*runningAgent) error {
 		for _, c := range both {
 			if err := errors.Join(ctx.Err(), measure(ctx, c)); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
@@ -82,13 +82,13 @@ func each(measure func(context.Context, *contestant) error) step {
 }
 
 // withBoth starts an agent of each program, one after the other, and runs the steps.
-func withBoth(ctx context.Context, r *harness.Run, round int, s setting, steps ...step) error {
-	var both []*contestant
+func withBoth(ctx context.Context, r *harness.Run, round int, s scenario, steps ...step) error {
+	var both []*runningAgent
 	pairs := samples{}
 	var next func(rest []agentProgram) error
 	next = func(rest []agentProgram) error {
 		if len(rest) > 0 {
-			return withContestant(ctx, r, rest[0], s, pairs, func(c *contestant) error {
+			return withRunningAgent(ctx, r, rest[0], s, pairs, func(c *runningAgent) error {
 				both = append(both, c)
 				return next(rest[1:])
 			})
@@ -103,9 +103,9 @@ func withBoth(ctx context.Context, r *harness.Run, round int, s setting, steps .
 	return next(inOrder(r, round))
 }
 
-// withContestant runs f with an agent that has programmed the setting, and records how long that
+// withRunningAgent runs f with an agent that has programmed the scenario, and records how long that
 // took.
-func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setting, pairs samples, f func(*contestant) error) (err error) {
+func withRunningAgent(ctx context.Context, r *harness.Run, p agentProgram, s scenario, pairs samples, f func(*runningAgent) error) (err error) {
 	l, err := s.testbed(r.NextPrefix())
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setti
 			return err
 		}
 		harness.Settle()
-		c := &contestant{agentProgram: p, testbed: l, record: recorder(r, p.name, s.size, pairs)}
+		c := &runningAgent{agentProgram: p, testbed: l, record: recorder(r, p.name, s.size, pairs)}
 		defer func() {
 			if c.Agent != nil {
 				c.Kill()
@@ -132,7 +132,7 @@ func withContestant(ctx context.Context, r *harness.Run, p agentProgram, s setti
 // samples are the samples of one round. The second one of a pair adds a ratio to the result.
 type samples map[string]float64
 
-// recorder returns a function that adds samples of a program in a setting of that size, and the
+// recorder returns a function that adds samples of a program in a scenario of that size, and the
 // ratio as soon as the round has samples of both programs.
 func recorder(r *harness.Run, name string, size report.Measurement, round samples) func(variant, metric, unit string, sample float64) {
 	return func(variant, metric, unit string, sample float64) {
@@ -157,7 +157,7 @@ func recorder(r *harness.Run, name string, size report.Measurement, round sample
 
 // startOn starts an agent of a program, waits until it is ready and records the time as metric
 // unless that is "".
-func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metric string) error {
+func (c *runningAgent) startOn(ctx context.Context, at *harness.Site, binary, metric string) error {
 	at.Binary = binary
 	p, err := at.Start()
 	if err != nil {
@@ -171,25 +171,25 @@ func (c *contestant) startOn(ctx context.Context, at *harness.Site, binary, metr
 	return err
 }
 
-// reserved is each with PacketCPU reserved for packets.
-func reserved(measure func(context.Context, *contestant) error) step {
-	return func(ctx context.Context, both []*contestant) error {
+// reserved is oneByOne with PacketCPU reserved for packets.
+func reserved(measure func(context.Context, *runningAgent) error) step {
+	return func(ctx context.Context, both []*runningAgent) error {
 		if err := cpuaffinity.Reserve(harness.PacketCPU); err != nil {
 			return err
 		}
-		return errors.Join(each(measure)(ctx, both), cpuaffinity.Release())
+		return errors.Join(oneByOne(measure)(ctx, both), cpuaffinity.Release())
 	}
 }
 
 // cost names a cost of packets.
 type cost struct{ variant, metric string }
 
-// packets is the step that measures what packets cost, three times with the agents in turns, and
-// records the least: only other work makes packets slower.
-func packets(measure func(ctx context.Context, c *contestant, sample func(variant, metric string, micros float64)) error) step {
-	return func(ctx context.Context, both []*contestant) error {
-		least := map[*contestant]map[cost]float64{}
-		once := reserved(func(ctx context.Context, c *contestant) error {
+// packets is the step that measures the cost of packets, three times with the agents in turns, and
+// records the least: other work on the machine can only make packets slower.
+func packets(measure func(ctx context.Context, c *runningAgent, sample func(variant, metric string, micros float64)) error) step {
+	return func(ctx context.Context, both []*runningAgent) error {
+		least := map[*runningAgent]map[cost]float64{}
+		once := reserved(func(ctx context.Context, c *runningAgent) error {
 			return measure(ctx, c, func(variant, metric string, micros float64) {
 				k := cost{variant, metric}
 				if least[c] == nil {

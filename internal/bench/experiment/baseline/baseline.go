@@ -89,22 +89,22 @@ func compareServices(ctx context.Context, r *harness.Run, round int, c cluster.C
 		}
 		c.Files()(yield)
 	}
-	return withBoth(ctx, r, round, setting{c.String(), testbed.New, files, clusterSize(c)},
-		each(measureMemory), each(timeCommands),
-		func(ctx context.Context, both []*contestant) error { return timeChanges(ctx, r, both, c) },
-		packets(func(ctx context.Context, x *contestant, sample func(variant, metric string, micros float64)) error {
+	return withBoth(ctx, r, round, scenario{c.String(), testbed.New, files, clusterSize(c)},
+		oneByOne(measureMemory), oneByOne(timeCommands),
+		func(ctx context.Context, both []*runningAgent) error { return timeChanges(ctx, r, both, c) },
+		packets(func(ctx context.Context, x *runningAgent, sample func(variant, metric string, micros float64)) error {
 			return newFlows(ctx, r, x, c, sample)
 		}),
-		reserved(func(ctx context.Context, x *contestant) error {
+		reserved(func(ctx context.Context, x *runningAgent) error {
 			return replace(ctx, r, x, c, x.binary, restarted, harness.Adopted)
 		}),
-		reserved(func(ctx context.Context, x *contestant) error { return upgrade(ctx, r, x, c) }),
+		reserved(func(ctx context.Context, x *runningAgent) error { return upgrade(ctx, r, x, c) }),
 	)
 }
 
 // measureMemory waits two seconds and records the agent's memory and what the kernel allocated for
 // it.
-func measureMemory(ctx context.Context, c *contestant) error {
+func measureMemory(ctx context.Context, c *runningAgent) error {
 	if err := harness.Wait(ctx, 2*time.Second); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func measureMemory(ctx context.Context, c *contestant) error {
 }
 
 // timeCommands records the median time of `sluice status` and `sluice sync`.
-func timeCommands(ctx context.Context, c *contestant) error {
+func timeCommands(ctx context.Context, c *runningAgent) error {
 	const times = 21
 	for _, command := range []struct{ name, metric string }{{"status", statusTime}, {"sync", syncTime}} {
 		var took []time.Duration
@@ -144,7 +144,7 @@ func timeCommands(ctx context.Context, c *contestant) error {
 }
 
 // timeChanges records the time from a changed file to the kernel. The agents get changes in turns.
-func timeChanges(ctx context.Context, r *harness.Run, both []*contestant, c cluster.Cluster) (err error) {
+func timeChanges(ctx context.Context, r *harness.Run, both []*runningAgent, c cluster.Cluster) (err error) {
 	count := 200
 	if !r.Full() {
 		count = 50
@@ -181,7 +181,7 @@ func timeChanges(ctx context.Context, r *harness.Run, both []*contestant, c clus
 	return nil
 }
 
-func newFlows(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster, sample func(variant, metric string, micros float64)) error {
+func newFlows(ctx context.Context, r *harness.Run, x *runningAgent, c cluster.Cluster, sample func(variant, metric string, micros float64)) error {
 	return r.FlowCosts(ctx, harness.FlowCase{
 		Name: x.name, Testbed: x.testbed, Services: c.Services,
 		Target: func(first, count int) inject.Target { return peer.Sluice{}.Target(c, first, count) },
@@ -189,16 +189,16 @@ func newFlows(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clus
 	})
 }
 
-// comparePolicies measures what a connection between two pods costs where policies judge it.
+// comparePolicies measures the cost of a connection between two pods to which policies apply.
 func comparePolicies(ctx context.Context, r *harness.Run, round int, t cluster.Tenants) error {
 	pods := func(prefix string) (*testbed.Testbed, error) { return testbed.NewPods(prefix, t.Local) }
-	return withBoth(ctx, r, round, setting{t.String(), pods, t.Files(), report.Measurement{Policies: t.Policies, Variant: "with policies"}},
-		each(func(ctx context.Context, x *contestant) error { return policy.Holds(ctx, x.testbed, t) }),
-		each(measureMemory),
-		packets(func(ctx context.Context, x *contestant, sample func(variant, metric string, micros float64)) error {
+	return withBoth(ctx, r, round, scenario{t.String(), pods, t.Files(), report.Measurement{Policies: t.Policies, Variant: "with policies"}},
+		oneByOne(func(ctx context.Context, x *runningAgent) error { return policy.CheckInForce(ctx, x.testbed, t) }),
+		oneByOne(measureMemory),
+		packets(func(ctx context.Context, x *runningAgent, sample func(variant, metric string, micros float64)) error {
 			return policy.PodCosts(ctx, r, x.testbed, t, x.name, func(metric string, micros float64) { sample("", metric, micros) })
 		}),
-		each(func(ctx context.Context, x *contestant) error { return upgradePolicies(ctx, r, x, t) }),
+		oneByOne(func(ctx context.Context, x *runningAgent) error { return upgradePolicies(ctx, r, x, t) }),
 	)
 }
 
@@ -229,7 +229,7 @@ func measureLarge(ctx context.Context, r *harness.Run, p agentProgram, c cluster
 	return r.WithSite(ctx, func(at *harness.Site) error {
 		at.From = manifests
 		harness.Settle()
-		x := &contestant{agentProgram: p, record: recorder(r, p.name, clusterSize(c), pairs)}
+		x := &runningAgent{agentProgram: p, record: recorder(r, p.name, clusterSize(c), pairs)}
 		defer func() {
 			if x.Agent != nil {
 				x.Kill()

@@ -21,7 +21,7 @@ const (
 // upgradePolicies replaces the baseline's agent with one of this program, and back, while a pod
 // keeps opening connections that policies deny and others that they allow. It does nothing with
 // this program's agent.
-func upgradePolicies(ctx context.Context, r *harness.Run, x *contestant, t cluster.Tenants) error {
+func upgradePolicies(ctx context.Context, r *harness.Run, x *runningAgent, t cluster.Tenants) error {
 	if x.name != baselineName {
 		return nil
 	}
@@ -49,7 +49,7 @@ func upgradePolicies(ctx context.Context, r *harness.Run, x *contestant, t clust
 type attempts struct{ tried, passed int }
 
 // watchPolicies runs f while one pod connects to two ports of another, of which policies allow one.
-func watchPolicies(ctx context.Context, x *contestant, t cluster.Tenants, f func() error) (map[bool]attempts, error) {
+func watchPolicies(ctx context.Context, x *runningAgent, t cluster.Tenants, f func() error) (map[bool]attempts, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all sync.WaitGroup
@@ -90,7 +90,7 @@ func watchPolicies(ctx context.Context, x *contestant, t cluster.Tenants, f func
 }
 
 // keepConnecting opens one connection after the other until ctx ends.
-func keepConnecting(ctx context.Context, x *contestant, target netip.AddrPort, patience time.Duration) (a attempts, err error) {
+func keepConnecting(ctx context.Context, x *runningAgent, target netip.AddrPort, patience time.Duration) (a attempts, err error) {
 	err = x.testbed.Client.Do(func() error {
 		for ctx.Err() == nil {
 			// Not with ctx: a connection that is being opened when it ends is no failure.

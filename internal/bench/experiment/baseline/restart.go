@@ -17,7 +17,7 @@ import (
 // replace kills the agent under load and starts an agent of that program in its place. It records
 // what clients noticed, as variant, and the time until the new agent is ready, as metric unless
 // that is "".
-func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster, binary, variant, metric string) error {
+func replace(ctx context.Context, r *harness.Run, x *runningAgent, c cluster.Cluster, binary, variant, metric string) error {
 	before, err := stickyEndpoints(ctx, x.testbed, c.Services)
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func replace(ctx context.Context, r *harness.Run, x *contestant, c cluster.Clust
 
 // upgrade replaces the baseline's agent with one of this program, and back. It does nothing with
 // this program's agent.
-func upgrade(ctx context.Context, r *harness.Run, x *contestant, c cluster.Cluster) error {
+func upgrade(ctx context.Context, r *harness.Run, x *runningAgent, c cluster.Cluster) error {
 	if x.name != baselineName {
 		return nil
 	}

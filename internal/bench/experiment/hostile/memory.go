@@ -92,7 +92,7 @@ func runMemory(ctx context.Context, r *harness.Run) (err error) {
 	slices.SortFunc(all, func(x, y memoryUse) int { return int(y.factor) - int(x.factor) })
 	over := 0
 	for _, a := range all {
-		if a.cut || a.resident > a.memoryBound(crowd(r)) {
+		if a.cut || a.resident > a.memoryBound(remotePods(r)) {
 			over++
 		}
 	}
@@ -101,11 +101,11 @@ func runMemory(ctx context.Context, r *harness.Run) (err error) {
 	for _, a := range all[:min(10, len(all))] {
 		r.Note("Seed %d: %s.", r.Seed, a)
 	}
-	r.Note("An agent with %s pods on other nodes and nothing hostile has %d MB.", chart.Number(float64(crowd(r))), alone>>20)
+	r.Note("An agent with %s pods on other nodes and nothing hostile has %d MB.", chart.Number(float64(remotePods(r))), alone>>20)
 	if err := measureCombinations(ctx, r); ctx.Err() == nil {
 		return err
 	}
-	r.Cut = true
+	r.Stopped = true
 	r.Note("Stopped before the end.")
 	return nil
 }

@@ -66,7 +66,7 @@ func runObjects(ctx context.Context, r *harness.Run) (err error) {
 	for done := 0; done < t.count; done += hostileBatch * hostileSeries {
 		err := t.series(ctx, r.From+done, r.From+t.count)
 		if ctx.Err() != nil { // the results so far count
-			r.Cut = true
+			r.Stopped = true
 			t.Note("Stopped after %d of %d objects; go on with --from %d.", t.taken, t.count, r.From+done)
 			break
 		}
@@ -131,7 +131,7 @@ func (t *search) series(ctx context.Context, first, end int) (err error) {
 		}
 		history = append(history, files...)
 		all, err := t.apply(ctx, func() ([]problem, error) {
-			if err := errors.Join(t.node.add(files), t.node.write(crowd(t.Run).Change(from/hostileBatch))); err != nil || batch != hostileSeries/2 {
+			if err := errors.Join(t.node.add(files), t.node.write(remotePods(t.Run).Change(from/hostileBatch))); err != nil || batch != hostileSeries/2 {
 				return nil, err
 			}
 			return t.node.restart(ctx), nil
@@ -232,7 +232,7 @@ func (t *search) reproduces(ctx context.Context, files []cluster.File, one probl
 	if b.add(files) != nil {
 		return false
 	}
-	if same(b.settle(ctx).problems) || b.write(crowd(t.Run).Change(0)) == nil && same(b.settle(ctx).problems) || same(b.restart(ctx)) || same(b.settle(ctx).problems) {
+	if same(b.settle(ctx).problems) || b.write(remotePods(t.Run).Change(0)) == nil && same(b.settle(ctx).problems) || same(b.restart(ctx)) || same(b.settle(ctx).problems) {
 		return true
 	}
 	return b.removeAll() == nil && (same(b.settle(ctx).problems) || same(b.compareWithPlan(ctx)))

@@ -19,11 +19,11 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// crowd returns how many pods other nodes have.
-func crowd(r *harness.Run) hostile.Crowd {
+// remotePods returns how many pods other nodes have.
+func remotePods(r *harness.Run) hostile.RemotePods {
 	switch {
 	case r.Pods > 0:
-		return hostile.Crowd(r.Pods)
+		return hostile.RemotePods(r.Pods)
 	case r.Full():
 		return 10_000
 	}
@@ -31,7 +31,7 @@ func crowd(r *harness.Run) hostile.Crowd {
 }
 
 func hostileObjects(r *harness.Run) hostile.Objects {
-	return hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes, Addresses: crowd(r).Addresses()}
+	return hostile.Objects{Seed: r.Seed, Most: hostile.MaxBytes, Addresses: remotePods(r).Addresses()}
 }
 
 // testNode is a node with an agent and with pods of tenants and of bystanders, whose counters it
@@ -52,7 +52,7 @@ type testNode struct {
 	end     func()
 }
 
-// demand is what the bound on the agent's memory depends on.
+// demand has the quantities on which the bound on the agent's memory depends.
 type demand struct {
 	bytes    int // of objects
 	selected int // addresses that selectors of policies can select
@@ -60,8 +60,8 @@ type demand struct {
 }
 
 // memoryBound returns how much memory the agent may have if other nodes have so many pods.
-func (h demand) memoryBound(crowd hostile.Crowd) int {
-	return mostBase + mostPerPod*int(crowd) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected) + mostPerElement*min(h.elements, mostElements)
+func (h demand) memoryBound(pods hostile.RemotePods) int {
+	return mostBase + mostPerPod*int(pods) + mostPerByte*h.bytes + mostPerAddress*min(h.selected, mostSelected) + mostPerElement*min(h.elements, mostElements)
 }
 
 // demandOf returns the demand of an object if a selector can select so many addresses.
@@ -80,7 +80,7 @@ const others = 200
 func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	const pods = podsOfBystanders + hostile.Pods
 	b := &testNode{Run: r, backend: cluster.PodAddr(1, pods), present: map[string]demand{}, changing: make(chan struct{}, 1), end: func() {}}
-	b.bound, b.each = b.memoryBound(crowd(r)), crowd(r).Addresses()+others
+	b.bound, b.each = b.memoryBound(remotePods(r)), remotePods(r).Addresses()+others
 	b.reasons = map[string]int{}
 	defer func() {
 		if err != nil {
@@ -100,9 +100,9 @@ func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	for i := range addrs {
 		addrs[i] = cluster.PodAddr(podsOfBystanders+i, pods)
 	}
-	files := append(hostile.Ground(addrs), b.bystanderFiles(cluster.PodAddr(0, pods))...)
-	for i := range crowd(r).Files() {
-		files = append(files, crowd(r).File(i, 0))
+	files := append(hostile.Prerequisites(addrs), b.bystanderFiles(cluster.PodAddr(0, pods))...)
+	for i := range remotePods(r).Files() {
+		files = append(files, remotePods(r).File(i, 0))
 	}
 	for _, f := range files {
 		if err := b.write(f); err != nil {
@@ -216,7 +216,7 @@ func (b *testNode) add(files []cluster.File) error {
 		now, was := demandOf(f, b.each), b.present[f.Name]
 		b.bytes, b.selected = b.bytes+now.bytes-was.bytes, b.selected+now.selected-was.selected
 		b.present[f.Name] = now
-		b.bound = max(b.bound, b.memoryBound(crowd(b.Run)))
+		b.bound = max(b.bound, b.memoryBound(remotePods(b.Run)))
 	}
 	return nil
 }
@@ -341,7 +341,7 @@ func (b *testNode) compareWithPlan(ctx context.Context) (all []problem) {
 func (b *testNode) restart(ctx context.Context) []problem {
 	b.expectAgent(0)
 	b.agent.Kill()
-	b.bound = b.memoryBound(crowd(b.Run))
+	b.bound = b.memoryBound(remotePods(b.Run))
 	var err error
 	if b.agent, err = b.Start(); err == nil {
 		_, err = b.agent.Ready(ctx, mostTaking)

@@ -64,7 +64,7 @@ func measureCombination(ctx context.Context, r *harness.Run, h combination) (ali
 		return false, err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	selectors := hostile.Edge(b.each)
+	selectors := hostile.MaxSelectors(b.each)
 	var files []cluster.File
 	for i := range h.policies {
 		files = append(files, hostile.WidePolicy(i%h.namespaces, i, selectors))
@@ -78,8 +78,8 @@ func measureCombination(ctx context.Context, r *harness.Run, h combination) (ali
 	}
 	changes := func() error {
 		var errs []error
-		for i := range min(5, crowd(b.Run).Files()) {
-			errs = append(errs, b.write(crowd(b.Run).Change(i)))
+		for i := range min(5, remotePods(b.Run).Files()) {
+			errs = append(errs, b.write(remotePods(b.Run).Change(i)))
 		}
 		return errors.Join(errs...)
 	}
@@ -130,7 +130,7 @@ func measureCombination(ctx context.Context, r *harness.Run, h combination) (ali
 			}
 		}
 	}
-	r.Goal(fmt.Sprintf("%s, beside %s pods: what goes wrong", what, chart.Number(float64(crowd(r)))), "nothing", bad, bad == "nothing")
+	r.Goal(fmt.Sprintf("%s, beside %s pods: what goes wrong", what, chart.Number(float64(remotePods(r)))), "nothing", bad, bad == "nothing")
 	return b.running() == nil, nil
 }
 

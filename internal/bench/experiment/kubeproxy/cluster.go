@@ -95,7 +95,7 @@ func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *APICluste
 	}
 	r.Machine.Tools["kubernetes"] = kubernetesVersion(bin)
 	began := time.Now()
-	for _, objects := range []iter.Seq[cluster.File]{st.ground(), st.objects()} {
+	for _, objects := range []iter.Seq[cluster.File]{st.prerequisites(), st.objects()} {
 		if err := st.Fill(ctx, objects); err != nil {
 			return nil, fmt.Errorf("fill API server: %w", err)
 		}
@@ -125,8 +125,8 @@ func (st *APICluster) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(st.dir))...)
 }
 
-// ground are the objects that the others need.
-func (st *APICluster) ground() iter.Seq[cluster.File] {
+// prerequisites are the objects that the others need.
+func (st *APICluster) prerequisites() iter.Seq[cluster.File] {
 	return func(yield func(cluster.File) bool) {
 		_ = yield(cluster.NamespaceFile()) && yield(cluster.NodeFile())
 	}

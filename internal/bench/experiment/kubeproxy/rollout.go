@@ -83,7 +83,7 @@ func rolloutOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane
 	}
 	st.rolled = !st.rolled
 	for j := range st.Endpoints { // the new pods do not run yet
-		if err := s.End(st.pod(fresh+j), true); err != nil {
+		if err := s.SetUnreachable(st.pod(fresh+j), true); err != nil {
 			return err
 		}
 	}
@@ -114,7 +114,7 @@ func rolloutOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane
 	RecordProcess(r, st, s, variant, harness.Failed, "", float64(res.Failed))
 	RecordProcess(r, st, s, variant, harness.Answered, "", float64(res.Requests))
 	for j := range st.Endpoints { // the other programs' turns need them
-		if err := s.End(st.pod(old+j), false); err != nil {
+		if err := s.SetUnreachable(st.pod(old+j), false); err != nil {
 			return err
 		}
 	}
@@ -138,7 +138,7 @@ func (st *APICluster) roll(ctx context.Context, s *dataplane.Process, old, fresh
 		begin := time.Duration(k) * step
 		events = append(events,
 			event{begin, func(m []cluster.Member) ([]cluster.Member, error) {
-				return append(m, cluster.Member{Index: fresh + k}), s.End(st.pod(fresh+k), false)
+				return append(m, cluster.Member{Index: fresh + k}), s.SetUnreachable(st.pod(fresh+k), false)
 			}},
 			event{begin + step/2, func(m []cluster.Member) ([]cluster.Member, error) {
 				m[slices.Index(m, cluster.Member{Index: old + k})].Terminating = true
@@ -146,7 +146,7 @@ func (st *APICluster) roll(ctx context.Context, s *dataplane.Process, old, fresh
 			}},
 			event{begin + step/2 + grace, func(m []cluster.Member) ([]cluster.Member, error) {
 				gone := cluster.Member{Index: old + k, Terminating: true}
-				return slices.DeleteFunc(m, func(x cluster.Member) bool { return x == gone }), s.End(st.pod(old+k), true)
+				return slices.DeleteFunc(m, func(x cluster.Member) bool { return x == gone }), s.SetUnreachable(st.pod(old+k), true)
 			}})
 	}
 	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })

@@ -67,7 +67,7 @@ func (p podCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, er
 	}
 	took, err := n.Apply(ctx, p.Events())
 	if err == nil && p.policy {
-		err = Holds(ctx, l, p.Tenants)
+		err = CheckInForce(ctx, l, p.Tenants)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.Close())

@@ -37,9 +37,9 @@ func newNode(ctx context.Context, r *harness.Run, t cluster.Tenants, policy bool
 	return l, n, nil
 }
 
-// Holds checks that the tenants' policies are in force: of two ports that a pod serves, another pod
-// of the node reaches the one that they open and not the other one.
-func Holds(ctx context.Context, l *testbed.Testbed, t cluster.Tenants) error {
+// CheckInForce checks that the tenants' policies are in force: of two ports that a pod serves,
+// another pod of the node reaches the one that they open and not the other one.
+func CheckInForce(ctx context.Context, l *testbed.Testbed, t cluster.Tenants) error {
 	for port, open := range map[uint16]bool{cluster.TargetPort: true, cluster.TargetPort + 1: false} {
 		target := netip.AddrPortFrom(cluster.PodAddr(1, t.Local), port)
 		var listener net.Listener

@@ -70,7 +70,7 @@ func startAgent(ctx context.Context, r *harness.Run, t cluster.Tenants) (err err
 		}
 		r.Logf("%s: ready after %s", t, took.Round(time.Millisecond))
 		recordStart(r, t, harness.Started, "s", took.Seconds())
-		if err := Holds(ctx, l, t); err != nil {
+		if err := CheckInForce(ctx, l, t); err != nil {
 			return err
 		}
 		if err := harness.Wait(ctx, 2*time.Second); err != nil {

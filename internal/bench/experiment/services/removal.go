@@ -53,7 +53,7 @@ func runRemoval(ctx context.Context, r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	if _, err := n.Apply(ctx, cluster.Ground()); err != nil {
+	if _, err := n.Apply(ctx, cluster.LargePrerequisites()); err != nil {
 		return err
 	}
 	for round := range r.Options.Rounds {
@@ -85,7 +85,7 @@ func addAndRemove(ctx context.Context, r *harness.Run, n *peer.Node, o cluster.L
 		if err != nil {
 			return err
 		}
-		after, err := n.Apply(ctx, cluster.Beside(change.beside))
+		after, err := n.Apply(ctx, cluster.ChangeOtherService(change.beside))
 		if err != nil {
 			return err
 		}

@@ -79,8 +79,8 @@ func (t *soakRun) withoutAgent(ctx context.Context, lasting time.Duration) error
 	return errors.Join(harness.Wait(ctx, lasting), t.process.Start())
 }
 
-// soakCrowd is how many pods are on other nodes.
-const soakCrowd = hostile.Crowd(500)
+// soakRemotePods is how many pods are on other nodes.
+const soakRemotePods = hostile.RemotePods(500)
 
 // createHostilePods creates the tenants' namespaces and pods, with addresses that no other object
 // has, and the pods of other nodes.
@@ -89,9 +89,9 @@ func createHostilePods(ctx context.Context, st *kubeproxy.APICluster) error {
 	for i := range addrs {
 		addrs[i] = netip.AddrFrom4([4]byte{10, 63, 255, byte(1 + i)})
 	}
-	files := hostile.Ground(addrs)
-	for i := range soakCrowd.Files() {
-		files = append(files, soakCrowd.Pods(i, 0)...)
+	files := hostile.Prerequisites(addrs)
+	for i := range soakRemotePods.Files() {
+		files = append(files, soakRemotePods.Pods(i, 0)...)
 	}
 	var errs []error
 	for _, f := range files {
@@ -108,7 +108,7 @@ func createHostilePods(ctx context.Context, st *kubeproxy.APICluster) error {
 // withHostile creates hostile objects, changes pods under them, and deletes them after a while. It
 // passes over objects that this API server refuses, though another version or size of it would not.
 func (t *soakRun) withHostile(ctx context.Context, lasting time.Duration) error {
-	objects := hostile.Objects{Seed: soakSeed, Most: 100_000, Addresses: soakCrowd.Addresses()}
+	objects := hostile.Objects{Seed: soakSeed, Most: 100_000, Addresses: soakRemotePods.Addresses()}
 	const each = 60
 	var errs []error
 	var there []cluster.File
@@ -130,11 +130,11 @@ func (t *soakRun) withHostile(ctx context.Context, lasting time.Duration) error 
 	}
 	t.Logf("hostile objects are there: %v", kinds)
 	step := t.hostile / each
-	file, was := (step-1)%soakCrowd.Files(), (step-1)/soakCrowd.Files()
-	for _, f := range soakCrowd.Pods(file, was) {
+	file, was := (step-1)%soakRemotePods.Files(), (step-1)/soakRemotePods.Files()
+	for _, f := range soakRemotePods.Pods(file, was) {
 		errs = append(errs, t.cluster.Delete(ctx, f))
 	}
-	for _, f := range soakCrowd.Pods(file, was+1) {
+	for _, f := range soakRemotePods.Pods(file, was+1) {
 		errs = append(errs, t.cluster.CreateRunning(ctx, f))
 	}
 	errs = append(errs, harness.Wait(ctx, lasting))
