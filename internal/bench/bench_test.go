@@ -45,7 +45,7 @@ func TestAnExperimentIsFoundByItsName(t *testing.T) {
 	}
 }
 
-// TestPolicyExperiments runs those in miniature that need no agent's program.
+// TestPolicyExperiments runs in miniature those that need no agent's program.
 func TestPolicyExperiments(t *testing.T) {
 	dir := t.TempDir()
 	err := Run(t.Context(), harness.Options{
@@ -66,7 +66,7 @@ func TestPolicyExperiments(t *testing.T) {
 			t.Errorf("%s: nothing was measured or drawn", r.Experiment)
 		}
 		if r.Experiment != policy.Rules.Name {
-			continue // what a busy machine gives is no matter for a test
+			continue // results on a busy machine do not matter in a test
 		}
 		for _, g := range r.Goals {
 			if !g.Met {
@@ -76,7 +76,7 @@ func TestPolicyExperiments(t *testing.T) {
 	}
 }
 
-// TestExperimentsAreChosenByTheirFirstWord: and in their own order.
+// TestExperimentsAreChosenByTheirFirstWord: they run in the order of the list.
 func TestExperimentsAreChosenByTheirFirstWord(t *testing.T) {
 	chosen, err := choose(harness.Options{Scale: harness.Small, Experiments: []string{"policy", "latency"}})
 	if err != nil {
@@ -87,7 +87,8 @@ func TestExperimentsAreChosenByTheirFirstWord(t *testing.T) {
 	}
 }
 
-// TestBaselineRunsWhereThereIsOne: beside no others, unless they are named.
+// TestBaselineRunsWhereThereIsOne: with --baseline, that experiment runs alone unless others are
+// named.
 func TestBaselineRunsWhereThereIsOne(t *testing.T) {
 	with, err := choose(harness.Options{Scale: harness.Small, Baseline: "x"})
 	if err != nil || len(with) != 1 || with[0].Name != baseline.Experiment.Name {

@@ -59,7 +59,7 @@ func New(name string) (*NS, error) {
 }
 
 // Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is
-// none of that name, or only its file, as while it is made or deleted.
+// none of that name, or only its file, as while it is being made or deleted.
 func Open(name string) (*NS, error) {
 	fd, err := netns.GetFromName(name)
 	if err != nil {
@@ -78,7 +78,7 @@ func Open(name string) (*NS, error) {
 	return &NS{Name: name, fd: fd, Handle: h}, nil
 }
 
-// Path is the file that stands for the namespace.
+// Path returns the path of the namespace's file.
 func (ns *NS) Path() string { return filepath.Join(Dir, ns.Name) }
 
 // Fd is the open file descriptor of the namespace.
@@ -176,10 +176,9 @@ func Veth(a *NS, nameA string, b *NS, nameB string) error {
 	return nil
 }
 
-// onThread runs f on an OS thread of its own, which is thrown away: whatever
-// namespace f leaves it in, no other goroutine sees it. It is never the
-// process's main thread, which cannot be thrown away and whose namespace is what
-// /proc/PID/ns shows for the whole process.
+// onThread runs f on an OS thread of its own, which ends afterwards: whatever namespace f leaves it
+// in, no other goroutine sees it. It is never the process's main thread, which cannot be ended and
+// whose namespace is the one that /proc/PID/ns shows for the whole process.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// What is done inside a namespace happens there, and shows nowhere else: neither in other
-// goroutines nor in what /proc tells of the process.
+// Do acts inside the namespace and has no effect elsewhere: neither in other goroutines nor in what
+// /proc shows of the process.
 func TestDoLeavesTheProcessWhereItIs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

@@ -19,7 +19,7 @@ const (
 	resultFail = "vm: result: FAIL"
 )
 
-// guest is what the program does as the virtual machine's first process: it never returns.
+// guest is run as the virtual machine's first process: it never returns.
 func guest() {
 	begin := time.Now()
 	result := resultPass

@@ -16,7 +16,7 @@ import (
 )
 
 // modules are the kernel modules that the guest loads, with those that they depend on. The guest
-// has no modprobe: what is not listed is not there.
+// has no modprobe: other modules are not available.
 var modules = []string{
 	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
@@ -26,7 +26,7 @@ var modules = []string{
 	"ip_vs", "ip_vs_rr", "ip_set", "ip_set_hash_ipport",
 }
 
-// plan is what the guest is to do; it finds it in its root directory.
+// plan says what the guest has to do; the guest finds it in its root directory.
 type plan struct {
 	Modules []string // files, in the order of loading
 	Tests   []test
@@ -44,7 +44,7 @@ const (
 	guestPlan = "/plan.json"
 )
 
-// protocols are the names by which nft prints transports, as on any node.
+// protocols is the content of /etc/protocols, by which nft prints the names of transport protocols.
 const protocols = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
 
 // pack builds the test binaries and writes the initramfs to a file.

@@ -98,8 +98,8 @@ func install(ctx context.Context, program, pkg string) error {
 	return err
 }
 
-// output runs a command in a directory and returns its standard output; an error holds what it
-// said.
+// output runs a command in a directory and returns its standard output; an error contains its
+// standard error.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -64,13 +64,13 @@ func TestManifestsAreTheObjects(t *testing.T) {
 
 var compareAddrs = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 
-// view returns the objects as they are, for a test that nobody changes them under.
+// view returns the present objects, for a test in which nobody changes them.
 func view(s *store.Store) (v *store.View) {
 	s.Read(func(now *store.View) { v = now })
 	return v
 }
 
-// read returns a store with all that the folder holds.
+// read returns a store with everything in the folder.
 func read(t *testing.T, dir string) *store.Store {
 	t.Helper()
 	s := store.New()
@@ -109,7 +109,7 @@ func TestAddressesAreDistinct(t *testing.T) {
 	}
 }
 
-// TestTenantsManifestsAreTheObjects: the same of pods and policies.
+// TestTenantsManifestsAreTheObjects: the same for pods and policies.
 func TestTenantsManifestsAreTheObjects(t *testing.T) {
 	c := cluster.Tenants{Pods: 12, Local: 3, Policies: 7}
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 )
 
-// TestLists: as many entries as asked for, in order, none twice, none that could hold what must not
-// match.
+// TestLists: a list has the requested number of entries, sorted and unique, and none of them
+// contains an address that must not match.
 func TestLists(t *testing.T) {
 	for name, tc := range map[string]struct {
 		list    []netip.Prefix

@@ -19,7 +19,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// TestDrawnAlike: a seed and a number say all.
+// TestDrawnAlike: an object depends on nothing but seed and number.
 func TestDrawnAlike(t *testing.T) {
 	o := Objects{Seed: 7, Most: 5_000}
 	differ := false
@@ -35,7 +35,7 @@ func TestDrawnAlike(t *testing.T) {
 	}
 }
 
-// TestLegal has objects read as users' are: nothing is found in them that an API server would
+// TestLegal reads objects as users' are read: nothing in them is anything that an API server would
 // refuse.
 func TestLegal(t *testing.T) {
 	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 50}} {
@@ -77,7 +77,7 @@ func TestLegal(t *testing.T) {
 	}
 }
 
-// TestShrunk: what is left of objects is what it takes.
+// TestShrunk: only the parts of objects remain that are needed to fail.
 func TestShrunk(t *testing.T) {
 	var files []cluster.File
 	for i := range 10 {
@@ -153,8 +153,8 @@ func (r *reader) update() {
 	r.store.Read(func(v *store.View) { r.compiler.Step(v, dirty, nil, math.MaxInt) })
 }
 
-// TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select as
-// much as a policy may, about; what is said of how many selectors they have is true.
+// TestDrawnPoliciesSelect: many policies apply to a pod of the node, and some of those select about
+// as much as a policy may; Selectors returns how many selectors they have.
 func TestDrawnPoliciesSelect(t *testing.T) {
 	const crowd = RemotePods(1_000)
 	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
@@ -212,7 +212,8 @@ func addresses() (addrs [Pods]netip.Addr) {
 	return addrs
 }
 
-// TestRemotePods: the number of pods is about as given, and some dozens of them differ between two versions.
+// TestRemotePods: the number of pods is about as given, and some dozens of pods differ between two
+// versions of a file.
 func TestRemotePods(t *testing.T) {
 	for _, c := range []RemotePods{1, 500, 10_000} {
 		pods, most := 0, 0

@@ -90,7 +90,7 @@ func TestEveryFlowIsForwardedAndCounted(t *testing.T) {
 	}
 }
 
-// TestFlowsAreFresh has the kernel's own connection tracking say that no two SYNs belonged to one
+// TestFlowsAreFresh: the kernel's own connection tracking shows that no two SYNs belonged to one
 // flow, that every header was valid (an invalid one makes no entry), and that targets were hit
 // evenly.
 func TestFlowsAreFresh(t *testing.T) {
@@ -133,7 +133,7 @@ func TestFlowsAreFresh(t *testing.T) {
 	}
 }
 
-// TestOrigins has the kernel's connection tracking count what a few kinds of origins make.
+// TestOrigins: the kernel's connection tracking counts the flows of a few kinds of origins.
 func TestOrigins(t *testing.T) {
 	l := newTestbed(t)
 	if _, err := l.Node.Run("nft", "add table ip track; add chain ip track f { type filter hook forward priority 0; }; add rule ip track f ct state new counter"); err != nil {

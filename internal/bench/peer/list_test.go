@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/bench/testbed"
 )
 
-// TestBlockers: each way to block drops all that is listed, and nothing that is not. Where others
-// have taken packets from connection tracking, host endpoints do not judge them.
+// TestBlockers: each way to block drops everything that is listed, and nothing else. If packets are
+// not tracked, host endpoints do not apply to them.
 func TestBlockers(t *testing.T) {
 	const packets = 500
 	for i, b := range append(peer.Blockers(), peer.HostPolicy{}) {
@@ -75,7 +75,8 @@ func arrive(t *testing.T, l *testbed.Testbed, o inject.Origin, n int) int {
 	if _, err := g.Send(n, 0); err != nil {
 		t.Fatal(err)
 	}
-	// What is dropped never comes: the wait for it is short. What is not has as long as it needs.
+	// Dropped packets never come, so the wait for them is short. The others have as long as they
+	// need.
 	limit := 100 * time.Millisecond
 	if o == cluster.Unlisted {
 		limit = 5 * time.Second

@@ -18,7 +18,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestRatiosPairRounds: a machine that slows down by half during the second round changes no ratio.
+// TestRatiosPairRounds: no ratio changes if the machine is half as fast during the second round.
 func TestRatiosPairRounds(t *testing.T) {
 	a, base := &Measurement{Samples: []float64{11, 22, 11}}, &Measurement{Samples: []float64{10, 20, 10}}
 	if got, want := Ratios(a, base), (Spread{1.1, 1.1, 1.1}); got != want {

@@ -14,7 +14,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestPods: the first two pods reach each other, and every pod's device is known for one.
+// TestPods: the first two pods reach each other, and the device of every pod is recognised as a
+// pod's.
 func TestPods(t *testing.T) {
 	const pods = 5
 	l, err := testbed.NewPods(fmt.Sprintf("sbpods%d", os.Getpid()), pods)

@@ -2,7 +2,7 @@ package trace
 
 import "testing"
 
-// TestNumbersAreUsedAgain: two packets, one after the other, have one number.
+// TestNumbersAreUsedAgain: two packets, one after the other, have the same number.
 func TestNumbersAreUsedAgain(t *testing.T) {
 	rules := map[string][]uint64{"first": {1, 2}, "second": {3}}
 	packet := []event{
@@ -20,7 +20,7 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 	}
 }
 
-// TestLostEventsAreNoticed: what does not fit together is an error, not a wrong count.
+// TestLostEventsAreNoticed: events that do not fit together are an error, not a wrong count.
 func TestLostEventsAreNoticed(t *testing.T) {
 	rules := map[string][]uint64{"base": {1, 2}, "other": {3}}
 	for name, events := range map[string][]event{

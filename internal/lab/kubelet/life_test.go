@@ -483,7 +483,7 @@ func testUndeclaredHostPort(w *world) {
 	w.remove("older", metav1.DeleteOptions{})
 	w.eventually("the newer one answers", func() bool { return answers("newer") })
 	if n := refusals(); n != 2 {
-		w.Errorf("it was said %d times that it cannot listen, want once a port", n)
+		w.Errorf("%d events say that it cannot listen, want one for each port", n)
 	}
 	w.remove("newer", metav1.DeleteOptions{})
 	w.kubectl("delete", "service", "undeclared")
@@ -513,7 +513,7 @@ func testLongName(w *world) {
 	})
 	w.stop()
 	w.start()
-	w.pod("after", graceful(0)) // time until the next life has seen the other
+	w.pod("after", graceful(0)) // by then the next run has seen the other
 	w.ready("after")
 	if again := w.get(long); again.ResourceVersion != p.ResourceVersion {
 		w.Errorf("it changed: %s\n%s", mustJSON(p.Status), mustJSON(again.Status))
@@ -543,7 +543,7 @@ func testNode(w *world) {
 		w.Fatal(err)
 	}
 	if !n.Spec.Unschedulable || n.Labels["mine"] != "stays" {
-		w.Errorf("what others said is gone: %+v %+v", n.Spec, n.Labels)
+		w.Errorf("settings of others are lost: %+v %+v", n.Spec, n.Labels)
 	}
 	w.kubectl("uncordon", w.cfg.Node)
 	if n.Status.Addresses[0].Address != w.cfg.IPs[0].String() || len(n.Spec.PodCIDRs) != 2 {
@@ -576,7 +576,7 @@ func testRestart(w *world) {
 	w.start()
 	w.eventually("it is served again", func() bool { return w.answers(before) })
 	w.Logf("served again %s after the start", time.Since(begin).Round(time.Millisecond))
-	w.eventually("what is told to stop finishes", func() bool { return w.answers(deleted) })
+	w.eventually("a pod that is deleted still answers", func() bool { return w.answers(deleted) })
 	w.eventually("what lost its network has it again", func() bool { return w.answers(lost) })
 	w.isGone("goes")
 	w.isGone("is-deleted")

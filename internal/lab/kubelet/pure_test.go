@@ -56,7 +56,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-func TestTally(t *testing.T) {
+func TestResultCount(t *testing.T) {
 	for _, tt := range []struct {
 		success, failure int32
 		results          string // + and -
@@ -83,7 +83,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-func TestRhythm(t *testing.T) {
+func TestSchedule(t *testing.T) {
 	delay, period, timeout := schedule(&corev1.Probe{InitialDelaySeconds: 3, PeriodSeconds: 10, TimeoutSeconds: 2})
 	if delay != 3*time.Second || period != 10*time.Second || timeout != 2*time.Second {
 		t.Error(delay, period, timeout)
@@ -198,8 +198,8 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
-// The containers' status in the API holds for the next life of the kubelet.
-func TestContainersAreTakenUp(t *testing.T) {
+// The containers' status in the API applies in the next run of the kubelet.
+func TestContainersKeepTheirStatusOverRestarts(t *testing.T) {
 	yes, begun := true, time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(begun)}}
 	probed := corev1.Container{Name: "c", ReadinessProbe: &corev1.Probe{}, StartupProbe: &corev1.Probe{}}

@@ -51,7 +51,8 @@ func sources(c *plan.Cluster) []Source {
 	return ss
 }
 
-// show writes a fate in short form: who may answer, with "keep", "sticky" and "partly".
+// show writes an expected outcome in short form: who may answer, with "keep", "sticky" and
+// "partly".
 func show(e Expect) string {
 	if e.Fate != Answered && e.Fate != Partly {
 		return string(e.Fate)
@@ -192,7 +193,7 @@ spec: {selector: {app: web}, ports: [{port: 80}]}
 	}
 }
 
-func TestEndpointsThatAreNoPodsAreNotJudged(t *testing.T) {
+func TestEndpointsThatAreNoPodsAreNotChecked(t *testing.T) {
 	c := cluster(t, `
 ---
 apiVersion: v1
@@ -218,8 +219,8 @@ endpoints: [{addresses: [192.0.2.1]}]
 	}
 }
 
-// A request's fate is compared with the expected one.
-func TestJudge(t *testing.T) {
+// The outcome of a request is compared with the expected one.
+func TestCheck(t *testing.T) {
 	own, other := netip.MustParseAddrPort("10.244.1.2:5000"), netip.MustParseAddrPort("10.10.0.11:5000")
 	src := Source{Kind: FromPod, Name: "default/web-1", Node: "node1", Addrs: []netip.Addr{own.Addr()}}
 	from := func(pod string, client netip.AddrPort) echo.Answer {
@@ -261,7 +262,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestJudgeHealth(t *testing.T) {
+func TestCheckHealth(t *testing.T) {
 	for _, tc := range []struct {
 		want Fate
 		code int
@@ -278,7 +279,7 @@ func TestJudgeHealth(t *testing.T) {
 	}
 }
 
-func TestSessionAffinityIsJudged(t *testing.T) {
+func TestSessionAffinityIsChecked(t *testing.T) {
 	client := netip.MustParseAddrPort("10.10.0.1:5000")
 	r := Result{
 		Try: Try{Source: Source{Addrs: []netip.Addr{client.Addr()}}, Expect: Expect{Fate: Answered, Sticky: true, By: map[string]bool{"default/a": true, "default/b": true}}},

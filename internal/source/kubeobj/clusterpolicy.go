@@ -16,12 +16,11 @@ const (
 	maxRuleName = 100  // characters, likewise
 )
 
-// ClusterNetworkPolicy translates a policy.networking.k8s.io/v1alpha2
-// ClusterNetworkPolicy of the API's standard channel; the fields of the
-// experimental one are refused.
+// ClusterNetworkPolicy translates a policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy of the
+// API's standard channel; it refuses the fields of the experimental one.
 //
-// One that is at fault is returned as NetworkPolicy does it; there is no policy at
-// all where the fault is in its name or subject.
+// A faulty policy is returned as by NetworkPolicy. There is no policy at all if the fault is in its
+// name or subject.
 func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{
@@ -53,7 +52,7 @@ func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy
 	return policyResult(p, known, &f)
 }
 
-// clusterTier is where a policy belongs; one that can't be told denies before all others.
+// clusterTier returns the tier of a policy; one whose tier is unknown denies before all others.
 func clusterTier(t policyv1alpha2.Tier, f *fault.List) string {
 	switch t {
 	case policyv1alpha2.AdminTier:
@@ -154,8 +153,8 @@ func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.Namespac
 	return model.Selector{}
 }
 
-// clusterPorts translates a list of protocols; without any a rule matches
-// every protocol, those without ports too.
+// clusterPorts translates a list of protocols. Without any, a rule matches every protocol, also
+// those without ports.
 func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	if in != nil && len(in) == 0 {
 		f.Reject("protocols", "is empty; leave it out to match every protocol")
@@ -169,8 +168,8 @@ func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.Lis
 	return ports
 }
 
-// clusterProtocol translates a protocol, of which exactly one field is set. A
-// named port is of whatever protocol the pod gives it.
+// clusterProtocol translates a protocol, of which exactly one field must be set. A named port has
+// the protocol that the pod gives it.
 func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	var ports []model.PolicyPort
 	fields := 0

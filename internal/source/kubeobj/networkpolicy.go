@@ -13,16 +13,15 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// networkPolicyOrder is where Kubernetes' policies stand in the default tier,
-// among those of Calico, which gives them the same.
+// networkPolicyOrder is the order of Kubernetes' policies in the default tier, among those of
+// Calico. Calico gives them the same.
 const networkPolicyOrder = 1000
 
 // NetworkPolicy translates a networking.k8s.io/v1 NetworkPolicy.
 //
-// One that is at fault has no rules and says why in Refused, beside the error:
-// it can still deny, where no good version of it is known. There is no policy at
-// all where the fault is in its name, its podSelector or its policyTypes, as it
-// is not known then what to deny.
+// A faulty policy is returned without rules and with the reason in Refused, beside the error: it
+// can still deny if there is no earlier good version. There is no policy at all if the fault is in
+// its name, its podSelector or its policyTypes, as it is then unknown what to deny.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{Tier: model.DefaultTier.Name, Order: networkPolicyOrder}
@@ -49,9 +48,8 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	return policyResult(p, known, &f)
 }
 
-// policyResult is fault.Result for policies. Known says that there is no fault in
-// whom the policy applies to and in which directions. The rules of a direction
-// that it does not apply to are nobody's business.
+// policyResult is fault.Result for policies. known means that it is clear to whom the policy
+// applies, and in which directions. Rules of other directions are removed.
 func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, error) {
 	if !p.Ingress {
 		p.IngressRules = nil
@@ -67,8 +65,8 @@ func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, er
 	return good, err
 }
 
-// policyTypes are the directions of a policy. Without any given it is about
-// ingress, and about egress if it has a rule for it.
+// policyTypes returns the directions of a policy. Without policyTypes, that is ingress, and egress
+// if the policy has a rule for it.
 func policyTypes(s *networkingv1.NetworkPolicySpec, f *fault.List) (ingress, egress bool) {
 	if len(s.PolicyTypes) == 0 {
 		return true, len(s.Egress) > 0
@@ -86,7 +84,7 @@ func policyTypes(s *networkingv1.NetworkPolicySpec, f *fault.List) (ingress, egr
 	return ingress, egress
 }
 
-// policyPeers translates a list of peers; an empty one is any address.
+// policyPeers translates a list of peers; an empty list means any address.
 func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list string, f *fault.List) [][]model.Peer {
 	if len(in) == 0 {
 		return nil
@@ -148,8 +146,8 @@ func ipBlock(in *networkingv1.IPBlock, f *fault.List) model.Peer {
 	return p
 }
 
-// policyPorts translates a list of ports. An empty one is all ports of the
-// three transports that policies know: no other protocol passes.
+// policyPorts translates a list of ports. An empty list means all ports of the three transports
+// that policies know: no other protocol passes.
 func policyPorts(in []networkingv1.NetworkPolicyPort, f *fault.List) []model.PolicyPort {
 	if len(in) == 0 {
 		return []model.PolicyPort{allPorts(model.TCP), allPorts(model.UDP), allPorts(model.SCTP)}

@@ -14,8 +14,8 @@ import (
 // autoscalerTaint marks a node that the cluster autoscaler is about to delete.
 const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
-// Node translates a v1 Node. The API checks neither addresses nor podCIDRs: one that is none is
-// left out.
+// Node translates a v1 Node. The API checks neither addresses nor podCIDRs: malformed ones are left
+// out.
 func Node(o *corev1.Node) (*model.Node, error) {
 	var f fault.List
 	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
@@ -38,9 +38,9 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	return fault.Result(n, &f)
 }
 
-// nodeIPs returns the InternalIPs, and the ExternalIPs of a family that has none: as kube-proxy,
-// which takes the first of each family from both in this order. Others are the remaining
-// ExternalIPs.
+// nodeIPs returns the InternalIPs, and the ExternalIPs of a family that has no InternalIP.
+// kube-proxy, too, takes the first address of each family from both lists in this order. others are
+// the remaining ExternalIPs.
 func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []netip.Addr) {
 	of := map[corev1.NodeAddressType][]netip.Addr{}
 	for i, in := range addresses {

@@ -11,9 +11,9 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// Pod translates a v1 Pod. Its ports are those of its containers and of the
-// init containers that keep running beside them. One that names no service
-// account runs under "default", as the API server would have it.
+// Pod translates a v1 Pod. Its ports are those of its containers and of the init containers that
+// keep running beside them. A pod that names no service account gets "default", as from the API
+// server.
 func Pod(o *corev1.Pod) (*model.Pod, error) {
 	var f fault.List
 	p := &model.Pod{

@@ -12,8 +12,7 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// anyPod selects every pod, and nothing that is no pod: network sets and host
-// endpoints share the label space.
+// anyPod selects every pod and nothing else: network sets and host endpoints have labels, too.
 func anyPod() model.Selector { return model.Equal(model.OrchestratorLabel, "k8s") }
 
 // podsIn selects the pods of one namespace that a selector of pods selects.
@@ -30,8 +29,8 @@ func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField s
 	return model.And(append(terms, labelSelector(pods, "", podsField, f)...)...)
 }
 
-// labelSelector translates a selector into terms that must all hold, none for
-// an empty or nil one. The prefix goes before every key.
+// labelSelector translates a selector into terms that must all hold; none for an empty or nil
+// selector. The prefix goes before every key.
 func labelSelector(s *metav1.LabelSelector, prefix, field string, f *fault.List) []model.Selector {
 	if s == nil {
 		return nil
@@ -49,8 +48,8 @@ func labelSelector(s *metav1.LabelSelector, prefix, field string, f *fault.List)
 	return terms
 }
 
-// requirement translates one item of matchExpressions. What is negated selects
-// objects without the label too.
+// requirement translates one item of matchExpressions. A negated one also selects objects without
+// the label.
 func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fault.List) model.Selector {
 	checkKey(field+".key", r.Key, f)
 	for i, v := range r.Values {

@@ -22,10 +22,9 @@ const (
 	maxAffinity = 86400 // seconds; the API's limit
 )
 
-// Service translates a v1 Service. One that is to be proxied needs a cluster
-// IP and a port. Fields that its type does not have (node ports of a ClusterIP
-// service, source ranges and ingress addresses of anything but a LoadBalancer)
-// don't get into the result.
+// Service translates a v1 Service. If it is to be proxied, it needs a cluster IP and a port. Fields
+// that do not belong to its type (node ports of a ClusterIP service, source ranges and ingress
+// addresses of anything but a LoadBalancer) are left out.
 func Service(o *corev1.Service) (*model.Service, error) {
 	var f fault.List
 	s := &model.Service{
@@ -64,7 +63,7 @@ func checkServiceType(o *corev1.Service, f *fault.List) {
 	}
 }
 
-// unproxied is the reason for which nothing is programmed for a service.
+// unproxied returns why nothing is programmed for a service; "" if something is.
 func unproxied(o *corev1.Service) string {
 	if o.Spec.Type == corev1.ServiceTypeExternalName {
 		return "ExternalName"
@@ -80,8 +79,8 @@ func unproxied(o *corev1.Service) string {
 	return ""
 }
 
-// clusterIPs takes spec.clusterIPs, or spec.clusterIP where the list is
-// missing, as manifests written by hand mostly have it.
+// clusterIPs reads spec.clusterIPs, or spec.clusterIP if the list is missing, as in most manifests
+// written by hand.
 func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -159,7 +158,7 @@ func servicePort(in *corev1.ServicePort, f *fault.List) model.ServicePort {
 	return out
 }
 
-// externalIPs leaves out what can be no such address: the API lets through more than is one.
+// externalIPs leaves out addresses that cannot be external: the API accepts more than these.
 func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if len(o.Spec.ExternalIPs) == 0 || o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -179,8 +178,8 @@ func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	return ips
 }
 
-// ingressIPs leaves out ingress points whose traffic the balancer delivers to
-// the nodes itself (ipMode Proxy), and those known by a host name only.
+// ingressIPs leaves out ingress points whose traffic the load balancer delivers to the nodes itself
+// (ipMode Proxy), and those with a host name only.
 func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -209,7 +208,7 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	return ips
 }
 
-// sourceRanges takes the field, or else the annotation that came before it.
+// sourceRanges reads the field or, if it is empty, the annotation that came before it.
 func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -252,9 +251,9 @@ func affinity(o *corev1.Service, f *fault.List) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// trafficPolicies fills in what decides which endpoints may be used from
-// where. The external policy counts only for services that can be reached from
-// outside, the health check port only for load balancers with the Local one.
+// trafficPolicies sets the fields that decide which endpoints are used for which clients. The
+// external policy counts only for services that can be reached from outside, the health check port
+// only for load balancers with policy Local.
 func trafficPolicies(o *corev1.Service, s *model.Service, f *fault.List) {
 	lb := o.Spec.Type == corev1.ServiceTypeLoadBalancer
 	outside := lb || o.Spec.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
@@ -264,7 +263,8 @@ func trafficPolicies(o *corev1.Service, s *model.Service, f *fault.List) {
 	if lb && s.ExternalLocal {
 		s.HealthCheckNodePort = check
 	}
-	// What it asks for is in the hints of the slices; here only a mistake is named.
+	// The hints in the slices carry out trafficDistribution; here only an unknown value is
+	// reported.
 	switch d := ptr.Deref(o.Spec.TrafficDistribution, ""); d {
 	case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
 	default:

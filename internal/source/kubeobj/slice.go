@@ -14,18 +14,16 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// ErrHostNames is what is wrong with a slice of addressType FQDN.
+// ErrHostNames is the fault of a slice with addressType FQDN.
 var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; list IPv4 or IPv6 addresses")
 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
 //
-// A slice of addressType FQDN is at fault as a whole. An address that is
-// malformed, of the other family, or one that no other machine can reach is
-// left out, and so is a port that is none, which the API accepts; the others
-// stay. As in kube-proxy, a port entry without a
-// number (the API's "all ports") is passed over, a slice without ports offers
-// no service port anything, and a slice without the service-name label belongs
-// to no service.
+// A slice of addressType FQDN is faulty as a whole. Left out are addresses that are malformed, of
+// the other family, or cannot be reached from other machines, and port numbers that are out of
+// range, which the API accepts; the rest stays. As in kube-proxy, a port entry without a number
+// (the API's "all ports") is skipped, a slice without ports has no endpoint for any service port,
+// and a slice without the service-name label belongs to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List
 	s := &model.EndpointSlice{
@@ -36,7 +34,7 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 		s.Service = ""
 	}
 	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
-		s.Triggered = at // what cannot be read is as good as not there
+		s.Triggered = at // an unreadable time counts as none
 	}
 	var ipv6 bool
 	switch o.AddressType {
@@ -87,7 +85,7 @@ func endpoints(in []discoveryv1.Endpoint, ipv6 bool, f *fault.List) []model.Endp
 		return nil
 	}
 	out := make([]model.Endpoint, 0, total)
-	var zones, nodes []string // of the endpoint before: mostly the same, so that one copy serves all
+	var zones, nodes []string // of the previous endpoint: mostly the same, so that all share one copy
 	for i := range in {
 		e := endpoint(&in[i])
 		if h := in[i].Hints; h != nil {
@@ -125,7 +123,7 @@ func endpoint(in *discoveryv1.Endpoint) model.Endpoint {
 	}
 }
 
-// hints returns the names in list: last itself if it holds the same, or a new slice.
+// hints returns the names in list: last itself if it has the same names, otherwise a new slice.
 func hints[T any](last []string, list []T, name func(*T) string) []string {
 	if len(list) == 0 {
 		return nil

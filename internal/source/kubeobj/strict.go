@@ -14,14 +14,12 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Policies are decoded strictly: a field that isn't known might have narrowed
-// what they allow, so the object is refused that has one. Metadata and status
-// may hold anything.
+// Policies are decoded strictly: an unknown field might have narrowed what they allow, so the
+// object is refused. Metadata and status may contain anything.
 
 // DecodeNetworkPolicy reads and translates a networking.k8s.io/v1 NetworkPolicy in JSON; one
-// without a namespace is of "default". One that is at fault, be it for a field that is not known,
-// is returned as NetworkPolicy does it. That the JSON was made of something that is at fault itself
-// is what also says, or nil.
+// without a namespace is in "default". A faulty policy, also one with an unknown field, is returned
+// as by NetworkPolicy. also is a fault of the text from which the JSON was made, or nil.
 func DecodeNetworkPolicy(text []byte, also error) (*model.Policy, error) {
 	translate := func(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 		o.Namespace = cmp.Or(o.Namespace, "default")
@@ -40,8 +38,8 @@ func DecodeClusterNetworkPolicy(text []byte, also error) (*model.Policy, error) 
 	return decodePolicy(text, also, translate, []string{"subject", "tier", "priority"}, []string{"subject"})
 }
 
-// decodePolicy takes lists of the fields of the spec that say whom a policy applies to: the
-// first list all of whose fields can be read is enough to deny.
+// decodePolicy is given lists of the fields of the spec that determine to whom a policy applies.
+// The first list all of whose fields can be read is enough to deny.
 func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Policy, error), heads ...[]string) (*model.Policy, error) {
 	o := new(K)
 	wrong := errors.Join(also, decodeStrictly(text, o))
@@ -62,8 +60,8 @@ func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Pol
 	return nil, wrong
 }
 
-// headOf makes an object that applies to the same pods in the same directions
-// as the one in text, with no more to it than is needed for that.
+// headOf makes an object that applies to the same pods in the same directions as the one in text,
+// and has nothing else.
 func headOf(text []byte, head []string) []byte {
 	var o struct {
 		Metadata struct {
@@ -72,7 +70,7 @@ func headOf(text []byte, head []string) []byte {
 		} `json:"metadata"`
 		Spec map[string]json.RawMessage `json:"spec"`
 	}
-	// What is of a wrong type here is missing then, and found again there.
+	// Fields of a wrong type are missing then, and are reported by the caller.
 	_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &o)
 	for field, value := range o.Spec {
 		switch {
@@ -90,14 +88,14 @@ func headOf(text []byte, head []string) []byte {
 	return text
 }
 
-// hasItems tells whether a value is neither an empty list nor null.
+// hasItems reports whether a value is neither an empty list nor null.
 func hasItems(value json.RawMessage) bool {
 	var list []json.RawMessage
 	return json.Unmarshal(value, &list) != nil || len(list) > 0
 }
 
-// decodeStrictly decodes JSON whose keys must be fields, each but once and in
-// their exact spelling, in spec and at the top.
+// decodeStrictly decodes JSON whose keys, at the top and in spec, must be fields in their exact
+// spelling, each only once.
 func decodeStrictly(text []byte, o any) error {
 	wrong, err := kjson.UnmarshalStrict(text, o)
 	if err != nil {

@@ -11,9 +11,8 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// nameOf checks an object's name and namespace. A name goes into log lines,
-// comments in the kernel and host names, so that nothing but the characters
-// that the API server admits may be in it.
+// nameOf checks an object's name and namespace. A name appears in log lines, comments in the kernel
+// and host names, so only the characters that the API server admits are allowed.
 func nameOf(m *metav1.ObjectMeta, f *fault.List) model.Name {
 	checkName("metadata.name", m.Name, f)
 	checkName("metadata.namespace", m.Namespace, f)
@@ -36,7 +35,7 @@ func checkName(field, name string, f *fault.List) {
 	}
 }
 
-// protocol resolves a transport; none given means TCP.
+// protocol reads a transport protocol; an empty one means TCP.
 func protocol(field string, p corev1.Protocol, f *fault.List) model.Protocol {
 	switch p {
 	case corev1.ProtocolTCP, "":
@@ -50,7 +49,7 @@ func protocol(field string, p corev1.Protocol, f *fault.List) model.Protocol {
 	return 0
 }
 
-// port checks a port that has to be there.
+// port checks a port that must be set.
 func port(field string, p int32, f *fault.List) uint16 {
 	if p < 1 || p > 65535 {
 		f.Reject(field, "%d is not in 1-65535", p)
@@ -67,5 +66,5 @@ func optionalPort(field string, p int32, f *fault.List) uint16 {
 	return port(field, p, f)
 }
 
-// parsePrefix reads a CIDR, white space around it and bits behind the mask forgiven.
+// parsePrefix reads a CIDR. It accepts white space around it and bits beyond the prefix length.
 func parsePrefix(s string) (netip.Prefix, error) { return model.ParsePrefix(strings.TrimSpace(s)) }

@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/bench/report"
 )
 
-// TestBaselineIsJudgedByItsRounds: a round in which the machine was slow changes no ratio, what is
-// missing from a round makes no pair, and counts may not grow at all.
-func TestBaselineIsJudgedByItsRounds(t *testing.T) {
+// TestBaselineIsComparedByRounds: a round in which the machine was slow changes no ratio, a sample
+// that is missing from a round makes no pair, and counts may not grow at all.
+func TestBaselineIsComparedByRounds(t *testing.T) {
 	r := &harness.Run{Options: harness.Options{Scale: harness.Full, Progress: t.Output()}, Result: &report.Result{}}
 	own := peer.Sluice{}.Name()
 	for i, round := range []map[string][2]float64{
