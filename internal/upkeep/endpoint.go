@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// keeps are the endpoints to which the frontend's existing connections may go on, sorted.
-func keeps(p model.Protocol, f *state.Frontend) []netip.AddrPort {
+// usable are the endpoints to which the frontend's existing connections may go on, sorted.
+func usable(p model.Protocol, f *state.Frontend) []netip.AddrPort {
 	if p == model.UDP {
 		return f.Serving
 	}
@@ -33,8 +33,8 @@ func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.F
 	case after == nil:
 		return nil
 	}
-	now := keeps(k.Protocol, after)
-	for _, b := range keeps(k.Protocol, before) {
+	now := usable(k.Protocol, after)
+	for _, b := range usable(k.Protocol, before) {
 		if !state.Has(now, b) {
 			filter.Backend = b
 			cut = append(cut, filter)
@@ -82,28 +82,28 @@ func cutsBetween(before, after map[state.FrontendKey]*state.Frontend) (all []con
 	return all
 }
 
-// asked is the frontend that a connection was opened to; nil: none.
-func asked(s *state.State, f *conntrack.Flow) *state.Frontend {
+// frontendOf is the frontend that a connection was opened to; nil: none.
+func frontendOf(s *state.State, f *conntrack.Flow) *state.Frontend {
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
-// wanted reports whether a connection goes where the state sends it, as one that was opened after
+// stillServed reports whether a connection goes where the state sends it, as one that was opened after
 // its endpoint came back.
-func (d *Driver) wanted(f *conntrack.Flow) (is bool) {
+func (d *Driver) stillServed(f *conntrack.Flow) (is bool) {
 	d.Held(func(s *state.State) {
-		fe := asked(s, f)
-		is = fe != nil && state.Has(keeps(f.Protocol, fe), f.Reply.Src)
+		fe := frontendOf(s, f)
+		is = fe != nil && state.Has(usable(f.Protocol, fe), f.Reply.Src)
 	})
 	return is
 }
 
 // stale reports whether a connection goes where the state does not send it.
 func stale(s *state.State, f conntrack.Flow) bool {
-	fe := asked(s, &f)
+	fe := frontendOf(s, &f)
 	if fe == nil || f.Protocol != model.UDP && !f.Translated() {
 		return false
 	}
-	return !state.Has(keeps(f.Protocol, fe), f.Reply.Src)
+	return !state.Has(usable(f.Protocol, fe), f.Reply.Src)
 }
 
 // sweep cuts, in the background, the connections that are not where the state

@@ -110,13 +110,13 @@ func (d *Driver) cutPass(s suspects) {
 	if !s.all {
 		of = slices.Collect(maps.Keys(s.addresses))
 	}
-	ways, err := d.cut.newWays()
+	locator, err := d.cut.newLocator()
 	if err != nil {
 		d.log.Warn("could not look for connections that policies forbid", "error", err)
 		d.cut.suspect(s)
 		return
 	}
-	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, ways) })
+	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
 	d.cut.total.Add(uint64(n))
 	switch {
 	case err != nil && d.life.Err() == nil:
@@ -127,32 +127,32 @@ func (d *Driver) cutPass(s suspects) {
 	}
 }
 
-// ways tells where addresses are: the node's own, or behind an interface.
-type ways struct {
+// locator tells where addresses are: the node's own, or behind an interface.
+type locator struct {
 	routes  *link.Reader
 	own     map[netip.Addr]bool
-	devices map[netip.Addr]int // asked for once in a pass
+	devices map[netip.Addr]int // looked up once in a pass
 }
 
-func (c *cutter) newWays() (*ways, error) {
+func (c *cutter) newLocator() (*locator, error) {
 	list, err := c.routes.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	w := &ways{c.routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
+	l := &locator{c.routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
 	for _, a := range list {
-		w.own[a.Prefix.Addr()] = true
+		l.own[a.Prefix.Addr()] = true
 	}
-	return w, nil
+	return l, nil
 }
 
 // device is the interface by which an address is reached; 0: none.
-func (w *ways) device(a netip.Addr) int {
-	device, known := w.devices[a]
+func (l *locator) device(a netip.Addr) int {
+	device, known := l.devices[a]
 	if !known {
-		route, _ := w.routes.Route(a)
+		route, _ := l.routes.Route(a)
 		device = route.Link
-		w.devices[a] = device
+		l.devices[a] = device
 	}
 	return device
 }
@@ -161,49 +161,48 @@ func (w *ways) device(a netip.Addr) int {
 // a pod or of an interface forbids nothing: that may change without a word, and new connections are
 // dropped for it anyway. A connection that a program judges which is only kept stays as it is,
 // unless another of those that judge it forbids it.
-func (d *Driver) forbids(f conntrack.Flow, w *ways) bool {
-	d.mu.Lock()
-	u := d.unsure
-	d.mu.Unlock()
+func (d *Driver) forbids(f conntrack.Flow, l *locator) bool {
+	d.applying.Lock()
+	defer d.applying.Unlock()
 	is := f.Cut()
 	d.Held(func(s *state.State) {
 		if s.Policy != nil {
-			is = u.forbids(s.Policy, f, w)
+			is = d.kept.forbids(s.Policy, f, l)
 		}
 	})
 	return is
 }
 
-func (u *unsure) forbids(p *state.Policy, f conntrack.Flow, w *ways) bool {
+func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 	flow := policyFlow(f)
-	if u.mayBeMember(flow.Source) || u.mayBeMember(flow.Destination) {
+	if k.mayBeMember(flow.Source) || k.mayBeMember(flow.Destination) {
 		return f.Cut()
 	}
 	var in, out int
-	if len(p.Hosts)+len(u.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
-		out = w.device(flow.Destination)
+	if len(p.Hosts)+len(k.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
+		out = l.device(flow.Destination)
 		if p.Workloads[flow.Source] == nil {
-			in = w.device(flow.Source)
+			in = l.device(flow.Source)
 		}
 	}
-	asked := flow
-	asked.Destination, asked.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
+	original := flow
+	original.Destination, original.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
 	var steps []verdict.Step
-	switch from, to := w.own[flow.Source], w.own[flow.Destination]; {
+	switch from, to := l.own[flow.Source], l.own[flow.Destination]; {
 	case from && to:
 		return false
 	case from:
 		steps = verdict.Output(p, flow, out)
 	case to:
-		steps = append(verdict.Arrive(p, asked, in), verdict.Input(p, flow, in)...)
+		steps = append(verdict.Arrive(p, original, in), verdict.Input(p, flow, in)...)
 	default:
-		steps = append(verdict.Arrive(p, asked, in), verdict.Forward(p, flow, in, out)...)
+		steps = append(verdict.Arrive(p, original, in), verdict.Forward(p, flow, in, out)...)
 	}
-	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return u.judges(s.Stage, flow, in, out) })
+	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return k.mayJudge(s.Stage, flow, in, out) })
 	if denied, is := verdict.Denied(steps); is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost) {
 		return true
 	}
-	return f.Cut() && u.concerns(flow, in, out)
+	return f.Cut() && k.mayJudgeAny(flow, in, out)
 }
 
 // policyFlow is the connection as policy judges it: from the client's own address to the

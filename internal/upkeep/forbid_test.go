@@ -1,8 +1,10 @@
 package upkeep
 
 import (
+	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
@@ -59,8 +61,8 @@ func TestForbids(t *testing.T) {
 		p.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
 		p.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "p"}, Device: veth}}
 		c.change(p)
-		w := &ways{own: map[netip.Addr]bool{node: true}, devices: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
-		if got := newUnsure(c.kept).forbids(p, c.flow, w); got != c.want {
+		l := &locator{own: map[netip.Addr]bool{node: true}, devices: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
+		if got := newKept(c.kept).forbids(p, c.flow, l); got != c.want {
 			t.Errorf("%s: forbidden: %v, want %v", name, got, c.want)
 		}
 	}
@@ -70,10 +72,10 @@ func TestForbids(t *testing.T) {
 // services meanwhile.
 func TestAdoptingServicesForgetsNothingKept(t *testing.T) {
 	pod := netip.MustParseAddr("10.1.0.1")
-	d := &Driver{unsure: newUnsure(driver.Kept{})}
+	d := &Driver{kept: newKept(driver.Kept{})}
 	adopted := func(want *state.State, kept driver.Kept) bool {
 		d.hasAdopted(want, kept, false)
-		return d.unsure.Receivers[pod] && d.keptPolicy
+		return d.kept.Receivers[pod] && d.kept.Policy > 0
 	}
 	services, policy := &state.State{Services: state.NewServices()}, &state.State{Policy: state.NewPolicy()}
 	if !adopted(policy, driver.Kept{Policy: 1, Receivers: map[netip.Addr]bool{pod: true}}) {
@@ -84,5 +86,85 @@ func TestAdoptingServicesForgetsNothingKept(t *testing.T) {
 	}
 	if adopted(policy, driver.Kept{}) {
 		t.Error("what is kept no more is still said to be")
+	}
+}
+
+// meanwhile is a driver that has something happen whenever it is asked what the kernel holds.
+type meanwhile struct {
+	driver.Driver
+	held   *state.State
+	happen func()
+}
+
+func (d *meanwhile) Held(f func(*state.State)) {
+	f(d.held)
+	d.happen()
+}
+
+func (d *meanwhile) Close() error                { return nil }
+func (d *meanwhile) SetAside() []driver.SetAside { return nil }
+
+func (d *meanwhile) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
+	return &keepingPlan{d: d, want: want}, nil
+}
+
+// keepingPlan puts a state in the kernel, and keeps what a pod receives.
+type keepingPlan struct {
+	driver.Plan
+	d    *meanwhile
+	want *state.State
+}
+
+func (p *keepingPlan) Len() int { return 1 }
+
+func (p *keepingPlan) Kept() driver.Kept {
+	kept := driver.Kept{Policy: 1, Receivers: map[netip.Addr]bool{}}
+	for a := range p.want.Policy.Workloads {
+		kept.Receivers[a] = true
+	}
+	return kept
+}
+
+func (p *keepingPlan) Apply(context.Context) error {
+	p.d.held = p.want
+	return nil
+}
+
+// A connection is judged by the state that the driver holds and by what was kept for that state,
+// also while an adoption is at work.
+func TestForbidsWhileAdopting(t *testing.T) {
+	pod, outside := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("192.0.2.9")
+	want := state.New()
+	want.Policy = state.NewPolicy()
+	want.Policy.Programs["deny"] = &state.Program{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{}}}}}
+	want.Policy.Workloads[pod] = &state.Workload{Device: 5, Ingress: "deny"}
+	before := state.New()
+	before.Policy = state.NewPolicy()
+	before.Services.Frontends[state.FrontendKey{Addr: pod, Port: 80}] = &state.Frontend{} // its removal is looked up
+
+	kernel := &meanwhile{held: before, happen: func() {}}
+	d, err := Open(kernel, Options{Policy: true, KeepEstablished: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	p, err := d.Adopt(t.Context(), want, driver.Keep{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	flow := conntrack.Flow{Protocol: model.TCP,
+		Orig:  conntrack.Tuple{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(pod, 80)},
+		Reply: conntrack.Tuple{Src: netip.AddrPortFrom(pod, 80), Dst: netip.AddrPortFrom(outside, 40000)}}
+	judged := make(chan bool, 1)
+	kernel.happen = func() {
+		kernel.happen = func() {}
+		go func() { judged <- d.forbids(flow, &locator{own: map[netip.Addr]bool{}}) }()
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if <-judged {
+		t.Error("a connection is forbidden by a program that the kernel has another one for")
 	}
 }

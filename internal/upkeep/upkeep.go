@@ -39,11 +39,12 @@ type Driver struct {
 	close      func() error // once
 
 	adopted    bool // a plan of Adopt was applied
-	keptPolicy bool // the last one of policy kept some of it
 	unfinished bool // a plan has failed since, and may have been carried out in part
 
-	mu     sync.Mutex // of what follows
-	unsure *unsure    // whom the kernel may judge otherwise than the driver's state says
+	// applying is held while a plan is applied, so that kept belongs to the state that the driver
+	// holds.
+	applying sync.Mutex
+	kept     *kept
 }
 
 // Open gives a driver the upkeep of connections, in the calling thread's network namespace, where
@@ -53,11 +54,11 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, log: o.Log, unsure: newUnsure(driver.Kept{})}
+	d := &Driver{Driver: of, ct: ct, log: o.Log, kept: newKept(driver.Kept{})}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
-	d.cleaner = conntrack.NewCleaner(ct, d.wanted, d.log)
+	d.cleaner = conntrack.NewCleaner(ct, d.stillServed, d.log)
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished {
@@ -127,14 +128,11 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	changed = changed || d.unfinished
 	if want.Policy != nil {
-		d.mu.Lock()
-		d.unsure = newUnsure(kept)
-		d.mu.Unlock()
 		// While something is kept, the kernel knows policies that the state does not.
-		if whole := d.keptPolicy && kept.Policy == 0; changed || whole {
+		if whole := d.kept.Policy > 0 && kept.Policy == 0; changed || whole {
 			d.suspect(suspects{all: true})
 		}
-		d.keptPolicy = kept.Policy > 0
+		d.kept = newKept(kept)
 	}
 	if changed {
 		d.sweep()
@@ -153,6 +151,8 @@ type plan struct {
 // Apply implements driver.Plan. A plan that fails may have been carried out in part: what follows
 // from that is done with the next adoption.
 func (p *plan) Apply(ctx context.Context) error {
+	p.d.applying.Lock()
+	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
 	p.d.cleaner.Cut(cutsBetween(p.before, p.d.frontendsNow(p.before)))
 	if err != nil {
