@@ -99,52 +99,57 @@ type Lister interface {
 	Frontends(ctx context.Context) (map[state.FrontendKey]bool, error)
 }
 
-// Lacks returns what a state asks for that the driver cannot do, of each service; under the zero
-// name what is no service's.
-func (c Capabilities) Lacks(s *state.State) map[model.Name]Capability {
-	lacks := map[model.Name]Capability{}
-	need := func(name model.Name, of Capability) {
-		if of &^= c.Can; of != 0 {
-			lacks[name] |= of
+// Lacks returns what a state asks for that the driver cannot do, by the object that asks for it: a
+// service, a policy that applies on this node, a host endpoint or a deny list.
+func (c Capabilities) Lacks(s *state.State) map[model.Ref]Capability {
+	lacks := map[model.Ref]Capability{}
+	need := func(of Capability, objects ...model.Ref) {
+		for _, object := range objects {
+			if missing := of &^ c.Can; missing != 0 {
+				lacks[object] |= missing
+			}
 		}
 	}
 	if s.Services != nil && c.Can&ofServices != ofServices {
 		for k, f := range s.Services.Frontends {
-			need(f.Service, neededBy(k, f))
+			need(neededBy(k, f), model.Ref{Kind: model.ServiceKind, Name: f.Service})
 		}
 	}
-	if p := s.Policy; p != nil {
-		need(model.Name{}, Policy)
-		if len(p.Hosts) > 0 {
-			need(model.Name{}, HostPolicy)
+	if p := s.Policy; p != nil && c.Can&ofPolicy != ofPolicy {
+		for _, w := range p.Workloads {
+			need(Policy, p.Programs[w.Ingress].Declared()...)
+			need(Policy, p.Programs[w.Egress].Declared()...)
 		}
-		untracked := len(p.Denied.Lists) > 0
 		for _, h := range p.Hosts {
-			untracked = untracked || h.UntrackedIn != "" || h.UntrackedOut != ""
+			need(Policy|HostPolicy, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: h.Name}})
+			for _, id := range h.Programs() {
+				need(Policy|HostPolicy, p.Programs[*id].Declared()...)
+			}
+			need(UntrackedPolicy, p.Programs[h.UntrackedIn].Declared()...)
+			need(UntrackedPolicy, p.Programs[h.UntrackedOut].Declared()...)
 		}
-		if untracked {
-			need(model.Name{}, UntrackedPolicy)
+		for _, l := range p.Denied.Lists {
+			need(Policy|UntrackedPolicy, model.Ref{Kind: "list", Name: model.Name{Name: l.Name}})
 		}
 	}
 	return lacks
 }
 
-// Issues says of each service what it asks for that the driver cannot do, and of policy the same.
+// Issues says of each object what it asks for that the driver cannot do.
 func (c Capabilities) Issues(s *state.State) (issues []model.Issue) {
-	for name, of := range c.Lacks(s) {
-		ref := model.Ref{Kind: "Service", Name: name}
-		if name == (model.Name{}) {
-			ref.Kind = "policy"
-		}
-		issue := ref.Issue(fmt.Sprintf("the driver %s cannot do what it asks for: %s", c.Name, of))
+	for object, of := range c.Lacks(s) {
+		issue := object.Issue(fmt.Sprintf("the driver %s cannot do what it asks for: %s", c.Name, of))
 		issue.InForce = model.InForceRest
 		issues = append(issues, issue)
 	}
 	return issues
 }
 
-// ofServices is all that services may ask for.
-const ofServices = Services | SCTP | Affinity | SourceRanges | LocalTraffic
+// What services and policies may ask for.
+const (
+	ofServices = Services | SCTP | Affinity | SourceRanges | LocalTraffic
+	ofPolicy   = Policy | HostPolicy | UntrackedPolicy
+)
 
 func neededBy(k state.FrontendKey, f *state.Frontend) Capability {
 	need := Services

@@ -3,6 +3,7 @@ package state
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -26,6 +27,20 @@ type Program struct {
 	Tiers []Tier
 	// Default befalls what passed all tiers: Allow for pods, Deny for host endpoints.
 	Default model.Action
+}
+
+// Declared are the policies that the program was made of, sorted; none of nil.
+func (p *Program) Declared() []model.PolicyKey {
+	all := map[model.PolicyKey]bool{}
+	if p != nil {
+		for _, t := range p.Tiers {
+			for _, own := range t.Policies {
+				all[own.Policy] = true
+			}
+		}
+	}
+	maps.DeleteFunc(all, func(k model.PolicyKey, _ bool) bool { return k.Kind == model.Failsafe })
+	return slices.SortedFunc(maps.Keys(all), model.PolicyKey.Compare)
 }
 
 // Tier is a stage of a Program: the rules of its policies, one policy after the other. The first
@@ -133,6 +148,11 @@ type Host struct {
 	ForwardIn, ForwardOut     ProgramID
 	PreDNAT                   ProgramID
 	UntrackedIn, UntrackedOut ProgramID
+}
+
+// Programs are the places of all programs of the host.
+func (h *Host) Programs() []*ProgramID {
+	return []*ProgramID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
 }
 
 // Denied are addresses whose packets are dropped where they arrive, before

@@ -103,14 +103,10 @@ func redirectHost(h *state.Host, f func(state.ProgramID) state.ProgramID) *state
 		return nil
 	}
 	c := *h
-	for _, id := range hostPrograms(&c) {
+	for _, id := range c.Programs() {
 		*id = f(*id)
 	}
 	return &c
-}
-
-func hostPrograms(h *state.Host) []*state.ProgramID {
-	return []*state.ProgramID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
 }
 
 // withStandIns redirects the workloads and hosts of a delta to the stand-ins of programs that were

@@ -51,18 +51,6 @@ func reasonText(err error) string {
 	return err.Error()
 }
 
-// policiesOf are all policies of a program, sorted.
-func policiesOf(p *state.Program) []model.PolicyKey {
-	all := map[model.PolicyKey]bool{}
-	for _, t := range p.Tiers {
-		for _, own := range t.Policies {
-			all[own.Policy] = true
-		}
-	}
-	maps.DeleteFunc(all, func(k model.PolicyKey, _ bool) bool { return k.Kind == model.Failsafe })
-	return slices.SortedFunc(maps.Keys(all), model.PolicyKey.Compare)
-}
-
 // SetAside implements driver.Driver.
 func (d *Driver) SetAside() []driver.SetAside {
 	if list := d.published.Load(); list != nil {
@@ -126,7 +114,7 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (all []driver.SetAside) {
 	policies, what := b.policies, "a rule of it"
 	if policies == nil {
-		policies, what = policiesOf(p), "what is made of it"
+		policies, what = p.Declared(), "what is made of it"
 		if len(policies) > 1 {
 			what += " and of the other policies of the same pods"
 		}
@@ -147,7 +135,7 @@ func (d *Driver) judgedBy(id state.ProgramID) string {
 		}
 	}
 	for _, h := range d.state.Policy.Hosts {
-		for _, of := range hostPrograms(h) {
+		for _, of := range h.Programs() {
 			if *of == id {
 				names["host endpoint "+h.Name] = true
 			}

@@ -1,0 +1,69 @@
+package driver_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// program is one of some policies.
+func program(s *state.State, kind model.Kind, names ...string) state.ProgramID {
+	p := &state.Program{Tiers: []state.Tier{{}}}
+	for _, name := range names {
+		p.ID += state.ProgramID(name)
+		key := model.PolicyKey{Kind: kind, Name: model.Name{Name: name}}
+		p.Tiers[0].Policies = append(p.Tiers[0].Policies, &state.PolicyRules{Policy: key})
+	}
+	s.Policy.Programs[p.ID] = p
+	return p.ID
+}
+
+// What a driver lacks is said of each object that asks for it: of services, of policies that apply
+// here, of host endpoints and of deny lists.
+func TestIssues(t *testing.T) {
+	s := state.New()
+	web := model.Name{Namespace: "shop", Name: "web"}
+	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.SCTP, Port: 80}
+	s.Services.Frontends[key] = &state.Frontend{Service: web, Affinity: time.Hour}
+	s.Policy = state.NewPolicy()
+	program(s, model.NetworkPolicy, "applies to nobody")
+	s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] = &state.Workload{Ingress: program(s, model.NetworkPolicy, "in"), Egress: program(s, model.NetworkPolicy, "out", "in")}
+	s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{}
+	failsafe := program(s, model.Failsafe, "failsafe")
+	s.Policy.Hosts[2] = &state.Host{Name: "node-eth0", Input: program(s, model.GlobalNetworkPolicy, "host"), Output: failsafe, UntrackedIn: program(s, model.GlobalNetworkPolicy, "raw")}
+	s.Policy.Denied.Lists = []*state.List{{Name: "bad"}}
+
+	policy := []string{"GlobalNetworkPolicy host", "GlobalNetworkPolicy raw", "HostEndpoint node-eth0", "NetworkPolicy in", "NetworkPolicy out", "list bad"}
+	for name, c := range map[string]struct {
+		lacks driver.Capability
+		want  []string
+	}{
+		"nothing":                           {0, nil},
+		"what nobody asks for":              {driver.LocalTraffic | driver.SourceRanges | driver.Survives | driver.Keeps, nil},
+		"session affinity":                  {driver.Affinity, []string{"Service shop/web"}},
+		"SCTP":                              {driver.SCTP, []string{"Service shop/web"}},
+		"services":                          {driver.Services, []string{"Service shop/web"}},
+		"policy before connection tracking": {driver.UntrackedPolicy, []string{"GlobalNetworkPolicy raw", "list bad"}},
+		"policy of host endpoints":          {driver.HostPolicy, []string{"GlobalNetworkPolicy host", "GlobalNetworkPolicy raw", "HostEndpoint node-eth0"}},
+		"network policy":                    {driver.Policy, policy},
+	} {
+		var got []string
+		for _, i := range (driver.Capabilities{Name: "weak", Can: driver.All &^ c.lacks}).Issues(s) {
+			got = append(got, i.Object.String())
+			if want := "the driver weak cannot do what it asks for: " + name; i.Reason != want {
+				t.Errorf("%v: %q, want %q", i.Object, i.Reason, want)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("lacks %s: %v, want %v", name, got, c.want)
+		}
+	}
+	if got := (driver.Capabilities{}).Issues(&state.State{}); len(got) > 0 {
+		t.Errorf("of nothing: %v", got)
+	}
+}
