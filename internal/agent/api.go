@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
 // Plan is what the agent would do to the kernel.
@@ -130,13 +131,14 @@ func (a *Agent) Sync(ctx context.Context) error {
 	return nil
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation. An error says
-// why it has not; it is a *FaultError if only objects are at fault: some of those that are named,
-// or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation: where objects
+// are named, of the parts of the state that these belong to. An error says why it has not; it is a
+// *FaultError if only objects are at fault: some of those that are named, or any if none is. Safe
+// for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
-		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, generation})
+		l.waiting = append(slices.DeleteFunc(l.waiting, waiter.abandoned), waiter{ctx, done, generation, partsOf(objects)})
 		l.kernel.Hurry()
 		l.attempt(ctx)
 	})
@@ -162,6 +164,22 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		return &FaultError{issues}
 	}
 	return nil
+}
+
+// partsOf are the parts of the state that objects are about; none: all.
+func partsOf(objects []model.Ref) (parts []reconcile.Part) {
+	for _, o := range objects {
+		switch o.Kind {
+		case model.ServiceKind, model.EndpointSliceKind:
+			parts = append(parts, reconcile.Services)
+		case model.NetworkPolicy, model.ClusterPolicy, model.CalicoPolicy, model.GlobalNetworkPolicy,
+			model.GlobalNetworkSet, model.NamespacedNetworkSet, model.AddressList, model.TierKind, model.HostEndpointKind:
+			parts = append(parts, reconcile.Policy)
+		default:
+			return nil
+		}
+	}
+	return parts
 }
 
 // ask has the loop run f between two of its own steps.

@@ -34,7 +34,7 @@ type loop struct {
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
 	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
 	takes   []take          // those of which something may wait for its slice still, and the last one before
-	waiting []waiter        // answered once their generation is in the kernel, or an attempt fails
+	waiting []waiter        // answered once their parts are in the kernel with their generation, or fail
 	known   map[model.Issue]bool
 }
 
@@ -43,6 +43,7 @@ type waiter struct {
 	ctx        context.Context
 	done       chan<- error // has room for the one answer
 	generation uint64
+	parts      []reconcile.Part // that it is about; none: all
 }
 
 // take is when a generation was taken from the store.
@@ -184,11 +185,11 @@ func (l *loop) attempt(ctx context.Context) {
 		l.more.Set() // a part that fails does not hold up the slices of another
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
-		if err == nil && l.kernel.Generation() < w.generation {
-			return false
+		has, err := l.kernel.Has(w.generation, w.parts...)
+		if has || err != nil {
+			w.done <- err
 		}
-		w.done <- err
-		return true
+		return has || err != nil
 	})
 }
 

@@ -55,6 +55,18 @@ func TestServicesWhilePolicyFails(t *testing.T) {
 	}
 	b.source.deliver(all...)
 	eventually(t, "all services are programmed", func() bool { return len(b.driver.backends()) == 1+services })
+	generation := b.Store.Generation()
+	service, policy, pod := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}},
+		model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "policy"}},
+		model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}}
+	for _, c := range []struct {
+		objects []model.Ref
+		fails   bool
+	}{{[]model.Ref{service}, false}, {[]model.Ref{policy}, true}, {[]model.Ref{service, policy}, true}, {[]model.Ref{pod}, true}, {nil, true}} {
+		if err := b.Wait(t.Context(), generation, c.objects...); (err != nil) != c.fails {
+			t.Errorf("wait for %v: %v", c.objects, err)
+		}
+	}
 	fails.Store(false)
 	if err := b.client.Sync(t.Context()); err != nil {
 		t.Error(err)

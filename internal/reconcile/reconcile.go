@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
@@ -185,13 +186,15 @@ func (r *Reconciler) Due() (at time.Time, is bool) {
 	return at, is
 }
 
-// Generation is the one up to which the kernel has all that is wanted of every part.
-func (r *Reconciler) Generation() uint64 {
-	least := r.parts[0].holds
-	for _, p := range r.parts {
-		least = min(least, p.holds)
+// Has reports whether the kernel has all that is wanted of some parts up to a generation, or why
+// they fail. No parts, or none that the driver carries out, stand for all.
+func (r *Reconciler) Has(generation uint64, of ...Part) (bool, error) {
+	parts := slices.DeleteFunc(slices.Clone(r.parts), func(p *part) bool { return !slices.Contains(of, p.of) })
+	if len(parts) == 0 {
+		parts = r.parts
 	}
-	return least
+	behind := func(p *part) bool { return p.holds < generation }
+	return !slices.ContainsFunc(parts, behind), failure(parts)
 }
 
 // Parts is how many parts there are.
@@ -265,7 +268,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	if done.Time.IsZero() {
 		done.Time = r.now()
 	}
-	return done, r.err()
+	return done, failure(r.parts)
 }
 
 // Tampering is a suspicion that there is evidence of.
@@ -437,10 +440,10 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 		"services", names(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", p.delay)
 }
 
-// err says which parts are not in step, and why.
-func (r *Reconciler) err() error {
+// failure says why those of some parts fail that do.
+func failure(parts []*part) error {
 	var errs []error
-	for _, p := range r.parts {
+	for _, p := range parts {
 		switch {
 		case p.failure == nil:
 		case len(errs) == 0:

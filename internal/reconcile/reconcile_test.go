@@ -291,23 +291,48 @@ func TestOnePart(t *testing.T) {
 	run(t, r, f, attempt{both, "adopt [services]", ""}, attempt{both, "update [services]", ""}, attempt{policy, "", ""})
 }
 
-// A generation is in the kernel once all parts have it.
-func TestGeneration(t *testing.T) {
+// A generation is in the kernel once all parts in question have it; if one of them fails, it is said
+// why.
+func TestHas(t *testing.T) {
 	f := newFake()
 	r := start(t, f)
-	attempt := func(generation, want uint64, change state.Delta) {
+	noRoom := errors.New("no room")
+	attempt := func(generation uint64, change state.Delta, all, ofServices, ofPolicy uint64) {
 		t.Helper()
 		r.Hurry()
 		_, _ = r.Attempt(t.Context(), change, generation)
-		if got := r.Generation(); got != want {
-			t.Errorf("generation %d, want %d", got, want)
+		for _, c := range []struct {
+			of   []reconcile.Part
+			want uint64
+		}{{nil, all}, {[]reconcile.Part{reconcile.Services, reconcile.Policy}, all}, {[]reconcile.Part{reconcile.Services}, ofServices}, {[]reconcile.Part{reconcile.Policy}, ofPolicy}} {
+			has, err := r.Has(c.want, c.of...)
+			more, _ := r.Has(c.want+1, c.of...)
+			if !has || more || (err != nil) != (c.want < ofServices) || err != nil && !errors.Is(err, noRoom) {
+				t.Errorf("after attempt %d: of %v it has %d: %v, more: %v, %v", generation, c.of, c.want, has, more, err)
+			}
 		}
 	}
-	attempt(2, 2, none)
-	f.fails[reconcile.Policy] = errors.New("no room")
-	attempt(3, 3, services)
-	attempt(4, 3, both)
-	attempt(5, 3, services)
+	attempt(2, none, 2, 2, 2)
+	f.fails[reconcile.Policy] = noRoom
+	attempt(3, services, 3, 3, 3)
+	attempt(4, both, 3, 4, 3)
+	attempt(5, services, 3, 5, 3)
 	delete(f.fails, reconcile.Policy)
-	attempt(5, 5, none)
+	attempt(5, none, 5, 5, 5)
+}
+
+// A driver of services alone has all once it has services.
+func TestHasOnePart(t *testing.T) {
+	f := newFake()
+	f.can, f.whole = driver.Services, false
+	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
+	if has, err := r.Has(1, reconcile.Policy); has || err != nil {
+		t.Errorf("before the first attempt: %v, %v", has, err)
+	}
+	if _, err := r.Attempt(t.Context(), both, 1); err != nil {
+		t.Fatal(err)
+	}
+	if has, err := r.Has(1, reconcile.Policy); !has || err != nil {
+		t.Errorf("of policy: %v, %v", has, err)
+	}
 }
