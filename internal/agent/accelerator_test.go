@@ -78,6 +78,37 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
+// What others do to an accelerator's tables is undone: soon where there is evidence of it, and by an
+// audit where there is none. The base is not told of it.
+func TestAcceleratorHeals(t *testing.T) {
+	for name, c := range map[string]struct {
+		audit  time.Duration
+		change func(*fakeDriver)
+	}{
+		"tampering": {time.Hour, (*fakeDriver).flush},
+		"audit": {20 * time.Millisecond, func(d *fakeDriver) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			clear(d.kernel)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fast := newFakeDriver()
+			b := start(t, func(conf *Config) { conf.Accelerators, conf.AuditInterval = []driver.Driver{fast}, c.audit })
+			b.source.deliver(web(1, "10.1.0.1")...)
+			b.source.sync()
+			eventually(t, "the accelerator is in step", func() bool { return b.Status().Accelerators[0].InStep })
+			c.change(fast)
+			eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
+			healed := "put right\" accelerator=fake \"found by\"=" + name
+			eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
+			if s := b.Status(); s.Heals > 0 || !s.OK {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	}
+}
+
 // weak is a driver without affinity.
 type weak struct{ *fakeDriver }
 

@@ -135,7 +135,7 @@ func New(c Config) *Agent {
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits)
 	for _, d := range c.Accelerators {
-		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.Log))
+		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
 	a.metrics = newMetrics(a)
 	return a

@@ -17,8 +17,6 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-const watchInterval = 500 * time.Millisecond // between two looks for tampering and new issues
-
 // loop is the goroutine that owns the driver.
 type loop struct {
 	*Agent
@@ -67,7 +65,7 @@ func newLoop(a *Agent) *loop {
 // run works until ctx ends. A change is programmed as soon as it is seen; what arrives while one is
 // being programmed is taken together.
 func (l *loop) run(ctx context.Context) {
-	watch := time.NewTicker(watchInterval)
+	watch := time.NewTicker(reconcile.WatchInterval)
 	defer watch.Stop()
 	for {
 		select {
@@ -81,7 +79,7 @@ func (l *loop) run(ctx context.Context) {
 			l.attempt(ctx)
 		case <-l.audit.C:
 			l.audit.Reset(l.AuditInterval)
-			l.kernel.Doubt("audit")
+			l.kernel.Doubt(reconcile.Audit)
 			l.attempt(ctx)
 		case <-watch.C:
 			l.health.beat()
@@ -213,7 +211,7 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.Health
 	}
 }
 
-// schedule sets the timers of what is due without a change, and says what was found.
+// schedule sets the timers of what is due without a change, and records what was found.
 func (l *loop) schedule(done reconcile.Done) {
 	if at, failing := l.kernel.Due(); failing {
 		l.retry.Reset(max(time.Until(at), 0))
@@ -225,7 +223,10 @@ func (l *loop) schedule(done reconcile.Done) {
 		l.keeps(l.kernel.Kept())
 	}
 	if done.Healed != "" {
-		l.healed(done)
+		l.metrics.heals.Inc()
+		l.mu.Lock()
+		l.record.heals++
+		l.mu.Unlock()
 	}
 }
 
@@ -320,15 +321,6 @@ func (l *loop) failed(err error, done reconcile.Done, delta state.Delta) {
 		l.record.last = new(applied(done, delta))
 	}
 	l.mu.Unlock()
-}
-
-// healed records that someone else's change was undone.
-func (l *loop) healed(done reconcile.Done) {
-	l.metrics.heals.Inc()
-	l.mu.Lock()
-	l.record.heals++
-	l.mu.Unlock()
-	l.Log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds())
 }
 
 // logIssues says once that an object is at fault, and once that it no longer is. A source logs

@@ -15,9 +15,9 @@ import (
 // and is complete alone. It follows in a goroutine of its own: however long it takes, and whether
 // or not it fails, the base waits for nothing. Its methods are safe for concurrent use.
 type Accelerator struct {
-	name string
-	r    *Reconciler
-	wake wake.Signal
+	r     *Reconciler
+	audit time.Duration // between two comparisons of everything with the kernel
+	wake  wake.Signal
 
 	mu      sync.Mutex
 	pending state.Delta // what changed since its last attempt began
@@ -34,12 +34,11 @@ type AcceleratorStatus struct {
 }
 
 // NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the
-// desired state that nobody else changes.
-func NewAccelerator(d driver.Driver, want func() *state.State, log *slog.Logger) *Accelerator {
+// desired state that nobody else changes, and audit is the time between two audits.
+func NewAccelerator(d driver.Driver, want func() *state.State, audit time.Duration, log *slog.Logger) *Accelerator {
 	name := d.Capabilities().Name
-	a := &Accelerator{name: name, r: New(d, want, log.With("accelerator", name)), wake: wake.New(), lacking: Lacking{Any: true}}
-	a.status = AcceleratorStatus{Name: name}
-	return a
+	return &Accelerator{r: New(d, want, log.With("accelerator", name)), audit: audit, wake: wake.New(),
+		lacking: Lacking{Any: true}, status: AcceleratorStatus{Name: name}}
 }
 
 // Follow has it follow a change that the base has carried out, and what the sources lack by then.
@@ -59,16 +58,28 @@ func (a *Accelerator) Status() AcceleratorStatus {
 	return a.status
 }
 
-// Run follows until ctx ends. Nothing is done before the first call of Follow.
+// Run follows until ctx ends, and undoes what others change. Nothing is done before the first call
+// of Follow.
 func (a *Accelerator) Run(ctx context.Context) {
 	retry := time.NewTimer(0)
 	retry.Stop()
+	var watch, audit <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.wake:
+			if watch == nil {
+				watch, audit = time.Tick(WatchInterval), time.Tick(a.audit)
+			}
 		case <-retry.C:
+		case <-audit:
+			a.r.Doubt(Audit)
+		case <-watch:
+			if !a.r.Tampered(ctx) {
+				continue
+			}
+			a.r.Doubt(Tampering)
 		}
 		a.attempt(ctx)
 		if at, failing := a.r.Due(); failing {

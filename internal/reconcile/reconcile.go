@@ -26,6 +26,15 @@ const (
 	hurriedDelay = 250 * time.Millisecond
 )
 
+// WatchInterval is the time between two calls of Tampered.
+const WatchInterval = 500 * time.Millisecond
+
+// Why everything is compared with the kernel though nothing is known to differ.
+const (
+	Audit     = "audit"     // from time to time
+	Tampering = "tampering" // there is evidence of it
+)
+
 // Part is a part of the state, which is reconciled apart from the others.
 type Part int
 
@@ -258,6 +267,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	r.adopt(ctx, delta, &done)
 	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
 		done.Healed = r.suspicion
+		r.log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds())
 	}
 	r.suspicion = ""
 	for _, p := range r.parts {
@@ -270,9 +280,6 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	}
 	return done, failure(r.parts)
 }
-
-// Tampering is a suspicion that there is evidence of.
-const Tampering = "tampering"
 
 // update carries out the change of those parts that are in step.
 func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) {
