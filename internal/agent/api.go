@@ -198,7 +198,7 @@ func (l *loop) plan(ctx context.Context) (Plan, error) {
 	if !l.ready() {
 		return Plan{}, errNotSynced
 	}
-	l.look()
+	l.checkSource()
 	delta, checks := l.compile()
 	l.followUp(delta, checks)
 	p, err := l.kernel.Plan(ctx, delta)

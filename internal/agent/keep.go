@@ -14,15 +14,15 @@ import (
 // Until the source has read everything once, nothing tells what was deleted from what merely can't
 // be read, so nothing is taken from the kernel.
 
-// look asks the source whether something is lacking still, and reports whether that matters less
-// than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
+// checkSource asks the source whether something is lacking still, and reports whether that matters
+// less than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
 // before compile, so that what the source says is in the store by then.
-func (l *loop) look() (changed bool) {
+func (l *loop) checkSource() (changed bool) {
 	if !l.lacking.Any {
 		return false
 	}
 	s := l.sourceStatus()
-	changed = l.open(slices.Contains(s.Unread, model.PodKind))
+	changed = l.setPodsUnread(slices.Contains(s.Unread, model.PodKind))
 	l.lacking = Lacking(s)
 	l.kernel.Lack(l.lacking)
 	return changed || !l.lacking.Any
@@ -39,8 +39,9 @@ func Lacking(s source.Status) reconcile.Lacking {
 	return l
 }
 
-// open has policy cut nobody off while no Pod could be read, and reports whether that is news.
-func (l *loop) open(unread bool) (changed bool) {
+// setPodsUnread has policy cut nobody off while no Pod could be read, and reports whether that is
+// news.
+func (l *loop) setPodsUnread(unread bool) (changed bool) {
 	if unread == l.unread {
 		return false
 	}
@@ -69,9 +70,9 @@ func Unread(kinds []model.Kind) string {
 	return text
 }
 
-// keeps records how much an adoption left in the kernel that is only kept: frontends, and parts of
-// policy.
-func (l *loop) keeps(kept int) {
+// recordKept records how much an adoption left in the kernel that is only kept: frontends, and
+// parts of policy.
+func (l *loop) recordKept(kept int) {
 	l.mu.Lock()
 	was := l.record.kept
 	l.record.kept = kept

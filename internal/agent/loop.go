@@ -138,7 +138,7 @@ func (l *loop) protect() bool {
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
-	if l.lacking.Any && l.ready() && l.look() {
+	if l.lacking.Any && l.ready() && l.checkSource() {
 		l.attempt(ctx)
 	}
 	if l.kernel.Tampered(ctx) {
@@ -162,7 +162,7 @@ func (l *loop) attempt(ctx context.Context) {
 		return
 	}
 	l.health.queued(time.Now())
-	l.look()
+	l.checkSource()
 	delta, checks := l.compile()
 	waiting := l.Compiler.Waiting()
 	done, err := l.kernel.Attempt(ctx, delta, l.compiled(waiting))
@@ -220,7 +220,7 @@ func (l *loop) schedule(done reconcile.Done) {
 	}
 	if done.Path == reconcile.PathAdopt {
 		l.audit.Reset(l.AuditInterval)
-		l.keeps(l.kernel.Kept())
+		l.recordKept(l.kernel.Kept())
 	}
 	if done.Healed != "" {
 		l.metrics.heals.Inc()

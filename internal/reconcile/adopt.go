@@ -13,20 +13,20 @@ import (
 )
 
 // Adopt plans to bring the kernel in step with want. What may be lacking in want is not taken from
-// the kernel. The frontends in had have had endpoints in this life: if they have none now, they
-// lost them.
-func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, had map[state.FrontendKey]bool) (driver.Plan, error) {
-	return adopt(ctx, d, want, lacking.keep(), had)
+// the kernel. The frontends in hadEndpoint have had endpoints in this life: if they have none now,
+// they lost them.
+func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, hadEndpoint map[state.FrontendKey]bool) (driver.Plan, error) {
+	return adopt(ctx, d, want, lacking.keep(), hadEndpoint)
 }
 
-func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.Keep, had map[state.FrontendKey]bool) (driver.Plan, error) {
+func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.Keep, hadEndpoint map[state.FrontendKey]bool) (driver.Plan, error) {
 	if d.Capabilities().Can&driver.Keeps == 0 {
 		keep = driver.Keep{}
 	}
 	if !keep.Services || want.Services == nil {
 		return d.Adopt(ctx, want, keep)
 	}
-	p, err := d.Adopt(ctx, &state.State{Services: withBackends(want.Services, had), Policy: want.Policy}, keep)
+	p, err := d.Adopt(ctx, &state.State{Services: withBackends(want.Services, hadEndpoint), Policy: want.Policy}, keep)
 	if err == nil && p.Kept().Services == 0 {
 		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
 		// were put there by us: they are programmed as they stand, as Update does it.
@@ -47,11 +47,11 @@ func bare(s *state.State) *state.State {
 
 // withBackends are the services without those frontends that never had an endpoint: theirs may be
 // what is lacking, and then those in the kernel are better.
-func withBackends(want *state.Services, had map[state.FrontendKey]bool) *state.Services {
+func withBackends(want *state.Services, hadEndpoint map[state.FrontendKey]bool) *state.Services {
 	s := *want
 	s.Frontends = maps.Clone(s.Frontends)
 	maps.DeleteFunc(s.Frontends, func(k state.FrontendKey, f *state.Frontend) bool {
-		return !hasEndpoints(f) && !had[k]
+		return !hasEndpoints(f) && !hadEndpoint[k]
 	})
 	return &s
 }
@@ -63,7 +63,7 @@ func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.
 func (r *Reconciler) noteEndpoints(d state.Delta) {
 	for k, f := range d.Services.Frontends {
 		if f != nil && hasEndpoints(f) {
-			r.had[k] = true
+			r.hadEndpoint[k] = true
 		}
 	}
 }

@@ -103,8 +103,8 @@ type Reconciler struct {
 	parts  []*part
 	now    func() time.Time
 
-	lacking Lacking
-	had     map[state.FrontendKey]bool // while something is lacking: what has had an endpoint since the start
+	lacking     Lacking
+	hadEndpoint map[state.FrontendKey]bool // while something is lacking: what has had an endpoint since the start
 	// suspicion is why parts are compared with the kernel though nothing is known to differ; "":
 	// none are.
 	suspicion string
@@ -127,7 +127,7 @@ type part struct {
 // those that the state has now and the driver carries out. What want returns, which is asked for
 // where everything is to be compared, may change after the call of Attempt or Plan.
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
-	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, had: map[state.FrontendKey]bool{}}
+	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{}}
 	can, state := d.Capabilities().Can, want()
 	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy}
 	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil} {
@@ -141,7 +141,7 @@ func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconcile
 // Lack says what the sources lack by now. Once they lack nothing any more, all is adopted for good.
 func (r *Reconciler) Lack(l Lacking) {
 	if r.lacking.Any && !l.Any {
-		r.had = nil
+		r.hadEndpoint = nil
 		r.Doubt("")
 	}
 	r.lacking = l
@@ -234,7 +234,7 @@ func (r *Reconciler) Plan(ctx context.Context, delta state.Delta) (driver.Plan, 
 		r.noteEndpoints(delta)
 	}
 	r.Doubt("")
-	return Adopt(ctx, r.driver, r.want(), r.lacking, r.had)
+	return Adopt(ctx, r.driver, r.want(), r.lacking, r.hadEndpoint)
 }
 
 // Kept is how much is in the kernel that is only kept.
@@ -356,7 +356,7 @@ func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*pa
 	for _, p := range of {
 		p.of.copy(&s, want)
 	}
-	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return Adopt(ctx, r.driver, &s, r.lacking, r.had) })
+	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return Adopt(ctx, r.driver, &s, r.lacking, r.hadEndpoint) })
 	if err != nil {
 		return err
 	}
@@ -376,7 +376,7 @@ func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part,
 	p.of.copy(s, want)
 	mayKeep := keep
 	keep.Services, keep.Policy = keep.Services || p.of != Services, keep.Policy || p.of != Policy
-	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return adopt(ctx, r.driver, s, keep, r.had) })
+	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return adopt(ctx, r.driver, s, keep, r.hadEndpoint) })
 	switch {
 	case err != nil:
 		return err

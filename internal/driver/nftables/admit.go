@@ -296,8 +296,8 @@ func (d *Driver) retry(ctx context.Context) error {
 	var again state.Delta
 	for _, u := range due[:min(len(due), mostRetried)] {
 		if d.aside.has(u) {
-			d.aside.recallOne(u, &again, d.state)
+			d.aside.retryUnit(u, &again, d.state)
 		}
 	}
-	return d.admit(ctx, d.aside.recall(again, d.state))
+	return d.admit(ctx, d.aside.retryNamed(again, d.state))
 }

@@ -36,7 +36,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		return &rebuilding{d: d, want: want}, nil
 	}
 	next := d.aside.clone()
-	rest := next.rest(want, d.state)
+	rest := next.leaveOut(want, d.state)
 	for try := 1; ; try++ {
 		p, err := d.adopt(ctx, rest, keep)
 		switch {
@@ -115,7 +115,7 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	a := &adoption{d: d, of: of, want: want, have: have, deep: d.doubt, keep: keep, kept: newKept()}
 	a.change = a.start()
-	if err := a.settleKeeping(ctx); err != nil {
+	if err := a.findMentioned(ctx); err != nil {
 		return nil, err
 	}
 	return a.plan(ctx)
@@ -183,7 +183,7 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	if err := a.fill(ctx); err != nil {
 		return nil, err
 	}
-	a.settleChains()
+	a.planChains()
 	a.writeNotes()
 	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table(), kept: a.kept}, nil
 }
@@ -302,9 +302,9 @@ func (a *adoption) replaceProgram() {
 	p.Create(b, kept, a.have.Counters)
 }
 
-// settleChains creates the chains and counters that are missing beside the program, and deletes
+// planChains creates the chains and counters that are missing beside the program, and deletes
 // those that nothing leads to any more.
-func (a *adoption) settleChains() {
+func (a *adoption) planChains() {
 	b, now := a.change.batch, a.change.chainRefs
 	if a.have == nil {
 		now.Create(b, none, none)
@@ -314,10 +314,10 @@ func (a *adoption) settleChains() {
 	gone := slices.DeleteFunc(program.Missing(a.have.Chains, now.Chains), a.d.prog.HasChain)
 	b.Stepwise = a.sameProgram() && len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
-		kept := slices.DeleteFunc(slices.Clone(gone), a.isOver)
+		kept := slices.DeleteFunc(slices.Clone(gone), a.isObsolete)
 		now.Keep(kept, a.have.Rules)
 		a.kept.Untracked = slices.ContainsFunc(kept, program.IsDynamicBase)
-		program.DeleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isOver(name) }), nil)
+		program.DeleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isObsolete(name) }), nil)
 		return
 	}
 	counters := slices.DeleteFunc(program.Missing(a.have.Counters, now.Counters), func(name string) bool { return slices.Contains(a.d.prog.Counters, name) })
@@ -345,7 +345,7 @@ func (a *adoption) fill(ctx context.Context) error {
 			return fmt.Errorf("read set %s: %w", s.Name, err)
 		}
 		if s.Ranges() {
-			a.settleRanges(s, elements)
+			a.planRanges(s, elements)
 			continue
 		}
 		content[s] = elements
@@ -360,7 +360,7 @@ func (a *adoption) fill(ctx context.Context) error {
 			c.batch.Add(e)
 		}
 	})
-	a.settleRest(content)
+	a.planRest(content)
 	return nil
 }
 
@@ -383,8 +383,8 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 	return true
 }
 
-// settleRanges has a set of intervals written anew if anything in it differs.
-func (a *adoption) settleRanges(s *nft.Set, have map[nft.ElementKey]nft.Element) {
+// planRanges has a set of intervals written anew if anything in it differs.
+func (a *adoption) planRanges(s *nft.Set, have map[nft.ElementKey]nft.Element) {
 	var holds sum
 	for _, e := range have {
 		holds.add(&e)
@@ -396,20 +396,20 @@ func (a *adoption) settleRanges(s *nft.Set, have map[nft.ElementKey]nft.Element)
 }
 
 func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
-	had, ok := old[e.ElementKey]
+	there, ok := old[e.ElementKey]
 	delete(old, e.ElementKey)
-	if ok && had.SameValue(e) {
+	if ok && there.SameValue(e) {
 		return
 	}
-	if ok && a.keepsVerdict(&had, e) {
+	if ok && a.mustKeepVerdict(&there, e) {
 		a.kept.Policy++
-		a.d.prog.NoteKept(&a.kept, &had)
+		a.d.prog.NoteKept(&a.kept, &there)
 		a.change.sums[e.Set.ID].remove(e)
-		a.change.sums[e.Set.ID].add(&had)
+		a.change.sums[e.Set.ID].add(&there)
 		return
 	}
 	if ok {
-		a.change.batch.Delete(&had)
+		a.change.batch.Delete(&there)
 	}
 	a.change.batch.Add(e)
 }
@@ -436,24 +436,24 @@ func (a *adoption) noted(s *nft.Set) (n sum) {
 // writeNotes writes down what the kernel will hold.
 func (a *adoption) writeNotes() {
 	d, b := a.d, a.change.batch
-	had := map[uint32]string{}
+	noted := map[uint32]string{}
 	if a.have != nil && a.reused[d.prog.Notes] {
-		had = a.have.notes
+		noted = a.have.notes
 	}
-	if n := d.prog.Note(); !strings.HasPrefix(had[program.ProgramNote], n) {
-		d.prog.WriteNote(b, program.ProgramNote, had[program.ProgramNote], n)
+	if n := d.prog.Note(); !strings.HasPrefix(noted[program.ProgramNote], n) {
+		d.prog.WriteNote(b, program.ProgramNote, noted[program.ProgramNote], n)
 	}
 	for _, s := range d.prog.Sets {
 		if !a.of.has(d.prog, s) {
 			continue // where it has no note, nothing is known of it
 		}
-		if n := sumNote(s, a.change.sums[s.ID]); n != had[s.ID] {
-			d.prog.WriteNote(b, s.ID, had[s.ID], n)
+		if n := sumNote(s, a.change.sums[s.ID]); n != noted[s.ID] {
+			d.prog.WriteNote(b, s.ID, noted[s.ID], n)
 		}
 	}
-	for id := range had {
+	for id := range noted {
 		if int(id) > len(d.prog.Sets) {
-			d.prog.WriteNote(b, id, had[id], "")
+			d.prog.WriteNote(b, id, noted[id], "")
 		}
 	}
 }

@@ -34,11 +34,11 @@ type forgetter struct {
 	forgotten atomic.Int64    // to make room
 }
 
-// forgetPause is the time between two readings of the maps after changes, and lookPause without
+// forgetPause is the time between two readings of the maps after changes, and readPause without
 // any; reading shall not take more than one part of readShare of the time.
 const (
 	forgetPause = time.Second
-	lookPause   = 5 * time.Second
+	readPause   = 5 * time.Second
 	readShare   = 50
 )
 
@@ -59,7 +59,7 @@ func losesAffinity(before, after *state.Frontend) bool {
 
 // forgetAffinity works in the background until the driver is closed.
 func (d *Driver) forgetAffinity() {
-	pause, look := time.Duration(0), lookPause
+	pause, wait := time.Duration(0), readPause
 	for {
 		select {
 		case <-d.life.Done():
@@ -70,7 +70,7 @@ func (d *Driver) forgetAffinity() {
 		case <-d.life.Done():
 			return
 		case <-d.forget.wake:
-		case <-time.After(look - pause):
+		case <-time.After(wait - pause):
 		}
 		began := time.Now()
 		for i, fp := range d.prog.Families {
@@ -79,7 +79,7 @@ func (d *Driver) forgetAffinity() {
 			}
 		}
 		pause = max(forgetPause, readShare*time.Since(began))
-		look = max(lookPause, pause)
+		wait = max(readPause, pause)
 	}
 }
 

@@ -35,8 +35,8 @@ func (a *aside) clone() *aside {
 	return c
 }
 
-// inherit takes over what another one has of some parts.
-func (a *aside) inherit(from *aside, of parts) {
+// addFrom takes over what another one has of some parts.
+func (a *aside) addFrom(from *aside, of parts) {
 	for u, r := range from.why {
 		if of.hasUnit(u) {
 			u.field().move(&from.held, u.key, &a.held)
@@ -131,9 +131,9 @@ func redirect(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
 	}
 }
 
-// recall has the delta try again what it names of what was set aside: whole, with what was set
+// retryNamed has the delta try again what it names of what was set aside: whole, with what was set
 // aside for it. What stays aside stays out of the delta. s is what the kernel holds.
-func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
+func (a *aside) retryNamed(d state.Delta, s *state.State) state.Delta {
 	if len(a.why) == 0 {
 		return d
 	}
@@ -145,7 +145,7 @@ func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
 		}
 		f.move(&d, u.key, &a.held)
 		f.forget(&d, u.key)
-		a.recallOne(u, &d, s)
+		a.retryUnit(u, &d, s)
 	}
 	// What depends on something that stays aside stays aside with it.
 	for id, p := range maps.Clone(d.Policy.Programs) {
@@ -158,9 +158,9 @@ func (a *aside) recall(d state.Delta, s *state.State) state.Delta {
 	return a.withStandIns(d)
 }
 
-// recallOne has the delta try a unit again, as it is held; one that is not wanted any more is
+// retryUnit has the delta try a unit again, as it is held; one that is not wanted any more is
 // forgotten.
-func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
+func (a *aside) retryUnit(u unit, d *state.Delta, s *state.State) {
 	f := u.field()
 	wanted := f.wanted(&a.held, u.key)
 	if wanted {
@@ -178,7 +178,7 @@ func (a *aside) recallOne(u unit, d *state.Delta, s *state.State) {
 	}
 	for id, p := range maps.Clone(a.held.Policy.Programs) {
 		if refers(p, u) {
-			a.recallOne(unit{programUnit, id}, d, s)
+			a.retryUnit(unit{programUnit, id}, d, s)
 		}
 	}
 }
@@ -251,10 +251,10 @@ func refers(p *state.Program, u unit) bool {
 	return false
 }
 
-// rest returns want without what is set aside, and updates that to what want says. Parts that want
-// lacks are left alone. A unit with a single value is left as it is in have, which is what the
+// leaveOut returns want without what is set aside, and updates that to what want says. Parts that
+// want lacks are left alone. A unit with a single value is left as it is in have, which is what the
 // kernel holds; nil: not known.
-func (a *aside) rest(want, have *state.State) *state.State {
+func (a *aside) leaveOut(want, have *state.State) *state.State {
 	if len(a.why) == 0 {
 		return want
 	}

@@ -19,10 +19,10 @@ func newKept() driver.Kept {
 	return driver.Kept{Senders: map[netip.Addr]bool{}, Receivers: map[netip.Addr]bool{}, Hosts: map[int]bool{}, Members: map[netip.Prefix]bool{}}
 }
 
-// settleKeeping finds out which programs are to be kept where policies are all that is lacking: if
+// findMentioned finds out which programs are to be kept where policies are all that is lacking: if
 // no chain names one of them, they were not in force here, and nothing is kept. Nor is it where the
 // program is another's, as all would have to stay for it.
-func (a *adoption) settleKeeping(ctx context.Context) (err error) {
+func (a *adoption) findMentioned(ctx context.Context) (err error) {
 	if len(a.keep.Policies) == 0 || a.have == nil || !a.of.policy {
 		return nil
 	}
@@ -48,8 +48,8 @@ func (a *adoption) sameSets() bool {
 	return !slices.ContainsFunc(a.d.prog.Sets, func(s *nft.Set) bool { return a.have.Sets[s.Name] != s.Type() })
 }
 
-// settleRest plans what becomes of the elements that want has no use for.
-func (a *adoption) settleRest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
+// planRest plans what becomes of the elements that want has no use for.
+func (a *adoption) planRest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
 	for name := range a.mentioned { // those that no element leads to
 		if _, wanted := a.change.chainRefs.Chains[name]; !wanted && program.IsDynamicBase(name) {
 			a.kept.Policy++
@@ -60,7 +60,7 @@ func (a *adoption) settleRest(content map[*nft.Set]map[nft.ElementKey]nft.Elemen
 			continue
 		}
 		for _, e := range rest {
-			if a.stays(&e) {
+			if a.mustStay(&e) {
 				*a.keptOf(s)++
 			}
 		}
@@ -68,7 +68,7 @@ func (a *adoption) settleRest(content map[*nft.Set]map[nft.ElementKey]nft.Elemen
 	for s, rest := range content {
 		for _, e := range rest {
 			switch {
-			case *a.keptOf(s) > 0 && a.mayLack(s) && a.stays(&e):
+			case *a.keptOf(s) > 0 && a.mayLack(s) && a.mustStay(&e):
 				a.keepElement(&e)
 			case a.reused[s]:
 				a.change.batch.Delete(&e)
@@ -96,11 +96,11 @@ func (a *adoption) countsAsKept(s *nft.Set) bool {
 	return a.d.prog.OfPolicy(s) && (a.mentioned == nil || s.Verdict)
 }
 
-// stays reports whether an element that want has no use for may belong to something that
+// mustStay reports whether an element that want has no use for may belong to something that
 // want lacks: not if it is a remnant of a frontend that want names or named.
-func (a *adoption) stays(e *nft.Element) bool {
+func (a *adoption) mustStay(e *nft.Element) bool {
 	if a.d.prog.OfPolicy(e.Set) {
-		return a.policyStays(e)
+		return a.policyMustStay(e)
 	}
 	k, ok := a.d.prog.Frontend(e)
 	if !ok {
@@ -113,9 +113,9 @@ func (a *adoption) stays(e *nft.Element) bool {
 	return !was // what was named since this driver began was seen to go
 }
 
-// policyStays is stays for the sets of policy. What the node's own links and settings say is always
-// whole.
-func (a *adoption) policyStays(e *nft.Element) bool {
+// policyMustStay is mustStay for the sets of policy. What the node's own links and settings say is
+// always whole.
+func (a *adoption) policyMustStay(e *nft.Element) bool {
 	if program.IsDeviceSet(e.Set) {
 		return false
 	}
@@ -125,9 +125,9 @@ func (a *adoption) policyStays(e *nft.Element) bool {
 	return a.mentioned == nil || a.keptForPolicies(e)
 }
 
-// keptForPolicies is policyStays where policies are all that is lacking: it keeps host endpoints'
-// programs that name one, and sets that only such programs can know. Of pods and of all other sets,
-// what want says is the whole.
+// keptForPolicies is policyMustStay where policies are all that is lacking: it keeps host
+// endpoints' programs that name one, and sets that only such programs can know. Of pods and of all
+// other sets, what want says is the whole.
 func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	p := a.want.Policy
 	if e.Set.Verdict {
@@ -137,22 +137,22 @@ func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	return ok && p.Groups[id] == nil && p.Lists[id] == nil && p.NamedPorts[id] == nil && p.PortSets[id] == nil
 }
 
-// isOver reports whether a chain that want does not lead to goes, though something is kept: if
+// isObsolete reports whether a chain that want does not lead to goes, though something is kept: if
 // packets enter it by themselves and policies are all that is lacking.
-func (a *adoption) isOver(name string) bool {
+func (a *adoption) isObsolete(name string) bool {
 	return a.mentioned != nil && program.IsDynamicBase(name) && !a.mentioned[name]
 }
 
-// keepsVerdict reports whether a pod or a host endpoint stays with the program that the kernel has
-// for it, as that may know of policies that want lacks: until want has another one for it than at
-// first.
+// mustKeepVerdict reports whether a pod or a host endpoint stays with the program that the kernel
+// has for it, as that may know of policies that want lacks: until want has another one for it than
+// at first.
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
-func (a *adoption) keepsVerdict(had, e *nft.Element) bool {
-	if !a.mayLack(e.Set) || !a.d.prog.OfPolicy(e.Set) || !e.Set.Verdict || had.Verdict == nft.Return || had.Comment != e.Comment {
+func (a *adoption) mustKeepVerdict(there, e *nft.Element) bool {
+	if !a.mayLack(e.Set) || !a.d.prog.OfPolicy(e.Set) || !e.Set.Verdict || there.Verdict == nft.Return || there.Comment != e.Comment {
 		return false
 	}
-	if a.mentioned != nil && !a.mentioned[had.Verdict.Chain] {
+	if a.mentioned != nil && !a.mentioned[there.Verdict.Chain] {
 		return false
 	}
 	was, known := a.named()[setKey{e.Set.ID, e.ElementKey}]

@@ -57,9 +57,9 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
 	}
-	n.aside.inherit(d.aside, d.parts().without(of))
+	n.aside.addFrom(d.aside, d.parts().without(of))
 	d.aside = n.aside
-	return d.adoptNow(ctx, d.aside.rest(want, d.state), keep)
+	return d.adoptNow(ctx, d.aside.leaveOut(want, d.state), keep)
 }
 
 // takeOver makes d the driver of the table that n built in place of d's own.
@@ -92,7 +92,7 @@ func (d *Driver) replace(ctx context.Context, table, old string, want *state.Sta
 	if err != nil {
 		return nil, err
 	}
-	if err := n.inherit(ctx, old); err != nil {
+	if err := n.copyAffinity(ctx, old); err != nil {
 		return nil, fmt.Errorf("fill table inet %s: %w", table, err)
 	}
 	if err := n.open(ctx, old); err != nil {
@@ -137,9 +137,9 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 	return n, nil
 }
 
-// inherit copies the clients with session affinity from another table to a new one, or else from
-// another program.
-func (d *Driver) inherit(ctx context.Context, table string) error {
+// copyAffinity copies the clients with session affinity from another table to a new one, or else
+// from another program.
+func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 	a := &adoption{d: d, want: d.state, change: d.newChange()}
 	there, err := d.hasTable(ctx, table)
 	if err != nil {

@@ -25,7 +25,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return nil, errors.New("update before everything was adopted that the change is about")
 	}
 	next := d.aside.clone()
-	p := d.planUpdate(next.recall(delta, d.state))
+	p := d.planUpdate(next.retryNamed(delta, d.state))
 	p.aside = next
 	return p, nil
 }
@@ -146,7 +146,7 @@ func (c *change) rewrite(before, after func(yield func(*nft.Element))) {
 // changeMembers plans what really changes of a set of values.
 func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
 	for k, in := range want {
-		if _, had := have[k]; in == had {
+		if _, is := have[k]; in == is {
 			continue
 		}
 		if in {

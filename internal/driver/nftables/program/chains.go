@@ -272,7 +272,7 @@ func (fp *Family) serviceChains() []nft.Chain {
 			rule().Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
 		}},
 	}
-	for _, size := range ladder {
+	for _, size := range sizeClasses {
 		chains = append(chains, fp.pickChain(size, false), fp.pickChain(size, true))
 	}
 	return chains

@@ -61,11 +61,11 @@ func hashBackend(b netip.AddrPort) uint64 {
 	return xxhash.Sum64(buf[:])
 }
 
-// ladder holds the size classes: pick chains exist for these sizes and no
+// sizeClasses holds the size classes: pick chains exist for these sizes and no
 // others. A step is a half or a third, so that at least two slots in three are filled.
-var ladder = makeLadder(1 << 16)
+var sizeClasses = makeSizeClasses(1 << 16)
 
-func makeLadder(largest int) []int {
+func makeSizeClasses(largest int) []int {
 	l := []int{1, 2, 3}
 	for n := 4; n <= largest; n *= 2 {
 		l = append(l, n)
@@ -83,12 +83,12 @@ const smallClass = 64
 // n alone, not on what was before: an agent that restarts comes to the same
 // program. More backends than the largest class holds are the compiler's to refuse.
 func class(n int) int {
-	for _, size := range ladder {
+	for _, size := range sizeClasses {
 		if size >= n {
 			return size
 		}
 	}
-	return ladder[len(ladder)-1]
+	return sizeClasses[len(sizeClasses)-1]
 }
 
 // tries is how often a pick chain of the class draws before it takes slot 0: so
@@ -96,10 +96,10 @@ func class(n int) int {
 // most a fiftieth more than its share. Every rule counts: the kernel walks them all
 // for each frontend when a verdict changes.
 func tries(size int) int {
-	i := slices.Index(ladder, size)
+	i := slices.Index(sizeClasses, size)
 	fewest := 1
 	if i > 0 {
-		fewest = ladder[i-1] + 1
+		fewest = sizeClasses[i-1] + 1
 	}
 	t, missed := 1, 1-float64(fewest)/float64(size)
 	for p := missed; p*float64(fewest) > 0.02; p *= missed {

@@ -100,12 +100,12 @@ func TestLayoutMovesFew(t *testing.T) {
 	}
 }
 
-func TestLadder(t *testing.T) {
-	if !slices.IsSorted(ladder) || ladder[0] != 1 {
-		t.Fatalf("ladder %v", ladder)
+func TestSizeClasses(t *testing.T) {
+	if !slices.IsSorted(sizeClasses) || sizeClasses[0] != 1 {
+		t.Fatalf("size classes %v", sizeClasses)
 	}
-	for i, size := range ladder[1:] {
-		fewest := ladder[i] + 1
+	for i, size := range sizeClasses[1:] {
+		fewest := sizeClasses[i] + 1
 		if class(fewest) != size || class(size) != size {
 			t.Errorf("class(%d) = %d, class(%d) = %d, want %d", fewest, class(fewest), size, class(size), size)
 		}
@@ -117,10 +117,10 @@ func TestLadder(t *testing.T) {
 
 // The share of slot 0 is what a pick chain's fairness hangs on.
 func TestTriesAreEnough(t *testing.T) {
-	for i, size := range ladder {
+	for i, size := range sizeClasses {
 		fewest := 1
 		if i > 0 {
-			fewest = ladder[i-1] + 1
+			fewest = sizeClasses[i-1] + 1
 		}
 		missed := 1.0
 		for range tries(size) {
