@@ -2,10 +2,10 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -65,21 +65,27 @@ func (c *Compiler) SetOpen(open bool) { c.open = open }
 
 // follow makes the set hold the indexes of the links that are in, and returns what changed.
 func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]bool {
-	changed := map[int]bool{} // whether they were in it
-	for index := range set {
-		changed[index] = true
-	}
-	clear(set)
+	want := map[int]struct{}{}
 	for index, l := range x.byIndex {
 		if in(l) {
-			set[index] = struct{}{}
-			if !changed[index] {
-				changed[index] = false // it was not: Settle looks at what is named
-			}
+			want[index] = struct{}{}
 		}
 	}
-	if diff.Settle(changed, set); len(changed) == 0 {
+	if maps.Equal(set, want) {
 		return nil
+	}
+	changed := map[int]bool{}
+	for index := range set {
+		if _, stays := want[index]; !stays {
+			changed[index] = false
+			delete(set, index)
+		}
+	}
+	for index := range want {
+		if _, had := set[index]; !had {
+			changed[index] = true
+			set[index] = struct{}{}
+		}
 	}
 	return changed
 }

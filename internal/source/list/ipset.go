@@ -3,7 +3,6 @@ package list
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -54,8 +53,13 @@ func hasOption(options, name string) bool {
 	for quoted := false; options != ""; quoted = !quoted {
 		var part string
 		part, options, _ = strings.Cut(options, `"`)
-		if !quoted && slices.Contains(strings.Fields(part), name) {
-			return true
+		if quoted {
+			continue
+		}
+		for o := range strings.FieldsSeq(part) {
+			if o == name {
+				return true
+			}
 		}
 	}
 	return false
