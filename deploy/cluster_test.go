@@ -226,7 +226,7 @@ func (c *cluster) startProxy(t *testing.T, mode string) (stop func()) {
 	}
 }
 
-// await waits until the agent's status is as wanted; wrong returns what is not.
+// await waits until the agent's status is as wanted; wrong returns the difference.
 func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -244,14 +244,13 @@ func await(t *testing.T, a *agent.Client, wrong func(agent.Status) string) {
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("waited in vain: %s", why)
+			t.Fatalf("timed out: %s", why)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// well returns "" for an agent that has read everything, has it in the kernel, and reports no
-// problem.
+// well returns "" for a healthy agent that has read everything and has it in the kernel.
 func well(s agent.Status) string {
 	switch {
 	case !s.Source.Synced:
@@ -543,7 +542,7 @@ func (c *cluster) testLeast(t *testing.T) {
 						if served := slices.Contains(groups, r.group) || !strings.HasSuffix(r.group, "projectcalico.org"); r.verb != verb || !served || missed[r] {
 							continue
 						}
-						if missed[r] = tells(s, r); !missed[r] {
+						if missed[r] = reports(s, r); !missed[r] {
 							_ = a.Sync(t.Context()) // so that everything is asked again; the status says what is wrong
 							return fmt.Sprintf("without the right to %s, it says %+v", r, s.Source.Issues)
 						}
@@ -575,8 +574,8 @@ func without(role *rbacv1.ClusterRole, verb string) *rbacv1.ClusterRole {
 	return poor
 }
 
-// tells reports whether an agent reports a missing right, and what to do.
-func tells(s agent.Status, r right) bool {
+// reports reports whether an agent names a missing right, and what to do.
+func reports(s agent.Status, r right) bool {
 	for _, i := range s.Source.Issues {
 		if strings.Contains(i.Reason, fmt.Sprintf("cannot %s resource %q in API group %q", r.verb, r.resource, r.group)) &&
 			strings.Contains(i.Reason, "ClusterRole") {

@@ -19,7 +19,7 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-var update = flag.Bool("update", false, "write the manifests of kustomize anew from the chart")
+var update = flag.Bool("update", false, "write the manifests of kustomize again from the chart")
 
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(containerEnv); spec != "" {

@@ -73,7 +73,7 @@ func (c *cluster) programmed(t *testing.T) bool {
 	return strings.Contains(string(tables), "sluice")
 }
 
-// Pods that remove Sluice are ready when they have, and not before; they do not need the API
+// Pods that remove Sluice are ready when that is done, and not before; they do not need the API
 // server.
 func TestRemove(t *testing.T) {
 	for how, want := range map[string]string{

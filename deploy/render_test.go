@@ -122,7 +122,7 @@ func TestThePodMayDoLittle(t *testing.T) {
 	}
 }
 
-// Senseless values are refused, with a message that says what to do.
+// Invalid values are refused, with a message that says what to do.
 func TestRefusedValues(t *testing.T) {
 	for _, tt := range []struct{ set, want string }{
 		{"", "--set kubernetes.host=ADDRESS"},
@@ -173,7 +173,7 @@ func TestRefusedValues(t *testing.T) {
 	}
 }
 
-// Unusual but sensible values are accepted.
+// Unusual but valid values are accepted.
 func TestTakenValues(t *testing.T) {
 	for _, set := range []string{
 		"kubernetes.host=fd00::10", "kubernetes.host=::ffff:10.0.0.1", "kubernetes.host=api.example", "kubernetes.host=api-1.example.", "kubernetes.host=10.example",

@@ -319,7 +319,7 @@ const progressInterval = 10 * time.Second
 // Settle returns once all nodes and pods are ready, terminating pods are gone, and all agents have
 // programmed what the API contains. Pods that are not ready within a minute become warnings.
 func (l *Lab) Settle(ctx context.Context) error {
-	deadline, told := time.Now().Add(settleTimeout), time.Now()
+	deadline, reported := time.Now().Add(settleTimeout), time.Now()
 	for {
 		if err := l.died(); err != nil {
 			return err
@@ -338,9 +338,9 @@ func (l *Lab) Settle(ctx context.Context) error {
 			l.warn("not ready: %s", strings.Join(waiting, ", "))
 			break
 		}
-		if time.Since(told) > progressInterval {
+		if time.Since(reported) > progressInterval {
 			l.report("waiting for %s", strings.Join(waiting, ", "))
-			told = time.Now()
+			reported = time.Now()
 		}
 		select {
 		case <-ctx.Done():

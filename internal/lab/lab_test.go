@@ -314,7 +314,7 @@ func TestDownLeavesNothing(t *testing.T) {
 		t.Errorf("left behind: %q", left)
 	}
 	if err := l.Down(); err != nil {
-		t.Errorf("down of what is down: %v", err)
+		t.Errorf("second down: %v", err)
 	}
 }
 

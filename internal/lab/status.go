@@ -81,7 +81,7 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	}
 	for _, p := range l.processes() {
 		if !p.Alive() && l.Kubernetes != nil {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("%s on %s has died; 'sluice lab restart --name %s %s' starts it anew", p.what, p.node, l.Name, p.node))
+			s.Warnings = append(s.Warnings, fmt.Sprintf("%s on %s has died; 'sluice lab restart --name %s %s' starts it again", p.what, p.node, l.Name, p.node))
 		}
 	}
 	for _, n := range l.Cluster.Nodes {

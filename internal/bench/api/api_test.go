@@ -31,7 +31,7 @@ func TestPathOf(t *testing.T) {
 	}
 }
 
-// TestServer: a watch sees what is written, also after the server was killed and etcd compacted.
+// TestServer: a watch sees all writes, also after the server was killed and etcd compacted.
 func TestServer(t *testing.T) {
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {

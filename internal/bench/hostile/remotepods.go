@@ -58,12 +58,12 @@ func (c RemotePods) Addresses() (n int) {
 
 func (c RemotePods) pods(number, version int) (all []object) {
 	draw := rand.New(rand.NewPCG(uint64(number), uint64(version)))
-	for seat := range candidates {
+	for candidate := range candidates {
 		there, changed := draw.IntN(5) > 0, draw.IntN(4) == 0
 		if !there {
 			continue
 		}
-		i := number*candidates + seat
+		i := number*candidates + candidate
 		namespace, labels := remotePodLabels(i)
 		if changed {
 			labels["version"] = fmt.Sprint("v", version)

@@ -1,9 +1,9 @@
-// Package inject makes packets at the rate that one core can process them, SYNs of fresh flows
-// unless it is told otherwise, and counts what arrives at the other side.
+// Package inject generates packets at the rate at which one core can process them, by default SYNs
+// of new flows, and counts what arrives at the other side.
 //
 // A Generator runs an XDP program over "live frames" (BPF_F_TEST_XDP_LIVE_FRAMES): each becomes a
-// packet that the kernel takes as received by a device, and walks the whole stack from there in the
-// caller's thread. A Counter drops and counts packets as they leave the backend's end of a veth
+// packet that the kernel treats as received by a device, and walks the whole stack from there in
+// the caller's thread. A Counter drops and counts packets as they leave the backend's end of a veth
 // pair, before anything answers. So the time from the first flow to the last is the cost of
 // receiving, translating and forwarding them, and little else.
 package inject

@@ -1,6 +1,6 @@
-// Package probe connects to services again and again and tells which backend answers. So a change
-// is timed until packets follow it, to a fraction of a millisecond, in the same way for every data
-// plane.
+// Package probe connects to services repeatedly and reports which backend answers. So the time from
+// a change until packets follow it is measured to a fraction of a millisecond, in the same way for
+// every data plane.
 package probe
 
 import (

@@ -54,11 +54,11 @@ func writeGoals(b *strings.Builder, all []*Result) {
 	b.WriteString("| what | goal | result | |\n| --- | --- | --- | --- |\n")
 	for _, r := range all {
 		for _, g := range r.Goals {
-			verdict := g.Outcome()
+			outcome := g.Outcome()
 			if g.Scale != "" {
-				verdict += " at " + g.Scale + " scale only"
+				outcome += " at " + g.Scale + " scale only"
 			}
-			fmt.Fprintf(b, "| %s | %s | %s | %s |\n", cell(g.What), cell(g.Goal), cell(g.Result), verdict)
+			fmt.Fprintf(b, "| %s | %s | %s | %s |\n", cell(g.What), cell(g.Goal), cell(g.Result), outcome)
 		}
 	}
 	b.WriteString("\n")

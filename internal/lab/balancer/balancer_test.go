@@ -197,7 +197,7 @@ func eventually(t *testing.T, what string, got func() string, want string) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); got() != want; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s; got %q", what, got())
+			t.Fatalf("timed out waiting for %s; got %q", what, got())
 		}
 	}
 }

@@ -94,7 +94,7 @@ func TestSchedule(t *testing.T) {
 }
 
 func TestEnding(t *testing.T) {
-	told := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	deletedAt := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	hook := func(command ...string) *corev1.Lifecycle {
 		return &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: command}}}
 	}
@@ -123,16 +123,16 @@ func TestEnding(t *testing.T) {
 	} {
 		p := &corev1.Pod{}
 		p.DeletionGracePeriodSeconds = &tt.grace
-		p.DeletionTimestamp = &metav1.Time{Time: told.Add(time.Duration(tt.grace)*time.Second - tt.since)}
+		p.DeletionTimestamp = &metav1.Time{Time: deletedAt.Add(time.Duration(tt.grace)*time.Second - tt.since)}
 		if tt.drain != "" {
 			p.Annotations = map[string]string{DrainAnnotation: tt.drain}
 		}
 		for _, h := range tt.hooks {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Lifecycle: h})
 		}
-		term, end := ending(p, told)
-		if term.Sub(told) != tt.term || end.Sub(told) != tt.end {
-			t.Errorf("%s: told to stop after %s, ends after %s; want %s, %s", tt.name, term.Sub(told), end.Sub(told), tt.term, tt.end)
+		term, end := ending(p, deletedAt)
+		if term.Sub(deletedAt) != tt.term || end.Sub(deletedAt) != tt.end {
+			t.Errorf("%s: stop signal after %s, end after %s; want %s, %s", tt.name, term.Sub(deletedAt), end.Sub(deletedAt), tt.term, tt.end)
 		}
 	}
 }

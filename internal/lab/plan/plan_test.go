@@ -379,7 +379,7 @@ func TestScale(t *testing.T) {
 		}
 	}
 	if err := c.Scale("DaemonSet", "default", "a", 1); err == nil {
-		t.Error("scaled what is not there")
+		t.Error("scaled a workload that does not exist")
 	}
 }
 

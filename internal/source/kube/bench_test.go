@@ -34,7 +34,7 @@ func benchAPI(b *testing.B, count int) *fakeAPI {
 	return api
 }
 
-// storeSink is a store that tells when it is synced.
+// storeSink is a store that reports when it is synced.
 type storeSink struct {
 	*store.Store
 	synced chan struct{}
@@ -42,14 +42,14 @@ type storeSink struct {
 
 func (s storeSink) SetSynced() { s.Store.SetSynced(); close(s.synced) }
 
-// BenchmarkStart reads all services and their endpoints into a store, from a server
-// whose answers are ready. It reports what stays in memory of it, the store included,
-// and what was allocated on the way.
+// BenchmarkStart reads all services and their endpoints into a store, from a server whose answers
+// are prepared. It reports the memory that stays in use, the store included, and what was allocated
+// on the way.
 func BenchmarkStart(b *testing.B) {
 	for _, n := range []int{1000, 10000} {
 		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
 			api := benchAPI(b, n)
-			api.pages = map[string]page{} // what is measured is not the fake
+			api.pages = map[string]page{} // the fake itself is not to be measured
 			config := Config{Kubeconfig: api.kubeconfig("")}
 			_, end := run(b, config) // makes the server's answers
 			end()
@@ -81,7 +81,7 @@ func heap() (m runtime.MemStats) {
 	return m
 }
 
-// run follows until all is in a store.
+// run follows the API until everything is in a store.
 func run(b *testing.B, config Config) (held any, end func()) {
 	sink := storeSink{store.New(), make(chan struct{})}
 	s := New(config, sink, slog.New(slog.DiscardHandler))
@@ -92,7 +92,7 @@ func run(b *testing.B, config Config) (held any, end func()) {
 	return []any{sink, s}, func() { cancel(); <-done }
 }
 
-// BenchmarkChange brings one change of an endpoint from the server's wire to the sink.
+// BenchmarkChange takes one change of an endpoint from the server's connection to the sink.
 func BenchmarkChange(b *testing.B) {
 	api := benchAPI(b, 1)
 	f := newFollower(kinds.Find(model.EndpointSliceKind), &idle, sinkFunc(func([]store.Event) {}), slog.New(slog.DiscardHandler))

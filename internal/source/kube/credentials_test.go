@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// A token in a file is read again when the server does not take it any more.
+// A token in a file is read again when the server no longer accepts it.
 func TestTokenFile(t *testing.T) {
 	api := newFakeAPIWith(t, true)
 	everything(api)
@@ -37,8 +37,8 @@ func TestTokenFile(t *testing.T) {
 	f.wait("a change", func() bool { return f.port("web") == 81 })
 }
 
-// A kubeconfig file is followed: it may come late, be at fault for a while, and
-// name another token or server.
+// A kubeconfig file is followed: it may appear late, be faulty for a while, and name another token
+// or server.
 func TestKubeconfigChanges(t *testing.T) {
 	api := newFakeAPIWith(t, true)
 	everything(api)
@@ -61,7 +61,7 @@ func TestKubeconfigChanges(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// A client certificate that has expired is read anew from its file.
+// A client certificate that has expired is read again from its file.
 func TestCertificateFiles(t *testing.T) {
 	dir := t.TempDir()
 	ca := newAuthority(t)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Where the API is reached is told, by the address that a name stands for, and by the time that
-// something was read there.
+// The addresses of the API are reported: resolved from a name, and by the time that something was
+// read there.
 func TestDialed(t *testing.T) {
 	api := newFakeAPI(t)
 	f := follow(t, api)
@@ -19,7 +19,7 @@ func TestDialed(t *testing.T) {
 	}
 }
 
-// Of names that lead elsewhere each time, only so much is remembered.
+// If a name resolves to another address each time, only some are remembered.
 func TestDialedIsBounded(t *testing.T) {
 	var d dialed
 	for i := range 100 {

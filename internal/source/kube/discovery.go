@@ -72,12 +72,12 @@ func (d *discovery) check(ctx context.Context) (again bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	served, unknown, err := d.served(ctx)
-	d.tell(ctx, err)
+	d.recordResult(ctx, err)
 	if err != nil {
 		switch {
 		case !apierrors.IsForbidden(err):
 			d.doubted = time.Time{}
-		case d.believes(ctx):
+		case d.trusts(ctx):
 			for _, f := range d.followers {
 				f.refuse(fmt.Errorf("%w; bind the ClusterRole system:discovery to the agent's user", err))
 			}
@@ -85,7 +85,7 @@ func (d *discovery) check(ctx context.Context) (again bool, err error) {
 		return false, err
 	}
 	asked := false
-	believed := sync.OnceValue(func() bool { asked = true; return d.believes(ctx) })
+	believed := sync.OnceValue(func() bool { asked = true; return d.trusts(ctx) })
 	for _, f := range d.followers {
 		place, known := choose(f.kind.Places, served, unknown)
 		if !known || place == nil && !f.isNowhere() && !believed() || !d.certain(f, place) {
@@ -100,8 +100,8 @@ func (d *discovery) check(ctx context.Context) (again bool, err error) {
 	return again, nil
 }
 
-// tell records the result of a check for the status.
-func (d *discovery) tell(ctx context.Context, err error) {
+// recordResult records the result of a check for the status.
+func (d *discovery) recordResult(ctx context.Context, err error) {
 	if err == nil {
 		d.trouble.Store(nil)
 		return
@@ -116,9 +116,9 @@ func (d *discovery) tell(ctx context.Context, err error) {
 	d.trouble.Store(&reason)
 }
 
-// believes reports whether the API server's word counts when it says that it does not serve a kind,
+// trusts reports whether the API server's word counts when it says that it does not serve a kind,
 // or does not let us ask.
-func (d *discovery) believes(ctx context.Context) bool {
+func (d *discovery) trusts(ctx context.Context) bool {
 	if d.doubted.IsZero() {
 		d.doubted = time.Now()
 	}

@@ -17,7 +17,7 @@ func calicoSet(version, name, net string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":"GlobalNetworkSet","metadata":{"name":%q},"spec":{"nets":[%q]}}`, version, name, net)
 }
 
-// Kinds that the API need not have come and go with it.
+// Optional kinds come and go with the API's discovery.
 func TestKindsComeAndGo(t *testing.T) {
 	api := newFakeAPI(t)
 	f := follow(t, api)
@@ -42,7 +42,7 @@ func TestKindsComeAndGo(t *testing.T) {
 	}
 }
 
-// Calico's kinds are read from one place at a time, the better one of those there are.
+// Calico's kinds are read from one place at a time, the best that is served.
 func TestCalicoPlaces(t *testing.T) {
 	const v1, v3 = "crd.projectcalico.org/v1", "projectcalico.org/v3"
 	sets := func(dir string) string { return dir + "globalnetworksets" }
@@ -87,7 +87,7 @@ func TestCalicoPlaces(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// What Calico's API server shows of Kubernetes' own policies is not theirs.
+// Kubernetes' own policies that Calico's API server shows are not Calico's.
 func TestShownPolicies(t *testing.T) {
 	const path = calicoV3 + "networkpolicies"
 	calico := func(name string) string {
@@ -107,7 +107,7 @@ func TestShownPolicies(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// A stored policy is known by the name in its annotation, also when that changes.
+// A stored policy has the name in its annotation, also when that changes.
 func TestStoredNames(t *testing.T) {
 	const path = calicoV1 + "globalnetworkpolicies"
 	stored := func(name string) string {
@@ -128,7 +128,7 @@ func TestStoredNames(t *testing.T) {
 	f.waitNames()
 }
 
-// Objects of which nothing can be used are named, as long as nothing else is lacking.
+// Unusable objects are named as lacking, as long as nothing else is lacking.
 func TestObjectsAreAllThatLacks(t *testing.T) {
 	const path, odd = calicoV1 + "globalnetworkpolicies", `,"spec":{"selector":"app = 'x'"}}`
 	api := newFakeAPI(t)
@@ -152,7 +152,7 @@ func TestObjectsAreAllThatLacks(t *testing.T) {
 	}
 }
 
-// A network set at fault keeps its last good version, or is delivered as refused.
+// A faulty network set keeps its last good version, or is delivered as refused.
 func TestSetsAtFault(t *testing.T) {
 	const path, v3 = calicoV3 + "globalnetworksets", "projectcalico.org/v3"
 	api := newFakeAPI(t)
@@ -171,7 +171,7 @@ func TestSetsAtFault(t *testing.T) {
 	}
 }
 
-// Where discovery is denied, the kinds that need it don't hold up the others.
+// If discovery is denied, the kinds that need it do not hold up the others.
 func TestDiscoveryIsDenied(t *testing.T) {
 	api := newFakeAPI(t)
 	names := everything(api)
@@ -188,7 +188,7 @@ func TestDiscoveryIsDenied(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// Services alone need neither discovery nor what policies are made of.
+// Without policies, the source needs neither discovery nor the kinds for policies.
 func TestWithoutPolicies(t *testing.T) {
 	api := newFakeAPI(t)
 	everything(api)

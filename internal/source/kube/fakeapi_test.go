@@ -39,8 +39,7 @@ const (
 	calicoV1   = "/apis/crd.projectcalico.org/v1/"
 )
 
-// fakeAPI behaves as an API server does towards those who list and watch, and
-// misbehaves on demand.
+// fakeAPI behaves as an API server does for lists and watches, and misbehaves on demand.
 type fakeAPI struct {
 	t       testing.TB
 	address string
@@ -50,18 +49,18 @@ type fakeAPI struct {
 	version  int
 	kinds    map[string]map[string]string // path → namespace/name → JSON
 	history  []fakeEvent
-	oldest   int               // watches from before it get 410
+	oldest   int               // a watch from an earlier version gets 410
 	answers  map[string]int    // path → the status code of all answers; "watch "+path of watches
 	hanging  map[string]bool   // paths that never answer
 	endless  int               // 0, or how many more watches end at once
-	binary   bool              // answer in protobuf to those who take it
+	binary   bool              // answer in protobuf to clients that accept it
 	pageSize int               // 0, or at most so many objects a page
-	expire   bool              // the next continue token is not known any more
+	expire   bool              // the next continue token has expired
 	user     string            // the token that is good, "" for any
 	asked    map[string]int    // requests, by path
 	unnamed  map[string]string // path → raw answer instead of a list
 	pages    map[string]page   // nil, or answers to lists that are given again
-	secure   bool              // with TLS; set before it lives
+	secure   bool              // with TLS; set before live
 	server   *httptest.Server
 }
 
@@ -92,7 +91,7 @@ func newFakeAPIWith(t testing.TB, secure bool) *fakeAPI {
 	return f
 }
 
-// live starts the server, where it was before if it was.
+// live starts the server, at its earlier address if it had one.
 func (f *fakeAPI) live() {
 	f.server = httptest.NewUnstartedServer(f)
 	if f.address != "" {
@@ -119,7 +118,7 @@ func (f *fakeAPI) die() {
 	f.server.Close()
 }
 
-// set changes how the server behaves, and wakes what waits on it.
+// set changes how the server behaves, and wakes handlers that wait.
 func (f *fakeAPI) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -128,7 +127,7 @@ func (f *fakeAPI) set(change func()) {
 	f.change = make(chan struct{})
 }
 
-// put creates or replaces an object, of which {{rv}} becomes the version.
+// put creates or replaces an object, in which {{rv}} stands for the version.
 func (f *fakeAPI) put(path, object string) {
 	var o metav1.PartialObjectMetadata
 	if err := json.Unmarshal([]byte(object), &o); err != nil {
@@ -137,7 +136,7 @@ func (f *fakeAPI) put(path, object string) {
 	f.set(func() { f.record(path, o.Namespace+"/"+o.Name, object) })
 }
 
-// putAs is put for an object that is too odd to tell its name.
+// putAs is put for an object whose name cannot be read.
 func (f *fakeAPI) putAs(path, name, object string) { f.set(func() { f.record(path, name, object) }) }
 
 func (f *fakeAPI) record(path, key, object string) {
@@ -163,7 +162,7 @@ func (f *fakeAPI) remove(path, key string) {
 	})
 }
 
-// forget loses the history.
+// forget drops the history.
 func (f *fakeAPI) forget() { f.set(func() { f.version++; f.history, f.oldest = nil, f.version }) }
 
 func (f *fakeAPI) count(path string) int {
@@ -238,7 +237,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hang waits until the client has had enough, or it hangs no more.
+// hang waits until the client gives up, or the path no longer hangs.
 func (f *fakeAPI) hang(key string, r *http.Request) {
 	for {
 		f.mu.Lock()

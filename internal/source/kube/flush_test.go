@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// Flush returns when all that was there at its call is delivered, however the
-// watches are doing.
+// Flush returns when everything that existed at its call has been delivered, whatever the watches
+// do.
 func TestFlush(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -49,7 +49,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// Reading everything leaves garbage, which is given back each time.
+// The garbage of each complete list is given back to the kernel.
 func TestGarbageOfListsIsGivenBack(t *testing.T) {
 	freed := func() uint32 {
 		var m runtime.MemStats
@@ -67,7 +67,7 @@ func TestGarbageOfListsIsGivenBack(t *testing.T) {
 	waitFor(t, "the garbage of a flush is given back", func() bool { return freed() > before })
 }
 
-// Several may flush at once.
+// Several callers may flush at the same time.
 func TestFlushes(t *testing.T) {
 	api := newFakeAPI(t)
 	everything(api)
@@ -103,7 +103,7 @@ func TestFlushInVain(t *testing.T) {
 	}
 }
 
-// What a list has as it was is not decoded again, and what was at fault is.
+// Unchanged objects of a list are not decoded again; faulty ones are.
 func TestFlushDecodesWhatIsNew(t *testing.T) {
 	for _, binary := range []bool{false, true} {
 		api := newFakeAPI(t)

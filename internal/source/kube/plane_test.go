@@ -42,7 +42,7 @@ type realCluster struct {
 	dir   string
 }
 
-// sharedPlane is the control plane of the tests that leave nothing behind in it.
+// sharedPlane is the control plane of tests that leave nothing behind in it.
 var sharedPlane struct {
 	sync.Mutex
 	made *realCluster
@@ -59,7 +59,7 @@ func realAPI(t testing.TB) *realCluster {
 	return sharedPlane.made
 }
 
-// ownAPI returns a control plane that ends with the test, which may do with it what it likes.
+// ownAPI returns a control plane for one test alone, which may break it.
 func ownAPI(t testing.TB, name string) *realCluster {
 	t.Helper()
 	c := startCluster(t, name)
@@ -162,7 +162,7 @@ func (c *realCluster) ask(t testing.TB, method, path, body string) (code int, an
 	return response.StatusCode, string(data)
 }
 
-// put creates an object at a path, or replaces it; it goes with the test.
+// put creates an object at a path, or replaces it; it is removed with the test.
 func (c *realCluster) put(t testing.TB, path, object string) {
 	t.Helper()
 	var o struct {
@@ -185,14 +185,14 @@ func (c *realCluster) put(t testing.TB, path, object string) {
 	}
 }
 
-// inNamespace makes of the path of a kind that of a namespace's part of it.
+// inNamespace returns the path of a kind within a namespace.
 func inNamespace(path, namespace string) string {
 	at := strings.LastIndex(path, "/")
 	return path[:at] + "/namespaces/" + namespace + path[at:]
 }
 
-// remove deletes the object at a path, if it is there, and waits until it is gone: the definition
-// of a kind goes after its objects, and one that is put meanwhile would go with it.
+// remove deletes the object at a path, if it exists, and waits until it is gone: the definition of
+// a kind is deleted after its objects, and an object created meanwhile would go with it.
 func (c *realCluster) remove(t testing.TB, path string) {
 	t.Helper()
 	if code, answer := c.ask(t, http.MethodDelete, path+"?gracePeriodSeconds=0", ""); code/100 != 2 && code != http.StatusNotFound {
@@ -231,7 +231,7 @@ users: [{name: u, user: {%s}}]
 `, server, filepath.Join(c.dir, "ca.crt"), user)
 }
 
-// The paths of kinds that only tests deal with.
+// The paths of kinds that only tests use.
 const (
 	roles       = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	bindings    = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -242,7 +242,7 @@ const (
 var allResources = []string{"services", "nodes", "namespaces", "pods", "serviceaccounts", "endpointslices.discovery.k8s.io",
 	"networkpolicies.networking.k8s.io", "*.policy.networking.k8s.io", "*.projectcalico.org", "*.crd.projectcalico.org"}
 
-// allow says what a user may list and watch, from now on.
+// allow sets what a user may list and watch.
 func (c *realCluster) allow(t testing.TB, name string, resources ...string) {
 	t.Helper()
 	var rules []string
@@ -253,12 +253,12 @@ func (c *realCluster) allow(t testing.TB, name string, resources ...string) {
 	c.put(t, roles, fmt.Sprintf(`{"metadata":{"name":%q},"rules":[%s]}`, name, strings.Join(rules, ",")))
 }
 
-// without leaves some out.
+// without returns a list without some elements.
 func without(all []string, some ...string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(some, s) })
 }
 
-// forwarder hands connections from the test's network on to the API server's.
+// forwarder forwards connections from the test's network to the API server's.
 type forwarder struct {
 	net.Listener
 	t       testing.TB
@@ -310,7 +310,7 @@ func (f *forwarder) serve() {
 	}
 }
 
-// enter takes a connection in, unless the way is blocked.
+// enter accepts a connection, unless connections are blocked.
 func (f *forwarder) enter(in, out net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -328,7 +328,7 @@ func reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// copy hands on what comes in until either end has enough.
+// copy forwards data until either end closes.
 func (f *forwarder) copy(to, from net.Conn) {
 	_, _ = io.Copy(to, from)
 	_, _ = to.Close(), from.Close()
@@ -347,7 +347,7 @@ func (f *forwarder) cut() {
 	}
 }
 
-// block lets no connection live, or lets them again.
+// block ends all connections and refuses new ones, or allows them again.
 func (f *forwarder) block(on bool) {
 	f.mu.Lock()
 	f.blocked = on
@@ -361,30 +361,30 @@ func (f *forwarder) connections() int {
 	return f.made
 }
 
-// followReal has a source follow a real API, with a kubeconfig file.
+// followReal starts a source that follows a real API, with a kubeconfig file.
 func followReal(t *testing.T, kubeconfig string, tune ...func(*timing)) *fixture {
 	t.Helper()
 	return followAs(t, nil, Config{Kubeconfig: kubeconfig, Policies: true}, append([]func(*timing){realTiming}, tune...)...)
 }
 
-// realTiming is quick, but lets a server breathe.
+// realTiming has short times, but not too short for a real server.
 func realTiming(t *timing) {
 	*t = timing{answer: 10 * time.Second, watch: time.Minute, first: 5 * time.Millisecond, last: 100 * time.Millisecond, steady: time.Second,
 		refused: 50 * time.Millisecond, discover: 100 * time.Millisecond, doubt: 5 * time.Second, outage: time.Hour, patience: time.Minute}
 }
 
-// waitFor waits until something is so.
+// waitFor waits until a condition holds.
 func waitFor(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("waited in vain: " + what)
+			t.Fatal("timed out waiting for " + what)
 		}
 	}
 }
 
-// own are the objects that a test has put: those in the namespace shop, and others that are called
-// so.
+// own returns the objects that a test has created: those in the namespace shop, and others with
+// that name.
 func (f *fixture) own() (names []string) {
 	for _, n := range f.names() {
 		if strings.Contains(n, "shop") {
@@ -416,8 +416,8 @@ func (c *realCluster) shop(t testing.TB) (names []string) {
 	return []string{"EndpointSlice shop/web-1", "Namespace shop", "NetworkPolicy shop/deny", "Node shop-n1", "Pod shop/web-a", "Service shop/web", "ServiceAccount shop/default"}
 }
 
-// delivered counts what a test's own objects bring while something is done; the API server
-// has others, which it changes by itself.
+// delivered counts the events for a test's own objects while do runs; the API server has others,
+// which it changes by itself.
 func (f *fixture) delivered(do func()) int {
 	before := f.sink.count(&f.sink.shop)
 	do()

@@ -6,7 +6,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// All kinds come from a real API server, change and go.
+// Objects of all kinds are created, changed and deleted in a real API server.
 func TestRealFollow(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// authority is the one that signs the client certificates of a cluster.
+// authority returns the authority that signs the client certificates of a cluster.
 func (c *realCluster) authority(t *testing.T) *authority {
 	t.Helper()
 	part := func(name string) []byte {
@@ -36,8 +36,8 @@ func (c *realCluster) authority(t *testing.T) *authority {
 	return &authority{cert: cert, signer: key}
 }
 
-// A certificate that expires ends no watch, but nothing new is answered over its connection; one
-// that takes its place on disk is taken up at once, over a connection of its own.
+// An expired certificate ends no watch, but new requests on its connection fail; a new certificate
+// in its file is used at once, on a new connection.
 func TestRealCertificateExpires(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)
@@ -54,7 +54,7 @@ func TestRealCertificateExpires(t *testing.T) {
 	time.Sleep(time.Until(expires.Add(time.Second)))
 	f.wait("the refusal of what is new", func() bool {
 		c.put(t, services, fmt.Sprintf(webOn, 81))
-		return f.port("web") == 81 // the watch runs on
+		return f.port("web") == 81 // the watch continues
 	})
 	f.waitIssue("API discovery", "does not accept the credentials")
 	f.waitOwn(names...)
@@ -69,7 +69,7 @@ func TestRealCertificateExpires(t *testing.T) {
 	}
 }
 
-// token makes a token of a service account that is good as long as a secret is there.
+// token makes a token of a service account that is valid as long as a secret exists.
 func (c *realCluster) token(t *testing.T, account, secret string) string {
 	t.Helper()
 	c.put(t, "/api/v1/secrets", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop"}}`, secret))
@@ -95,7 +95,7 @@ func (c *realCluster) allowAccount(t *testing.T, account string) {
 		"subjects":[{"kind":"ServiceAccount","namespace":"shop","name":%[1]q}]}`, account))
 }
 
-// mount writes a token, and the authority, as kubelet does for a pod: all at once, by a link.
+// mount writes a token and the authority as a kubelet does for a pod: both at once, by a link.
 func mount(t *testing.T, c *realCluster, dir, version, token string) {
 	t.Helper()
 	ca, err := os.ReadFile(filepath.Join(c.dir, "ca.crt"))
@@ -120,7 +120,7 @@ func mount(t *testing.T, c *realCluster, dir, version, token string) {
 	}
 }
 
-// The credentials of a pod are followed, as kubelet replaces them.
+// The credentials of a pod are followed as a kubelet replaces them.
 func TestRealPod(t *testing.T) {
 	c := realAPI(t)
 	names := append(c.shop(t), "ServiceAccount shop/in-pod")
@@ -155,7 +155,7 @@ func TestRealPod(t *testing.T) {
 	f.wait("a change", func() bool { return f.port("web") == 81 })
 }
 
-// A plugin that gives credentials is asked again when the server does not take them any more.
+// A credential plugin is run again when the server no longer accepts its credentials.
 func TestRealPlugin(t *testing.T) {
 	c := realAPI(t)
 	names := append(c.shop(t), "ServiceAccount shop/plugged")

@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
-// A kind that RBAC denies holds up no other one, is told with the rule that is missing, and comes
-// once that is there.
+// A kind that RBAC denies holds up no other; the missing rule is reported, and the kind is read
+// once the rule is there.
 func TestRealDenied(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)
@@ -43,7 +43,7 @@ func TestRealDenied(t *testing.T) {
 			if l := f.source.Status().Lacking; l != nil {
 				t.Errorf("lacking %q", l)
 			}
-			// What was read stays when it may not be read any more.
+			// What has been read stays when the right to read it is taken away.
 			c.allow(t, user, without(allResources, denied.resource)...)
 			way.cut()
 			f.waitIssue(denied.kind, "apiGroups")
@@ -52,7 +52,7 @@ func TestRealDenied(t *testing.T) {
 	}
 }
 
-// definition is a minimal one of a kind that takes any object.
+// definition returns a minimal definition of a kind that accepts any object.
 func definition(group, version, plural, kind string, namespaced bool) string {
 	scope := "Cluster"
 	if namespaced {
@@ -63,7 +63,7 @@ func definition(group, version, plural, kind string, namespaced bool) string {
 		plural, group, version, kind, scope, strings.ToLower(kind))
 }
 
-// define has the API serve a kind, until the test ends or it is removed.
+// define makes the API serve a kind, until the test ends or the kind is removed.
 func (c *realCluster) define(t *testing.T, definition, path string) {
 	t.Helper()
 	c.put(t, definitions, definition)
@@ -73,7 +73,7 @@ func (c *realCluster) define(t *testing.T, definition, path string) {
 	})
 }
 
-// clusterPolicies is the definition of ClusterNetworkPolicy, as it is published.
+// clusterPolicies returns the published definition of ClusterNetworkPolicy.
 func clusterPolicies(t *testing.T) string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
@@ -91,7 +91,7 @@ func clusterPolicies(t *testing.T) string {
 	return string(object)
 }
 
-// Kinds of definitions come and go with those.
+// Kinds come and go with their definitions.
 func TestRealKindsComeAndGo(t *testing.T) {
 	c := realAPI(t)
 	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
@@ -116,7 +116,7 @@ func TestRealKindsComeAndGo(t *testing.T) {
 	}
 }
 
-// So do Calico's, from what it stores, and from what its API serves where that is there.
+// So do Calico's, from what it stores, or from its own API if that is served.
 func TestRealCalico(t *testing.T) {
 	c := realAPI(t)
 	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
@@ -145,7 +145,7 @@ func TestRealCalico(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// Objects of another version's schema cost nobody anything but themselves.
+// Objects with the schema of another version affect only themselves.
 func TestRealOdd(t *testing.T) {
 	c := realAPI(t)
 	names := c.shop(t)
@@ -185,14 +185,14 @@ func TestRealOdd(t *testing.T) {
 			t.Errorf("%s is not there", n)
 		}
 	}
-	// They are no more at fault than they say, and go.
+	// They stop being faulty when they are corrected, and can be deleted.
 	for i := range odd {
 		c.remove(t, path+"/"+name(i))
 	}
 	f.waitNoIssue()
 }
 
-// What is odd in what it says together, or lacks, but not by its schema, comes as it is.
+// An object that is odd, but valid by its schema, is delivered as it is.
 func TestRealOddButGood(t *testing.T) {
 	c := realAPI(t)
 	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)

@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// version is the state that the API is at.
+// version returns the API's current version.
 func (c *realCluster) version(t *testing.T) string {
 	t.Helper()
 	_, answer := c.ask(t, http.MethodGet, services+"?limit=1", "")
@@ -27,7 +27,7 @@ func (c *realCluster) version(t *testing.T) string {
 	return list.Metadata.ResourceVersion
 }
 
-// compact has etcd forget all that was before now.
+// compact makes etcd drop its history.
 func (c *realCluster) compact(t *testing.T) {
 	t.Helper()
 	etcd := &http.Client{Transport: &http.Transport{DialContext: c.Dial}}
@@ -61,8 +61,8 @@ func (c *realCluster) kill(t *testing.T, component string) {
 
 const webOn = `{"metadata":{"name":"web","namespace":"shop"},"spec":{"ports":[{"name":"http","port":%d,"targetPort":8080}]}}`
 
-// An API server that is killed, restarted, cut off or without history delivers nothing
-// but what has changed, and takes nothing away.
+// After an API server is killed, restarted, cut off or has lost its history, only changes are
+// delivered, and nothing is withdrawn.
 func TestRealOutage(t *testing.T) {
 	c := ownAPI(t, "outage")
 	names := c.shop(t)
@@ -127,8 +127,8 @@ func TestRealOutage(t *testing.T) {
 	}
 }
 
-// A new, empty cluster under the same address is taken for what it is, once it lets us read it:
-// until then, all stays.
+// A new, empty cluster under the same address is recognised once it lets us read it; until then,
+// everything stays.
 func TestRealNewCluster(t *testing.T) {
 	c := ownAPI(t, "wiped")
 	names := c.shop(t)
@@ -152,8 +152,8 @@ func TestRealNewCluster(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// An API server that is just starting refuses what it will allow, and lacks what it will
-// have: who asks it early takes neither for its word.
+// An API server that is just starting refuses requests that it will allow, and lacks kinds that it
+// will serve. The source believes neither.
 func TestRealEarly(t *testing.T) {
 	c := ownAPI(t, "early")
 	c.define(t, clusterPolicies(t), cluster)

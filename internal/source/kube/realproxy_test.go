@@ -13,14 +13,14 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// meddler is an HTTP proxy in front of a real API server, which it asks as the administrator.
-type meddler struct {
+// tamperingProxy is an HTTP proxy in front of a real API server, which it asks as the administrator.
+type tamperingProxy struct {
 	*httptest.Server
 	mu     sync.Mutex
 	meddle func(w http.ResponseWriter, r *http.Request, pass http.Handler)
 }
 
-func (c *realCluster) meddler(t *testing.T) *meddler {
+func (c *realCluster) meddler(t *testing.T) *tamperingProxy {
 	t.Helper()
 	to, err := url.Parse(c.URL())
 	if err != nil {
@@ -28,7 +28,7 @@ func (c *realCluster) meddler(t *testing.T) *meddler {
 	}
 	pass := httputil.NewSingleHostReverseProxy(to)
 	pass.Transport, pass.FlushInterval, pass.ErrorLog = c.admin.Transport, -1, quietLog
-	m := &meddler{}
+	m := &tamperingProxy{}
 	m.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		meddle := m.meddle
@@ -45,8 +45,8 @@ func (c *realCluster) meddler(t *testing.T) *meddler {
 	return m
 }
 
-// set says what is done to requests from now on, and ends those that run.
-func (m *meddler) set(meddle func(w http.ResponseWriter, r *http.Request, pass http.Handler)) {
+// set sets how requests are handled from now on, and ends the present ones.
+func (m *tamperingProxy) set(meddle func(w http.ResponseWriter, r *http.Request, pass http.Handler)) {
 	m.mu.Lock()
 	m.meddle = meddle
 	m.mu.Unlock()
@@ -55,7 +55,7 @@ func (m *meddler) set(meddle func(w http.ResponseWriter, r *http.Request, pass h
 
 func isWatch(r *http.Request) bool { return r.URL.Query().Get("watch") != "" }
 
-// short lets so many bytes of an answer through, and then ends it, in good order or not.
+// short passes so many bytes of an answer and then ends it, properly or not.
 type short struct {
 	http.ResponseWriter
 	left   int
@@ -80,7 +80,8 @@ func (s *short) Write(p []byte) (int, error) {
 
 func (s *short) Flush() { s.ResponseWriter.(http.Flusher).Flush() }
 
-// However a proxy, or the server, meddles with watches: each change comes once, and nothing goes.
+// Whatever a proxy, or the server, does to watches: each change is delivered once, and nothing is
+// withdrawn.
 func TestRealWatchesMeddledWith(t *testing.T) {
 	c := realAPI(t)
 	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
@@ -196,7 +197,7 @@ func TestRealWatchesCutShort(t *testing.T) {
 	f.wait("nothing but watches ending", func() bool { return len(f.source.Status().Issues) == 0 })
 }
 
-// Bookmarks keep a kind that nothing happens to from falling behind what the server remembers.
+// Bookmarks keep a kind whose objects do not change from falling behind the server's history.
 func TestRealBookmarks(t *testing.T) {
 	c := ownAPI(t, "bookmarks")
 	names := c.shop(t)
@@ -215,7 +216,7 @@ func TestRealBookmarks(t *testing.T) {
 	}
 }
 
-// versionOf is how far a kind has been followed.
+// versionOf returns the version up to which a kind has been followed.
 func (f *fixture) versionOf(kind string) string {
 	for _, x := range f.source.followers {
 		if string(x.kind.Kind) == kind {

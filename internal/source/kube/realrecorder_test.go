@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A real API server takes an Event of an object with a namespace, and of one without, and that it
-// lasts, with the rights that the chart gives.
+// With the rights that the chart gives, a real API server accepts an Event of an object with a
+// namespace, of one without, and an update of it.
 func TestRealRecorder(t *testing.T) {
 	c := realAPI(t)
 	c.shop(t)

@@ -47,12 +47,12 @@ type Recorder struct {
 	faults map[model.Issue]bool // to be reported; replaced as a whole
 
 	// The following fields belong to Run alone.
-	told    map[model.Issue]*told
+	states  map[model.Issue]*eventState
 	failing bool // the last attempt failed
 }
 
-// told is the state of the Event for one fault.
-type told struct {
+// eventState is the state of the Event for one fault.
+type eventState struct {
 	due   time.Time // when to send it, or to repeat it
 	path  string    // of the Event
 	mine  bool      // this node created it
@@ -71,13 +71,13 @@ type pace struct {
 var usualPace = pace{spread: 10 * time.Second, between: 200 * time.Millisecond, again: 20 * time.Minute, others: 90 * time.Minute, failed: time.Minute}
 
 const (
-	// mostTold is how many faults are reported: more Events help nobody.
-	mostTold = 500
+	// maxEvents is how many faults are reported: more Events help nobody.
+	maxEvents = 500
 
 	reportedBy      = "sluice.dev/agent"
-	mostNote        = 1024 // bytes; the API server accepts no more
-	mostInstance    = 128  // likewise
-	mostEventName   = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
+	maxNote         = 1024 // bytes; the API server accepts no more
+	maxInstance     = 128  // likewise
+	maxEventName    = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
 	mediaMergePatch = "application/merge-patch+json"
 	mediaMetadata   = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
@@ -86,8 +86,8 @@ const (
 func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	return &Recorder{
-		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), mostInstance)], log: log, pace: usualPace,
-		wake: wake.New(), told: map[model.Issue]*told{},
+		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), maxInstance)], log: log, pace: usualPace,
+		wake: wake.New(), states: map[model.Issue]*eventState{},
 	}
 }
 
@@ -95,7 +95,7 @@ func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
 func (r *Recorder) Report(issues []model.Issue) {
 	now := map[model.Issue]bool{}
 	for _, i := range issues {
-		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < mostTold {
+		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < maxEvents {
 			now[i] = true
 		}
 	}
@@ -115,7 +115,7 @@ func (r *Recorder) Run(ctx context.Context) {
 		wait := time.Hour
 		if next, t := r.earliest(); t != nil {
 			if wait = time.Until(t.due); wait <= 0 {
-				r.tell(ctx, next, t)
+				r.send(ctx, next, t)
 				wait = r.pace.between
 			}
 		}
@@ -133,17 +133,17 @@ func (r *Recorder) follow() {
 	r.mu.Lock()
 	faults := r.faults
 	r.mu.Unlock()
-	maps.DeleteFunc(r.told, func(i model.Issue, _ *told) bool { return !faults[i] })
+	maps.DeleteFunc(r.states, func(i model.Issue, _ *eventState) bool { return !faults[i] })
 	for i := range faults {
-		if r.told[i] == nil {
-			r.told[i] = &told{due: time.Now().Add(rand.N(r.pace.spread))}
+		if r.states[i] == nil {
+			r.states[i] = &eventState{due: time.Now().Add(rand.N(r.pace.spread))}
 		}
 	}
 }
 
 // earliest returns the fault that is due next; nil: there is none.
-func (r *Recorder) earliest() (next model.Issue, t *told) {
-	for i, candidate := range r.told {
+func (r *Recorder) earliest() (next model.Issue, t *eventState) {
+	for i, candidate := range r.states {
 		if t == nil || candidate.due.Before(t.due) {
 			next, t = i, candidate
 		}
@@ -151,8 +151,8 @@ func (r *Recorder) earliest() (next model.Issue, t *told) {
 	return next, t
 }
 
-// tell sends the Event of one fault, and sets when to do so again.
-func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
+// send sends the Event of one fault, and sets when to do so again.
+func (r *Recorder) send(ctx context.Context, i model.Issue, t *eventState) {
 	err := r.record(ctx, i, t)
 	switch {
 	case ctx.Err() != nil:
@@ -160,7 +160,7 @@ func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
 	case err != nil:
 		t.due = time.Now().Add(jitter(r.pace.failed))
 		if !r.failing {
-			r.log.Warn("faults cannot be told as Kubernetes Events; trying again", "object", i.Object, "error", err)
+			r.log.Warn("faults cannot be reported as Kubernetes Events; trying again", "object", i.Object, "error", err)
 		}
 	case t.mine:
 		t.due = time.Now().Add(jitter(r.pace.again))
@@ -171,7 +171,7 @@ func (r *Recorder) tell(ctx context.Context, i model.Issue, t *told) {
 }
 
 // record creates the Event, or updates this node's own, as the fault lasts.
-func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
+func (r *Recorder) record(ctx context.Context, i model.Issue, t *eventState) error {
 	if t.mine {
 		err := r.repeat(ctx, t)
 		if !apierrors.IsNotFound(err) {
@@ -194,7 +194,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *told) error {
 }
 
 // repeat makes an Event a series, or continues it.
-func (r *Recorder) repeat(ctx context.Context, t *told) error {
+func (r *Recorder) repeat(ctx context.Context, t *eventState) error {
 	series := eventsv1.EventSeries{Count: t.count + 1, LastObservedTime: metav1.NowMicro()}
 	err := r.write(ctx, http.MethodPatch, t.path, mediaMergePatch, map[string]any{"series": series})
 	if err == nil {
@@ -234,7 +234,7 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 // event makes the Event of a fault.
 func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv1.Event {
 	text := note(i)
-	name := strings.TrimRight(object.Name[:min(len(object.Name), mostEventName)], "-.")
+	name := strings.TrimRight(object.Name[:min(len(object.Name), maxEventName)], "-.")
 	e := &eventsv1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: fmt.Sprintf("%s.%016x", name, xxhash.Sum64String(string(object.UID)+text))},
@@ -266,8 +266,8 @@ func note(i model.Issue) string {
 		}
 		return c
 	}, text)
-	if len(text) > mostNote {
-		text = strings.ToValidUTF8(text[:mostNote-len("…")], "") + "…"
+	if len(text) > maxNote {
+		text = strings.ToValidUTF8(text[:maxNote-len("…")], "") + "…"
 	}
 	return text
 }

@@ -21,7 +21,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// eventAPI is an API server that has a few objects and takes Events.
+// eventAPI is an API server that has a few objects and accepts Events.
 type eventAPI struct {
 	t       *testing.T
 	url     string
@@ -29,7 +29,7 @@ type eventAPI struct {
 
 	mu      sync.Mutex
 	events  map[string]*eventsv1.Event // path → what was created
-	writes  int                        // creations and changes, in vain as well
+	writes  int                        // creations and changes, also failed ones
 	denied  bool                       // nobody may write
 	refused int                        // writes that were denied
 }
@@ -96,14 +96,14 @@ func (a *eventAPI) list(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, `{"kind":"PartialObjectMetadataList","items":[%s]}`, items)
 }
 
-// forget is what happens to an Event after an hour.
+// forget removes an Event, as the server does after an hour.
 func (a *eventAPI) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.events)
 }
 
-// all are the Events: node, object, kind and what is said, sorted.
+// all lists the Events: node, object, kind and note, sorted.
 func (a *eventAPI) all() (list []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -121,7 +121,7 @@ func (a *eventAPI) count() int {
 	return a.writes
 }
 
-// repeated tells how often the one Event says that it was seen.
+// repeated returns the count of the only Event's series.
 func (a *eventAPI) repeated() (n int32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,7 +133,7 @@ func (a *eventAPI) repeated() (n int32) {
 	return n
 }
 
-// node starts a recorder that is in a hurry.
+// node starts a recorder with short times.
 func (a *eventAPI) node(t *testing.T, name string, change func(*pace), log *slog.Logger) *Recorder {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\nclusters: [{name: c, cluster: {server: %q}}]\n", a.url)
@@ -183,13 +183,13 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
-// TestRecorderOnce shows that a fault that many nodes find is one Event, repeated by one of them as
-// long as it lasts.
+// TestRecorderOnce: a fault that many nodes find is one Event, which one of them repeats as long as
+// it lasts.
 func TestRecorderOnce(t *testing.T) {
 	a := newEventAPI(t)
 	first := a.node(t, "n1", func(p *pace) { p.again = 20 * time.Millisecond }, silentLog)
 	first.Report([]model.Issue{webFault})
-	waitFor(t, "it is told", func() bool { return len(a.all()) == 1 })
+	waitFor(t, "the Event", func() bool { return len(a.all()) == 1 })
 	second := a.node(t, "n2", func(p *pace) { p.others = 20 * time.Millisecond }, silentLog)
 	second.Report([]model.Issue{webFault})
 	waitFor(t, "it is repeated", func() bool { return a.repeated() > 3 })
@@ -203,8 +203,8 @@ func TestRecorderOnce(t *testing.T) {
 	waitFor(t, "there is nothing more to tell", func() bool { before := a.count(); time.Sleep(100 * time.Millisecond); return a.count() == before })
 }
 
-// TestRecorderRetries shows that a cluster that does not let Events in is told of in one line, and
-// costs nothing else.
+// TestRecorderRetries: if the cluster does not accept Events, that is logged once and affects
+// nothing else.
 func TestRecorderRetries(t *testing.T) {
 	a := newEventAPI(t)
 	a.denied = true
@@ -218,26 +218,26 @@ func TestRecorderRetries(t *testing.T) {
 	a.mu.Lock()
 	a.denied = false
 	a.mu.Unlock()
-	waitFor(t, "it is told", func() bool { return len(a.all()) == 1 })
+	waitFor(t, "the Event", func() bool { return len(a.all()) == 1 })
 }
 
 func TestRecorderBounds(t *testing.T) {
 	r := NewRecorder(Config{}, strings.Repeat("n", 200), silentLog)
-	issues := make([]model.Issue, 2*mostTold)
+	issues := make([]model.Issue, 2*maxEvents)
 	for i := range issues {
 		issues[i] = model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: fmt.Sprint("s", i)}}.Issue("bad")
 	}
 	r.Report(issues)
-	if r.follow(); len(r.told) != mostTold || len(r.node) != mostInstance {
-		t.Errorf("%d faults of %d bytes", len(r.told), len(r.node))
+	if r.follow(); len(r.states) != maxEvents || len(r.node) != maxInstance {
+		t.Errorf("%d faults of %d bytes", len(r.states), len(r.node))
 	}
 	r.Report(nil)
-	if r.follow(); len(r.told) != 0 {
-		t.Errorf("%d faults are left", len(r.told))
+	if r.follow(); len(r.states) != 0 {
+		t.Errorf("%d faults are left", len(r.states))
 	}
 }
 
-// An Event names no object of another namespace: those who read it may not know of that.
+// An Event names no object of another namespace: its readers may not know of that.
 func TestEventsKeepToTheirNamespace(t *testing.T) {
 	for _, c := range []struct{ namespace, reason, want string }{
 		{"shop", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port"},

@@ -15,13 +15,13 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// sink keeps what is delivered, and holds deliveries to the contract.
+// sink records what is delivered, and checks the contract of deliveries.
 type sink struct {
 	t       testing.TB
 	mu      sync.Mutex
 	objects map[string]any // "Service shop/web"
 	events  int
-	shop    int // events of what is called so
+	shop    int // events of objects with that in their name
 	gone    int
 	synced  int
 }
@@ -84,7 +84,7 @@ func followAs(t *testing.T, api *fakeAPI, config Config, tune ...func(*timing)) 
 	return f
 }
 
-// newFixture runs a source until it is ended, or the test.
+// newFixture runs a source until it is ended, or the test ends.
 func newFixture(t *testing.T, open func(*sink) *Source) *fixture {
 	f := &fixture{t: t, sink: &sink{t: t, objects: map[string]any{}}}
 	f.source = open(f.sink)
@@ -101,13 +101,13 @@ func newFixture(t *testing.T, open func(*sink) *Source) *fixture {
 	return f
 }
 
-// wait waits until something is so.
+// wait waits until a condition holds.
 func (f *fixture) wait(what string, so func() bool) {
 	f.t.Helper()
 	f.waitUntil(time.Now().Add(10*time.Second), time.Millisecond, what, so)
 }
 
-// waitLong waits for what takes the server its time.
+// waitLong is wait for conditions for which the server needs long.
 func (f *fixture) waitLong(what string, so func() bool) {
 	f.t.Helper()
 	f.waitUntil(time.Now().Add(time.Minute), 200*time.Millisecond, what, so)
@@ -117,7 +117,7 @@ func (f *fixture) waitUntil(deadline time.Time, every time.Duration, what string
 	f.t.Helper()
 	for ; !so(); time.Sleep(every) {
 		if time.Now().After(deadline) {
-			f.t.Fatalf("waited in vain: %s; there are %v; status %+v", what, f.names(), f.source.Status())
+			f.t.Fatalf("timed out waiting for %s; there are %v; status %+v", what, f.names(), f.source.Status())
 		}
 	}
 }
@@ -173,7 +173,7 @@ func (f *fixture) waitIssue(words ...string) {
 	f.wait("issue "+strings.Join(words, " … "), func() bool { return f.hasIssue(words...) })
 }
 
-// hasIssue tells whether there is an issue that has all these words.
+// hasIssue reports whether there is an issue with all these words.
 func (f *fixture) hasIssue(words ...string) bool {
 	return slices.ContainsFunc(f.source.Status().Issues, func(i model.Issue) bool {
 		for _, w := range words {
@@ -220,7 +220,8 @@ func everything(api *fakeAPI) (names []string) {
 	return []string{"EndpointSlice shop/web-1", "Namespace shop", "NetworkPolicy shop/deny", "Node n1", "Pod shop/web-a", "Service shop/web", "ServiceAccount shop/default"}
 }
 
-// All kinds come, change and go, in either encoding, with and without history.
+// Objects of all kinds are created, changed and deleted, in either encoding, with and without
+// history.
 func TestFollow(t *testing.T) {
 	for _, binary := range []bool{false, true} {
 		t.Run(fmt.Sprintf("protobuf=%v", binary), func(t *testing.T) {

@@ -11,7 +11,7 @@ type toy struct{ model.Name }
 
 func (o *toy) Ref() model.Ref { return model.Ref{Kind: "Toy", Name: o.Name} }
 
-// TestToy follows a kind of which there is nothing but its line in the table.
+// TestToy follows a kind that consists of nothing but its line in the table.
 func TestToy(t *testing.T) {
 	all := kinds.All
 	t.Cleanup(func() { kinds.All = all })

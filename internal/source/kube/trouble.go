@@ -50,7 +50,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 	case ctx.Err() != nil:
 		return 0
 	case isExpired(err), errors.Is(err, errRewound):
-		f.log.Info("reading all anew", "reason", err)
+		f.log.Info("reading everything again", "reason", err)
 		f.version = ""
 		return 0
 	case apierrors.IsNotFound(err) && f.kind.Optional:
@@ -153,14 +153,14 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 	switch {
 	case was == is:
 	case is != (fault{}):
-		f.log.Warn("object is at fault", "object", f.called(name), "reason", is.reason, "in force", is.inForce)
+		f.log.Warn("object is at fault", "object", f.refOf(name), "reason", is.reason, "in force", is.inForce)
 	default:
-		f.log.Info("object is no longer at fault", "object", f.called(name))
+		f.log.Info("object is no longer at fault", "object", f.refOf(name))
 	}
 }
 
-// called returns the object's name for users.
-func (f *follower) called(name model.Name) model.Ref {
+// refOf returns the object's name for users.
+func (f *follower) refOf(name model.Name) model.Ref {
 	if name.Name == "" {
 		return model.Ref{Kind: f.kind.Kind + " without a name"}
 	}
@@ -184,7 +184,7 @@ func (f *follower) issues() []model.Issue {
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
 		all = append(all, model.Issue{
-			Object: f.called(name), Source: place.APIVersion(), Reason: fault.reason, InForce: fault.inForce,
+			Object: f.refOf(name), Source: place.APIVersion(), Reason: fault.reason, InForce: fault.inForce,
 		})
 	}
 	return all
@@ -214,7 +214,7 @@ func (f *follower) lacking() (reasons []string, objects []model.Ref) {
 	case f.phase == listed:
 		holes := f.ledger.holes()
 		for _, name := range slices.SortedFunc(maps.Keys(holes), model.Name.Compare) {
-			reasons = append(reasons, f.called(name).String()+": "+holes[name])
+			reasons = append(reasons, f.refOf(name).String()+": "+holes[name])
 			objects = append(objects, calico.KnownAs(model.Ref{Kind: f.kind.Kind, Name: name})...)
 		}
 		return reasons, objects

@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// A kind that can't be read does not hold up the others, and what it had stays.
+// A kind that cannot be read does not hold up the others, and its objects stay.
 func TestKindThatCannotBeRead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -46,7 +46,7 @@ func TestKindThatCannotBeRead(t *testing.T) {
 			if l := f.source.Status().Lacking; l != nil {
 				t.Errorf("lacking %q", l)
 			}
-			// What was read once is not lacking when it can't be read any more.
+			// What has been read once is not lacking when it cannot be read later.
 			api.set(func() { c.spoil(api); api.answers["watch "+policies] = api.answers[policies] })
 			api.server.CloseClientConnections()
 			f.waitIssue(c.words...)
@@ -58,7 +58,7 @@ func TestKindThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Nothing is synced, nor taken away, while the API is away or does not know us.
+// Nothing is synced or withdrawn while the API is away or does not accept our credentials.
 func TestAPIThatIsAway(t *testing.T) {
 	api := newFakeAPI(t)
 	names := everything(api)
@@ -93,7 +93,7 @@ func TestAPIThatIsAway(t *testing.T) {
 	}
 }
 
-// Watches that end at once are told of; changes come nevertheless.
+// Watches that end at once are reported; changes arrive all the same.
 func TestWatchesEndAtOnce(t *testing.T) {
 	api := newFakeAPI(t)
 	everything(api)
@@ -116,7 +116,7 @@ func TestWatchesEndAtOnce(t *testing.T) {
 	}
 }
 
-// Without history the list is read anew, and only what differs is delivered.
+// Without history the list is read again, and only differences are delivered.
 func TestHistoryIsLost(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -155,7 +155,7 @@ func TestHistoryIsLost(t *testing.T) {
 	}
 }
 
-// A list whose pages come from a history that is lost in between is read as a whole.
+// A list is read as a whole if the history of its pages is lost in between.
 func TestPagesExpire(t *testing.T) {
 	api := newFakeAPI(t)
 	names := everything(api)
@@ -167,7 +167,7 @@ func TestPagesExpire(t *testing.T) {
 	f.waitNames(append(names[:5:5], "Service shop/a", "Service shop/b", names[5], names[6])...)
 }
 
-// The watch of one kind can hang without an answer: it is tried again.
+// If the watch of one kind hangs without an answer, it is tried again.
 func TestWatchHangs(t *testing.T) {
 	api := newFakeAPI(t)
 	everything(api)
@@ -181,7 +181,7 @@ func TestWatchHangs(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// Objects at fault keep their last good version, and cost others nothing.
+// Faulty objects keep their last good version, and affect no others.
 func TestObjectsAtFault(t *testing.T) {
 	const oddSpec = `{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.96.0.10","ports":"none"}}`
 	const oddMeta = `{"metadata":{"name":"never","namespace":"shop","labels":7},"spec":{}}`
@@ -219,7 +219,7 @@ func TestObjectsAtFault(t *testing.T) {
 	}
 }
 
-// What nothing else depends on holds nothing back.
+// Faulty objects on which nothing else depends hold nothing back.
 func TestMinorObjectsAtFault(t *testing.T) {
 	api := newFakeAPI(t)
 	names := everything(api)
@@ -235,7 +235,7 @@ func TestMinorObjectsAtFault(t *testing.T) {
 	}
 }
 
-// A policy at fault denies, if no good version of it is known.
+// A faulty policy denies if no good version of it is known.
 func TestPoliciesAtFault(t *testing.T) {
 	const newer = `{"podSelector":{},"policyTypes":["Ingress"],"ingress":[{"from":[{"podSelector":{},"userSelector":{}}]}]}`
 	api := newFakeAPI(t)
@@ -264,7 +264,7 @@ func TestPoliciesAtFault(t *testing.T) {
 	f.wait("the policy to be good", func() bool { return get("a").Refused == "" })
 }
 
-// What others find odd passes through as it is.
+// Odd but valid objects are delivered as they are.
 func TestOddButGood(t *testing.T) {
 	api := newFakeAPI(t)
 	api.put(endpoints, slice("lonely", "nobody", "10.0.0.1"))
@@ -277,7 +277,7 @@ func TestOddButGood(t *testing.T) {
 	f.waitNoIssue()
 }
 
-// A server that refuses watches alone is not asked for whole lists all the time.
+// If a server refuses only watches, whole lists are not read all the time.
 func TestWatchesRefused(t *testing.T) {
 	api := newFakeAPI(t)
 	everything(api)
@@ -294,7 +294,7 @@ func TestWatchesRefused(t *testing.T) {
 	}
 }
 
-// lists is how often all of a kind was read.
+// lists returns how often the list of a kind was read.
 func (f *fixture) lists(kind string) uint64 {
 	for _, k := range f.source.Status().Kinds {
 		if string(k.Kind) == kind {

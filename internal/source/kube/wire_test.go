@@ -88,7 +88,7 @@ func TestBinary(t *testing.T) {
 	}
 }
 
-// sameIdentity holds what we read of an object's identity to what Kubernetes' own library does.
+// sameIdentity compares the identity that we read with that of Kubernetes' own library.
 func sameIdentity(t *testing.T, r raw) {
 	var p metav1.PartialObjectMetadata
 	if !r.binary || p.Unmarshal(r.data) != nil {
@@ -100,7 +100,7 @@ func sameIdentity(t *testing.T, r raw) {
 	}
 }
 
-// Nothing that a server sends makes the reader fail otherwise than by an error.
+// Whatever a server sends, reading it can only fail with an error.
 func FuzzWire(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`), false)
 	f.Add(envelope(field(field(nil, 1, field(nil, 2, []byte("1"))), 2, field(nil, 1, field(nil, 1, []byte("a"))))), true)

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// As kube-proxy has it, a family in which a node has no InternalIP has its ExternalIPs.
+// As in kube-proxy, a family without an InternalIP has its ExternalIPs.
 func TestNodeAddresses(t *testing.T) {
 	for _, c := range []struct {
 		in   string // "i" and "e" before addresses say their types

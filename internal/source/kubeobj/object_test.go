@@ -292,7 +292,7 @@ func TestNode(t *testing.T) {
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
 	want.IPs, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil, nil
 	if diff := cmp.Diff(want, got, equal); diff != "" {
-		t.Errorf("what is malformed costs more than itself (-want +got):\n%s", diff)
+		t.Errorf("a malformed field affects others (-want +got):\n%s", diff)
 	}
 }
 

@@ -157,7 +157,7 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestRefusedNetworkPolicy holds that a fault in a rule leaves a policy that denies.
+// TestRefusedNetworkPolicy: a fault in a rule leaves a policy that denies.
 func TestRefusedNetworkPolicy(t *testing.T) {
 	for _, c := range []struct {
 		rule string
@@ -207,7 +207,7 @@ func TestRefusedNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicyOfUnknownSubject holds that nothing is denied where it is not known to whom.
+// TestNetworkPolicyOfUnknownSubject: a policy denies nothing if it is unknown to whom it applies.
 func TestNetworkPolicyOfUnknownSubject(t *testing.T) {
 	for _, c := range []struct {
 		spec string
@@ -287,7 +287,7 @@ func TestClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestRefusedClusterNetworkPolicy holds that a fault in a rule leaves a policy that denies.
+// TestRefusedClusterNetworkPolicy: a fault in a rule leaves a policy that denies.
 func TestRefusedClusterNetworkPolicy(t *testing.T) {
 	const to, named = "{action: Accept, to: [{namespaces: {}}], protocols: ", "{destinationNamedPort: web}"
 	for _, c := range []struct {
@@ -339,8 +339,8 @@ func TestRefusedClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestClusterNetworkPolicyOfUnknownPlace holds that one denies of which only the place among others
-// can't be told.
+// TestClusterNetworkPolicyOfUnknownPlace: a policy denies if only its place among others is
+// unknown.
 func TestClusterNetworkPolicyOfUnknownPlace(t *testing.T) {
 	const rest = "subject: {namespaces: {}}, egress: [{action: Accept, to: [{namespaces: {}}]}]}"
 	for _, c := range []struct {
@@ -365,8 +365,8 @@ func TestClusterNetworkPolicyOfUnknownPlace(t *testing.T) {
 	}
 }
 
-// TestClusterNetworkPolicyOfUnknownSubject holds that nothing is denied where it is not known to
-// whom.
+// TestClusterNetworkPolicyOfUnknownSubject: a policy denies nothing if it is unknown to whom it
+// applies.
 func TestClusterNetworkPolicyOfUnknownSubject(t *testing.T) {
 	for _, c := range []struct {
 		spec string

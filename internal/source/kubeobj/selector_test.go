@@ -51,8 +51,8 @@ func randomLabels(r *rand.Rand) labels.Set {
 	return set
 }
 
-// TestSelectorsAsKubernetes compares what policies select, on random selectors and
-// labels, with Kubernetes' own reading of the same selectors.
+// TestSelectorsAsKubernetes compares what policies select, for random selectors and labels, with
+// what Kubernetes' own library selects.
 func TestSelectorsAsKubernetes(t *testing.T) {
 	selects := func(s *metav1.LabelSelector, l labels.Set) bool {
 		own, err := metav1.LabelSelectorAsSelector(s) // nil selects nothing there, and is not asked here

@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// equal compares model values as they are meant, netip's included.
+// equal compares model values by meaning, also netip's.
 var equal = cmp.Options{
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
@@ -39,8 +39,8 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-// checkError compares an error with the parts that it has to have; none means
-// that there must be no error.
+// checkError compares an error with the parts that it must contain; none means that there must be
+// no error.
 func checkError(t *testing.T, err error, parts []string) {
 	t.Helper()
 	if len(parts) == 0 && err != nil {
@@ -53,7 +53,7 @@ func checkError(t *testing.T, err error, parts []string) {
 	}
 }
 
-// service is a plain good service; edit makes another of it.
+// service is a simple valid service; edit changes it.
 func service(edit func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
@@ -68,7 +68,7 @@ func service(edit func(*corev1.Service)) *corev1.Service {
 	return s
 }
 
-// webService is what service(nil) means.
+// webService is the translation of service(nil).
 func webService(edit func(*model.Service)) *model.Service {
 	s := &model.Service{
 		Name:       model.Name{Namespace: "shop", Name: "web"},

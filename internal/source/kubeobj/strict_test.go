@@ -2,8 +2,8 @@ package kubeobj
 
 import "testing"
 
-// A value of a wrong type in a field that only says where a policy stands leaves the
-// subject known, and so a policy that denies.
+// A value of a wrong type in a field that only affects a policy's place leaves the subject known,
+// and so a policy that denies.
 func TestWrongTypesBesideTheSubjectDeny(t *testing.T) {
 	for _, spec := range []string{`"priority": "high", "tier": "Admin"`, `"priority": 1, "tier": 5`, `"priority": {}, "tier": []`} {
 		text := `{"metadata": {"name": "p"}, "spec": {"subject": {"namespaces": {}}, "ingress": [{"action": "Accept", "from": [{"namespaces": {}}]}], ` + spec + `}}`

@@ -196,7 +196,7 @@ func (t *search) minimise(ctx context.Context, all []problem, history []cluster.
 		return same
 	}
 	files := history
-	told := "but not on a testbed of its own"
+	result := "it did not occur on a testbed of its own; all objects so far are"
 	if fails(files) {
 		files = hostile.Fewer(files, fails)
 		for i := range files {
@@ -206,13 +206,13 @@ func (t *search) minimise(ctx context.Context, all []problem, history []cluster.
 				return fails(some)
 			})
 		}
-		told = "the least that does it"
+		result = "the smallest objects that cause it are"
 	}
 	if ctx.Err() != nil {
-		told = "what was there; nobody has looked for less"
+		result = "not reduced, as the run was stopped; all objects so far are"
 	}
 	file := fmt.Sprintf("hostile-problem-%d.json", len(t.found))
-	t.Note("Seed %d: %s (%.500s); %s is in %s, %d files of %d bytes: %.1500s", t.objects.Seed, worst.kind, worst.what, told, file, len(files), bytesOf(files), files[0].JSON)
+	t.Note("Seed %d: %s (%.500s); %s in %s, %d files of %d bytes: %.1500s", t.objects.Seed, worst.kind, worst.what, result, file, len(files), bytesOf(files), files[0].JSON)
 	return os.WriteFile(filepath.Join(t.Out, file), listOf(files), 0o644)
 }
 

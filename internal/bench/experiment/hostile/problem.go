@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// problem is something bad that hostile objects have caused.
+// problem is a harmful effect of hostile objects.
 type problem struct {
 	kind string // one of those below
 	what string
-	took time.Duration // how long a change waited; 0: the problem is another one
+	took time.Duration // how long a change waited, if that is the problem
 }
 
 // The kinds of problems.
@@ -17,13 +17,13 @@ const (
 	problemPassed     = "something passed where policy forbids it"
 	problemLost       = "a bystander's connection failed"
 	problemEnded      = "the agent ended"
-	problemRefused    = "the kernel refused something, and all waited"
+	problemRefused    = "the kernel refused something, and everything waited"
 	problemSlow       = "a bystander's change waited for more than a second"
 	problemMemory     = "the agent's memory was over its bound"
-	problemUnhealthy  = "the agent said that it was not well"
-	problemNotApplied = "objects were not taken in two minutes"
+	problemUnhealthy  = "the agent reported that it was not healthy"
+	problemNotApplied = "objects were not in the kernel after two minutes"
 	problemLeftOver   = "something was left over or missing in the kernel"
-	problemRestart    = "the agent could not be started anew"
+	problemRestart    = "the agent could not be restarted"
 )
 
 // problemKinds are all kinds, the worst first.

@@ -63,7 +63,7 @@ func measureList(ctx context.Context, r *harness.Run, s *harness.Setup[listCase]
 		pace   harness.Pace
 	}{{tracked, true, trackedPace}, {untracked, false, untrackedPace}} {
 		if !v.track && s.Case.Blocker == (peer.HostPolicy{}) {
-			continue // it does not judge such packets: they count as allowed by a doNotTrack policy
+			continue // policy does not apply to such packets: they count as allowed by a doNotTrack policy
 		}
 		if err := s.Track(v.track); err != nil {
 			return err

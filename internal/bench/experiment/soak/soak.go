@@ -43,8 +43,8 @@ const (
 	faultsMade   = "faults made"
 )
 
-// settled is the least time after which the agent's memory is judged: in its first seconds it
-// collects no garbage.
+// settled is the age from which the agent's memory counts: in its first seconds it collects no
+// garbage.
 const settled = 2 * time.Minute
 
 // soakSeed makes faults and changes the same in each run.
