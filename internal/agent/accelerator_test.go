@@ -78,8 +78,8 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
-// What others do to an accelerator's tables is undone: soon where there is evidence of it, and by an
-// audit where there is none. The base is not told of it.
+// What others do to an accelerator's tables is undone: soon where there is evidence of it, and by
+// an audit where there is none. The base is not told of it.
 func TestAcceleratorHeals(t *testing.T) {
 	for name, c := range map[string]struct {
 		audit  time.Duration

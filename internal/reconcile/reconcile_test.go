@@ -291,8 +291,8 @@ func TestOnePart(t *testing.T) {
 	run(t, r, f, attempt{both, "adopt [services]", ""}, attempt{both, "update [services]", ""}, attempt{policy, "", ""})
 }
 
-// A generation is in the kernel once all parts in question have it; if one of them fails, it is said
-// why.
+// A generation is in the kernel once all parts in question have it; if one of them fails, it is
+// said why.
 func TestHas(t *testing.T) {
 	f := newFake()
 	r := start(t, f)

@@ -87,8 +87,8 @@ func frontendOf(s *state.State, f *conntrack.Flow) *state.Frontend {
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
-// stillServed reports whether a connection goes where the state sends it, as one that was opened after
-// its endpoint came back.
+// stillServed reports whether a connection goes where the state sends it, as one that was opened
+// after its endpoint came back.
 func (d *Driver) stillServed(f *conntrack.Flow) (is bool) {
 	d.Held(func(s *state.State) {
 		fe := frontendOf(s, f)

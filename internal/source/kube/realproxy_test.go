@@ -13,7 +13,8 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// tamperingProxy is an HTTP proxy in front of a real API server, which it asks as the administrator.
+// tamperingProxy is an HTTP proxy in front of a real API server, which it asks as the
+// administrator.
 type tamperingProxy struct {
 	*httptest.Server
 	mu     sync.Mutex
