@@ -28,7 +28,7 @@ type Config struct {
 	UserAgent string
 }
 
-// settle is the time between a complete list and giving garbage back to the kernel: until then the
+// settle is the time between a complete list and giving garbage back to the kernel: by then the
 // other kinds have been read as well, and whoever needs memory for them has it.
 const settle = 2 * time.Second
 
