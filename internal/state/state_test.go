@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
@@ -120,6 +121,31 @@ func TestDeltas(t *testing.T) {
 	}
 }
 
+// However changes are grouped, they merge to the same, and a change that was merged into another is
+// left as it was.
+func TestMerge(t *testing.T) {
+	for seed := range uint64(2000) {
+		deltas := func() (all [3]Delta) { // equal ones, as merging may change maps
+			r := rand.New(rand.NewPCG(seed, 1))
+			for i := range all {
+				all[i] = drawDelta(r)
+			}
+			return all
+		}
+		first, last, untouched := deltas(), deltas(), deltas()
+		first[0].Merge(first[1])
+		first[0].Merge(first[2])
+		last[1].Merge(last[2])
+		last[0].Merge(last[1])
+		if !reflect.DeepEqual(first[0], last[0]) {
+			t.Fatalf("seed %d: (ab)c is\n%+v\na(bc) is\n%+v", seed, first[0], last[0])
+		}
+		if !reflect.DeepEqual(first[1:], untouched[1:]) || !reflect.DeepEqual(last[2], untouched[2]) {
+			t.Fatalf("seed %d: what was merged has changed", seed)
+		}
+	}
+}
+
 // A part that is not there is left alone.
 func TestPartsOfAState(t *testing.T) {
 	s := &State{Services: NewServices()}
@@ -194,5 +220,83 @@ func TestHas(t *testing.T) {
 		if Has(list, netip.MustParseAddrPort(at)) {
 			t.Errorf("%s is found", at)
 		}
+	}
+}
+
+func TestSettingsEqual(t *testing.T) {
+	r := rand.New(rand.NewPCG(2, 0))
+	var a Settings
+	draw(r, reflect.ValueOf(&a).Elem())
+	for i := range reflect.TypeFor[Settings]().NumField() {
+		b := a
+		if !a.Equal(b) {
+			t.Fatalf("%+v is not equal to itself", a)
+		}
+		for field := reflect.ValueOf(&b).Elem().Field(i); reflect.DeepEqual(a, b); {
+			field.SetZero()
+			draw(r, field)
+		}
+		if a.Equal(b) {
+			t.Errorf("%s does not count", reflect.TypeFor[Settings]().Field(i).Name)
+		}
+	}
+}
+
+func TestKind(t *testing.T) {
+	for kind, want := range map[Kind]string{ClusterIP: "ClusterIP", ExternalIP: "ExternalIP", LoadBalancer: "LoadBalancer", NodePort: "NodePort"} {
+		if external := (&Frontend{Kind: kind}).External(); kind.String() != want || external != (kind != ClusterIP) {
+			t.Errorf("%s, external: %v", kind, external)
+		}
+	}
+}
+
+func TestPortRange(t *testing.T) {
+	r := PortRange{Protocol: model.UDP, First: 10, Last: 20}
+	for _, c := range []struct {
+		protocol model.Protocol
+		port     uint16
+		want     bool
+	}{{model.UDP, 9, false}, {model.UDP, 10, true}, {model.UDP, 20, true}, {model.UDP, 21, false}, {model.TCP, 15, false}} {
+		if got := r.Holds(c.protocol, c.port); got != c.want {
+			t.Errorf("%v %d: %v", c.protocol, c.port, got)
+		}
+	}
+}
+
+// The policies of a program are named once each, sorted, and without what no API declares.
+func TestDeclared(t *testing.T) {
+	key := func(kind model.Kind, name string) model.PolicyKey {
+		return model.PolicyKey{Kind: kind, Name: model.Name{Name: name}}
+	}
+	tier := func(keys ...model.PolicyKey) (t Tier) {
+		for _, k := range keys {
+			t.Policies = append(t.Policies, &PolicyRules{Policy: k})
+		}
+		return t
+	}
+	a, b := key(model.NetworkPolicy, "a"), key(model.NetworkPolicy, "b")
+	p := &Program{Tiers: []Tier{tier(b, key(model.Failsafe, "in")), tier(), tier(a, b)}}
+	if got := p.Declared(); !slices.Equal(got, []model.PolicyKey{a, b}) {
+		t.Errorf("declared: %v", got)
+	}
+	if got := (*Program)(nil).Declared(); len(got) > 0 {
+		t.Errorf("declared by none: %v", got)
+	}
+}
+
+// Programs are all fields of a host that name one.
+func TestHostPrograms(t *testing.T) {
+	var h Host
+	for i, id := range h.Programs() {
+		*id = ProgramID(rune('a' + i))
+	}
+	v, programs := reflect.ValueOf(h), map[ProgramID]bool{}
+	for i := range v.NumField() {
+		if id, is := v.Field(i).Interface().(ProgramID); is {
+			programs[id] = true
+		}
+	}
+	if len(programs) != len(h.Programs()) || programs[""] {
+		t.Errorf("programs: %v", programs)
 	}
 }
