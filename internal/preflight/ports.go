@@ -73,7 +73,7 @@ func ports(f *Facts) []Result {
 	results := one(name, Warn, "another program listens on "+strings.Join(f.Taken, " and ")+": the agent works, but serves metrics or health there only once it is free",
 		"stop that program (kube-proxy listens there), or choose others with --metrics-address and --healthz-address")
 	if f.NoLivez {
-		results = append(results, Result{name, Warn, "what listens on " + health + " has no /livez, as kube-proxy before 1.28: probes of the agent's pod, which ask there, would have it started anew again and again",
+		results = append(results, Result{name, Warn, "what listens on " + health + " has no /livez, as kube-proxy before 1.28: probes of the agent's pod, which ask there, would make the kubelet restart it again and again",
 			"install Sluice with healthzAddress=:10266 until that program has gone"})
 	}
 	return results
