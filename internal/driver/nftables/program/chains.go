@@ -194,7 +194,7 @@ func (p *Program) podChains(fp *Family) []nft.Chain {
 			rule("of the pod that answers").Family(f).In(pods.selves, f.Saddr, f.ReplySaddr).Return(),
 			rule().Goto(dropChain(state.DropForeignError)),
 		}},
-		{Name: n("refused"), Comment: "but a pod always reaches itself", Rules: []nft.Rule{
+		{Name: n("denied"), Comment: "what a policy denies; but a pod always reaches itself", Rules: []nft.Rule{
 			rule().Family(f).In(pods.selves, f.Saddr, f.Daddr).Accept(),
 			rule().Goto(dropChain(state.DropPolicy)),
 		}},

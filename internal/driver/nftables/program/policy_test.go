@@ -28,7 +28,7 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 			ports++
 		}
 	})
-	if verdicts["ip-refused"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
+	if verdicts["ip-denied"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
 		t.Errorf("programs that are not there lead to %v", verdicts)
 	}
 	if ports != 1 {
