@@ -155,9 +155,9 @@ func (d *Driver) rollBack(ctx context.Context, of parts, sent uint32, refusal er
 	if !d.refused(refusal) {
 		return refusal
 	}
-	d.adopted = d.adopted.with(of)
+	d.adopted |= of
 	if sent > 0 {
-		if err := d.adoptNow(ctx, of.in(d.state), driver.Keep{}); err != nil {
+		if err := d.adoptNow(ctx, of.in(d.state, &state.State{}), driver.Keep{}); err != nil {
 			return fmt.Errorf("undo the first steps of a change that was refused (%v): %v", refusal, err) // another kernel's answer is no refusal of the change
 		}
 	}
@@ -288,7 +288,7 @@ const (
 func (d *Driver) retry(ctx context.Context) error {
 	var due []unit
 	for u, r := range d.aside.why {
-		if time.Since(r.tried) >= retryAfter && d.adopted.hasUnit(u) {
+		if time.Since(r.tried) >= retryAfter && d.adopted.hold(u.part()) {
 			due = append(due, u)
 		}
 	}

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	defer d.mu.Unlock()
 	of := partsIn(want)
 	switch {
-	case of.without(d.parts()).any():
+	case !d.parts().hold(of):
 		return nil, errors.New("adopt a state with policy by a driver without")
 	case of != d.parts() && (d.state == nil || d.failures.of(of) >= rebuildAfter):
 		return nil, driver.ErrWhole
@@ -58,7 +59,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 }
 
 // parts are those that the driver carries out.
-func (d *Driver) parts() parts { return parts{services: true, policy: d.prog.HasPolicy()} }
+func (d *Driver) parts() parts { return partsIf(true, d.prog.HasPolicy()) }
 
 // afterAdoption removes what a rebuilding that was not finished left, and tries again what was set
 // aside.
@@ -108,7 +109,7 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	of := partsIn(want)
 	d.doubt = d.doubt || d.state != nil && !d.owned && gen != d.gen
-	d.gen, d.adopted, d.compared = gen, d.adopted.without(of), time.Now()
+	d.gen, d.adopted, d.compared = gen, d.adopted&^of, time.Now()
 	if want.Policy != nil {
 		sets := d.prog.DeniedSetsFor(program.DeniedPrefixes(want.Policy.Denied))
 		d.prog.SetDenied(sets[:])
@@ -127,11 +128,11 @@ func (a *adoption) start() *change {
 	c := &change{d: d, batch: nft.NewBatch(program.TableName), sums: make([]sum, len(d.prog.Sets)+1), chainRefs: program.NewChainRefs()}
 	if a.of != d.parts() {
 		for _, s := range d.prog.Sets {
-			if !a.of.has(d.prog, s) {
+			if !a.of.hold(partOf(d.prog, s)) {
 				c.sums[s.ID] = d.sums[s.ID]
 			}
 		}
-		c.chainRefs = d.chainRefs.Only(func(chain string) bool { return program.IsLearnChain(chain) != a.of.services })
+		c.chainRefs = d.chainRefs.Only(func(chain string) bool { return program.IsLearnChain(chain) != a.of.hold(servicesPart) })
 	}
 	d.prog.EachChain(a.want, c.chainRefs.Use)
 	return c
@@ -199,18 +200,11 @@ func (a *adoption) table() *nft.Table {
 func (a *adoption) done() {
 	d := a.d
 	first := d.state == nil
-	now := a.want.Clone()
-	if !a.of.services {
-		now.Services = d.state.Services
-	}
-	if !a.of.policy && !first {
-		now.Policy = d.state.Policy
-	}
-	d.state = now
-	d.prog.ForgetWritten(now.Policy)
+	d.state = a.of.in(a.want.Clone(), cmp.Or(d.state, &state.State{}))
+	d.prog.ForgetWritten(d.state.Policy)
 	a.change.chainRefs.ForgetRules()
 	d.sums, d.chainRefs = a.change.sums, a.change.chainRefs
-	d.adopted = d.adopted.with(parts{a.of.services && a.kept.Services == 0, a.of.policy && a.kept.Policy == 0})
+	d.adopted |= a.of & partsIf(a.kept.Services == 0, a.kept.Policy == 0)
 	d.owned = d.canOwn() && (a.have == nil || a.have.Flags&nft.FlagPersist != 0)
 	// The notes of a table that anyone could change while no agent ran are believed for now, so
 	// that the node is served at once; the audit reads it all.
@@ -234,7 +228,7 @@ func (d *Driver) claim(ctx context.Context, table string, have *nft.Table) error
 	}
 	b := nft.NewBatch(table)
 	b.AddTable(nft.FlagOwner|nft.FlagPersist, program.TableComment)
-	_, err := d.commit(ctx, b, parts{})
+	_, err := d.commit(ctx, b, 0)
 	return err
 }
 
@@ -337,14 +331,14 @@ func (a *adoption) fill(ctx context.Context) error {
 	d.prog.EachElement(a.want, func(e *nft.Element) { c.sums[e.Set.ID].add(e) })
 	content := map[*nft.Set]map[nft.ElementKey]nft.Element{}
 	for _, s := range d.prog.Sets {
-		if s.Dynamic || s == d.prog.Notes || !a.of.has(d.prog, s) || !a.worthReading(s) {
+		if s.Dynamic || s == d.prog.Notes || !a.of.hold(partOf(d.prog, s)) || !a.worthReading(s) {
 			continue
 		}
 		elements, err := d.content(ctx, s)
 		if err != nil {
 			return fmt.Errorf("read set %s: %w", s.Name, err)
 		}
-		if s.Ranges() {
+		if s.Interval {
 			a.planRanges(s, elements)
 			continue
 		}
@@ -383,7 +377,8 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 	return true
 }
 
-// planRanges has a set of intervals written anew if anything in it differs.
+// planRanges has a set of intervals written anew if anything in it differs: the kernel refuses some
+// orders in which single ends are deleted.
 func (a *adoption) planRanges(s *nft.Set, have map[nft.ElementKey]nft.Element) {
 	var holds sum
 	for _, e := range have {
@@ -444,7 +439,7 @@ func (a *adoption) writeNotes() {
 		d.prog.WriteNote(b, program.ProgramNote, noted[program.ProgramNote], n)
 	}
 	for _, s := range d.prog.Sets {
-		if !a.of.has(d.prog, s) {
+		if !a.of.hold(partOf(d.prog, s)) {
 			continue // where it has no note, nothing is known of it
 		}
 		if n := sumNote(s, a.change.sums[s.ID]); n != noted[s.ID] {

@@ -38,7 +38,7 @@ func (a *aside) clone() *aside {
 // addFrom takes over what another one has of some parts.
 func (a *aside) addFrom(from *aside, of parts) {
 	for u, r := range from.why {
-		if of.hasUnit(u) {
+		if of.hold(u.part()) {
 			u.field().move(&from.held, u.key, &a.held)
 			a.why[u] = r
 		}
@@ -261,7 +261,7 @@ func (a *aside) leaveOut(want, have *state.State) *state.State {
 	var gone state.Delta
 	all := policyOf(want)
 	for u := range maps.Clone(a.why) {
-		if !partsIn(want).hasUnit(u) {
+		if !partsIn(want).hold(u.part()) {
 			continue
 		}
 		f := u.field()

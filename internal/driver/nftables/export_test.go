@@ -26,7 +26,9 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	for _, fp := range p.Families {
 		fp.Backends[0].Name += suffix
 		fp.Frontends.Name += suffix
-		fp.Sources.Interval = suffix != ""
+		if suffix != "" {
+			fp.Sources.Key = append([]nft.Field{nft.Number}, fp.Sources.Key[1:]...)
+		}
 	}
 	p.AddSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
 	p.AddChains()

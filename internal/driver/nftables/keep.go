@@ -23,7 +23,7 @@ func newKept() driver.Kept {
 // no chain names one of them, they were not in force here, and nothing is kept. Nor is it where the
 // program is another's, as all would have to stay for it.
 func (a *adoption) findMentioned(ctx context.Context) (err error) {
-	if len(a.keep.Policies) == 0 || a.have == nil || !a.of.policy {
+	if len(a.keep.Policies) == 0 || a.have == nil || !a.of.hold(policyPart) {
 		return nil
 	}
 	if a.mentioned, err = a.d.mentioning(ctx, a.keep.Policies); err != nil {

@@ -107,7 +107,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 		if err := d.claim(ctx, table, have); err != nil {
 			return fmt.Errorf("delete table inet %s: %w", table, err)
 		}
-		d.state, d.adopted = nil, parts{}
+		d.state, d.adopted = nil, 0
 		if err := d.drop(ctx, table); err != nil {
 			return err
 		}

@@ -6,71 +6,71 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// parts are parts of the state: those of one table can be adopted and changed apart.
-type parts struct{ services, policy bool }
+// parts are parts of the state, or-ed: those of one table can be adopted and changed apart.
+type parts uint8
 
-func (p parts) all(of parts) bool { return (p.services || !of.services) && (p.policy || !of.policy) }
-func (p parts) any() bool         { return p.services || p.policy }
+const (
+	servicesPart parts = 1 << iota
+	policyPart
+)
 
-func (p parts) with(of parts) parts { return parts{p.services || of.services, p.policy || of.policy} }
-func (p parts) without(of parts) parts {
-	return parts{p.services && !of.services, p.policy && !of.policy}
-}
+// hold reports whether all of others are among the parts.
+func (p parts) hold(others parts) bool { return others&^p == 0 }
 
-// has reports whether a set is of one of the parts.
-func (p parts) has(prog *program.Program, s *nft.Set) bool {
+// partOf is the part that a set belongs to.
+func partOf(prog *program.Program, s *nft.Set) parts {
 	if prog.OfPolicy(s) {
-		return p.policy
+		return policyPart
 	}
-	return p.services
+	return servicesPart
 }
 
-// hasUnit reports whether a unit is of one of the parts.
-func (p parts) hasUnit(u unit) bool {
+// part is the part that a unit belongs to.
+func (u unit) part() parts {
 	switch u.kind {
 	case settingsUnit, clusterIPUnit, otherIPUnit, hairpinUnit, frontendUnit:
-		return p.services
+		return servicesPart
 	}
-	return p.policy
+	return policyPart
 }
 
-// partsOf are the parts that a change names.
-func partsOf(d state.Delta) parts { return parts{d.Services.Len() > 0, d.Policy.Len() > 0} }
-
-// partsIn are the parts that a state has.
-func partsIn(s *state.State) parts { return parts{s.Services != nil, s.Policy != nil} }
-
-// in is the state without other parts.
-func (p parts) in(s *state.State) *state.State {
-	part := &state.State{}
-	if p.services {
-		part.Services = s.Services
+// partsIf are the parts of which it is true.
+func partsIf(services, policy bool) (p parts) {
+	if services {
+		p |= servicesPart
 	}
-	if p.policy {
-		part.Policy = s.Policy
+	if policy {
+		p |= policyPart
 	}
-	return part
+	return p
+}
+
+// partsOf are the parts that a change names, and partsIn those that a state has.
+func partsOf(d state.Delta) parts  { return partsIf(d.Services.Len() > 0, d.Policy.Len() > 0) }
+func partsIn(s *state.State) parts { return partsIf(s.Services != nil, s.Policy != nil) }
+
+// in is one state with some parts, and another one with all others.
+func (p parts) in(s, others *state.State) *state.State {
+	c := *others
+	if p.hold(servicesPart) {
+		c.Services = s.Services
+	}
+	if p.hold(policyPart) {
+		c.Policy = s.Policy
+	}
+	return &c
 }
 
 // failures counts what failed of each part.
-type failures struct{ services, policy int }
+type failures [policyPart + 1]int
 
 // of is the larger count of those of some parts.
-func (f failures) of(p parts) (n int) {
-	if p.services {
-		n = f.services
-	}
-	if p.policy {
-		n = max(n, f.policy)
-	}
-	return n
-}
+func (f failures) of(p parts) int { return max(f[p&servicesPart], f[p&policyPart]) }
 
 func (f *failures) set(p parts, n int) {
-	if p.services {
-		f.services = n
-	}
-	if p.policy {
-		f.policy = n
+	for _, one := range []parts{servicesPart, policyPart} {
+		if p.hold(one) {
+			f[one] = n
+		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 // way round. Once it gets through, all is in the kernel.
 func TestPartsFailApart(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
-		for name, failing := range map[string]parts{"policy fails": {policy: true}, "services fail": {services: true}} {
+		for name, failing := range map[string]parts{"policy fails": policyPart, "services fail": servicesPart} {
 			t.Run(name, func(t *testing.T) {
 				o.Policy = true
 				ns, want := testNS(t), isolated()
@@ -63,7 +63,7 @@ func TestPartsFailApart(t *testing.T) {
 					}
 					name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
 					for _, s := range d.prog.Sets {
-						if s.Name == name && s != d.prog.Notes && failing.has(d.prog, s) {
+						if s.Name == name && s != d.prog.Notes && failing.hold(partOf(d.prog, s)) {
 							return unix.EAGAIN // nothing that the kernel refuses for what it is
 						}
 					}
@@ -77,7 +77,7 @@ func TestPartsFailApart(t *testing.T) {
 					attempt(state.Delta{}, true)
 				}
 				attempt(change(3, 13), true)
-				if failing.policy {
+				if failing == policyPart {
 					holds(frontends, 3)
 					holds(pods, 2)
 				} else {

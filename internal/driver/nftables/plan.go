@@ -91,7 +91,7 @@ func (d *Driver) carryOut(ctx context.Context, p *plan) error {
 // Beside an error it returns the number of the batch's transactions that were carried out before.
 // The parts that it is about are no longer adopted, until the caller says so.
 func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
-	d.adopted = d.adopted.without(of)
+	d.adopted &^= of
 	var before uint32
 	if !d.owned {
 		if before, err = d.sock.Generation(ctx); err != nil {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,21 +44,14 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 		}
 		return d.takeOver(ctx, n)
 	}
-	whole := *want
-	if !of.services {
-		whole.Services = d.state.Services
-	}
-	if !of.policy && d.state != nil {
-		whole.Policy = d.state.Policy
-	}
-	n, err := d.build(ctx, nextTable, &whole)
+	n, err := d.build(ctx, nextTable, of.in(want, cmp.Or(d.state, &state.State{})))
 	if err != nil {
 		return err
 	}
 	if err := d.drop(ctx, nextTable); err != nil {
 		return err
 	}
-	n.aside.addFrom(d.aside, d.parts().without(of))
+	n.aside.addFrom(d.aside, d.parts()&^of)
 	d.aside = n.aside
 	return d.adoptNow(ctx, d.aside.leaveOut(want, d.state), keep)
 }
@@ -161,7 +155,7 @@ func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 			return err
 		}
 	}
-	_, err = d.commit(ctx, a.change.batch, parts{})
+	_, err = d.commit(ctx, a.change.batch, 0)
 	return err
 }
 
@@ -182,7 +176,7 @@ func (d *Driver) open(ctx context.Context, other string) error {
 	if err := d.shut(ctx, b, other); err != nil {
 		return err
 	}
-	_, err := d.commit(ctx, b, parts{})
+	_, err := d.commit(ctx, b, 0)
 	return err
 }
 
@@ -213,13 +207,13 @@ func (d *Driver) drop(ctx context.Context, table string) error {
 	if err := d.shut(ctx, b, table); err != nil {
 		return err
 	}
-	if _, err := d.commit(ctx, b, parts{}); err != nil {
+	if _, err := d.commit(ctx, b, 0); err != nil {
 		return err
 	}
 	nft.AwaitPackets()
 	b = nft.NewBatch(table)
 	b.DeleteTable()
-	_, err := d.commit(ctx, b, parts{})
+	_, err := d.commit(ctx, b, 0)
 	return err
 }
 
@@ -264,7 +258,7 @@ func (p *rebuilding) Apply(ctx context.Context) error {
 	if err := p.d.claim(ctx, program.TableName, have); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
-	p.d.adopted = parts{}
+	p.d.adopted = 0
 	p.d.failures.set(p.d.parts(), rebuildAfter-1) // another one is not built before the table has been tried once more
 	if err := p.d.rebuild(ctx, p.want); err != nil {
 		return fmt.Errorf("build a fresh table: %w", err)

@@ -64,34 +64,22 @@ type fieldOf interface {
 }
 
 var fields = [unitKinds]fieldOf{
-	settingsUnit:  valueField[state.Settings]{func(d *state.Delta) **state.Settings { return &d.Services.Settings }, func(s *state.State) *state.Settings { return &s.Services.Settings }},
-	clusterIPUnit: memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.ClusterIPs }},
-	otherIPUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.OtherIPs }},
-	hairpinUnit:   memberField[netip.Addr]{func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.Hairpins }},
-	frontendUnit: mapField[state.FrontendKey, state.Frontend]{func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Services.Frontends },
-		func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Services.Frontends }},
-	podDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.PodDevices },
-		func(s *state.State) map[int]struct{} { return policyOf(s).PodDevices }},
-	hostDeviceUnit: memberField[int]{func(d *state.Delta) *map[int]bool { return &d.Policy.HostDevices },
-		func(s *state.State) map[int]struct{} { return policyOf(s).HostDevices }},
-	podCIDRsUnit: valueField[[]netip.Prefix]{func(d *state.Delta) **[]netip.Prefix { return &d.Policy.PodCIDRs },
-		func(s *state.State) *[]netip.Prefix { return &policyOf(s).PodCIDRs }},
-	groupUnit: groupField[netip.Addr]{func(d *state.Delta) *map[state.SetID]map[netip.Addr]bool { return &d.Policy.Groups },
-		func(s *state.State) map[state.SetID]map[netip.Addr]struct{} { return policyOf(s).Groups }},
-	namedPortsUnit: groupField[state.NamedPort]{func(d *state.Delta) *map[state.SetID]map[state.NamedPort]bool { return &d.Policy.NamedPorts },
-		func(s *state.State) map[state.SetID]map[state.NamedPort]struct{} { return policyOf(s).NamedPorts }},
-	portSetUnit: mapField[state.SetID, state.Ports]{func(d *state.Delta) *map[state.SetID]*state.Ports { return &d.Policy.PortSets },
-		func(s *state.State) map[state.SetID]*state.Ports { return policyOf(s).PortSets }},
-	listUnit: mapField[state.SetID, state.List]{func(d *state.Delta) *map[state.SetID]*state.List { return &d.Policy.Lists },
-		func(s *state.State) map[state.SetID]*state.List { return policyOf(s).Lists }},
-	programUnit: mapField[state.ProgramID, state.Program]{func(d *state.Delta) *map[state.ProgramID]*state.Program { return &d.Policy.Programs },
-		func(s *state.State) map[state.ProgramID]*state.Program { return policyOf(s).Programs }},
-	workloadUnit: mapField[netip.Addr, state.Workload]{func(d *state.Delta) *map[netip.Addr]*state.Workload { return &d.Policy.Workloads },
-		func(s *state.State) map[netip.Addr]*state.Workload { return policyOf(s).Workloads }},
-	hostUnit: mapField[int, state.Host]{func(d *state.Delta) *map[int]*state.Host { return &d.Policy.Hosts },
-		func(s *state.State) map[int]*state.Host { return policyOf(s).Hosts }},
-	deniedUnit: valueField[state.Denied]{func(d *state.Delta) **state.Denied { return &d.Policy.Denied },
-		func(s *state.State) *state.Denied { return &policyOf(s).Denied }},
+	settingsUnit:   valueField[state.Settings]{func(d *state.Delta) **state.Settings { return &d.Services.Settings }, func(s *state.State) *state.Settings { return &s.Services.Settings }},
+	clusterIPUnit:  memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.ClusterIPs }),
+	otherIPUnit:    memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.OtherIPs }),
+	hairpinUnit:    memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.Hairpins }),
+	frontendUnit:   entryField(func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Services.Frontends }, func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Services.Frontends }),
+	podDeviceUnit:  memberField(func(d *state.Delta) *map[int]bool { return &d.Policy.PodDevices }, func(s *state.State) map[int]struct{} { return policyOf(s).PodDevices }),
+	hostDeviceUnit: memberField(func(d *state.Delta) *map[int]bool { return &d.Policy.HostDevices }, func(s *state.State) map[int]struct{} { return policyOf(s).HostDevices }),
+	podCIDRsUnit:   valueField[[]netip.Prefix]{func(d *state.Delta) **[]netip.Prefix { return &d.Policy.PodCIDRs }, func(s *state.State) *[]netip.Prefix { return &policyOf(s).PodCIDRs }},
+	groupUnit:      groupField(func(d *state.Delta) *map[state.SetID]map[netip.Addr]bool { return &d.Policy.Groups }, func(s *state.State) map[state.SetID]map[netip.Addr]struct{} { return policyOf(s).Groups }),
+	namedPortsUnit: groupField(func(d *state.Delta) *map[state.SetID]map[state.NamedPort]bool { return &d.Policy.NamedPorts }, func(s *state.State) map[state.SetID]map[state.NamedPort]struct{} { return policyOf(s).NamedPorts }),
+	portSetUnit:    entryField(func(d *state.Delta) *map[state.SetID]*state.Ports { return &d.Policy.PortSets }, func(s *state.State) map[state.SetID]*state.Ports { return policyOf(s).PortSets }),
+	listUnit:       entryField(func(d *state.Delta) *map[state.SetID]*state.List { return &d.Policy.Lists }, func(s *state.State) map[state.SetID]*state.List { return policyOf(s).Lists }),
+	programUnit:    entryField(func(d *state.Delta) *map[state.ProgramID]*state.Program { return &d.Policy.Programs }, func(s *state.State) map[state.ProgramID]*state.Program { return policyOf(s).Programs }),
+	workloadUnit:   entryField(func(d *state.Delta) *map[netip.Addr]*state.Workload { return &d.Policy.Workloads }, func(s *state.State) map[netip.Addr]*state.Workload { return policyOf(s).Workloads }),
+	hostUnit:       entryField(func(d *state.Delta) *map[int]*state.Host { return &d.Policy.Hosts }, func(s *state.State) map[int]*state.Host { return policyOf(s).Hosts }),
+	deniedUnit:     valueField[state.Denied]{func(d *state.Delta) **state.Denied { return &d.Policy.Denied }, func(s *state.State) *state.Denied { return &policyOf(s).Denied }},
 }
 
 // policyOf is the state's policy, or an empty one.
@@ -102,121 +90,87 @@ func policyOf(s *state.State) *state.Policy {
 	return s.Policy
 }
 
-// mapField is a map of values.
-type mapField[K comparable, V any] struct {
-	delta func(*state.Delta) *map[K]*V
-	state func(*state.State) map[K]*V
+// mapField is a map, each entry of which is a unit: of values V in a state, and of changes D in a
+// delta.
+type mapField[K comparable, D, V any] struct {
+	delta  func(*state.Delta) *map[K]D
+	state  func(*state.State) map[K]V
+	adds   func(D) bool
+	change func(v V, in bool) D // what makes the entry v, or removes it if that is v
+	join   func(earlier, later D) D
 }
 
-func (f mapField[K, V]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
-func (f mapField[K, V]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
-func (f mapField[K, V]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
-func (f mapField[K, V]) wanted(d *state.Delta, key any) bool    { return (*f.delta(d))[key.(K)] != nil }
-func (f mapField[K, V]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(K)) }
-
-func (f mapField[K, V]) move(from *state.Delta, key any, to *state.Delta) {
-	put(f.delta(to), key.(K), (*f.delta(from))[key.(K)])
-}
-
-func (f mapField[K, V]) read(s *state.State, key any, to *state.Delta) bool {
-	v := f.state(s)[key.(K)]
-	if v != nil {
-		put(f.delta(to), key.(K), v)
-	}
-	return v != nil
-}
-
-func (f mapField[K, V]) takeOut(s *state.State, key any, to *state.Delta) {
-	if f.state(s)[key.(K)] != nil {
-		put(f.delta(to), key.(K), nil)
-	}
+// entryField is a map of values.
+func entryField[K comparable, V any](delta func(*state.Delta) *map[K]*V, of func(*state.State) map[K]*V) fieldOf {
+	return mapField[K, *V, *V]{delta, of, func(v *V) bool { return v != nil }, func(v *V, in bool) *V {
+		if in {
+			return v
+		}
+		return nil
+	}, later[*V]}
 }
 
 // memberField is a set.
-type memberField[K comparable] struct {
-	delta func(*state.Delta) *map[K]bool
-	state func(*state.State) map[K]struct{}
+func memberField[K comparable](delta func(*state.Delta) *map[K]bool, of func(*state.State) map[K]struct{}) fieldOf {
+	return mapField[K, bool, struct{}]{delta, of, func(in bool) bool { return in }, func(_ struct{}, in bool) bool { return in }, later[bool]}
 }
 
-func (f memberField[K]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
-func (f memberField[K]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
-func (f memberField[K]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
-func (f memberField[K]) wanted(d *state.Delta, key any) bool    { return (*f.delta(d))[key.(K)] }
-func (f memberField[K]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(K)) }
-
-func (f memberField[K]) move(from *state.Delta, key any, to *state.Delta) {
-	put(f.delta(to), key.(K), (*f.delta(from))[key.(K)])
-}
-
-func (f memberField[K]) read(s *state.State, key any, to *state.Delta) bool {
-	in := has(f.state(s), key)
-	if in {
-		put(f.delta(to), key.(K), true)
-	}
-	return in
-}
-
-func (f memberField[K]) takeOut(s *state.State, key any, to *state.Delta) {
-	if has(f.state(s), key) {
-		put(f.delta(to), key.(K), false)
-	}
-}
+func later[D any](_, d D) D { return d }
 
 // groupField is a map of sets, each of them a unit.
-type groupField[M comparable] struct {
-	delta func(*state.Delta) *map[state.SetID]map[M]bool
-	state func(*state.State) map[state.SetID]map[M]struct{}
-}
-
-func (f groupField[M]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
-func (f groupField[M]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
-func (f groupField[M]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
-func (f groupField[M]) forget(d *state.Delta, key any)         { delete(*f.delta(d), key.(state.SetID)) }
-
-func (f groupField[M]) wanted(d *state.Delta, key any) bool {
-	for _, in := range (*f.delta(d))[key.(state.SetID)] {
-		if in {
-			return true
+func groupField[M comparable](delta func(*state.Delta) *map[state.SetID]map[M]bool, of func(*state.State) map[state.SetID]map[M]struct{}) fieldOf {
+	return mapField[state.SetID, map[M]bool, map[M]struct{}]{delta, of, func(members map[M]bool) bool {
+		for _, in := range members {
+			if in {
+				return true
+			}
 		}
-	}
-	return false
-}
-
-func (f groupField[M]) move(from *state.Delta, key any, to *state.Delta) {
-	id := key.(state.SetID)
-	was := (*f.delta(to))[id]
-	members := maps.Clone(was)
-	if members == nil {
-		members = map[M]bool{}
-	}
-	for m, in := range (*f.delta(from))[id] {
-		if members[m] = in; !in && was[m] {
-			delete(members, m)
-		}
-	}
-	put(f.delta(to), id, members)
-}
-
-func (f groupField[M]) read(s *state.State, key any, to *state.Delta) bool {
-	return f.members(s, key, to, true)
-}
-
-func (f groupField[M]) takeOut(s *state.State, key any, to *state.Delta) {
-	f.members(s, key, to, false)
-}
-
-func (f groupField[M]) members(s *state.State, key any, to *state.Delta, in bool) bool {
-	id := key.(state.SetID)
-	members := f.state(s)[id]
-	if len(members) == 0 {
 		return false
+	}, func(members map[M]struct{}, in bool) map[M]bool {
+		all := make(map[M]bool, len(members))
+		for m := range members {
+			all[m] = in
+		}
+		return all
+	}, func(earlier, later map[M]bool) map[M]bool {
+		both := make(map[M]bool, len(earlier)+len(later))
+		maps.Copy(both, earlier)
+		for m, in := range later {
+			if both[m] = in; !in && earlier[m] {
+				delete(both, m)
+			}
+		}
+		return both
+	}}
+}
+
+func (f mapField[K, D, V]) each(d *state.Delta, yield func(any))   { eachKey(*f.delta(d), yield) }
+func (f mapField[K, D, V]) eachOf(s *state.State, yield func(any)) { eachKey(f.state(s), yield) }
+func (f mapField[K, D, V]) names(d *state.Delta, key any) bool     { return has(*f.delta(d), key) }
+func (f mapField[K, D, V]) wanted(d *state.Delta, key any) bool {
+	return f.adds((*f.delta(d))[key.(K)])
+}
+func (f mapField[K, D, V]) forget(d *state.Delta, key any) { delete(*f.delta(d), key.(K)) }
+
+func (f mapField[K, D, V]) move(from *state.Delta, key any, to *state.Delta) {
+	k := key.(K)
+	put(f.delta(to), k, f.join((*f.delta(to))[k], (*f.delta(from))[k]))
+}
+
+func (f mapField[K, D, V]) read(s *state.State, key any, to *state.Delta) bool {
+	return f.put(s, key, to, true)
+}
+
+func (f mapField[K, D, V]) takeOut(s *state.State, key any, to *state.Delta) {
+	f.put(s, key, to, false)
+}
+
+func (f mapField[K, D, V]) put(s *state.State, key any, to *state.Delta, in bool) bool {
+	v, there := f.state(s)[key.(K)]
+	if there {
+		put(f.delta(to), key.(K), f.change(v, in))
 	}
-	all := make(map[M]bool, len(members))
-	for m := range members {
-		all[m] = in
-	}
-	put(f.delta(to), id, all)
-	return true
+	return there
 }
 
 // valueField is a field with one value. Set aside, it is the zero value, or what it was.

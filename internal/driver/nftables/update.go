@@ -21,7 +21,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.adopted.all(partsOf(delta)) {
+	if !d.adopted.hold(partsOf(delta)) {
 		return nil, errors.New("update before everything was adopted that the change is about")
 	}
 	next := d.aside.clone()
@@ -199,7 +199,7 @@ func (c *change) plan(of parts, done func()) *plan {
 		c.d.prog.SetDenied(c.newSets)
 		c.d.sums, c.d.chainRefs = c.sums, c.chainRefs
 		c.d.chainRefs.ForgetRules()
-		c.d.adopted = c.d.adopted.with(of)
+		c.d.adopted |= of
 		if c.affinityLost {
 			c.d.forget.wake.Set()
 		}

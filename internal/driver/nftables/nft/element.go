@@ -28,10 +28,9 @@ type Life struct{ Timeout, Expires time.Duration }
 
 // ElementKey identifies an element within its set.
 type ElementKey struct {
-	KeyLen, endLen uint8
-	IntervalEnd    bool // the key ends the interval that the key before it began
-	Key            [44]byte
-	end            [40]byte // the last key of a range of concatenations
+	KeyLen      uint8
+	IntervalEnd bool // the key ends the interval that the key before it began
+	Key         [44]byte
 }
 
 // Verdict is what a verdict map does with a packet.
@@ -85,9 +84,8 @@ func (e *Element) SetAddrPort(f Family, to netip.AddrPort) {
 // to date at the cost of the change.
 func (e *Element) Digest() uint64 {
 	var buf [160]byte
-	b := append(buf[:0], byte(e.Set.ID), e.KeyLen, e.endLen, e.dataLen, byte(e.Verdict.Code))
+	b := append(buf[:0], byte(e.Set.ID), e.KeyLen, 0, e.dataLen, byte(e.Verdict.Code)) // the zero is there in the notes of all releases
 	b = append(b, e.Key[:e.KeyLen]...)
-	b = append(b, e.end[:e.endLen]...)
 	b = append(b, e.Data[:e.dataLen]...)
 	if e.IntervalEnd {
 		b = append(b, 1)
@@ -110,9 +108,6 @@ func (e *Element) Write(a *Attrs, keyOnly bool) {
 		a.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	writeData(a, unix.NFTA_SET_ELEM_KEY, e.Key[:e.KeyLen])
-	if e.endLen > 0 {
-		writeData(a, setElemKeyEnd, e.end[:e.endLen])
-	}
 	if !keyOnly {
 		e.writeValue(a)
 	}
@@ -162,8 +157,6 @@ func ReadElement(s *Set, b []byte) Element {
 			e.IntervalEnd = beUint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_KEY:
 			e.KeyLen = uint8(copy(e.Key[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
-		case setElemKeyEnd:
-			e.endLen = uint8(copy(e.end[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
 		case unix.NFTA_SET_ELEM_DATA:
 			if d := FindAttr(v, unix.NFTA_DATA_VALUE); d != nil {
 				e.dataLen = uint8(copy(e.Data[:], d))
@@ -191,9 +184,6 @@ func readMilliseconds(b []byte) time.Duration {
 func (e *Element) String() string {
 	var b strings.Builder
 	b.WriteString(formatKey(e.Set.Key, e.Key[:e.KeyLen]))
-	if e.endLen > 0 {
-		b.WriteString(" to " + formatKey(e.Set.Key, e.end[:e.endLen]))
-	}
 	if e.IntervalEnd {
 		b.WriteString(" (end of range)")
 	}

@@ -21,7 +21,6 @@ type Family struct {
 // Field is a part of a key: how it is loaded from a packet, and how nft types
 // it. Its length in a key is rounded up to registers of four bytes.
 type Field struct {
-	name     string // nft's name of the datatype
 	Datatype uint32 // nft's number of the datatype
 	Size     int    // bytes
 	host     bool   // in the host's byte order
@@ -35,6 +34,15 @@ func (f Field) registers() int { return (f.Size + 3) / 4 }
 // nft's own numbers, from its datatypes, expressions and protocol
 // descriptions; it stores them with a set to be able to list it.
 const (
+	typeFamily    = 2
+	typeInteger   = 4
+	typeIPv4Addr  = 7
+	typeIPv6Addr  = 8
+	typeProtocol  = 12
+	typeService   = 13
+	typeMark      = 19
+	typeInterface = 20
+
 	udataExprNumgen  = 23
 	udataExprPayload = 7
 	udataExprMeta    = 9
@@ -64,19 +72,19 @@ const (
 var (
 	IPv4 = Family{
 		Name: "ip", num: unix.NFPROTO_IPV4, Bits: 32,
-		Saddr: addrField("ipv4_addr", 7, 4, ipv4Src, udataProtoIP, 11), Daddr: addrField("ipv4_addr", 7, 4, ipv4Dst, udataProtoIP, 12),
-		OrigSaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirOriginal), OrigDaddr: ctField("ipv4_addr", 7, 4, ctDstIP, ctDirOriginal),
-		ReplySaddr: ctField("ipv4_addr", 7, 4, ctSrcIP, ctDirReply),
+		Saddr: addrField(typeIPv4Addr, 4, ipv4Src, udataProtoIP, 11), Daddr: addrField(typeIPv4Addr, 4, ipv4Dst, udataProtoIP, 12),
+		OrigSaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirOriginal), OrigDaddr: ctField(typeIPv4Addr, 4, ctDstIP, ctDirOriginal),
+		ReplySaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirReply),
 	}
 	IPv6 = Family{
 		Name: "ip6", num: unix.NFPROTO_IPV6, Bits: 128,
-		Saddr: addrField("ipv6_addr", 8, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField("ipv6_addr", 8, 16, ipv6Dst, udataProtoIP6, 9),
-		OrigSaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirOriginal), OrigDaddr: ctField("ipv6_addr", 8, 16, ctDstIP6, ctDirOriginal),
-		ReplySaddr: ctField("ipv6_addr", 8, 16, ctSrcIP6, ctDirReply),
+		Saddr: addrField(typeIPv6Addr, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField(typeIPv6Addr, 16, ipv6Dst, udataProtoIP6, 9),
+		OrigSaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirOriginal), OrigDaddr: ctField(typeIPv6Addr, 16, ctDstIP6, ctDirOriginal),
+		ReplySaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirReply),
 	}
 
 	L4Proto = Field{
-		name: "inet_proto", Datatype: 12, Size: 1,
+		Datatype: typeProtocol, Size: 1,
 		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}) },
 		udata: func(u *userdata) {
 			u.u32(0, udataExprMeta)
@@ -84,18 +92,18 @@ var (
 		},
 	}
 	// fieldFamily is there in every packet.
-	fieldFamily = Field{name: "nf_proto", Datatype: 2, Size: 1, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
+	fieldFamily = Field{Datatype: typeFamily, Size: 1, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
 	Dport       = Field{
-		name: "inet_service", Datatype: 13, Size: 2,
+		Datatype: typeService, Size: 2,
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),
 	}
 	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too:
 	// no rule needs to ask for that first.
-	CtOrigDport = ctField("inet_service", 13, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
+	CtOrigDport = ctField(typeService, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
 	// Number is a number that rules put into the key themselves: a random one, or a constant.
 	Number = Field{
-		name: "integer", Datatype: 4, Size: 4,
+		Datatype: typeInteger, Size: 4,
 		udata: func(u *userdata) {
 			u.u32(0, udataExprNumgen)
 			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, 0); d.u32(1, 2); d.u32(2, 0) }))
@@ -104,12 +112,12 @@ var (
 	// IIF is the interface that a packet came in by, OIF the one it leaves by.
 	IIF   = deviceField(expr.MetaKeyIIF)
 	OIF   = deviceField(expr.MetaKeyOIF)
-	Sport = Field{name: "inet_service", Datatype: 13, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
+	Sport = Field{Datatype: typeService, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
 	// ICMPType is only compared, as is ICMP, which is type and code together.
 	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}
 	ICMP     = Field{Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2)}
 
-	Mark = Field{name: "mark", Datatype: 19, Size: 4, host: true}
+	Mark = Field{Datatype: typeMark, Size: 4, host: true}
 )
 
 // Addr is an address as it stands in a key.
@@ -122,8 +130,8 @@ func (f Family) Addr(a netip.Addr) []byte {
 	return b[:]
 }
 
-func addrField(name string, magic uint32, size int, offset, udataProto, udataField uint32) Field {
-	return Field{name: name, Datatype: magic, Size: size,
+func addrField(datatype uint32, size int, offset, udataProto, udataField uint32) Field {
+	return Field{Datatype: datatype, Size: size,
 		load:  payload(expr.PayloadBaseNetworkHeader, offset, uint32(size)),
 		udata: udataPayload(udataProto, udataField)}
 }
@@ -143,7 +151,7 @@ func udataPayload(proto, typ uint32) func(*userdata) {
 
 func deviceField(key expr.MetaKey) Field {
 	return Field{
-		name: "iface_index", Datatype: 20, Size: 4, host: true,
+		Datatype: typeInterface, Size: 4, host: true,
 		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: key, Register: reg}) },
 	}
 }
@@ -172,8 +180,8 @@ func (f Family) Version() int {
 }
 
 // ctField is a part of one of the connection's directions.
-func ctField(name string, magic uint32, size int, key uint32, direction byte) Field {
-	return Field{name: name, Datatype: magic, Size: size, load: func(reg uint32) Expression {
+func ctField(datatype uint32, size int, key uint32, direction byte) Field {
+	return Field{Datatype: datatype, Size: size, load: func(reg uint32) Expression {
 		return Expression{"ct", func(a *Attrs) {
 			a.u32(unix.NFTA_CT_KEY, key)
 			a.u32(unix.NFTA_CT_DREG, reg)

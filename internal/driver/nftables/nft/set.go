@@ -13,7 +13,7 @@ type Set struct {
 	Data    []Field // of a map to values
 	Verdict bool    // a map to verdicts
 
-	Interval bool   // keys are ranges
+	Interval bool   // elements are the ends of ranges: of one field, and never changed but written anew
 	Typeof   bool   // the key has parts that nft can only describe by an expression
 	Dynamic  bool   // filled by packets, with time-outs; its content is not ours to compare
 	Size     uint32 // the most elements; 0: no bound
@@ -22,10 +22,6 @@ type Set struct {
 
 // Constants of linux/netfilter/nf_tables.h that golang.org/x/sys lacks.
 const (
-	setFlagConcat     = 0x80
-	setDescConcat     = 2
-	setFieldLen       = 1
-	setElemKeyEnd     = 10
 	FlagOwner         = 0x2
 	FlagPersist       = 0x4
 	tableAttrOwner    = 7
@@ -70,9 +66,6 @@ func magic(fields []Field) (m uint32) {
 func (s *Set) flags() (flags uint32) {
 	if s.Interval {
 		flags |= unix.NFT_SET_INTERVAL
-		if len(s.Key) > 1 {
-			flags |= setFlagConcat
-		}
 	}
 	if s.Verdict || s.Data != nil {
 		flags |= unix.NFT_SET_MAP
@@ -98,10 +91,6 @@ func (s *Set) Type() SetType {
 	return d
 }
 
-// Ranges reports whether each element of the set is one end of an interval. The kernel refuses some
-// orders in which single ends are deleted, so such a set is never changed but written anew.
-func (s *Set) Ranges() bool { return s.Interval && len(s.Key) == 1 }
-
 // Write appends the attributes that create the set.
 func (s *Set) Write(a *Attrs, table string) {
 	a.str(unix.NFTA_SET_TABLE, table)
@@ -118,25 +107,12 @@ func (s *Set) Write(a *Attrs, table string) {
 		a.u32(unix.NFTA_SET_DATA_LEN, uint32(KeySize(s.Data)))
 	}
 	a.u32(unix.NFTA_SET_ID, s.ID)
-	s.writeDesc(a)
-	a.bytes(unix.NFTA_SET_USERDATA, s.userdata())
-}
-
-func (s *Set) writeDesc(a *Attrs) {
 	desc := a.begin(unix.NFTA_SET_DESC)
 	if s.Size > 0 {
 		a.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
-	if s.flags()&setFlagConcat != 0 {
-		concat := a.begin(setDescConcat)
-		for _, f := range s.Key {
-			elem := a.begin(unix.NFTA_LIST_ELEM)
-			a.u32(setFieldLen, uint32(f.Size))
-			a.end(elem)
-		}
-		a.end(concat)
-	}
 	a.end(desc)
+	a.bytes(unix.NFTA_SET_USERDATA, s.userdata())
 }
 
 func (s *Set) userdata() []byte {
