@@ -379,11 +379,14 @@ func TestSyncNamesWhoIsWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = w.Close() }()
-	if code, _, stderr := sluice(t, "sync", "--socket", socket, "--timeout", "300ms"); code != cli.ExitError || !strings.Contains(stderr, "still writing late.yaml") {
-		t.Errorf("sync exits with %d: %s", code, stderr)
-	}
-	if code, _, stderr := sluice(t, "plan", "--manifests", dir, "--node", "node-a", "--timeout", "300ms"); code != cli.ExitError || !strings.Contains(stderr, "still writing late.yaml") {
-		t.Errorf("plan exits with %d: %s", code, stderr)
+	for _, command := range [][]string{{"sync", "--socket", socket}, {"plan", "--manifests", dir, "--node", "node-a"}} {
+		eventually(t, command[0]+" names it", func() bool { // once the agent has tried to read it
+			code, _, stderr := sluice(t, append(command, "--timeout", "300ms")...)
+			if code != cli.ExitError || !strings.Contains(stderr, "not done after 300ms") && !strings.Contains(stderr, "still writing") {
+				t.Fatalf("%s exits with %d: %s", command[0], code, stderr)
+			}
+			return strings.Contains(stderr, "still writing late.yaml")
+		})
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)

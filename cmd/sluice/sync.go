@@ -33,10 +33,14 @@ and the exit status is 1. Everything else has been programmed nevertheless.`,
 			if !errors.Is(err, context.DeadlineExceeded) {
 				return err
 			}
-			if s, statusErr := client.Status(cmd.Context()); statusErr == nil && !s.OK {
-				return fmt.Errorf("not done after %s: %s", timeout, strings.Join(s.Problems, "; "))
+			s, statusErr := client.Status(cmd.Context())
+			switch {
+			case statusErr != nil:
+				return fmt.Errorf("not done after %s: %w", timeout, err)
+			case s.OK:
+				return fmt.Errorf("not done after %s: the agent is still at work (--timeout waits longer)", timeout)
 			}
-			return fmt.Errorf("not done after %s: %w", timeout, err)
+			return fmt.Errorf("not done after %s: %s", timeout, strings.Join(s.Problems, "; "))
 		},
 	}
 	socketFlag(cmd, &socket)
