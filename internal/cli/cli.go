@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -55,6 +56,8 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	root.SilenceUsage, root.SilenceErrors = true, true
 	started := false
 	markStart(root, &started)
+	explainUsage(root)
+	root.Version = Version()
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return ExitOK
@@ -62,7 +65,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	if status, ok := errors.AsType[Status](err); ok {
 		return int(status)
 	}
-	_, _ = fmt.Fprintf(stderr, "%s: %s\n", root.Name(), model.PrintableLines(err.Error()))
+	_, _ = fmt.Fprintf(stderr, "%s: %s\n", root.Name(), model.PrintableLines(strings.ReplaceAll(err.Error(), "\n\t", "\n  ")))
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return ExitError
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -13,15 +14,25 @@ var version string
 
 // NewVersionCommand makes the command that prints the program's name and version.
 func NewVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	var format string
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s (%s, %s/%s)\n", cmd.Root().Name(), Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			return err
+			v := struct {
+				Program  string `json:"program"`
+				Version  string `json:"version"`
+				Go       string `json:"go"`
+				Platform string `json:"platform"`
+			}{cmd.Root().Name(), Version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+			return Print(cmd.OutOrStdout(), format, v, func(w io.Writer) {
+				_, _ = fmt.Fprintf(w, "%s %s (%s, %s)\n", v.Program, v.Version, v.Go, v.Platform)
+			})
 		},
 	}
+	OutputFlag(cmd, &format)
+	return cmd
 }
 
 // Version returns what the linker set, or else what the toolchain recorded of the build.
