@@ -135,6 +135,9 @@ type Workload struct {
 	Ingress, Egress ProgramID
 }
 
+// Programs are the places of the workload's programs.
+func (w *Workload) Programs() []*ProgramID { return []*ProgramID{&w.Ingress, &w.Egress} }
+
 // Host is a network interface of the node that a host endpoint covers. Immutable.
 type Host struct {
 	Name   string // of the host endpoint

@@ -88,25 +88,23 @@ func (a *aside) programOf(id state.ProgramID) state.ProgramID {
 	return id
 }
 
-// redirectWorkload returns a copy of a workload with f applied to its programs.
-func redirectWorkload(w *state.Workload, f func(state.ProgramID) state.ProgramID) *state.Workload {
-	if w == nil {
-		return nil
-	}
-	c := *w
-	c.Ingress, c.Egress = f(w.Ingress), f(w.Egress)
-	return &c
+// end is a workload or a host: what programs judge.
+type end[V any] interface {
+	*V
+	Programs() []*state.ProgramID
 }
 
-func redirectHost(h *state.Host, f func(state.ProgramID) state.ProgramID) *state.Host {
-	if h == nil {
+// redirected is a copy of a workload or host with f applied to its programs.
+func redirected[V any, P end[V]](v P, f func(state.ProgramID) state.ProgramID) P {
+	if v == nil {
 		return nil
 	}
-	c := *h
+	c := P(new(V))
+	*c = *v
 	for _, id := range c.Programs() {
 		*id = f(*id)
 	}
-	return &c
+	return c
 }
 
 // withStandIns redirects the workloads and hosts of a delta to the stand-ins of programs that were
@@ -121,13 +119,31 @@ func (a *aside) withStandIns(d state.Delta) state.Delta {
 
 // redirect applies f to the programs of a delta's workloads and hosts, in new maps.
 func redirect(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
-	workloads, hosts := d.Policy.Workloads, d.Policy.Hosts
-	d.Policy.Workloads, d.Policy.Hosts = nil, nil
-	for k, w := range workloads {
-		put(&d.Policy.Workloads, k, redirectWorkload(w, f))
+	redirectNamed(&d.Policy.Workloads, f)
+	redirectNamed(&d.Policy.Hosts, f)
+}
+
+func redirectNamed[K comparable, V any, P end[V]](named *map[K]P, f func(state.ProgramID) state.ProgramID) {
+	before := *named
+	*named = nil
+	for k, v := range before {
+		put(named, k, redirected(v, f))
 	}
-	for k, h := range hosts {
-		put(&d.Policy.Hosts, k, redirectHost(h, f))
+}
+
+// redirectAll applies f to the programs of workloads or hosts, in a delta and as far as that does
+// not say otherwise.
+func redirectAll[K, V comparable, P end[V]](all map[K]P, named *map[K]P, f func(state.ProgramID) state.ProgramID) {
+	for k, v := range all {
+		if n, is := (*named)[k]; is {
+			v = n
+		}
+		if v == nil {
+			continue
+		}
+		if c := redirected(v, f); *c != *v {
+			put(named, k, c)
+		}
 	}
 }
 
@@ -192,25 +208,8 @@ func redirectFrom(d *state.Delta, s *state.State, from, to state.ProgramID) {
 		}
 		return id
 	}
-	for k, w := range s.Policy.Workloads {
-		if n, named := d.Policy.Workloads[k]; named {
-			w = n
-		}
-		if w != nil && (w.Ingress == from || w.Egress == from) {
-			put(&d.Policy.Workloads, k, redirectWorkload(w, change))
-		}
-	}
-	for k, h := range s.Policy.Hosts {
-		if n, named := d.Policy.Hosts[k]; named {
-			h = n
-		}
-		if h == nil {
-			continue
-		}
-		if c := redirectHost(h, change); *c != *h {
-			put(&d.Policy.Hosts, k, c)
-		}
-	}
+	redirectAll(s.Policy.Workloads, &d.Policy.Workloads, change)
+	redirectAll(s.Policy.Hosts, &d.Policy.Hosts, change)
 }
 
 // misses returns the set that a program refers to and that was set aside.
@@ -287,16 +286,8 @@ func (a *aside) leaveOut(want, have *state.State) *state.State {
 			put(&gone.Policy.Programs, standInFor(id), standIn(p))
 		}
 	}
-	for k, w := range all.Workloads {
-		if c := redirectWorkload(w, a.programOf); *c != *w && !a.has(unit{workloadUnit, k}) {
-			put(&gone.Policy.Workloads, k, c)
-		}
-	}
-	for k, h := range all.Hosts {
-		if c := redirectHost(h, a.programOf); *c != *h && !a.has(unit{hostUnit, k}) {
-			put(&gone.Policy.Hosts, k, c)
-		}
-	}
+	redirectAll(all.Workloads, &gone.Policy.Workloads, a.programOf)
+	redirectAll(all.Hosts, &gone.Policy.Hosts, a.programOf)
 	rest := want.Clone()
 	rest.Apply(gone)
 	return rest

@@ -138,10 +138,10 @@ func (p poison) without(want *state.State) *state.State {
 		return id
 	}
 	for a, w := range want.Policy.Workloads {
-		rest.Policy.Workloads[a] = redirectWorkload(w, of)
+		rest.Policy.Workloads[a] = redirected(w, of)
 	}
 	for i, h := range want.Policy.Hosts {
-		rest.Policy.Hosts[i] = redirectHost(h, of)
+		rest.Policy.Hosts[i] = redirected(h, of)
 	}
 	for _, id := range p.sets {
 		delete(rest.Policy.Groups, id)

@@ -81,17 +81,11 @@ func (d *Driver) policyKeys() map[string]model.PolicyKey {
 	}
 	for _, prog := range d.state.Policy.Programs {
 		for _, t := range prog.Tiers {
-			nameCounters(names, t)
+			for _, own := range t.Policies {
+				k := own.Policy
+				names[program.CounterName(program.Allowed, k)], names[program.CounterName(program.Denied, k)] = k, k
+			}
 		}
 	}
 	return names
-}
-
-func nameCounters(names map[string]model.PolicyKey, t state.Tier) {
-	note := func(k model.PolicyKey) {
-		names[program.CounterName(program.Allowed, k)], names[program.CounterName(program.Denied, k)] = k, k
-	}
-	for _, own := range t.Policies {
-		note(own.Policy)
-	}
 }

@@ -68,19 +68,16 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return false, fmt.Errorf("count rules: %w", err)
 		}
-		if sumOf(counts) != d.rules() {
+		found := 0
+		for _, n := range counts {
+			found += n
+		}
+		if found != d.rules() {
 			return true, nil
 		}
 		d.gen, d.doubt = gen, true
 	}
 	return d.doubt && time.Since(d.compared) >= doubtInterval, nil
-}
-
-func sumOf(counts map[string]int) (n int) {
-	for _, c := range counts {
-		n += c
-	}
-	return n
 }
 
 // rules is the number of rules that the table should have.

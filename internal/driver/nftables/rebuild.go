@@ -141,11 +141,10 @@ func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 	}
 	if !there {
 		a.rememberOthers(ctx)
+		_, err = d.commit(ctx, a.change.batch, 0)
+		return err
 	}
 	for _, fp := range d.prog.Families {
-		if !there {
-			break
-		}
 		err := d.sock.ReadSet(ctx, table, fp.Affinity, func(e nft.Element) {
 			if e.Life != nil && e.Life.Expires > 0 && remembersRight(d.state, fp, &e) {
 				a.change.batch.Add(&e)

@@ -158,15 +158,9 @@ func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool
 }
 
 func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
-	elements := func(f *state.Frontend) func(func(*nft.Element)) {
-		if f == nil {
-			return nil
-		}
-		return func(yield func(*nft.Element)) { c.d.prog.FrontendElements(k, f, yield) }
-	}
 	c.d.prog.FrontendChains(k, after, c.use)
 	c.d.prog.FrontendChains(k, before, c.release)
-	c.replace(elements(before), elements(after))
+	c.replace(elementsOf(k, before, c.d.prog.FrontendElements), elementsOf(k, after, c.d.prog.FrontendElements))
 	c.sources(k, before, after)
 	c.affinityLost = c.affinityLost || losesAffinity(before, after)
 }

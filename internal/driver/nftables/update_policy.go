@@ -80,37 +80,30 @@ func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
 		changed.Apply(state.PolicyDelta{Programs: d.Programs})
 		after = changed.Programs
 	}
-	workload := func(progs program.Programs) func(netip.Addr, *state.Workload, func(*nft.Element)) {
-		return func(a netip.Addr, w *state.Workload, yield func(*nft.Element)) {
-			p.WorkloadElements(a, w, progs, yield)
-		}
-	}
-	host := func(progs program.Programs) func(int, *state.Host, func(*nft.Element)) {
-		return func(i int, h *state.Host, yield func(*nft.Element)) { p.HostElements(i, h, progs, yield) }
-	}
-	// What is used anew counts before what is used no more, so that what stays is never seen to go.
-	for a, w := range d.Workloads {
-		old := before.Workloads[a]
-		if w != nil {
-			p.WorkloadChains(a, w, after, c.use)
-		}
-		if old != nil {
-			p.WorkloadChains(a, old, before.Programs, c.release)
-		}
-		c.replace(elementsOf(a, old, workload(before.Programs)), elementsOf(a, w, workload(after)))
-	}
-	for i, h := range d.Hosts {
-		old := before.Hosts[i]
-		if h != nil {
-			p.HostChains(i, h, after, c.use)
-		}
-		if old != nil {
-			p.HostChains(i, old, before.Programs, c.release)
-		}
-		c.replace(elementsOf(i, old, host(before.Programs)), elementsOf(i, h, host(after)))
-	}
+	changeEnds(c, before.Workloads, d.Workloads, before.Programs, after, p.WorkloadChains, p.WorkloadElements)
+	changeEnds(c, before.Hosts, d.Hosts, before.Programs, after, p.HostChains, p.HostElements)
 	if d.Denied != nil {
 		c.deny(before.Denied, *d.Denied)
+	}
+}
+
+// changeEnds plans a change of workloads, or of hosts.
+func changeEnds[K comparable, V any](c *change, have, want map[K]*V, before, after program.Programs,
+	chains func(K, *V, program.Programs, program.ChainFunc), elements func(K, *V, program.Programs, func(*nft.Element))) {
+	with := func(progs program.Programs) func(K, *V, func(*nft.Element)) {
+		return func(k K, v *V, yield func(*nft.Element)) { elements(k, v, progs, yield) }
+	}
+	for k, v := range want {
+		old := have[k]
+		// What is used anew counts before what is used no more, so that what stays is never seen to
+		// go.
+		if v != nil {
+			chains(k, v, after, c.use)
+		}
+		if old != nil {
+			chains(k, old, before, c.release)
+		}
+		c.replace(elementsOf(k, old, with(before)), elementsOf(k, v, with(after)))
 	}
 }
 

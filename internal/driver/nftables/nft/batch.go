@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -49,7 +48,8 @@ type Batch struct {
 // part is a run of encoded messages.
 type part struct {
 	Attrs
-	message, list int // where the open message and its element list begin; message is -1 if none is open
+	set           *Set // that the elements are of
+	message, list int  // where the open message and its element list begin; message is -1 if none is open
 }
 
 // NewBatch returns an empty batch for the table.
@@ -106,7 +106,7 @@ func (b *Batch) Note(old, now *Element) {
 func (b *Batch) partOf(parts map[*Set]*part, s *Set) *part {
 	p := parts[s]
 	if p == nil {
-		p = &part{message: -1}
+		p = &part{set: s, message: -1}
 		parts[s] = p
 	}
 	return p
@@ -122,8 +122,7 @@ func (b *Batch) element(p *part, e *Element, remove bool) {
 			typ, flags, label = unix.NFT_MSG_DELSETELEM, 0, "delete elements of "
 		}
 		b.open(p, typ, flags, label+e.Set.Name)
-		p.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.Table)
-		p.str(unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)
+		b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)(&p.Attrs)
 		p.list = p.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	}
 	e.Write(&p.Attrs, remove)
@@ -137,6 +136,14 @@ func (p *part) closeList() {
 }
 
 func (b *Batch) tableName(a *Attrs) { a.str(unix.NFTA_TABLE_NAME, b.Table) }
+
+// names writes the name of something in the table, under the attributes of its kind.
+func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*Attrs) {
+	return func(a *Attrs) {
+		a.str(tableAttr, b.Table)
+		a.str(nameAttr, name)
+	}
+}
 
 // AddTable creates the table, or changes the flags of one that is there.
 func (b *Batch) AddTable(flags uint32, comment string) {
@@ -207,10 +214,7 @@ func (b *Batch) DeleteRules(p *part, chain string) {
 
 // DeleteChain removes a chain that has no rules and that nothing refers to.
 func (b *Batch) DeleteChain(p *part, name string) {
-	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, func(a *Attrs) {
-		a.str(unix.NFTA_CHAIN_TABLE, b.Table)
-		a.str(unix.NFTA_CHAIN_NAME, name)
-	})
+	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, b.names(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name))
 }
 
 // AddSet creates a set without elements.
@@ -220,10 +224,7 @@ func (b *Batch) AddSet(s *Set) {
 
 // DeleteSet deletes a set with its elements; nothing may refer to it.
 func (b *Batch) DeleteSet(p *part, name string) {
-	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, func(a *Attrs) {
-		a.str(unix.NFTA_SET_TABLE, b.Table)
-		a.str(unix.NFTA_SET_NAME, name)
-	})
+	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
 }
 
 // FlushSet removes all elements of a set, in the transaction that writes them anew.
@@ -232,10 +233,7 @@ func (b *Batch) FlushSet(s *Set) {
 	if !s.Early {
 		p = b.partOf(b.deletions, s)
 	}
-	b.do(p, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, func(a *Attrs) {
-		a.str(unix.NFTA_SET_ELEM_LIST_TABLE, b.Table)
-		a.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	})
+	b.do(p, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
 }
 
 // AddCounter creates a named counter.
@@ -252,8 +250,7 @@ func (b *Batch) DeleteCounter(name string) {
 }
 
 func (b *Batch) counter(a *Attrs, name string) {
-	a.str(unix.NFTA_OBJ_TABLE, b.Table)
-	a.str(unix.NFTA_OBJ_NAME, name)
+	b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
 	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
 }
 
@@ -294,12 +291,12 @@ func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
 
 // sortedParts are the parts of all sets, or of some, in the order of the sets' numbers.
 func sortedParts(parts map[*Set]*part, some func(*Set) bool) (sorted []*part) {
-	keys := slices.SortedFunc(maps.Keys(parts), func(a, b *Set) int { return cmp.Compare(a.ID, b.ID) })
-	for _, s := range keys {
+	for s, p := range parts {
 		if some == nil || some(s) {
-			sorted = append(sorted, parts[s])
+			sorted = append(sorted, p)
 		}
 	}
+	slices.SortFunc(sorted, func(a, b *part) int { return cmp.Compare(a.set.ID, b.set.ID) })
 	return sorted
 }
 
@@ -315,14 +312,11 @@ func (b *Batch) String() string {
 	var out strings.Builder
 	b.Before.print(&out, b.labels)
 	b.entries.print(&out, b.labels)
-	for _, group := range []struct {
-		verb  string
-		parts map[*Set]*part
-	}{{"delete", b.deletions}, {"add", b.additions}} {
-		keys := slices.SortedFunc(maps.Keys(group.parts), func(a, b *Set) int { return cmp.Compare(a.ID, b.ID) })
-		for _, s := range keys {
-			group.parts[s].printElements(&out, group.verb, s)
-		}
+	for _, p := range sortedParts(b.deletions, nil) {
+		p.printElements(&out, "delete")
+	}
+	for _, p := range sortedParts(b.additions, nil) {
+		p.printElements(&out, "add")
 	}
 	b.After.print(&out, b.labels)
 	return out.String()
@@ -345,16 +339,16 @@ func (p *part) print(out *strings.Builder, labels []string) {
 	})
 }
 
-func (p *part) printElements(out *strings.Builder, verb string, s *Set) {
+func (p *part) printElements(out *strings.Builder, verb string) {
 	p.closeList()
 	EachMessage(p.B, func(_ uint16, _ uint32, body []byte) {
 		list := FindAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		if list == nil {
-			fmt.Fprintf(out, "empty set %s\n", s.Name)
+			fmt.Fprintf(out, "empty set %s\n", p.set.Name)
 		}
 		EachAttr(list, func(_ uint16, v []byte) bool {
-			e := ReadElement(s, v)
-			fmt.Fprintf(out, "%s element %s { %s }\n", verb, s.Name, &e)
+			e := ReadElement(p.set, v)
+			fmt.Fprintf(out, "%s element %s { %s }\n", verb, p.set.Name, &e)
 			return true
 		})
 	})

@@ -380,19 +380,11 @@ func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Cha
 	return chains
 }
 
-// rawInChain and rawOutChain are where a host endpoint's policies with doNotTrack judge: before
-// connection tracking. They are base chains of the endpoint's own, as every packet pays for one; to
+// rawChain is where a host endpoint's policies with doNotTrack judge in one direction: before
+// connection tracking. It is a base chain of the endpoint's own, as every packet pays for one; to
 // is the first chain of its program.
-func rawInChain(device int, h *state.Host, to string) nft.Chain {
-	return rawChain("raw-in", unix.NF_INET_PRE_ROUTING, h, rule().Device(nft.IIF, uint32(device)).Jump(to))
-}
-
-func rawOutChain(device int, h *state.Host, to string) nft.Chain {
-	return rawChain("raw-out", unix.NF_INET_LOCAL_OUT, h, rule().Device(nft.OIF, uint32(device)).Jump(to))
-}
-
-func rawChain(name string, hook uint32, h *state.Host, r nft.Rule) nft.Chain {
-	rules := []nft.Rule{r}
+func rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host, to string) nft.Chain {
+	rules := []nft.Rule{rule().Device(by, uint32(device)).Jump(to)}
 	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
 }
 

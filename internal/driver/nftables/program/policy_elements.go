@@ -221,18 +221,17 @@ func (p *Program) HostChains(device int, h *state.Host, programs Programs, yield
 			p.useProgram(hostPlace, prog, yield)
 		}
 	}
-	if prog := programs[h.UntrackedIn]; prog != nil {
-		p.useRawChain(rawInChain(device, h, p.entry(untrackedPlace, prog)), prog, yield)
+	raw := func(name string, hook uint32, by nft.Field, prog *state.Program) {
+		if prog == nil {
+			return
+		}
+		base := rawChain(name, hook, by, device, h, p.entry(untrackedPlace, prog))
+		yield(base.Name, func() *DynamicChain {
+			return &DynamicChain{Chain: base, next: []*DynamicChain{p.write(untrackedPlace, prog)}}
+		})
 	}
-	if prog := programs[h.UntrackedOut]; prog != nil {
-		p.useRawChain(rawOutChain(device, h, p.entry(untrackedPlace, prog)), prog, yield)
-	}
-}
-
-func (p *Program) useRawChain(base nft.Chain, prog *state.Program, yield ChainFunc) {
-	yield(base.Name, func() *DynamicChain {
-		return &DynamicChain{Chain: base, next: []*DynamicChain{p.write(untrackedPlace, prog)}}
-	})
+	raw("raw-in", unix.NF_INET_PRE_ROUTING, nft.IIF, programs[h.UntrackedIn])
+	raw("raw-out", unix.NF_INET_LOCAL_OUT, nft.OIF, programs[h.UntrackedOut])
 }
 
 // eachPolicyChain yields all chains that the policy leads to.
