@@ -2,18 +2,15 @@ package policytest
 
 import (
 	"context"
-	"log/slog"
 	"net/netip"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -47,35 +44,12 @@ func TestConformance(t *testing.T) {
 	k.settled(t)
 }
 
-// A kernel is a node with its pods, on which the nftables driver does what the product
-// says.
+// A kernel is a node with its pods, on which the driver does what the product says.
 type kernel struct {
 	*Product
 	mesh   *drivertest.Mesh
 	links  model.Links
 	driver driver.Driver
-}
-
-func keepEstablished(o *options) { o.upkeep.KeepEstablished = true }
-
-// options are those of a kernel's driver, and of what befalls its connections.
-type options struct {
-	nftables.Options
-	upkeep upkeep.Options
-}
-
-func defaults() options {
-	quiet := slog.New(slog.DiscardHandler)
-	return options{nftables.Options{Options: driver.Options{Policy: true, Log: quiet}}, upkeep.Options{Policy: true, Log: quiet}}
-}
-
-// open opens a driver, with the upkeep of connections.
-func (o options) open() (driver.Driver, error) {
-	d, err := nftables.Open(o.Options)
-	if err != nil {
-		return nil, err
-	}
-	return upkeep.Open(d, o.upkeep)
 }
 
 func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {

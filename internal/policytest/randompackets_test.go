@@ -35,7 +35,7 @@ func TestRandomPackets(t *testing.T) {
 // with them.
 func TestRandomPacketsApart(t *testing.T) {
 	pods := ninePods()
-	k := openKernel(t, "apart", pods, func(o *options) { o.Apart = true })
+	k := openKernel(t, "apart", pods, apart)
 	for i, mark := range []uint32{0, 1 << 31, 1 << 30, 3<<30 | 5} {
 		k.mark(t, mark)
 		randomPackets(t, k, pods, 2_000_000+1000*uint64(i), *kernels/4)
@@ -46,7 +46,7 @@ func TestRandomPacketsApart(t *testing.T) {
 // TestMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy
 // keeps from it: they too leave with the mark that they came with.
 func TestMarkOfWhatReachesItself(t *testing.T) {
-	k := openKernel(t, "self", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, func(o *options) { o.Apart = true })
+	k := openKernel(t, "self", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, apart)
 	k.declare(t, row{
 		services: []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")},
 		policies: isolated("b", "in ingress: [{from: ["+blocks(towards("c", 0, 8))+", "+blocks(towards("c", 1, 64))+"]}]"),

@@ -3,11 +3,14 @@ package nftables
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
 // OpenOther opens a driver whose program has another layout: some sets under other
@@ -22,7 +25,7 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := program.NewSets(program.AffinitySize)
+	p := program.NewSets(o.Policy, program.AffinitySize)
 	for _, fp := range p.Families {
 		fp.Backends[0].Name += suffix
 		fp.Frontends.Name += suffix
@@ -70,32 +73,68 @@ func OpenRebuilding(o Options) (*Driver, error) {
 	return d, err
 }
 
-// OpenRefusing opens a driver whose kernel refuses elements with the address of a frontend of that
-// kind.
-func OpenRefusing(o Options, refused func(netip.Addr) bool) (*Driver, error) {
+// OpenRefusing opens a driver whose kernel refuses elements with the address of a frontend, and
+// rules of a policy, for which the functions answer true.
+func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(model.PolicyKey) bool) (*Driver, error) {
 	d, err := Open(o)
 	if err != nil {
 		return nil, err
 	}
-	d.Refuse(func(m Message) error {
-		if m.Type != unix.NFT_MSG_NEWSETELEM {
-			return nil
-		}
-		name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-		var answer error
-		for _, fp := range d.prog.Families {
-			if fp.Frontends.Name != name {
-				continue
-			}
-			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
-				e := nft.ReadElement(fp.Frontends, v)
-				if a, ok := netip.AddrFromSlice(e.Key[:fp.IP.Bits/8]); ok && refused(a) {
-					answer = unix.EINVAL
+	d.Refuse(func(m Message) (answer error) {
+		switch m.Type {
+		case unix.NFT_MSG_NEWSETELEM:
+			s := d.setOf(m)
+			for _, fp := range d.prog.Families {
+				if s != fp.Frontends {
+					continue
 				}
-				return answer == nil
-			})
+				nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+					e := nft.ReadElement(s, v)
+					if a, ok := netip.AddrFromSlice(e.Key[:fp.IP.Bits/8]); ok && frontends(a) {
+						answer = unix.EINVAL
+					}
+					return answer == nil
+				})
+			}
+		case unix.NFT_MSG_NEWRULE:
+			if data := nft.FindAttr(m.Body, unix.NFTA_RULE_USERDATA); len(data) > 2 {
+				var k model.PolicyKey
+				words := strings.Fields(nft.CString(data[2:]))
+				if len(words) == 3 && k.UnmarshalText([]byte(words[0]+" "+words[1])) == nil && policies(k) {
+					answer = unix.EFBIG
+				}
+			}
 		}
 		return answer
 	})
 	return d, nil
+}
+
+// FailParts has the driver's transactions fail that put elements into a set of a part for which
+// failing answers true, as if others were at work.
+func (d *Driver) FailParts(failing func(reconcile.Part) bool) {
+	d.Refuse(func(m Message) error {
+		if m.Type != unix.NFT_MSG_NEWSETELEM {
+			return nil
+		}
+		of := map[parts]reconcile.Part{servicesPart: reconcile.Services, policyPart: reconcile.Policy}
+		fp := d.prog.Families[0]
+		for _, s := range []*nft.Set{fp.Frontends, fp.Policy.To} {
+			if d.setOf(m) == s && failing(of[partOf(d.prog, s)]) {
+				return unix.EAGAIN // nothing that the kernel refuses for what it is
+			}
+		}
+		return nil
+	})
+}
+
+// setOf is the set that a message about elements is for.
+func (d *Driver) setOf(m Message) *nft.Set {
+	name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+	for _, s := range d.prog.Sets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
 func TestPackets(t *testing.T) {
@@ -31,6 +33,27 @@ func TestRebuild(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	drivertest.Refusals(t, func(refused func(netip.Addr) bool) (driver.Driver, error) {
-		return nftables.OpenRefusing(nftables.Options{}, refused)
+		return nftables.OpenRefusing(nftables.Options{}, refused, func(model.PolicyKey) bool { return false })
 	})
+}
+
+var withPolicy = nftables.Options{Options: driver.Options{Policy: true}}
+
+func TestRefusedPolicies(t *testing.T) {
+	drivertest.RefusedPolicies(t, func(refused func(model.PolicyKey) bool) (driver.Driver, error) {
+		return nftables.OpenRefusing(withPolicy, func(netip.Addr) bool { return false }, refused)
+	})
+}
+
+func TestFailingParts(t *testing.T) {
+	failing := func(open func(nftables.Options) (*nftables.Driver, error)) func(func(reconcile.Part) bool) (driver.Driver, error) {
+		return func(failing func(reconcile.Part) bool) (driver.Driver, error) {
+			d, err := open(withPolicy)
+			if err == nil {
+				d.FailParts(failing)
+			}
+			return d, err
+		}
+	}
+	drivertest.FailingParts(t, failing(nftables.Open), failing(nftables.OpenNext))
 }

@@ -50,20 +50,13 @@ const AffinitySize = 1 << 20
 
 // New returns the program for services, and for policy if it is asked for.
 func New(policy bool) *Program {
-	p := NewSets(AffinitySize)
-	if policy {
-		p.addPolicySets()
-		for _, reason := range drops {
-			p.Counters = append(p.Counters, DropPrefix+string(reason))
-		}
-	}
+	p := NewSets(policy, AffinitySize)
 	p.AddChains()
 	return p
 }
 
-// NewSets returns a program for services that has no chains yet; clients bounds those that a family
-// remembers.
-func NewSets(clients uint32) *Program {
+// NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
+func NewSets(policy bool, clients uint32) *Program {
 	p := &Program{limits: usualLimits, writtenPrograms: newWrittenPrograms()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.Families[i] = p.addFamily(f, clients)
@@ -72,6 +65,12 @@ func NewSets(clients uint32) *Program {
 		Name: "notes", Key: []nft.Field{nft.Mark},
 		Comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
+	if policy {
+		p.addPolicySets()
+		for _, reason := range drops {
+			p.Counters = append(p.Counters, DropPrefix+string(reason))
+		}
+	}
 	return p
 }
 

@@ -1,0 +1,39 @@
+package policytest
+
+import (
+	"log/slog"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/upkeep"
+)
+
+// openDriver opens the driver under test in the network namespace of the calling thread. apart has
+// it ask what rules ask for in the way that it has for large rules.
+func openDriver(o driver.Options, apart bool) (driver.Driver, error) {
+	return nftables.Open(nftables.Options{Options: o, Apart: apart})
+}
+
+// options are those of a kernel's driver, and of what befalls its connections.
+type options struct {
+	driver.Options
+	apart  bool
+	upkeep upkeep.Options
+}
+
+func keepEstablished(o *options) { o.upkeep.KeepEstablished = true }
+func apart(o *options)           { o.apart = true }
+
+func defaults() options {
+	quiet := slog.New(slog.DiscardHandler)
+	return options{driver.Options{Policy: true, Log: quiet}, false, upkeep.Options{Policy: true, Log: quiet}}
+}
+
+// open opens the driver, with the upkeep of connections.
+func (o options) open() (driver.Driver, error) {
+	d, err := openDriver(o.Options, o.apart)
+	if err != nil {
+		return nil, err
+	}
+	return upkeep.Open(d, o.upkeep)
+}
