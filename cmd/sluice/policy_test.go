@@ -258,7 +258,7 @@ func TestPolicyFlags(t *testing.T) {
 		}
 	}
 	for args, say := range map[string]string{
-		"why a": "2 arg", "why a b:80 --family 5": "--family", "why a b:0": "out of range", "why a b:80 -o xml": "xml",
+		"why a": "needs FROM TO:PORT", "why a b:80 --family 5": "--family", "why a b:0": "out of range", "why a b:80 -o xml": "xml",
 		"drops -o yaml": "choose text or json", "drops --count -1": "--count", "policies -o xml": "xml",
 	} {
 		if code, _, stderr := sluice(t, strings.Fields(args)...); code != cli.ExitUsage || !strings.Contains(stderr, say) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -119,14 +120,31 @@ func (w *Watcher) decode(b []byte) {
 	}
 }
 
-// Take returns the events that the kernel has told so far and that were not taken before.
+// moveTime is how long the second event of a renamed file may take to follow the first, with the
+// process suspended in between that renames it.
+const moveTime = 20 * time.Millisecond
+
+// Take returns the events that the kernel has told so far and that were not taken before. Both
+// events of a file that is renamed come together.
 func (w *Watcher) Take() []Event {
 	w.drain()
+	for until := time.Now().Add(moveTime); w.halfMoved() && time.Now().Before(until); w.drain() {
+		time.Sleep(moveTime / 100)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	events := w.pending
 	w.pending = nil
 	return events
+}
+
+// halfMoved tells whether a file has lost its old name, and where it went is not told yet. It may
+// have left all folders that are watched: then nothing follows.
+func (w *Watcher) halfMoved() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := len(w.pending)
+	return n > 0 && w.pending[n-1].Mask&unix.IN_MOVED_FROM != 0
 }
 
 // Add watches a folder and returns the descriptor that its events carry.

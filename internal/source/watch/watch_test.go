@@ -113,3 +113,43 @@ func TestNoFolder(t *testing.T) {
 		}
 	}
 }
+
+// A file that is renamed within the folder is never seen to be gone: the kernel tells of its old
+// name and of its new one in two events, one after the other.
+func TestRenameIsOnePiece(t *testing.T) {
+	dir := t.TempDir()
+	names := [2]string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
+	must(t, os.WriteFile(names[0], nil, 0o644))
+	w, err := New()
+	must(t, err)
+	defer w.Close()
+	_, err = w.Add(dir)
+	must(t, err)
+	done := make(chan error, 1)
+	var renaming sync.WaitGroup
+	defer renaming.Wait()
+	renaming.Go(func() {
+		for i := range 20_000 {
+			if err := os.Rename(names[i%2], names[1-i%2]); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	})
+	for ended := false; !ended; {
+		select {
+		case err := <-done:
+			must(t, err)
+			ended = true
+		default:
+		}
+		if events := w.Take(); len(events)%2 != 0 {
+			t.Fatalf("of %d events the last is %+v", len(events), events[len(events)-1])
+		}
+	}
+	must(t, os.Rename(names[0], filepath.Join(t.TempDir(), "elsewhere")))
+	if events := w.Take(); len(events) != 1 || events[0].Mask&unix.IN_MOVED_FROM == 0 {
+		t.Errorf("a file that left the folder gave %+v", events)
+	}
+}
