@@ -103,7 +103,7 @@ func (d *Driver) forgetFamily(i int, fp *program.Family) error {
 		return err
 	}
 	d.forget.count[i].Store(int64(all))
-	if err := d.deleteAll(wrong); err != nil || all-len(wrong) <= int(fp.Affinity.Size)/4*3 {
+	if err := d.deleteRemembered(wrong, deleteAtOnce); err != nil || all-len(wrong) <= int(fp.Affinity.Size)/4*3 {
 		return err
 	}
 	return d.makeRoom(fp, counts)
@@ -144,7 +144,7 @@ func (d *Driver) makeRoom(fp *program.Family, counts map[state.FrontendKey]int) 
 			for i, c := range chunk {
 				elements[i] = fp.AffinityElement(c.addr[:fp.IP.Bits/8], k)
 			}
-			if err := d.deleteAll(elements); err != nil {
+			if err := d.deleteRemembered(elements, deleteAtOnce); err != nil {
 				return err
 			}
 		}
@@ -190,9 +190,17 @@ func fairShare(counts []int, room int) int {
 // deleteAtOnce is how many clients are forgotten in one transaction, which others wait for.
 const deleteAtOnce = 200
 
-func (d *Driver) deleteAll(elements []nft.Element) error {
-	for chunk := range slices.Chunk(elements, deleteAtOnce) {
-		if err := d.deleteRemembered(chunk); err != nil {
+// deleteRemembered deletes elements of one set, so many in a transaction; those of one of which
+// some are gone meanwhile one by one: the kernel refuses a whole transaction for one.
+func (d *Driver) deleteRemembered(elements []nft.Element, atOnce int) error {
+	for chunk := range slices.Chunk(elements, atOnce) {
+		err := d.deleteElements(chunk)
+		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
+			err = d.deleteRemembered(chunk, 1)
+		} else if gone {
+			err = nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -205,25 +213,10 @@ func (d *Driver) Remembered() driver.Remembered {
 		Most: program.AffinitySize, Forgotten: int(d.forget.forgotten.Load())}
 }
 
-// deleteRemembered deletes elements, one by one if some are gone meanwhile: the
-// kernel refuses a whole transaction for one.
-func (d *Driver) deleteRemembered(elements []nft.Element) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	err := d.deleteElements(elements)
-	if !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	for i := range elements {
-		if err := d.deleteElements(elements[i : i+1]); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-	}
-	return nil
-}
-
 // deleteElements deletes elements of one set in a transaction of its own.
 func (d *Driver) deleteElements(elements []nft.Element) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	b := nft.NewBatch(program.TableName)
 	for i := range elements {
 		b.Delete(&elements[i])

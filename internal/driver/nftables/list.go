@@ -20,10 +20,9 @@ var _ driver.Lister = (*Driver)(nil)
 func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var found map[state.FrontendKey]bool
 	for try := 0; ; try++ {
-		var err error
-		if found, err = d.listFrontends(ctx); err == nil {
+		found, err := d.listFrontends(ctx)
+		if err == nil {
 			return found, nil
 		}
 		if !errors.Is(err, nft.ErrInterrupted) || try == 10 {

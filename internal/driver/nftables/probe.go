@@ -26,17 +26,13 @@ var (
 
 func requirements(of []program.Requirement) (all []*probe.Requirement) {
 	for _, r := range of {
-		all = append(all, requirement(r))
+		all = append(all, &probe.Requirement{Name: r.Name, Since: r.Since, Modules: r.Modules, Check: func(context.Context) error {
+			p := &program.Program{}
+			r.Fill(p)
+			return alone(func(s *nft.Socket) error { return try(s, p, 0) })
+		}})
 	}
 	return all
-}
-
-func requirement(r program.Requirement) *probe.Requirement {
-	return &probe.Requirement{Name: r.Name, Since: r.Since, Modules: r.Modules, Check: func(context.Context) error {
-		p := &program.Program{}
-		r.Fill(p)
-		return alone(func(s *nft.Socket) error { return try(s, p, 0) })
-	}}
 }
 
 // alone tries something through a socket of its own. Closing that waits until the kernel has freed

@@ -32,10 +32,10 @@ func TestProbe(t *testing.T) {
 // A kernel that does not know an expression says so, and the requirement says what is needed.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	ns := testNS(t)
-	unknown := requirement(program.Requirement{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
+	unknown := requirements([]program.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
 		moon := nft.NewRule("").Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})
 		p.Chains = []nft.Chain{{Name: "base", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Rules: []nft.Rule{moon}}}
-	}})
+	}}})[0]
 	err := ns.Do(func() error { return unknown.Met(t.Context()) })
 	if !errors.Is(err, probe.ErrNotSupported) || !strings.Contains(err.Error(), "picking by moon") || !strings.Contains(err.Error(), "needs Linux 9.9 with nft_moon") {
 		t.Errorf("%v, want what is missing and what has it", err)

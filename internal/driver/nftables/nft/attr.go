@@ -117,6 +117,16 @@ func (u *userdata) u32(typ uint8, v uint32) {
 	u.put(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
+// comment appends what nft shows as the comment of a table, chain, rule or element; nothing if it is
+// empty.
+func (a *Attrs) comment(typ uint16, text string) {
+	if text != "" {
+		var u userdata
+		u.str(udataComment, text)
+		a.bytes(typ, u.b)
+	}
+}
+
 // udataString returns the string of the given type in a userdata block.
 func udataString(b []byte, want uint8) string {
 	for len(b) >= 2 {

@@ -150,9 +150,7 @@ func (b *Batch) AddTable(flags uint32, comment string) {
 	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.Table, func(a *Attrs) {
 		b.tableName(a)
 		a.u32(unix.NFTA_TABLE_FLAGS, flags)
-		var u userdata
-		u.str(udataComment, comment)
-		a.bytes(tableAttrUserdata, u.b)
+		a.comment(tableAttrUserdata, comment)
 	})
 }
 

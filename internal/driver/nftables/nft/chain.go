@@ -53,9 +53,5 @@ func (c Chain) Write(a *Attrs, table string) {
 		a.u32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
 		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
-	if c.Comment != "" {
-		var u userdata
-		u.str(udataComment, c.Comment)
-		a.bytes(chainAttrUserdata, u.b)
-	}
+	a.comment(chainAttrUserdata, c.Comment)
 }

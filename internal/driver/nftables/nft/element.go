@@ -128,11 +128,7 @@ func (e *Element) writeValue(a *Attrs) {
 	case e.dataLen > 0:
 		writeData(a, unix.NFTA_SET_ELEM_DATA, e.Data[:e.dataLen])
 	}
-	if e.Comment != "" {
-		var u userdata
-		u.str(udataComment, e.Comment)
-		a.bytes(unix.NFTA_SET_ELEM_USERDATA, u.b)
-	}
+	a.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
 	if e.Life != nil {
 		a.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Timeout.Milliseconds())))
 		a.bytes(unix.NFTA_SET_ELEM_EXPIRATION, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Expires.Milliseconds())))

@@ -66,11 +66,7 @@ func (r Rule) Write(a *Attrs, table, chain string) {
 	list := a.begin(unix.NFTA_RULE_EXPRESSIONS)
 	a.B = append(a.B, r.exprs.B...)
 	a.end(list)
-	if r.Comment != "" {
-		var u userdata
-		u.str(udataComment, r.Comment)
-		a.bytes(unix.NFTA_RULE_USERDATA, u.b)
-	}
+	a.comment(unix.NFTA_RULE_USERDATA, r.Comment)
 }
 
 // Add appends expressions.

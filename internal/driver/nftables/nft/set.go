@@ -95,16 +95,13 @@ func (s *Set) Type() SetType {
 func (s *Set) Write(a *Attrs, table string) {
 	a.str(unix.NFTA_SET_TABLE, table)
 	a.str(unix.NFTA_SET_NAME, s.Name)
-	a.u32(unix.NFTA_SET_FLAGS, s.flags())
-	a.u32(unix.NFTA_SET_KEY_TYPE, magic(s.Key))
-	a.u32(unix.NFTA_SET_KEY_LEN, uint32(KeySize(s.Key)))
-	switch {
-	case s.Verdict:
-		a.u32(unix.NFTA_SET_DATA_TYPE, verdictType)
-		a.u32(unix.NFTA_SET_DATA_LEN, 16)
-	case s.Data != nil:
-		a.u32(unix.NFTA_SET_DATA_TYPE, magic(s.Data))
-		a.u32(unix.NFTA_SET_DATA_LEN, uint32(KeySize(s.Data)))
+	t := s.Type()
+	a.u32(unix.NFTA_SET_FLAGS, t.flags)
+	a.u32(unix.NFTA_SET_KEY_TYPE, t.keyType)
+	a.u32(unix.NFTA_SET_KEY_LEN, t.keyLen)
+	if t.dataLen > 0 {
+		a.u32(unix.NFTA_SET_DATA_TYPE, t.dataType)
+		a.u32(unix.NFTA_SET_DATA_LEN, t.dataLen)
 	}
 	a.u32(unix.NFTA_SET_ID, s.ID)
 	desc := a.begin(unix.NFTA_SET_DESC)

@@ -69,11 +69,6 @@ func (s *Socket) configure() error {
 // Close closes the socket. A table that it owns stays if it has FlagPersist.
 func (s *Socket) Close() error { return unix.Close(s.fd) }
 
-func (s *Socket) nextSeq() uint32 {
-	s.seq++
-	return s.seq
-}
-
 // message is one received netlink message.
 type message struct {
 	typ   uint16
@@ -130,7 +125,8 @@ func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	seq := s.nextSeq()
+	s.seq++
+	seq := s.seq
 	var req Attrs
 	appendHeader(&req, typ, flags|unix.NLM_F_REQUEST, seq, family)
 	req.B = append(req.B, body...)
