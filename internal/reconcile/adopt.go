@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"maps"
 	"strings"
-	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
@@ -70,10 +69,7 @@ func (r *Reconciler) noteEndpoints(d state.Delta) {
 
 // changes is how much of a change is of the part.
 func changes(of Part, d state.Delta) int {
-	if of == Policy {
-		return d.Policy.Len()
-	}
-	return d.Services.Len()
+	return [...]func() int{d.Services.Len, d.Policy.Len}[of]()
 }
 
 // pick has a change say what another one says of the part.
@@ -83,13 +79,6 @@ func pick(of Part, from state.Delta, to *state.Delta) {
 	} else {
 		to.Services = from.Services
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // MaxLogged is how many operations of one plan are logged.

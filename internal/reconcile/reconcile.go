@@ -256,8 +256,8 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	}
 	expected := delta.Len() > 0
 	for _, p := range r.parts {
-		if p.delay > 0 && changes(p.of, delta) > 0 {
-			p.due = earlier(p.due, p.tried.Add(hurriedDelay))
+		if at := p.tried.Add(hurriedDelay); p.delay > 0 && changes(p.of, delta) > 0 && at.Before(p.due) {
+			p.due = at
 		}
 	}
 	r.update(ctx, delta, &done)

@@ -37,14 +37,8 @@ func (d *Driver) refused(err error) bool {
 	return true
 }
 
-// isOutOfMemory reports whether the kernel lacked memory: a part that asks for too much of it looks
-// the same as a machine that has none.
-func isOutOfMemory(err error) bool {
-	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
-}
-
 // maxOutOfMemory is the number of parts that are set aside for a lack of memory before it is taken
-// for the machine's.
+// for the machine's: a part that asks for too much of it looks the same as a machine that has none.
 const maxOutOfMemory = 16
 
 // A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is
@@ -169,7 +163,7 @@ func (a *admission) refuse(u unit, err error) error {
 	if !u.field().wanted(&a.delta, u.key) {
 		return err // what is to go cannot be set aside
 	}
-	if isOutOfMemory(err) {
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) {
 		if a.outOfMemory++; a.outOfMemory > maxOutOfMemory {
 			return err
 		}
