@@ -117,7 +117,7 @@ func (u *userdata) u32(typ uint8, v uint32) {
 	u.put(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
-// comment appends what nft shows as the comment of a table, chain, rule or element; nothing if it is
+// comment appends what nft shows as the comment of a table, chain, rule or element, unless it is
 // empty.
 func (a *Attrs) comment(typ uint16, text string) {
 	if text != "" {
