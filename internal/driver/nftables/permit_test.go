@@ -336,7 +336,7 @@ func TestPolicyKeeping(t *testing.T) {
 	lacking := isolated()
 	lacking.Policy.Workloads[closed] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5}
 	delete(lacking.Policy.Programs, "deny")
-	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-policy-") {
+	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-rules-") {
 		t.Error("a pod was opened while its policy could not be read")
 	}
 	nothing := state.New()
@@ -345,10 +345,10 @@ func TestPolicyKeeping(t *testing.T) {
 		t.Fatal(err)
 	}
 	d = openIn(t, ns, Options{Options: driver.Options{Policy: true}})
-	if keep(nothing) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-policy-") {
+	if keep(nothing) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-rules-") {
 		t.Error("a pod was forgotten while it could not be read")
 	}
-	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-policy-") {
+	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-rules-") {
 		t.Error("a pod was opened as soon as it could be read, while its policy could not")
 	}
 	known := isolated()

@@ -27,11 +27,11 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 		"the same pod": {func(p *state.Policy) {
 			delete(p.Workloads, open)
 			p.Workloads[closed] = &state.Workload{Pod: p.Workloads[closed].Pod, Device: 5}
-		}, closed, "ip-policy-"},
+		}, closed, "ip-rules-"},
 		"a pod that no policy was known for": {func(p *state.Policy) {
 			delete(p.Workloads, closed)
 			p.Workloads[open] = &state.Workload{Pod: p.Workloads[open].Pod, Device: 6, Ingress: "deny"}
-		}, open, "ip-policy-"},
+		}, open, "ip-rules-"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testNS(t)

@@ -36,12 +36,12 @@ type place struct {
 }
 
 func (p *Program) podPlace(f nft.Family) place {
-	return place{name: f.Name + "-policy", families: []nft.Family{f}, denied: f.Name + "-denied", pods: true}
+	return place{name: f.Name + "-rules", families: []nft.Family{f}, denied: f.Name + "-denied", pods: true}
 }
 
 var (
-	hostPlace      = place{name: "host-policy", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost)}
-	untrackedPlace = place{name: "raw-policy", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
+	hostPlace      = place{name: "host-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost)}
+	untrackedPlace = place{name: "raw-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
 )
 
 // limits bound what is written into one chain; what is beyond becomes chains of its own.
