@@ -34,14 +34,16 @@ func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.
 	return p, err
 }
 
-// bare is the state without what users declare: it stands for a part that fails where the driver
-// has to write all parts. No pod is known then: what it sends and gets does not pass.
-func bare(s *state.State) *state.State {
-	b := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
-	b.Services.Settings = s.Services.Settings
-	b.Policy.PodDevices, b.Policy.HostDevices = s.Policy.PodDevices, s.Policy.HostDevices
-	b.Policy.PodCIDRs, b.Policy.PodTunnels = s.Policy.PodCIDRs, s.Policy.PodTunnels
-	return b
+// standIn is the state that stands for parts that fail where the driver has to write all parts: what
+// it holds of them, or else the state without what objects declare. No pod is known then: what it
+// sends and gets does not pass.
+func standIn(d driver.Driver, want *state.State) *state.State {
+	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
+	s.Services.Settings = want.Services.Settings
+	s.Policy.PodDevices, s.Policy.HostDevices, s.Policy.PodCIDRs = want.Policy.PodDevices, want.Policy.HostDevices, want.Policy.PodCIDRs
+	s.Policy.PodTunnels, s.Policy.Denied = want.Policy.PodTunnels, want.Policy.Denied
+	d.Held(func(held *state.State) { s = held.Clone() })
+	return s
 }
 
 // withBackends are the services without those frontends that never had an endpoint: theirs may be

@@ -366,13 +366,13 @@ func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*pa
 	return nil
 }
 
-// adoptAlone adopts one part where the driver needs all. Of the others, which fail, it adopts what
-// there is without anything declared, and keeps what the kernel has.
+// adoptAlone adopts one part where the driver needs all. The others, which fail, stay as the driver
+// has them; where it has adopted nothing yet, what the kernel has of them is kept.
 func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part, done *Done) error {
 	if r.driver.Capabilities().Can&driver.Keeps == 0 {
 		return driver.ErrWhole
 	}
-	s, keep := bare(want), r.lacking.keep()
+	s, keep := standIn(r.driver, want), r.lacking.keep()
 	p.of.copy(s, want)
 	mayKeep := keep
 	keep.Services, keep.Policy = keep.Services || p.of != Services, keep.Policy || p.of != Policy

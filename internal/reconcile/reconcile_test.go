@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -25,6 +26,8 @@ type fake struct {
 	whole    bool // it has adopted nothing yet, and needs all parts for that
 	tampered bool
 	kept     driver.Kept
+	held     *state.State   // what it says that the kernel holds
+	wants    []*state.State // that it was to adopt
 	done     []string
 }
 
@@ -37,7 +40,14 @@ func (f *fake) plan(name string, of []reconcile.Part) *fakePlan {
 	return &fakePlan{fake: f, name: name, of: of}
 }
 
+func (f *fake) Held(read func(*state.State)) {
+	if f.held != nil {
+		read(f.held)
+	}
+}
+
 func (f *fake) Adopt(_ context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	f.wants = append(f.wants, want)
 	of := partsOf(want.Services != nil, want.Policy != nil)
 	if f.whole && len(of) < 2 {
 		return nil, driver.ErrWhole
@@ -224,6 +234,20 @@ func TestWholeIsNeeded(t *testing.T) {
 		r.Hurry()
 		run(t, r, f, attempt{none, "failed adopt [services policy]", "no room"})
 	})
+}
+
+// A part that fails stays as the driver has it where another one can only be adopted with it.
+func TestFailingPartStaysAsItIs(t *testing.T) {
+	f := newFake()
+	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
+	r.Lack(reconcile.Lacking{})
+	f.held = &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
+	f.held.Policy.PodDevices[7] = struct{}{}
+	f.fails[reconcile.Policy] = errors.New("no room")
+	run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "no room"})
+	if alone := f.wants[2]; alone.Services != whole.Services || !reflect.DeepEqual(alone.Policy, f.held.Policy) {
+		t.Errorf("services are adopted beside the policy %+v, want what is held", alone.Policy)
+	}
 }
 
 // What may be lacking is kept, part by part, and goes once all is read.

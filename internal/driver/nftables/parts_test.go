@@ -72,7 +72,7 @@ func TestPartsFailApart(t *testing.T) {
 				attempt(change(1, 11), true)
 				attempt(change(2, 0), true) // what failed is tried again
 				attempt(change(0, 12), true)
-				for range 3 { // a fresh table would not help
+				for range 9 { // a fresh table would not help
 					r.Doubt("")
 					attempt(state.Delta{}, true)
 				}
