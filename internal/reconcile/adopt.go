@@ -34,9 +34,9 @@ func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.
 	return p, err
 }
 
-// standIn is the state that stands for parts that fail where the driver has to write all parts: what
-// it holds of them, or else the state without what objects declare. No pod is known then: what it
-// sends and gets does not pass.
+// standIn is the state that stands for parts that fail where the driver has to write all parts:
+// what it holds of them, or else the state without what objects declare. No pod is known then: what
+// it sends and gets does not pass.
 func standIn(d driver.Driver, want *state.State) *state.State {
 	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	s.Services.Settings = want.Services.Settings
