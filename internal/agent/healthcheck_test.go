@@ -116,6 +116,9 @@ func TestHealthCheckMovesAndGoes(t *testing.T) {
 func TestHealthChecksSwapPorts(t *testing.T) {
 	h, _ := newChecks(t)
 	a, b := freePort(t), freePort(t)
+	for a == b {
+		b = freePort(t)
+	}
 	both := want("a", a, 1)
 	for n, c := range want("b", b, 0) {
 		both[n] = c

@@ -60,11 +60,17 @@ func (w *Watcher) Follow(ctx context.Context, step func(check bool) Next) {
 // Flush calls read until it fails or names no files that somebody is writing. If it still does when
 // ctx ends, the error names them and what was to be read.
 func Flush(ctx context.Context, what string, read func() (writing []string, err error)) error {
+	var writing []string
 	for wait := firstRetry; ; wait = min(2*wait, lastFlushRetry) {
-		writing, err := read()
-		if err != nil || len(writing) == 0 {
+		now, err := read()
+		switch {
+		case err == nil && len(now) == 0:
+			return nil
+		case err == nil:
+			writing = now
+		case writing == nil || ctx.Err() == nil:
 			return err
-		}
+		} // what ended with ctx cannot be read any more
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("read %s: somebody is still writing %s: %w", what, strings.Join(writing, ", "), ctx.Err())
