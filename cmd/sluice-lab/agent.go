@@ -55,14 +55,12 @@ func knowsPod(ctx context.Context, socket string, pod *corev1.Pod) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	for _, answer := range e.Answers {
-		steps := answer.Steps
-		for _, path := range answer.Paths {
-			steps = append(steps, path.Steps...)
-		}
-		if slices.ContainsFunc(steps, func(s verdict.Step) bool { return s.Stage == verdict.Source && !s.Allowed }) {
-			return false, nil
+	for _, c := range e.Connections {
+		for _, path := range c.Paths {
+			if slices.ContainsFunc(path.Steps, func(s verdict.Step) bool { return s.Stage == verdict.Source && !s.Allowed() }) {
+				return false, nil
+			}
 		}
 	}
-	return len(e.Answers) > 0, nil
+	return len(e.Connections) > 0, nil
 }

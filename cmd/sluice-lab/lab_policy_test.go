@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/probe"
 	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 // harbour says who may reach whose service: twelve workloads in two namespaces. All may reach the
@@ -173,33 +174,32 @@ func checkPairs(t *testing.T, l *lab.Lab, pass int, want map[string]bool) {
 	}
 }
 
-// checkWhy asks the agents at both ends of each pair: a connection passes if the client's node lets
-// it out and the server's node lets it in.
+// checkWhy asks every node's agent about each pair of pods, through the service and without: each
+// gives the answer that the packets gave.
 func checkWhy(t *testing.T, l *lab.Lab, passes map[string]bool) {
 	t.Helper()
-	agents := map[string]*agent.Client{}
-	for _, n := range l.Status(t.Context()).Nodes {
-		agents[n.Name] = agent.NewClient(n.Socket)
-	}
-	allowed := func(node, from, to string) bool {
-		q, err := question.Parse(from, to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := agents[node].Explain(t.Context(), q)
-		if err != nil {
-			t.Fatalf("%s asked about %s to %s: %v", node, from, to, err)
-		}
-		return e.Allowed
-	}
-	for _, client := range l.Cluster.Pods {
-		for _, server := range l.Cluster.Pods {
-			from, service, pod := client.Namespace+"/"+client.Name, plan.WorkloadOf(server)+":80", server.Namespace+"/"+server.Name
-			leaves := allowed(client.Spec.NodeName, from, "svc/"+service)
-			arrives := allowed(server.Spec.NodeName, from, pod+":talk")
-			pair := plan.WorkloadOf(client) + " to " + service
-			if got := leaves && arrives; client != server && got != passes[pair] {
-				t.Errorf("why says %v of %s (it leaves: %v, it arrives: %v), the kernel does not", got, pair, leaves, arrives)
+	for _, node := range l.Status(t.Context()).Nodes {
+		client := agent.NewClient(node.Socket)
+		for _, from := range l.Cluster.Pods {
+			for _, to := range l.Cluster.Pods {
+				pair := plan.WorkloadOf(from) + " to " + plan.WorkloadOf(to) + ":80"
+				for _, target := range []string{"svc/" + plan.WorkloadOf(to) + ":80", to.Namespace + "/" + to.Name + ":talk"} {
+					q, err := question.Parse(from.Namespace+"/"+from.Name, target)
+					if err != nil {
+						t.Fatal(err)
+					}
+					e, err := client.Explain(t.Context(), q)
+					if err != nil {
+						t.Fatalf("%s asked about %v to %s: %v", node.Name, q.From, target, err)
+					}
+					want := verdict.Denied
+					if passes[pair] || from == to {
+						want = verdict.Allowed
+					}
+					if e.Outcome != want {
+						t.Errorf("on %s, why says %v of %v to %s, the kernel says %v:\n%v", node.Name, e.Outcome, q.From, target, want, e.Connections)
+					}
+				}
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -66,7 +67,7 @@ spec: {podSelector: {}}
 	_, _, stderr = sluice(t, "plan", "--manifests", dir, "--node", "node-a", "--policy=false")
 	clean(t, "plan", stderr, 3)
 	_, stdout, _ = sluice(t, "status", "--socket", socket, "-o", "json")
-	if !strings.Contains(stdout, `shop/web\u001b[2J\n`) {
+	if !strings.Contains(stdout, `"name": "web\u001b[2J\n`) {
 		t.Errorf("status -o json:\n%s", stdout)
 	}
 }
@@ -82,12 +83,17 @@ func TestLinesArePrintable(t *testing.T) {
 	servicesTable(&b, []compile.ServiceView{{Namespace: "shop", Name: evilGo, Issues: []string{evilGo}}})
 	clean(t, "services", strings.ReplaceAll(b.String(), "\t", ""), 2)
 	b.Reset()
+	evilRef := model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: evilGo, Name: evilGo}}
 	explanation(&b, agent.Explanation{
-		Answers:   []verdict.Answer{{From: evilGo, To: evilGo, Steps: []verdict.Step{{Stage: "x", Of: evilGo, Text: evilGo}}, Missing: []string{evilGo}}},
+		Connections: []verdict.Answer{{From: verdict.Party{Object: evilRef}, To: verdict.Party{Object: evilRef}, Paths: []verdict.Path{{
+			Steps:   []verdict.Step{{Stage: "x", Of: evilRef, Text: evilGo}},
+			Missing: []string{evilGo},
+			Nearest: []verdict.Near{{Policy: evilRef, Rule: evilGo, Lacks: []string{evilGo}}},
+		}}}},
 		Warnings:  []string{evilGo},
 		Obstacles: []preflight.Obstacle{{Seen: "rule with the comment " + evilGo, Do: evilGo}},
 	})
-	clean(t, "why", b.String(), 6)
+	clean(t, "why", b.String(), 7)
 	b.Reset()
 	preflight.Print(&b, []preflight.Result{{Check: "x", Seen: evilGo, Do: evilGo}})
 	clean(t, "preflight", strings.ReplaceAll(b.String(), "\t", ""), 2)

@@ -22,6 +22,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 // shop has the pods web and db on node-a; db admits app=api only.
@@ -81,7 +82,8 @@ func TestWhy(t *testing.T) {
 		{"203.0.113.1", "shop/db:5432", int(statusDenied), "isolated by NetworkPolicy shop/db"},
 		{"203.0.113.1", "shop/web:80", cli.ExitOK, "no policy applies"},
 		{"203.0.113.1", "203.0.113.2:80/udp", cli.ExitOK, "allowed"},
-		{"shop/far", "203.0.113.2:80", int(statusElsewhere), "not judged here: ask on node node-b"},
+		{"shop/far", "203.0.113.2:80", cli.ExitOK, "what is beyond node node-b is not judged"},
+		{"shop/far", "shop/db:5432", int(statusDenied), "isolated by NetworkPolicy shop/db"},
 		{"shop/web", "x/a:80/tpc", cli.ExitUsage, "is not a known protocol"},
 		{"shop/wep", "shop/db:5432", cli.ExitError, "did you mean shop/web"},
 		{"shop/web", "shop/db", cli.ExitUsage, "TO:PORT"},
@@ -91,13 +93,13 @@ func TestWhy(t *testing.T) {
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("why %s %s exits with %d and does not say %q:\n%s%s", c.from, c.to, code, c.says, stdout, stderr)
 		}
-		if (code == int(statusDenied) || code == int(statusElsewhere)) && stderr != "" {
+		if (code == int(statusDenied) || code == int(statusUnknown)) && stderr != "" {
 			t.Errorf("why %s %s complains of its answer: %s", c.from, c.to, stderr)
 		}
 	}
 	code, stdout, _ := sluice(t, "why", "--socket", socket, "-o", "json", "203.0.113.1", "shop/db:5432")
 	var e agent.Explanation
-	if err := json.Unmarshal([]byte(stdout), &e); code != int(statusDenied) || err != nil || e.Allowed || len(e.Answers) != 1 {
+	if err := json.Unmarshal([]byte(stdout), &e); code != int(statusDenied) || err != nil || e.Outcome != verdict.Denied || len(e.Connections) != 1 {
 		t.Errorf("why -o json exits with %d: %v\n%s", code, err, stdout)
 	}
 }
@@ -369,7 +371,7 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	if err := connect(pods[0], "10.1.0.2:5432"); err == nil || strings.Contains(err.Error(), "refused") {
 		t.Errorf("the policy that was kept lets the connection pass: %v", err)
 	}
-	for command, want := range map[string]int{"why shop/web shop/db:5432": cli.ExitOK, "policies": cli.ExitOK, "status": cli.ExitOK} {
+	for command, want := range map[string]int{"why shop/web shop/db:5432": int(statusUnknown), "policies": cli.ExitOK, "status": cli.ExitOK} {
 		code, stdout, stderr := sluice(t, append(strings.Fields(command), "--socket", socket)...)
 		if out := stdout + stderr; code != want || !strings.Contains(out, "policies did not change since the start are still judged by what ") || !strings.Contains(out, "policy.yaml: ") {
 			t.Errorf("%s exits with %d and does not warn of what is kept, and why:\n%s", command, code, out)

@@ -20,6 +20,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/internal/upkeep"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 type runOptions struct {
@@ -133,9 +134,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	defer reader.Close()
-	c.Route = func(addr netip.Addr) (device int, own bool) {
+	c.Route = func(addr netip.Addr) verdict.Way {
 		r, _ := reader.Route(addr)
-		return r.Link, r.Local
+		way := verdict.Way{Device: r.Link, Own: r.Local}
+		if r.Source.IsValid() {
+			way.Sources = []netip.Addr{r.Source}
+		}
+		return way
 	}
 	if config.Policy {
 		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {

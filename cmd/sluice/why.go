@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -10,38 +11,48 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 // Exit statuses of `sluice why` for answers other than yes. The answer has been printed by then.
 const (
-	statusDenied    = cli.Status(3)
-	statusElsewhere = cli.Status(4)
+	statusDenied  = cli.Status(3)
+	statusUnknown = cli.Status(4)
 )
 
 func newWhyCommand() *cobra.Command {
-	var socket, format string
+	var socket, format, via string
 	var family int
 	cmd := &cobra.Command{
 		Use:   "why FROM TO:PORT[/PROTOCOL]",
-		Short: "Say whether a connection passes this node, and what decides",
-		Long: `Say whether a connection passes this node, and what decides. If nothing allows it, say which rule
-is missing. The answer follows the connection through service translation, the policies of both
-ends, and the node's own firewall.
+		Short: "Say whether a connection passes, and what decides",
+		Long: `Say whether a connection passes, and what decides. If nothing allows it, say which rule is missing,
+and which rules come closest. The answer follows the connection over all nodes that it passes:
+through service translation to each backend, the policies of both ends, and the nodes' own
+firewalls. Every node gives the same answer.
 
 FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a service
 (svc/NAMESPACE/NAME), a node (node/NAME) or an address (IPv6 in brackets). A name without a prefix
 is looked up as a pod, then as a service, then as a node. A service as FROM stands for the pods that
-it selects. PORT is a number, or the name that the pod or service gives it. PROTOCOL is tcp (the
-default), udp or sctp; for ICMP write TO/icmp.
+it selects. PORT is a number, or the name that the pod or service gives it; without a port,
+svc/NAMESPACE/NAME means all its ports. PROTOCOL is tcp (the default), udp or sctp; for ICMP write
+TO/icmp.
 
-The answer is about this node. If another node judges one of the ends too, a note names it. If this
-node judges neither end, the answer names the nodes to ask. The answer is about new connections, and
-about the state that is wanted now: a warning says where the kernel may differ.
+A client inside the cluster reaches a service by its cluster IPs, one outside by its external
+addresses. A client outside comes in by the node whose address it uses. Load balancers send what is
+for a service with externalTrafficPolicy Local to each node with an endpoint. All else comes in by
+the node that is asked, or by the one that --via names.
+
+The answer is about new connections, and about the state that is wanted now: a warning says where
+the kernel may differ. Other nodes are taken to run Sluice with the flags of this one. What they
+alone know makes the answer unknown: deny lists and address lists from files of their own, and by
+which interface something comes in where a host endpoint covers only one.
 
 The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
-or in one address family), 4 if another node judges it, and 1 or 2 if there is no answer.`,
+or in one address family), 4 if that is unknown, and 1 or 2 if there is no answer.`,
 		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
   sluice why 198.51.100.7 node/node-a:30080
+  sluice why 198.51.100.7 svc/shop/web --via node-b
   sluice why shop/web-7d4b9 kube-system/coredns-x2v5k:53/udp
   sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'`,
 		Args: cobra.ExactArgs(2),
@@ -53,7 +64,7 @@ or in one address family), 4 if another node judges it, and 1 or 2 if there is n
 			if err != nil {
 				return cli.Usage(err)
 			}
-			q.Family = family
+			q.Family, q.Via = family, via
 			e, err := agent.NewClient(socket).Explain(cmd.Context(), q)
 			if err != nil {
 				return err
@@ -61,11 +72,11 @@ or in one address family), 4 if another node judges it, and 1 or 2 if there is n
 			if err := cli.Print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
 				return err
 			}
-			switch {
-			case e.Denied():
+			switch e.Outcome {
+			case verdict.Denied:
 				return statusDenied
-			case len(e.Elsewhere) > 0:
-				return statusElsewhere
+			case verdict.Unknown:
+				return statusUnknown
 			}
 			return nil
 		},
@@ -73,16 +84,20 @@ or in one address family), 4 if another node judges it, and 1 or 2 if there is n
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: only this address family (default: all that both ends have)")
+	cmd.Flags().StringVar(&via, "via", "", "the node by which a client outside the cluster comes in")
 	return cmd
 }
 
 // explanation writes an explanation for people.
 func explanation(w io.Writer, e agent.Explanation) {
-	for i, answer := range e.Answers {
+	for i, answer := range e.Connections {
 		if i > 0 {
 			_, _ = fmt.Fprintln(w)
 		}
 		_, _ = fmt.Fprint(w, model.PrintableLines(answer.String()))
+	}
+	if len(e.Ask) > 0 {
+		_ = printf(w, "ask there: node %s\n", strings.Join(e.Ask, ", node "))
 	}
 	for _, text := range e.Warnings {
 		_ = printf(w, "warning: %s\n", text)

@@ -28,6 +28,7 @@ import (
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
 )
 
 // Config holds the parts of an Agent. All of them must be set, except where noted.
@@ -74,9 +75,8 @@ type Config struct {
 	// Nothing is programmed before the first delivery. It may be closed.
 	Links <-chan model.Links
 
-	// Route, if set, finds the route to an address: the index of the interface, 0 if there is none,
-	// and whether the address is the node's own. It is safe for concurrent use.
-	Route func(netip.Addr) (device int, own bool)
+	// Route, if set, finds the way to an address. It is safe for concurrent use.
+	Route func(netip.Addr) verdict.Way
 
 	// Drops, if set, opens the kernel's log of dropped packets. What it returns is gone through
 	// once: it yields packets until ctx ends, and then closes the log.

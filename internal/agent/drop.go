@@ -100,7 +100,7 @@ func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 	for _, way := range ways {
 		way.Reason = state.DropPolicy
 		steps := walk(p, way)
-		if _, denied := verdict.Denied(steps); denied {
+		if _, denied := verdict.Denial(steps); denied {
 			return steps
 		}
 	}
@@ -109,7 +109,7 @@ func forbidden(p *state.Policy, packet Packet) []verdict.Step {
 
 // decided records which of the steps dropped the packet, if one still does.
 func (d *Drop) decided(p Packet, steps []verdict.Step) {
-	step, denied := verdict.Denied(steps)
+	step, denied := verdict.Denial(steps)
 	switch p.Reason {
 	case state.DropPolicy, state.DropHost, state.DropDenyList, state.DropCut:
 	default:
@@ -122,7 +122,7 @@ func (d *Drop) decided(p Packet, steps []verdict.Step) {
 		return
 	}
 	d.Step = &step
-	d.Says = fmt.Sprintf("%s, %s: %s", step.Of, step.Stage, step.Reason())
+	d.Says = fmt.Sprintf("%s, %s: %s", step.Subject(), step.Stage, step.Reason())
 	if p.Reason == state.DropCut {
 		d.Says = "established, and forbidden since: " + d.Says
 	}

@@ -7,52 +7,59 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// Explanation says what happens to a connection, as far as this node decides it.
+// Explanation says what happens to a connection, on all nodes that it passes.
 type Explanation struct {
-	// Allowed is whether all Answers are allowed. Obstacles do not count.
-	Allowed bool             `json:"allowed"`
-	Answers []verdict.Answer `json:"answers"` // one for each address family, and for each pod behind an asking service
-	// Elsewhere are the nodes to ask if some of Answers are neither allowed nor denied here.
-	Elsewhere []string `json:"elsewhere,omitempty"`
-	// Obstacles are rules of other programs that may drop what is allowed.
+	// Outcome is that of all Connections together: denied if one is, unknown if one is not known.
+	// Obstacles do not count.
+	Outcome     verdict.Outcome  `json:"verdict"`
+	Connections []verdict.Answer `json:"connections"` // one for each sender, address family, and address and port of a service
+	// Ask are the nodes that know more of what is unknown.
+	Ask []string `json:"ask,omitempty"`
+	// Obstacles are rules of other programs on this node that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string             `json:"warnings,omitempty"`
 }
 
-// Denied reports whether one of the answers is denied.
-func (e Explanation) Denied() bool {
-	return slices.ContainsFunc(e.Answers, func(a verdict.Answer) bool { return !a.Allowed && len(a.Elsewhere) == 0 })
-}
-
-// Explain answers a question by the state that is wanted now; safe for concurrent use. An
-// error says what of the question makes no sense.
+// Explain answers a question by the state that is wanted now; safe for concurrent use. Of other
+// nodes it takes the state that their agents want if they have the same flags and read the same
+// objects. An error says what of the question makes no sense.
 func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, error) {
-	var e Explanation
+	e := Explanation{Outcome: verdict.Allowed}
 	if !a.Store.Synced() {
 		return e, errNotSynced
 	}
-	connections, err := a.connections(q)
+	var c *question.Case
+	var err error
+	a.Store.Read(func(v *store.View) { c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.way(addr).Own }) })
 	if err != nil {
 		return e, err
 	}
-	policy := a.answer(&e, connections)
+	policy := a.answer(&e, c)
 	if !policy {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
-	e.Warnings = append(e.Warnings, a.failing(policy)...)
+	unsure := a.failing(policy)
+	if e.Warnings = append(e.Warnings, unsure...); len(unsure) > 0 && e.Outcome == verdict.Allowed {
+		e.Outcome = verdict.Unknown
+		for i := range e.Connections {
+			e.Connections[i].Outcome = verdict.Unknown
+		}
+	}
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
 	}
 	var passed []string
-	for _, c := range connections {
-		passed = append(passed, a.hooks(c)...)
+	for _, con := range c.Connections {
+		passed = append(passed, a.hooks(con)...)
 	}
 	for _, o := range obstacles {
 		if slices.Contains(passed, o.Hook) {
@@ -63,32 +70,88 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 }
 
 // answer answers the questions, and reports whether policy is enforced at all.
-func (a *Agent) answer(e *Explanation, questions []verdict.Question) (policy bool) {
+func (a *Agent) answer(e *Explanation, c *question.Case) (policy bool) {
+	cluster := &verdict.Cluster{Here: a.Node, Nodes: a.elsewhere(c), Home: c.Home, Object: c.Object}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	s := a.Compiler.State()
-	e.Allowed = true
-	for _, q := range questions {
-		answer := verdict.Why(s, q)
-		e.Answers = append(e.Answers, answer)
-		e.Allowed = e.Allowed && answer.Allowed
-		e.Elsewhere = append(e.Elsewhere, answer.Elsewhere...)
+	own := a.Compiler.State()
+	cluster.Nodes[a.Node] = &verdict.Node{State: own, Route: a.way}
+	for _, q := range c.Connections {
+		answer := cluster.Why(q)
+		e.Connections = append(e.Connections, answer)
+		e.Outcome = e.Outcome.And(answer.Outcome)
+		for _, p := range answer.Paths {
+			for _, s := range p.Steps {
+				if s.Outcome == verdict.Unknown && s.Node != a.Node && !slices.Contains(e.Ask, s.Node) {
+					e.Ask = append(e.Ask, s.Node)
+				}
+			}
+		}
 	}
-	slices.Sort(e.Elsewhere)
-	e.Elsewhere = slices.Compact(e.Elsewhere)
-	return s.Policy != nil
+	slices.Sort(e.Ask)
+	return own.Policy != nil
 }
 
-// hooks returns the hooks that a connection's first packet passes, as far as its addresses tell.
-func (a *Agent) hooks(q verdict.Question) []string {
-	own := func(addr netip.Addr) bool {
-		if a.Route == nil {
-			return false
+// elsewhere compiles what other nodes make of the objects of a question.
+func (a *Agent) elsewhere(c *question.Case) map[string]*verdict.Node {
+	a.compiling.Lock()
+	others := map[string]*compile.Other{}
+	for _, name := range c.Nodes {
+		if name != a.Node {
+			others[name] = a.Compiler.Elsewhere(name)
 		}
-		_, own := a.Route(addr)
-		return own
 	}
-	switch from, to := own(q.From), own(q.To); {
+	a.compiling.Unlock()
+	nodes := map[string]*verdict.Node{}
+	for name, other := range others {
+		there := other.Compile(c.Objects)
+		nodes[name] = &verdict.Node{
+			State: there.State, Uplinks: there.Uplinks, Hidden: verdict.Hidden{DenyLists: there.DenyLists, Lists: there.Lists},
+			Route: func(to netip.Addr) verdict.Way {
+				way := verdict.Way{Own: c.Object(to) == model.Ref{Kind: model.NodeKind, Name: model.Name{Name: name}}}
+				if node := a.Store.Node(name); node != nil {
+					way.Sources = a.sources(node)
+				}
+				return way
+			},
+		}
+	}
+	return nodes
+}
+
+// sources are the addresses that another node may send to pods of others from: as this node does,
+// an address of the Node, or one of a tunnel, which has its address at the beginning of the node's
+// range of pods.
+func (a *Agent) sources(other *model.Node) (addrs []netip.Addr) {
+	for _, r := range other.PodCIDRs {
+		first := r.Masked().Addr()
+		for _, own := range a.way(first.Next()).Sources {
+			if a.nodes.of(a.Store, own) == "" {
+				addrs = append(addrs, first, first.Next())
+			}
+		}
+	}
+	for _, own := range other.IPs {
+		own = own.Unmap()
+		if !slices.ContainsFunc(addrs, func(b netip.Addr) bool { return b.Is4() == own.Is4() }) {
+			addrs = append(addrs, own)
+		}
+	}
+	return addrs
+}
+
+// way is how this node reaches an address.
+func (a *Agent) way(to netip.Addr) verdict.Way {
+	if a.Route == nil {
+		return verdict.Way{}
+	}
+	return a.Route(to)
+}
+
+// hooks returns the hooks that a connection's first packet passes here, as far as its addresses
+// tell.
+func (a *Agent) hooks(q verdict.Question) []string {
+	switch from, to := a.way(q.From).Own, a.way(q.To).Own; {
 	case from && to:
 		return nil // through lo, which such rules accept
 	case from:
@@ -97,24 +160,6 @@ func (a *Agent) hooks(q verdict.Question) []string {
 		return []string{"prerouting", "input"}
 	}
 	return []string{"prerouting", "forward", "postrouting"}
-}
-
-// connections are those that a question is about, with what this node knows of them.
-func (a *Agent) connections(q question.Question) (list []verdict.Question, err error) {
-	a.Store.Read(func(v *store.View) { list, err = q.Connections(v, a.Node) })
-	for i := range list {
-		c := &list[i]
-		c.Here, c.Name, c.Node, c.Route = a.Node, a.whose, a.podNode, a.Route
-	}
-	return list, err
-}
-
-// podNode names the node of the pod that has an address.
-func (a *Agent) podNode(addr netip.Addr) string {
-	if pod := a.Store.PodByAddr(addr); pod != nil {
-		return pod.Node
-	}
-	return ""
 }
 
 // failing says why the kernel may hold another state than the wanted one, if it may.

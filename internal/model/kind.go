@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"encoding/json"
 	"strings"
 )
 
@@ -71,6 +72,29 @@ func (r *Ref) UnmarshalText(text []byte) error {
 	if namespace, name, ok := strings.Cut(name, "/"); ok && namespace != "" {
 		r.Name = Name{Namespace: namespace, Name: name}
 	}
+	return nil
+}
+
+// refJSON is a Ref in JSON.
+type refJSON struct {
+	Kind      Kind   `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// MarshalJSON writes {"kind": …, "namespace": …, "name": …}. As a key of a JSON object, a Ref is
+// the text of MarshalText.
+func (r Ref) MarshalJSON() ([]byte, error) {
+	return json.Marshal(refJSON{r.Kind, r.Name.Namespace, r.Name.Name})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (r *Ref) UnmarshalJSON(text []byte) error {
+	var j refJSON
+	if err := json.Unmarshal(text, &j); err != nil {
+		return err
+	}
+	*r = Ref{j.Kind, Name{j.Namespace, j.Name}}
 	return nil
 }
 

@@ -83,6 +83,10 @@ type Service struct {
 	PublishNotReady     bool // publishNotReadyAddresses
 }
 
+// Headless is Service.Unproxied of a service without an address of its own: clients get those of
+// its endpoints from DNS.
+const Headless = "headless"
+
 // ServicePort is one port of a Service.
 type ServicePort struct {
 	Name       string

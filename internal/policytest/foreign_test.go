@@ -48,7 +48,7 @@ func (k *kernel) carries(t *testing.T, from, to string, f verdict.Flow, want boo
 		out, _ := k.route(names[to][0])
 		steps = verdict.Forward(k.Policy(), f, in, out)
 	}
-	step, denied := verdict.Denied(steps)
+	step, denied := verdict.Denial(steps)
 	if arrived != want || denied == want {
 		t.Errorf("%s -> %s: %+v arrives: %v, want %v; the walk denies: %v: %+v", from, to, f, arrived, want, denied, step)
 	}
@@ -123,8 +123,8 @@ func TestUndeclaredPodElsewhere(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if answer := k.why(sent); trail.At != "" || answer.Allowed {
-						t.Errorf("%+v: %+v; why allows it: %v: %+v", sent, trail, answer.Allowed, answer)
+					if answer := k.why(sent); trail.At != "" || answer.Outcome != verdict.Denied {
+						t.Errorf("%+v: %+v; why says %s", sent, trail, answer)
 					}
 				}
 			}

@@ -155,7 +155,7 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 	for f, fate := range fates {
 		c := asked[f]
 		want, steps := o.Allowed(c), k.Walk(c)
-		_, denied := verdict.Denied(steps)
+		_, denied := verdict.Denial(steps)
 		if fate.Arrived != want || fate.Answered != want || denied == want {
 			t.Errorf("%+v: %+v; the oracle allows it: %v; why denies it: %v: %+v", c, fate, want, denied, steps)
 		}

@@ -161,7 +161,7 @@ func (p *Product) Walk(c oracle.Connection) []verdict.Step {
 
 // Allowed reports whether no step of the walk denies.
 func (p *Product) Allowed(c oracle.Connection) bool {
-	_, denied := verdict.Denied(p.Walk(c))
+	_, denied := verdict.Denial(p.Walk(c))
 	return !denied
 }
 

@@ -52,7 +52,7 @@ func disagreement(t *testing.T, o *oracle.Objects, seed uint64) (c oracle.Connec
 		if !ok {
 			break
 		}
-		if _, denied := verdict.Denied(product.Walk(c)); denied == locally(o, c) {
+		if _, denied := verdict.Denial(product.Walk(c)); denied == locally(o, c) {
 			return c, true
 		}
 	}

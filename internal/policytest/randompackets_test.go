@@ -136,7 +136,7 @@ func (k *kernel) disagrees(t *testing.T, o *oracle.Objects, firsts []drivertest.
 		c := oracle.Connection{From: f.From, To: f.To, Protocol: corev1.Protocol(f.Protocol.String()), Port: int32(f.Port)}
 		want := locally(o, c) && k.known(c.From) && k.known(c.To) || c.From == c.To
 		steps := k.Walk(c)
-		_, denied := verdict.Denied(steps)
+		_, denied := verdict.Denial(steps)
 		if denied && c.From == c.To {
 			denied = false // a pod that is not known reaches itself without the node
 		}

@@ -166,6 +166,6 @@ func programOf(t *testing.T, events []store.Event) func(netip.Addr) bool {
 	policy := c.State().Policy
 	program := policy.Workloads[names["b"][0]].Ingress
 	return func(from netip.Addr) bool {
-		return verdict.Evaluate(policy, program, verdict.Flow{Source: from, Destination: names["b"][0], Protocol: uint8(tcp), SourcePort: 40000, DestinationPort: 80}).Allowed
+		return verdict.Evaluate(policy, program, verdict.Flow{Source: from, Destination: names["b"][0], Protocol: uint8(tcp), SourcePort: 40000, DestinationPort: 80}).Allowed()
 	}
 }

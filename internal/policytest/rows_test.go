@@ -399,7 +399,7 @@ func (k *kernel) follow(t *testing.T, p packet, family int) {
 			t.Errorf("%+v: the kernel's trail is %+v, but the walk allows it: %v", p, trail, allowed)
 		}
 	} else if p.from != "node" {
-		if answer := k.why(sent); answer.Allowed != (p.at != "") {
+		if answer := k.why(sent); (answer.Outcome == verdict.Allowed) != (p.at != "") || answer.Outcome == verdict.Unknown {
 			t.Errorf("%+v: the kernel's trail is %+v, but why says %+v", p, trail, answer)
 		}
 	}
@@ -427,20 +427,25 @@ func (k *kernel) arrives(p drivertest.Packet) bool {
 	} else {
 		steps = append(steps, verdict.Forward(policy, f, device, 0)...)
 	}
-	_, denied := verdict.Denied(steps)
+	_, denied := verdict.Denial(steps)
 	return !denied
 }
 
 func (k *kernel) why(p drivertest.Packet) verdict.Answer {
 	proto := uint8(p.Protocol)
-	q := verdict.Question{From: p.From, To: p.To, Protocol: proto, FromPort: 40000, Port: p.Port, Route: k.route}
+	q := verdict.Question{From: p.From, To: p.To, Protocol: proto, FromPort: 40000, Port: p.Port}
 	if p.Protocol == ping {
 		q.ICMPType = 8
 		if p.To.Is6() {
 			q.Protocol, q.ICMPType = 58, 128
 		}
 	}
-	return verdict.Why(k.Compiler.State(), q)
+	node := &verdict.Node{State: k.Compiler.State(), Route: func(a netip.Addr) verdict.Way {
+		device, own := k.route(a)
+		return verdict.Way{Device: device, Own: own}
+	}}
+	c := verdict.Cluster{Here: "node", Nodes: map[string]*verdict.Node{"node": node}}
+	return c.Why(q)
 }
 
 // route is what the node's kernel would say of an address.

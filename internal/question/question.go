@@ -15,9 +15,10 @@ import (
 // Question asks whether From may open a connection to To.
 type Question struct {
 	From, To End
-	Port     string // a number, or the name that a pod or service gives it; empty for icmp
+	Port     string // a number, or the name that a pod or service gives it; empty for icmp, and for all ports of a service
 	Protocol string // tcp, udp, sctp, icmp; empty: the protocol of a named port, or else tcp
 	Family   int    // 4 or 6; 0: all that both ends have
+	Via      string // the node by which it comes into the cluster; empty: see Case
 }
 
 // End is one side of a question: an address, or the name of an object.
@@ -79,7 +80,7 @@ func Parse(from, to string) (Question, error) {
 		protocol := strings.ToLower(to[i+1:])
 		_, known := protocols[protocol]
 		switch {
-		case known && (protocol == "icmp" || hasPort(to[:i])):
+		case known && (protocol == "icmp" || hasPort(to[:i]) || namesService(to[:i])):
 			q.Protocol, rest = protocol, to[:i]
 		case hasPort(to[:i]):
 			return q, unknownProtocol(to[i+1:])
@@ -94,6 +95,7 @@ func Parse(from, to string) (Question, error) {
 	switch {
 	case from == "":
 		return q, errors.New("say where the connection comes from: a pod, service, node or address")
+	case rest != "" && q.Port == "" && q.To.Kind == Service: // all its ports
 	case rest == "", (q.Port == "") == (q.Protocol != "icmp"):
 		return q, fmt.Errorf("%q has no port: %w", to, errTarget)
 	}
@@ -101,6 +103,12 @@ func Parse(from, to string) (Question, error) {
 		return q, fmt.Errorf("port %d of %q is out of range: ports are 1 to 65535", n, to)
 	}
 	return q, nil
+}
+
+// namesService reports whether a text is svc/NAMESPACE/NAME.
+func namesService(text string) bool {
+	e := ParseEnd(text)
+	return e.Kind == Service && strings.Contains(e.Name, "/")
 }
 
 func unknownProtocol(name string) error {

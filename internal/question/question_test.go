@@ -1,6 +1,7 @@
 package question
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -20,6 +21,8 @@ func TestParse(t *testing.T) {
 		{"10.0.0.1", "svc/kube-system/dns:dns/udp", Question{From: ParseEnd("10.0.0.1"), To: ParseEnd("svc/kube-system/dns"), Port: "dns", Protocol: "udp"}, ""},
 		{"[fd00::1]", "[fd00::2]:80/sctp", Question{From: ParseEnd("fd00::1"), To: ParseEnd("fd00::2"), Port: "80", Protocol: "sctp"}, ""},
 		{"fd00::1", "[fd00::2]/icmp", Question{From: ParseEnd("fd00::1"), To: ParseEnd("fd00::2"), Protocol: "icmp"}, ""},
+		{"web", "svc/shop/db", Question{From: ParseEnd("web"), To: ParseEnd("svc/shop/db")}, ""},
+		{"web", "svc/shop/db/udp", Question{From: ParseEnd("web"), To: ParseEnd("svc/shop/db"), Protocol: "udp"}, ""},
 		{"node/a", "shop/db/icmp", Question{From: ParseEnd("node/a"), To: ParseEnd("shop/db"), Protocol: "icmp"}, ""},
 		{"web", "shop/tcp:80", Question{From: ParseEnd("web"), To: ParseEnd("shop/tcp"), Port: "80"}, ""},
 		{"", "db:80", Question{}, "where the connection comes from"},
@@ -99,7 +102,7 @@ func TestFind(t *testing.T) {
 		{"::ffff:10.9.9.9", "10.9.9.9", "10.9.9.9", ""},
 		{"client", "pod default/client", "10.1.0.3", ""},
 		{"shop/web-1", "pod shop/web-1", "10.1.0.1 fd00::1", ""},
-		{"svc/shop/web-1", "service shop/web-1", "10.0.0.1", ""},
+		{"svc/shop/web-1", "service shop/web-1", "", ""},
 		{"pod/shop/web-1", "pod shop/web-1", "10.1.0.1 fd00::1", ""},
 		{"node-a", "node node-a", "192.0.2.1 2001:db8::1", ""},
 		{"node/node-a", "node node-a", "192.0.2.1 2001:db8::1", ""},
@@ -168,6 +171,96 @@ func TestPort(t *testing.T) {
 				t.Errorf("%s: port %d, protocol %d, %v; want %d, %d", c.to, port, protocol, err, c.port, c.protocol)
 			}
 		})
+	}
+}
+
+// TestCase shows what a question is about: the addresses of a service that its client uses, its
+// ports, and by which nodes a client from outside comes in.
+func TestCase(t *testing.T) {
+	s := ends()
+	ip := netip.MustParseAddr
+	balanced := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "front"}, ClusterIPs: []netip.Addr{ip("10.0.0.2"), ip("fd00::a")},
+		LoadBalancerIPs: []netip.Addr{ip("203.0.113.1")}, ExternalIPs: []netip.Addr{ip("203.0.113.2")}, ExternalLocal: true,
+		Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, NodePort: 30080}, {Name: "dns", Protocol: model.UDP, Port: 53}},
+	}
+	headless := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "db"}, Unproxied: model.Headless,
+		Ports: []model.ServicePort{{Name: "sql", Protocol: model.TCP, Port: 5432}},
+	}
+	ported := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "ported"}, ClusterIPs: []netip.Addr{ip("10.0.0.4")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30090}},
+	}
+	slice := func(of *model.Service, port uint16, name string, endpoints ...model.Endpoint) store.Event {
+		e := &model.EndpointSlice{Name: of.Name, Service: of.Name.Name, Endpoints: endpoints,
+			Ports: []model.EndpointPort{{Name: name, Protocol: model.TCP, Port: port}}}
+		return store.Event{Kind: model.EndpointSliceKind, Name: e.Name, Object: e}
+	}
+	at := func(a, node string, ready bool) model.Endpoint {
+		return model.Endpoint{Addr: ip(a), Node: node, Ready: ready, Serving: ready}
+	}
+	events := []store.Event{
+		slice(balanced, 8080, "http", at("10.1.0.2", "node-c", true), at("10.1.0.8", "node-b", true), at("10.1.0.9", "node-a", false)),
+		slice(headless, 5432, "sql", at("10.1.0.2", "node-a", true), at("10.1.0.3", "node-b", false)),
+	}
+	for _, svc := range []*model.Service{balanced, headless, ported} {
+		events = append(events, store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: svc})
+	}
+	s.Apply(events)
+	for _, c := range []struct {
+		from, to, via string
+		want          string
+		nodes         string
+		err           string
+	}{
+		{"client", "svc/shop/front:http", "", "10.0.0.2:80/6", "node-a", ""},
+		{"client", "svc/shop/front", "", "10.0.0.2:80/6 10.0.0.2:53/17", "", ""},
+		{"client", "svc/shop/front/udp", "", "10.0.0.2:53/17", "", ""},
+		{"shop/web-1", "svc/shop/front:80", "", "10.0.0.2:80/6 [fd00::a]:80/6", "", ""},
+		{"198.51.100.1", "svc/shop/front:80", "", "203.0.113.1:80/6 via node-b,node-c 203.0.113.2:80/6 via node-b,node-c", "node-a node-b node-c", ""},
+		{"198.51.100.1", "203.0.113.1:80", "", "203.0.113.1:80/6 via node-b,node-c", "", ""},
+		{"198.51.100.1", "203.0.113.1:80", "node-a", "203.0.113.1:80/6 via node-a", "", ""},
+		{"198.51.100.1", "node-a:30080", "", "192.0.2.1:30080/6", "", ""},
+		{"client", "svc/shop/db:5432", "", "10.1.0.2:5432/6", "node-a", ""},
+		{"client", "svc/shop/db:sql", "", "10.1.0.2:5432/6", "", ""},
+		{"client", "svc/shop/db", "", "10.1.0.2:5432/6", "", ""},
+		{"client", "svc/shop/db:9999", "", "10.1.0.2:9999/6", "", ""},
+		{"client", "svc/shop/db:web", "", "", "", "headless and has no endpoint that is ready with that port"},
+		{"198.51.100.1", "svc/shop/ported:80", "", "", "", "has no address outside the cluster, and the client is outside: ask about its node port, as in node/NAME:30090"},
+		{"198.51.100.1", "svc/shop/web-1:80", "", "", "", "ask about 10.0.0.1, if that is reached from there"},
+		{"198.51.100.1", "203.0.113.1:80", "node-x", "", "", "there is no node node-x: did you mean node/node-a?"},
+		{"client", "203.0.113.1:80", "node-a", "", "", "--via is for a client outside the cluster"},
+		{"client", "svc/shop/ported/udp", "", "", "", "has no port of that protocol"},
+	} {
+		q, err := Parse(c.from, c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Via = c.via
+		var got *Case
+		s.Read(func(v *store.View) { got, err = q.Case(v, "node-a", func(netip.Addr) bool { return false }) })
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s to %s: %v, want %q", c.from, c.to, err, c.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s to %s: %v", c.from, c.to, err)
+			continue
+		}
+		var text []string
+		for _, con := range got.Connections {
+			to := fmt.Sprintf("%v/%d", netip.AddrPortFrom(con.To, con.Port), con.Protocol)
+			if con.Via != nil {
+				to += " via " + strings.Join(con.Via, ",")
+			}
+			text = append(text, to)
+		}
+		if nodes := strings.Join(got.Nodes, " "); strings.Join(text, " ") != c.want || c.nodes != "" && nodes != c.nodes {
+			t.Errorf("%s to %s: %v on %s, want %s on %s", c.from, c.to, text, nodes, c.want, c.nodes)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package question
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,41 +16,6 @@ import (
 
 // maxAskers limits how many pods of a service are asked about.
 const maxAskers = 16
-
-// Connections returns the connections of a question, as addresses, ports and protocols: one for
-// each address family, and for each pod behind an asking service, the pods of node first. An error
-// says why the question makes no sense.
-func (q Question) Connections(v *store.View, node string) (list []verdict.Question, err error) {
-	from, err := find(v, q.From)
-	if err != nil {
-		return nil, err
-	}
-	to, err := find(v, q.To)
-	if err != nil {
-		return nil, err
-	}
-	port, protocol, err := to.port(q)
-	if err != nil {
-		return nil, err
-	}
-	for _, asker := range askers(v, from, node) {
-		for _, is4 := range []bool{true, false} {
-			src, dst := asker.family(is4), to.family(is4)
-			if !src.IsValid() || !dst.IsValid() || q.Family == 4 && !is4 || q.Family == 6 && is4 {
-				continue
-			}
-			c := verdict.Question{From: src, To: dst, Protocol: protocol, Port: port}
-			if protocol == ping {
-				c.Protocol, c.ICMPType = verdict.Ping(dst)
-			}
-			list = append(list, c)
-		}
-	}
-	if len(list) == 0 {
-		return nil, noFamily(q, from, to)
-	}
-	return list, nil
-}
 
 // party is what one side of a question means.
 type party struct {
@@ -88,7 +54,7 @@ func find(v *store.View, e End) (party, error) {
 }
 
 func ofPod(pod *model.Pod) (party, error) {
-	p := party{name: "pod " + pod.Name.String(), addrs: pod.IPs, ports: pod.Ports}
+	p := party{name: "pod " + pod.Name.String(), addrs: unmapped(pod.IPs), ports: pod.Ports}
 	switch {
 	case pod.Finished:
 		return p, fmt.Errorf("%s has finished: it has no network any more", p.name)
@@ -100,26 +66,29 @@ func ofPod(pod *model.Pod) (party, error) {
 
 func ofService(svc *model.Service) (party, error) {
 	p := party{name: "service " + svc.Name.String(), service: svc}
-	p.addrs = slices.Concat(svc.ClusterIPs, svc.LoadBalancerIPs, svc.ExternalIPs)
 	for _, port := range svc.Ports {
 		p.ports = append(p.ports, model.ContainerPort{Name: port.Name, Protocol: port.Protocol, Port: port.Port})
 	}
-	if svc.Unproxied != "" {
+	if svc.Unproxied != "" && svc.Unproxied != model.Headless {
 		return p, fmt.Errorf("%s is not translated on this node (%s): ask about one of its pods", p.name, svc.Unproxied)
 	}
-	if len(p.addrs) == 0 {
-		return p, fmt.Errorf("%s has no address", p.name)
-	}
-	p.addrs = onePerFamily(p.addrs)
 	return p, nil
 }
 
 func ofNode(node *model.Node) (party, error) {
-	p := party{name: "node " + node.Name, addrs: onePerFamily(node.IPs)}
+	p := party{name: "node " + node.Name, addrs: onePerFamily(unmapped(node.IPs))}
 	if len(p.addrs) == 0 {
 		return p, fmt.Errorf("%s has no address", p.name)
 	}
 	return p, nil
+}
+
+func unmapped(addrs []netip.Addr) []netip.Addr {
+	list := make([]netip.Addr, len(addrs))
+	for i, a := range addrs {
+		list[i] = a.Unmap()
+	}
+	return list
 }
 
 // onePerFamily returns the first address of each family.
@@ -131,16 +100,6 @@ func onePerFamily(addrs []netip.Addr) []netip.Addr {
 		}
 	}
 	return found
-}
-
-// family returns the address of the family, or the zero address.
-func (p party) family(is4 bool) netip.Addr {
-	for _, a := range p.addrs {
-		if a.Is4() == is4 {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 // port returns the number and the protocol of a question's port.
@@ -170,10 +129,139 @@ func (p party) port(q Question) (uint16, uint8, error) {
 	return 0, 0, fmt.Errorf("%s has no port %q: it has %s", p.name, q.Port, strings.Join(names, ", "))
 }
 
+// target is an address and port that a question is about.
+type target struct {
+	addr     netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+// targets returns what a question asks about: of a service all its addresses that those inside the
+// cluster use, or those outside; of a headless one those of its endpoints, which a client gets from
+// DNS.
+func (q Question) targets(v *store.View, to party, inside bool) ([]target, error) {
+	if to.service != nil && to.service.Unproxied != "" {
+		return q.endpoints(v, to)
+	}
+	ports, err := q.ports(to)
+	if err != nil {
+		return nil, err
+	}
+	addrs := to.addrs
+	if to.service != nil {
+		if addrs, err = addressesOf(to.service, inside); err != nil {
+			return nil, err
+		}
+	}
+	var list []target
+	for _, port := range ports {
+		for _, a := range addrs {
+			list = append(list, target{a, port.Port, uint8(port.Protocol)})
+		}
+	}
+	return list, nil
+}
+
+// ports are those that the question is about; icmp has one, 0.
+func (q Question) ports(to party) ([]model.ContainerPort, error) {
+	if q.Port == "" && q.Protocol != "icmp" && to.service != nil {
+		list := slices.DeleteFunc(slices.Clone(to.ports), func(p model.ContainerPort) bool {
+			return q.Protocol != "" && uint8(p.Protocol) != protocols[q.Protocol]
+		})
+		if len(list) == 0 {
+			return nil, fmt.Errorf("%s has no port of that protocol", to.name)
+		}
+		return list, nil
+	}
+	number, protocol, err := to.port(q)
+	return []model.ContainerPort{{Port: number, Protocol: model.Protocol(protocol)}}, err
+}
+
+// addressesOf returns the addresses by which a service is reached from inside or outside.
+func addressesOf(svc *model.Service, inside bool) ([]netip.Addr, error) {
+	if inside {
+		if len(svc.ClusterIPs) == 0 {
+			return nil, fmt.Errorf("service %s has no address", svc.Name)
+		}
+		return unmapped(svc.ClusterIPs), nil
+	}
+	if addrs := unmapped(slices.Concat(svc.LoadBalancerIPs, svc.ExternalIPs)); len(addrs) > 0 {
+		return addrs, nil
+	}
+	err := fmt.Errorf("service %s has no address outside the cluster, and the client is outside", svc.Name)
+	for _, p := range svc.Ports {
+		if p.NodePort != 0 {
+			return nil, fmt.Errorf("%w: ask about its node port, as in node/NAME:%d", err, p.NodePort)
+		}
+	}
+	return nil, fmt.Errorf("%w: ask about %s, if that is reached from there", err, model.FirstFew(texts(svc.ClusterIPs), 2))
+}
+
+func texts(addrs []netip.Addr) (list []string) {
+	for _, a := range addrs {
+		list = append(list, a.String())
+	}
+	return list
+}
+
+// endpoints returns those of a headless service that are ready, with the port of the question, or
+// with that of the service's port of its name.
+func (q Question) endpoints(v *store.View, to party) (list []target, err error) {
+	add := func(a netip.Addr, number uint16, name string, protocol model.Protocol) {
+		t := target{a.Unmap(), number, uint8(protocol)}
+		asked, err := strconv.ParseUint(q.Port, 10, 16)
+		switch {
+		case q.Protocol != "" && t.protocol != protocols[q.Protocol]:
+			return
+		case err == nil:
+			t.port, t.protocol = uint16(asked), protocols[cmp.Or(q.Protocol, "tcp")]
+		case q.Port != "" && q.Port != name:
+			return
+		}
+		if !slices.Contains(list, t) {
+			list = append(list, t)
+		}
+	}
+	for _, slice := range v.Slices(to.service.Name) {
+		for i := range slice.Endpoints {
+			for _, p := range slice.Ports {
+				if slice.Endpoints[i].Ready {
+					add(slice.Endpoints[i].Addr, p.Port, p.Name, p.Protocol)
+				}
+			}
+		}
+	}
+	if len(v.Slices(to.service.Name)) == 0 {
+		for _, pod := range v.Selected(to.service) {
+			for _, p := range to.service.Ports {
+				for _, a := range pod.IPs {
+					if pod.Ready && !pod.Finished {
+						add(a, targetPort(p, pod), p.Name, p.Protocol)
+					}
+				}
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%s is headless and has no endpoint that is ready with that port: ask about one of its pods", to.name)
+	}
+	return list, nil
+}
+
+// targetPort is the port of the pod that the service port leads to.
+func targetPort(p model.ServicePort, pod *model.Pod) uint16 {
+	for _, own := range pod.Ports {
+		if p.TargetName != "" && own.Name == p.TargetName && own.Protocol == p.Protocol {
+			return own.Port
+		}
+	}
+	return cmp.Or(p.TargetPort, p.Port)
+}
+
 // askers returns the senders where a service is named: the pods that it selects, this node's first.
-func askers(v *store.View, from party, node string) []party {
+func askers(v *store.View, from party, node string) ([]party, error) {
 	if from.service == nil {
-		return []party{from}
+		return []party{from}, nil
 	}
 	var here, elsewhere []party
 	for _, pod := range v.Selected(from.service) {
@@ -187,24 +275,76 @@ func askers(v *store.View, from party, node string) []party {
 		}
 	}
 	all := append(here, elsewhere...)
-	return all[:min(len(all), maxAskers)]
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s selects no pod that could send: name a pod", from.name)
+	}
+	return all[:min(len(all), maxAskers)], nil
 }
 
-func noFamily(q Question, from, to party) error {
-	has := func(p party) string {
+// connections returns those that a question is about.
+func (q Question) connections(v *store.View, p *places) (list []verdict.Question, err error) {
+	from, err := find(v, q.From)
+	if err != nil {
+		return nil, err
+	}
+	to, err := find(v, q.To)
+	if err != nil {
+		return nil, err
+	}
+	senders, err := askers(v, from, p.here)
+	if err != nil {
+		return nil, err
+	}
+	inside := q.From.Addr == netip.Addr{} || p.home(q.From.Addr) != ""
+	switch {
+	case q.Via != "" && inside:
+		return nil, errors.New("--via is for a client outside the cluster: one inside begins at its own node")
+	case q.Via != "" && v.Node(q.Via) == nil:
+		return nil, unknown(v, End{Kind: Node, Name: q.Via}, model.Name{Name: q.Via})
+	}
+	targets, err := q.targets(v, to, inside)
+	if err != nil {
+		return nil, err
+	}
+	for _, sender := range senders {
+		for _, a := range sender.addrs {
+			for _, t := range targets {
+				if a.Is4() != t.addr.Is4() || q.Family == 4 && !a.Is4() || q.Family == 6 && a.Is4() {
+					continue
+				}
+				c := verdict.Question{From: a, To: t.addr, Protocol: t.protocol, Port: t.port}
+				if q.Protocol == "icmp" {
+					c.Protocol, c.ICMPType = verdict.Ping(t.addr)
+				}
+				if q.Via != "" {
+					c.Via = []string{q.Via}
+				}
+				list = append(list, c)
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil, noFamily(q, senders[0], targets, to)
+	}
+	return list, nil
+}
+
+func noFamily(q Question, from party, targets []target, to party) error {
+	var theirs []netip.Addr
+	for _, t := range targets {
+		theirs = append(theirs, t.addr)
+	}
+	has := func(name string, addrs []netip.Addr) string {
 		var families []string
 		for _, is4 := range []bool{true, false} {
-			if p.family(is4).IsValid() {
+			if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == is4 }) {
 				families = append(families, map[bool]string{true: "IPv4", false: "IPv6"}[is4])
 			}
 		}
-		return fmt.Sprintf("%s has %s", p.name, strings.Join(families, " and "))
-	}
-	if from.service != nil {
-		return fmt.Errorf("%s selects no pod that could send: name a pod", from.name)
+		return fmt.Sprintf("%s has %s", name, strings.Join(families, " and "))
 	}
 	if q.Family != 0 {
-		return fmt.Errorf("not both have an IPv%d address: %s, %s", q.Family, has(from), has(to))
+		return fmt.Errorf("not both have an IPv%d address: %s, %s", q.Family, has(from.name, from.addrs), has(to.name, theirs))
 	}
-	return fmt.Errorf("no address family is common to both: %s, %s", has(from), has(to))
+	return fmt.Errorf("no address family is common to both: %s, %s", has(from.name, from.addrs), has(to.name, theirs))
 }

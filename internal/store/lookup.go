@@ -1,10 +1,26 @@
 package store
 
 import (
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
+
+// ServicesAt returns the services that have an address, and those that have a node port. It looks
+// through all.
+func (v *View) ServicesAt(addr netip.Addr, nodePort uint16) (found []*model.Service) {
+	for _, svc := range v.services {
+		has := slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 && p.NodePort == nodePort })
+		for _, addrs := range [][]netip.Addr{svc.ClusterIPs, svc.ExternalIPs, svc.LoadBalancerIPs} {
+			has = has || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Unmap() == addr })
+		}
+		if has {
+			found = append(found, svc)
+		}
+	}
+	return found
+}
 
 // NodeNames returns the names of all nodes, sorted.
 func (v *View) NodeNames() []string {

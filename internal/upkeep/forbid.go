@@ -199,7 +199,7 @@ func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 		steps = append(verdict.Arrive(p, original, in), verdict.Forward(p, flow, in, out)...)
 	}
 	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return k.mayJudge(s.Stage, flow, in, out) })
-	if denied, is := verdict.Denied(steps); is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost) {
+	if denied, is := verdict.Denial(steps); is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost) {
 		return true
 	}
 	return f.Cut() && k.mayJudgeAny(flow, in, out)

@@ -26,7 +26,7 @@ func ported(protocol uint8) bool {
 // not in p denies it, as nobody knows what it would have said.
 func Evaluate(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 	if id == "" {
-		return Verdict{Allowed: true}
+		return Verdict{Outcome: Allowed}
 	}
 	program := p.Programs[id]
 	if program == nil {
@@ -37,7 +37,7 @@ func Evaluate(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 			return v
 		}
 	}
-	return Verdict{Allowed: program.Default == model.Allow}
+	return Verdict{Outcome: outcomeOf(program.Default)}
 }
 
 // evaluateTier returns the verdict of one tier; it is not final where the next tier decides.
@@ -48,18 +48,25 @@ func evaluateTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool
 			if r.Action == model.Log || !Matches(p, r, f) {
 				continue
 			}
-			v := Verdict{Allowed: r.Action == model.Allow, Tier: t.Name, Policy: own.Policy, Rule: r.Name}
+			v := Verdict{Outcome: outcomeOf(r.Action), Decider: Decider{Tier: t.Name, Policy: own.Policy, Rule: r.Name}}
 			return v, r.Action != model.Pass
 		}
 	}
 	if t.Default == model.Pass {
 		return Verdict{}, false
 	}
-	v = Verdict{Allowed: t.Default == model.Allow, Tier: t.Name}
+	v = Verdict{Outcome: outcomeOf(t.Default), Decider: Decider{Tier: t.Name}}
 	for _, own := range t.Policies {
 		v.Isolating = append(v.Isolating, own.Policy)
 	}
 	return v, true
+}
+
+func outcomeOf(a model.Action) Outcome {
+	if a == model.Allow {
+		return Allowed
+	}
+	return Denied
 }
 
 // Matches reports whether all that a rule asks for holds.

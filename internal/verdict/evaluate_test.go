@@ -178,17 +178,17 @@ func TestJudge(t *testing.T) {
 		port uint16
 		want Verdict
 	}{
-		{"", 1, Verdict{Allowed: true}},
+		{"", 1, Verdict{Outcome: Allowed}},
 		{"gone", 1, Verdict{}},
-		{"x", 1, Verdict{Tier: "kube-admin", Policy: admin("a"), Rule: "deny"}},
-		{"x", 2, Verdict{Allowed: true, Tier: "default", Policy: np("db"), Rule: "ingress[0]"}},
-		{"x", 3, Verdict{Allowed: true, Tier: "kube-admin", Policy: admin("a"), Rule: "allow"}},
-		{"x", 4, Verdict{Tier: "kube-baseline", Policy: admin("default"), Rule: "deny"}},
-		{"x", 5, Verdict{Allowed: true}},
-		{"x", 6, Verdict{Tier: "default", Isolating: []model.PolicyKey{np("db"), np("all")}}},
+		{"x", 1, Verdict{Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "deny"}}},
+		{"x", 2, Verdict{Outcome: Allowed, Decider: Decider{Tier: "default", Policy: np("db"), Rule: "ingress[0]"}}},
+		{"x", 3, Verdict{Outcome: Allowed, Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "allow"}}},
+		{"x", 4, Verdict{Decider: Decider{Tier: "kube-baseline", Policy: admin("default"), Rule: "deny"}}},
+		{"x", 5, Verdict{Outcome: Allowed}},
+		{"x", 6, Verdict{Decider: Decider{Tier: "default"}, Isolating: []model.PolicyKey{np("db"), np("all")}}},
 		{"h", 2, Verdict{}},
 		{"h", 6, Verdict{}},
-		{"h", 3, Verdict{Allowed: true, Tier: "kube-admin", Policy: admin("a"), Rule: "allow"}},
+		{"h", 3, Verdict{Outcome: Allowed, Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "allow"}}},
 	}
 	for _, tt := range tests {
 		t.Run(string(tt.id)+" "+strconv.Itoa(int(tt.port)), func(t *testing.T) {

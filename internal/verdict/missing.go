@@ -10,12 +10,12 @@ import (
 )
 
 // allMissing says it for each step that denies.
-func (a *asker) allMissing(steps []Step, f Flow) (all []string) {
+func (c *Cluster) allMissing(steps []Step, f Flow) (all []string) {
 	for _, s := range steps {
-		if s.Allowed {
+		if s.Outcome != Denied {
 			continue
 		}
-		if m := a.missing(s, f); m != "" {
+		if m := c.missing(s, f); m != "" {
 			all = append(all, m)
 		}
 	}
@@ -24,30 +24,35 @@ func (a *asker) allMissing(steps []Step, f Flow) (all []string) {
 
 // missing says what rule would have had to exist where nothing allows a flow; "" where a rule
 // denies it, or no rule could help.
-func (a *asker) missing(s Step, f Flow) string {
+func (c *Cluster) missing(s Step, f Flow) string {
 	if s.Rule != "" || s.Drop != state.DropPolicy && s.Drop != state.DropHost || s.Tier == "" && s.Text != "no policy allows it" {
 		return ""
 	}
-	direction, other := "ingress", "from "+a.label(f.Source)
-	if slices.Contains([]Stage{Egress, HostOutput, HostForwardOut, UntrackedOut}, s.Stage) {
-		direction, other = "egress", "to "+a.label(f.Destination)
+	direction, other := "ingress", "from "+c.label(f.Source)
+	if s.Stage.Outward() {
+		direction, other = "egress", "to "+c.label(f.Destination)
 	}
 	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
 		return fmt.Sprintf("an %s rule that allows %s in a policy of another kind, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone",
 			direction, f.what(), s.Tier)
 	}
-	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, a.candidates(s), f.what(), other)
+	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, c.candidates(s), f.what(), other)
 }
 
 // beyondPorts reports whether policies of this kind can allow protocols without ports.
 func beyondPorts(k model.PolicyKey) bool { return k.Kind != model.NetworkPolicy }
 
+// Outward reports whether egress rules decide at the stage.
+func (s Stage) Outward() bool {
+	return s == Egress || s == HostOutput || s == HostForwardOut || s == UntrackedOut
+}
+
 // candidates names the policies that could have had the rule.
-func (a *asker) candidates(s Step) string {
+func (c *Cluster) candidates(s Step) string {
 	if len(s.Isolating) == 0 {
-		return "a policy that selects " + s.Of
+		return "a policy that selects " + s.subject()
 	}
-	another := "another that selects " + s.Of
+	another := "another that selects " + s.subject()
 	if s.Tier != model.DefaultTier.Name {
 		another += " in tier " + s.Tier
 	}

@@ -2,6 +2,8 @@ package verdict
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -23,59 +25,179 @@ func (s Step) Reason() string {
 	return string(s.Drop)
 }
 
-// Summary is the answer in few words: "allowed", "denied", "allowed to 2 of 3 backends", "not
-// judged here: ask on node b".
-func (a Answer) Summary() string {
-	n := 0
-	for _, p := range a.Paths {
-		if p.Allowed {
-			n++
-		}
+// Subject names what the step belongs to: a pod "shop/web", "shop/db (ClusterIP)" or "node-a
+// (eth0)".
+func (s Step) Subject() string {
+	text := s.subject()
+	if s.At != "" {
+		text += " (" + s.At + ")"
 	}
-	switch {
-	case len(a.Elsewhere) > 0:
-		return "not judged here: ask on node " + strings.Join(a.Elsewhere, " and on node ")
-	case a.Allowed:
-		return "allowed"
-	case n == 0:
-		return "denied"
-	}
-	return fmt.Sprintf("allowed to %d of %s", n, model.Count(len(a.Paths), "backend"))
+	return text
 }
 
-// String writes the answer for people, in aligned lines.
+// subject is Subject without the place.
+func (s Step) subject() string {
+	switch s.Of.Kind {
+	case model.PodKind, model.ServiceKind, model.HostEndpointKind:
+		return s.Of.Name.String()
+	}
+	return s.Of.String()
+}
+
+// Summary is the answer in few words: "allowed", "denied", "2 of 3 backends are denied".
+func (a Answer) Summary() string {
+	n := map[Outcome]int{}
+	for _, p := range a.Paths {
+		n[p.Outcome]++
+	}
+	if n[a.Outcome] == len(a.Paths) || n[a.Outcome] == 0 {
+		return a.Outcome.String()
+	}
+	text := fmt.Sprintf("%d of %s %s", n[a.Outcome], model.Count(len(a.Paths), "backend"), isAre(n[a.Outcome], a.Outcome))
+	if a.Outcome == Denied && n[Unknown] > 0 {
+		text += fmt.Sprintf(", %d %s", n[Unknown], isAre(n[Unknown], Unknown))
+	}
+	return text
+}
+
+func isAre(n int, o Outcome) string {
+	if n == 1 {
+		return "is " + o.String()
+	}
+	return "are " + o.String()
+}
+
+// String writes the answer for people, in aligned lines: first what all paths have in common, then
+// the paths, those that say the same together.
 func (a Answer) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From), model.Printable(a.To), a.Protocol, model.Printable(a.Summary()))
+	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From.String()), model.Printable(a.To.String()), a.what(), model.Printable(a.Summary()))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	writeSteps(w, "  ", a.Steps, a.Missing, nil)
-	for _, p := range a.Paths {
-		if indent := "  "; len(a.Paths) == 1 && p.To == a.To {
-			writeSteps(w, indent, p.Steps, p.Missing, p.Notes)
-			continue
+	if len(a.Paths) == 1 {
+		writePath(w, "  ", a.Paths[0], 0)
+	} else {
+		common := a.common()
+		if common > 0 {
+			writeSteps(w, "  ", a.Paths[0].Steps[:common])
 		}
-		fmt.Fprintf(w, "  to %s: %s\n", model.Printable(p.To), word(p.Allowed))
-		writeSteps(w, "    ", p.Steps, p.Missing, p.Notes)
+		for _, same := range a.groups(common) {
+			fmt.Fprintf(w, "  to %s: %s\n", model.Printable(destinations(same)), same[0].Outcome)
+			writePath(w, "    ", same[0], common)
+		}
 	}
 	_ = w.Flush() // into memory
 	return b.String()
 }
 
-func writeSteps(w *tabwriter.Writer, indent string, steps []Step, missing, notes []string) {
-	for _, s := range steps {
-		fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", indent, s.Stage, word(s.Allowed), model.Printable(s.Of), model.Printable(s.Reason()))
+// what names protocol and port: "TCP 5432", "ICMP 8".
+func (a Answer) what() string {
+	if a.To.Port == 0 {
+		return a.Protocol
 	}
-	for _, m := range missing {
+	return fmt.Sprintf("%s %d", a.Protocol, a.To.Port)
+}
+
+// common is how many steps all paths begin with.
+func (a Answer) common() int {
+	first := a.Paths[0].Steps
+	n := len(first)
+	for _, p := range a.Paths[1:] {
+		n = min(n, len(p.Steps))
+		for i := range n {
+			if p.Steps[i].line() != first[i].line() {
+				n = i
+				break
+			}
+		}
+	}
+	return n
+}
+
+// groups puts the paths together that say the same after their first steps, denied ones first.
+func (a Answer) groups(common int) (groups [][]Path) {
+	at := map[string]int{}
+	for _, o := range []Outcome{Denied, Unknown, Allowed} {
+		for _, p := range a.Paths {
+			if p.Outcome != o {
+				continue
+			}
+			var text strings.Builder
+			for _, s := range p.Steps[common:] {
+				if s.Of.Kind == model.PodKind && s.Of == p.To.Object {
+					s.Of.Name.Name = "" // the backend itself
+				}
+				text.WriteString(s.line() + "\n")
+			}
+			key := text.String() + strings.Join(p.Notes, "\n")
+			i, have := at[key]
+			if !have {
+				i = len(groups)
+				at[key], groups = i, append(groups, nil)
+			}
+			groups[i] = append(groups[i], p)
+		}
+	}
+	return groups
+}
+
+// destinations names where the paths lead.
+func destinations(paths []Path) string {
+	const most = 3
+	var names []string
+	for _, p := range paths {
+		names = append(names, p.To.String())
+	}
+	return model.FirstFew(names, most)
+}
+
+func writePath(w *tabwriter.Writer, indent string, p Path, from int) {
+	writeSteps(w, indent, p.Steps[from:])
+	for _, m := range p.Missing {
 		fmt.Fprintf(w, "%smissing: %s\n", indent, model.Printable(m))
 	}
-	for _, n := range notes {
+	for _, n := range p.Nearest {
+		fmt.Fprintf(w, "%snearest: %s\n", indent, model.Printable(n.String()))
+	}
+	for _, n := range p.Notes {
 		fmt.Fprintf(w, "%snote: %s\n", indent, model.Printable(n))
 	}
 }
 
-func word(allowed bool) string {
-	if allowed {
-		return "allowed"
+// String says "ingress[0] of NetworkPolicy shop/db: it wants …".
+func (n Near) String() string {
+	return fmt.Sprintf("%s of %v %s", n.Rule, n.Policy, strings.Join(n.Lacks, ", and "))
+}
+
+func writeSteps(w *tabwriter.Writer, indent string, steps []Step) {
+	for _, s := range steps {
+		fmt.Fprintf(w, "%s%s\n", indent, s.line())
 	}
-	return "denied"
+}
+
+// line is the step in cells for people.
+func (s Step) line() string {
+	cells := []string{string(s.Stage), s.Outcome.String(), model.Printable(s.Subject()), model.Printable(s.Reason())}
+	if s.Node != "" {
+		cells = slices.Insert(cells, 0, model.Printable(s.Node))
+	}
+	return strings.Join(cells, "\t")
+}
+
+// String is the address, with port and name: "10.1.0.5:80 (pod shop/web)".
+func (p Party) String() string {
+	text := p.Address.String()
+	if p.Port != 0 {
+		text = netip.AddrPortFrom(p.Address, p.Port).String()
+	}
+	return text + named(p.Object)
+}
+
+// label names an address for people.
+func (c *Cluster) label(a netip.Addr) string { return a.String() + named(c.object(a)) }
+
+func named(r model.Ref) string {
+	if r == (model.Ref{}) {
+		return ""
+	}
+	return " (" + strings.ToLower(string(r.Kind)) + " " + r.Name.String() + ")"
 }

@@ -4,6 +4,7 @@
 package verdict
 
 import (
+	"fmt"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
@@ -18,14 +19,62 @@ type Flow struct {
 	ICMPType, ICMPCode          uint8  // ICMP, ICMPv6
 }
 
+// Outcome is what becomes of a flow.
+type Outcome uint8
+
+// The outcomes. Unknown: nothing that is known denies it, and not all that decides is known.
+const (
+	Denied Outcome = iota
+	Allowed
+	Unknown
+)
+
+var outcomes = [...]string{"denied", "allowed", "unknown"}
+
+// String returns "denied", "allowed" or "unknown".
+func (o Outcome) String() string { return outcomes[o] }
+
+// MarshalText writes what String returns.
+func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (o *Outcome) UnmarshalText(text []byte) error {
+	for i, name := range outcomes {
+		if name == string(text) {
+			*o = Outcome(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of denied, allowed, unknown", text)
+}
+
+// And is the outcome of what has to pass both: denied if one denies it, unknown if it is not known
+// of one.
+func (o Outcome) And(other Outcome) Outcome {
+	switch {
+	case o == Denied || other == Denied:
+		return Denied
+	case o == Unknown || other == Unknown:
+		return Unknown
+	}
+	return Allowed
+}
+
 // Verdict is the outcome for a flow, of a program or of a stage of the walk.
 type Verdict struct {
-	Allowed bool `json:"allowed"`
-	// Tier, Policy and Rule are what decided; Policy and Rule are empty where a default did, and
-	// all where nothing applies.
-	Tier   string          `json:"tier,omitempty"`
-	Policy model.PolicyKey `json:"policy,omitzero"`
-	Rule   string          `json:"rule,omitempty"`
+	Outcome Outcome `json:"verdict"`
+	Decider `json:"by,omitzero"`
 	// Isolating are, where a tier's default denies, the policies that make it do so.
 	Isolating []model.PolicyKey `json:"isolating,omitempty"`
 }
+
+// Decider is what decided: Policy and Rule are empty where a tier's default did, and all where
+// nothing applies.
+type Decider struct {
+	Tier   string          `json:"tier,omitempty"`
+	Policy model.PolicyKey `json:"policy,omitzero"`
+	Rule   string          `json:"rule,omitempty"`
+}
+
+// Allowed reports whether the flow passes.
+func (v Verdict) Allowed() bool { return v.Outcome == Allowed }

@@ -18,7 +18,9 @@ const (
 	UntrackedIn    Stage = "host, untracked in"
 	UntrackedOut   Stage = "host, untracked out"
 	PreDNAT        Stage = "host, before services"
+	Lists          Stage = "address lists"
 	Service        Stage = "service"
+	Masquerade     Stage = "masquerade"
 	Self           Stage = "itself"
 	Source         Stage = "source" // whether what comes from there may have that address
 	Egress         Stage = "egress"
@@ -32,16 +34,21 @@ const (
 
 // Step is what became of a flow at one stage.
 type Step struct {
-	Stage Stage  `json:"stage"`
-	Of    string `json:"of,omitempty"` // the pod, host endpoint, list or service that it belongs to
+	Node  string    `json:"node,omitempty"` // where it is taken; empty where only one node is in question
+	Stage Stage     `json:"stage"`
+	Of    model.Ref `json:"of,omitzero"`  // the pod, host endpoint, list or service that it belongs to
+	At    string    `json:"at,omitempty"` // the host endpoint's interface, or the kind of the service's address
 	Verdict
-	Drop state.Drop `json:"drop,omitempty"` // the reason, where it is not allowed
+	Drop state.Drop `json:"drop,omitempty"` // the reason, where it is denied
 	Text string     `json:"text,omitempty"` // for people, where no rule decided
+	Flow Flow       `json:"-"`              // as it was there, in answers
 }
 
-// Denied returns the step that drops the flow, if one does.
-func Denied(steps []Step) (Step, bool) {
-	i := slices.IndexFunc(steps, func(s Step) bool { return !s.Allowed })
+func podRef(name model.Name) model.Ref { return model.Ref{Kind: model.PodKind, Name: name} }
+
+// Denial returns the step that drops the flow, if one does.
+func Denial(steps []Step) (Step, bool) {
+	i := slices.IndexFunc(steps, func(s Step) bool { return s.Outcome == Denied })
 	if i < 0 {
 		return Step{}, false
 	}
@@ -55,7 +62,7 @@ func Denied(steps []Step) (Step, bool) {
 // what drops a packet outside any program, which is the last.
 func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
-		return []Step{{Stage: Self, Of: w.Pod.String(), Verdict: Verdict{Allowed: true}, Text: "a pod always reaches itself"}}
+		return []Step{{Stage: Self, Of: podRef(w.Pod), Verdict: Verdict{Outcome: Allowed}, Text: "a pod always reaches itself"}}
 	}
 	steps, on := sent(p, f, in, nil)
 	if !on {
@@ -104,7 +111,7 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 	for _, list := range p.Denied.Lists {
 		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
-			return []Step{{Stage: DenyList, Of: list.Name, Drop: state.DropDenyList, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
+			return []Step{{Stage: DenyList, Of: listRef(list), Drop: state.DropDenyList, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
 		}
 	}
 	h := p.Hosts[in]
@@ -116,6 +123,12 @@ func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
 		return steps
 	}
 	return host(p, h, PreDNAT, h.PreDNAT, f, steps)
+}
+
+// listRef is the object that a list was made of.
+func listRef(list *state.List) (r model.Ref) {
+	_ = r.UnmarshalText([]byte(list.Name)) // which takes every text
+	return r
 }
 
 // deniedAt names the interfaces of deny lists.
@@ -147,7 +160,7 @@ func Depart(p *state.Policy, f Flow, out int) []Step {
 // not translate it then, and host endpoints do not check it again.
 func untracked(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
-		return s.Allowed && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
+		return s.Allowed() && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
 	})
 }
 
@@ -164,16 +177,16 @@ func sent(p *state.Policy, f Flow, in int, steps []Step) (_ []Step, on bool) {
 	device := sentBy(p, f, in)
 	w := p.Workloads[f.Source]
 	if tunnelled(p, f, device) {
-		return append(steps, Step{Stage: Source, Of: podName(w), Drop: state.DropTunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
+		return append(steps, Step{Stage: Source, Of: senderRef(w), Drop: state.DropTunnel, Text: "pods may not send what tunnels carry: --pod-tunnels lets them"}), false
 	}
 	if w != nil && w.Device == device && device != 0 {
-		return evaluate(p, Egress, w.Pod.String(), w.Egress, f, state.DropPolicy, steps), true
+		return evaluate(p, Egress, podRef(w.Pod), w.Egress, f, state.DropPolicy, steps), true
 	}
 	drop := stranger(p, f, device, w != nil && in == 0)
 	if drop == "" {
 		return steps, true
 	}
-	return append(steps, Step{Stage: Source, Of: podName(w), Drop: drop, Text: strangers[drop]}), false
+	return append(steps, Step{Stage: Source, Of: senderRef(w), Drop: drop, Text: strangers[drop]}), false
 }
 
 var strangers = map[state.Drop]string{
@@ -211,7 +224,7 @@ func neighbourDiscovery(f Flow) bool {
 // received checks what may reach the destination.
 func received(p *state.Policy, f Flow, out int, steps []Step) (_ []Step, on bool) {
 	if w := p.Workloads[f.Destination]; w != nil {
-		return evaluate(p, Ingress, w.Pod.String(), w.Ingress, f, state.DropPolicy, steps), true
+		return evaluate(p, Ingress, podRef(w.Pod), w.Ingress, f, state.DropPolicy, steps), true
 	}
 	if model.Within(f.Destination, p.PodCIDRs) {
 		return append(steps, Step{Stage: Destination, Drop: state.DropUnknownPod, Text: "an address of this node's pods that no known pod has"}), false
@@ -244,11 +257,11 @@ func tunnelled(p *state.Policy, f Flow, device int) bool {
 	return false
 }
 
-func podName(w *state.Workload) string {
+func senderRef(w *state.Workload) model.Ref {
 	if w == nil {
-		return ""
+		return model.Ref{}
 	}
-	return w.Pod.String()
+	return podRef(w.Pod)
 }
 
 // host appends a step for a host endpoint that has a program at the stage.
@@ -256,12 +269,15 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 	if id == "" {
 		return steps
 	}
-	return evaluate(p, stage, h.Name+" ("+h.Device+")", id, f, state.DropHost, steps)
+	first := len(steps)
+	steps = evaluate(p, stage, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: h.Name}}, id, f, state.DropHost, steps)
+	steps[first].At = h.Device
+	return steps
 }
 
-func evaluate(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
+func evaluate(p *state.Policy, stage Stage, of model.Ref, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
 	s := Step{Stage: stage, Of: of, Verdict: Evaluate(p, id, f), Drop: drop}
-	if s.Allowed {
+	if s.Allowed() {
 		s.Drop = ""
 	}
 	switch {
@@ -269,7 +285,7 @@ func evaluate(p *state.Policy, stage Stage, of string, id state.ProgramID, f Flo
 		s.Text = "no policy applies"
 	case p.Programs[id] == nil:
 		s.Text = "its policies are not known yet"
-	case s.Tier == "" && s.Allowed:
+	case s.Tier == "" && s.Allowed():
 		s.Text = "no rule applies"
 	case s.Tier == "":
 		s.Text = "no policy allows it"

@@ -62,7 +62,7 @@ func text(steps []Step) string {
 	var words []string
 	for _, s := range steps {
 		word := string(s.Stage) + "+"
-		if !s.Allowed {
+		if !s.Allowed() {
 			word = string(s.Stage) + "-" + string(s.Drop)
 		}
 		words = append(words, word)
@@ -156,11 +156,11 @@ func TestOutputAndArrive(t *testing.T) {
 // TestDenied has the first step that denies be the one.
 func TestDenied(t *testing.T) {
 	p := testNode()
-	s, ok := Denied(Forward(p, flow("10.1.0.5", "10.1.0.7", 17, 5432), vethWeb, vethDB))
-	if !ok || s.Stage != Egress || s.Of != "shop/web" {
+	s, ok := Denial(Forward(p, flow("10.1.0.5", "10.1.0.7", 17, 5432), vethWeb, vethDB))
+	if !ok || s.Stage != Egress || s.Subject() != "shop/web" {
 		t.Errorf("got %+v, %v", s, ok)
 	}
-	if s, ok := Denied(nil); ok {
+	if s, ok := Denial(nil); ok {
 		t.Errorf("no step denies: %+v", s)
 	}
 }

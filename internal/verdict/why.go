@@ -16,184 +16,295 @@ type Question struct {
 	Protocol           uint8
 	FromPort, Port     uint16 // TCP, UDP, SCTP; FromPort may be 0
 	ICMPType, ICMPCode uint8
-
-	Here string // the name of the node that is asked, as Node says it
-
-	// What is known of addresses beside the state. Each may be nil.
-	Name  func(netip.Addr) string                 // "pod shop/web", "node n1"; "": not known
-	Node  func(netip.Addr) string                 // the node of the pod that has the address; "": no pod's
-	Route func(netip.Addr) (device int, own bool) // the interface by which it is reached, 0: not known; whether it is this node's own
+	// Via are the nodes by which it may come in from outside the cluster; empty: by that of To, or
+	// else by the one that is asked.
+	Via []string
 }
 
-// Answer is what becomes of the connection, as far as this node is concerned.
+// Answer is what becomes of a connection.
 type Answer struct {
-	From     string `json:"from"` // "10.1.0.5 (pod shop/web)"
-	To       string `json:"to"`
-	Protocol string `json:"protocol"` // "TCP 5432", "ICMP 8"
-	// Allowed: nothing forbids it on any of the paths. Where a service has several backends, some
-	// may be allowed and others not.
-	Allowed bool `json:"allowed"`
-	// Elsewhere are the nodes that decide on the connection where this one does not: it is neither
-	// allowed nor denied then, and nothing else is told.
-	Elsewhere []string `json:"elsewhere,omitempty"`
-
-	Steps   []Step   `json:"steps,omitempty"`   // before the paths part: what comes before services, and the service
-	Missing []string `json:"missing,omitempty"` // as of Path, for Steps
-	Paths   []Path   `json:"paths,omitempty"`   // one for each backend, or one; none if a step denies
+	From     Party   `json:"from"`
+	To       Party   `json:"to"`
+	Protocol string  `json:"protocol"` // "TCP", "ICMP 8"
+	Outcome  Outcome `json:"verdict"`  // of all paths together: denied if one is
+	// Paths are the ways that it may go: one for each backend that a service may pick, and for each
+	// node by which it may come in.
+	Paths []Path `json:"paths"`
 }
 
-// Path is the way to one destination.
+// Party is one end of a connection.
+type Party struct {
+	Address netip.Addr `json:"address"`
+	Port    uint16     `json:"port,omitempty"`
+	Object  model.Ref  `json:"object,omitzero"` // the pod, service or node that has the address
+	Node    string     `json:"node,omitempty"`  // the node that has it, or its pod
+}
+
+// Path is the way to one destination, over one or more nodes.
 type Path struct {
-	To      string   `json:"to"`
-	Allowed bool     `json:"allowed"`
-	Steps   []Step   `json:"steps,omitempty"`
+	To      Party    `json:"to"`
+	Outcome Outcome  `json:"verdict"`
+	Steps   []Step   `json:"steps"`             // in the order in which a packet takes them
 	Missing []string `json:"missing,omitempty"` // the rules that would have had to exist, where nothing allows it
-	Notes   []string `json:"notes,omitempty"`   // what is decided elsewhere, or not at all
+	Notes   []string `json:"notes,omitempty"`   // what else matters to it
+	Nearest []Near   `json:"nearest,omitempty"` // the rules that come closest to allowing it
 }
 
-// Why says what becomes of a connection: whether a service translates it and to which backends, and
-// what the policies of both its ends and of this node's host endpoints make of it. s without a
-// Policy allows all that services do.
-func Why(s *state.State, q Question) Answer {
-	a := asker{s: s, q: q, p: s.Policy}
-	if a.p == nil {
-		a.p = state.NewPolicy()
-	}
-	a.in, a.fromNode = a.route(q.From)
+// Near is a rule that does not match a connection, but nearly.
+type Near struct {
+	Policy model.PolicyKey `json:"policy"`
+	Rule   string          `json:"rule"`  // "ingress[0]"
+	Lacks  []string        `json:"lacks"` // "it wants port 80, this is TCP 81"
+}
+
+// maxHops bounds the nodes on a path: two, or three where it goes to another node's node port.
+const maxHops = 4
+
+// Why says what becomes of a connection: how services translate it, and what the policies of its
+// ends and of the nodes' host endpoints make of it, on each node that it passes. An outcome is
+// Unknown where nothing that is known denies it, and not all that decides is known; a step says
+// what.
+func (c *Cluster) Why(q Question) Answer {
 	f := Flow{Source: q.From, Destination: q.To, Protocol: q.Protocol, SourcePort: q.FromPort, DestinationPort: q.Port, ICMPType: q.ICMPType, ICMPCode: q.ICMPCode}
-	answer := Answer{From: a.label(q.From), To: a.end(q.To, q.Port), Protocol: f.what()}
-	if answer.Elsewhere = a.otherNodes(); answer.Elsewhere != nil {
-		return answer
+	answer := Answer{From: c.party(q.From, q.FromPort), To: c.party(q.To, q.Port), Protocol: f.ProtocolName(), Outcome: Allowed}
+	for _, node := range c.entries(q) {
+		answer.Paths = append(answer.Paths, c.visit(node, f, trail{})...)
 	}
-	if a.fromNode {
-		out, _ := a.route(q.To)
-		answer.Steps = Depart(a.p, f, out)
-	} else if a.p.Workloads[q.From] == nil {
-		answer.Steps = Arrive(a.p, f, a.in)
+	for _, p := range answer.Paths {
+		answer.Outcome = answer.Outcome.And(p.Outcome)
 	}
-	a.untracked = untracked(answer.Steps)
-	backends := []netip.AddrPort{netip.AddrPortFrom(q.To, q.Port)}
-	if step, to, ok := a.service(); ok && !a.untracked {
-		answer.Steps = append(answer.Steps, step)
-		backends = to
-	}
-	if _, denied := Denied(answer.Steps); denied {
-		answer.Missing = a.allMissing(answer.Steps, f)
-		return answer
-	}
-	answer.Allowed = true
-	for _, b := range backends {
-		f.Destination, f.DestinationPort = b.Addr(), b.Port()
-		path := a.path(f)
-		answer.Allowed = answer.Allowed && path.Allowed
-		answer.Paths = append(answer.Paths, path)
+	if answer.To.Object == (model.Ref{}) {
+		answer.To.Object = serviceOf(answer.Paths)
 	}
 	return answer
 }
 
-// asker answers one question.
-type asker struct {
-	s         *state.State
-	p         *state.Policy
-	q         Question
-	in        int
-	fromNode  bool
-	untracked bool
+// serviceOf is the service that the first of the steps belongs to that are one.
+func serviceOf(paths []Path) model.Ref {
+	for _, p := range paths {
+		for _, s := range p.Steps {
+			if s.Stage == Service {
+				return s.Of
+			}
+		}
+	}
+	return model.Ref{}
 }
 
-// route asks for the way to an address; that to a pod of this node is known in the state.
-func (a *asker) route(to netip.Addr) (device int, own bool) {
-	if w := a.p.Workloads[to]; w != nil {
-		return w.Device, false
+// entries are the nodes that a connection may meet first.
+func (c *Cluster) entries(q Question) []string {
+	if node := c.home(q.From); node != "" {
+		return []string{node}
 	}
-	if a.q.Route == nil {
-		return 0, false
+	if len(q.Via) > 0 {
+		return q.Via
 	}
-	return a.q.Route(to)
+	if node := c.home(q.To); node != "" {
+		return []string{node}
+	}
+	return []string{c.Here}
 }
 
-// service translates the destination; not ok: no service has anything to do with it.
-func (a *asker) service() (step Step, backends []netip.AddrPort, ok bool) {
-	key := state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}
-	step = Step{Stage: Service}
-	f := a.s.Services.Frontends[key]
-	if f == nil {
-		step.Text, ok = a.noFrontend()
-		return step, nil, ok
+func (c *Cluster) party(a netip.Addr, port uint16) Party {
+	return Party{Address: a, Port: port, Object: c.object(a), Node: c.home(a)}
+}
+
+// trail is what a connection has met so far.
+type trail struct {
+	steps   []Step
+	missing []string
+	notes   []string
+	hops    int
+}
+
+// take returns the trail with further steps, taken at a node.
+func (t trail) take(node string, f Flow, steps []Step) trail {
+	t.steps = slices.Clip(t.steps)
+	for _, s := range steps {
+		s.Node, s.Flow = node, f
+		t.steps = append(t.steps, s)
 	}
-	step.Of = f.Service.String() + " (" + f.Kind.String() + ")"
-	backends = f.Backends
-	outside := f.LocalOnly && !a.fromNode && !model.Within(a.q.From, a.s.Services.Settings.ClusterCIDRs)
-	if outside {
-		backends = f.Local
+	return t
+}
+
+func (t trail) lack(missing []string) trail {
+	t.missing = append(slices.Clip(t.missing), missing...)
+	return t
+}
+
+func (t trail) note(text string) trail {
+	t.notes = append(slices.Clip(t.notes), text)
+	return t
+}
+
+// end is the path of a connection that gets no further, or has arrived.
+func (c *Cluster) end(f Flow, t trail) []Path {
+	p := Path{To: c.party(f.Destination, f.DestinationPort), Outcome: Allowed, Steps: t.steps, Missing: t.missing, Notes: t.notes}
+	for _, s := range t.steps {
+		p.Outcome = p.Outcome.And(s.Outcome)
 	}
+	return []Path{p}
+}
+
+// visit follows a flow from where it meets a node. What comes from elsewhere may come in by one of
+// several interfaces.
+func (c *Cluster) visit(name string, f Flow, t trail) []Path {
+	n := c.Nodes[name]
+	t.hops++
+	if n == nil || t.hops > maxHops {
+		return c.end(f, t.take(name, f, []Step{{Verdict: Verdict{Outcome: Unknown}, Text: "what this node makes of it is not known here"}}))
+	}
+	v := visit{c: c, name: name, n: n, p: n.policy(), trail: t}
+	v.own = t.hops == 1 && n.way(f.Source).Own
+	if v.own || v.local(f.Source) {
+		return v.enter(f, 0)
+	}
+	var ways [][]Path
+	devices := n.devices(f.Source)
+	for _, in := range devices {
+		ways = append(ways, v.enter(f, in))
+	}
+	return agree(ways, v.unsure(f, devices, "comes in"))
+}
+
+// visit is a connection at one node.
+type visit struct {
+	c    *Cluster
+	name string
+	n    *Node
+	p    *state.Policy
+	own  bool // the node itself is its source
+	trail
+}
+
+// local reports whether the node has a pod of the address, and the connection starts there.
+func (v *visit) local(a netip.Addr) bool { return v.hops == 1 && v.p.Workloads[a] != nil }
+
+// enter follows a flow that comes in by an interface; 0: by that of its pod, or from the node.
+func (v *visit) enter(f Flow, in int) []Path {
+	var steps []Step
 	switch {
-	case len(f.SourceRanges) > 0 && !model.Within(a.q.From, f.SourceRanges):
-		step.Text = "dropped: no source range of the service holds " + a.q.From.String()
-		return step, nil, true
-	case len(backends) > 0:
-		step.Allowed = true
-		step.Text = model.Count(len(backends), "backend")
-	case len(f.Backends) > 0:
-		step.Text = "dropped: externalTrafficPolicy is Local, and no endpoint is on this node"
-	case f.Reject:
-		step.Text = "refused: the service has no endpoint that is ready"
-	default:
-		step.Text = "dropped: a Local traffic policy, and no endpoint is on this node"
+	case v.own:
+		steps = Depart(v.p, f, v.n.way(f.Destination).Device)
+	case !v.local(f.Source):
+		if steps = Arrive(v.p, f, in); v.n.Hidden.DenyLists {
+			steps = append(steps, Step{Stage: DenyList, Verdict: Verdict{Outcome: Unknown}, Text: "its deny lists come from files of its own, which its agent alone knows"})
+		}
 	}
-	if outside && step.Allowed {
-		step.Text += " on this node; the client's address is kept"
+	if v.n.Hidden.Lists {
+		steps = append(steps, Step{Stage: Lists, Verdict: Verdict{Outcome: Unknown}, Text: "policies ask for address lists from files of its own, which its agent alone knows"})
 	}
-	return step, backends, true
+	untracked := untracked(steps)
+	backends := []netip.AddrPort{netip.AddrPortFrom(f.Destination, f.DestinationPort)}
+	var front *state.Frontend
+	if !untracked {
+		if s := v.service(f); s != nil {
+			steps, backends, front = append(steps, s.step), s.backends, s.front
+		}
+	}
+	t := v.take(v.name, f, steps).lack(v.c.allMissing(steps, f))
+	if _, denied := Denial(steps); denied {
+		return v.c.end(f, t)
+	}
+	var paths []Path
+	for _, b := range backends {
+		to := f
+		to.Destination, to.DestinationPort = b.Addr(), b.Port()
+		devices := v.n.devices(to.Destination)
+		var ways [][]Path
+		for _, out := range devices {
+			ways = append(ways, v.leave(to, in, out, untracked, front, t))
+		}
+		paths = append(paths, agree(ways, v.unsure(f, devices, "leaves"))...)
+	}
+	return paths
 }
 
-// noFrontend says what befalls an address of services that has no such port.
-func (a *asker) noFrontend() (text string, ok bool) {
-	if _, is := a.s.Services.ClusterIPs[a.q.To]; is {
-		return "refused: the service has no such port", true
-	}
-	if _, other := a.s.Services.OtherIPs[a.q.To]; !other && model.Within(a.q.To, a.s.Services.Settings.ServiceCIDRs) {
-		return "dropped: an address of services that no service has", true
-	}
-	return "", false
-}
-
-// path walks a flow after translation.
-func (a *asker) path(f Flow) Path {
-	path := Path{To: a.end(f.Destination, f.DestinationPort)}
-	out, toNode := a.route(f.Destination)
+// leave follows a flow after translation, to its pod or node or to the next node.
+func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend, t trail) []Path {
+	toNode := v.n.way(f.Destination).Own
+	var steps []Step
 	switch {
-	case a.s.Policy == nil: // who asks is told so once
-	case a.fromNode && toNode:
-		path.Notes = append(path.Notes, "the node reaches itself: no policy judges it")
-	case a.fromNode:
-		path.Steps = Output(a.p, f, out)
-		if a.p.Workloads[f.Destination] != nil {
-			path.Notes = append(path.Notes, "a node always reaches its own pods")
+	case v.n.State.Policy == nil: // who asks is told so once
+	case v.own && toNode:
+		t = t.note("the node reaches itself: no policy judges it")
+	case v.own:
+		steps = Output(v.p, f, out)
+		if v.p.Workloads[f.Destination] != nil {
+			t = t.note("a node always reaches its own pods")
 		}
 	case toNode:
-		path.Steps = Input(a.p, f, a.device())
+		steps = Input(v.p, f, in)
 	default:
-		path.Steps = Forward(a.p, f, a.device(), out)
+		steps = Forward(v.p, f, in, out)
 	}
-	byRoute(path.Steps)
-	if a.untracked {
-		path.Steps = slices.DeleteFunc(path.Steps, func(s Step) bool { return strings.HasPrefix(string(s.Stage), "host") })
+	byRoute(steps)
+	if untracked {
+		steps = slices.DeleteFunc(steps, func(s Step) bool { return strings.HasPrefix(string(s.Stage), "host") })
 	}
-	path.Notes = append(path.Notes, a.elsewhere(f, toNode)...)
-	_, denied := Denied(path.Steps)
-	path.Allowed = !denied
-	path.Missing = a.allMissing(path.Steps, f)
-	return path
+	t = t.take(v.name, f, steps).lack(v.c.allMissing(steps, f))
+	if denial, denied := Denial(steps); denied && denial.Drop != state.DropPolicy && denial.Drop != state.DropHost {
+		return v.c.end(f, t)
+	}
+	next := v.c.home(f.Destination)
+	if toNode || next == v.name || v.p.Workloads[f.Destination] != nil {
+		return v.c.end(f, t)
+	}
+	if next == "" {
+		if _, denied := Denial(steps); denied {
+			return v.c.end(f, t)
+		}
+		return v.c.end(f, t.note("no node or pod of the cluster has "+f.Destination.String()+": what is beyond node "+v.name+" is not judged"))
+	}
+	return v.onward(next, f, front, t)
 }
 
-// device is the interface that the flow comes in by; that of a pod of this node follows from its
-// address.
-func (a *asker) device() int {
-	if a.p.Workloads[a.q.From] != nil {
-		return 0
+// onward follows a flow to the next node, which may see an address of this one as its source.
+func (v *visit) onward(next string, f Flow, front *state.Frontend, t trail) []Path {
+	if front == nil || !masquerades(v.n.State.Services.Settings, front, f.Source, v.own) {
+		return v.c.visit(next, f, t)
 	}
-	return a.in
+	sources := slices.DeleteFunc(slices.Clone(v.n.way(f.Destination).Sources), func(a netip.Addr) bool { return a.Is4() != f.Source.Is4() })
+	if len(sources) == 0 {
+		return v.c.end(f, t.take(v.name, f, []Step{{Stage: Masquerade, Verdict: Verdict{Outcome: Unknown},
+			Text: "node " + next + " sees an address of this node as the client, and it is not known which"}}))
+	}
+	var ways [][]Path
+	for _, a := range sources {
+		g := f
+		g.Source = a
+		ways = append(ways, v.c.visit(next, g, t.note(fmt.Sprintf("node %s sees %v, an address of node %s, as the client", next, a, v.name))))
+	}
+	return agree(ways, Step{Node: v.name, Stage: Masquerade, Verdict: Verdict{Outcome: Unknown},
+		Text: fmt.Sprintf("it depends on which address node %s sees as the client: one of %v", next, sources)})
+}
+
+// agree returns the paths of the first way with the outcomes that all ways give them. Where they
+// differ, it is unknown, and unsure says why.
+func agree(ways [][]Path, unsure Step) []Path {
+	first := ways[0]
+	for i := range first {
+		for _, other := range ways[1:] {
+			if len(other) != len(first) || other[i].Outcome != first[i].Outcome {
+				first[i].Outcome = Unknown
+				first[i].Steps = append(slices.Clip(first[i].Steps), unsure)
+				break
+			}
+		}
+	}
+	return first
+}
+
+// unsure says that the outcome depends on the host endpoint by whose interface a flow goes.
+func (v *visit) unsure(f Flow, devices []int, does string) Step {
+	s := Step{Node: v.name, Stage: HostForwardIn, Flow: f, Verdict: Verdict{Outcome: Unknown}}
+	for _, d := range devices {
+		if h := v.p.Hosts[d]; h != nil {
+			s.Of, s.At = model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: h.Name}}, h.Device
+		}
+	}
+	s.Text = fmt.Sprintf("whether it %s by this host endpoint's interface is known on node %s alone", does, v.name)
+	return s
 }
 
 // unknownSender is what is known of a source that the route places behind a pod's interface.
@@ -207,92 +318,4 @@ func byRoute(steps []Step) {
 			steps[i].Text = unknownSender
 		}
 	}
-}
-
-// otherNodes are the nodes of both ends' pods where this node does not decide: what another node's
-// pod sends comes here only to reach what is here, as its own node translates services.
-func (a *asker) otherNodes() (nodes []string) {
-	_, toNode := a.route(a.q.To)
-	if a.fromNode || toNode || a.here(a.q.From) || a.here(a.q.To) {
-		return nil
-	}
-	from, to := a.node(a.q.From), a.node(a.q.To)
-	if from == "" && (a.p.Hosts[a.in] != nil || len(a.p.Denied.Lists) > 0) {
-		return nil // this node's firewall decides on what it forwards
-	}
-	for _, n := range []string{from, to} {
-		if n != "" && !slices.Contains(nodes, n) {
-			nodes = append(nodes, n)
-		}
-	}
-	return nodes
-}
-
-// here reports whether a pod of this node has the address.
-func (a *asker) here(addr netip.Addr) bool {
-	return a.p.Workloads[addr] != nil || a.q.Node != nil && a.q.Here != "" && a.q.Node(addr) == a.q.Here
-}
-
-// elsewhere says what this node does not decide; nothing, where it has no policy at all.
-func (a *asker) elsewhere(f Flow, toNode bool) (notes []string) {
-	if a.s.Policy == nil {
-		return nil
-	}
-	translated := f.Destination != a.q.To || f.DestinationPort != a.q.Port
-	from, to := a.node(f.Source), a.node(f.Destination)
-	if from != "" && !a.fromNode {
-		notes = append(notes, fmt.Sprintf("what %s may send is judged on node %s", a.label(f.Source), from))
-	}
-	if to != "" && !toNode {
-		note := fmt.Sprintf("what may reach %s is judged on node %s", a.label(f.Destination), to)
-		if translated && a.masquerades() {
-			note += ", which sees an address of this node as the client"
-		}
-		notes = append(notes, note)
-	}
-	if !translated && !a.fromNode && !toNode && !a.here(f.Source) && !a.here(f.Destination) {
-		notes = append(notes, "neither end is on this node: ask on the node of one of them")
-	}
-	return notes
-}
-
-// node is the other node that has the address's pod.
-func (a *asker) node(addr netip.Addr) string {
-	if a.q.Node == nil || a.here(addr) {
-		return ""
-	}
-	return a.q.Node(addr)
-}
-
-// masquerades reports whether the client's address is replaced when the flow leaves this node.
-func (a *asker) masquerades() bool {
-	f := a.s.Services.Frontends[state.FrontendKey{Addr: a.q.To, Protocol: model.Protocol(a.q.Protocol), Port: a.q.Port}]
-	set := a.s.Services.Settings
-	switch {
-	case f == nil:
-		return false
-	case set.MasqueradeAll, f.External() && !f.LocalOnly:
-		return true
-	case f.External():
-		return a.fromNode || model.Within(a.q.From, set.ClusterCIDRs) && !model.Within(a.q.From, set.LocalCIDRs)
-	}
-	return len(set.ClusterCIDRs) > 0 && !model.Within(a.q.From, set.ClusterCIDRs)
-}
-
-// end is a label with a port, where the protocol has ports.
-func (a *asker) end(addr netip.Addr, port uint16) string {
-	if !ported(a.q.Protocol) {
-		return a.label(addr)
-	}
-	return netip.AddrPortFrom(addr, port).String() + strings.TrimPrefix(a.label(addr), addr.String())
-}
-
-// label names an address for people.
-func (a *asker) label(addr netip.Addr) string {
-	if a.q.Name != nil {
-		if name := a.q.Name(addr); name != "" {
-			return addr.String() + " (" + name + ")"
-		}
-	}
-	return addr.String()
 }

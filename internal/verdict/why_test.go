@@ -1,10 +1,8 @@
 package verdict
 
 import (
-	"cmp"
 	"encoding/json"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -40,27 +38,53 @@ func testState() *state.State {
 	return s
 }
 
-func ask(from, to string, protocol uint8, port uint16) Question {
-	names := map[string]string{"10.1.0.5": "pod shop/web", "10.1.0.7": "pod shop/db", "10.1.1.7": "pod shop/db-1", "10.96.0.1": "service shop/db", "192.168.0.1": "node a"}
-	return Question{
-		From: addr(from), To: addr(to), Protocol: protocol, Port: port,
-		Name: func(a netip.Addr) string { return names[a.String()] },
-		Node: func(a netip.Addr) string {
-			if prefix("10.1.1.0/24").Contains(a) {
-				return "b"
-			}
-			if prefix("10.1.2.0/24").Contains(a) {
-				return "c"
-			}
-			return ""
+// testCluster is testState as node a, node b with a pod of shop/db that takes connections from
+// 192.168.0.1 alone, and node c, of which nothing is known.
+func testCluster() *Cluster {
+	b := state.New()
+	b.Policy = state.NewPolicy()
+	b.Policy.HostDevices[1] = struct{}{}
+	b.Policy.PodCIDRs = []netip.Prefix{prefix("10.1.1.0/24")}
+	for i, name := range []string{"db-1", "open"} {
+		device := 20 + i
+		b.Policy.PodDevices[device] = struct{}{}
+		b.Policy.Workloads[netip.AddrFrom4([4]byte{10, 1, 1, byte(7 + i)})] = &state.Workload{Pod: model.Name{Namespace: "shop", Name: name}, Device: device}
+	}
+	b.Policy.Workloads[addr("10.1.1.7")].Ingress = "db"
+	from := state.Term{Lists: []state.ListRef{{ID: 0x400, IPv4: []uint8{32}}}}
+	b.Policy.Lists[0x400] = &state.List{Name: "192.168.0.1/32", Prefixes: []netip.Prefix{prefix("192.168.0.1/32")}}
+	b.Policy.Programs["db"] = &state.Program{ID: "db", Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: np("db"), Rules: []state.Rule{
+		{Name: "ingress[0]", Action: model.Allow, Source: state.End{In: []state.Term{from}}}}}}}}}
+	names := map[string]model.Ref{
+		"10.1.0.5": podRef(np("web").Name), "10.1.0.7": podRef(np("db").Name), "10.1.1.7": podRef(np("db-1").Name),
+		"192.168.0.1": {Kind: model.NodeKind, Name: model.Name{Name: "a"}}, "192.168.0.2": {Kind: model.NodeKind, Name: model.Name{Name: "b"}},
+	}
+	homes := map[string]string{"192.168.0.1": "a", "192.168.0.2": "b"}
+	return &Cluster{
+		Here: "a",
+		Nodes: map[string]*Node{
+			"a": {State: testState(), Route: func(a netip.Addr) Way {
+				if a == addr("10.1.0.77") { // of a pod that is not declared yet
+					return Way{Device: vethWeb}
+				}
+				return Way{Device: eth0, Own: a == addr("192.168.0.1"), Sources: []netip.Addr{addr("192.168.0.1")}}
+			}},
+			"b": {State: b, Uplinks: []int{1}, Route: func(a netip.Addr) Way { return Way{Own: a == addr("192.168.0.2")} }},
 		},
-		Route: func(a netip.Addr) (int, bool) {
-			if a == addr("10.1.0.77") { // of a pod that is not declared yet
-				return vethWeb, false
+		Object: func(a netip.Addr) model.Ref { return names[a.String()] },
+		Home: func(a netip.Addr) string {
+			for i, node := range []string{"a", "b", "c"} {
+				if netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i), 0}), 24).Contains(a) {
+					return node
+				}
 			}
-			return eth0, a == addr("192.168.0.1")
+			return homes[a.String()]
 		},
 	}
+}
+
+func ask(from, to string, protocol uint8, port uint16) Question {
+	return Question{From: addr(from), To: addr(to), Protocol: protocol, Port: port}
 }
 
 func TestWhy(t *testing.T) {
@@ -72,78 +96,79 @@ func TestWhy(t *testing.T) {
 	}{
 		"pod to pod": {ask("10.1.0.5", "10.1.0.7", 6, 5432), `
 10.1.0.5 (pod shop/web) -> 10.1.0.7:5432 (pod shop/db), TCP 5432: allowed
-  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
-  ingress  allowed  shop/db   NetworkPolicy shop/db ingress[0], tier default
+  a  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
+  a  ingress  allowed  shop/db   NetworkPolicy shop/db ingress[0], tier default
 `},
 		"nothing allows it": {ask("10.1.0.5", "10.1.0.7", 6, 80), `
 10.1.0.5 (pod shop/web) -> 10.1.0.7:80 (pod shop/db), TCP 80: denied
-  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
-  ingress  denied   shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
+  a  ingress  denied   shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows TCP 80 from 10.1.0.5 (pod shop/web)
 `},
 		"neither way": {ask("10.1.0.5", "10.1.0.7", 17, 53), `
 10.1.0.5 (pod shop/web) -> 10.1.0.7:53 (pod shop/db), UDP 53: denied
-  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
-  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
+  a  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   missing: an egress rule in NetworkPolicy shop/tcp-only (or another that selects shop/web) that allows UDP 53 to 10.1.0.7 (pod shop/db)
   missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows UDP 53 from 10.1.0.5 (pod shop/web)
 `},
 		"a protocol without ports": {icmpQuestion, `
 10.1.0.5 (pod shop/web) -> 10.1.0.7 (pod shop/db), ICMP 8: denied
-  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
-  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
+  a  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   missing: an egress rule that allows ICMP 8 in a policy of another kind, in a tier before default: NetworkPolicy knows TCP, UDP and SCTP alone
   missing: an ingress rule that allows ICMP 8 in a policy of another kind, in a tier before default: NetworkPolicy knows TCP, UDP and SCTP alone
 `},
 		"a service": {ask("10.1.0.5", "10.96.0.1", 6, 80), `
-10.1.0.5 (pod shop/web) -> 10.96.0.1:80 (service shop/db), TCP 80: allowed
-  service  allowed  shop/db (ClusterIP)  2 backends
+10.1.0.5 (pod shop/web) -> 10.96.0.1:80 (service shop/db), TCP 80: 1 of 2 backends is denied
+  a  service  allowed  shop/db (ClusterIP)  2 backends
+  a  egress   allowed  shop/web             NetworkPolicy shop/tcp-only egress[0], tier default
+  to 10.1.1.7:5432 (pod shop/db-1): denied
+    a  host, forward out  allowed  node-a (eth0)  no rule applies
+    b  ingress            denied   shop/db-1      isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+    missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db-1) that allows TCP 5432 from 10.1.0.5 (pod shop/web)
   to 10.1.0.7:5432 (pod shop/db): allowed
-    egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
-    ingress  allowed  shop/db   NetworkPolicy shop/db ingress[0], tier default
-  to 10.1.1.7:5432 (pod shop/db-1): allowed
-    egress             allowed  shop/web       NetworkPolicy shop/tcp-only egress[0], tier default
-    host, forward out  allowed  node-a (eth0)  no rule applies
-    note: what may reach 10.1.1.7 (pod shop/db-1) is judged on node b
+    a  ingress  allowed  shop/db  NetworkPolicy shop/db ingress[0], tier default
 `},
 		"one backend of two": {ask("192.0.2.1", "192.168.0.1", 6, 30080), `
-192.0.2.1 -> 192.168.0.1:30080 (node a), TCP 30080: allowed to 1 of 2 backends
-  host, untracked in     allowed  node-a (eth0)       no rule applies
-  host, before services  allowed  node-a (eth0)       no rule applies
-  service                allowed  shop/db (NodePort)  2 backends
+192.0.2.1 -> 192.168.0.1:30080 (node a), TCP 30080: 1 of 2 backends is denied
+  a  host, untracked in     allowed  node-a (eth0)       no rule applies
+  a  host, before services  allowed  node-a (eth0)       no rule applies
+  a  service                allowed  shop/db (NodePort)  2 backends
   to 10.1.0.7:5432 (pod shop/db): denied
-    ingress        denied   shop/db        isolated by NetworkPolicy shop/db, tier default, and no rule allows it
-    host, forward  allowed  node-a (eth0)  no rule applies
+    a  ingress        denied   shop/db        isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+    a  host, forward  allowed  node-a (eth0)  no rule applies
     missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows TCP 5432 from 192.0.2.1
   to 10.1.1.7:5432 (pod shop/db-1): allowed
-    host, forward      allowed  node-a (eth0)  no rule applies
-    host, forward out  allowed  node-a (eth0)  no rule applies
-    note: what may reach 10.1.1.7 (pod shop/db-1) is judged on node b, which sees an address of this node as the client
+    a  host, forward      allowed  node-a (eth0)  no rule applies
+    a  host, forward out  allowed  node-a (eth0)  no rule applies
+    b  ingress            allowed  shop/db-1      NetworkPolicy shop/db ingress[0], tier default
+    note: node b sees 192.168.0.1, an address of node a, as the client
 `},
 		"no endpoint": {ask("10.1.0.5", "10.96.0.2", 6, 80), `
-10.1.0.5 (pod shop/web) -> 10.96.0.2:80, TCP 80: denied
-  service  denied  shop/empty (ClusterIP)  refused: the service has no endpoint that is ready
+10.1.0.5 (pod shop/web) -> 10.96.0.2:80 (service shop/empty), TCP 80: denied
+  a  service  denied  shop/empty (ClusterIP)  refused: the service has no endpoint that is ready
 `},
 		"a host's firewall": {ask("192.0.2.1", "192.168.0.1", 6, 443), `
 192.0.2.1 -> 192.168.0.1:443 (node a), TCP 443: denied
-  host, untracked in     allowed  node-a (eth0)  no rule applies
-  host, before services  allowed  node-a (eth0)  no rule applies
-  host, in               denied   node-a (eth0)  isolated by GlobalNetworkPolicy node, tier default, and no rule allows it
-  missing: an ingress rule in GlobalNetworkPolicy node (or another that selects node-a (eth0)) that allows TCP 443 from 192.0.2.1
+  a  host, untracked in     allowed  node-a (eth0)  no rule applies
+  a  host, before services  allowed  node-a (eth0)  no rule applies
+  a  host, in               denied   node-a (eth0)  isolated by GlobalNetworkPolicy node, tier default, and no rule allows it
+  missing: an ingress rule in GlobalNetworkPolicy node (or another that selects node-a) that allows TCP 443 from 192.0.2.1
 `},
 		"a rule denies": {ask("192.168.0.1", "192.0.2.1", 6, 25), `
 192.168.0.1 (node a) -> 192.0.2.1:25, TCP 25: denied
-  host, out  denied  node-a (eth0)  GlobalNetworkPolicy node smtp, tier default
+  a  host, out  denied  node-a (eth0)  GlobalNetworkPolicy node smtp, tier default
 `},
 		"a node and its pod": {ask("192.168.0.1", "10.1.0.7", 17, 53), `
 192.168.0.1 (node a) -> 10.1.0.7:53 (pod shop/db), UDP 53: allowed
   note: a node always reaches its own pods
 `},
 	}
-	s := testState()
+	c := testCluster()
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := Why(s, tt.q)
+			got := c.Why(tt.q)
 			if text := "\n" + got.String(); text != tt.want {
 				t.Errorf("got%s\nwant%s", text, tt.want)
 			}
@@ -152,8 +177,11 @@ func TestWhy(t *testing.T) {
 				t.Fatal(err)
 			}
 			var back Answer
-			if err := json.Unmarshal(b, &back); err != nil || !reflect.DeepEqual(back, got) {
-				t.Errorf("as JSON and back: %+v, %v\nwant %+v\n%s", back, err, got, b)
+			if err := json.Unmarshal(b, &back); err != nil {
+				t.Fatal(err)
+			}
+			if again, err := json.Marshal(back); err != nil || string(again) != string(b) || back.String() != got.String() {
+				t.Errorf("as JSON and back: %v\n%s\nwant\n%s", err, again, b)
 			}
 		})
 	}
@@ -161,7 +189,7 @@ func TestWhy(t *testing.T) {
 
 // TestWhyInShort looks for what an answer must say.
 func TestWhyInShort(t *testing.T) {
-	s := testState()
+	c := testCluster()
 	for name, tt := range map[string]struct {
 		q    Question
 		want []string
@@ -170,21 +198,21 @@ func TestWhyInShort(t *testing.T) {
 		"no such service":            {ask("10.1.0.5", "10.96.9.9", 6, 80), []string{"denied", "that no service has"}},
 		"internal policy":            {ask("10.1.0.5", "10.96.0.3", 6, 80), []string{"denied", "a Local traffic policy"}},
 		"out of the source ranges":   {ask("10.1.0.5", "203.0.113.99", 6, 80), []string{"denied", "no source range of the service holds 10.1.0.5"}},
-		"within the source ranges":   {ask("192.0.2.1", "203.0.113.99", 6, 80), []string{": allowed", "sees an address of this node"}},
+		"within the source ranges":   {ask("192.0.2.1", "203.0.113.99", 6, 80), []string{": allowed", "node b sees 192.168.0.1, an address of node a, as the client"}},
 		"local, from outside":        {ask("192.0.2.1", "192.168.0.1", 6, 30081), []string{"1 backend on this node; the client's address is kept"}},
 		"local, from a pod":          {ask("10.1.0.5", "192.168.0.1", 6, 30081), []string{"2 backends"}},
 		"local, and elsewhere":       {ask("192.0.2.1", "192.168.0.1", 6, 30082), []string{"denied", "no endpoint is on this node"}},
 		"a pod that nobody knows":    {ask("10.1.0.5", "10.1.0.66", 6, 80), []string{"denied", "no known pod has"}},
 		"a pod without an interface": {ask("10.1.0.9", "192.0.2.1", 6, 80), []string{"denied", "no pod is known that sends"}},
-		"from a pod of another":      {ask("10.1.1.7", "10.1.0.7", 6, 80), []string{"denied", "judged on node b"}},
-		"no end here":                {ask("192.0.2.9", "192.0.2.10", 6, 80), []string{"neither end is on this node"}},
+		"from a pod of another":      {ask("10.1.1.7", "10.1.0.7", 6, 80), []string{"denied", "b  egress"}},
+		"no end here":                {ask("192.0.2.9", "192.0.2.10", 6, 80), []string{"beyond node a is not judged"}},
 		"behind a pod's interface":   {ask("10.1.0.77", "10.1.0.7", 6, 80), []string{"denied", "its pod is not known yet, or it is not its own"}},
 		"to itself":                  {ask("10.1.0.7", "10.1.0.7", 17, 80), []string{"allowed", "reaches itself"}},
 		"the node to itself":         {ask("192.168.0.1", "192.168.0.1", 6, 80), []string{"allowed", "the node reaches itself"}},
 		"deny list":                  {ask("198.51.100.7", "192.168.0.1", 6, 22), []string{"denied", "GlobalNetworkSet bad", "at eth0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Why(s, tt.q).String()
+			got := c.Why(tt.q).String()
 			for _, want := range tt.want {
 				if !strings.Contains(got, want) {
 					t.Errorf("does not say %q:\n%s", want, got)
@@ -194,55 +222,94 @@ func TestWhyInShort(t *testing.T) {
 	}
 }
 
-// Without policy, what policy would judge is not spoken of, and pods are told apart by name alone.
+// Without policy, what policy would judge is not spoken of.
 func TestWhyWithoutPolicy(t *testing.T) {
-	s := testState()
-	s.Policy = nil
-	if a := Why(s, Question{From: addr("10.1.0.5"), To: addr("10.96.0.1"), Protocol: 6, Port: 80}); !a.Allowed || len(a.Paths) != 2 {
-		t.Errorf("without policy: %+v", a)
+	c := testCluster()
+	for _, n := range c.Nodes {
+		n.State.Policy = nil
 	}
-	q := ask("10.1.0.5", "10.1.0.7", 6, 80)
-	other := q.Node
-	q.Here, q.Node = "a", func(a netip.Addr) string { return cmp.Or(other(a), "a") }
 	for _, to := range []string{"10.1.0.7", "10.96.0.1", "10.1.1.7", "192.168.0.1"} {
-		q.To = addr(to)
-		if a := Why(s, q); !a.Allowed || strings.Contains(a.String(), "note:") {
+		if a := c.Why(ask("10.1.0.5", to, 6, 80)); a.Outcome != Allowed || strings.Contains(a.String(), "note:") {
 			t.Errorf("without policy: %s", a)
 		}
 	}
-	q.From = addr("10.1.1.7")
-	q.To = addr("10.1.0.7")
-	if a := Why(s, q); !a.Allowed || a.Elsewhere != nil {
-		t.Errorf("from another node's pod to one of this node's: %s", a)
+	if a := c.Why(ask("10.1.0.5", "10.96.0.1", 6, 80)); len(a.Paths) != 2 {
+		t.Errorf("without policy: %+v", a)
 	}
 }
 
-// What does not concern this node is neither allowed nor denied by it.
-func TestWhyElsewhere(t *testing.T) {
-	s := testState()
-	for _, c := range []struct {
+// Both ends decide, whichever node they are on, and what is not known is told.
+func TestWhyOnOtherNodes(t *testing.T) {
+	for _, tt := range []struct {
 		from, to string
-		nodes    string
-		verdict  string
+		port     uint16
+		want     string
+		says     string
 	}{
-		{"10.1.1.7", "10.1.1.8", "b", "not judged here: ask on node b"},
-		{"10.1.1.7", "10.1.2.8", "b c", "not judged here: ask on node b and on node c"},
-		{"10.1.1.7", "203.0.113.7", "b", "not judged here: ask on node b"},
-		{"10.1.1.7", "10.96.0.1", "b", "not judged here: ask on node b"}, // translated there
-		{"10.1.1.7", "10.1.0.7", "", "denied"},
-		{"10.1.1.7", "192.168.0.1", "", "denied"},
-		{"10.1.0.5", "10.1.1.7", "", "allowed"},
-		{"192.168.0.1", "10.1.1.7", "", "allowed"},
-		{"192.0.2.9", "10.1.1.7", "", "allowed"},   // by this node's firewall
-		{"198.51.100.7", "10.1.1.7", "", "denied"}, // by its deny list
+		{"10.1.1.8", "10.1.1.7", 80, "denied", "isolated by NetworkPolicy shop/db"},
+		{"10.1.1.7", "10.1.1.8", 80, "allowed", ""},
+		{"10.1.1.7", "10.1.2.8", 80, "unknown", "what this node makes of it is not known here"},
+		{"10.1.1.7", "203.0.113.7", 80, "allowed", "no node or pod of the cluster has 203.0.113.7"},
+		{"10.1.1.8", "10.1.0.7", 80, "denied", "isolated by NetworkPolicy shop/db"},
+		{"10.1.1.8", "10.1.0.7", 5432, "denied", "from 10.1.1.8"},
+		{"10.1.0.5", "10.1.1.7", 80, "denied", "b  ingress"},
+		{"10.1.0.5", "10.1.1.8", 80, "allowed", "b  ingress"},
+		{"10.1.0.5", "192.168.0.2", 80, "allowed", ""},
+		{"192.168.0.1", "10.1.1.7", 80, "allowed", ""},
+		{"192.168.0.2", "10.1.1.7", 80, "allowed", "a node always reaches its own pods"},
+		{"192.0.2.9", "10.1.1.7", 80, "denied", "from 192.0.2.9"},
+		{"192.0.2.9", "192.168.0.1", 30080, "denied", "1 of 2 backends is denied"},                             // node a's own
+		{"192.0.2.9", "192.168.0.1", 30080, "denied", "node b sees 192.168.0.1, an address of node a, as the"}, // and b lets it in
+		{"10.1.1.8", "192.168.0.1", 30081, "denied", ""},
 	} {
-		got := Why(s, ask(c.from, c.to, 6, 80))
-		if strings.Join(got.Elsewhere, " ") != c.nodes || got.Summary() != c.verdict || got.Allowed != (c.verdict == "allowed") {
-			t.Errorf("%s -> %s: %s, on %q; want %s, on %q", c.from, c.to, got.Summary(), got.Elsewhere, c.verdict, c.nodes)
+		a := testCluster().Why(ask(tt.from, tt.to, 6, tt.port))
+		if a.Outcome.String() != tt.want || !strings.Contains(a.String(), tt.says) {
+			t.Errorf("want %s and %q, got %s", tt.want, tt.says, a)
 		}
 	}
-	s.Policy.Hosts, s.Policy.Denied = nil, state.Denied{}
-	if got := Why(s, ask("203.0.113.7", "10.1.1.7", 6, 80)); strings.Join(got.Elsewhere, " ") != "b" {
-		t.Errorf("from outside to another node's pod: %s", got)
+}
+
+// Where it is not known by which interface a packet comes, which lists a node has, or which address
+// it gives a client, that makes a difference only if it makes one to the outcome.
+func TestWhyUnknown(t *testing.T) {
+	hostEndpoint := func(program state.ProgramID) func(*Cluster) {
+		return func(c *Cluster) {
+			b := c.Nodes["b"]
+			b.Uplinks = []int{1, 2}
+			b.State.Policy.HostDevices[2] = struct{}{}
+			b.State.Policy.Hosts[2] = &state.Host{Name: "b-eth1", Device: "eth1", Input: program}
+			b.State.Policy.Programs["none"] = &state.Program{ID: "none", Default: model.Deny}
+		}
+	}
+	for _, tt := range []struct {
+		what     string
+		change   func(*Cluster)
+		from, to string
+		port     uint16
+		want     string
+		says     string
+	}{
+		{"a host endpoint that denies", hostEndpoint("none"), "10.1.0.5", "192.168.0.2", 80, "unknown", "whether it comes in by this host endpoint's interface is known on node b alone"},
+		{"a host endpoint that denies nothing", hostEndpoint(""), "10.1.0.5", "192.168.0.2", 80, "allowed", ""},
+		{"and a policy that denies", hostEndpoint("none"), "10.1.0.5", "10.1.1.7", 80, "denied", ""},
+		{"deny lists", func(c *Cluster) { c.Nodes["b"].Hidden.DenyLists = true }, "10.1.0.5", "10.1.1.8", 80, "unknown", "deny lists come from files of its own"},
+		{"deny lists do not matter within a node", func(c *Cluster) { c.Nodes["b"].Hidden.DenyLists = true }, "10.1.1.7", "10.1.1.8", 80, "allowed", ""},
+		{"address lists", func(c *Cluster) { c.Nodes["b"].Hidden.Lists = true }, "10.1.1.7", "10.1.1.8", 80, "unknown", "address lists from files"},
+		{"the client's address", func(c *Cluster) {
+			c.Nodes["a"].Route = func(a netip.Addr) Way {
+				return Way{Device: eth0, Own: a == addr("192.168.0.1"), Sources: []netip.Addr{addr("192.168.0.1"), addr("10.1.0.0")}}
+			}
+		}, "192.0.2.9", "203.0.113.99", 80, "unknown", "which address node b sees as the client: one of [192.168.0.1 10.1.0.0]"},
+		{"no address", func(c *Cluster) {
+			c.Nodes["a"].Route = func(a netip.Addr) Way { return Way{Device: eth0, Own: a == addr("192.168.0.1")} }
+		}, "192.0.2.9", "203.0.113.99", 80, "unknown", "it is not known which"},
+	} {
+		c := testCluster()
+		tt.change(c)
+		c.Nodes["a"].State.Services.Frontends[state.FrontendKey{Addr: addr("203.0.113.99"), Protocol: model.TCP, Port: 80}].SourceRanges = nil
+		a := c.Why(ask(tt.from, tt.to, 6, tt.port))
+		if a.Outcome.String() != tt.want || !strings.Contains(a.String(), tt.says) {
+			t.Errorf("%s: want %s and %q, got %s", tt.what, tt.want, tt.says, a)
+		}
 	}
 }

@@ -69,7 +69,7 @@ func unproxied(o *corev1.Service) string {
 		return "ExternalName"
 	}
 	if o.Spec.ClusterIP == corev1.ClusterIPNone || len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
-		return "headless"
+		return model.Headless
 	}
 	for _, label := range [...]string{labelProxyName, labelHeadless} {
 		if _, ok := o.Labels[label]; ok {

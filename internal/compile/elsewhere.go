@@ -1,0 +1,89 @@
+package compile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Elsewhere is the desired state of another node, as far as it can be known here.
+type Elsewhere struct {
+	State *state.State
+	// Uplinks are interfaces of which one leads to other nodes and to the outside: a plain one, and
+	// one for each host endpoint that names an interface or an address.
+	Uplinks []int
+	// DenyLists: it has lists of what it drops where it arrives, which are not in State.
+	DenyLists bool
+	// Lists: policies that are in State ask for address lists, which each node has from files of
+	// its own. State has those of this node.
+	Lists bool
+}
+
+// Elsewhere returns what compiles the state of another node, whose agent runs with the same flags.
+func (c *Compiler) Elsewhere(node string) *Other {
+	cfg := c.env.cfg
+	o := &Other{node: node, unread: c.unread, refused: maps.Clone(c.services.limits.denied), denyLists: cfg.Policy && len(cfg.DenyLists) > 0}
+	cfg.Node, cfg.HostAddresses, cfg.PrimaryAddr, cfg.DenyLists, cfg.DenyDevices = node, nil, netip.Addr{}, nil, nil
+	o.compiler = New(cfg)
+	return o
+}
+
+// Other compiles once what another node's agent would.
+type Other struct {
+	compiler          *Compiler
+	node              string
+	unread, denyLists bool
+	refused           map[model.Name]bool // services that are too much together with all others
+}
+
+// Compile returns what the objects in s come to on the node. It takes each pod of the node to be
+// reachable by an interface of its own, as nothing here tells how it is. What all policies of a
+// cluster may come to is not considered, as s does not hold all pods.
+func (o *Other) Compile(s *store.Store) Elsewhere {
+	e := Elsewhere{DenyLists: o.denyLists}
+	var links model.Links
+	s.Read(func(v *store.View) { links, e.Uplinks = assumedLinks(v, o.node) })
+	o.compiler.SetLinks(links)
+	o.compiler.SetPodsUnread(o.unread)
+	o.compiler.Update(s, store.Dirty{})
+	e.State = o.compiler.State()
+	maps.DeleteFunc(e.State.Services.Frontends, func(_ state.FrontendKey, f *state.Frontend) bool { return o.refused[f.Service] })
+	if e.State.Policy != nil {
+		for _, list := range e.State.Policy.Lists {
+			e.Lists = e.Lists || strings.HasPrefix(list.Name, string(model.AddressList)+" ")
+		}
+	}
+	return e
+}
+
+// assumedLinks gives each pod of a node an interface, and the node its uplinks.
+func assumedLinks(v *store.View, node string) (l model.Links, uplinks []int) {
+	add := func(link model.Link) int {
+		link.Index = len(l.Links) + 1
+		l.Links = append(l.Links, link)
+		return link.Index
+	}
+	uplinks = append(uplinks, add(model.Link{Name: "uplink", Host: true}))
+	for _, name := range slices.SortedFunc(maps.Keys(v.All().Objects[model.HostEndpointKind]), model.Name.Compare) {
+		h := v.HostEndpoint(name.Name)
+		if h.Node == node && h.Interface != "*" {
+			uplinks = append(uplinks, add(model.Link{Name: h.Interface, Host: true, Addresses: h.Addresses}))
+		}
+	}
+	for _, pod := range v.Pods() {
+		if pod.Node != node || pod.HostNetwork || pod.Finished {
+			continue
+		}
+		device := add(model.Link{Name: pod.Name.String(), Pod: true})
+		for _, a := range pod.IPs {
+			a = a.Unmap()
+			l.Routes = append(l.Routes, model.LinkRoute{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: device})
+		}
+	}
+	return l, uplinks
+}

@@ -1,0 +1,86 @@
+package verdict
+
+import (
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Cluster is what is known of the nodes that a connection may pass.
+type Cluster struct {
+	Here  string           // the node that is asked
+	Nodes map[string]*Node // by name
+
+	// Home returns the node that has an address as its own, as its pod's, or in its range of pod
+	// addresses; "": none. Object returns the pod or node that has it; the zero Ref: none.
+	Home   func(netip.Addr) string
+	Object func(netip.Addr) model.Ref
+}
+
+// Node is a node as its agent has it, or would have it.
+type Node struct {
+	State *state.State // without a Policy it allows all that services do
+	// Route returns the way to an address, where State does not tell it.
+	Route func(netip.Addr) Way
+	// Uplinks are the interfaces that may lead to where Route names none. Which of them does is not
+	// known.
+	Uplinks []int
+	// Hidden are what the node reads from files of its own, and nobody here knows.
+	Hidden Hidden
+}
+
+// Hidden says what of a node is not known.
+type Hidden struct {
+	DenyLists bool // what it drops at its uplinks
+	Lists     bool // lists that policies of the ends in question ask for
+}
+
+// Way is how a node reaches an address.
+type Way struct {
+	Device  int          // the index of the interface; 0: not known
+	Own     bool         // the address is the node's own
+	Sources []netip.Addr // what a masqueraded packet may have as its source there; none: not known
+}
+
+// policy is the node's policy, or an empty one.
+func (n *Node) policy() *state.Policy {
+	if n.State.Policy == nil {
+		return state.NewPolicy()
+	}
+	return n.State.Policy
+}
+
+// way returns how the node reaches an address; that of a pod of its own is known in its state.
+func (n *Node) way(to netip.Addr) Way {
+	if w := n.policy().Workloads[to]; w != nil {
+		return Way{Device: w.Device}
+	}
+	if n.Route == nil {
+		return Way{}
+	}
+	return n.Route(to)
+}
+
+// devices are the interfaces of which one leads to the address.
+func (n *Node) devices(to netip.Addr) []int {
+	way := n.way(to)
+	if way.Device == 0 && !way.Own && len(n.Uplinks) > 0 && n.policy().Workloads[to] == nil {
+		return n.Uplinks
+	}
+	return []int{way.Device}
+}
+
+func (c *Cluster) home(a netip.Addr) string {
+	if c.Home == nil {
+		return ""
+	}
+	return c.Home(a)
+}
+
+func (c *Cluster) object(a netip.Addr) model.Ref {
+	if c.Object == nil {
+		return model.Ref{}
+	}
+	return c.Object(a)
+}
