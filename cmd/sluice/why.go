@@ -23,6 +23,7 @@ const (
 func newWhyCommand() *cobra.Command {
 	var socket, format, via string
 	var family int
+	var suggest bool
 	cmd := &cobra.Command{
 		Use:   "why FROM TO:PORT[/PROTOCOL]",
 		Short: "Say whether a connection passes, and what decides",
@@ -48,13 +49,18 @@ the kernel may differ. Other nodes are taken to run Sluice with the flags of thi
 alone know makes the answer unknown: deny lists and address lists from files of their own, and by
 which interface something comes in where a host endpoint covers only one.
 
+With --suggest, the output is YAML: the smallest policies that would allow what policy denies, with
+the explanation as comments. They select pods by all labels that a roll-out does not change, so that
+pods with the same labels are meant too. The exit status is 0 if all of it would pass with them.
+
 The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
 or in one address family), 4 if that is unknown, and 1 or 2 if there is no answer.`,
 		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
   sluice why 198.51.100.7 node/node-a:30080
   sluice why 198.51.100.7 svc/shop/web --via node-b
   sluice why shop/web-7d4b9 kube-system/coredns-x2v5k:53/udp
-  sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'`,
+  sluice why shop/web-7d4b9 '[fd00:1::5]/icmp'
+  sluice why shop/web-7d4b9 shop/db-0:5432 --suggest | kubectl apply -f -`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if family != 0 && family != 4 && family != 6 {
@@ -64,13 +70,22 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 			if err != nil {
 				return cli.Usage(err)
 			}
-			q.Family, q.Via = family, via
+			q.Family, q.Via, q.Suggest = family, via, suggest
 			e, err := agent.NewClient(socket).Explain(cmd.Context(), q)
 			if err != nil {
 				return err
 			}
-			if err := cli.Print(cmd.OutOrStdout(), format, e, func(w io.Writer) { explanation(w, e) }); err != nil {
+			if err := cli.Print(cmd.OutOrStdout(), format, e, func(w io.Writer) {
+				if suggest {
+					suggestions(w, e)
+				} else {
+					explanation(w, e)
+				}
+			}); err != nil {
 				return err
+			}
+			if suggest && e.Outcome == verdict.Denied && len(e.NoRemedy) == 0 {
+				return nil
 			}
 			switch e.Outcome {
 			case verdict.Denied:
@@ -84,6 +99,7 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: only this address family (default: all that both ends have)")
+	cmd.Flags().BoolVar(&suggest, "suggest", false, "print the smallest policies that would allow it, to be applied with kubectl apply -f -")
 	cmd.Flags().StringVar(&via, "via", "", "the node by which a client outside the cluster comes in")
 	return cmd
 }
@@ -107,5 +123,20 @@ func explanation(w io.Writer, e agent.Explanation) {
 		if o.Do != "" {
 			_ = printf(w, "  > %s\n", o.Do)
 		}
+	}
+}
+
+// suggestions writes the policies that would allow a connection, with the explanation as comments.
+func suggestions(w io.Writer, e agent.Explanation) {
+	var b strings.Builder
+	explanation(&b, e)
+	for _, text := range e.NoRemedy {
+		_ = printf(&b, "no policy: %s\n", text)
+	}
+	for line := range strings.Lines(b.String()) {
+		_, _ = fmt.Fprintf(w, "# %s", line)
+	}
+	for _, s := range e.Suggested {
+		_, _ = fmt.Fprintf(w, "---\n%s", s.YAML)
 	}
 }

@@ -48,7 +48,7 @@ func (a *Agent) handler() http.Handler {
 		family, _ := strconv.Atoi(q.Get("family"))
 		e, err := a.Explain(r.Context(), question.Question{
 			From: question.ParseEnd(q.Get("from")), To: question.ParseEnd(q.Get("to")),
-			Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family, Via: q.Get("via"),
+			Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family, Via: q.Get("via"), Suggest: q.Has("suggest"),
 		})
 		reply(w, e, err)
 	})

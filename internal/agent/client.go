@@ -78,6 +78,9 @@ func (c *Client) Sync(ctx context.Context) error {
 // Explain asks what happens to a connection.
 func (c *Client) Explain(ctx context.Context, q question.Question) (Explanation, error) {
 	values := url.Values{"from": {q.From.String()}, "to": {q.To.String()}, "port": {q.Port}, "protocol": {q.Protocol}, "family": {strconv.Itoa(q.Family)}, "via": {q.Via}}
+	if q.Suggest {
+		values.Set("suggest", "")
+	}
 	return call[Explanation](ctx, c, c.patience, http.MethodGet, "why?"+values.Encode())
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/remedy"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -26,6 +28,10 @@ type Explanation struct {
 	// Obstacles are rules of other programs on this node that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string             `json:"warnings,omitempty"`
+	// Suggested are the policies with which what policy denies would pass, if the question asked
+	// for them, and NoRemedy says why there are none for some of it.
+	Suggested []remedy.Suggestion `json:"suggested,omitempty"`
+	NoRemedy  []string            `json:"noRemedy,omitempty"`
 }
 
 // Explain answers a question by the state that is wanted now; safe for concurrent use. Of other
@@ -42,7 +48,13 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if err != nil {
 		return e, err
 	}
-	policy := a.answer(&e, c)
+	policy := a.answer(&e, c, a.elsewhere(c, a.Node))
+	for i := range e.Connections {
+		nearest(c.Objects, e.Connections[i].Paths)
+	}
+	if q.Suggest {
+		a.suggest(&e, c)
+	}
 	if !policy {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
@@ -69,13 +81,78 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	return e, nil
 }
 
-// answer answers the questions, and reports whether policy is enforced at all.
-func (a *Agent) answer(e *Explanation, c *question.Case) (policy bool) {
-	cluster := &verdict.Cluster{Here: a.Node, Nodes: a.elsewhere(c), Home: c.Home, Object: c.Object}
+// nearest adds to the paths which rules come closest to allowing what is denied.
+func nearest(s *store.Store, paths []verdict.Path) {
+	s.Read(func(v *store.View) {
+		for i := range paths {
+			for _, step := range paths[i].Steps {
+				if step.Outcome == verdict.Denied {
+					paths[i].Nearest = append(paths[i].Nearest, remedy.Nearest(v, step)...)
+				}
+			}
+		}
+	})
+}
+
+// maxRounds is how often a connection is judged anew with what was suggested for it: a policy may
+// let it pass to a tier that denies it too.
+const maxRounds = 4
+
+// suggest finds the policies that would allow what is denied, and judges it with them.
+func (a *Agent) suggest(e *Explanation, c *question.Case) {
+	now, why := *e, map[string]bool{}
+	for range maxRounds {
+		var added []store.Event
+		for _, s := range deniedSteps(now.Connections) {
+			var one remedy.Suggestion
+			var err error
+			a.Store.Read(func(v *store.View) { one, err = remedy.Allow(v, s) })
+			known := func(old remedy.Suggestion) bool { return old.Object == one.Object }
+			switch {
+			case err != nil:
+				why[err.Error()] = true
+			case !slices.ContainsFunc(e.Suggested, known):
+				e.Suggested = append(e.Suggested, one)
+				added = append(added, store.Event{Kind: one.Object.Kind, Name: one.Object.Name, Object: one.Policy})
+			}
+		}
+		if added == nil {
+			break
+		}
+		c.Objects.Apply(added)
+		now = Explanation{Outcome: verdict.Allowed}
+		a.answer(&now, c, a.elsewhere(c, ""))
+	}
+	e.NoRemedy = slices.Sorted(maps.Keys(why))
+	if len(e.NoRemedy) == 0 && len(deniedSteps(now.Connections)) > 0 {
+		e.NoRemedy = []string{"it is denied with these policies too"}
+	}
+}
+
+// deniedSteps are the steps that deny one of the connections.
+func deniedSteps(connections []verdict.Answer) (steps []verdict.Step) {
+	for _, con := range connections {
+		for _, p := range con.Paths {
+			for _, s := range p.Steps {
+				if s.Outcome == verdict.Denied {
+					steps = append(steps, s)
+				}
+			}
+		}
+	}
+	return steps
+}
+
+// answer answers the questions, with what other nodes make of them, and reports whether policy is
+// enforced at all.
+func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdict.Node) (policy bool) {
+	cluster := &verdict.Cluster{Here: a.Node, Nodes: nodes, Home: c.Home, Object: c.Object}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
 	own := a.Compiler.State()
-	cluster.Nodes[a.Node] = &verdict.Node{State: own, Route: a.way}
+	if nodes[a.Node] == nil {
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.way}
+	}
 	for _, q := range c.Connections {
 		answer := cluster.Why(q)
 		e.Connections = append(e.Connections, answer)
@@ -92,12 +169,12 @@ func (a *Agent) answer(e *Explanation, c *question.Case) (policy bool) {
 	return own.Policy != nil
 }
 
-// elsewhere compiles what other nodes make of the objects of a question.
-func (a *Agent) elsewhere(c *question.Case) map[string]*verdict.Node {
+// elsewhere compiles what nodes but one make of the objects of a question.
+func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node {
 	a.compiling.Lock()
 	others := map[string]*compile.Other{}
 	for _, name := range c.Nodes {
-		if name != a.Node {
+		if name != but {
 			others[name] = a.Compiler.Elsewhere(name)
 		}
 	}

@@ -3,7 +3,6 @@ package compile
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -69,8 +68,7 @@ func assumedLinks(v *store.View, node string) (l model.Links, uplinks []int) {
 		return link.Index
 	}
 	uplinks = append(uplinks, add(model.Link{Name: "uplink", Host: true}))
-	for _, name := range slices.SortedFunc(maps.Keys(v.All().Objects[model.HostEndpointKind]), model.Name.Compare) {
-		h := v.HostEndpoint(name.Name)
+	for _, h := range v.HostEndpoints() {
 		if h.Node == node && h.Interface != "*" {
 			uplinks = append(uplinks, add(model.Link{Name: h.Interface, Host: true, Addresses: h.Addresses}))
 		}

@@ -114,8 +114,11 @@ type Tier struct {
 	DefaultPass bool    // what no rule matched goes on to the next tier; otherwise it is denied
 }
 
+// NetworkPolicyOrder is the order of Kubernetes' NetworkPolicies in DefaultTier, among Calico's
+// policies. Calico gives them the same.
+const NetworkPolicyOrder = 1000
+
 // The tiers that are always there, with the orders that Calico gives them.
-// NetworkPolicy is in DefaultTier, with order 1000.
 var (
 	AdminTier    = Tier{Name: "kube-admin", Order: 1_000, DefaultPass: true}
 	DefaultTier  = Tier{Name: "default", Order: 1_000_000}

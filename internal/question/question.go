@@ -19,6 +19,7 @@ type Question struct {
 	Protocol string // tcp, udp, sctp, icmp; empty: the protocol of a named port, or else tcp
 	Family   int    // 4 or 6; 0: all that both ends have
 	Via      string // the node by which it comes into the cluster; empty: see Case
+	Suggest  bool   // say which policies would allow it
 }
 
 // End is one side of a question: an address, or the name of an object.

@@ -3,6 +3,7 @@ package store
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -39,4 +40,28 @@ func (v *View) AddressLists() map[string]int {
 		n[name.Name] = len(set.(*model.NetworkSet).Nets)
 	}
 	return n
+}
+
+// Policies returns the policies of all kinds, in no order.
+func (v *View) Policies() []*model.Policy { return all[model.Policy](v, model.PolicyKinds...) }
+
+// NetworkSets returns the network sets of all kinds, in no order.
+func (v *View) NetworkSets() []*model.NetworkSet {
+	return all[model.NetworkSet](v, model.NetworkSetKinds...)
+}
+
+// HostEndpoints returns all host endpoints, sorted by name.
+func (v *View) HostEndpoints() []*model.HostEndpoint {
+	list := all[model.HostEndpoint](v, model.HostEndpointKind)
+	slices.SortFunc(list, func(a, b *model.HostEndpoint) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func all[T any](v *View, kinds ...model.Kind) (list []*T) {
+	for _, kind := range kinds {
+		for _, o := range v.objects[kind] {
+			list = append(list, o.(*T))
+		}
+	}
+	return list
 }

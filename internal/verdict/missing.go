@@ -34,9 +34,9 @@ func (c *Cluster) missing(s Step, f Flow) string {
 	}
 	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
 		return fmt.Sprintf("an %s rule that allows %s in a policy of another kind, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone",
-			direction, f.what(), s.Tier)
+			direction, f.What(), s.Tier)
 	}
-	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, c.candidates(s), f.what(), other)
+	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, c.candidates(s), f.What(), other)
 }
 
 // beyondPorts reports whether policies of this kind can allow protocols without ports.
@@ -59,8 +59,8 @@ func (c *Cluster) candidates(s Step) string {
 	return model.Join(s.Isolating, ", ") + " (or " + another + ")"
 }
 
-// what names protocol and port: "TCP 5432", "ICMP 8".
-func (f Flow) what() string {
+// What names protocol and port: "TCP 5432", "ICMP 8".
+func (f Flow) What() string {
 	if !ported(f.Protocol) {
 		return f.ProtocolName()
 	}

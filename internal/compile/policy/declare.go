@@ -53,13 +53,15 @@ type policy struct {
 // failsafeKind is the kind of the policies that stand for the failsafe ports.
 const failsafeKind = model.Failsafe
 
-// comparePolicies orders policies as packets meet them. As in Calico, ties within a tier go by
-// "namespace/name" as it is written.
+// comparePolicies orders policies as packets meet them.
 func comparePolicies(a, b *policy) int {
-	return cmp.Or(
-		cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name),
-		cmp.Compare(a.obj.Order, b.obj.Order),
-		compareWritten(a.obj.Key.Name, b.obj.Key.Name), cmp.Compare(a.obj.Key.Kind, b.obj.Key.Kind))
+	return cmp.Or(cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name), Compare(a.obj, b.obj))
+}
+
+// Compare orders the policies of a tier as packets meet them. As in Calico, ties go by
+// "namespace/name" as it is written.
+func Compare(a, b *model.Policy) int {
+	return cmp.Or(cmp.Compare(a.Order, b.Order), compareWritten(a.Key.Name, b.Key.Name), cmp.Compare(a.Key.Kind, b.Key.Kind))
 }
 
 // compareWritten orders names by what their String returns, and writes it only where it has to.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
 )
 
 // labels are all that selectors can ask of an object: its own labels, but for those under reserved
@@ -20,6 +21,29 @@ type labels struct {
 	pod       bool
 	account   string            // of pods
 	identity  map[string]string // the labels of the account
+}
+
+// Labels returns all that selectors can ask of a pod, network set or host endpoint.
+func Labels(v *store.View, o model.Object) model.Labels {
+	around := func(namespace string) map[string]string {
+		if n := v.Namespace(namespace); n != nil {
+			return n.Labels
+		}
+		return nil
+	}
+	switch o := o.(type) {
+	case *model.Pod:
+		l := &labels{own: o.Labels, pod: true, namespace: o.Name.Namespace, around: around(o.Name.Namespace), account: o.ServiceAccount}
+		if a := v.ServiceAccount(model.Name{Namespace: o.Name.Namespace, Name: o.ServiceAccount}); a != nil {
+			l.identity = a.Labels
+		}
+		return l
+	case *model.NetworkSet:
+		return &labels{own: o.Labels, namespace: o.Key.Name.Namespace, around: around(o.Key.Name.Namespace)}
+	case *model.HostEndpoint:
+		return &labels{own: o.Labels}
+	}
+	return &labels{}
 }
 
 // Label implements model.Labels.

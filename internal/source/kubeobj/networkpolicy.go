@@ -13,10 +13,6 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// networkPolicyOrder is the order of Kubernetes' policies in the default tier, among those of
-// Calico. Calico gives them the same.
-const networkPolicyOrder = 1000
-
 // NetworkPolicy translates a networking.k8s.io/v1 NetworkPolicy.
 //
 // A faulty policy is returned without rules and with the reason in Refused, beside the error: it
@@ -24,7 +20,7 @@ const networkPolicyOrder = 1000
 // its name, its podSelector or its policyTypes, as it is then unknown what to deny.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	var f fault.List
-	p := &model.Policy{Tier: model.DefaultTier.Name, Order: networkPolicyOrder}
+	p := &model.Policy{Tier: model.DefaultTier.Name, Order: model.NetworkPolicyOrder}
 	p.Key = model.PolicyKey{Kind: model.NetworkPolicy, Name: nameOf(&o.ObjectMeta, &f)}
 	p.Subject = podsIn(o.Namespace, &o.Spec.PodSelector, "spec.podSelector", &f)
 	p.Ingress, p.Egress = policyTypes(&o.Spec, &f)

@@ -1,0 +1,264 @@
+// Package remedy says what would have allowed a connection that policy denies: the rules that come
+// closest, and what they lack; and the smallest policy that would allow it. It is pure: it reads
+// the objects through a view of the store.
+package remedy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/compile/policy"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// maxNearest is how many rules are named for a connection that one end denies.
+const maxNearest = 3
+
+// Nearest returns the rules that come closest to allowing what a step denies, with what they lack,
+// the closest first; none where no rule could have allowed it.
+func Nearest(v *store.View, s verdict.Step) []verdict.Near {
+	var all []verdict.Near
+	for _, p := range candidates(v, s) {
+		rules := p.IngressRules
+		if s.Stage.Outward() {
+			rules = p.EgressRules
+		}
+		for i := range rules {
+			if p.Key == s.Policy && rules[i].Name == s.Rule {
+				break // it denies before the others are looked at
+			}
+			if rules[i].Action != model.Allow && rules[i].Action != model.Pass {
+				continue
+			}
+			if lacks := lacksOf(v, &rules[i], s.Flow); len(lacks) > 0 {
+				all = append(all, verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: lacks})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b verdict.Near) int { return len(a.Lacks) - len(b.Lacks) })
+	return all[:min(len(all), maxNearest)]
+}
+
+// candidates are the policies that are asked before the connection is denied.
+func candidates(v *store.View, s verdict.Step) (found []*model.Policy) {
+	if s.Rule == "" {
+		for _, key := range s.Isolating {
+			if p := v.Policy(key); p != nil {
+				found = append(found, p)
+			}
+		}
+		return found
+	}
+	last, subject := v.Policy(s.Policy), subjectOf(v, s)
+	if last == nil || subject == nil {
+		return nil
+	}
+	labels := policy.Labels(v, subject)
+	for _, p := range v.Policies() {
+		applies := p.Ingress && !s.Stage.Outward() || p.Egress && s.Stage.Outward()
+		if applies && p.Tier == last.Tier && policy.Compare(p, last) <= 0 && p.Subject.Matches(labels) {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, policy.Compare)
+	return found
+}
+
+// subjectOf is the pod or host endpoint that a step belongs to; nil if there is none any more.
+func subjectOf(v *store.View, s verdict.Step) model.Object {
+	switch s.Of.Kind {
+	case model.PodKind:
+		if pod := v.Pod(s.Of.Name); pod != nil {
+			return pod
+		}
+	case model.HostEndpointKind:
+		if h := v.HostEndpoint(s.Of.Name.Name); h != nil {
+			return h
+		}
+	}
+	return nil
+}
+
+// lacksOf says what keeps a rule from matching a flow.
+func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []string) {
+	lack := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
+	wants := func(family uint8, is bool) {
+		if r.Family == family && !is {
+			lack("wants IPv%d", family)
+		}
+	}
+	wants(4, f.Source.Is4())
+	wants(6, f.Source.Is6())
+	protocol := func(n uint8) string { return verdict.Flow{Protocol: n}.ProtocolName() }
+	switch {
+	case r.Protocol != 0 && r.Protocol != f.Protocol:
+		lack("wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
+	case r.NotProtocol != 0 && r.NotProtocol == f.Protocol:
+		lack("leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
+	case r.ICMP != nil && !(f.ICMPType == r.ICMP.Type && (r.ICMP.Code < 0 || r.ICMP.Code == int16(f.ICMPCode))):
+		lack("wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
+	case r.NotICMP != nil && f.ICMPType == r.NotICMP.Type && (r.NotICMP.Code < 0 || r.NotICMP.Code == int16(f.ICMPCode)):
+		lack("leaves out ICMP type %d", r.NotICMP.Type)
+	}
+	for _, e := range []struct {
+		end  *model.RuleEnd
+		addr netip.Addr
+		port uint16
+		what string
+	}{{&r.Source, f.Source, f.SourcePort, "source port "}, {&r.Destination, f.Destination, f.DestinationPort, ""}} {
+		for _, peers := range e.end.Peers {
+			lacks = append(lacks, lacksPeer(v, peers, e.addr)...)
+		}
+		for i := range e.end.NotPeers {
+			if len(lacksOfPeer(v, &e.end.NotPeers[i], e.addr)) == 0 {
+				lack("leaves out %s", describe(&e.end.NotPeers[i]))
+			}
+		}
+		if e.end.Ports != nil && !onPort(v, e.end.Ports, f.Protocol, e.addr, e.port) {
+			lack("wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
+		}
+		if e.end.NotPorts != nil && onPort(v, e.end.NotPorts, f.Protocol, e.addr, e.port) {
+			lack("leaves out %s%s", e.what, ports(e.end.NotPorts))
+		}
+	}
+	return lacks
+}
+
+// lacksPeer says what keeps the peer that comes closest from holding an address; nothing if one
+// does.
+func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []string) {
+	for i := range peers {
+		lacks := lacksOfPeer(v, &peers[i], a)
+		if len(lacks) == 0 {
+			return nil
+		}
+		if best == nil || len(lacks) < len(best) {
+			best = lacks
+		}
+	}
+	if best == nil {
+		return []string{"names no peer that there is"}
+	}
+	return best
+}
+
+func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []string) {
+	if p.Selector.IsZero() {
+		switch {
+		case !model.Within(a, p.Nets):
+			return []string{fmt.Sprintf("wants %s; this is %v", describe(p), a)}
+		case model.Within(a, p.Except):
+			return []string{fmt.Sprintf("leaves %v out of %s", a, model.Join(p.Nets, ", "))}
+		}
+		return nil
+	}
+	having := objectsAt(v, a)
+	if len(having) == 0 {
+		return []string{fmt.Sprintf("wants pods (%s); %v is of none", p.Selector, a)}
+	}
+	for _, o := range having {
+		lacks := p.Selector.Lacks(policy.Labels(v, o))
+		if len(lacks) == 0 {
+			return nil
+		}
+		if best != nil && len(lacks) >= len(best) {
+			continue
+		}
+		best = nil
+		for _, l := range lacks {
+			best = append(best, fmt.Sprintf("wants %s; %s has %s", l.Wants, holder(o, l), l.Has))
+		}
+	}
+	return best
+}
+
+// holder names who has the label or lacks it: the object or its namespace.
+func holder(o model.Object, l model.Lack) string {
+	name := o.Ref().Name
+	switch {
+	case strings.HasPrefix(l.Wants, "namespace label"), strings.HasPrefix(l.Wants, "no namespace label"):
+		return "namespace " + name.Namespace
+	case o.Ref().Kind == model.PodKind:
+		return name.String()
+	}
+	return o.Ref().String()
+}
+
+// objectsAt are the pod, network sets and host endpoints that have an address.
+func objectsAt(v *store.View, a netip.Addr) (all []model.Object) {
+	if pod := v.PodByAddr(a); pod != nil {
+		all = append(all, pod)
+	}
+	for _, set := range v.NetworkSets() {
+		if model.Within(a, set.Nets) {
+			all = append(all, set)
+		}
+	}
+	for _, h := range v.HostEndpoints() {
+		if slices.ContainsFunc(h.Addresses, func(own netip.Addr) bool { return own.Unmap() == a }) {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// describe says which addresses a peer holds.
+func describe(p *model.Peer) string {
+	if !p.Selector.IsZero() {
+		return "what has (" + p.Selector.String() + ")"
+	}
+	const most = 3
+	var nets []string
+	for _, n := range p.Nets {
+		nets = append(nets, n.String())
+	}
+	return model.FirstFew(nets, most)
+}
+
+func onPort(v *store.View, list []model.PolicyPort, protocol uint8, a netip.Addr, port uint16) bool {
+	return slices.ContainsFunc(list, func(p model.PolicyPort) bool {
+		if p.Protocol != 0 && uint8(p.Protocol) != protocol {
+			return false
+		}
+		if p.Name == "" {
+			return ported(protocol) && p.First <= port && port <= p.Last
+		}
+		pod := v.PodByAddr(a)
+		return pod != nil && slices.ContainsFunc(pod.Ports, func(own model.ContainerPort) bool {
+			return own.Name == p.Name && uint8(own.Protocol) == protocol && own.Port == port
+		})
+	})
+}
+
+func ported(protocol uint8) bool {
+	return slices.Contains([]model.Protocol{model.TCP, model.UDP, model.SCTP}, model.Protocol(protocol))
+}
+
+// ports names ports for people: "TCP 80, TCP 8000-8090".
+func ports(list []model.PolicyPort) string {
+	const most = 3
+	var texts []string
+	for _, p := range list {
+		text := "port"
+		if p.Protocol != 0 {
+			text = p.Protocol.String()
+		}
+		switch {
+		case p.Name != "":
+			text += " named " + p.Name
+		case p.First == p.Last:
+			text += fmt.Sprintf(" %d", p.First)
+		case p.First > 0 || p.Last < 65535:
+			text += fmt.Sprintf(" %d-%d", p.First, p.Last)
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return "no port"
+	}
+	return model.FirstFew(texts, most)
+}
