@@ -106,12 +106,7 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 
 // explanation writes an explanation for people.
 func explanation(w io.Writer, e agent.Explanation) {
-	for i, answer := range e.Connections {
-		if i > 0 {
-			_, _ = fmt.Fprintln(w)
-		}
-		_, _ = fmt.Fprint(w, model.PrintableLines(answer.String()))
-	}
+	_, _ = fmt.Fprint(w, model.PrintableLines(verdict.Text(e.Connections)))
 	if len(e.Ask) > 0 {
 		_ = printf(w, "ask there: node %s\n", strings.Join(e.Ask, ", node "))
 	}

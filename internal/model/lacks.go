@@ -8,7 +8,7 @@ import (
 // Lack is a term of a selector that does not hold for an object, for people.
 type Lack struct {
 	Wants string // "namespace label purpose=production", "no label env"
-	Has   string // what the object has instead: "purpose=testing", "no label env"
+	Is    string // what the object is instead: "has purpose=testing", "has no label env", "is in namespace dev"
 }
 
 // Lacks returns the terms that keep s from selecting an object with the labels; of alternatives
@@ -27,14 +27,14 @@ func (s Selector) Lacks(l Labels) []Lack {
 		return slices.MinFunc(mapped(s.terms, func(t Selector) []Lack { return t.Lacks(l) }),
 			func(a, b []Lack) int { return len(a) - len(b) })
 	case s.op == opNot && (s.terms[0].op == opAnd || s.terms[0].op == opOr || s.terms[0].key == ""):
-		return []Lack{{Wants: "what is not " + s.terms[0].String(), Has: "it is"}}
+		return []Lack{{Wants: "what is not " + s.terms[0].String(), Is: "is"}}
 	case s.op == opNot:
 		inner := s.terms[0]
-		return []Lack{{Wants: "no " + inner.plain(), Has: hasLabel(inner.key, l)}}
+		return []Lack{{Wants: "no " + inner.plain(), Is: isLabelled(inner.key, l)}}
 	case s.key == "":
-		return []Lack{{Wants: "nothing", Has: "something"}}
+		return []Lack{{Wants: "nothing", Is: "is there"}}
 	}
-	return []Lack{{Wants: s.plain(), Has: hasLabel(s.key, l)}}
+	return []Lack{{Wants: s.plain(), Is: isLabelled(s.key, l)}}
 }
 
 func mapped[T, U any](list []T, f func(T) U) []U {
@@ -48,34 +48,40 @@ func mapped[T, U any](list []T, f func(T) U) []U {
 // plain says what a selector of one label wants.
 func (s Selector) plain() string {
 	what, key := labelKind(s.key)
-	switch s.op {
-	case opIn:
-		switch {
-		case key == "" && len(s.values) == 1:
-			return what + " " + s.values[0]
-		case key == "":
-			return what + " " + strings.Join(s.values, " or ")
-		case len(s.values) == 1:
-			return what + " " + key + "=" + s.values[0]
-		}
-		return what + " " + key + " in (" + strings.Join(s.values, ", ") + ")"
-	case opHas:
+	switch {
+	case s.key == OrchestratorLabel:
+		return "a pod"
+	case s.op == opHas:
 		return strings.TrimSpace(what + " " + key)
+	case s.op != opIn:
+		return strings.TrimSpace(what+" "+key) + strings.TrimPrefix(s.String(), s.key)
+	case key == "":
+		return what + " " + strings.Join(s.values, " or ")
+	case len(s.values) == 1:
+		return what + " " + key + "=" + s.values[0]
 	}
-	return strings.TrimSpace(what+" "+key) + strings.TrimPrefix(s.String(), s.key)
+	return what + " " + key + " in (" + strings.Join(s.values, ", ") + ")"
 }
 
-// hasLabel says what an object has of a label.
-func hasLabel(key string, l Labels) string {
+// isLabelled says what an object has of a label.
+func isLabelled(key string, l Labels) string {
 	what, short := labelKind(key)
 	value, has := l.Label(key)
 	switch {
+	case key == OrchestratorLabel && has:
+		return "is a pod"
+	case key == OrchestratorLabel:
+		return "is no pod"
+	case what == "namespace" && has:
+		return "is in namespace " + value
+	case what == "namespace":
+		return "is in no namespace"
 	case !has:
-		return strings.TrimSpace("no " + what + " " + short)
+		return strings.TrimSpace("has no " + what + " " + short)
 	case short == "":
-		return what + " " + value
+		return "has " + what + " " + value
 	}
-	return short + "=" + value
+	return "has " + short + "=" + value
 }
 
 // labelKind says what a label is of, and its key there; "" where the value says it all.
@@ -85,8 +91,6 @@ func labelKind(key string) (what, short string) {
 		return "namespace", ""
 	case key == ServiceAccountLabel:
 		return "service account", ""
-	case key == OrchestratorLabel:
-		return "orchestrator", ""
 	case strings.HasPrefix(key, NamespaceLabelPrefix):
 		return "namespace label", key[len(NamespaceLabelPrefix):]
 	case strings.HasPrefix(key, ServiceAccountLabelPrefix):

@@ -158,7 +158,7 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []string) {
 	}
 	having := objectsAt(v, a)
 	if len(having) == 0 {
-		return []string{fmt.Sprintf("wants pods (%s); %v is of none", p.Selector, a)}
+		return []string{fmt.Sprintf("wants %s; no pod has %v", wanted(p.Selector), a)}
 	}
 	for _, o := range having {
 		lacks := p.Selector.Lacks(policy.Labels(v, o))
@@ -170,10 +170,22 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []string) {
 		}
 		best = nil
 		for _, l := range lacks {
-			best = append(best, fmt.Sprintf("wants %s; %s has %s", l.Wants, holder(o, l), l.Has))
+			best = append(best, fmt.Sprintf("wants %s; %s %s", l.Wants, holder(o, l), l.Is))
 		}
 	}
 	return best
+}
+
+// wanted says whom a selector selects.
+func wanted(s model.Selector) string {
+	var texts []string
+	for _, l := range s.Lacks(model.LabelMap{model.OrchestratorLabel: "k8s"}) {
+		texts = append(texts, l.Wants)
+	}
+	if len(texts) == 0 {
+		return "a pod"
+	}
+	return "a pod with " + strings.Join(texts, " and ")
 }
 
 // holder names who has the label or lacks it: the object or its namespace.

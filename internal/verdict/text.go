@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -71,7 +72,7 @@ func isAre(n int, o Outcome) string {
 // the paths, those that say the same together.
 func (a Answer) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s -> %s, %s: %s\n", model.Printable(a.From.String()), model.Printable(a.To.String()), a.what(), model.Printable(a.Summary()))
+	fmt.Fprintln(&b, a.headline())
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	if len(a.Paths) == 1 {
 		writePath(w, "  ", a.Paths[0], 0)
@@ -81,12 +82,46 @@ func (a Answer) String() string {
 			writeSteps(w, "  ", a.Paths[0].Steps[:common])
 		}
 		for _, same := range a.groups(common) {
-			fmt.Fprintf(w, "  to %s: %s\n", model.Printable(destinations(same)), same[0].Outcome)
+			fmt.Fprintf(w, "  %sto %s: %s\n", a.by(same[0]), model.Printable(destinations(same)), same[0].Outcome)
 			writePath(w, "    ", same[0], common)
 		}
 	}
 	_ = w.Flush() // into memory
 	return b.String()
+}
+
+// Text writes answers for people, each once: one that differs from another in nothing but addresses
+// is a line.
+func Text(answers []Answer) string {
+	var b strings.Builder
+	seen := map[string]bool{}
+	for i, a := range answers {
+		if key := a.said(); !seen[key] {
+			if seen[key] = true; i > 0 {
+				b.WriteString("\n")
+			}
+			b.WriteString(a.String())
+			continue
+		}
+		fmt.Fprintf(&b, "%s, in the same way\n", a.headline())
+	}
+	return b.String()
+}
+
+// said is what the answer says beside addresses.
+func (a Answer) said() string {
+	texts := []string{a.From.Object.String(), a.To.Object.String(), strconv.Itoa(int(a.To.Port)), a.Protocol, a.Summary()}
+	for _, p := range a.Paths {
+		texts = append(texts, p.To.Object.String(), p.Outcome.String())
+		for _, s := range p.Steps {
+			texts = append(texts, s.line())
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+func (a Answer) headline() string {
+	return fmt.Sprintf("%s -> %s, %s: %s", model.Printable(a.From.String()), model.Printable(a.To.String()), a.what(), model.Printable(a.Summary()))
 }
 
 // what names protocol and port: "TCP 5432", "ICMP 8".
@@ -138,6 +173,20 @@ func (a Answer) groups(common int) (groups [][]Path) {
 		}
 	}
 	return groups
+}
+
+// by names the node by which a path comes in, if there are several.
+func (a Answer) by(p Path) string {
+	first := func(p Path) string {
+		if len(p.Steps) == 0 {
+			return ""
+		}
+		return p.Steps[0].Node
+	}
+	if !slices.ContainsFunc(a.Paths, func(o Path) bool { return first(o) != first(p) }) {
+		return ""
+	}
+	return "by node " + model.Printable(first(p)) + ", "
 }
 
 // destinations names where the paths lead.

@@ -222,6 +222,17 @@ func TestWhyInShort(t *testing.T) {
 	}
 }
 
+// What differs in addresses alone is said once.
+func TestTextSaysItOnce(t *testing.T) {
+	c := testCluster()
+	c.Object = func(netip.Addr) model.Ref { return podRef(np("any").Name) }
+	one, again, other := c.Why(ask("10.1.0.5", "10.1.0.7", 6, 5432)), c.Why(ask("10.1.0.5", "10.1.0.7", 6, 5432)), c.Why(ask("10.1.0.5", "10.1.0.7", 6, 80))
+	want := one.String() + "10.1.0.5 (pod shop/any) -> 10.1.0.7:5432 (pod shop/any), TCP 5432: allowed, in the same way\n\n" + other.String()
+	if got := Text([]Answer{one, again, other}); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // Without policy, what policy would judge is not spoken of.
 func TestWhyWithoutPolicy(t *testing.T) {
 	c := testCluster()
