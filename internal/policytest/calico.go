@@ -2,6 +2,7 @@ package policytest
 
 import (
 	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -12,17 +13,25 @@ import (
 
 type fields = map[string]any
 
-// addCalico writes Calico's objects as their users do, for the translator to read.
-func (t *translation) addCalico(c oracle.Calico) {
+// calicoObject is an object of Calico's as its users write it.
+type calicoObject struct {
+	kind            model.Kind
+	namespace, name string
+	labels          map[string]string
+	spec            fields
+}
+
+// calicoObjects writes Calico's objects as their users do.
+func calicoObjects(c oracle.Calico) (all []calicoObject) {
 	for _, tier := range c.Tiers {
-		t.decode(model.TierKind, "", tier.Name, fields{"order": tier.Order, "defaultAction": tier.DefaultAction})
+		all = append(all, calicoObject{model.TierKind, "", tier.Name, nil, fields{"order": tier.Order, "defaultAction": tier.DefaultAction}})
 	}
 	for _, s := range c.Sets {
 		kind := model.GlobalNetworkSet
 		if s.Namespace != "" {
 			kind = model.NamespacedNetworkSet
 		}
-		t.decodeLabelled(kind, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets})
+		all = append(all, calicoObject{kind, s.Namespace, s.Name, s.Labels, fields{"nets": s.Nets}})
 	}
 	for _, p := range c.Policies {
 		spec := fields{"tier": p.Tier, "order": p.Order, "ingress": calicoRules(p.Ingress), "egress": calicoRules(p.Egress)}
@@ -31,31 +40,57 @@ func (t *translation) addCalico(c oracle.Calico) {
 		if p.Types != nil {
 			spec["types"] = p.Types
 		}
+		kind := model.GlobalNetworkPolicy
 		if p.Namespace != "" {
-			t.decode(model.CalicoPolicy, p.Namespace, p.Name, spec)
-		} else {
-			t.decode(model.GlobalNetworkPolicy, "", p.Name, spec)
+			kind = model.CalicoPolicy
 		}
+		all = append(all, calicoObject{kind, p.Namespace, p.Name, nil, spec})
+	}
+	return all
+}
+
+// text is the object in JSON.
+func (o calicoObject) text() ([]byte, error) {
+	meta := fields{"name": o.name, "labels": o.labels}
+	set(meta, "namespace", o.namespace)
+	return json.Marshal(fields{"apiVersion": "projectcalico.org/v3", "kind": kinds.Find(o.kind).Name, "metadata": meta, "spec": o.spec})
+}
+
+// addCalico has the translator read them.
+func (t *translation) addCalico(c oracle.Calico) {
+	for _, o := range calicoObjects(c) {
+		text, err := o.text()
+		if err != nil {
+			t.add(o.kind, o.namespace, o.name, nil, true, err)
+			continue
+		}
+		v, err := kinds.Find(o.kind).Decode(kinds.Text{Data: text})
+		name, namespace := o.name, o.namespace
+		if v != nil {
+			name, namespace = v.Ref().Name.Name, v.Ref().Name.Namespace
+		}
+		t.add(o.kind, namespace, name, v, v == nil, err)
 	}
 }
 
-func (t *translation) decode(kind model.Kind, namespace, name string, spec fields) {
-	t.decodeLabelled(kind, namespace, name, nil, spec)
-}
-
-func (t *translation) decodeLabelled(kind model.Kind, namespace, name string, labels map[string]string, spec fields) {
-	meta := fields{"name": name, "labels": labels}
-	set(meta, "namespace", namespace)
-	text, err := json.Marshal(fields{"metadata": meta, "spec": spec})
-	if err != nil {
-		t.add(kind, namespace, name, nil, true, err)
-		return
+// RandomPolicies are the policies of a random cluster, and the tiers and sets that they need, as
+// their users write them in JSON. They select the namespaces red, green and blue, and labels app,
+// tier and env with the values a, b and c.
+func RandomPolicies(seed uint64) (texts [][]byte, err error) {
+	o := newDice(seed).cluster()
+	add := func(text []byte, failed error) { texts, err = append(texts, text), errors.Join(err, failed) }
+	for _, p := range o.NetworkPolicies {
+		p.APIVersion, p.Kind = "networking.k8s.io/v1", "NetworkPolicy"
+		add(json.Marshal(p))
 	}
-	o, err := kinds.Find(kind).Decode(kinds.Text{Data: text})
-	if o != nil {
-		name, namespace = o.Ref().Name.Name, o.Ref().Name.Namespace
+	for _, p := range o.ClusterPolicies {
+		p.APIVersion, p.Kind = "policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"
+		add(json.Marshal(p))
 	}
-	t.add(kind, namespace, name, o, o == nil, err)
+	for _, p := range calicoObjects(o.Calico) {
+		add(p.text())
+	}
+	return texts, err
 }
 
 // set leaves out what is empty.

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/probe"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/policytest"
+	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+var whyClusters = flag.Int("why-clusters", 4, "how many random clusters to ask `sluice why` about")
+
+// TestWhyAgreesWithPackets sends requests between all pods, nodes and the outside, to pods and to
+// each address of each service, and asks every node's agent about each of them: the answers are the
+// same, and what the packets say.
+func TestWhyAgreesWithPackets(t *testing.T) {
+	t.Run("shop", func(t *testing.T) {
+		compareWhy(t, shopLab(t, "testwhyshop"))
+	})
+	t.Run("online boutique", func(t *testing.T) {
+		folder := "../../../shared/manifests/online-boutique"
+		if _, err := os.Stat(folder); err != nil {
+			t.Skip("Online Boutique's manifests are not there: see 'make run'")
+		}
+		compareWhy(t, upLab(t, "testwhyob", folder))
+	})
+	t.Run("random", func(t *testing.T) {
+		crowd := filepath.Join(t.TempDir(), "crowd.yaml")
+		if err := os.WriteFile(crowd, []byte(crowdManifests()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l := upLab(t, "testwhyrand", crowd)
+		for seed := range uint64(*whyClusters) {
+			change(t, l, 9_000_000+seed)
+			if compareWhy(t, l); t.Failed() {
+				for _, p := range l.Cluster.Policies {
+					t.Logf("%s", p.Object)
+				}
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	})
+}
+
+func upLab(t *testing.T, name string, paths ...string) *lab.Lab {
+	t.Helper()
+	needRoot(t)
+	t.Cleanup(func() {
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+	})
+	var progress bytes.Buffer
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv)}
+	l, err := o.up(t.Context(), &progress, paths)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	return l
+}
+
+// crowdManifests are pods with the labels and namespaces that random policies ask for, and services
+// of all types over them.
+func crowdManifests() string {
+	var b strings.Builder
+	for name, labels := range map[string]string{"red": "{tier: a}", "green": "{app: b, env: c}", "blue": "{}"} {
+		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: %s}\n", name, labels)
+	}
+	ports := []string{"{name: web, containerPort: 80}, {name: dns, containerPort: 53, protocol: UDP}", "{name: admin, containerPort: 8080}", "{name: web, containerPort: 81}"}
+	for i, labels := range []string{"app: a", "app: b, tier: a", "app: c, env: b", "tier: b, env: a", "tier: c", "app: a, tier: c, env: c"} {
+		fmt.Fprintf(&b, "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w%d, namespace: %s}\nspec:\n  replicas: %d\n  template:\n"+
+			"    metadata: {labels: {set: w%d, %s}}\n    spec: {containers: [{name: c, ports: [%s]}]}\n",
+			i, []string{"red", "green", "blue"}[i%3], 1+i%2, i, labels, ports[i%3])
+	}
+	service := func(name, namespace, set, spec string) {
+		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: %s}\nspec: {ipFamilyPolicy: PreferDualStack, selector: {%s}, %s}\n", name, namespace, set, spec)
+	}
+	service("plain", "red", "set: w0", "ports: [{name: web, port: 80}, {name: dns, port: 53, protocol: UDP}]")
+	service("two", "green", "set: w1", "ports: [{port: 80, targetPort: admin}]")
+	service("mixed", "red", "app: a", "type: NodePort, ports: [{port: 80}]")
+	service("balanced", "blue", "set: w5", "type: LoadBalancer, externalTrafficPolicy: Local, ports: [{port: 81}]")
+	service("inner", "red", "set: w3", "internalTrafficPolicy: Local, ports: [{port: 80}]")
+	service("ranged", "blue", "set: w2", `type: LoadBalancer, loadBalancerSourceRanges: ["203.0.113.0/24"], ports: [{port: 81}]`)
+	service("empty", "green", "set: none", "ports: [{port: 80}]")
+	return b.String()
+}
+
+// change gives the lab the policies of a random cluster.
+func change(t *testing.T, l *lab.Lab, seed uint64) {
+	t.Helper()
+	texts, err := policytest.RandomPolicies(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var policies []plan.Policy
+	for _, text := range texts {
+		var o corev1.ObjectReference // for its type's fields
+		var meta struct {
+			Metadata struct{ Name, Namespace string }
+		}
+		if err := errors.Join(json.Unmarshal(text, &o), json.Unmarshal(text, &meta)); err != nil {
+			t.Fatal(err)
+		}
+		p, err := plan.NewPolicy(o.APIVersion, o.Kind, meta.Metadata.Namespace, meta.Metadata.Name, text)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		policies = append(policies, p)
+	}
+	err = l.Change(t.Context(), func(c *plan.Cluster) error { c.Policies = policies; return nil })
+	if err == nil {
+		err = l.Sync(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// whyCase is one connection from one place.
+type whyCase struct {
+	source   probe.Source
+	from     netip.Addr
+	to       netip.AddrPort
+	protocol string
+	via      string
+	answer   echo.Answer
+	err      error
+}
+
+func compareWhy(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	cases := whyCases(l)
+	send(t, cases, time.Second)
+	answers := map[string][]agent.Explanation{}
+	for _, node := range l.Status(t.Context()).Nodes {
+		client := agent.NewClient(node.Socket)
+		for i := range cases {
+			e, err := client.Explain(t.Context(), cases[i].question(t))
+			if err != nil {
+				t.Fatalf("%s asked about %s: %v", node.Name, cases[i], err)
+			}
+			answers[node.Name] = append(answers[node.Name], e)
+		}
+	}
+	counts := map[verdict.Outcome]int{}
+	for i := range cases {
+		c := &cases[i]
+		for node, all := range answers {
+			e := all[i]
+			counts[e.Outcome]++
+			if c.agrees(e) {
+				continue
+			}
+			if again := []whyCase{*c}; !c.agrees(e) { // a slow machine may lose a packet to the time-out
+				send(t, again, 5*time.Second)
+				*c = again[0]
+			}
+			if !c.agrees(e) {
+				t.Errorf("on %s, why says %v of %s, the kernel says %v %v:\n%v%v", node, e.Outcome, c, c.answer, c.err, verdict.Text(e.Connections), e.Warnings)
+			}
+		}
+	}
+	t.Logf("%d connections: %v", len(cases), counts)
+}
+
+// whyCases are connections from each pod, node and the outside to each pod's ports and each
+// frontend.
+func whyCases(l *lab.Lab) (cases []whyCase) {
+	var sources []probe.Source
+	for _, p := range l.Cluster.Pods {
+		if !p.Spec.HostNetwork {
+			sources = append(sources, probe.Source{Kind: probe.FromPod, Name: p.Namespace + "/" + p.Name, Node: p.Spec.NodeName, NetNS: l.PodNS(p), Addrs: plan.Addrs(p)})
+		}
+	}
+	for _, n := range l.Cluster.Nodes {
+		sources = append(sources, probe.Source{Kind: probe.FromNode, Name: n.Name, Node: n.Name, NetNS: l.NodeNS(n.Name), Addrs: n.IPs})
+	}
+	sources = append(sources, probe.Source{Kind: probe.FromOutside, Name: plan.Outside, NetNS: l.NodeNS(plan.Outside), Addrs: l.Cluster.OutsideIPs})
+	add := func(s probe.Source, to netip.AddrPort, protocol, via string) {
+		for _, a := range s.Addrs {
+			if a.Is4() == to.Addr().Is4() && protocol != string(corev1.ProtocolSCTP) {
+				if s.Kind != probe.FromOutside {
+					via = ""
+				}
+				cases = append(cases, whyCase{source: s, from: a, to: to, protocol: protocol, via: via})
+				return
+			}
+		}
+	}
+	tries, _ := probe.Tries(l.Cluster, sources)
+	for _, try := range tries {
+		if try.Frontend.Kind != probe.HealthCheck {
+			add(try.Source, try.To, try.Protocol, try.Frontend.Node)
+		}
+	}
+	for _, s := range sources {
+		for _, p := range l.Cluster.Pods {
+			for _, c := range p.Spec.Containers {
+				for _, port := range c.Ports {
+					for _, a := range plan.Addrs(p) {
+						add(s, netip.AddrPortFrom(a, uint16(port.ContainerPort)), cmp.Or(string(port.Protocol), "TCP"), "")
+					}
+				}
+			}
+		}
+	}
+	return cases
+}
+
+func (c whyCase) String() string {
+	return fmt.Sprintf("%s %s to %s/%s", c.source.Name, c.from, c.to, c.protocol)
+}
+
+func (c whyCase) question(t *testing.T) question.Question {
+	t.Helper()
+	q, err := question.Parse(c.from.String(), c.to.String()+"/"+strings.ToLower(c.protocol))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Via = c.via
+	return q
+}
+
+// agrees reports whether the answer to the request is as it was said: of several backends, the one
+// that answered is allowed, and silence means that one is denied.
+func (c whyCase) agrees(e agent.Explanation) bool {
+	if len(e.Connections) != 1 || e.Outcome == verdict.Unknown {
+		return false
+	}
+	if c.err != nil {
+		return e.Outcome == verdict.Denied
+	}
+	for _, p := range e.Connections[0].Paths {
+		if name := p.To.Object.Name; p.Outcome == verdict.Allowed && (name.Namespace == c.answer.Namespace && name.Name == c.answer.Pod || name.Namespace == "") {
+			return true
+		}
+	}
+	return false
+}
+
+// send sends a request for each case, and notes what came of it.
+func send(t *testing.T, cases []whyCase, silence time.Duration) {
+	t.Helper()
+	const workers = 24
+	queues := map[string][]*whyCase{}
+	for i := range cases {
+		queues[cases[i].source.NetNS] = append(queues[cases[i].source.NetNS], &cases[i])
+	}
+	var all sync.WaitGroup
+	for name, queue := range queues {
+		ns, err := netns.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := make(chan *whyCase, len(queue))
+		for _, c := range queue {
+			work <- c
+		}
+		close(work)
+		var here sync.WaitGroup
+		for range min(workers, len(queue)) {
+			here.Go(func() {
+				err := ns.Do(func() error {
+					for c := range work {
+						c.answer, c.err = echo.Ask(c.protocol, c.to, silence)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Go(func() { here.Wait(); ns.Close() })
+	}
+	all.Wait()
+}
