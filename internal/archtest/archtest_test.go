@@ -144,6 +144,8 @@ var rules = []rule{
 		"verdict says what the desired state does with a connection: it asks neither the kernel nor the objects, so that it can be held against both"},
 	{"internal/question", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"question reads what people ask and finds the objects that they name: what becomes of the connection is for verdict to say"},
+	{"internal/remedy", slices.Concat(kubernetes, kernel, []string{"os", "os/exec", "net", "net/http", "internal/source", "internal/driver", "internal/agent"}),
+		"remedy reads the objects and what a verdict said of them: the kernel and the APIs have no part in what would have helped"},
 	{"internal/link", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"link says what the kernel tells of interfaces and routes; what that means for pods is the compiler's business"},
 	{"internal/nflog", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/agent"}),
