@@ -254,7 +254,7 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 		if _, denied := Denial(steps); denied {
 			return v.c.end(f, t)
 		}
-		return v.c.end(f, t.note("no node or pod of the cluster has "+f.Destination.String()+": what is beyond node "+v.name+" is not judged"))
+		return v.c.end(f, t.note("of no pod or node of the cluster: what is beyond node "+v.name+" is not judged"))
 	}
 	return v.onward(next, f, front, t)
 }

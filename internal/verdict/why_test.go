@@ -260,7 +260,7 @@ func TestWhyOnOtherNodes(t *testing.T) {
 		{"10.1.1.8", "10.1.1.7", 80, "denied", "isolated by NetworkPolicy shop/db"},
 		{"10.1.1.7", "10.1.1.8", 80, "allowed", ""},
 		{"10.1.1.7", "10.1.2.8", 80, "unknown", "what this node makes of it is not known here"},
-		{"10.1.1.7", "203.0.113.7", 80, "allowed", "no node or pod of the cluster has 203.0.113.7"},
+		{"10.1.1.7", "203.0.113.7", 80, "allowed", "of no pod or node of the cluster"},
 		{"10.1.1.8", "10.1.0.7", 80, "denied", "isolated by NetworkPolicy shop/db"},
 		{"10.1.1.8", "10.1.0.7", 5432, "denied", "from 10.1.1.8"},
 		{"10.1.0.5", "10.1.1.7", 80, "denied", "b  ingress"},
