@@ -69,28 +69,38 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 // tally counts the drops that a watcher misses.
 type tally struct {
 	counter driver.Counter // nil if the driver does not count
-	first   uint64         // packets dropped before
+	known   bool           // first is
+	first   uint64         // packets dropped before the watcher began
 	last    uint64         // packets dropped up to the previous count
 	told    Missed
 }
 
 func newTally(ctx context.Context, d driver.Driver) *tally {
 	t := &tally{counter: d.Capabilities().Counter}
-	t.first, _ = t.dropped(ctx)
-	t.last = t.first
+	t.count(ctx, 0)
 	return t
 }
 
-// dropped returns the number of packets dropped so far.
-func (t *tally) dropped(ctx context.Context) (n uint64, ok bool) {
+// count reads how many packets were dropped so far. Of the first number that can be read, came is
+// how many came to the watcher.
+func (t *tally) count(ctx context.Context, came uint64) {
 	if t.counter == nil {
-		return 0, false
+		return
 	}
 	counts, err := t.counter.DropCounts(ctx)
+	if err != nil {
+		return
+	}
+	var n uint64
 	for _, c := range counts {
 		n += c
 	}
-	return n, err == nil
+	switch {
+	case !t.known:
+		t.known, t.first, t.last = true, n-min(n, came), n
+	case n >= t.first:
+		t.last = n
+	}
 }
 
 // missed returns the drops missed since the beginning, or nil if there are none since the previous
@@ -102,9 +112,7 @@ func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
 	if dropped := t.last - t.first; dropped > received+lost {
 		now.Limited = dropped - received - lost
 	}
-	if n, ok := t.dropped(ctx); ok && n >= t.first {
-		t.last = n
-	}
+	t.count(ctx, received+lost)
 	if now == t.told {
 		return nil
 	}

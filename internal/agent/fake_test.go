@@ -127,7 +127,10 @@ func (d *fakeDriver) DropCounts(context.Context) (map[state.Drop]uint64, error) 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.dropRead++
-	return map[state.Drop]uint64{state.DropPolicy: d.dropped}, d.countErr
+	if d.countErr != nil {
+		return nil, d.countErr
+	}
+	return map[state.Drop]uint64{state.DropPolicy: d.dropped}, nil
 }
 
 // counts sets how many connections the policies have decided.

@@ -451,6 +451,32 @@ func TestSlowWatcherLosesAlone(t *testing.T) {
 	})
 }
 
+// Drops from before the watcher began are not missed, also where they could not be counted then.
+func TestTallyWithoutFirstCount(t *testing.T) {
+	d := newFakeDriver()
+	d.drop(15)
+	d.mu.Lock()
+	d.countErr = errKernel
+	d.mu.Unlock()
+	tally, w := newTally(t.Context(), d), &dropWatcher{packets: make(chan Packet, 4)}
+	w.take(Packet{})
+	w.take(Packet{})
+	d.drop(2)
+	d.mu.Lock()
+	d.countErr = nil
+	d.mu.Unlock()
+	for range 3 {
+		if got := tally.missed(t.Context(), w); got != nil {
+			t.Fatalf("of 2 drops, both shown, it misses %+v", got)
+		}
+	}
+	d.drop(3)
+	tally.missed(t.Context(), w)
+	if got := tally.missed(t.Context(), w); got == nil || got.Limited != 3 {
+		t.Errorf("of 3 drops that are not shown, it misses %+v", got)
+	}
+}
+
 func TestDropsStream(t *testing.T) {
 	k := newDropKernel()
 	b := startPolicy(t, func(c *Config) { c.Drops = k.open })

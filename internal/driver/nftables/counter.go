@@ -64,11 +64,12 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 	return counts, nil
 }
 
-// readCounters yields the named counters of the table; none if there is no table.
+// readCounters yields the named counters of the table; none if there is no table. Where the table
+// changes meanwhile, it begins again, and yields a counter once more.
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	return d.reader.sock.ReadCounters(ctx, program.TableName, yield)
+	return uninterrupted(func() error { return d.reader.sock.ReadCounters(ctx, program.TableName, yield) })
 }
 
 // policyKeys are the policies that are programmed, by the names of their counters.

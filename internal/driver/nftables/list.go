@@ -17,16 +17,25 @@ var _ driver.Lister = (*Driver)(nil)
 
 // Frontends implements driver.Lister. It reads the table of any release that calls its maps
 // of frontends as this one does.
-func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
+func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for try := 0; ; try++ {
-		found, err := d.listFrontends(ctx)
-		if err == nil {
-			return found, nil
-		}
-		if !errors.Is(err, nft.ErrInterrupted) || try == 10 {
-			return nil, fmt.Errorf("list frontends of table inet %s: %w", program.TableName, err)
+	err = uninterrupted(func() error {
+		found, err = d.listFrontends(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list frontends of table inet %s: %w", program.TableName, err)
+	}
+	return found, nil
+}
+
+// uninterrupted reads again, up to ten times, where the table changes while it is read.
+func uninterrupted(read func() error) error {
+	const most = 10
+	for try := 1; ; try++ {
+		if err := read(); !errors.Is(err, nft.ErrInterrupted) || try == most {
+			return err
 		}
 	}
 }
