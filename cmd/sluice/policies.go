@@ -16,8 +16,10 @@ import (
 const policiesHelp = `List this node's policies in the order in which packets meet them.
 
 PODS and HOSTS count the pods and host endpoints of this node that a policy selects. ALLOWED and
-DENIED count the connections that it has decided here. A policy that selects nothing here is not
-programmed. NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies
+DENIED count the packets that it has decided here since it was first programmed: the first packet of
+each connection. A TCP connection that is allowed and answered counts once. What is denied counts
+each time that its sender tries again, and UDP counts each packet until the first answer. A policy
+that selects nothing here is not programmed. NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies
 all that it selects, or its last good version is in force, or nothing of it.`
 
 func newPoliciesCommand() *cobra.Command {

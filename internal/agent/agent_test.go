@@ -415,7 +415,7 @@ func TestRefusedObjectIsNamed(t *testing.T) {
 			t.Errorf("%s answers %d", path, code)
 		}
 	}
-	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "sluice_set_aside 1\n") || !strings.Contains(text, `sluice_issue{object="NetworkPolicy shop/large"`) {
+	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "sluice_set_aside 1\n") || !strings.Contains(text, `sluice_issue{kind="NetworkPolicy",name="large",namespace="shop"`) {
 		t.Errorf("metrics:\n%s", text)
 	}
 	b.driver.setsAside()

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
@@ -207,23 +208,29 @@ var (
 	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
 	descKept      = desc("frontends_kept", "Frontends, and parts of policy, that stay in the kernel only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
-	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "object", "source", "reason")
+	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "kind", "namespace", "name", "source", "reason")
 	descAside     = desc("set_aside", "Objects that are partly set aside, as the kernel refuses something of them.")
 	descPolicies  = desc("policies", "Policies known, on this node or not.")
 	descPods      = desc("policy_local_pods", "Pods of this node that a policy applies to.")
-	descDecided   = desc("policy_connections_total", "Connections that a policy decided, since it was first programmed.", "policy", "verdict")
-	descList      = desc("address_list_entries", "Networks in an address list that is read from a file.", "list")
-	descDropped   = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
-	descCut       = desc("policy_connections_cut_total", "Established connections that were cut because policy came to forbid them, or that were allowed again.")
-	descConns     = desc("conntrack_entries", "Entries in the connection table.")
-	descConnsMax  = desc("conntrack_entries_limit", "Limit of the connection table.")
-	descRivals    = desc("rivals", "Other agents in this network namespace, which wait until this one ends.")
-	descNoLocal   = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+	descDecided   = desc("policy_packets_total", "Packets that a policy decided, since it was first programmed: the first of each connection, as often as it is sent until it is answered.",
+		"kind", "namespace", "name", "verdict")
+	descList     = desc("address_list_entries", "Networks in an address list that is read from a file.", "name")
+	descDropped  = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
+	descCut      = desc("policy_connections_cut_total", "Established connections that were cut because policy came to forbid them, or that were allowed again.")
+	descConns    = desc("conntrack_entries", "Entries in the connection table.")
+	descConnsMax = desc("conntrack_entries_limit", "Limit of the connection table.")
+	descRivals   = desc("rivals", "Other agents in this network namespace, which wait until this one ends.")
+	descNoLocal  = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
 		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy", "ip_family"}, nil)
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
+}
+
+// objectLabels are the values of the labels kind, namespace and name.
+func objectLabels(r model.Ref) []string {
+	return []string{string(r.Kind), r.Name.Namespace, r.Name.Name}
 }
 
 // Describe implements prometheus.Collector: what is collected says itself what it is.
@@ -263,7 +270,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descIssues, float64(len(issues)))
 	gauge(descAside, float64(len(c.Driver.SetAside())))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
-		gauge(descIssue, 1, i.Object.String(), i.Source, i.Reason)
+		gauge(descIssue, 1, append(objectLabels(i.Object), i.Source, i.Reason)...)
 	}
 	collectSource(ch, src)
 	c.collectPolicy(ch, gauge)
@@ -292,8 +299,8 @@ func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prom
 	defer cancel()
 	if counters, err := c.counters(ctx); err == nil {
 		for key, n := range counters {
-			count(descDecided, n.Allowed, key.String(), "allowed")
-			count(descDecided, n.Denied, key.String(), "denied")
+			count(descDecided, n.Allowed, append(objectLabels(key), "allowed")...)
+			count(descDecided, n.Denied, append(objectLabels(key), "denied")...)
 		}
 	}
 	if counter := c.Driver.Capabilities().Counter; counter != nil {

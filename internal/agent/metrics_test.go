@@ -48,7 +48,7 @@ func TestMetrics(t *testing.T) {
 		`sluice_apply_seconds_count{path="adopt"} 1`,
 		"sluice_change_seconds_count 1",
 		"sluice_issues 1",
-		`sluice_issue{object="Service shop/bad",reason="port 70000 is out of range",source="bad.yaml"} 1`,
+		`sluice_issue{kind="Service",name="bad",namespace="shop",reason="port 70000 is out of range",source="bad.yaml"} 1`,
 		`sluice_source_synced{source="manifests"} 1`,
 		`sluice_source_objects{kind="Service",source="manifests"} 1`,
 		`sluice_source_skipped{kind="ConfigMap",source="manifests"} 2`,

@@ -16,10 +16,11 @@ import (
 // PolicyReport is a policy as this node has it.
 type PolicyReport struct {
 	compile.PolicyView
-	// Allowed and Denied count the connections that it has allowed and denied since it was first
-	// programmed. They are absent if it is not programmed or the driver does not count.
-	Allowed *uint64 `json:"allowed,omitempty"`
-	Denied  *uint64 `json:"denied,omitempty"`
+	// Allowed and Denied are the packets that it has decided since it was first programmed, as
+	// driver.PolicyCounter counts them. They are absent if it is not programmed or the driver does
+	// not count.
+	Allowed *uint64 `json:"allowedPackets,omitempty"`
+	Denied  *uint64 `json:"deniedPackets,omitempty"`
 	// Issues are its faults except those in Refused, each with what is in force meanwhile. If
 	// nothing of it is in force, the report has only its name beside.
 	Issues []string `json:"issues,omitempty"`
@@ -85,7 +86,7 @@ func keyOf(v compile.PolicyView) model.PolicyKey {
 	return model.PolicyKey{Kind: model.Kind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 }
 
-// counters reads how many connections policies have decided; nothing if the driver does not count.
+// counters reads how many packets policies have decided; nothing if the driver does not count.
 func (a *Agent) counters(ctx context.Context) (map[model.PolicyKey]driver.PolicyCounter, error) {
 	counter := a.Driver.Capabilities().Counter
 	if counter == nil {

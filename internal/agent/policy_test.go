@@ -221,9 +221,9 @@ func TestPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"sluice_policies 1", "sluice_policy_local_pods 1", `sluice_address_list_entries{list="bad"} 1`,
-		`sluice_policy_connections_total{policy="NetworkPolicy shop/db",verdict="allowed"} 3`,
-		`sluice_policy_connections_total{policy="NetworkPolicy shop/db",verdict="denied"} 4`,
+		"sluice_policies 1", "sluice_policy_local_pods 1", `sluice_address_list_entries{name="bad"} 1`,
+		`sluice_policy_packets_total{kind="NetworkPolicy",name="db",namespace="shop",verdict="allowed"} 3`,
+		`sluice_policy_packets_total{kind="NetworkPolicy",name="db",namespace="shop",verdict="denied"} 4`,
 		`sluice_dropped_packets_total{reason="policy"} 0`,
 	} {
 		if !strings.Contains(string(text), line+"\n") {

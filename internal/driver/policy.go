@@ -14,8 +14,9 @@ const (
 // it.
 const ClaimGroup = 0x51d
 
-// PolicyCounter is what a policy has decided, in connections (packets, where
-// connections are not tracked), since it was first programmed.
+// PolicyCounter is what a policy has decided since it was first programmed, in packets: those that
+// begin a connection, as often as they are sent until they are answered, and all that are not
+// tracked.
 type PolicyCounter struct {
 	Policy          model.PolicyKey
 	Allowed, Denied uint64

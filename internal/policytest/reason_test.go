@@ -69,7 +69,7 @@ func (k *kernel) listen(t *testing.T) *nflog.Conn {
 	return log
 }
 
-// TestCounters shows that a policy counts the connections that it decides.
+// TestCounters shows that a policy counts the packets that it decides.
 func TestCounters(t *testing.T) {
 	k := openKernel(t, "count", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{policies: isolated("b", "in ingress: [{from: [{podSelector: {matchLabels: {app: a}}}]}]")})
