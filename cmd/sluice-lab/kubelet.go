@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"os/exec"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
@@ -40,6 +43,13 @@ func newLabKubeletCommand() *cobra.Command {
 			cfg.API.UserAgent = "sluice-lab-kubelet/" + cli.Version()
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			kube.TakeLogs(cfg.Log)
+			exe, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find this program: %w", err)
+			}
+			cfg.Command = func(ctx context.Context, namespace, pod string, args []string) *exec.Cmd {
+				return exec.CommandContext(ctx, exe, append([]string{"lab", "exec", "--name", name, namespace + "/" + pod, "--"}, args...)...)
+			}
 			return kubelet.Run(cmd.Context(), cfg)
 		},
 	}

@@ -38,6 +38,7 @@ func (p *Plane) apiServerArguments() []string {
 		"--service-account-issuer=" + serviceAccountsName,
 		"--service-account-signing-key-file=" + p.path(accountKey), "--service-account-key-file=" + p.path(accountCert),
 		"--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
+		"--kubelet-client-certificate=" + p.path(clientCert), "--kubelet-client-key=" + p.path(cltKey),
 		"--shutdown-delay-duration=0s",
 	}
 	if p.RBAC {

@@ -156,7 +156,8 @@ func (p *Plane) Dial(ctx context.Context, network, address string) (conn net.Con
 const (
 	caCert, caKey       = "ca.crt", "ca.key"
 	serverCert, srvKey  = "apiserver.crt", "apiserver.key"
-	accountKey          = "accounts.key" // signs the tokens of service accounts
+	clientCert, cltKey  = "apiserver-kubelet.crt", "apiserver-kubelet.key" // the API server's, for kubelets
+	accountKey          = "accounts.key"                                   // signs the tokens of service accounts
 	accountCert         = "accounts.crt"
 	etcdURL, etcdPeer   = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 	controllerHealth    = "https://127.0.0.1:10257/healthz"
@@ -185,6 +186,9 @@ func (p *Plane) writeFiles() error {
 		addrs = append(addrs, cidr.Masked().Addr().Next().AsSlice())
 	}
 	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver"}, names, addrs, p.path(serverCert), p.path(srvKey)); err != nil {
+		return err
+	}
+	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver-kubelet-client"}, nil, nil, p.path(clientCert), p.path(cltKey)); err != nil {
 		return err
 	}
 	if _, err := loadAuthority(p.path(accountCert), p.path(accountKey)); err != nil {

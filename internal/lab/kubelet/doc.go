@@ -8,7 +8,8 @@
 // grace period, and pods that outlive a restart of this process or an outage of the API server.
 // Some annotations control a pod, for people and tests; see ReadyAnnotation and those beside it.
 //
-// It does not support kubectl logs, exec, attach and port-forward (there is no kubelet HTTP API;
-// use `sluice lab exec POD`), volumes, resources, host ports of pods with their own network, or
-// commands other than a few built-in ones (see command).
+// kubectl exec and attach run this machine's programs in the pod's network.
+//
+// It does not support kubectl logs and port-forward, volumes, resources, host ports of pods with
+// their own network, or commands other than a few built-in ones (see command).
 package kubelet

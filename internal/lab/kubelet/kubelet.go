@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"sync"
 	"time"
@@ -30,7 +31,10 @@ type Config struct {
 	PodCIDRs []netip.Prefix // one of each family; none: those of the Node's spec, once it has some
 	Zone     string         // may be empty
 	API      *rest.Config
-	Log      *slog.Logger
+	// Command is a command that runs in a pod of the node, for kubectl exec and attach; nil: there
+	// is neither.
+	Command func(ctx context.Context, namespace, pod string, args []string) *exec.Cmd
+	Log     *slog.Logger
 }
 
 // kubelet runs the pods of a node. It is the store that the reflector of pods fills.
@@ -84,6 +88,11 @@ func Run(ctx context.Context, cfg Config) error {
 	var background sync.WaitGroup
 	background.Go(func() { k.heartbeat(ctx) })
 	background.Go(func() { k.sendEvents(ctx) })
+	background.Go(func() {
+		if err := k.serve(ctx); err != nil {
+			k.Log.Error("there is no kubectl exec", "err", err)
+		}
+	})
 	background.Go(func() { k.api.Services("").Follow(ctx, "", k.services) })
 	select {
 	case <-k.services.read: // so that pods listen on all their ports before they are ready

@@ -111,7 +111,7 @@ func (w *world) answers(p *corev1.Pod) bool {
 	return err == nil && got == p.Name
 }
 
-func exec(command ...string) corev1.ProbeHandler {
+func execAction(command ...string) corev1.ProbeHandler {
 	return corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: command}}
 }
 
@@ -224,16 +224,16 @@ func testReadiness(w *world) {
 
 func testProbes(w *world) {
 	w.pod("failing", func(p *corev1.Pod) {
-		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: exec("false"), PeriodSeconds: 1}
+		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: execAction("false"), PeriodSeconds: 1}
 	}, graceful(0))
 	w.pod("unknown", func(p *corev1.Pod) {
-		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: exec("redis-cli", "ping"), PeriodSeconds: 1}
+		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: execAction("redis-cli", "ping"), PeriodSeconds: 1}
 	}, graceful(0))
 	w.pod("dying", func(p *corev1.Pod) {
-		p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: exec("sh", "-c", "exit 3"), PeriodSeconds: 1, FailureThreshold: 1}
+		p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: execAction("sh", "-c", "exit 3"), PeriodSeconds: 1, FailureThreshold: 1}
 	}, graceful(0))
 	w.pod("slow", func(p *corev1.Pod) {
-		p.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: exec("true"), InitialDelaySeconds: 1, PeriodSeconds: 1}
+		p.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: execAction("true"), InitialDelaySeconds: 1, PeriodSeconds: 1}
 	}, graceful(0))
 	handlers := []corev1.ProbeHandler{
 		{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz?deep=1", Port: intstr.FromInt32(8080)}}, // not declared
@@ -554,7 +554,7 @@ func testNode(w *world) {
 // Pods outlive the kubelet; what is left of pods deleted meanwhile is removed.
 func testRestart(w *world) {
 	w.pod("stays", func(p *corev1.Pod) {
-		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: exec("true"), InitialDelaySeconds: 2, PeriodSeconds: 1}
+		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: execAction("true"), InitialDelaySeconds: 2, PeriodSeconds: 1}
 	}, graceful(0))
 	w.pod("goes", graceful(0))
 	w.pod("is-deleted", graceful(30))

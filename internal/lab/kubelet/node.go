@@ -172,6 +172,7 @@ func (k *kubelet) nodeStatus(node *corev1.Node, now metav1.Time) corev1.NodeStat
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 	}
 	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: k.Node})
+	s.DaemonEndpoints.KubeletEndpoint.Port = Port
 	s.NodeInfo.KubeletVersion, s.NodeInfo.ContainerRuntimeVersion = "v0.0.0-sluice-lab", "sluice://lab"
 	s.NodeInfo.OSImage, s.NodeInfo.OperatingSystem, s.NodeInfo.Architecture = "Sluice lab", "linux", runtime.GOARCH
 	for _, want := range []struct {
