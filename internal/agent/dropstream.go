@@ -69,9 +69,9 @@ func (a *Agent) serveDrops(w http.ResponseWriter, r *http.Request) {
 // tally counts the drops that a watcher misses.
 type tally struct {
 	counter driver.Counter // nil if the driver does not count
-	known   bool           // first is
-	first   uint64         // packets dropped before the watcher began
-	last    uint64         // packets dropped up to the previous count
+	known   bool           // it has been read
+	read    uint64         // when it was read last
+	dropped uint64         // packets dropped since the watcher began, up to then
 	told    Missed
 }
 
@@ -81,8 +81,8 @@ func newTally(ctx context.Context, d driver.Driver) *tally {
 	return t
 }
 
-// count reads how many packets were dropped so far. Of the first number that can be read, came is
-// how many came to the watcher.
+// count reads the counter. Of what it holds when it can be read first, the watcher's are the packets
+// that came to it. A counter that falls has begun anew.
 func (t *tally) count(ctx context.Context, came uint64) {
 	if t.counter == nil {
 		return
@@ -97,22 +97,26 @@ func (t *tally) count(ctx context.Context, came uint64) {
 	}
 	switch {
 	case !t.known:
-		t.known, t.first, t.last = true, n-min(n, came), n
-	case n >= t.first:
-		t.last = n
+		t.dropped = came
+	case n < t.read:
+		t.dropped += n
+	default:
+		t.dropped += n - t.read
 	}
+	t.known, t.read = true, n
 }
 
 // missed returns the drops missed since the beginning, or nil if there are none since the previous
 // count. It compares the drops up to the previous count with the packets that have come by now:
 // packets in transit are not missed.
 func (t *tally) missed(ctx context.Context, w *dropWatcher) *Missed {
-	received, lost := w.received.Load(), w.lost.Load()
+	lost := w.lost.Load()
+	came := w.received.Load() + lost
 	now := Missed{Limited: t.told.Limited, Lost: lost}
-	if dropped := t.last - t.first; dropped > received+lost {
-		now.Limited = dropped - received - lost
+	if t.dropped > came {
+		now.Limited = t.dropped - came
 	}
-	t.count(ctx, received+lost)
+	t.count(ctx, came)
 	if now == t.told {
 		return nil
 	}

@@ -475,6 +475,13 @@ func TestTallyWithoutFirstCount(t *testing.T) {
 	if got := tally.missed(t.Context(), w); got == nil || got.Limited != 3 {
 		t.Errorf("of 3 drops that are not shown, it misses %+v", got)
 	}
+	d.mu.Lock()
+	d.dropped = 2 // of a new table
+	d.mu.Unlock()
+	tally.missed(t.Context(), w)
+	if got := tally.missed(t.Context(), w); got == nil || got.Limited != 5 {
+		t.Errorf("of 5 drops that are not shown, 2 of a new table, it misses %+v", got)
+	}
 }
 
 func TestDropsStream(t *testing.T) {

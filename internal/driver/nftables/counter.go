@@ -69,7 +69,13 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	return uninterrupted(func() error { return d.reader.sock.ReadCounters(ctx, program.TableName, yield) })
+	return uninterrupted(func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		// A dump that is given up would make the kernel refuse the next one.
+		return d.reader.sock.ReadCounters(context.WithoutCancel(ctx), program.TableName, yield)
+	})
 }
 
 // policyKeys are the policies that are programmed, by the names of their counters.
