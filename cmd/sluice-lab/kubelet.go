@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
@@ -47,8 +48,15 @@ func newLabKubeletCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
+			// GNU wget tries twenty times, where BusyBox's gives up.
+			wgetrc := filepath.Join(filepath.Dir(kubeconfig), "wgetrc")
+			if err := os.WriteFile(wgetrc, []byte("tries = 1\n"), 0o644); err != nil {
+				return fmt.Errorf("write settings for wget: %w", err)
+			}
 			cfg.Command = func(ctx context.Context, namespace, pod string, args []string) *exec.Cmd {
-				return exec.CommandContext(ctx, exe, append([]string{"lab", "exec", "--name", name, namespace + "/" + pod, "--"}, args...)...)
+				cmd := exec.CommandContext(ctx, exe, append([]string{"lab", "exec", "--name", name, namespace + "/" + pod, "--"}, args...)...)
+				cmd.Env = append(os.Environ(), "WGETRC="+wgetrc)
+				return cmd
 			}
 			return kubelet.Run(cmd.Context(), cfg)
 		},

@@ -171,6 +171,9 @@ type terminal struct {
 
 // ExecInContainer implements remotecommand.Executor.
 func (t *terminal) ExecInContainer(ctx context.Context, _, _, _ string, args []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	if _, err := exec.LookPath(args[0]); err != nil && isShell(args[0]) {
+		args = append([]string{"sh"}, args[1:]...) // this machine has no ash, perhaps
+	}
 	cmd := t.k.Command(ctx, t.pod.Namespace, t.pod.Name, args)
 	// The command and all that it started end together.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lab"
+)
+
+// recipe is one of the policy recipes that people learn by (github.com/ahmetb/kubernetes-network-policy-recipes):
+// what its reader sets up, applies, and tries from pods.
+type recipe struct {
+	setup   []string // lines of kubectl
+	policy  string
+	checks  []try
+	cleanup []string
+}
+
+// try is a request from a pod with labels in a namespace.
+type try struct {
+	namespace, labels, url string
+	passes                 bool
+}
+
+const webPod = "run web --image=nginx --labels=app=web --expose --port=80"
+
+var recipes = map[string]recipe{
+	"01 deny all traffic to an application": {
+		setup:  []string{"run web --image=nginx --labels=app=web,env=prod --expose --port=80"},
+		policy: policyOf("default", "app: web, env: prod", ""),
+		checks: []try{{"default", "", "web", false}},
+	},
+	"02 limit traffic to an application": {
+		setup:  []string{"run apiserver --image=nginx --labels=app=bookstore,role=api --expose --port=80"},
+		policy: policyOf("default", "app: bookstore, role: api", "ingress: [{from: [{podSelector: {matchLabels: {app: bookstore}}}]}]"),
+		checks: []try{{"default", "", "apiserver", false}, {"default", "app=bookstore,role=frontend", "apiserver", true}},
+	},
+	"02a allow all traffic to an application": {
+		setup: []string{webPod},
+		policy: policyOf("default", "", "") + "---\n" +
+			strings.Replace(policyOf("default", "app: web", "ingress: [{}]"), "name: p", "name: q", 1),
+		checks: []try{{"default", "", "web", true}},
+	},
+	"03 deny all traffic in the namespace": {
+		setup:  []string{webPod},
+		policy: policyOf("default", "", "ingress: []"),
+		checks: []try{{"default", "", "web", false}, {"default", "app=any", "web", false}},
+	},
+	"04 deny traffic from other namespaces": {
+		setup:   []string{"create namespace secondary04", "--namespace=secondary04 " + webPod},
+		policy:  policyOf("secondary04", "", "ingress: [{from: [{podSelector: {}}]}]"),
+		checks:  []try{{"default", "", "web.secondary04", false}, {"secondary04", "", "web.secondary04", true}},
+		cleanup: []string{"delete namespace secondary04 --wait=false"},
+	},
+	"05 allow traffic from all namespaces": {
+		setup: []string{"create namespace secondary05", webPod},
+		policy: policyOf("default", "", "") + "---\n" +
+			strings.Replace(policyOf("default", "app: web", "ingress: [{from: [{namespaceSelector: {}}]}]"), "name: p", "name: q", 1),
+		checks:  []try{{"secondary05", "", "web.default", true}, {"default", "", "web", true}},
+		cleanup: []string{"delete namespace secondary05 --wait=false"},
+	},
+	"06 allow traffic from a namespace": {
+		setup: []string{webPod, "create namespace dev", "label namespace/dev purpose=testing", "create namespace prod",
+			"label namespace/prod purpose=production"},
+		policy:  policyOf("default", "app: web", "ingress: [{from: [{namespaceSelector: {matchLabels: {purpose: production}}}]}]"),
+		checks:  []try{{"dev", "", "web.default", false}, {"prod", "", "web.default", true}},
+		cleanup: []string{"delete namespace dev prod --wait=false"},
+	},
+	"07 allow traffic from some pods in another namespace": {
+		setup: []string{webPod, "create namespace other", "label namespace/other team=operations"},
+		policy: policyOf("default", "app: web",
+			"ingress: [{from: [{namespaceSelector: {matchLabels: {team: operations}}, podSelector: {matchLabels: {type: monitoring}}}]}]"),
+		checks: []try{
+			{"default", "", "web.default", false}, {"default", "type=monitoring", "web.default", false},
+			{"other", "", "web.default", false}, {"other", "type=monitoring", "web.default", true},
+		},
+		cleanup: []string{"delete namespace other --wait=false"},
+	},
+	"08 allow traffic from external clients": {
+		setup:  []string{"run web --image=nginx --labels=app=web --port=80", "expose pod/web --type=LoadBalancer"},
+		policy: policyOf("default", "app: web", "ingress: [{}]"),
+		checks: []try{{"outside", "", "web", true}, {"default", "", "web", true}},
+	},
+	"09 allow traffic only to a port": {
+		setup: []string{"run apiserver --image=ahmet/app-on-two-ports --labels=app=apiserver",
+			"create service clusterip apiserver --tcp 8001:8000 --tcp 5001:5000"},
+		policy: policyOf("default", "app: apiserver", "ingress: [{ports: [{port: 5000}], from: [{podSelector: {matchLabels: {role: monitoring}}}]}]"),
+		checks: []try{
+			{"default", "", "apiserver:8001", false}, {"default", "", "apiserver:5001/metrics", false},
+			{"default", "role=monitoring", "apiserver:8001", false}, {"default", "role=monitoring", "apiserver:5001/metrics", true},
+		},
+	},
+	"10 allow traffic with multiple selectors": {
+		setup: []string{"run db --image=redis:4 --port=6379 --expose --labels=app=bookstore,role=db"},
+		policy: policyOf("default", "app: bookstore, role: db", "ingress: [{from: [{podSelector: {matchLabels: {app: bookstore, role: search}}}, "+
+			"{podSelector: {matchLabels: {app: bookstore, role: api}}}, {podSelector: {matchLabels: {app: inventory, role: web}}}]}]"),
+		checks: []try{{"default", "app=inventory,role=web", "db:6379", true}, {"default", "app=other", "db:6379", false}},
+	},
+	"11 deny egress traffic from an application": {
+		setup:  []string{webPod},
+		policy: policyOf("default", "app: foo", "policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]}]"),
+		checks: []try{{"default", "app=foo", "web:80", false}, {"default", "", "web:80", true}},
+	},
+	"12 deny all egress traffic from the namespace": {
+		setup:   []string{"create namespace secondary12", "--namespace=secondary12 " + webPod},
+		policy:  policyOf("default", "", "policyTypes: [Egress], egress: []"),
+		checks:  []try{{"default", "", "web.secondary12", false}, {"secondary12", "", "web.secondary12", true}},
+		cleanup: []string{"delete namespace secondary12 --wait=false"},
+	},
+	"14 deny external egress traffic": {
+		setup: []string{webPod},
+		policy: policyOf("default", "app: foo",
+			"policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]}, {to: [{namespaceSelector: {}}]}]"),
+		checks: []try{{"default", "app=foo", "web:80", true}, {"default", "app=foo", "OUTSIDE", false}, {"default", "", "OUTSIDE", true}},
+	},
+}
+
+func policyOf(namespace, selects, rest string) string {
+	if rest != "" {
+		rest = ", " + rest
+	}
+	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: %s}\n"+
+		"spec: {podSelector: {matchLabels: {%s}}%s}\n", namespace, selects, rest)
+}
+
+// TestRecipes follows each of the fourteen recipes with kubectl alone: before its policy all
+// requests pass, after it those that the recipe says.
+func TestRecipes(t *testing.T) {
+	needRoot(t)
+	const name = "testrecipes"
+	t.Cleanup(func() {
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+	})
+	var progress bytes.Buffer
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
+	empty := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(empty, []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: other, namespace: elsewhere}\nspec: {containers: [{name: other}]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := o.up(t.Context(), &progress, []string{empty})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	c := &cook{T: t, lab: l}
+	for name, r := range recipes {
+		t.Run(name, func(t *testing.T) {
+			c.T = t
+			c.follow(r)
+		})
+	}
+	c.T = t
+	c.kubectl("", strings.Fields(webPod)...)
+	for _, tc := range []struct {
+		args  string
+		input string
+		want  string
+	}{
+		{"run --rm -i --image=alpine test -- sh", "wget -qO- --timeout=2 http://web; exit\n", `"pod":"web"`},
+		{"run --rm -i --image=alpine test2 -- ash -c 'echo of' 'the shell'", "", "of"},
+		{"exec web -- sh -c 'ip -o address show; exit 3'", "", "exit code 3"},
+		{"exec -i web -- cat", "what comes in", "what comes in"},
+		{"logs web", "", "there is no log"},
+	} {
+		if out := c.run(tc.input, words(tc.args)...); !strings.Contains(out, tc.want) {
+			t.Errorf("kubectl %s does not say %q: %s", tc.args, tc.want, out)
+		}
+	}
+}
+
+// words parts a line at blanks, but not between quotation marks.
+func words(line string) (all []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			all = append(all, part)
+		} else {
+			all = append(all, strings.Fields(part)...)
+		}
+	}
+	return all
+}
+
+// cook follows recipes.
+type cook struct {
+	*testing.T
+	lab *lab.Lab
+}
+
+// run runs kubectl and returns all that it says.
+func (c *cook) run(input string, args ...string) string {
+	c.Helper()
+	cmd := exec.CommandContext(c.Context(), filepath.Join(c.lab.Kubernetes.Bin, "kubectl"), append([]string{"--kubeconfig", c.lab.HostKubeconfig()}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	out, _ := cmd.CombinedOutput() // which says what failed, too
+	return string(out)
+}
+
+// kubectl runs kubectl, which has to succeed.
+func (c *cook) kubectl(input string, args ...string) {
+	c.Helper()
+	if out := c.run(input, args...); strings.Contains(out, "rror") {
+		c.Fatalf("kubectl %s: %s", strings.Join(args, " "), out)
+	}
+}
+
+func (c *cook) follow(r recipe) {
+	for _, line := range r.setup {
+		c.kubectl("", strings.Fields(line)...)
+	}
+	clients := map[string]string{}
+	for _, check := range r.checks {
+		key := check.namespace + " " + check.labels
+		if clients[key] != "" || check.namespace == "outside" {
+			continue
+		}
+		clients[key] = fmt.Sprintf("client-%d", len(clients))
+		c.kubectl("", "run", clients[key], "-n", check.namespace, "--image=alpine", "--labels="+check.labels, "--", "sleep", "10000")
+		c.kubectl("", "wait", "-n", check.namespace, "--for=condition=Ready", "pod/"+clients[key], "--timeout=60s")
+	}
+	reaches := func(check try) bool {
+		if check.namespace == "outside" {
+			ip := c.run("", "get", "service", "web", "-o", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+			cmd := exec.CommandContext(c.Context(), "wget", "-qO-", "--timeout=1", "--tries=1", "http://"+ip)
+			cmd.Stdout = new(bytes.Buffer)
+			return c.lab.Start("outside", cmd) == nil && cmd.Wait() == nil
+		}
+		// Nothing listens outside: what gets there is refused.
+		url := strings.Replace(check.url, "OUTSIDE", c.lab.Cluster.OutsideIPs[0].String(), 1)
+		out := c.run("", "exec", "-n", check.namespace, clients[check.namespace+" "+check.labels], "--", "wget", "-O-", "--timeout=1", "http://"+url)
+		return strings.Contains(out, `"pod":`) || strings.Contains(out, "refused") && url != check.url
+	}
+	await := func(when string, check try, want bool) {
+		deadline := time.Now().Add(30 * time.Second)
+		for reaches(check) != want {
+			if time.Now().After(deadline) {
+				c.Errorf("%s: from %s (%s) to %s passes: %v, want %v", when, check.namespace, check.labels, check.url, !want, want)
+				return
+			}
+		}
+	}
+	for _, check := range r.checks {
+		await("before", check, true)
+	}
+	c.kubectl(r.policy, "apply", "-f", "-")
+	for _, check := range r.checks {
+		await("after", check, check.passes)
+	}
+	c.kubectl("", "delete", "networkpolicies", "--all")
+	c.kubectl("", "delete", "pods", "--all", "--now")
+	c.kubectl("", "delete", "services", "-l", "component!=apiserver")
+	for _, line := range r.cleanup {
+		c.kubectl("", strings.Fields(line)...)
+	}
+}
