@@ -84,7 +84,7 @@ func TestOtherKinds(t *testing.T) {
 		},
 		{
 			name: "set without a spec", kind: "GlobalNetworkSet", text: "{metadata: {name: s}, spec: [10.0.0.0/8]}",
-			errs: []string{"spec: array found where an object belongs"},
+			errs: []string{"spec: list found where an object belongs"},
 			want: &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}},
 		},
 		{

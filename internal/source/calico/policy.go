@@ -91,8 +91,8 @@ func policyTier(text json.RawMessage, f *fault.List) string {
 	if tier == "" {
 		return model.DefaultTier.Name
 	}
-	if why := validation.IsDNS1123Label(tier); len(why) > 0 {
-		f.Reject("spec.tier", "%q is no name of a tier: %s", tier, strings.Join(why, ", "))
+	if len(validation.IsDNS1123Label(tier)) > 0 {
+		f.Reject("spec.tier", "%q is no name of a tier: that has at most 63 lower-case letters, digits and '-', and begins and ends with a letter or digit", tier)
 		return model.DefaultTier.Name
 	}
 	return tier

@@ -339,7 +339,7 @@ func TestRefusedPolicies(t *testing.T) {
 		{"{action: Allow, ipVersion: 5}", []string{"spec.egress[1].ipVersion: 5 is neither 4 nor 6"}},
 		{"{action: Allow, ipVersion: x}", []string{"spec.egress[1].ipVersion: string found where a whole number belongs"}},
 		{"{action: Allow, protocol: 6.5}", []string{"spec.egress[1].protocol: number 6.5 found where a whole number belongs"}},
-		{"{action: Allow, source: []}", []string{"spec.egress[1].source: array found where an object belongs"}},
+		{"{action: Allow, source: []}", []string{"spec.egress[1].source: list found where an object belongs"}},
 		{"{action: Allow, source: {nets: 10.0.0.0/8}}", []string{"spec.egress[1].source.nets: string found where a list belongs"}},
 		{"{action: Allow, protocol: GRE}", []string{`spec.egress[1].protocol: "GRE" is none of`}},
 		{"{action: Allow, protocol: 256}", []string{`spec.egress[1].protocol: "256" is none of`}},
@@ -431,7 +431,7 @@ func TestUnknownPlaces(t *testing.T) {
 	for _, c := range []struct{ spec, fault string }{
 		{`"order":"first"`, "spec.order: string found where a number belongs"},
 		{`"order":1,"order":2`, "spec.order: is there twice"},
-		{`"order":[1]`, "spec.order: array found where a number belongs"},
+		{`"order":[1]`, "spec.order: list found where a number belongs"},
 		{`"tier":"a.b"`, `spec.tier: "a.b" is no name of a tier`},
 		{`"tier":5`, "spec.tier: number found where a string belongs"},
 		{`"types":["Ingress","Ingress"]`, "spec.types[1]: Ingress is there twice"},
@@ -475,7 +475,7 @@ func TestUnknownSubjects(t *testing.T) {
 		{"NetworkPolicy", policyText("namespaceSelector: has(a)"), []string{"spec.namespaceSelector: is not supported"}},
 		{"NetworkPolicy", policyText("applyOnForward: true"), []string{"spec.applyOnForward: is not supported"}},
 		{"GlobalNetworkPolicy", policyText("selecter: has(a)"), []string{"spec.selecter: is not supported"}},
-		{"GlobalNetworkPolicy", policyText("selector: [a]"), []string{"spec.selector: array found where a string belongs"}},
+		{"GlobalNetworkPolicy", policyText("selector: [a]"), []string{"spec.selector: list found where a string belongs"}},
 		{"GlobalNetworkPolicy", policyText("{order: first, selector: a = 'b'}"), []string{"spec.selector: at 3", "spec.order: string found where a number belongs"}},
 		{"GlobalNetworkPolicy", policyText("doNotTrack: 1"), []string{"spec.doNotTrack: number found where true or false belongs"}},
 		{"GlobalNetworkPolicy", policyText("types: [ingress]"), []string{`spec.types[0]: "ingress" is neither`}},
@@ -484,7 +484,7 @@ func TestUnknownSubjects(t *testing.T) {
 		{"NetworkPolicy", "metadata: {name: a, namespace: a/b}", []string{`metadata.namespace: "a/b" is no name`}},
 		{"NetworkPolicy", "metadata: {name: a}\nextra: 1", []string{"extra: is not supported"}},
 		{"NetworkPolicy", "metadata: {name: 1}", []string{"metadata.name: number found where a string belongs"}},
-		{"NetworkPolicy", "[]", []string{"array found where an object belongs"}},
+		{"NetworkPolicy", "[]", []string{"list found where an object belongs"}},
 	} {
 		got, err := decode(t, c.kind, c.text)
 		checkError(t, err, c.errs)

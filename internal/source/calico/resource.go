@@ -3,7 +3,6 @@ package calico
 import (
 	"encoding/json"
 	"maps"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
@@ -66,8 +65,7 @@ func body(text json.RawMessage, spec any, f *fault.List) {
 // read decodes what may hold more than v has fields for.
 func read(data []byte, v any, where string, f *fault.List) {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, v); err != nil {
-		field, reason := readError(err)
-		f.Reject(join(where, field), "%s", reason)
+		misfit(data, err, where, f)
 	}
 }
 
@@ -99,7 +97,7 @@ func (m *metadata) namespace(f *fault.List) string {
 func checkName(field, name string, f *fault.List) {
 	if name == "" {
 		f.Reject(field, "is missing")
-	} else if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
-		f.Reject(field, "%q is no name: %s", name, strings.Join(why, ", "))
+	} else if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		f.Reject(field, "%q is no name: that has at most 253 lower-case letters, digits, '-' and '.', and each part between dots begins and ends with a letter or digit", name)
 	}
 }

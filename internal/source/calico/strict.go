@@ -1,10 +1,6 @@
 package calico
 
 import (
-	"cmp"
-	"encoding/json"
-	"errors"
-	"reflect"
 	"strings"
 
 	kjson "sigs.k8s.io/json"
@@ -19,8 +15,7 @@ import (
 func strict(data []byte, v any, where string, f *fault.List) bool {
 	wrong, err := kjson.UnmarshalStrict(data, v)
 	if err != nil {
-		field, reason := readError(err)
-		f.Reject(join(where, field), "%s", reason)
+		misfit(data, err, where, f)
 		return false
 	}
 	for _, w := range wrong {
@@ -37,20 +32,13 @@ func strict(data []byte, v any, where string, f *fault.List) bool {
 	return true
 }
 
-// readError says in plain words why JSON does not fit, and where if that is known.
-func readError(err error) (field, reason string) {
-	var t *json.UnmarshalTypeError
-	if errors.As(err, &t) {
-		// An embedded struct is no field of the object, though encoding/json counts it as one.
-		field = strings.Replace(t.Field, "policySpec.", "", 1)
-		return field, t.Value + " found where " + cmp.Or(kindNames[t.Type.Kind()], "a whole number") + " belongs"
+// misfit records why JSON does not fit, and where if that is known.
+func misfit(data []byte, err error, where string, f *fault.List) {
+	field, reason, ok := fault.Misfit(data, err)
+	if !ok {
+		reason = err.Error()
 	}
-	return "", err.Error()
-}
-
-var kindNames = map[reflect.Kind]string{
-	reflect.String: "a string", reflect.Bool: "true or false", reflect.Slice: "a list",
-	reflect.Struct: "an object", reflect.Map: "an object", reflect.Float64: "a number",
+	f.Reject(join(where, field), "%s", reason)
 }
 
 // join puts a place before a field within it.

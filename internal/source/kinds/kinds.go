@@ -6,7 +6,6 @@ package kinds
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"unique"
 
@@ -15,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/calico"
+	"sluice.dev/sluice/internal/source/fault"
 	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
@@ -151,8 +151,8 @@ func (t Text) decode(into interface{ Unmarshal([]byte) error }) error {
 		return into.Unmarshal(t.Data)
 	}
 	err := kjson.UnmarshalCaseSensitivePreserveInts(t.Data, into)
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
-		return errors.New(wrong.Field + ": should not be a " + wrong.Value)
+	if field, reason, ok := fault.Misfit(t.Data, err); ok && field != "" {
+		return errors.New(field + ": " + reason)
 	}
 	return err
 }

@@ -145,7 +145,7 @@ func TestObjectsAreAllThatLacks(t *testing.T) {
 		t.Errorf("lacking %q, objects %v", st.Lacking, st.LackingObjects)
 	}
 	api.putAs(services, "shop/never", `{"metadata":{"name":"never","namespace":"shop","labels":7},"spec":{}}`)
-	f.waitIssue("Service shop/never", "should not be a number")
+	f.waitIssue("Service shop/never", "number found where")
 	want = append([]model.Ref{{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "never"}}}, want...)
 	if st := f.source.Status(); len(st.Lacking) != 2 || !slices.Equal(st.LackingObjects, want) {
 		t.Errorf("lacking %q, objects %v", st.Lacking, st.LackingObjects)

@@ -191,12 +191,12 @@ func TestObjectsAtFault(t *testing.T) {
 	f := follow(t, api)
 	f.waitSynced()
 	f.waitNames(names...)
-	f.waitIssue("Service shop/never (v1)", "should not be a number")
+	f.waitIssue("Service shop/never (v1)", "number found where")
 	if l := f.source.Status().Lacking; len(l) != 1 || !strings.HasPrefix(l[0], "Service shop/never: ") {
 		t.Errorf("lacking %q", l)
 	}
 	api.putAs(services, "shop/web", oddSpec)
-	f.waitIssue("Service shop/web", "spec.ports: should not be a string")
+	f.waitIssue("Service shop/web", "spec.ports: string found where a list belongs")
 	api.put(services, service("other", 80))
 	f.wait("another object", func() bool { return f.port("other") == 80 })
 	if f.port("web") != 80 {
@@ -229,7 +229,7 @@ func TestMinorObjectsAtFault(t *testing.T) {
 	f := follow(t, api)
 	f.waitSynced()
 	f.waitIssue("EndpointSlice shop/never", "addressType")
-	f.waitIssue("Node", "should not be a number")
+	f.waitIssue("Node", "number found where")
 	if st := f.source.Status(); st.Lacking != nil || st.Unread != nil {
 		t.Errorf("lacking %q, unread %q, of %q", st.Lacking, st.Unread, names)
 	}

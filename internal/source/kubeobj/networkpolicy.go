@@ -176,7 +176,7 @@ func policyPort(in *networkingv1.NetworkPolicyPort, f *fault.List) model.PolicyP
 	case !numbered:
 		f.Reject("endPort", "%d needs the number of a first port in port", *in.EndPort)
 	case *in.EndPort < in.Port.IntVal:
-		f.Reject("endPort", "%d is below the first port, %d", *in.EndPort, in.Port.IntVal)
+		f.Reject("endPort", "%d is below port %d", *in.EndPort, in.Port.IntVal)
 	default:
 		out.Last = port("endPort", *in.EndPort, f)
 	}

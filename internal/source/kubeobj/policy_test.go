@@ -182,7 +182,7 @@ func TestRefusedNetworkPolicy(t *testing.T) {
 		{"{ports: [{port: 0}]}", []string{"spec.ingress[1].ports[0].port: 0 is not in 1-65535"}},
 		{"{ports: [{port: 80}, {port: 65536}]}", []string{"ports[1].port: 65536"}},
 		{"{ports: [{protocol: ICMP}]}", []string{`ports[0].protocol: "ICMP" is none of`}},
-		{"{ports: [{port: 80, endPort: 79}]}", []string{"ports[0].endPort: 79 is below the first port, 80"}},
+		{"{ports: [{port: 80, endPort: 79}]}", []string{"ports[0].endPort: 79 is below port 80"}},
 		{"{ports: [{port: 80, endPort: 65536}]}", []string{"ports[0].endPort: 65536"}},
 		{"{ports: [{endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number of a first port"}},
 		{"{ports: [{port: web, endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number"}},

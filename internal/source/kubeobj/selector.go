@@ -78,13 +78,14 @@ func requirement(r *metav1.LabelSelectorRequirement, prefix, field string, f *fa
 }
 
 func checkKey(field, key string, f *fault.List) {
-	if why := validation.IsQualifiedName(key); len(why) > 0 {
-		f.Reject(field, "%q is no label key: %s", key, why[0])
+	if len(validation.IsQualifiedName(key)) > 0 {
+		f.Reject(field, "%q is no label key: that is a name of at most 63 letters, digits, '-', '_' and '.', which begins and ends with a letter or digit; "+
+			"a domain may stand before it, as in example.com/name", key)
 	}
 }
 
 func checkLabel(field, value string, f *fault.List) {
-	if why := validation.IsValidLabelValue(value); len(why) > 0 {
-		f.Reject(field, "%q is no label value: %s", value, why[0])
+	if len(validation.IsValidLabelValue(value)) > 0 {
+		f.Reject(field, "%q is no label value: that has at most 63 letters, digits, '-', '_' and '.', and begins and ends with a letter or digit", value)
 	}
 }

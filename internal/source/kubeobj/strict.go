@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/fault"
 )
 
 // Policies are decoded strictly: an unknown field might have narrowed what they allow, so the
@@ -42,7 +44,13 @@ func DecodeClusterNetworkPolicy(text []byte, also error) (*model.Policy, error) 
 // The first list all of whose fields can be read is enough to deny.
 func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Policy, error), heads ...[]string) (*model.Policy, error) {
 	o := new(K)
-	wrong := errors.Join(also, decodeStrictly(text, o))
+	wrong := decodeStrictly(text, o)
+	switch {
+	case also != nil && wrong != nil:
+		wrong = fmt.Errorf("%w; %w", also, wrong)
+	case also != nil:
+		wrong = also
+	}
 	if wrong == nil {
 		return translate(o)
 	}
@@ -99,8 +107,8 @@ func hasItems(value json.RawMessage) bool {
 func decodeStrictly(text []byte, o any) error {
 	wrong, err := kjson.UnmarshalStrict(text, o)
 	if err != nil {
-		if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && t.Field != "" {
-			return errors.New(t.Field + ": should not be a " + t.Value)
+		if field, reason, ok := fault.Misfit(text, err); ok && field != "" {
+			return errors.New(field + ": " + reason)
 		}
 		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 	}
