@@ -47,7 +47,9 @@ type content struct {
 type parser struct {
 	decoder
 	seed maphash.Seed
-	buf  []byte // for reading files
+	// declared: files are read as users give them to an API; it counts the addresses made up.
+	declared *uint32
+	buf      []byte // for reading files
 
 	// The file being read.
 	name       string
@@ -231,6 +233,7 @@ func (p *parser) items(apiVersion, kind string) error {
 
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
+	p.workload(kind, start)
 	if instead, policy := unread(apiVersion, kind); policy {
 		name := p.identify(start, true)
 		p.pos = start
@@ -322,7 +325,11 @@ func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 	switch k.Kind {
 	case model.ServiceKind:
 		var o corev1.Service
-		return translate(p.service(&o), &o.ObjectMeta, &o, kubeobj.Service)
+		err := p.service(&o)
+		if p.declared != nil {
+			p.assign(&o)
+		}
+		return translate(err, &o.ObjectMeta, &o, kubeobj.Service)
 	case model.EndpointSliceKind:
 		return translate(p.endpointSlice(), &p.slice.ObjectMeta, &p.slice, kubeobj.EndpointSlice)
 	case model.PodKind:

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/lint"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/manifest"
+	"sluice.dev/sluice/internal/store"
+)
+
+// statusFaults is the exit status of a check that finds faults.
+const statusFaults = cli.Status(3)
+
+func newCheckCommand() *cobra.Command {
+	var format string
+	var strict, complete bool
+	cmd := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Check manifests without a cluster: what would be refused, and what would have no effect",
+		Long: `Check manifests without a cluster and without privileges, as in a CI pipeline. A FILE is a manifest
+of YAML or JSON, a folder of them, or - for what comes on standard input.
+
+A fault is what the agent would refuse: a field that it does not know, a wrong value, two Services
+with one address. A hint is what it would take, though it does not do what it seems to: a policy or
+Service that selects none of the pods that the files declare (as Pods, Deployments and other
+workloads), a port of a name that none of those pods has. Hints are only about namespaces of which
+the files have pods, unless --complete says that the files are all that is in the cluster.
+
+The exit status is 0 if there are no faults, and 3 if there are some, or hints with --strict.`,
+		Example: "  sluice check deploy/\n  helm template shop ./chart | sluice check --strict -",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := newChecker()
+			for _, arg := range args {
+				if err := c.read(arg, cmd.InOrStdin()); err != nil {
+					return err
+				}
+			}
+			c.judge(complete)
+			if err := cli.Print(cmd.OutOrStdout(), format, c.findings, func(w io.Writer) { findingLines(w, c.findings) }); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(c.findings, func(f finding) bool { return strict || f.Severity == severityFault }) {
+				return statusFaults
+			}
+			return nil
+		},
+	}
+	cli.OutputFlag(cmd, &format)
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit with status 3 for hints, too")
+	cmd.Flags().BoolVar(&complete, "complete", false, "the files are all that is in the cluster: give hints about every namespace")
+	return cmd
+}
+
+// finding is what is wrong with an object.
+type finding struct {
+	Source    string   `json:"source,omitempty"` // "web.yaml:12"
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name,omitempty"`
+	Severity  severity `json:"severity"`
+	Reason    string   `json:"reason"` // "spec.podSelector: what is wrong"
+}
+
+type severity string
+
+const (
+	severityFault severity = "fault" // the agent refuses it
+	severityHint  severity = "hint"  // the agent takes it, and it has no effect
+)
+
+func newFinding(s severity, i model.Issue) finding {
+	return finding{
+		Source: i.Source, Kind: string(i.Object.Kind), Namespace: i.Object.Name.Namespace, Name: i.Object.Name.Name,
+		Severity: s, Reason: i.Reason,
+	}
+}
+
+// object returns "Service shop/web".
+func (f finding) object() model.Ref {
+	return model.Ref{Kind: model.Kind(f.Kind), Name: model.Name{Namespace: f.Namespace, Name: f.Name}}
+}
+
+func findingLines(w io.Writer, all []finding) {
+	for _, f := range all {
+		hint := ""
+		if f.Severity == severityHint {
+			hint = "hint: "
+		}
+		_ = printf(w, "%s: %s: %s%s\n", f.Source, f.object(), hint, f.Reason)
+	}
+}
+
+// checker collects objects, and then what is wrong with them.
+type checker struct {
+	reader   *manifest.Declarations
+	sources  map[model.Ref]string // where each object is declared
+	objects  *store.Store
+	tiers    []string // that policies name
+	findings []finding
+}
+
+func newChecker() *checker {
+	return &checker{reader: manifest.NewDeclarations(), sources: map[model.Ref]string{}, objects: store.New(), findings: []finding{}}
+}
+
+// read reads a file, all manifests of a folder, or - in.
+func (c *checker) read(path string, in io.Reader) error {
+	if path == "-" {
+		data, err := io.ReadAll(in)
+		if err != nil {
+			return fmt.Errorf("read standard input: %w", err)
+		}
+		return c.add("stdin", data)
+	}
+	return filepath.WalkDir(path, func(file string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case file != path && strings.HasPrefix(entry.Name(), "."):
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case entry.IsDir(), file != path && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(file)):
+			return nil
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		return c.add(file, data)
+	})
+}
+
+// add takes the objects of a file, of which the first of each name counts.
+func (c *checker) add(file string, data []byte) error {
+	objects, issues, err := c.reader.Read(file, data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	for _, i := range issues {
+		c.findings = append(c.findings, newFinding(severityFault, i))
+	}
+	for _, o := range objects {
+		ref := o.Object.Ref()
+		if first, twice := c.sources[ref]; twice {
+			i := ref.Issue("is declared in " + first + " as well")
+			i.Source = o.Source
+			c.findings = append(c.findings, newFinding(severityFault, i))
+			continue
+		}
+		c.sources[ref] = o.Source
+		c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: o.Object}})
+		if p, ok := o.Object.(*model.Policy); ok {
+			c.tiers = append(c.tiers, p.Tier)
+		}
+	}
+	return nil
+}
+
+// judge adds what is found in the objects together, and sorts all by file.
+func (c *checker) judge(complete bool) {
+	var hints []model.Issue
+	c.objects.Read(func(v *store.View) { hints = lint.Hints(v, complete) })
+	for _, tier := range c.tiers {
+		ref := model.Ref{Kind: model.TierKind, Name: model.Name{Name: tier}}
+		if _, known := c.sources[ref]; !known && !complete { // it may well exist
+			c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: &model.Tier{Name: tier}}})
+		}
+	}
+	compiler := compile.New(compile.Config{Policy: true})
+	compiler.Update(c.objects, c.objects.Take())
+	c.found(severityFault, compiler.Issues())
+	c.found(severityHint, hints)
+	slices.SortStableFunc(c.findings, func(a, b finding) int { return strings.Compare(a.Source, b.Source) })
+}
+
+// found adds issues of objects that the files declare.
+func (c *checker) found(s severity, issues []model.Issue) {
+	for _, i := range issues {
+		if source, ok := c.sources[i.Object]; ok {
+			i.Source = source
+			c.findings = append(c.findings, newFinding(s, i))
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/cli"
+)
+
+// Manifests are checked without a cluster: each fault and each hint is one line.
+func TestCheck(t *testing.T) {
+	const (
+		typo  = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: typo, namespace: shop}, spec: {podSelector: {}, ingress: [{form: []}]}}\n"
+		idle  = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: idle, namespace: shop}, spec: {podSelector: {matchLabels: {app: bd}}}}\n"
+		lease = "{apiVersion: v1, kind: Service, metadata: {name: first, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n---\n" +
+			"{apiVersion: v1, kind: Service, metadata: {name: second, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n"
+		tiered = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: security.deny}, spec: {tier: security}}\n"
+		wrong  = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
+		none   = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
+		rival  = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
+		twice  = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
+		tier   = `tiered.yaml:1: GlobalNetworkPolicy security.deny: tier "security" does not exist, so all that it selects is denied: make the Tier, or name one that exists` + "\n"
+	)
+	for _, c := range []struct {
+		files  map[string]string // beside shop.yaml
+		flags  string
+		status int
+		says   string
+	}{
+		{map[string]string{"web.yaml": web, "values.txt": "{{ broken"}, "", 0, ""},
+		{map[string]string{"typo.yaml": typo}, "", 3, wrong},
+		{map[string]string{"idle.yaml": idle, "typo.yaml": typo}, "", 3, none + wrong},
+		{map[string]string{"idle.yaml": idle}, "", 0, none},
+		{map[string]string{"idle.yaml": idle}, "--strict", 3, none},
+		{map[string]string{"idle.yaml": idle, "bare.txt": ""}, "--strict", 0, ""},
+		{map[string]string{"lease.yaml": lease}, "", 3, rival},
+		{map[string]string{"typo.yaml": typo, "web.yaml": strings.ReplaceAll(typo, "form", "from")}, "", 3, wrong + twice},
+		{map[string]string{"tiered.yaml": tiered}, "", 0, ""},
+		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
+	} {
+		dir := folder(t, c.files)
+		if _, bare := c.files["bare.txt"]; !bare {
+			write(t, dir, "shop.yaml", strings.ReplaceAll(shop, "app: api", "app: web"))
+		}
+		status, stdout, stderr := sluice(t, append(strings.Fields("check "+c.flags), dir)...)
+		if c.flags == "--complete" { // which says more of this shop
+			lines := strings.SplitAfter(stdout, "\n")
+			stdout = lines[len(lines)-2]
+		}
+		if got := strings.ReplaceAll(stdout, dir+"/", ""); status != c.status || stderr != "" || !strings.HasPrefix(got, strings.TrimSuffix(c.says, "\n")) || strings.Count(got, "\n") != strings.Count(c.says, "\n") {
+			t.Errorf("%v %s: status %d, want %d; %q, want %q; %s", slices.Sorted(maps.Keys(c.files)), c.flags, status, c.status, got, c.says, stderr)
+		}
+	}
+
+	dir := folder(t, map[string]string{"typo.yaml": typo})
+	status, stdout, _ := sluice(t, "check", "-o", "json", filepath.Join(dir, "typo.yaml"))
+	var got []finding
+	want := finding{dir + "/typo.yaml:1", "NetworkPolicy", "shop", "typo", severityFault, "spec.ingress[0].form: there is no such field"}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 3 || len(got) != 1 || got[0] != want {
+		t.Errorf("status %d, %s", status, stdout)
+	}
+	if status, _, stderr := sluice(t, "check", filepath.Join(dir, "missing.yaml")); status != cli.ExitError || !strings.Contains(stderr, "missing.yaml: no such file") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if status, _, stderr := sluice(t, "check"); status != cli.ExitUsage || !strings.Contains(stderr, "check needs FILE...; for example: sluice check deploy/") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+
+	root := newRootCommand()
+	root.SetIn(strings.NewReader(typo))
+	var out bytes.Buffer
+	if status := cli.Execute(t.Context(), root, []string{"check", "-"}, &out, &out); status != 3 || out.String() != strings.ReplaceAll(wrong, "typo.yaml", "stdin") {
+		t.Errorf("status %d, %s", status, out.String())
+	}
+}

@@ -1,0 +1,214 @@
+// Package lint finds policies and services that are valid and yet do not do what they seem to: they
+// select nothing, or name a port that nobody has. It is pure.
+package lint
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/compile/policy"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Hints returns what policies and services of the view will not do, sorted by object: the reason of
+// each begins with the field. None of it is a fault: it is what the cluster's present objects come
+// to. complete says that the view holds all objects of the cluster. If it does not, only selectors
+// are judged that are confined to namespaces of which the view has pods. Finished pods do not count.
+func Hints(v *store.View, complete bool) []model.Issue {
+	l := &linter{view: v, complete: complete, members: map[string][]member{}}
+	all := v.All()
+	l.gather(all)
+	for ref := range all.Refs(model.PolicyKinds) {
+		if p := v.Policy(ref); p.Refused == "" {
+			l.policy(p)
+		}
+	}
+	for name := range v.Services() {
+		l.service(v.Service(name))
+	}
+	slices.SortFunc(l.hints, model.Issue.Compare)
+	return slices.Compact(l.hints)
+}
+
+type linter struct {
+	view     *store.View
+	complete bool
+	members  map[string][]member // by namespace; "": those in none
+	hints    []model.Issue
+}
+
+// member is what selectors select.
+type member struct {
+	labels model.Labels
+	pod    *model.Pod // nil: a network set or a host endpoint
+}
+
+func (l *linter) hint(object model.Ref, field, format string, args ...any) {
+	l.hints = append(l.hints, object.Issue(field+": "+fmt.Sprintf(format, args...)))
+}
+
+func (l *linter) gather(all store.Dirty) {
+	for _, pod := range l.view.Pods() {
+		if !pod.Finished {
+			l.add(pod.Name.Namespace, pod, pod)
+		}
+	}
+	for ref := range all.Refs(model.NetworkSetKinds) {
+		l.add(ref.Name.Namespace, l.view.NetworkSet(ref), nil)
+	}
+	for ref := range all.Refs([]model.Kind{model.HostEndpointKind}) {
+		l.add("", l.view.HostEndpoint(ref.Name.Name), nil)
+	}
+}
+
+func (l *linter) add(namespace string, o model.Object, pod *model.Pod) {
+	l.members[namespace] = append(l.members[namespace], member{policy.Labels(l.view, o), pod})
+}
+
+// selected returns what a selector selects. Judged is whether the view is enough to say so. Among
+// says of what nothing is selected: "pod of namespace shop".
+func (l *linter) selected(s model.Selector) (found []member, judged bool, among string) {
+	namespaces, confined := s.Namespaces()
+	judged, among = l.complete, "pod"
+	if !confined {
+		for namespace := range l.members {
+			namespaces = append(namespaces, namespace)
+		}
+	} else {
+		there := slices.DeleteFunc(slices.Clone(namespaces), l.empty)
+		judged = judged || len(there) == len(namespaces) && len(there) > 0
+		among = "pod of namespace " + strings.Join(namespaces, " or ")
+		if l.complete && !slices.ContainsFunc(namespaces, func(n string) bool { return l.view.Namespace(n) != nil || !l.empty(n) }) {
+			among += ", which does not exist"
+		}
+	}
+	for _, namespace := range namespaces {
+		for _, m := range l.members[namespace] {
+			if s.Matches(m.labels) {
+				found = append(found, m)
+			}
+		}
+	}
+	return found, judged, among
+}
+
+// empty reports whether the view has no pods of the namespace.
+func (l *linter) empty(namespace string) bool {
+	return !slices.ContainsFunc(l.members[namespace], func(m member) bool { return m.pod != nil })
+}
+
+func (l *linter) policy(p *model.Policy) {
+	subjects, judged, among := l.selected(p.Subject)
+	field := map[model.Kind]string{model.NetworkPolicy: "spec.podSelector", model.ClusterPolicy: "spec.subject"}[p.Key.Kind]
+	if field == "" {
+		field = "spec.selector"
+	}
+	onHost := func(m member) bool { return m.pod != nil && m.pod.HostNetwork }
+	switch {
+	case !judged:
+	case len(subjects) == 0:
+		l.hint(p.Key, field, "selects no %s, so the policy does nothing", among)
+	case !slices.ContainsFunc(subjects, func(m member) bool { return !onHost(m) }):
+		l.hint(p.Key, field, "selects only pods on the network of their node (hostNetwork), to which no policy applies")
+	}
+	for i := range p.IngressRules {
+		at := fmt.Sprintf("spec.ingress[%d].", i)
+		l.peers(p, at, "from", "source", p.IngressRules[i].Source.Peers)
+		l.ports(p, at, p.IngressRules[i].Destination.Ports, subjects, judged)
+	}
+	for i := range p.EgressRules {
+		at, to := fmt.Sprintf("spec.egress[%d].", i), &p.EgressRules[i].Destination
+		l.peers(p, at, "to", "destination", to.Peers)
+		receivers, judged := l.receivers(to.Peers)
+		l.ports(p, at, to.Ports, receivers, judged)
+	}
+}
+
+// peers says which peers of a rule select nothing. Calico's rules have one, others a list.
+func (l *linter) peers(p *model.Policy, at, list, end string, peers [][]model.Peer) {
+	for _, any := range peers {
+		for i, peer := range any {
+			if peer.Selector.IsZero() {
+				continue
+			}
+			field := at + end + ".selector"
+			if !isCalico(p) {
+				field = fmt.Sprintf("%s%s[%d]", at, list, i)
+			}
+			if found, judged, among := l.selected(peer.Selector); judged && len(found) == 0 {
+				l.hint(p.Key, field, "selects no %s", among)
+			}
+		}
+	}
+}
+
+// receivers are those to whom a rule lets pods connect by the peers.
+func (l *linter) receivers(peers [][]model.Peer) (found []member, judged bool) {
+	judged = l.complete || len(peers) > 0
+	if len(peers) == 0 {
+		peers = [][]model.Peer{{{Selector: model.Everything()}}}
+	}
+	for _, peer := range peers[0] {
+		some, known, _ := l.selected(peer.Selector)
+		found, judged = append(found, some...), judged && known
+	}
+	return found, judged
+}
+
+// ports says which ports are named that none of the receivers has. Where there are no receivers,
+// that is said already.
+func (l *linter) ports(p *model.Policy, at string, ports []model.PolicyPort, receivers []member, judged bool) {
+	if !judged || len(receivers) == 0 {
+		return
+	}
+	for i, want := range ports {
+		if want.Name == "" || slices.ContainsFunc(receivers, func(m member) bool { return hasPort(m.pod, want.Name, want.Protocol) }) {
+			continue
+		}
+		field := fmt.Sprintf("%sports[%d].port", at, i)
+		switch {
+		case isCalico(p):
+			field = at + "destination.ports"
+		case p.Key.Kind == model.ClusterPolicy:
+			field = fmt.Sprintf("%sprotocols[%d].destinationNamedPort", at, i)
+		}
+		l.hint(p.Key, field, "none of the pods that it is about has a port named %q%s", want.Name, ofProtocol(want.Protocol))
+	}
+}
+
+func isCalico(p *model.Policy) bool {
+	return p.Key.Kind == model.CalicoPolicy || p.Key.Kind == model.GlobalNetworkPolicy
+}
+
+// hasPort reports whether a pod has a port of that name and, unless it is 0, protocol.
+func hasPort(pod *model.Pod, name string, protocol model.Protocol) bool {
+	return pod != nil && slices.ContainsFunc(pod.Ports, func(p model.ContainerPort) bool {
+		return p.Name == name && (protocol == 0 || p.Protocol == protocol)
+	})
+}
+
+func ofProtocol(p model.Protocol) string {
+	if p == 0 {
+		return ""
+	}
+	return " of " + p.String()
+}
+
+func (l *linter) service(svc *model.Service) {
+	pods := slices.DeleteFunc(slices.Clone(l.view.Selected(svc)), func(p *model.Pod) bool { return p.Finished })
+	switch {
+	case svc.Selector == nil || !l.complete && l.empty(svc.Name.Namespace):
+		return
+	case len(pods) == 0:
+		l.hint(svc.Ref(), "spec.selector", "selects no pod of namespace %s, so the service has no endpoints", svc.Name.Namespace)
+		return
+	}
+	for i, port := range svc.Ports {
+		has := func(p *model.Pod) bool { return hasPort(p, port.TargetName, port.Protocol) }
+		if port.TargetName != "" && !slices.ContainsFunc(pods, has) {
+			l.hint(svc.Ref(), fmt.Sprintf("spec.ports[%d].targetPort", i), "none of the pods that it selects has a port named %q%s, so it has no endpoints", port.TargetName, ofProtocol(port.Protocol))
+		}
+	}
+}
