@@ -17,12 +17,15 @@ import (
 	"sluice.dev/sluice/internal/takeover"
 )
 
-var errNotReady = errors.New("this node cannot carry services and policy yet: see the failed checks")
+var (
+	errNotReady        = errors.New("this node cannot carry services and policy yet: see the failed checks")
+	errPoliciesRefused = errors.New("not all policies can be carried out as they are written: see the failed checks")
+)
 
 func newPreflightCommand() *cobra.Command {
 	var socket, format string
-	var cidrs prefixes
-	var policy bool
+	var node nodeFlags
+	var policies bool
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Check whether this node can carry services and policy, and say how to fix what is missing",
@@ -31,26 +34,47 @@ forwarding, connection tracking, bridges, rules of other programs that would dro
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
 ports, service addresses that belong to a node, and memory limits.
 
+With --policies, and the source of objects that the agent would have, check the policies instead,
+before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
+in a network namespace apart), which connections of this node they would deny, and which select
+nothing. Nothing is changed.
+
 The exit status is 1 if a check fails. Warnings do not count.`,
-		Args: cobra.NoArgs,
+		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/kubelet.conf",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			policy, cidrs := node.compiler.Policy, node.compiler.ServiceCIDRs
+			if policies {
+				if err := node.checkObjects(); err != nil {
+					return err
+				}
+				results, err := preflightPolicies(cmd.Context(), &node)
+				if err != nil {
+					return err
+				}
+				return showChecks(cmd, format, results, errPoliciesRefused)
+			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
 				Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
-			results := preflight.Check(facts)
-			err := cli.Print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
-			if err == nil && preflight.Failed(results) {
-				err = errNotReady
-			}
-			return err
+			return showChecks(cmd, format, preflight.Check(facts), errNotReady)
 		},
 	}
+	node.register(cmd)
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
-	cmd.Flags().BoolVar(&policy, "policy", true, "check for an agent that enforces network policy, too")
-	cmd.Flags().Var(&cidrs, "service-cidr", "service addresses, one or two CIDRs (default: the address families that the node uses)")
+	cmd.Flags().BoolVar(&policies, "policies", false, "check policies, before they are enforced, in place of the node")
 	return cmd
+}
+
+// showChecks prints results, and returns failed if one of them is a failure.
+func showChecks(cmd *cobra.Command, format string, results []preflight.Result, failed error) error {
+	err := cli.Print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
+	if err == nil && preflight.Failed(results) {
+		err = failed
+	}
+	return err
 }
 
 func probeDriver(ctx context.Context, policy bool) (name, lacks string, err error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -64,5 +65,84 @@ func TestPreflightJSON(t *testing.T) {
 func TestPreflightRefusesUnknownFormats(t *testing.T) {
 	if status, _, errs := preflightIn(t, "-o", "xml"); status != cli.ExitUsage || !strings.Contains(errs, "choose table, json or yaml") {
 		t.Errorf("status %d, %q", status, errs)
+	}
+}
+
+// Before policies are enforced, the node's connections tell what they would deny: here web asks db
+// and db asks web, and only the one is allowed. Nothing is programmed for it.
+func TestPreflightPolicies(t *testing.T) {
+	ns := nodeNS(t)
+	pods := attachPods(t, ns, 2)
+	nft(t, ns, "add chain inet other track { type filter hook forward priority 0 ; }")
+	nft(t, ns, "add rule inet other track ct state established accept")
+	for _, pod := range pods {
+		err := pod.Do(func() error {
+			l, err := net.Listen("tcp", ":5432")
+			if err == nil {
+				t.Cleanup(func() { _ = l.Close() })
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for from, to := range map[int]string{0: "10.1.0.2:5432", 1: "10.1.0.1:5432"} {
+		if err := connect(pods[from], to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	typo := strings.NewReplacer("name: db, namespace: shop}\nspec:\n  podSelector", "name: typo, namespace: shop}\nspec:\n  podSelektor").Replace(shop[strings.LastIndex(shop, "---"):])
+	late := "---\n{apiVersion: policy.networking.k8s.io/v1alpha1, kind: AdminNetworkPolicy, metadata: {name: late}}\n"
+	for name, c := range map[string]struct {
+		text   string
+		status int
+		says   []string
+		silent string // on what it says nothing
+	}{
+		"as they are": {shop, cli.ExitOK, []string{
+			"ok policies 1 known; they apply to 1 of this node's 2 pods, and to 0 host endpoints of it",
+			"ok refused every policy is taken as it is written", "ok driver it can carry out all of them", "ok kernel it takes all of them: ",
+			"warn connections 1 of 2 would be denied: shop/web -> shop/db:5432, TCP: isolated by NetworkPolicy shop/db, tier default, and no rule allows it",
+			"warn no effect NetworkPolicy shop/db: spec.ingress[0].from[0]: selects no pod of namespace shop",
+		}, "shop/db -> "},
+		"allowed": {strings.ReplaceAll(shop, "app: api", "app: web"), cli.ExitOK, []string{
+			"ok connections none would be denied of the 2 that are open or ended lately", "ok no effect every policy selects something",
+		}, "would be denied:"},
+		"refused": {shop + typo + late, cli.ExitError, []string{
+			"fail refused NetworkPolicy shop/typo (shop.yaml:34): spec.podSelektor: there is no such field",
+			"fail refused policy.networking.k8s.io/v1alpha1 AdminNetworkPolicy late (shop.yaml:42): is not in force, as this version is not read",
+			"not all policies can be carried out as they are written",
+		}, "\x00"},
+		"another node": {strings.ReplaceAll(shop, "nodeName: node-a", "nodeName: node-b"), cli.ExitOK, []string{
+			"warn policies 1 known; they apply to 0 of this node's 0 pods", "> if this node has pods, name its Node object with --node",
+		}, "would be denied:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t, map[string]string{"shop.yaml": c.text})
+			var b bytes.Buffer
+			var status int
+			if err := ns.Do(func() error {
+				status = execute(t.Context(), []string{"preflight", "--policies", "--manifests", dir, "--node", "node-a"}, &b, &b)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			words := strings.Join(strings.Fields(b.String()), " ")
+			for _, want := range c.says {
+				if !strings.Contains(words, want) {
+					t.Errorf("it does not say %q", want)
+				}
+			}
+			if status != c.status || strings.Contains(words, c.silent) || t.Failed() {
+				t.Errorf("status %d, want %d:\n%s", status, c.status, b.String())
+			}
+		})
+	}
+	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
+		t.Errorf("tables afterwards:\n%s", tables)
+	}
+	if status, _, stderr := sluice(t, "preflight", "--policies"); status != cli.ExitUsage || !strings.Contains(stderr, "name the source of the objects") {
+		t.Errorf("without objects: status %d, %s", status, stderr)
 	}
 }

@@ -176,6 +176,17 @@ func Veth(a *NS, nameA string, b *NS, nameB string) error {
 	return nil
 }
 
+// Apart runs f in a network namespace of its own, without a name, interfaces or rules, which goes
+// with f and the sockets that f opens. It holds for f alone, not for goroutines that f starts.
+func Apart(f func() error) error {
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
 // onThread runs f on an OS thread of its own, which ends afterwards: whatever namespace f leaves it
 // in, no other goroutine sees it. It is never the process's main thread, which cannot be ended and
 // whose namespace is the one that /proc/PID/ns shows for the whole process.

@@ -1,6 +1,8 @@
 package upkeep
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -129,9 +131,9 @@ func (d *Driver) cutPass(s suspects) {
 
 // locator tells where addresses are: the node's own, or behind an interface.
 type locator struct {
-	routes  *link.Reader
-	own     map[netip.Addr]bool
-	devices map[netip.Addr]int // looked up once in a pass
+	routes *link.Reader
+	own    map[netip.Addr]bool
+	known  map[netip.Addr]int // the device of each, looked up once in a pass
 }
 
 func (c *cutter) newLocator() (*locator, error) {
@@ -148,11 +150,11 @@ func (c *cutter) newLocator() (*locator, error) {
 
 // device is the interface by which an address is reached; 0: none.
 func (l *locator) device(a netip.Addr) int {
-	device, known := l.devices[a]
+	device, known := l.known[a]
 	if !known {
 		route, _ := l.routes.Route(a)
 		device = route.Link
-		l.devices[a] = device
+		l.known[a] = device
 	}
 	return device
 }
@@ -180,29 +182,87 @@ func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 	}
 	var in, out int
 	if len(p.Hosts)+len(k.Hosts) > 0 { // interfaces matter to host endpoints alone; a pod's is known
-		out = l.device(flow.Destination)
-		if p.Workloads[flow.Source] == nil {
-			in = l.device(flow.Source)
-		}
+		in, out = l.devices(p, flow)
 	}
-	original := flow
-	original.Destination, original.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
-	var steps []verdict.Step
-	switch from, to := l.own[flow.Source], l.own[flow.Destination]; {
-	case from && to:
-		return false
-	case from:
-		steps = verdict.Output(p, flow, out)
-	case to:
-		steps = append(verdict.Arrive(p, original, in), verdict.Input(p, flow, in)...)
-	default:
-		steps = append(verdict.Arrive(p, original, in), verdict.Forward(p, flow, in, out)...)
-	}
-	steps = slices.DeleteFunc(steps, func(s verdict.Step) bool { return k.mayJudge(s.Stage, flow, in, out) })
-	if denied, is := verdict.Denial(steps); is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost) {
+	steps := slices.DeleteFunc(l.walk(p, f, in, out), func(s verdict.Step) bool { return k.mayJudge(s.Stage, flow, in, out) })
+	if _, is := deniedByPolicy(steps); is {
 		return true
 	}
-	return f.Cut() && k.mayJudgeAny(flow, in, out)
+	return f.Cut() && k.mayJudgeAny(flow, in, out) && !l.within(flow)
+}
+
+// within reports whether the node talks to itself.
+func (l *locator) within(f verdict.Flow) bool { return l.own[f.Source] && l.own[f.Destination] }
+
+// devices are the interfaces by which a new connection comes and goes; 0 for that of a pod, which is
+// known.
+func (l *locator) devices(p *state.Policy, f verdict.Flow) (in, out int) {
+	if p.Workloads[f.Source] == nil {
+		in = l.device(f.Source)
+	}
+	return in, l.device(f.Destination)
+}
+
+// walk returns what the connection would meet if it were opened now.
+func (l *locator) walk(p *state.Policy, f conntrack.Flow, in, out int) []verdict.Step {
+	flow := policyFlow(f)
+	original := flow
+	original.Destination, original.DestinationPort = f.Orig.Dst.Addr(), f.Orig.Dst.Port()
+	switch from, to := l.own[flow.Source], l.own[flow.Destination]; {
+	case from && to:
+		return nil
+	case from:
+		return verdict.Output(p, flow, out)
+	case to:
+		return append(verdict.Arrive(p, original, in), verdict.Input(p, flow, in)...)
+	}
+	return append(verdict.Arrive(p, original, in), verdict.Forward(p, flow, in, out)...)
+}
+
+// deniedByPolicy returns the step at which policy denies, if it is what denies.
+func deniedByPolicy(steps []verdict.Step) (verdict.Step, bool) {
+	denied, is := verdict.Denial(steps)
+	return denied, is && (denied.Drop == state.DropPolicy || denied.Drop == state.DropHost)
+}
+
+// Forbidden is a connection that policy would not let be opened.
+type Forbidden struct {
+	verdict.Flow
+	By verdict.Step // what denies it
+}
+
+// FindForbidden returns those of the connections of this network namespace that a policy which
+// need not be in the kernel forbids, as Driver would find them to be cut, and how many there are in
+// all. It changes nothing. A connection that nobody answered is none; one that has ended counts as
+// long as connection tracking knows it, which is two minutes for TCP.
+func FindForbidden(ctx context.Context, p *state.Policy) (list []Forbidden, of int, err error) {
+	ct, err := conntrack.Open()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, ct.Close()) }()
+	c, err := newCutter()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer c.routes.Close()
+	l, err := c.newLocator()
+	if err != nil {
+		return nil, 0, err
+	}
+	_, err = ct.Sweep(ctx, func(f conntrack.Flow) (drop bool) {
+		if f.Status&conntrack.StatusSeenReply == 0 {
+			return false
+		}
+		of++
+		flow := policyFlow(f)
+		in, out := l.devices(p, flow)
+		if by, is := deniedByPolicy(l.walk(p, f, in, out)); is {
+			list = append(list, Forbidden{flow, by})
+		}
+		return false
+	})
+	return list, of, err
 }
 
 // policyFlow is the connection as policy judges it: from the client's own address to the

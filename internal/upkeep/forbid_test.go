@@ -61,7 +61,7 @@ func TestForbids(t *testing.T) {
 		p.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
 		p.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "p"}, Device: veth}}
 		c.change(p)
-		l := &locator{own: map[netip.Addr]bool{node: true}, devices: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
+		l := &locator{own: map[netip.Addr]bool{node: true}, known: map[netip.Addr]int{outside: eth0, node: 1, pod: veth}}
 		if got := newKept(c.kept).forbids(p, c.flow, l); got != c.want {
 			t.Errorf("%s: forbidden: %v, want %v", name, got, c.want)
 		}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/lint"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/upkeep"
+)
+
+// The checks of policies, in the order of the table.
+const (
+	checkPolicies    = "policies"
+	checkRefused     = "refused"
+	checkDriver      = "driver"
+	checkKernel      = "kernel"
+	checkConnections = "connections"
+	checkNoEffect    = "no effect"
+)
+
+// mostResults is how many results of one check are shown.
+const mostResults = 40
+
+// preflightPolicies says what would become of policies, and of this node by them, were they
+// enforced now. It changes nothing, and needs no agent.
+func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result, error) {
+	node.compiler.Policy = true
+	config, err := node.config()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	objects := store.New()
+	src := node.source(objects, slog.New(slog.DiscardHandler))
+	read, err := readOnce(ctx, src)
+	if err != nil {
+		return nil, err
+	}
+	c := compile.New(config)
+	if api, ok := src.(source.Dialer); ok {
+		c.SetAPIServers(api.Dialed())
+	}
+	links, err := link.Here.Links()
+	if err != nil {
+		return nil, err
+	}
+	c.SetLinks(links)
+	c.Update(objects, objects.Take())
+	want := c.State()
+
+	results := []preflight.Result{knownPolicies(c, want.Policy)}
+	results = append(results, ofPolicies(checkRefused, preflight.Fail, append(read.Issues, c.Issues()...), "every policy is taken as it is written")...)
+	results = append(results, tryPolicies(ctx, want)...)
+	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)
+	var hints []model.Issue
+	objects.Read(func(v *store.View) { hints = lint.Hints(v, true) })
+	return append(results, ofPolicies(checkNoEffect, preflight.Warn, hints, "every policy selects something")...), nil
+}
+
+// knownPolicies counts what the policies are about.
+func knownPolicies(c *compile.Compiler, p *state.Policy) preflight.Result {
+	pods, judged := map[model.Name]bool{}, 0
+	for _, w := range p.Workloads {
+		pods[w.Pod] = pods[w.Pod] || w.Ingress != "" || w.Egress != ""
+	}
+	for _, is := range pods {
+		if is {
+			judged++
+		}
+	}
+	r := preflight.Result{Check: checkPolicies, Status: preflight.OK, Seen: fmt.Sprintf("%d known; they apply to %d of this node's %s, and to %s of it",
+		len(c.Policies()), judged, model.Count(len(pods), "pod"), model.Count(len(p.Hosts), "host endpoint"))}
+	if len(pods) == 0 {
+		r.Status, r.Do = preflight.Warn, "if this node has pods, name its Node object with --node: without pods nothing is said about connections"
+	}
+	return r
+}
+
+// ofPolicies makes results of issues, but for those that are about services alone.
+func ofPolicies(check string, s preflight.Status, issues []model.Issue, none string) (results []preflight.Result) {
+	others := []model.Kind{model.ServiceKind, model.EndpointSliceKind, model.NodeKind}
+	for _, i := range issues {
+		if !slices.Contains(others, i.Object.Kind) {
+			results = append(results, preflight.Result{Check: check, Status: s, Seen: i.String()})
+		}
+	}
+	if len(results) == 0 {
+		return []preflight.Result{{Check: check, Status: preflight.OK, Seen: none}}
+	}
+	return firstResults(results)
+}
+
+// firstResults leaves out what is beyond mostResults, and counts it.
+func firstResults(results []preflight.Result) []preflight.Result {
+	more := len(results) - mostResults
+	if more <= 0 {
+		return results
+	}
+	last := results[0]
+	last.Seen, last.Do = fmt.Sprintf("and %d more", more), ""
+	return append(results[:mostResults:mostResults], last)
+}
+
+// tryPolicies programs the policies in a network namespace of its own, for what the driver lacks
+// and what the kernel refuses.
+func tryPolicies(ctx context.Context, want *state.State) []preflight.Result {
+	var lacks, refused []model.Issue
+	elements := 0
+	err := netns.Apart(func() error {
+		d, err := openDriver(driver.Options{Log: slog.New(slog.DiscardHandler), Policy: true})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = d.Close() }()
+		lacks = d.Capabilities().Issues(want)
+		plan, err := d.Adopt(ctx, want, driver.Keep{})
+		if err != nil {
+			return err
+		}
+		elements = plan.Len()
+		if err := plan.Apply(ctx); err != nil {
+			return err
+		}
+		for _, s := range d.SetAside() {
+			refused = append(refused, model.Issue{Object: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce})
+		}
+		return nil
+	})
+	results := ofPolicies(checkDriver, preflight.Fail, lacks, "it can carry out all of them")
+	if err != nil {
+		return append(results, preflight.Result{Check: checkKernel, Status: preflight.Fail, Seen: "the policies could not be tried: " + privilege(err).Error()})
+	}
+	return append(results, ofPolicies(checkKernel, preflight.Fail, refused, "it takes all of them: "+model.Count(elements, "operation")+", tried in a network namespace apart")...)
+}
+
+// forbiddenNow says which of the node's connections the policies would deny, most first.
+func forbiddenNow(ctx context.Context, objects *store.Store, p *state.Policy) []preflight.Result {
+	forbidden, of, err := upkeep.FindForbidden(ctx, p)
+	if err != nil {
+		return []preflight.Result{{Check: checkConnections, Status: preflight.Warn, Seen: "cannot tell which would be denied: " + privilege(err).Error()}}
+	}
+	name := func(a netip.Addr) string {
+		if pod := objects.PodByAddr(a); pod != nil {
+			return pod.Name.String()
+		}
+		return a.String()
+	}
+	counts := map[string]int{}
+	for _, f := range forbidden {
+		to := name(f.Destination)
+		if f.DestinationPort != 0 {
+			to = net.JoinHostPort(to, strconv.Itoa(int(f.DestinationPort)))
+		}
+		counts[fmt.Sprintf("%s -> %s, %s: %s", name(f.Source), to, f.ProtocolName(), f.By.Reason())]++
+	}
+	if len(counts) == 0 {
+		return []preflight.Result{{Check: checkConnections, Status: preflight.OK, Seen: "none would be denied of the " + strconv.Itoa(of) + " that are open or ended lately"}}
+	}
+	var results []preflight.Result
+	mostFirst := func(a, b string) int { return cmp.Or(counts[b]-counts[a], cmp.Compare(a, b)) }
+	for _, text := range slices.SortedFunc(maps.Keys(counts), mostFirst) {
+		results = append(results, preflight.Result{Check: checkConnections, Status: preflight.Warn, Seen: fmt.Sprintf("%d of %d would be denied: %s", counts[text], of, text)})
+	}
+	return firstResults(results)
+}
