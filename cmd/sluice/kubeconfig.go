@@ -33,11 +33,6 @@ func (f *kubeFlags) open(policies bool, sink source.Sink, log *slog.Logger) sour
 	return kube.New(f.api(policies), sink, log)
 }
 
-// recorder makes the recorder that reports faults to the API, as Events.
-func (f *kubeFlags) recorder(node string, log *slog.Logger) *kube.Recorder {
-	return kube.NewRecorder(f.api(false), node, log)
-}
-
 func (f *kubeFlags) api(policies bool) kube.Config {
 	return kube.Config{Kubeconfig: f.kubeconfig, Policies: policies, UserAgent: "sluice/" + cli.Version()}
 }

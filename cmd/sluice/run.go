@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +17,10 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/internal/upkeep"
@@ -31,6 +35,7 @@ type runOptions struct {
 	logLevel   slog.Level
 	logFormat  string
 	events     bool
+	conditions bool
 }
 
 func newRunCommand() *cobra.Command {
@@ -58,6 +63,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
+	fl.BoolVar(&o.conditions, "conditions", false, "report objects at fault as the condition sluice.dev/Accepted of Services and ClusterNetworkPolicies; needs the right to patch services/status and clusternetworkpolicies/status")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }
@@ -80,8 +86,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err := o.checkObjects(); err != nil {
 		return err
 	}
-	if o.events && !o.kubeFlags.named() {
-		return cli.Usage(errors.New("--events reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+	for flag, given := range map[string]bool{"--events": o.events, "--conditions": o.conditions} {
+		if given && !o.kubeFlags.named() {
+			return cli.Usage(errors.New(flag + " reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+		}
 	}
 	if o.agent.AuditInterval <= 0 {
 		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
@@ -121,11 +129,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			proxy.tune(log, &o)
 		}
 	}
-	if o.events {
-		events := o.kubeFlags.recorder(config.Node, log)
-		c.Report = events.Report
-		go events.Run(cmd.Context())
-	}
+	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
 	}
@@ -152,6 +156,34 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(proxy.run(cmd.Context(), agent.New(c)))
 	}
 	return privilege(agent.New(c).Run(cmd.Context()))
+}
+
+// reporter starts what reports faults to the API, and returns who takes them; nil: nobody.
+func (o *runOptions) reporter(ctx context.Context, node string, objects *store.Store, src source.Source, log *slog.Logger) func([]model.Issue) {
+	var reports []func([]model.Issue)
+	if o.events {
+		events := kube.NewRecorder(o.kubeFlags.api(false), node, log)
+		reports = append(reports, events.Report)
+		go events.Run(ctx)
+	}
+	if o.conditions {
+		conditions := kube.NewConditions(o.kubeFlags.api(false), log)
+		reports = append(reports, func(issues []model.Issue) {
+			// An object that is not read yet is not known to be at fault.
+			if objects.Synced() && len(src.Status().Unread) == 0 {
+				conditions.Report(issues)
+			}
+		})
+		go conditions.Run(ctx)
+	}
+	if len(reports) == 0 {
+		return nil
+	}
+	return func(issues []model.Issue) {
+		for _, report := range reports {
+			report(issues)
+		}
+	}
 }
 
 // setSysctls lets the node forward. The agent is useful without that, so failures are only logged.

@@ -383,6 +383,7 @@ func TestFaultsAreNamed(t *testing.T) {
 	})
 	eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
 	loser := model.Ref{Kind: model.ServiceKind, Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
+	loser.Everywhere = true
 	eventually(t, "the loser is reported", reports(loser))
 	unread := model.Issue{Object: model.Ref{Kind: "web.yaml"}, Reason: "no YAML"}
 	b.source.fault(unread)

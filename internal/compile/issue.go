@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
@@ -52,22 +53,28 @@ func (c *claims) issues() (list []model.Issue) {
 		if winner != first(c.services, rivals) {
 			why = "whose cluster IP that is"
 		}
-		list = append(list, clashes(winner, why, key.String(), rivals)...)
+		everywhere := true // node ports are contested at each node's own addresses
+		for _, f := range rivals {
+			everywhere = everywhere && f.Kind != state.NodePort
+		}
+		list = append(list, clashes(winner, why, key.String(), rivals, everywhere)...)
 	}
 	for port, rivals := range c.healthPorts {
-		list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals)...)
+		list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
 	}
 	return list
 }
 
 // clashes says of each rival but the winner that it has not got what it claims. Why is what gives
-// the winner precedence; empty: its age.
-func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T) []model.Issue {
+// the winner precedence; empty: its age. Everywhere is that of the issues.
+func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T, everywhere bool) []model.Issue {
 	var list []model.Issue
 	for name := range rivals {
 		if name != winner {
-			list = append(list, model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
-				what+" belongs to Service "+winner.String()+", "+cmp.Or(why, "which was there first")+"; give one of them another address or port"))
+			issue := model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
+				what + " belongs to Service " + winner.String() + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
+			issue.Everywhere = everywhere
+			list = append(list, issue)
 		}
 	}
 	return list

@@ -15,7 +15,8 @@ import (
 // Hints returns what policies and services of the view will not do, sorted by object: the reason of
 // each begins with the field. None of it is a fault: it is what the cluster's present objects come
 // to. complete says that the view holds all objects of the cluster. If it does not, only selectors
-// are judged that are confined to namespaces of which the view has pods. Finished pods do not count.
+// are judged that are confined to namespaces of which the view has pods. Pods that have finished do
+// not count.
 func Hints(v *store.View, complete bool) []model.Issue {
 	l := &linter{view: v, complete: complete, members: map[string][]member{}}
 	all := v.All()

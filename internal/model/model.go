@@ -185,6 +185,9 @@ type Issue struct {
 	// InForce says what is in force in the meantime: one of the texts below. Empty
 	// where that is no matter, or not known.
 	InForce string `json:"inForce,omitempty"`
+	// Everywhere: every node finds it with the same Reason, as it lies in the object itself, or
+	// between objects.
+	Everywhere bool `json:"-"`
 	// Refused: an address or port that a Service asks for, and may not have.
 	Refused bool `json:"refused,omitempty"`
 }

@@ -194,8 +194,8 @@ func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 // within reports whether the node talks to itself.
 func (l *locator) within(f verdict.Flow) bool { return l.own[f.Source] && l.own[f.Destination] }
 
-// devices are the interfaces by which a new connection comes and goes; 0 for that of a pod, which is
-// known.
+// devices are the interfaces by which a new connection comes and goes; 0 for that of a pod, which
+// is known.
 func (l *locator) devices(p *state.Policy, f verdict.Flow) (in, out int) {
 	if p.Workloads[f.Source] == nil {
 		in = l.device(f.Source)

@@ -68,6 +68,7 @@ func (c *Compiler) Issues() []model.Issue {
 		}
 		if p.excess != "" {
 			add(key, "%s; until then it allows nothing", p.excess)
+			all[len(all)-1].Everywhere = true
 		}
 		for _, variant := range p.variants {
 			if variant != nil && variant.lookups > maxSize {

@@ -37,6 +37,8 @@ type Kind struct {
 	// that fields that those do not have are passed over. Objects of other kinds are read from JSON
 	// alone, and refused if they have a field that is not known.
 	Typed bool
+	// Conditions says that the status of its objects has conditions.
+	Conditions bool
 	// Fields is a field selector: which objects to ask the API for.
 	Fields string
 	// Decode translates an object. It returns nil where nothing of the object can be used, and what
@@ -65,7 +67,7 @@ const DefaultNamespace = "default"
 
 // All are the kinds, in the order in which a source tells of them.
 var All = []Kind{
-	{Kind: model.ServiceKind, Name: "Service", Places: core("services"), Namespaced: true, ForServices: true, Typed: true, Decode: typed(kubeobj.Service)},
+	{Kind: model.ServiceKind, Name: "Service", Places: core("services"), Namespaced: true, ForServices: true, Typed: true, Conditions: true, Decode: typed(kubeobj.Service)},
 	{
 		Kind: model.EndpointSliceKind, Name: "EndpointSlice", Places: []Resource{{"discovery.k8s.io", "v1", "endpointslices"}},
 		Namespaced: true, ForServices: true, Minor: true, Typed: true, Decode: typed(kubeobj.EndpointSlice),
@@ -83,7 +85,7 @@ var All = []Kind{
 	},
 	{
 		Kind: model.ClusterPolicy, Name: "ClusterNetworkPolicy", Places: []Resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}},
-		Optional: true, Decode: strict(kubeobj.DecodeClusterNetworkPolicy),
+		Optional: true, Conditions: true, Decode: strict(kubeobj.DecodeClusterNetworkPolicy),
 	},
 	{Kind: model.TierKind, Name: "Tier", Places: calicos("tiers"), Optional: true, Decode: strict(calico.Tier)},
 	{Kind: model.GlobalNetworkPolicy, Name: "GlobalNetworkPolicy", Places: calicos("globalnetworkpolicies"), Optional: true, Decode: strict(calico.GlobalNetworkPolicy)},

@@ -185,7 +185,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *eventState) err
 	}
 	event := r.event(i, object)
 	t.path = kinds.Resource{Group: eventsv1.GroupName, Version: "v1", Plural: "events"}.In(event.Namespace)
-	err = r.write(ctx, http.MethodPost, t.path, mediaJSON, event)
+	err = r.api.write(ctx, http.MethodPost, t.path, nil, mediaJSON, event)
 	t.mine, t.count, t.path = err == nil, 1, t.path+"/"+event.Name
 	if apierrors.IsAlreadyExists(err) {
 		return nil
@@ -196,7 +196,7 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, t *eventState) err
 // repeat makes an Event a series, or continues it.
 func (r *Recorder) repeat(ctx context.Context, t *eventState) error {
 	series := eventsv1.EventSeries{Count: t.count + 1, LastObservedTime: metav1.NowMicro()}
-	err := r.write(ctx, http.MethodPatch, t.path, mediaMergePatch, map[string]any{"series": series})
+	err := r.api.write(ctx, http.MethodPatch, t.path, nil, mediaMergePatch, map[string]any{"series": series})
 	if err == nil {
 		t.count++
 	}
@@ -251,11 +251,15 @@ func (r *Recorder) event(i model.Issue, object *corev1.ObjectReference) *eventsv
 // shop/web-1".
 var objectName = regexp.MustCompile(`\b([A-Z][A-Za-z]*|pod) ([a-z0-9][-a-z0-9]*)/[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?`)
 
-// note returns the text of a fault, in printable characters. Someone who may read the Events in the
-// object's namespace may know of no other namespace: an object there becomes "another Service".
-func note(i model.Issue) string {
-	text := objectName.ReplaceAllStringFunc(i.Text(), func(name string) string {
-		if part := objectName.FindStringSubmatch(name); part[2] != i.Object.Name.Namespace {
+// note returns the text of a fault, as public has it.
+func note(i model.Issue) string { return public(i.Text(), i.Object.Name.Namespace) }
+
+// public returns a text about an object in a namespace in printable characters. Someone who may
+// read what is said of the object there may know of no other namespace: an object in one becomes
+// "another Service".
+func public(text, namespace string) string {
+	text = objectName.ReplaceAllStringFunc(text, func(name string) string {
+		if part := objectName.FindStringSubmatch(name); part[2] != namespace {
 			return "another " + part[1]
 		}
 		return name
@@ -273,14 +277,14 @@ func note(i model.Issue) string {
 }
 
 // write creates or changes an object in the API.
-func (r *Recorder) write(ctx context.Context, method, path, media string, object any) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.api.timing.answer, errSilent)
+func (a *api) write(ctx context.Context, method, path string, query url.Values, media string, object any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
 	defer cancel()
 	body, err := json.Marshal(object)
 	if err != nil {
-		return fmt.Errorf("encode an Event: %w", err)
+		return fmt.Errorf("encode what is written to %s: %w", path, err)
 	}
-	answer, err := r.api.do(ctx, method, path, nil, http.Header{"Accept": {mediaJSON}, "Content-Type": {media}}, bytes.NewReader(body))
+	answer, err := a.do(ctx, method, path, query, http.Header{"Accept": {mediaJSON}, "Content-Type": {media}}, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -184,7 +184,7 @@ func (f *follower) issues() []model.Issue {
 	for _, name := range slices.SortedFunc(maps.Keys(f.ledger.faults), model.Name.Compare) {
 		fault := f.ledger.faults[name]
 		all = append(all, model.Issue{
-			Object: f.refOf(name), Source: place.APIVersion(), Reason: fault.reason, InForce: fault.inForce,
+			Object: f.refOf(name), Source: place.APIVersion(), Reason: fault.reason, InForce: fault.inForce, Everywhere: true,
 		})
 	}
 	return all
