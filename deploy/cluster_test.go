@@ -274,6 +274,7 @@ func TestCluster(t *testing.T) {
 	t.Run("install", c.testInstall)
 	t.Run("agent", c.testAgent)
 	t.Run("events", c.testEvents)
+	t.Run("conditions", c.testConditions)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("unset", c.testUnset)
 	t.Run("privileged", c.testPrivileged)
@@ -357,15 +358,62 @@ func (c *cluster) testAgent(t *testing.T) {
 	}
 }
 
+// may tells whether the agent may do something with a resource, or with one below: "nodes/status".
+func (c *cluster) may(verb, resource string) string {
+	resource, below, _ := strings.Cut(resource, "/")
+	// Fails where it answers no.
+	out, _ := c.Kubectl("auth", "can-i", verb, resource, "--subresource="+below, "--as=system:serviceaccount:"+namespace+":sluice")
+	words := append([]string{""}, strings.Fields(string(out))...)
+	return words[len(words)-1]
+}
+
+// awaitMay waits until the agent may do something, or may not: the server updates its rules in the
+// background.
+func (c *cluster) awaitMay(t *testing.T, verb, resource, want string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); c.may(verb, resource) != want; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("may it %s %s? Not %s", verb, resource, want)
+		}
+	}
+}
+
+// testConditions shows a fault as a condition of the object, with the rights that the chart grants
+// for it, and only on request.
+func (c *cluster) testConditions(t *testing.T) {
+	for _, name := range []string{"first", "second"} {
+		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name))
+	}
+	says := func() string {
+		return c.kubectl(t, "get", "service/second", "--namespace", "default", "-o", `jsonpath={.status.conditions[?(@.type=="sluice.dev/Accepted")]}`)
+	}
+	for enabled, want := range map[string]string{"false": "no", "true": "yes"} {
+		t.Run(enabled, func(t *testing.T) {
+			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "conditions.enabled="+enabled)
+			c.apply(t, text)
+			c.awaitMay(t, "patch", "services/status", want)
+			await(t, c.run(t, text), func(s agent.Status) string {
+				if len(s.Issues) == 1 {
+					return ""
+				}
+				return fmt.Sprintf("it says %+v", s.Issues)
+			})
+			for deadline := time.Now().Add(time.Minute); enabled == "true"; time.Sleep(100 * time.Millisecond) {
+				if text := says(); strings.Contains(text, `"status":"False"`) && strings.Contains(text, "belongs to Service default/first") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("no condition: %s", says())
+				}
+			}
+		})
+	}
+	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
+}
+
 // testEvents shows a fault as an Event of the object, with the right that the chart grants for it,
 // and only on request.
 func (c *cluster) testEvents(t *testing.T) {
-	may := func(verb string) string {
-		// Fails where it answers no.
-		out, _ := c.Kubectl("auth", "can-i", verb, "events.events.k8s.io", "--as=system:serviceaccount:"+namespace+":sluice")
-		words := append([]string{""}, strings.Fields(string(out))...)
-		return words[len(words)-1]
-	}
 	for _, name := range []string{"first", "second"} {
 		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name))
 	}
@@ -374,12 +422,7 @@ func (c *cluster) testEvents(t *testing.T) {
 			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "events.enabled="+enabled)
 			c.apply(t, text)
 			for _, verb := range []string{"create", "patch"} {
-				// The server updates its rules in the background.
-				for deadline := time.Now().Add(30 * time.Second); may(verb) != want; time.Sleep(50 * time.Millisecond) {
-					if time.Now().After(deadline) {
-						t.Fatalf("may it %s events? Not %s", verb, want)
-					}
-				}
+				c.awaitMay(t, verb, "events.events.k8s.io", want)
 			}
 			await(t, c.run(t, text), func(s agent.Status) string {
 				if len(s.Issues) == 1 && s.Issues[0].Object.String() == "Service default/second" {
