@@ -65,12 +65,10 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 
 // finding is what is wrong with an object.
 type finding struct {
-	Source    string   `json:"source,omitempty"` // "web.yaml:12"
-	Kind      string   `json:"kind"`
-	Namespace string   `json:"namespace,omitempty"`
-	Name      string   `json:"name,omitempty"`
-	Severity  severity `json:"severity"`
-	Reason    string   `json:"reason"` // "spec.podSelector: what is wrong"
+	Source   string    `json:"source"` // "web.yaml:12"
+	Object   model.Ref `json:"object"`
+	Severity severity  `json:"severity"`
+	Reason   string    `json:"reason"` // "spec.podSelector: what is wrong"
 }
 
 type severity string
@@ -81,15 +79,7 @@ const (
 )
 
 func newFinding(s severity, i model.Issue) finding {
-	return finding{
-		Source: i.Source, Kind: string(i.Object.Kind), Namespace: i.Object.Name.Namespace, Name: i.Object.Name.Name,
-		Severity: s, Reason: i.Reason,
-	}
-}
-
-// object returns "Service shop/web".
-func (f finding) object() model.Ref {
-	return model.Ref{Kind: model.Kind(f.Kind), Name: model.Name{Namespace: f.Namespace, Name: f.Name}}
+	return finding{i.Source, i.Object, s, i.Reason}
 }
 
 func findingLines(w io.Writer, all []finding) {
@@ -98,7 +88,7 @@ func findingLines(w io.Writer, all []finding) {
 		if f.Severity == severityHint {
 			hint = "hint: "
 		}
-		_ = printf(w, "%s: %s: %s%s\n", f.Source, f.object(), hint, f.Reason)
+		_ = printf(w, "%s: %s: %s%s\n", f.Source, f.Object, hint, f.Reason)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Manifests are checked without a cluster: each fault and each hint is one line.
@@ -60,7 +61,7 @@ func TestCheck(t *testing.T) {
 	dir := folder(t, map[string]string{"typo.yaml": typo})
 	status, stdout, _ := sluice(t, "check", "-o", "json", filepath.Join(dir, "typo.yaml"))
 	var got []finding
-	want := finding{dir + "/typo.yaml:1", "NetworkPolicy", "shop", "typo", severityFault, "spec.ingress[0].form: there is no such field"}
+	want := finding{dir + "/typo.yaml:1", model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "typo"}}, severityFault, "spec.ingress[0].form: there is no such field"}
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 3 || len(got) != 1 || got[0] != want {
 		t.Errorf("status %d, %s", status, stdout)
 	}

@@ -59,28 +59,10 @@ it asks the agent what it would do now: nothing, unless something prevents it fr
 
 // planObjects compares the declared objects with the kernel. It writes objects at fault to warn.
 func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
-	config, err := node.config()
+	c, _, read, err := compileOnce(ctx, node)
 	if err != nil {
 		return agent.Plan{}, err
 	}
-	objects := store.New()
-	src := node.source(objects, slog.New(slog.DiscardHandler))
-	read, err := readOnce(ctx, src)
-	if err != nil {
-		return agent.Plan{}, err
-	}
-	c := compile.New(config)
-	if api, ok := src.(source.Dialer); ok {
-		c.SetAPIServers(api.Dialed())
-	}
-	if config.Policy {
-		links, err := link.Here.Links()
-		if err != nil {
-			return agent.Plan{}, err
-		}
-		c.SetLinks(links)
-	}
-	c.Update(objects, objects.Take())
 	for _, i := range append(read.Issues, c.Issues()...) {
 		_ = printf(warn, "warning: %s\n", i)
 	}
@@ -103,6 +85,33 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 		_ = printf(warn, "warning: %s\n", agent.Keeping(kept, read.Lacking))
 	}
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
+}
+
+// compileOnce reads all declared objects once, and compiles them for the node.
+func compileOnce(ctx context.Context, node *nodeFlags) (*compile.Compiler, *store.Store, source.Status, error) {
+	config, err := node.config()
+	if err != nil {
+		return nil, nil, source.Status{}, err
+	}
+	objects := store.New()
+	src := node.source(objects, slog.New(slog.DiscardHandler))
+	read, err := readOnce(ctx, src)
+	if err != nil {
+		return nil, nil, read, err
+	}
+	c := compile.New(config)
+	if api, ok := src.(source.Dialer); ok {
+		c.SetAPIServers(api.Dialed())
+	}
+	if config.Policy {
+		links, err := link.Here.Links()
+		if err != nil {
+			return nil, nil, read, err
+		}
+		c.SetLinks(links)
+	}
+	c.Update(objects, objects.Take())
+	return c, objects, read, nil
 }
 
 // readOnce lets the source deliver all that it holds, and returns the source's status.

@@ -14,12 +14,10 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
@@ -41,29 +39,13 @@ const mostResults = 40
 // preflightPolicies says what would become of policies, and of this node by them, were they
 // enforced now. It changes nothing, and needs no agent.
 func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result, error) {
-	node.compiler.Policy = true
-	config, err := node.config()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	objects := store.New()
-	src := node.source(objects, slog.New(slog.DiscardHandler))
-	read, err := readOnce(ctx, src)
+	node.compiler.Policy = true
+	c, objects, read, err := compileOnce(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	c := compile.New(config)
-	if api, ok := src.(source.Dialer); ok {
-		c.SetAPIServers(api.Dialed())
-	}
-	links, err := link.Here.Links()
-	if err != nil {
-		return nil, err
-	}
-	c.SetLinks(links)
-	c.Update(objects, objects.Take())
 	want := c.State()
 
 	results := []preflight.Result{knownPolicies(c, want.Policy)}

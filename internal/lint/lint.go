@@ -18,9 +18,19 @@ import (
 // are judged that are confined to namespaces of which the view has pods. Pods that have finished do
 // not count.
 func Hints(v *store.View, complete bool) []model.Issue {
-	l := &linter{view: v, complete: complete, members: map[string][]member{}}
+	l := &linter{view: v, complete: complete, members: map[string][]member{}, policies: map[string][]*model.Policy{}}
 	all := v.All()
 	l.gather(all)
+	for ref := range all.Refs(model.PolicyKinds) {
+		p := v.Policy(ref)
+		namespaces, confined := p.Subject.Namespaces()
+		if !confined {
+			namespaces = []string{""}
+		}
+		for _, namespace := range namespaces {
+			l.policies[namespace] = append(l.policies[namespace], p)
+		}
+	}
 	for ref := range all.Refs(model.PolicyKinds) {
 		if p := v.Policy(ref); p.Refused == "" {
 			l.policy(p)
@@ -36,7 +46,8 @@ func Hints(v *store.View, complete bool) []model.Issue {
 type linter struct {
 	view     *store.View
 	complete bool
-	members  map[string][]member // by namespace; "": those in none
+	members  map[string][]member        // by namespace; "": those in none
+	policies map[string][]*model.Policy // by the namespaces of their pods; "": those of any
 	hints    []model.Issue
 }
 
@@ -114,6 +125,8 @@ func (l *linter) policy(p *model.Policy) {
 	case !slices.ContainsFunc(subjects, func(m member) bool { return !onHost(m) }):
 		l.hint(p.Key, field, "selects only pods on the network of their node (hostNetwork), to which no policy applies")
 	}
+	l.types(p)
+	l.names(p, subjects)
 	for i := range p.IngressRules {
 		at := fmt.Sprintf("spec.ingress[%d].", i)
 		l.peers(p, at, "from", "source", p.IngressRules[i].Source.Peers)
@@ -125,6 +138,51 @@ func (l *linter) policy(p *model.Policy) {
 		receivers, judged := l.receivers(to.Peers)
 		l.ports(p, at, to.Ports, receivers, judged)
 	}
+}
+
+// types says which rules are for a direction that the policy does not apply to.
+func (l *linter) types(p *model.Policy) {
+	list := "spec.policyTypes"
+	if isCalico(p) {
+		list = "spec.types"
+	}
+	if p.IgnoresIngress {
+		l.hint(p.Key, "spec.ingress", "has rules, and %s does not name Ingress, so they do nothing", list)
+	}
+	if p.IgnoresEgress {
+		l.hint(p.Key, "spec.egress", "has rules, and %s does not name Egress, so they do nothing", list)
+	}
+}
+
+// names says of a NetworkPolicy that lets its pods reach other pods whether no policy lets them ask
+// for names. Where not all policies are known, another may do so.
+func (l *linter) names(p *model.Policy, subjects []member) {
+	toPods := func(r model.PolicyRule) bool {
+		return len(r.Destination.Peers) == 0 || slices.ContainsFunc(r.Destination.Peers[0], func(peer model.Peer) bool { return !peer.Selector.IsZero() })
+	}
+	if !l.complete || p.Key.Kind != model.NetworkPolicy || !slices.ContainsFunc(p.EgressRules, toPods) {
+		return
+	}
+	i := slices.IndexFunc(subjects, func(m member) bool { return m.pod != nil && !m.pod.HostNetwork })
+	if i < 0 {
+		return
+	}
+	pod := subjects[i].pod.Name
+	for _, other := range slices.Concat(l.policies[pod.Namespace], l.policies[""]) {
+		if other.Egress && other.Subject.Matches(subjects[i].labels) && slices.ContainsFunc(other.EgressRules, allowsNames) {
+			return
+		}
+	}
+	l.hint(p.Key, "spec.egress", "lets its pods reach others, but no policy lets %s ask a name server (UDP port 53), so it finds none by name", pod)
+}
+
+// allowsNames reports whether a rule may let a pod ask a name server.
+func allowsNames(r model.PolicyRule) bool {
+	const dns = 53
+	return r.Action == model.Allow && (r.Protocol == 0 || r.Protocol == uint8(model.UDP)) &&
+		(r.Destination.Ports == nil || slices.ContainsFunc(r.Destination.Ports, func(p model.PolicyPort) bool {
+			return (p.Protocol == 0 || p.Protocol == model.UDP) && (p.Name != "" || p.First <= dns && dns <= p.Last)
+		}))
 }
 
 // peers says which peers of a rule select nothing. Calico's rules have one, others a list.

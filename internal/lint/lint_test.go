@@ -2,6 +2,7 @@ package lint_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/lint"
@@ -76,15 +77,27 @@ func TestHints(t *testing.T) {
 			nil, []string{"NetworkPolicy shop/p: spec.egress[0].to[0]: selects no pod of namespace monitorng, which does not exist"}},
 		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {selector: set == 'partners'}}, {action: Deny, source: {selector: set == 'partner'}}]}}",
 			[]string{"CalicoNetworkPolicy shop/p: spec.ingress[1].source.selector: selects no pod of namespace shop"}, nil},
+		// Directions.
+		{inShop + "{" + web + ", policyTypes: [Ingress], egress: [{}]}}", []string{"NetworkPolicy shop/p: spec.egress: has rules, and spec.policyTypes does not name Egress, so they do nothing"}, nil},
+		{calico + "{selector: app == 'web', types: [Egress], ingress: [{action: Allow}]}}",
+			[]string{"CalicoNetworkPolicy shop/p: spec.ingress: has rules, and spec.types does not name Ingress, so they do nothing"}, nil},
+		// Names.
+		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}]}]}}", nil, nil},
+		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 5432}]}]}}",
+			nil, []string{"NetworkPolicy shop/p: spec.egress: lets its pods reach others, but no policy lets shop/web (Deployment) ask a name server (UDP port 53), so it finds none by name"}},
+		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 5432}]}, {ports: [{port: 53, protocol: UDP}]}]}}", nil, nil},
+		{inShop + "{" + web + ", egress: [{to: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: 5432}]}]}}", nil, nil},
+		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 5432}]}]}}\n---\n" +
+			strings.Replace(inShop, "name: p", "name: names", 1) + "{podSelector: {}, egress: [{ports: [{port: 53, protocol: UDP}]}]}}", nil, nil},
 		// Ports by name.
 		{inShop + "{" + web + ", ingress: [{ports: [{port: http}, {port: 80}, {port: htpp}]}]}}",
 			[]string{`NetworkPolicy shop/p: spec.ingress[0].ports[2].port: none of the pods that it is about has a port named "htpp" of TCP`}, nil},
 		{inShop + "{" + web + ", ingress: [{ports: [{port: dns, protocol: UDP}]}]}}", nil, nil},
 		{inShop + "{" + web + ", ingress: [{ports: [{port: dns}]}]}}",
 			[]string{`NetworkPolicy shop/p: spec.ingress[0].ports[0].port: none of the pods that it is about has a port named "dns" of TCP`}, nil},
-		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: sql}, {port: http}]}]}}",
+		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: sql}, {port: http}, {port: 53, protocol: UDP}]}]}}",
 			[]string{`NetworkPolicy shop/p: spec.egress[0].ports[1].port: none of the pods that it is about has a port named "http" of TCP`}, nil},
-		{inShop + "{" + web + ", egress: [{ports: [{port: sql}, {port: slq}]}]}}",
+		{inShop + "{" + web + ", egress: [{ports: [{port: sql}, {port: slq}, {port: 53, protocol: UDP}]}]}}",
 			nil, []string{`NetworkPolicy shop/p: spec.egress[0].ports[1].port: none of the pods that it is about has a port named "slq" of TCP`}},
 		{cluster + "subject: {pods: {podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}}}, ingress: [{action: Accept, from: [{namespaces: {}}], protocols: [{destinationNamedPort: htpp}]}]}}",
 			[]string{`ClusterNetworkPolicy p: spec.ingress[0].protocols[0].destinationNamedPort: none of the pods that it is about has a port named "htpp"`}, nil},

@@ -24,6 +24,10 @@ type Policy struct {
 	Ingress, Egress           bool
 	IngressRules, EgressRules []PolicyRule
 
+	// IgnoresIngress and IgnoresEgress: it was written with rules for a direction that its types
+	// leave out.
+	IgnoresIngress, IgnoresEgress bool
+
 	// For host endpoints: Calico's applyOnForward, doNotTrack and preDNAT.
 	ApplyOnForward, DoNotTrack, PreDNAT bool
 

@@ -195,4 +195,5 @@ func rules(p *model.Policy, spec *policySpec, f *fault.List) {
 		return all
 	}
 	p.IngressRules, p.EgressRules = rulesOf("ingress", spec.Ingress, p.Ingress), rulesOf("egress", spec.Egress, p.Egress)
+	p.IgnoresIngress, p.IgnoresEgress = !p.Ingress && len(spec.Ingress) > 0, !p.Egress && len(spec.Egress) > 0
 }

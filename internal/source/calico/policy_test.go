@@ -135,7 +135,7 @@ func TestPolicies(t *testing.T) {
 		},
 		{
 			name: "rules of a type that is not given", spec: "{types: [Ingress], egress: [{action: Allow}]}",
-			want: model.Policy{Subject: selector(""), Ingress: true},
+			want: model.Policy{Subject: selector(""), Ingress: true, IgnoresEgress: true},
 		},
 		{
 			name: "namespaces", spec: "{selector: role == 'db', namespaceSelector: team == 'a'}",

@@ -48,10 +48,10 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 // applies, and in which directions. Rules of other directions are removed.
 func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, error) {
 	if !p.Ingress {
-		p.IngressRules = nil
+		p.IgnoresIngress, p.IngressRules = len(p.IngressRules) > 0, nil
 	}
 	if !p.Egress {
-		p.EgressRules = nil
+		p.IgnoresEgress, p.EgressRules = len(p.EgressRules) > 0, nil
 	}
 	good, err := fault.Result(p, f)
 	if good == nil && known {

@@ -98,7 +98,7 @@ func TestNetworkPolicy(t *testing.T) {
 		},
 		{
 			name: "types that are given", spec: "{podSelector: {}, policyTypes: [Ingress], egress: [{}], ingress: [{}]}",
-			want: model.Policy{Subject: inShop(), Ingress: true, IngressRules: []model.PolicyRule{allowed("ingress[0]", nil, nil)}},
+			want: model.Policy{Subject: inShop(), Ingress: true, IngressRules: []model.PolicyRule{allowed("ingress[0]", nil, nil)}, IgnoresEgress: true},
 		},
 		{
 			name: "all operators",
