@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -71,6 +72,24 @@ addressType: FQDN
 endpoints: [{addresses: [example.org]}]
 `
 
+// preflightPolicies checks policies with an account that may read none: that is said, and nothing
+// is taken for fine.
+func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.NetNS.Run(self, "preflight", "--policies", "--kubeconfig="+kubeconfig, "--node=node-a")
+	words := strings.Join(strings.Fields(fmt.Sprint(string(out), err)), " ")
+	for _, want := range []string{"exit status 1", `fail refused NetworkPolicy (networking.k8s.io/v1): networkpolicies.networking.k8s.io is forbidden`, "fail refused Pod (v1)",
+		"not all policies can be carried out as they are written"} {
+		if !strings.Contains(words, want) {
+			t.Errorf("it does not say %q: %s\n%v", want, out, err)
+		}
+	}
+}
+
 // An agent on a real API server copes with odd objects, with a server that is away or back, and
 // with the loss of its rights.
 func TestAgentOnRealAPI(t *testing.T) {
@@ -80,6 +99,7 @@ func TestAgentOnRealAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.preflightPolicies(t, kubeconfig)
 	_, socket := s.sluice(t, "--kubeconfig="+kubeconfig, "--node=node-a", "--policy=false", "--set-sysctls=false")
 	client := agent.NewClient(socket)
 	status := func() agent.Status {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
 )
@@ -139,10 +141,50 @@ func TestPreflightPolicies(t *testing.T) {
 			}
 		})
 	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := folder(t, map[string]string{"shop.yaml": shop})
+	out, err := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--policies", "--manifests="+dir, "--node=node-a") // as in a container
+	words := strings.Join(strings.Fields(string(out)), " ")
+	if err != nil || !strings.Contains(words, "warn kernel cannot tell whether it takes them: this process may not make a network namespace") || !strings.Contains(words, "1 of 2 would be denied") {
+		t.Errorf("without CAP_SYS_ADMIN: %v\n%s", err, out)
+	}
 	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
 		t.Errorf("tables afterwards:\n%s", tables)
 	}
 	if status, _, stderr := sluice(t, "preflight", "--policies"); status != cli.ExitUsage || !strings.Contains(stderr, "name the source of the objects") {
 		t.Errorf("without objects: status %d, %s", status, stderr)
+	}
+}
+
+// refusing is a kernel that refuses what a policy becomes.
+type refusing struct{ driver.Driver }
+
+func (refusing) SetAside() []driver.SetAside {
+	return []driver.SetAside{{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "db"}, Reason: "its rules are too long for the kernel", InForce: model.InForceIsolate}}
+}
+
+// What the kernel refuses of the policies when they are tried is a failure.
+func TestPreflightPoliciesRefusedByKernel(t *testing.T) {
+	ns := nodeNS(t)
+	open := openDriver
+	openDriver = func(o driver.Options) (driver.Driver, error) {
+		d, err := open(o)
+		return refusing{d}, err
+	}
+	t.Cleanup(func() { openDriver = open })
+	dir := folder(t, map[string]string{"shop.yaml": shop})
+	var b bytes.Buffer
+	var status int
+	if err := ns.Do(func() error {
+		status = execute(t.Context(), []string{"preflight", "--policies", "--manifests", dir, "--node", "node-a", "-o", "json"}, &b, &b)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if want := `"seen": "NetworkPolicy shop/db: its rules are too long for the kernel; in force: it isolates what it selects, and allows nothing"`; status != cli.ExitError || !strings.Contains(b.String(), want) {
+		t.Errorf("status %d:\n%s", status, b.String())
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -12,12 +13,14 @@ import (
 	"strconv"
 	"time"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
@@ -46,10 +49,18 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	if err != nil {
 		return nil, err
 	}
+	issues := append(read.Issues, c.Issues()...)
+	if node.kubeFlags.named() {
+		unread, err := kube.UnreadPolicies(ctx, node.kubeFlags.api(true), slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, err
+		}
+		issues = append(issues, unread...)
+	}
 	want := c.State()
 
 	results := []preflight.Result{knownPolicies(c, want.Policy)}
-	results = append(results, ofPolicies(checkRefused, preflight.Fail, append(read.Issues, c.Issues()...), "every policy is taken as it is written")...)
+	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
 	results = append(results, tryPolicies(ctx, want)...)
 	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)
 	var hints []model.Issue
@@ -121,15 +132,16 @@ func tryPolicies(ctx context.Context, want *state.State) []preflight.Result {
 		if err := plan.Apply(ctx); err != nil {
 			return err
 		}
-		for _, s := range d.SetAside() {
-			refused = append(refused, model.Issue{Object: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce})
-		}
+		refused = agent.Refusals(d.SetAside())
 		return nil
 	})
-	results := ofPolicies(checkDriver, preflight.Fail, lacks, "it can carry out all of them")
-	if err != nil {
-		return append(results, preflight.Result{Check: checkKernel, Status: preflight.Fail, Seen: "the policies could not be tried: " + privilege(err).Error()})
+	switch {
+	case errors.Is(err, netns.ErrApart):
+		return []preflight.Result{{Check: checkKernel, Status: preflight.Warn, Seen: "cannot tell whether it takes them: " + err.Error(), Do: "run this as root on the node"}}
+	case err != nil:
+		return []preflight.Result{{Check: checkKernel, Status: preflight.Fail, Seen: "the policies could not be tried: " + privilege(err).Error()}}
 	}
+	results := ofPolicies(checkDriver, preflight.Fail, lacks, "it can carry out all of them")
 	return append(results, ofPolicies(checkKernel, preflight.Fail, refused, "it takes all of them: "+model.Count(elements, "operation")+", tried in a network namespace apart")...)
 }
 

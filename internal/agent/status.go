@@ -224,10 +224,11 @@ func (a *Agent) found() []model.Issue {
 	issues := a.Compiler.Issues()
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
-	return slices.Concat(issues, lacks, a.checks.issues(), refusals(a.Driver.SetAside()))
+	return slices.Concat(issues, lacks, a.checks.issues(), Refusals(a.Driver.SetAside()))
 }
 
-func refusals(list []driver.SetAside) []model.Issue {
+// Refusals makes issues of what is set aside.
+func Refusals(list []driver.SetAside) []model.Issue {
 	issues := make([]model.Issue, len(list))
 	for i, s := range list {
 		issues[i] = model.Issue{Object: model.Ref{Kind: model.Kind(s.Kind), Name: s.Name}, Reason: s.Reason, InForce: s.InForce}

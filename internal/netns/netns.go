@@ -176,11 +176,17 @@ func Veth(a *NS, nameA string, b *NS, nameB string) error {
 	return nil
 }
 
-// Apart runs f in a network namespace of its own, without a name, interfaces or rules, which goes
+// ErrApart means that the process may not make a network namespace, which takes CAP_SYS_ADMIN.
+var ErrApart = errors.New("this process may not make a network namespace (CAP_SYS_ADMIN)")
+
+// Apart runs f in a network namespace of its own, without a name, addresses or rules, which goes
 // with f and the sockets that f opens. It holds for f alone, not for goroutines that f starts.
 func Apart(f func() error) error {
 	return onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		switch err := unix.Unshare(unix.CLONE_NEWNET); {
+		case errors.Is(err, unix.EPERM):
+			return ErrApart
+		case err != nil:
 			return fmt.Errorf("make a network namespace: %w", err)
 		}
 		return f()
