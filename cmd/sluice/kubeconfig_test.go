@@ -14,6 +14,15 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
+// What is reported to an API needs one.
+func TestReportsNeedAnAPI(t *testing.T) {
+	for _, flag := range []string{"--events", "--conditions"} {
+		if status, _, stderr := sluice(t, "run", "--manifests", t.TempDir(), flag); status != cli.ExitUsage || !strings.Contains(stderr, flag+" reports to a Kubernetes API: name one") {
+			t.Errorf("%s: status %d, %s", flag, status, stderr)
+		}
+	}
+}
+
 // An agent that reads an API programs the API's objects.
 func TestKubeconfig(t *testing.T) {
 	lists := map[string]string{

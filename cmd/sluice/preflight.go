@@ -37,17 +37,21 @@ ports, service addresses that belong to a node, and memory limits.
 With --policies, and the source of objects that the agent would have, check the policies instead,
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
 in a network namespace apart), which connections of this node they would deny, and which select
-nothing. Nothing is changed.
+nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
+--policy and --service-cidr count.
 
 The exit status is 1 if a check fails. Warnings do not count.`,
-		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/kubelet.conf",
+		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policy, cidrs := node.compiler.Policy, node.compiler.ServiceCIDRs
+			switch err := node.checkObjects(); {
+			case policies && err != nil:
+				return err
+			case !policies && !errors.Is(err, errNoObjects):
+				return cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster name policies to check: give --policies, too"))
+			}
 			if policies {
-				if err := node.checkObjects(); err != nil {
-					return err
-				}
 				results, err := preflightPolicies(cmd.Context(), &node)
 				if err != nil {
 					return err

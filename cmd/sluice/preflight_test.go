@@ -154,6 +154,9 @@ func TestPreflightPolicies(t *testing.T) {
 	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
 		t.Errorf("tables afterwards:\n%s", tables)
 	}
+	if status, _, stderr := sluice(t, "preflight", "--manifests", dir); status != cli.ExitUsage || !strings.Contains(stderr, "give --policies, too") {
+		t.Errorf("objects alone: status %d, %s", status, stderr)
+	}
 	if status, _, stderr := sluice(t, "preflight", "--policies"); status != cli.ExitUsage || !strings.Contains(stderr, "name the source of the objects") {
 		t.Errorf("without objects: status %d, %s", status, stderr)
 	}
