@@ -65,8 +65,8 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 
 // finding is what is wrong with an object.
 type finding struct {
-	Source   string    `json:"source"` // "web.yaml:12"
-	Object   model.Ref `json:"object"`
+	Source   string    `json:"source"`          // "web.yaml:12"
+	Object   model.Ref `json:"object,omitzero"` // zero where none can be read
 	Severity severity  `json:"severity"`
 	Reason   string    `json:"reason"` // "spec.podSelector: what is wrong"
 }
@@ -79,16 +79,22 @@ const (
 )
 
 func newFinding(s severity, i model.Issue) finding {
+	if strings.HasPrefix(i.Source, string(i.Object.Kind)+":") { // it stands for the file
+		i.Object = model.Ref{}
+	}
 	return finding{i.Source, i.Object, s, i.Reason}
 }
 
 func findingLines(w io.Writer, all []finding) {
 	for _, f := range all {
-		hint := ""
+		text := f.Reason
 		if f.Severity == severityHint {
-			hint = "hint: "
+			text = "hint: " + text
 		}
-		_ = printf(w, "%s: %s: %s%s\n", f.Source, f.Object, hint, f.Reason)
+		if f.Object != (model.Ref{}) {
+			text = f.Object.String() + ": " + text
+		}
+		_ = printf(w, "%s: %s\n", f.Source, text)
 	}
 }
 

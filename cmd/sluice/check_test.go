@@ -38,6 +38,7 @@ func TestCheck(t *testing.T) {
 		{map[string]string{"idle.yaml": idle, "typo.yaml": typo}, "", 3, none + wrong},
 		{map[string]string{"idle.yaml": idle}, "", 0, none},
 		{map[string]string{"idle.yaml": idle}, "--strict", 3, none},
+		{map[string]string{"broken.yaml": "a: b: c\n", "half.yaml": "apiVersion: v1\n"}, "", 3, "broken.yaml:1: mapping values are not allowed in this context\nhalf.yaml:1: kind: is missing\n"},
 		{map[string]string{"idle.yaml": idle, "bare.txt": ""}, "--strict", 0, ""},
 		{map[string]string{"lease.yaml": lease}, "", 3, rival},
 		{map[string]string{"typo.yaml": typo, "web.yaml": strings.ReplaceAll(typo, "form", "from")}, "", 3, wrong + twice},
