@@ -187,8 +187,8 @@ func allowsNames(r model.PolicyRule) bool {
 
 // peers says which peers of a rule select nothing. Calico's rules have one, others a list.
 func (l *linter) peers(p *model.Policy, at, list, end string, peers [][]model.Peer) {
-	for _, any := range peers {
-		for i, peer := range any {
+	for _, oneOf := range peers {
+		for i, peer := range oneOf {
 			if peer.Selector.IsZero() {
 				continue
 			}
