@@ -206,8 +206,18 @@ func (r *Recorder) repeat(ctx context.Context, t *eventState) error {
 // find reads what an Event has to say of its object; nil: the object is gone. It uses the right to
 // list, as the agent has no other.
 func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
+	object, err := r.findNamed(ctx, ref, ref.Name.Name)
+	if object == nil && err == nil && (ref.Kind == model.CalicoPolicy || ref.Kind == model.GlobalNetworkPolicy) {
+		// Calico stores the policies of the default tier so.
+		return r.findNamed(ctx, ref, model.DefaultTier.Name+"."+ref.Name.Name)
+	}
+	return object, err
+}
+
+// findNamed finds the object by the name that the API has it under.
+func (r *Recorder) findNamed(ctx context.Context, ref model.Ref, name string) (*corev1.ObjectReference, error) {
 	kind := kinds.Find(ref.Kind)
-	query := url.Values{"fieldSelector": {"metadata.name=" + ref.Name.Name}, "resourceVersion": {"0"}}
+	query := url.Values{"fieldSelector": {"metadata.name=" + name}, "resourceVersion": {"0"}}
 	for _, place := range kind.Places {
 		var page bytes.Buffer
 		_, err := r.api.get(ctx, place.In(ref.Name.Namespace), query, mediaMetadata, &page)
@@ -224,7 +234,7 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 		if len(list.Items) == 1 {
 			return &corev1.ObjectReference{
 				APIVersion: place.APIVersion(), Kind: kind.Name,
-				Namespace: ref.Name.Namespace, Name: ref.Name.Name, UID: list.Items[0].UID,
+				Namespace: ref.Name.Namespace, Name: name, UID: list.Items[0].UID,
 			}, nil
 		}
 	}

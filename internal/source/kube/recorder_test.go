@@ -39,6 +39,7 @@ func newEventAPI(t *testing.T) *eventAPI {
 		"/api/v1/namespaces/shop/services web": "uid-web",
 		"/api/v1/nodes worker":                 "uid-worker",
 		"/apis/crd.projectcalico.org/v1/namespaces/shop/networkpolicies default.db": "uid-db",
+		"/apis/crd.projectcalico.org/v1/globalnetworkpolicies default.all":          "uid-all",
 	}}
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
@@ -170,9 +171,11 @@ func TestRecorder(t *testing.T) {
 		webFault, policy, model.Ref{Kind: "Node", Name: model.Name{Name: "worker"}}.Issue("is gone"),
 		model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "gone"}}.Issue("is of no account"),
 		model.Ref{Kind: "AddressList", Name: model.Name{Name: "bad"}}.Issue("is no object of the API"),
+		model.Ref{Kind: "GlobalNetworkPolicy", Name: model.Name{Name: "all"}}.Issue("is named as users know it"),
 		{Object: model.Ref{Kind: "web.yaml"}, Reason: "is no object at all"},
 	})
 	want := []string{
+		"n1: crd.projectcalico.org/v1 GlobalNetworkPolicy default/default.all uid-all: is named as users know it",
 		"n1: crd.projectcalico.org/v1 NetworkPolicy shop/default.db uid-db: " + strings.Repeat("ä", 510) + "…",
 		"n1: v1 Node default/worker uid-worker: is gone",
 		"n1: v1 Service shop/web uid-web: port 0 is out of range",
