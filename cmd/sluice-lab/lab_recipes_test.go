@@ -14,8 +14,9 @@ import (
 	"sluice.dev/sluice/internal/lab"
 )
 
-// recipe is one of the policy recipes that people learn by (github.com/ahmetb/kubernetes-network-policy-recipes):
-// what its reader sets up, applies, and tries from pods.
+// recipe is one of the policy recipes that people learn by
+// (github.com/ahmetb/kubernetes-network-policy-recipes): what its reader sets up, applies, and
+// tries from pods.
 type recipe struct {
 	setup   []string // lines of kubectl
 	policy  string

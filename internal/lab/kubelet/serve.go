@@ -139,8 +139,8 @@ func (k *kubelet) serveCommand(w http.ResponseWriter, r *http.Request, args []st
 		idle, remotecommand.DefaultStreamCreationTimeout, remotecommand.SupportedStreamingProtocols)
 }
 
-// serveLogs says why there are none; of a container that takes input, nothing, as kubectl run prints
-// what comes before it attaches.
+// serveLogs says why there are none; of a container that takes input, nothing, as kubectl run
+// prints what comes before it attaches.
 func (k *kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 	pod, err := k.api.Pods(r.PathValue("namespace")).Get(r.Context(), r.PathValue("pod"))
 	if err == nil && attachable(pod, r.PathValue("container")) != nil {
