@@ -16,6 +16,8 @@ LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION)
 # in the folder BOUTIQUE, Online Boutique.
 APP      ?=
 BOUTIQUE ?= ../shared/manifests/online-boutique
+# Arguments for `make run`: "-v" also shows where each request went.
+RUN ?=
 # Arguments for `make bench`: "--scale small latency", for one.
 BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
@@ -42,20 +44,15 @@ build: ## Build bin/sluice and bin/sluice-lab, static binaries
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-lab
 
 .PHONY: run
-run: build ## Start a lab cluster, send traffic through an application's services, show what went where and who may reach what (APP=folder or files)
+run: build ## Start a lab cluster and show what Sluice does in it, with real traffic (APP=folder or files, RUN=-v for all requests)
 	@hack/need "the lab" $(RUN_TOOLS)
 ifneq ($(APP),)
-	bin/sluice lab demo '$(subst $(comma),' ',$(APP))'
+	@bin/sluice lab demo $(RUN) '$(subst $(comma),' ',$(APP))'
 else
-	bin/sluice lab demo
+	@bin/sluice lab demo $(RUN)
   ifneq ($(wildcard $(BOUTIQUE)),)
-	@echo
-	bin/sluice lab demo '$(BOUTIQUE)'
-  else
-	@printf '%s\n' '' \
-	  'To see a bigger application with its policies, put release/kubernetes-manifests.yaml and the files of' \
-	  'kustomize/components/network-policies of github.com/GoogleCloudPlatform/microservices-demo (Online' \
-	  'Boutique) into one folder, and run: make run APP=that-folder'
+	@printf '\n%s\n\n' 'Online Boutique, of $(BOUTIQUE):'
+	@bin/sluice lab demo --check $(RUN) '$(BOUTIQUE)'
   endif
 endif
 

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -329,43 +327,6 @@ func newLabDownCommand() *cobra.Command {
 		},
 	}
 	labNameFlag(cmd, &name, defaultLab)
-	return cmd
-}
-
-func newLabDemoCommand() *cobra.Command {
-	var (
-		o labOptions
-		p probeOptions
-	)
-	cmd := &cobra.Command{
-		Use:   "demo [FILE|DIR]...",
-		Short: "Start a lab, show it, probe it, and take it down",
-		Long: `Start a lab that runs the manifests (or a built-in example shop), show it, send
-traffic through all of its services, and take it down again, even after a failure
-or Ctrl-C. The exit status is that of the probe.`,
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			// A closed terminal or pipe must not keep us from taking the lab down.
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
-			defer stop()
-			cmd.SetContext(ctx)
-			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, l.Down()) }()
-			s := l.Status(cmd.Context())
-			if err := cli.Print(cmd.OutOrStdout(), "table", s, s.Table); err != nil {
-				return err
-			}
-			_, _ = fmt.Fprintln(cmd.OutOrStdout())
-			return p.run(cmd, l, nil)
-		},
-	}
-	o.register(cmd, "demo")
-	o.transient = true
-	cmd.Flags().IntVar(&p.requests, "requests", 5, "requests from each source through each address")
-	p.format = "table"
 	return cmd
 }
 

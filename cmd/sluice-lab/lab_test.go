@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
-	"sluice.dev/sluice/internal/netns"
 )
 
 // shopLab brings up a lab with the example shop and agents on a real kernel.
@@ -30,22 +28,6 @@ func shopLab(t *testing.T, name string) *lab.Lab {
 		t.Fatalf("%v\n%s", err, progress.String())
 	}
 	return l
-}
-
-func TestLabDemo(t *testing.T) {
-	needRoot(t)
-	t.Cleanup(func() { _ = lab.Down("testdemo") })
-	var stdout, stderr bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testdemo", "../../examples/shop"}, &stdout, &stderr); got != cli.ExitOK {
-		t.Errorf("exit status %d\n%s\n%s", got, stdout.String(), stderr.String())
-	}
-	if !strings.Contains(stdout.String(), "all as expected") {
-		t.Errorf("no summary:\n%s", stdout.String())
-	}
-	left, err := filepath.Glob(filepath.Join(netns.Dir, "sluice-lab-testdemo-*"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v %v", left, err)
-	}
 }
 
 // The agents follow changes in the lab: after every step, all services answer or refuse as

@@ -69,11 +69,20 @@ func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, 
 	if len(l.Cluster.Policies) > 0 {
 		pairs = probe.PairTries(l.Cluster, clients)
 	}
-	if l.Kubernetes != nil { // the API server's own service: no pod of the lab answers there
-		ofAPI := func(t probe.Try) bool { return t.Service == "default/kubernetes" }
-		tries, pairs = slices.DeleteFunc(tries, ofAPI), slices.DeleteFunc(pairs, ofAPI)
+	return l.answerable(tries), l.answerable(pairs), silent
+}
+
+// answerable leaves out the API server's own service: no pod of the lab answers there.
+func (l *Lab) answerable(tries []probe.Try) []probe.Try {
+	return slices.DeleteFunc(tries, func(t probe.Try) bool { return l.Kubernetes != nil && t.Service == "default/kubernetes" })
+}
+
+// PairTries lists the tries for the table of who reaches what, whether or not there are policies.
+func (l *Lab) PairTries(ctx context.Context) ([]probe.Try, error) {
+	if err := l.refresh(ctx); err != nil {
+		return nil, err
 	}
-	return tries, pairs, silent
+	return l.answerable(probe.PairTries(l.Cluster, l.clients())), nil
 }
 
 // existing leaves out the pods that no longer exist.

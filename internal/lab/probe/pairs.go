@@ -144,9 +144,20 @@ var legend = []struct{ glyph, text string }{
 	{glyphPass, "passes"},
 	{glyphDrop, "dropped"},
 	{glyphOwn, "its own service, not counted"},
-	{glyphPartly, "some endpoints or one address family"},
+	{glyphPartly, "in part: not all ports, endpoints or address families"},
 	{glyphWrong, "not as the policies say"},
 	{glyphExcused, "not checked, the cluster changed meanwhile"},
+}
+
+// explain returns the legend of the used glyphs.
+func explain(used map[string]bool) string {
+	var texts []string
+	for _, l := range legend {
+		if used[l.glyph] {
+			texts = append(texts, l.glyph+" "+l.text)
+		}
+	}
+	return strings.Join(texts, "   ")
 }
 
 // Table writes the table for people: a line leads from each column to its name.
@@ -171,29 +182,20 @@ func (p *Pairs) Table(w io.Writer) {
 		}
 		line("%-*s  %s", width, short(c), strings.Join(glyphs, " "))
 	}
-	var texts []string
-	for _, l := range legend {
-		if used[l.glyph] {
-			texts = append(texts, l.glyph+" "+l.text)
-		}
-	}
-	line("%*s  %s", width, "", strings.Join(texts, "   "))
-	for f := range p.failures {
+	line("%*s  %s", width, "", explain(used))
+	for _, f := range p.Failures() {
 		line("%s %s", glyphWrong, f)
 	}
 }
 
-// failures yields the wrong outcomes.
-func (p *Pairs) failures(yield func(string) bool) {
+// Failures lists the wrong outcomes.
+func (p *Pairs) Failures() (all []string) {
 	for _, row := range p.Cells {
 		for _, c := range row {
-			for _, f := range c.Failures {
-				if !yield(f) {
-					return
-				}
-			}
+			all = append(all, c.Failures...)
 		}
 	}
+	return all
 }
 
 // Failed returns how many pairs, own services included, had a wrong outcome.

@@ -39,7 +39,7 @@ CLIENT    │ │ │
 web       ○ ● ◐
 cache     · ○ !
 reporter  ! · ·
-          ● passes   · dropped   ○ its own service, not counted   ◐ some endpoints or one address family   ! not as the policies say
+          ● passes   · dropped   ○ its own service, not counted   ◐ in part: not all ports, endpoints or address families   ! not as the policies say
 ! cache-1 → db:80 at 10.96.0.1: answered by default/db-1, should be dropped (by policy)
 ! reporter-1 → web:80 at 10.96.0.1: no answer within 2.5s
 `

@@ -135,16 +135,34 @@ func (rep *Report) AddPairs(results []Result) {
 	}
 }
 
-// Summary returns one sentence, and one about who reaches what.
-func (rep *Report) Summary() string {
-	outcome := "all as expected"
+// Outcome says how many requests failed.
+func (rep *Report) Outcome() string {
+	outcome := "all as they should be"
 	if rep.Failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", rep.Failed)
 	}
 	if rep.Excused > 0 {
 		outcome += fmt.Sprintf(", but for %d while the cluster changed", rep.Excused)
 	}
-	text := fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, outcome)
+	return outcome
+}
+
+// Failures lists all wrong outcomes.
+func (rep *Report) Failures() (all []string) {
+	for _, r := range rep.Rows {
+		for _, f := range r.Failures {
+			all = append(all, fmt.Sprintf("%s via %s: %s", short(r.Service), r.Via, f))
+		}
+	}
+	if rep.Pairs != nil {
+		all = append(all, rep.Pairs.Failures()...)
+	}
+	return all
+}
+
+// Summary returns one sentence, and one about who reaches what.
+func (rep *Report) Summary() string {
+	text := fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, rep.Outcome())
 	if rep.Pairs != nil {
 		text = rep.Pairs.Summary() + "\n" + text
 	}

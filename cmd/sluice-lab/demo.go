@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/demo"
+	"sluice.dev/sluice/internal/lab/probe"
+)
+
+// demoOptions are the flags of all demos.
+type demoOptions struct {
+	labOptions
+	picture string
+}
+
+func (o *demoOptions) register(cmd *cobra.Command, name string) {
+	o.transient = true
+	cmd.Flags().StringVar(&o.picture, "picture", "", "also draw what is printed, as an SVG `file`")
+	_ = cmd.Flags().MarkHidden("picture")
+}
+
+func newLabDemoCommand() *cobra.Command {
+	var (
+		o       demoOptions
+		tour    demo.Tour
+		verbose bool
+	)
+	cmd := &cobra.Command{
+		Use:   "demo [FILE|DIR]...",
+		Short: "Start a lab, show what Sluice does in it, and take it down",
+		Long: `Start a lab that runs the manifests (or a built-in example shop), show what Sluice
+does in it, and take it down again, even after a failure or Ctrl-C: where a request
+goes, who may reach whom, what a denied request meets, what a label changes, and what
+becomes of requests while the agents are killed. At last it sends traffic through all
+services. The exit status is 1 if anything is not as it should be.
+
+  sluice lab demo              # the built-in shop
+  sluice lab demo app.yaml     # your own manifests
+  sluice lab demo policy       # who may reach whom, from no policy to an allow rule
+  sluice lab demo takeover     # from a real kube-proxy to Sluice and back, under load`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if tour.Requests < 1 {
+				return cli.Usage(errors.New("--requests must be at least 1"))
+			}
+			return o.run(cmd, args, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
+				tour.Took, tour.Next = took, tourNext(l, args)
+				if verbose {
+					tour.Tables = func(r *probe.Report) error { return tables(ctx, cmd.OutOrStdout(), l, r) }
+				}
+				return tour.Tell(ctx, t, l)
+			})
+		},
+	}
+	o.labOptions.register(cmd, "demo")
+	o.register(cmd, "demo")
+	fl := cmd.Flags()
+	fl.IntVar(&tour.Requests, "requests", 5, "requests from each source through each address")
+	fl.BoolVar(&tour.CheckOnly, "check", false, "only send traffic through all services, and sum up")
+	fl.BoolVarP(&verbose, "verbose", "v", false, "also print the state of the lab, and where each request through each service went")
+	return cmd
+}
+
+// run brings up a lab, has its story told, and takes it down.
+func (o *demoOptions) run(cmd *cobra.Command, paths []string, tell func(context.Context, *demo.Teller, *lab.Lab, time.Duration) error) (err error) {
+	// A closed terminal or pipe must not keep us from taking the lab down.
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
+	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	t := newTeller(cmd.OutOrStdout())
+	if o.picture != "" {
+		frame := &demo.Picture{}
+		t.Out, t.Colour, t.Columns = io.MultiWriter(t.Out, frame), true, 0
+		defer func() {
+			if err == nil {
+				err = os.WriteFile(o.picture, frame.SVG("make run"), 0o644)
+			}
+		}()
+	}
+	const first = "cluster"
+	progress := cmd.ErrOrStderr()
+	if t.Columns > 0 {
+		t.Begin(first)
+		progress = t.Steps()
+	}
+	begin := time.Now()
+	l, err := o.up(ctx, progress, paths)
+	if err != nil {
+		t.End()
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Down()) }()
+	took := time.Since(begin)
+	if t.Columns == 0 {
+		t.Begin(first)
+	}
+	err = tell(ctx, t, l, took)
+	t.End()
+	return err
+}
+
+// newTeller tells a story on w: with colours and progress only on a terminal, and without colours if
+// the user wants none.
+func newTeller(w io.Writer) *demo.Teller {
+	t := &demo.Teller{Out: w}
+	f, ok := w.(*os.File)
+	if !ok {
+		return t
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err == nil && os.Getenv("TERM") != "dumb" {
+		t.Columns, t.Colour = int(size.Col), os.Getenv("NO_COLOR") == ""
+	}
+	return t
+}
+
+// tables writes the state of the lab, and where the requests of a probe went.
+func tables(ctx context.Context, w io.Writer, l *lab.Lab, r *probe.Report) error {
+	for _, table := range []func(io.Writer){l.Status(ctx).Table, r.Table} {
+		_, _ = fmt.Fprintln(w)
+		if err := cli.Print(w, "table", nil, table); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tourNext is what to type after the story of an application.
+func tourNext(l *lab.Lab, paths []string) []demo.Hint {
+	run, app := typed(l.Sluice), ""
+	for _, p := range paths {
+		app += " " + p
+	}
+	return []demo.Hint{
+		{Type: run + " lab up" + app, For: "the same cluster, to look around in"},
+		{Type: run + " lab demo policy", For: "from no policy to an allow rule"},
+		{Type: run + " lab demo takeover", For: "from a real kube-proxy to Sluice and back, under load"},
+		{Type: "make run APP=FOLDER", For: "the same with your own manifests; RUN=-v for details"},
+	}
+}
+
+// typed returns what to type for a program: its path, if it is below the working directory.
+func typed(program string) string {
+	dir, err := os.Getwd()
+	if err == nil {
+		dir, err = filepath.Rel(dir, program)
+	}
+	if err != nil || strings.HasPrefix(dir, "..") {
+		return filepath.Base(program)
+	}
+	return dir
+}

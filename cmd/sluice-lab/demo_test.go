@@ -1,0 +1,90 @@
+package main
+
+import (
+	"bytes"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// tellDemo runs a demo in a lab of its own, and checks that it succeeds, keeps to 100 columns, and
+// leaves nothing behind. It returns what it prints.
+func tellDemo(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	needRoot(t)
+	t.Cleanup(func() { _ = lab.Down(name) })
+	var stdout, stderr bytes.Buffer
+	if got := execute(t.Context(), append([]string{"lab", "demo", "--name", name}, args...), &stdout, &stderr); got != cli.ExitOK {
+		t.Fatalf("exit status %d\n%s\n%s", got, stdout.String(), stderr.String())
+	}
+	left, err := filepath.Glob(filepath.Join(netns.Dir, "sluice-lab-"+name+"-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+	for line := range strings.Lines(stdout.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > 100 && !slices.Contains(args, "--verbose") && !strings.Contains(line, " lab up ") {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if strings.Contains(line, "\x1b") {
+			t.Errorf("colour in a file: %q", line)
+		}
+	}
+	return stdout.String()
+}
+
+// mustSay checks that a text matches each of the patterns, in their order.
+func mustSay(t *testing.T, text string, patterns ...string) {
+	t.Helper()
+	rest := text
+	for _, p := range patterns {
+		at := regexp.MustCompile(p).FindStringIndex(rest)
+		if at == nil {
+			t.Fatalf("no %q after the others in:\n%s", p, text)
+		}
+		rest = rest[at[1]:]
+	}
+}
+
+// The demo of the shop tells the whole story, in some thirty lines.
+func TestLabDemo(t *testing.T) {
+	out := tellDemo(t, "testdemo", "../../examples/shop")
+	mustSay(t, out,
+		`cluster +3 nodes, 15 pods, 11 services, 7 policies: up after [0-9.]+ m?s\n`,
+		`request +client +shop/front-1 on node1 +10\.244\.1\.4\n +service +shop/cart +10\.96\.0\.1:7070\n +backend +shop/cart-\d on node\d +10\.244\.\d\.\d:7070\n +it saw +the client's own address; .* 10\.244\.1\.4\n`,
+		`policy +cart +cart-callback`, `17 of 46 pairs pass, as the policies say`,
+		`denied +shop/cart-1 asks shop/search:9200: no answer\n +\$ sluice drops\n +\d\d:.* policy +shop/cart-1:\d+ -> shop/search-\d:9200 TCP`,
+		`\$ sluice why shop/cart-1 shop/search-\d:9200\n(.*\n)*.*NetworkPolicy`,
+		`label +shop/cart-1 gets the label search-client=true, which policy shop/search lets in:\n +in the kernel after [0-9.]+ \S+ \(node\d\).*\n.* answered by shop/search-\d\n`,
+		`crash +all 3 agents killed .*\n +0 of \d,\d\d\d requests failed, and what is denied stayed denied\n.* with 0 changes\n`,
+		`check +1,422 requests .*\n +all as they should be; 17 of 46 pairs pass`,
+		`next .* lab up ../../examples/shop`,
+	)
+	if n := strings.Count(out, "\n"); n > 55 {
+		t.Errorf("%d lines", n)
+	}
+}
+
+// Without policies, what is about policies is left out. --verbose shows where each request went, and
+// --check leaves out all but the check.
+func TestLabDemoOfPlainServices(t *testing.T) {
+	const app = "../../examples/shop/"
+	out := tellDemo(t, "testplain", app+"00-namespace.yaml", app+"cart.yaml", app+"front.yaml")
+	mustSay(t, out, `cluster +3 nodes, 5 pods, 5 services, 0 policies`, `request +client`, `crash .*\n +0 of .* requests failed\n`, `check .* requests .*\n +all as they should be \(`)
+	for _, absent := range []string{"policy  ", "denied", "label"} {
+		if strings.Contains(out, "\n"+absent) {
+			t.Errorf("%s without policies:\n%s", absent, out)
+		}
+	}
+	out = tellDemo(t, "testplain", "--check", "--verbose", app+"cart.yaml")
+	mustSay(t, out, `cluster +3 nodes, 3 pods, 3 services, 0 policies`, `check .* requests`, `all as they should be`, `NODE +ZONE`, `SERVICE +FROM`)
+	if strings.Contains(out, "request  ") || strings.Contains(out, "crash") {
+		t.Errorf("not only a check:\n%s", out)
+	}
+}

@@ -1,0 +1,173 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// sluice runs a command of the lab's sluice on a node, and returns what it prints. A command's exit
+// status says its answer, so that none is an error.
+func sluice(ctx context.Context, l *lab.Lab, node string, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, l.Sluice, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := l.Start(node, cmd); err != nil {
+		return "", fmt.Errorf("run sluice %s on %s: %w", args[0], node, err)
+	}
+	if _, exited := errors.AsType[*exec.ExitError](cmd.Wait()); exited && ctx.Err() != nil {
+		return "", fmt.Errorf("run sluice %s on %s: %w", args[0], node, ctx.Err())
+	}
+	return out.String(), nil
+}
+
+// drop is a line of `sluice drops`, and the node that printed it.
+type drop struct{ node, text string }
+
+// watchDrops runs `sluice drops` on nodes until ctx ends, and returns once they miss nothing any
+// more. The channel gets their lines; stop ends them, and returns once they have ended.
+func watchDrops(ctx context.Context, l *lab.Lab, nodes []string) (lines <-chan drop, stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	all := make(chan drop)
+	var ends []func()
+	stop = func() {
+		cancel()
+		for _, end := range ends {
+			end()
+		}
+	}
+	for _, node := range nodes {
+		end, err := watchNode(ctx, l, node, all)
+		if err != nil {
+			stop()
+			return nil, nil, fmt.Errorf("run sluice drops on %s: %w", node, err)
+		}
+		ends = append(ends, end)
+	}
+	return all, stop, nil
+}
+
+func watchNode(ctx context.Context, l *lab.Lab, node string, lines chan<- drop) (end func(), err error) {
+	cmd := exec.CommandContext(ctx, l.Sluice, "drops")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	notes, err := cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Start(node, cmd); err != nil {
+		return nil, err
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for text := bufio.NewScanner(out); text.Scan(); {
+			select {
+			case lines <- drop{node, text.Text()}:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	end = func() {
+		<-read
+		_ = cmd.Wait() // it was killed
+	}
+	said, err := bufio.NewReader(notes).ReadString('\n') // that it watches
+	if err != nil {
+		end()
+		return nil, fmt.Errorf("it does not say that it watches: %q: %w", said, err)
+	}
+	return end, nil
+}
+
+// agents returns the clients of the nodes' agents, by node; those of nodes without one are left
+// out.
+func agents(ctx context.Context, l *lab.Lab) map[string]*agent.Client {
+	clients := map[string]*agent.Client{}
+	for _, n := range l.Status(ctx).Nodes {
+		if n.Socket != "" {
+			clients[n.Name] = agent.NewClient(n.Socket)
+		}
+	}
+	return clients
+}
+
+// changes is what a node's agent has measured: how many changes it has programmed, and the sum of
+// the times from when it had read each to the kernel's acknowledgement.
+type changes struct {
+	count int
+	total time.Duration
+}
+
+// metricsAt is where agents serve their metrics, on their node.
+const metricsAt = "http://127.0.0.1:10249/metrics"
+
+// measured reads what a node's agent has measured.
+func measured(ctx context.Context, l *lab.Lab, node string) (c changes, err error) {
+	text, err := get(ctx, l.NodeNS(node), metricsAt)
+	if err != nil {
+		return c, fmt.Errorf("read the metrics of %s: %w", node, err)
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		v, err := strconv.ParseFloat(value, 64)
+		switch {
+		case err != nil:
+		case name == "sluice_change_seconds_count":
+			c.count = int(v)
+		case name == "sluice_change_seconds_sum":
+			c.total = time.Duration(v * float64(time.Second))
+		}
+	}
+	return c, nil
+}
+
+// get reads a page from a network namespace.
+func get(ctx context.Context, from, url string) (string, error) {
+	ns, err := netns.Open(from)
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	client := http.Client{Timeout: answerTime, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
+			return conn, err
+		}}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	page, err := io.ReadAll(resp.Body)
+	return string(page), err
+}
+
+// paragraph returns the first paragraph of a text: up to the first empty line.
+func paragraph(text string) []string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if i := slices.Index(lines, ""); i >= 0 {
+		lines = lines[:i]
+	}
+	return lines
+}

@@ -1,0 +1,281 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/probe"
+	"sluice.dev/sluice/internal/model"
+)
+
+// story is a story of a lab, and which of its steps failed.
+type story struct {
+	*Teller
+	lab    *lab.Lab
+	failed []string
+}
+
+// step does one step. If it fails, it says why, and the story goes on unless ctx has ended.
+func (s *story) step(ctx context.Context, name string, do func(context.Context) error) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.Begin(name)
+	if err := do(ctx); err != nil {
+		s.failed = append(s.failed, name)
+		for line := range strings.Lines(err.Error()) {
+			s.Bad("FAILED: %s", model.Printable(strings.TrimSpace(line)))
+		}
+	}
+}
+
+// Hint is what to type next, and what for.
+type Hint struct{ Type, For string }
+
+// next says what to type next, if all is well.
+func (s *story) next(ctx context.Context, hints []Hint) {
+	if len(s.failed) > 0 || ctx.Err() != nil {
+		return
+	}
+	s.Begin("next")
+	longest, rows := 0, [][]string{}
+	for _, h := range hints {
+		longest = max(longest, len(h.Type))
+		rows = append(rows, []string{h.Type, h.For})
+	}
+	if longest < width/2 {
+		s.Rows(rows...)
+		return
+	}
+	for _, h := range hints {
+		s.line(h.Type)
+		s.Say("    %s", h.For)
+	}
+}
+
+// end returns an error if a step failed or was not reached.
+func (s *story) end(ctx context.Context) error {
+	if len(s.failed) > 0 {
+		return fmt.Errorf("lab %s: not everything is as it should be: see %q above", s.lab.Name, s.failed)
+	}
+	return ctx.Err()
+}
+
+// cluster says what runs in the lab.
+func (s *story) cluster(took time.Duration) {
+	c := s.lab.Cluster
+	policies := fmt.Sprintf("%d policies", len(c.Policies))
+	if len(c.Policies) == 1 {
+		policies = "1 policy"
+	}
+	s.Good("%s, %s, %s, %s: up after %s", model.Count(len(c.Nodes), "node"), model.Count(len(c.Pods), "pod"),
+		model.Count(len(c.Services), "service"), policies, span(took))
+	for _, kind := range slices.Sorted(maps.Keys(c.Passed)) {
+		s.Say("passed over: %d %s", c.Passed[kind], kind)
+	}
+	for _, w := range s.lab.Warnings {
+		s.Say("note: %s", model.Printable(w))
+	}
+}
+
+// follow sends a request, and says where it went.
+func (s *story) follow(t probe.Try) error {
+	begin := time.Now()
+	a, err := ask(t.NetNS, t.To, answerTime)
+	if err != nil {
+		return fmt.Errorf("%s asked %s: %w", t.Source.Name, port(t.Frontend), err)
+	}
+	took, backend := time.Since(begin), a.Namespace+"/"+a.Pod
+	seen := "not the client's own address"
+	if slices.Contains(t.Addrs, a.Client.Addr()) {
+		seen = "the client's own address"
+	}
+	s.Rows(
+		[]string{"client", t.Source.Name + " on " + t.Source.Node, ofFamily(t.Addrs, t.To.Addr())},
+		[]string{"service", t.Service, t.To.String()},
+		[]string{"backend", backend + " on " + a.Node, s.address(backend, t.To.Addr(), a.Port)},
+		[]string{"it saw", seen + "; the answer came after " + span(took), a.Client.Addr().String()},
+	)
+	return nil
+}
+
+// address returns a pod's address of a family and a port.
+func (s *story) address(pod string, family netip.Addr, port uint16) string {
+	for _, p := range s.lab.Cluster.Pods {
+		if p.Namespace+"/"+p.Name == pod {
+			addr, _ := netip.ParseAddr(ofFamily(plan.Addrs(p), family))
+			return netip.AddrPortFrom(addr, port).String()
+		}
+	}
+	return ""
+}
+
+// ofFamily returns the address of another one's family.
+func ofFamily(addrs []netip.Addr, family netip.Addr) string {
+	for _, a := range addrs {
+		if a.Is4() == family.Is4() {
+			return a.String()
+		}
+	}
+	return ""
+}
+
+// reach sends a request for each pair of workload and service port, and shows who reached what.
+func (s *story) reach(ctx context.Context, pairs []probe.Try) error {
+	s.Progress("asking every service from a pod of each workload")
+	results, err := probe.Run(ctx, pairs, 1)
+	if err != nil {
+		return err
+	}
+	p := probe.NewPairs(results)
+	s.Quote(p.Matrix(width - margin)...)
+	if p.Failed() > 0 {
+		return errors.New(strings.Join(append(p.Failures(), p.Summary()), "\n"))
+	}
+	s.Good("%s", p.Summary())
+	return nil
+}
+
+// deny sends a request that policies deny, and shows what an agent says about it.
+func (s *story) deny(ctx context.Context, d *denial) error {
+	backends := s.backends(d.Service)
+	nodes := []string{d.Source.Node}
+	for _, p := range backends {
+		nodes = append(nodes, p.Spec.NodeName)
+	}
+	slices.Sort(nodes)
+	s.Progress("%s asks %s", d.Source.Name, port(d.Frontend))
+	dropped, err := s.drop(ctx, d, slices.Compact(nodes))
+	if err != nil {
+		return err
+	}
+	to := "svc/" + port(d.Frontend)
+	for _, p := range backends {
+		if name := p.Namespace + "/" + p.Name + ":"; strings.Contains(dropped.text, " "+name) {
+			_, rest, _ := strings.Cut(dropped.text, " "+name)
+			number, _, _ := strings.Cut(rest, " ")
+			to = name + number
+		}
+	}
+	why, err := sluice(ctx, s.lab, dropped.node, "why", d.Source.Name, to)
+	if err != nil {
+		return err
+	}
+	s.Good("%s asks %s: no answer", d.Source.Name, port(d.Frontend))
+	s.Ran("sluice drops")
+	s.Quote(dropped.text)
+	s.Ran("sluice why", d.Source.Name, to)
+	s.Quote(decisive(why)...)
+	return nil
+}
+
+// backends lists the pods that a service selects.
+func (s *story) backends(service string) (pods []*corev1.Pod) {
+	for _, svc := range s.lab.Cluster.Services {
+		for _, p := range s.lab.Cluster.Pods {
+			if svc.Namespace+"/"+svc.Name == service && plan.Selects(svc, p) {
+				pods = append(pods, p)
+			}
+		}
+	}
+	return pods
+}
+
+// tellTime bounds the time from a dropped request to an agent's line about it.
+const tellTime = 30 * time.Second
+
+// drop sends a request that should be dropped, again if nobody notices, and returns what one of the
+// nodes' agents says about it.
+func (s *story) drop(ctx context.Context, d *denial, nodes []string) (found drop, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tellTime)
+	defer cancel()
+	lines, stop, err := watchDrops(ctx, s.lab, nodes)
+	if err != nil {
+		return found, err
+	}
+	defer stop()
+	for {
+		fate := make(chan error, 1)
+		go func() { fate <- isDenied(d.Try) }()
+		for asked := false; !asked; {
+			select {
+			case l := <-lines:
+				if found.text == "" && strings.Contains(l.text, d.Source.Name+":") {
+					found = l
+				}
+			case err := <-fate:
+				if err != nil {
+					return found, err
+				}
+				asked = true
+			case <-ctx.Done():
+				return found, fmt.Errorf("%s asked %s, and no agent told of a drop: %w", d.Source.Name, port(d.Frontend), ctx.Err())
+			}
+		}
+		if found.text != "" {
+			return found, nil
+		}
+	}
+}
+
+// isDenied sends a request that policies deny, and returns an error unless it is dropped.
+func isDenied(t probe.Try) error {
+	a, err := ask(t.NetNS, t.To, silenceTime)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%s asked %s, and %s answered, though policies deny it", t.Source.Name, port(t.Frontend), a.Pod)
+	case !errors.Is(err, echo.ErrSilent):
+		return fmt.Errorf("%s asked %s, which should be dropped: %w", t.Source.Name, port(t.Frontend), err)
+	}
+	return nil
+}
+
+// decisive returns the lines of an explanation that say what denies, in the first address family.
+func decisive(why string) []string {
+	lines := paragraph(why)
+	some := slices.Clone(lines)
+	for i := range some {
+		some[i] = strings.TrimRight(some[i], " ")
+	}
+	some = slices.DeleteFunc(some, func(l string) bool { return !strings.Contains(l, "denied") && !strings.Contains(l, "missing") })
+	if len(some) == 0 {
+		return lines
+	}
+	return some
+}
+
+// port names a service's port: "namespace/name:port".
+func port(f probe.Frontend) string { return fmt.Sprintf("%s:%d", f.Service, f.To.Port()) }
+
+// span is a duration for people: two or three digits.
+func span(d time.Duration) string {
+	switch {
+	case d < 100*time.Microsecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", d.Seconds()*1000)
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// thousands writes a number with commas: 2,113.
+func thousands[N int | int64](n N) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
