@@ -27,8 +27,15 @@ type demoOptions struct {
 	picture string
 }
 
+// register adds the flags that all demos have. name is the name of the lab unless another is given.
 func (o *demoOptions) register(cmd *cobra.Command, name string) {
 	o.transient = true
+	labNameFlag(cmd, &o.name, name)
+	sluiceFlag(cmd, &o.sluice)
+	o.pictureFlag(cmd)
+}
+
+func (o *demoOptions) pictureFlag(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.picture, "picture", "", "also draw what is printed, as an SVG `file`")
 	_ = cmd.Flags().MarkHidden("picture")
 }
@@ -66,13 +73,58 @@ services. The exit status is 1 if anything is not as it should be.
 			})
 		},
 	}
+	o.transient = true
 	o.labOptions.register(cmd, "demo")
-	o.register(cmd, "demo")
+	o.pictureFlag(cmd)
 	fl := cmd.Flags()
 	fl.IntVar(&tour.Requests, "requests", 5, "requests from each source through each address")
 	fl.BoolVar(&tour.CheckOnly, "check", false, "only send traffic through all services, and sum up")
 	fl.BoolVarP(&verbose, "verbose", "v", false, "also print the state of the lab, and where each request through each service went")
+	cmd.AddCommand(newLabDemoTakeoverCommand())
 	return cmd
+}
+
+func newLabDemoTakeoverCommand() *cobra.Command {
+	var o demoOptions
+	cmd := &cobra.Command{
+		Use:   "takeover",
+		Short: "Take a node over from a real kube-proxy while requests go on, and give it back",
+		Long: `Start a lab with a real control plane whose nodes the real kube-proxy serves, take
+one of them over with 'sluice takeover' while requests go on, give it back, and take
+the lab down. The first time, building Kubernetes' programs takes some minutes.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.withKubernetes, o.kubeProxy, o.nodes = true, "nftables", 3
+			return o.runManifest(cmd, demo.Web, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
+				withAgents, err := openLab(l.Name)
+				if err != nil {
+					return err
+				}
+				run := typed(l.Sluice)
+				return demo.Takeover(ctx, t, withAgents, took, []demo.Hint{
+					{Type: run + " lab up --kubernetes --kube-proxy nftables", For: "the same cluster, to do it yourself: see docs/takeover.md"},
+					{Type: run + " bench kube-proxy", For: "both measured side by side: see docs/measured.md"},
+				})
+			})
+		},
+	}
+	o.register(cmd, "demotakeover")
+	cmd.Flags().StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
+	return cmd
+}
+
+// runManifest is run for a manifest of ours.
+func (o *demoOptions) runManifest(cmd *cobra.Command, manifest []byte, tell func(context.Context, *demo.Teller, *lab.Lab, time.Duration) error) error {
+	dir, err := os.MkdirTemp("", "sluice-demo-*")
+	if err != nil {
+		return fmt.Errorf("write manifest: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	file := filepath.Join(dir, "demo.yaml")
+	if err := os.WriteFile(file, manifest, 0o600); err != nil {
+		return fmt.Errorf("write manifest: %w", err)
+	}
+	return o.run(cmd, []string{file}, tell)
 }
 
 // run brings up a lab, has its story told, and takes it down.

@@ -88,3 +88,14 @@ func TestLabDemoOfPlainServices(t *testing.T) {
 		t.Errorf("not only a check:\n%s", out)
 	}
 }
+
+// A node is taken over from the real kube-proxy and given back, and no request fails.
+func TestLabDemoTakeover(t *testing.T) {
+	out := tellDemo(t, "testtakeover", "takeover")
+	mustSay(t, out,
+		`cluster +3 nodes, 5 pods, 2 services`, `takeover +the agent of node1 has programmed everything`,
+		`\$ sluice takeover --from kube-proxy`, `removed nftables: table ip kube-proxy`, `node1 is Sluice's after`,
+		`back +kube-proxy runs again`, `\$ sluice takeover --to kube-proxy`, `removed what sluice has programmed`, `node1 is kube-proxy's after`,
+		`requests +0 of [\d,]+ failed`, `next .* lab up --kubernetes --kube-proxy nftables`,
+	)
+}

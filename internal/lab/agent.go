@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,7 +44,17 @@ type AgentConfig struct {
 // syncTimeout is the time-out for agents to program everything.
 const syncTimeout = time.Minute
 
-func (l *Lab) socket(node string) string { return l.path(node, "agent.sock") }
+// socket is the path of the socket of a node's agent: in the folder that mountAgent shows to commands
+// on the node, which may remove it.
+func (l *Lab) socket(node string) string {
+	name := "agent.sock"
+	if l.agent != nil && l.agent.Socket != "" {
+		name = filepath.Base(l.agent.Socket)
+	}
+	return filepath.Join(l.runFolder(node), name)
+}
+
+func (l *Lab) runFolder(node string) string { return l.path(node, "run") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
 	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs}
@@ -50,6 +62,9 @@ func (l *Lab) startAgent(n *plan.Node) error {
 		c.Manifests = l.manifests()
 	} else {
 		c.Kubeconfig = l.path(plan.Control, "sluice.kubeconfig")
+	}
+	if err := os.MkdirAll(l.runFolder(n.Name), 0o755); err != nil {
+		return fmt.Errorf("make folder for the agent's socket: %w", err)
 	}
 	return l.start(n.Name, "agent", l.agent.Command(c))
 }
@@ -63,19 +78,27 @@ func (l *Lab) Sync(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	for _, n := range l.Cluster.Nodes {
-		err := l.await(ctx, n.Name, "agent", func() (bool, error) {
-			issues, err := l.agent.Sync(ctx, l.socket(n.Name))
-			for _, issue := range issues {
-				l.warn("agents: %s", issue)
-			}
-			return err == nil, err
-		})
-		if err == nil {
-			err = l.awaitKnown(ctx, n.Name)
+		if err := l.syncNode(ctx, n.Name); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("synchronise agents: %w", err)
+	}
+	return nil
+}
+
+// syncNode is Sync for one node's agent.
+func (l *Lab) syncNode(ctx context.Context, node string) error {
+	err := l.await(ctx, node, "agent", func() (bool, error) {
+		issues, err := l.agent.Sync(ctx, l.socket(node))
+		for _, issue := range issues {
+			l.warn("agents: %s", issue)
 		}
+		return err == nil, err
+	})
+	if err == nil {
+		err = l.awaitKnown(ctx, node)
+	}
+	if err != nil {
+		return fmt.Errorf("synchronise agents: %w", err)
 	}
 	return nil
 }

@@ -232,6 +232,10 @@ func (l *Lab) StartProxy(node string) error {
 		}
 		return l.startAgent(n)
 	}
+	return l.startKubeProxy(n)
+}
+
+func (l *Lab) startKubeProxy(n *plan.Node) error {
 	config := l.path(n.Name, kubeProxy+".yaml")
 	text := fmt.Sprintf(proxyConfig, l.Kubernetes.Proxy, n.Name, l.userConfig(proxyUser), model.Join(plan.ClusterCIDRs, ","))
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
@@ -307,7 +311,7 @@ func (l *Lab) restartControl(ctx context.Context, exe string, dead func(string) 
 
 // KillProxy kills the service proxy of a node, as a crash would. StartProxy starts it again.
 func (l *Lab) KillProxy(node string) error {
-	return errors.Join(l.process(node, "agent").Kill(), l.process(node, kubeProxy).Kill())
+	return errors.Join(l.KillAgent(node), l.KillKubeProxy(node))
 }
 
 // settleTimeout is the time-out for pods to become ready.

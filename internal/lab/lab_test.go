@@ -257,13 +257,21 @@ func TestNodesHaveTheirAgentInPlace(t *testing.T) {
 	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), "testplace.sock"), filepath.Join(t.TempDir(), "agent.sock")} {
 		l.agent = &Agent{Socket: socket}
 		for _, node := range []string{"node1", "node2"} {
-			if err := os.WriteFile(l.socket(node), []byte("agent of "+node), 0o600); err != nil {
+			err := os.MkdirAll(filepath.Dir(l.socket(node)), 0o755)
+			if err == nil {
+				err = os.WriteFile(l.socket(node), []byte("agent of "+node), 0o600)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			out := run(t, l, node, "cat", socket, l.path("lab.json"))
 			if want := "agent of " + node; !strings.HasPrefix(out, want) || !strings.Contains(out, l.Name) {
 				t.Errorf("on %s, %s and the lab read %.60q, want %q before the lab", node, socket, out, want)
 			}
+		}
+		run(t, l, "node1", "rm", socket) // as 'sluice cleanup' does
+		if _, err := os.Stat(l.socket("node1")); err == nil {
+			t.Error("a socket that was removed on node1 is there outside of it")
 		}
 		for _, target := range []string{"web-1", "node3", "outside"} { // node3 has no agent
 			if out := run(t, l, target, "bash", "-c", "cat "+socket+" || true"); !strings.Contains(out, "No such file") {
@@ -392,7 +400,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 		agent := &Agent{
 			Command: func(AgentConfig) []string { return []string{"/bin/sh", "-c", tc.command} },
 			Sync: func(_ context.Context, socket string) ([]string, error) {
-				log, err := os.ReadFile(filepath.Join(filepath.Dir(socket), "agent.log"))
+				log, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(socket)), "agent.log"))
 				if err == nil && strings.Contains(string(log), "thinking") {
 					cancel()
 				}
@@ -428,7 +436,7 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 		Command: func(AgentConfig) []string { return []string{"/bin/sleep", "60"} },
 		Sync:    func(context.Context, string) ([]string, error) { return nil, nil },
 		Knows: func(_ context.Context, socket string, p *corev1.Pod) (bool, error) {
-			asked[p.Name+"@"+filepath.Base(filepath.Dir(socket))]++
+			asked[p.Name+"@"+filepath.Base(filepath.Dir(filepath.Dir(socket)))]++
 			return asked[p.Name+"@"+p.Spec.NodeName] > 1, nil
 		},
 	}

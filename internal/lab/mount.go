@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,56 +46,28 @@ func (l *Lab) mountAgent(node string) error {
 	if node == "" || l.agent == nil || l.agent.Socket == "" {
 		return nil
 	}
-	folder, own := filepath.Dir(l.agent.Socket), l.path(node, "run")
-	covered := map[string]string{l.agent.Socket: l.socket(node)}
-	if strings.HasPrefix(Dir, folder+"/") {
-		covered[Dir] = Dir
-	}
-	files := map[string]*os.File{} // by mount point
-	for at, path := range covered {
-		// O_PATH: a socket cannot be opened, and a covered file can still be mounted from here.
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("open %s: %w", path, err)
-		}
-		files[at] = os.NewFile(uintptr(fd), path)
-		defer files[at].Close()
-	}
+	folder, own := filepath.Dir(l.agent.Socket), l.runFolder(node)
 	for _, dir := range []string{folder, own} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make folder: %w", err)
 		}
 	}
+	labs, err := os.Open(Dir) // it can still be mounted from here when its path is covered
+	if err != nil {
+		return fmt.Errorf("open the labs' folder: %w", err)
+	}
+	defer labs.Close()
 	if err := unix.Mount(own, folder, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount over %s: %w", folder, err)
 	}
-	for at, f := range files {
-		if err := showAt(at, f); err != nil {
-			return err
-		}
+	if !strings.HasPrefix(Dir, folder+"/") {
+		return nil
 	}
-	return nil
-}
-
-// showAt mounts an open file or folder at a path, which it creates.
-func showAt(path string, f *os.File) error {
-	info, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("look at %s: %w", f.Name(), err)
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return fmt.Errorf("make place for the labs' folder: %w", err)
 	}
-	if info.IsDir() {
-		err = os.MkdirAll(path, 0o755)
-	} else {
-		err = os.WriteFile(path, nil, 0o600)
-	}
-	if err != nil {
-		return fmt.Errorf("make place for %s: %w", f.Name(), err)
-	}
-	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount %s at %s: %w", f.Name(), path, err)
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", labs.Fd()), Dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount the labs' folder at %s: %w", Dir, err)
 	}
 	return nil
 }

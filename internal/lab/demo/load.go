@@ -1,8 +1,11 @@
 package demo
 
 import (
+	"bufio"
 	"fmt"
+	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +31,8 @@ func ask(from string, to netip.AddrPort, timeout time.Duration) (a echo.Answer, 
 	return a, err
 }
 
-// load sends requests, each over a TCP connection of its own, until it is stopped.
+// load sends requests until it is stopped: each over a TCP connection of its own, and on each route
+// one after the other over one connection.
 type load struct {
 	sent   atomic.Int64
 	failed atomic.Int64
@@ -40,7 +44,7 @@ type load struct {
 	workers sync.WaitGroup
 }
 
-// These bound a load: each worker sends a request at each tick.
+// These bound a load: on each route, each worker sends a request at each tick.
 const (
 	loadWorkers = 4
 	loadTick    = time.Millisecond
@@ -53,38 +57,70 @@ type route struct {
 	to   netip.AddrPort
 }
 
-// startLoad starts workers for each route.
+// startLoad starts the workers of each route.
 func startLoad(routes ...route) (*load, error) {
 	l := &load{}
 	for _, r := range routes {
-		for range loadWorkers {
+		for i := range loadWorkers {
 			ns, err := netns.Open(r.from)
 			if err != nil {
 				l.stop()
 				return nil, err
 			}
+			send := func() error { _, err := echo.Ask("TCP", r.to, answerTime); return err }
+			if i == 0 {
+				send = (&conversation{to: r.to}).send
+			}
 			l.workers.Go(func() {
 				defer ns.Close()
-				l.fail(ns.Do(func() error { l.send(r); return nil }))
+				l.fail(ns.Do(func() error { l.work(r, send); return nil }))
 			})
 		}
 	}
 	return l, nil
 }
 
-// send sends requests from the calling thread's network.
-func (l *load) send(r route) {
+// work sends requests from the calling thread's network.
+func (l *load) work(r route, send func() error) {
 	tick := time.NewTicker(loadTick)
 	defer tick.Stop()
 	for !l.over.Load() {
-		_, err := echo.Ask("TCP", r.to, answerTime)
+		err := send()
 		if err != nil {
-			err = fmt.Errorf("to %s: %w", r.to, err)
+			err = fmt.Errorf("from %s to %s: %w", r.from, r.to, err)
 		}
 		l.fail(err)
 		l.sent.Add(1)
 		<-tick.C
 	}
+}
+
+// conversation sends requests over one connection, or over a new one after a failure.
+type conversation struct {
+	to    netip.AddrPort
+	conn  net.Conn
+	lines *bufio.Reader
+}
+
+func (c *conversation) send() (err error) {
+	if c.conn == nil {
+		if c.conn, err = net.DialTimeout("tcp", c.to.String(), answerTime); err != nil {
+			return err
+		}
+		c.lines = bufio.NewReader(c.conn)
+	}
+	if err = c.conn.SetDeadline(time.Now().Add(answerTime)); err == nil {
+		_, err = c.conn.Write([]byte("who are you?\n"))
+	}
+	if err == nil {
+		_, err = c.lines.ReadString('\n')
+	}
+	if err != nil {
+		_ = c.conn.Close()
+		c.conn = nil
+		return fmt.Errorf("on an open connection: %w", err)
+	}
+	return nil
 }
 
 // fail counts a failure, if it is one.
@@ -111,4 +147,14 @@ func (l *load) more(n int64) {
 func (l *load) stop() {
 	l.over.Store(true)
 	l.workers.Wait()
+}
+
+// outcome stops the load and returns how many requests were sent, and an error if some failed.
+func (l *load) outcome() (sent int64, err error) {
+	l.stop()
+	sent = l.sent.Load()
+	if n := l.failed.Load(); n > 0 {
+		err = fmt.Errorf("%s of %s requests failed; the first:\n%s", thousands(n), thousands(sent), strings.Join(l.reasons, "\n"))
+	}
+	return sent, err
 }

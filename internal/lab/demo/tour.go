@@ -256,12 +256,12 @@ func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 	}
 	took := time.Since(begin)
 	l.more(crashInAll - l.sent.Load())
-	l.stop()
-	if n := l.failed.Load(); n > 0 {
-		return fmt.Errorf("%s of %s requests from %s to %s failed while no agent ran:\n%s", thousands(n), thousands(l.sent.Load()), t.Source.Name, port(t.Frontend), strings.Join(l.reasons, "\n"))
+	sent, err := l.outcome()
+	if err != nil {
+		return fmt.Errorf("all agents were killed while %s sent requests to %s: %w", t.Source.Name, port(t.Frontend), err)
 	}
 	s.Good("all %s killed while %s sends requests to %s:", model.Count(len(nodes), "agent"), t.Source.Name, port(t.Frontend))
-	s.Good("0 of %s requests failed%s", thousands(l.sent.Load()), also)
+	s.Good("0 of %s requests failed%s", thousands(sent), also)
 	changed := 0
 	for node, c := range agents(ctx, s.lab) {
 		status, err := c.Status(ctx)
