@@ -80,7 +80,33 @@ services. The exit status is 1 if anything is not as it should be.
 	fl.IntVar(&tour.Requests, "requests", 5, "requests from each source through each address")
 	fl.BoolVar(&tour.CheckOnly, "check", false, "only send traffic through all services, and sum up")
 	fl.BoolVarP(&verbose, "verbose", "v", false, "also print the state of the lab, and where each request through each service went")
-	cmd.AddCommand(newLabDemoTakeoverCommand())
+	cmd.AddCommand(newLabDemoPolicyCommand(), newLabDemoTakeoverCommand())
+	return cmd
+}
+
+func newLabDemoPolicyCommand() *cobra.Command {
+	var o demoOptions
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Show who may reach whom, from no policy to an allow rule",
+		Long: `Start a lab with three tiers, and show who reaches whom without a policy, with one
+that denies everything, and with one that allows one pair; what a denied request meets;
+and how long each change took. Then take the lab down.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.runManifest(cmd, demo.Tiers, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
+				run := typed(l.Sluice)
+				return demo.Policy(ctx, t, l, took, []demo.Hint{
+					{Type: run + " lab up examples/shop", For: "a cluster with policies, to look around in"},
+					{Type: run + " lab exec node1 -- sluice policies", For: "what is in force there, with counters"},
+					{Type: run + " lab exec node1 -- sluice drops", For: "what is dropped there, as it happens"},
+					{Type: run + " lab probe", For: "who may reach whom, and all the rest"},
+				})
+			})
+		},
+	}
+	o.nodes = 3
+	o.register(cmd, "demopolicy")
 	return cmd
 }
 
@@ -94,7 +120,6 @@ one of them over with 'sluice takeover' while requests go on, give it back, and 
 the lab down. The first time, building Kubernetes' programs takes some minutes.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.withKubernetes, o.kubeProxy, o.nodes = true, "nftables", 3
 			return o.runManifest(cmd, demo.Web, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
 				withAgents, err := openLab(l.Name)
 				if err != nil {
@@ -108,6 +133,7 @@ the lab down. The first time, building Kubernetes' programs takes some minutes.`
 			})
 		},
 	}
+	o.withKubernetes, o.kubeProxy, o.nodes = true, "nftables", 3
 	o.register(cmd, "demotakeover")
 	cmd.Flags().StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
 	return cmd

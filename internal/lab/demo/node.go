@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
@@ -106,36 +104,6 @@ func agents(ctx context.Context, l *lab.Lab) map[string]*agent.Client {
 		}
 	}
 	return clients
-}
-
-// changes is what a node's agent has measured: how many changes it has programmed, and the sum of
-// the times from when it had read each to the kernel's acknowledgement.
-type changes struct {
-	count int
-	total time.Duration
-}
-
-// metricsAt is where agents serve their metrics, on their node.
-const metricsAt = "http://127.0.0.1:10249/metrics"
-
-// measured reads what a node's agent has measured.
-func measured(ctx context.Context, l *lab.Lab, node string) (c changes, err error) {
-	text, err := get(ctx, l.NodeNS(node), metricsAt)
-	if err != nil {
-		return c, fmt.Errorf("read the metrics of %s: %w", node, err)
-	}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		v, err := strconv.ParseFloat(value, 64)
-		switch {
-		case err != nil:
-		case name == "sluice_change_seconds_count":
-			c.count = int(v)
-		case name == "sluice_change_seconds_sum":
-			c.total = time.Duration(v * float64(time.Second))
-		}
-	}
-	return c, nil
 }
 
 // get reads a page from a network namespace.

@@ -132,19 +132,39 @@ func ofFamily(addrs []netip.Addr, family netip.Addr) string {
 }
 
 // reach sends a request for each pair of workload and service port, and shows who reached what.
-func (s *story) reach(ctx context.Context, pairs []probe.Try) error {
+func (s *story) reach(ctx context.Context, pairs []probe.Try, legend bool) error {
 	s.Progress("asking every service from a pod of each workload")
 	results, err := probe.Run(ctx, pairs, 1)
 	if err != nil {
 		return err
 	}
 	p := probe.NewPairs(results)
-	s.Quote(p.Matrix(width - margin)...)
+	matrix := drawn(p)
+	if n := len(matrix); n > 1 && !legend {
+		matrix = matrix[:n-1]
+	}
+	s.Quote(matrix...)
 	if p.Failed() > 0 {
 		return errors.New(strings.Join(append(p.Failures(), p.Summary()), "\n"))
 	}
 	s.Good("%s", p.Summary())
 	return nil
+}
+
+// mostDrawn is how many services or clients a table may have that is drawn with a line for each.
+const mostDrawn = 16
+
+// drawn draws who reached what, if it is small enough. The legend is the last line.
+func drawn(p *probe.Pairs) []string {
+	if lines := p.Matrix(width - margin); lines != nil && len(p.Clients) <= mostDrawn {
+		return lines
+	}
+	if len(p.Ports) > mostDrawn || len(p.Clients) > mostDrawn || p.Failed() > 0 {
+		return []string{"(too large to draw here: --verbose does)"}
+	}
+	var b strings.Builder
+	p.Table(&b)
+	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
 // deny sends a request that policies deny, and shows what an agent says about it.

@@ -67,7 +67,7 @@ func (s *story) tour(ctx context.Context) error {
 		s.step(ctx, "request", func(context.Context) error { return s.follow(*request) })
 	}
 	if len(s.lab.Cluster.Policies) > 0 {
-		s.step(ctx, "policy", func(ctx context.Context) error { return s.reach(ctx, pairs) })
+		s.step(ctx, "policy", func(ctx context.Context) error { return s.reach(ctx, pairs, true) })
 	}
 	agents := agents(ctx, s.lab)
 	if len(agents) == 0 {
@@ -89,13 +89,11 @@ func (s *story) tour(ctx context.Context) error {
 // relabel gives a denied client the labels that it lacks, sends its request again, and takes them
 // back.
 func (s *story) relabel(ctx context.Context, d *denial) (err error) {
-	before := map[string]changes{}
-	for _, n := range s.lab.Cluster.Nodes {
-		if before[n.Name], err = measured(ctx, s.lab, n.Name); err != nil {
-			return err
-		}
-	}
-	old, err := s.label(ctx, d.Source.Name, d.labels)
+	var old map[string]string
+	took, err := s.measure(ctx, func() (err error) {
+		old, err = s.label(ctx, d.Source.Name, d.labels)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -103,10 +101,6 @@ func (s *story) relabel(ctx context.Context, d *denial) (err error) {
 		_, undo := s.label(ctx, d.Source.Name, old)
 		err = errors.Join(err, undo)
 	}()
-	took, err := s.programmed(ctx, before)
-	if err != nil {
-		return err
-	}
 	a, err := ask(d.NetNS, d.To, answerTime)
 	if err != nil {
 		return fmt.Errorf("%s asked %s, which policy %s/%s allows by now: %w", d.Source.Name, port(d.Frontend), d.policy.Namespace, d.policy.Name, err)
@@ -116,7 +110,7 @@ func (s *story) relabel(ctx context.Context, d *denial) (err error) {
 		texts = append(texts, k+"="+d.labels[k])
 	}
 	s.Say("%s gets the label %s, which policy %s/%s lets in:", d.Source.Name, strings.Join(texts, ", "), d.policy.Namespace, d.policy.Name)
-	s.Good("in the kernel after %s, from when an agent has read it;", took)
+	s.Good("in the kernel after %s, counted from reading it;", took)
 	s.Good("the same request is answered by %s/%s", a.Namespace, a.Pod)
 	return nil
 }
@@ -171,47 +165,6 @@ func (s *story) labelAPI(ctx context.Context, pod string, labels map[string]stri
 		return err
 	}
 	return s.lab.Settle(ctx)
-}
-
-// onNodes lists times by node, or only the shortest and the longest of many.
-func onNodes(times map[string]time.Duration) string {
-	const most = 3
-	if len(times) > most {
-		all := slices.Sorted(maps.Values(times))
-		return fmt.Sprintf("%s to %s (%s)", span(all[0]), span(all[len(all)-1]), model.Count(len(all), "node"))
-	}
-	var texts []string
-	for _, node := range slices.Sorted(maps.Keys(times)) {
-		texts = append(texts, span(times[node])+" ("+node+")")
-	}
-	return strings.Join(texts, ", ")
-}
-
-// programmed says how long the agents that programmed a change took for it, by their own clocks:
-// from when they had read it to the kernel's acknowledgement.
-func (s *story) programmed(ctx context.Context, before map[string]changes) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, tellTime)
-	defer cancel()
-	for {
-		times := map[string]time.Duration{}
-		for node, b := range before {
-			now, err := measured(ctx, s.lab, node)
-			if err != nil {
-				return "", err
-			}
-			if now.count > b.count {
-				times[node] = now.total - b.total // their sum, should there be several
-			}
-		}
-		if len(times) > 0 {
-			return onNodes(times), nil
-		}
-		select {
-		case <-ctx.Done():
-			return "", fmt.Errorf("wait until an agent has measured the change: %w", ctx.Err())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }
 
 // These are the numbers of requests during a crash: before the agents die, while none runs, and in
