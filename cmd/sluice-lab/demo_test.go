@@ -57,11 +57,11 @@ func TestLabDemo(t *testing.T) {
 	out := tellDemo(t, "testdemo", "../../examples/shop")
 	mustSay(t, out,
 		`cluster +3 nodes, 15 pods, 11 services, 7 policies: up after [0-9.]+ m?s\n`,
-		`request +client +shop/front-1 on node1 +10\.244\.1\.4\n +service +shop/cart +10\.96\.0\.1:7070\n +backend +shop/cart-\d on node\d +10\.244\.\d\.\d:7070\n +it saw +the client's own address; .* 10\.244\.1\.4\n`,
+		`request +client +shop/front-1 on node1 +10\.244\.1\.4\n +service +shop/cart +10\.96\.0\.1:7070\n +backend +shop/cart-\d on node\d +10\.244\.\d\.\d:7070 +answers after .*\n +client +as the backend sees it +10\.244\.1\.4 +its own address\n`,
 		`policy +cart +cart-callback`, `17 of 46 pairs pass, as the policies say`,
 		`denied +shop/cart-1 asks shop/search:9200: no answer\n +\$ sluice drops\n +\d\d:.* policy +shop/cart-1:\d+ -> shop/search-\d:9200 TCP`,
-		`\$ sluice why shop/cart-1 shop/search-\d:9200\n(.*\n)*.*NetworkPolicy`,
-		`label +shop/cart-1 gets the label search-client=true, which policy shop/search lets in:\n +in the kernel after [0-9.]+ \S+ \(node\d\).*\n.* answered by shop/search-\d\n`,
+		`\$ sluice why shop/cart-1 shop/search-\d:9200\n(.*\n)*?.*NetworkPolicy`,
+		`label +shop/cart-1 gets the label search-client=true, which policy shop/search lets in\n +in the kernel after [0-9.]+ \S+ \(node\d\).*\n.* answered by shop/search-\d\n`,
 		`crash +all 3 agents killed .*\n +0 of \d,\d\d\d requests failed, and what is denied stayed denied\n.* with 0 changes\n`,
 		`check +1,422 requests .*\n +all as they should be; 17 of 46 pairs pass`,
 		`next .* lab up ../../examples/shop`,
@@ -87,6 +87,30 @@ func TestLabDemoOfPlainServices(t *testing.T) {
 	if strings.Contains(out, "request  ") || strings.Contains(out, "crash") {
 		t.Errorf("not only a check:\n%s", out)
 	}
+}
+
+// Every wrong outcome is shown, and the exit status tells.
+func TestLabDemoShowsFailures(t *testing.T) {
+	needRoot(t)
+	t.Cleanup(func() { _ = lab.Down("testfails") })
+	var out bytes.Buffer
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testfails", "--check", "--no-agent", "../../examples/shop/cart.yaml"}, &out, &out); got != cli.ExitError {
+		t.Errorf("exit status %d without anything that serves services", got)
+	}
+	mustSay(t, out.String(), `check +FAILED: shop/cart via ClusterIP: shop/cart-1 → 10\.96\.0\.1:7070: no answer`,
+		`FAILED: shop/cart via NodePort: outside → 10\.10\.0\.13:30000: refused`, `80 requests in .*: 80 FAILED`, `not everything is as it should be: see \["check"\]`)
+}
+
+// Policies take effect one after the other.
+func TestLabDemoPolicy(t *testing.T) {
+	out := tellDemo(t, "testpolicy", "policy")
+	mustSay(t, out,
+		`open .*\n +front +api +db\n +front +○ +● +●\n`, `6 of 6 pairs pass`,
+		`deny +apiVersion(.*\n)+? +in the kernel after [\d.]+ \S+ \(node\d\).*\n(.*\n)? +front +api +db\n +front +○ +· +·\n`, `0 of 6 pairs pass`,
+		`denied +default/api-1 asks default/db:5432: no answer\n +\$ sluice drops\n.* default/api-1:\d+ -> default/db-1:5432`, `\$ sluice why default/api-1 default/db-1:5432`,
+		`allow +apiVersion(.*\n)+? +api +· +○ +●\n`, `1 of 6 pairs pass`, `answered by default/db-1`,
+		`clean up +both policies deleted`, `6 of 6 pairs pass`, `next .* lab up`,
+	)
 }
 
 // A node is taken over from the real kube-proxy and given back, and no request fails.

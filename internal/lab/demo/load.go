@@ -136,9 +136,9 @@ func (l *load) fail(err error) {
 	}
 }
 
-// more returns once n more requests have been sent, or the load has been stopped.
+// more returns once n more requests have been sent, or one has failed.
 func (l *load) more(n int64) {
-	for until := l.sent.Load() + n; l.sent.Load() < until && !l.over.Load(); {
+	for until := l.sent.Load() + n; l.sent.Load() < until && l.failed.Load() == 0; {
 		time.Sleep(loadTick)
 	}
 }

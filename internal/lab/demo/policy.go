@@ -105,7 +105,7 @@ func (s *story) applyAndReach(ctx context.Context, manifest string) error {
 		return err
 	}
 	s.Quote(strings.Split(strings.TrimSpace(manifest), "\n")...)
-	s.Say("in the kernel after %s, counted from reading it", took)
+	s.Say("in the kernel after %s from reading it", took)
 	return s.reachNow(ctx, false)
 }
 

@@ -69,7 +69,10 @@ func (s *story) end(ctx context.Context) error {
 	if len(s.failed) > 0 {
 		return fmt.Errorf("lab %s: not everything is as it should be: see %q above", s.lab.Name, s.failed)
 	}
-	return ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("lab %s: the story was interrupted: %w", s.lab.Name, err)
+	}
+	return nil
 }
 
 // cluster says what runs in the lab.
@@ -79,7 +82,7 @@ func (s *story) cluster(took time.Duration) {
 	if len(c.Policies) == 1 {
 		policies = "1 policy"
 	}
-	s.Good("%s, %s, %s, %s: up after %s", model.Count(len(c.Nodes), "node"), model.Count(len(c.Pods), "pod"),
+	s.Say("%s, %s, %s, %s: up after %s", model.Count(len(c.Nodes), "node"), model.Count(len(c.Pods), "pod"),
 		model.Count(len(c.Services), "service"), policies, span(took))
 	for _, kind := range slices.Sorted(maps.Keys(c.Passed)) {
 		s.Say("passed over: %d %s", c.Passed[kind], kind)
@@ -97,15 +100,15 @@ func (s *story) follow(t probe.Try) error {
 		return fmt.Errorf("%s asked %s: %w", t.Source.Name, port(t.Frontend), err)
 	}
 	took, backend := time.Since(begin), a.Namespace+"/"+a.Pod
-	seen := "not the client's own address"
+	seen := "not its own address"
 	if slices.Contains(t.Addrs, a.Client.Addr()) {
-		seen = "the client's own address"
+		seen = "its own address"
 	}
 	s.Rows(
 		[]string{"client", t.Source.Name + " on " + t.Source.Node, ofFamily(t.Addrs, t.To.Addr())},
 		[]string{"service", t.Service, t.To.String()},
-		[]string{"backend", backend + " on " + a.Node, s.address(backend, t.To.Addr(), a.Port)},
-		[]string{"it saw", seen + "; the answer came after " + span(took), a.Client.Addr().String()},
+		[]string{"backend", backend + " on " + a.Node, s.address(backend, t.To.Addr(), a.Port), "answers after " + span(took)},
+		[]string{"client", "as the backend sees it", a.Client.Addr().String(), seen},
 	)
 	return nil
 }
@@ -192,7 +195,7 @@ func (s *story) deny(ctx context.Context, d *denial) error {
 	if err != nil {
 		return err
 	}
-	s.Good("%s asks %s: no answer", d.Source.Name, port(d.Frontend))
+	s.Say("%s asks %s: no answer", d.Source.Name, port(d.Frontend))
 	s.Ran("sluice drops")
 	s.Quote(dropped.text)
 	s.Ran("sluice why", d.Source.Name, to)

@@ -109,8 +109,8 @@ func (s *story) relabel(ctx context.Context, d *denial) (err error) {
 	for _, k := range slices.Sorted(maps.Keys(d.labels)) {
 		texts = append(texts, k+"="+d.labels[k])
 	}
-	s.Say("%s gets the label %s, which policy %s/%s lets in:", d.Source.Name, strings.Join(texts, ", "), d.policy.Namespace, d.policy.Name)
-	s.Good("in the kernel after %s, counted from reading it;", took)
+	s.Say("%s gets the label %s, which policy %s/%s lets in", d.Source.Name, strings.Join(texts, ", "), d.policy.Namespace, d.policy.Name)
+	s.Good("in the kernel after %s from reading it", took)
 	s.Good("the same request is answered by %s/%s", a.Namespace, a.Pod)
 	return nil
 }
@@ -190,12 +190,10 @@ func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 			return err
 		}
 	}
+	var let error
 	also := ""
 	if no != nil {
-		if err := isDenied(no.Try); err != nil {
-			return fmt.Errorf("without agents: %w", err)
-		}
-		also = ", and what is denied stayed denied"
+		let, also = isDenied(no.Try), ", and what is denied stayed denied"
 	}
 	l.more(crashWithout)
 	begin := time.Now()
@@ -211,9 +209,12 @@ func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 	l.more(crashInAll - l.sent.Load())
 	sent, err := l.outcome()
 	if err != nil {
-		return fmt.Errorf("all agents were killed while %s sent requests to %s: %w", t.Source.Name, port(t.Frontend), err)
+		err = fmt.Errorf("all agents were killed while %s sent requests to %s: %w", t.Source.Name, port(t.Frontend), err)
 	}
-	s.Good("all %s killed while %s sends requests to %s:", model.Count(len(nodes), "agent"), t.Source.Name, port(t.Frontend))
+	if err := errors.Join(let, err); err != nil {
+		return err
+	}
+	s.Say("all %s killed while %s sends requests to %s:", model.Count(len(nodes), "agent"), t.Source.Name, port(t.Frontend))
 	s.Good("0 of %s requests failed%s", thousands(sent), also)
 	changed := 0
 	for node, c := range agents(ctx, s.lab) {
@@ -239,7 +240,7 @@ func (s *story) check(ctx context.Context, requests int) (*probe.Report, error) 
 	if report.Failed > 0 {
 		return report, errors.New(strings.Join(append(report.Failures(), report.Summary()), "\n"))
 	}
-	s.Good("%s requests through every address of every service, from pods, nodes and outside:", thousands(report.Requests))
+	s.Say("%s requests through every address of every service, from pods, nodes and outside:", thousands(report.Requests))
 	who := ""
 	if report.Pairs != nil {
 		who = "; " + report.Pairs.Summary()
