@@ -56,6 +56,11 @@ else
   endif
 endif
 
+.PHONY: picture
+picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, from a run
+	@hack/need "the lab" $(RUN_TOOLS)
+	@bin/sluice lab demo --picture docs/run.svg
+
 .PHONY: test
 test: ## Run all tests that one machine can run, kernel tests in network namespaces included
 	@hack/need "the tests" $(TEST_TOOLS)

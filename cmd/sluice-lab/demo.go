@@ -191,8 +191,8 @@ func (o *demoOptions) run(cmd *cobra.Command, paths []string, tell func(context.
 	return err
 }
 
-// newTeller tells a story on w: with colours and progress only on a terminal, and without colours if
-// the user wants none.
+// newTeller tells a story on w: with colours and progress only on a terminal, and without colours
+// if the user wants none.
 func newTeller(w io.Writer) *demo.Teller {
 	t := &demo.Teller{Out: w}
 	f, ok := w.(*os.File)

@@ -134,7 +134,7 @@ func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	delete(want, "* to quay/gate:80")
 	checkPairs(t, l, 37, want)
 	checkWhy(t, l, want)
-	if got := execute(t.Context(), []string{"lab", "probe", "--name", name, "--requests", "1"}, &out, &out); got != cli.ExitOK || !strings.Contains(out.String(), "37 of 132 pairs pass, as the policies say") {
+	if got := execute(t.Context(), []string{"lab", "probe", "--name", name, "--requests", "1"}, &out, &out); got != cli.ExitOK || !strings.Contains(out.String(), "37 of 132 pairs of client and port pass, as the policies say") {
 		t.Errorf("exit status %d, and no count of the pairs:\n%s", got, out.String())
 	}
 

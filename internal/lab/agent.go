@@ -44,8 +44,8 @@ type AgentConfig struct {
 // syncTimeout is the time-out for agents to program everything.
 const syncTimeout = time.Minute
 
-// socket is the path of the socket of a node's agent: in the folder that mountAgent shows to commands
-// on the node, which may remove it.
+// socket is the path of the socket of a node's agent: in the folder that mountAgent shows to
+// commands on the node, which may remove it.
 func (l *Lab) socket(node string) string {
 	name := "agent.sock"
 	if l.agent != nil && l.agent.Socket != "" {

@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os/exec"
-	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/agent"
@@ -18,17 +16,18 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// sluice runs a command of the lab's sluice on a node, and returns what it prints. A command's exit
-// status says its answer, so that none is an error.
+// sluice runs a command of the lab's sluice on a node, and returns what it prints. Its exit status
+// is part of the answer: only printing nothing is an error.
 func sluice(ctx context.Context, l *lab.Lab, node string, args ...string) (string, error) {
-	var out bytes.Buffer
+	var out, notes bytes.Buffer
 	cmd := exec.CommandContext(ctx, l.Sluice, args...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := l.Start(node, cmd); err != nil {
-		return "", fmt.Errorf("run sluice %s on %s: %w", args[0], node, err)
+	cmd.Stdout, cmd.Stderr = &out, &notes
+	err := l.Start(node, cmd)
+	if err == nil {
+		err = cmd.Wait()
 	}
-	if _, exited := errors.AsType[*exec.ExitError](cmd.Wait()); exited && ctx.Err() != nil {
-		return "", fmt.Errorf("run sluice %s on %s: %w", args[0], node, ctx.Err())
+	if out.Len() == 0 {
+		return "", fmt.Errorf("run sluice %s on %s: %w: %s", strings.Join(args, " "), node, err, notes.String())
 	}
 	return out.String(), nil
 }
@@ -129,13 +128,4 @@ func get(ctx context.Context, from, url string) (string, error) {
 	defer func() { _ = resp.Body.Close() }()
 	page, err := io.ReadAll(resp.Body)
 	return string(page), err
-}
-
-// paragraph returns the first paragraph of a text: up to the first empty line.
-func paragraph(text string) []string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	if i := slices.Index(lines, ""); i >= 0 {
-		lines = lines[:i]
-	}
-	return lines
 }

@@ -24,12 +24,9 @@ var Tiers []byte
 //go:embed default-deny.yaml
 var defaultDeny string
 
-//go:embed db-from-api.yaml
-var dbFromAPI string
-
-// Policy tells what network policies do, in a lab that runs Tiers: from no policy to one that denies
-// everything, to one that allows a single pair, and back. The lab is as it was when Policy returns
-// without an error.
+// Policy tells what network policies do, in a lab that runs Tiers: from no policy to one that
+// denies everything, to the one that `sluice why` suggests for a single pair, and back. The lab is
+// as it was when Policy returns without an error.
 func Policy(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, next []Hint) error {
 	s := &story{Teller: t, lab: l}
 	s.cluster(took)
@@ -38,38 +35,50 @@ func Policy(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, next
 		return s.reachNow(ctx, true)
 	})
 	s.step(ctx, "deny", func(ctx context.Context) error { return s.applyAndReach(ctx, defaultDeny) })
-	s.step(ctx, "denied", func(ctx context.Context) error {
-		no, err := s.pair(ctx, "default/api", "default/db", probe.Dropped)
-		if err != nil {
-			return err
+	var no *probe.Try
+	var to string
+	s.step(ctx, "denied", func(ctx context.Context) (err error) {
+		if no, err = s.pair(ctx, "default/api", "default/db", probe.Dropped); err == nil {
+			to, err = s.deny(ctx, &denial{Try: *no})
 		}
-		return s.deny(ctx, &denial{Try: *no})
+		return err
 	})
-	s.step(ctx, "allow", func(ctx context.Context) error {
-		if err := s.applyAndReach(ctx, dbFromAPI); err != nil {
-			return err
-		}
-		yes, err := s.pair(ctx, "default/api", "default/db", probe.Answered)
-		if err != nil {
-			return err
-		}
-		a, err := ask(yes.NetNS, yes.To, answerTime)
-		if err != nil {
-			return fmt.Errorf("%s asked %s: %w", yes.Source.Name, port(yes.Frontend), err)
-		}
-		s.Good("%s asks %s: answered by %s/%s", yes.Source.Name, port(yes.Frontend), a.Namespace, a.Pod)
-		return nil
-	})
+	if to != "" {
+		s.step(ctx, "allow", func(ctx context.Context) error { return s.allow(ctx, *no, to) })
+	}
 	s.step(ctx, "clean up", func(ctx context.Context) error {
 		took, err := s.changePolicies(ctx, func([]plan.Policy) []plan.Policy { return nil })
 		if err != nil {
 			return err
 		}
-		s.Say("both policies deleted: out of the kernel after %s", took)
+		s.Say("policies deleted: out of the kernel after %s", took)
 		return s.reachNow(ctx, false)
 	})
 	s.next(ctx, next)
 	return s.end(ctx)
+}
+
+// allow applies the policy that `sluice why` suggests for a denied request, and sends it again.
+func (s *story) allow(ctx context.Context, t probe.Try, to string) error {
+	args := []string{"why", t.Source.Name, to, "--suggest"}
+	text, err := sluice(ctx, s.lab, t.Source.Node, args...)
+	if err != nil {
+		return err
+	}
+	s.Ran(append([]string{"sluice"}, args...)...)
+	_, manifest, found := strings.Cut(text, "---\n") // behind the explanation
+	if !found {
+		return fmt.Errorf("it suggests no policy: %s", text)
+	}
+	if err := s.applyAndReach(ctx, manifest); err != nil {
+		return err
+	}
+	a, err := ask(t.NetNS, t.To, answerTime)
+	if err != nil {
+		return fmt.Errorf("%s asked %s: %w", t.Source.Name, port(t.Frontend), err)
+	}
+	s.Good("%s asks %s: answered by %s/%s", t.Source.Name, port(t.Frontend), a.Namespace, a.Pod)
+	return nil
 }
 
 // pair returns the request of a workload to a service, whose expected fate has to be this one.
@@ -105,7 +114,7 @@ func (s *story) applyAndReach(ctx context.Context, manifest string) error {
 		return err
 	}
 	s.Quote(strings.Split(strings.TrimSpace(manifest), "\n")...)
-	s.Say("in the kernel after %s from reading it", took)
+	s.Say("applied: in the kernel after %s from reading it", took)
 	return s.reachNow(ctx, false)
 }
 

@@ -170,8 +170,9 @@ func drawn(p *probe.Pairs) []string {
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
-// deny sends a request that policies deny, and shows what an agent says about it.
-func (s *story) deny(ctx context.Context, d *denial) error {
+// deny sends a request that policies deny, and shows what an agent says about it. It returns whom
+// to ask `sluice why` about: the pod that the request would have reached, and its port.
+func (s *story) deny(ctx context.Context, d *denial) (to string, err error) {
 	backends := s.backends(d.Service)
 	nodes := []string{d.Source.Node}
 	for _, p := range backends {
@@ -181,26 +182,25 @@ func (s *story) deny(ctx context.Context, d *denial) error {
 	s.Progress("%s asks %s", d.Source.Name, port(d.Frontend))
 	dropped, err := s.drop(ctx, d, slices.Compact(nodes))
 	if err != nil {
-		return err
+		return "", err
 	}
-	to := "svc/" + port(d.Frontend)
+	to = "svc/" + port(d.Frontend)
 	for _, p := range backends {
-		if name := p.Namespace + "/" + p.Name + ":"; strings.Contains(dropped.text, " "+name) {
-			_, rest, _ := strings.Cut(dropped.text, " "+name)
+		if _, rest, found := strings.Cut(dropped.text, " "+p.Namespace+"/"+p.Name+":"); found {
 			number, _, _ := strings.Cut(rest, " ")
-			to = name + number
+			to = p.Namespace + "/" + p.Name + ":" + number
 		}
 	}
 	why, err := sluice(ctx, s.lab, dropped.node, "why", d.Source.Name, to)
 	if err != nil {
-		return err
+		return "", err
 	}
 	s.Say("%s asks %s: no answer", d.Source.Name, port(d.Frontend))
 	s.Ran("sluice drops")
 	s.Quote(dropped.text)
 	s.Ran("sluice why", d.Source.Name, to)
 	s.Quote(decisive(why)...)
-	return nil
+	return to, nil
 }
 
 // backends lists the pods that a service selects.
@@ -264,16 +264,16 @@ func isDenied(t probe.Try) error {
 	return nil
 }
 
-// decisive returns the lines of an explanation that say what denies, in the first address family.
+// decisive returns the lines of an explanation that say what denies, of the first address family.
 func decisive(why string) []string {
-	lines := paragraph(why)
-	some := slices.Clone(lines)
-	for i := range some {
-		some[i] = strings.TrimRight(some[i], " ")
-	}
-	some = slices.DeleteFunc(some, func(l string) bool { return !strings.Contains(l, "denied") && !strings.Contains(l, "missing") })
+	lines, _, _ := strings.Cut(strings.TrimSpace(why), "\n\n")
+	all := strings.Split(lines, "\n")
+	some := slices.DeleteFunc(slices.Clone(all), func(l string) bool {
+		says := strings.Contains(l, "denied") || strings.Contains(l, "missing")
+		return !says || strings.Contains(l, "in the same way")
+	})
 	if len(some) == 0 {
-		return lines
+		return all
 	}
 	return some
 }

@@ -28,8 +28,8 @@ const takenOver = "node1"
 const between = 500
 
 // Takeover tells how a node of a lab is taken over from kube-proxy while requests go on, and given
-// back. The lab runs Web, its nodes are served by kube-proxy, and it has been opened with agents. It
-// is as it was when Takeover returns without an error.
+// back. The lab runs Web, its nodes are served by kube-proxy, and it has been opened with agents.
+// It is as it was when Takeover returns without an error.
 func Takeover(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, next []Hint) error {
 	s := &story{Teller: t, lab: l}
 	s.cluster(took)

@@ -159,8 +159,8 @@ func (t *Teller) wrap(s style, first, hanging, text string) {
 	}
 }
 
-// wrap breaks text at spaces into lines of a width, the first one behind first and the others behind
-// hanging. A word that is longer than a line is not broken.
+// wrap breaks text at spaces into lines of a width, the first one behind first and the others
+// behind hanging. A word that is longer than a line is not broken.
 func wrap(text, first, hanging string, width int) []string {
 	var lines []string
 	line, empty := first, true

@@ -24,14 +24,15 @@ type Tour struct {
 	Requests int           // of the check, from each source through each address
 	// Only check all services, and tell the outcome in a few lines.
 	CheckOnly bool
-	// Tables, if set, writes the details: the lab's state, and where each request of the check went.
+	// Tables, if set, writes the details: the lab's state, and where each request of the check
+	// went.
 	Tables func(report *probe.Report) error
 	Next   []Hint // what to type next
 }
 
-// Tell tells the story of a lab's application; the caller has begun its first step, which brought up
-// the lab. It returns an error if anything is not as it should be, after having said what. The lab is
-// as it was when it returns.
+// Tell tells the story of a lab's application; the caller has begun its first step, which brought
+// up the lab. It returns an error if anything is not as it should be, after having said what. The
+// lab is as it was when it returns.
 func (o Tour) Tell(ctx context.Context, t *Teller, l *lab.Lab) error {
 	s := &story{Teller: t, lab: l}
 	s.cluster(o.Took)
@@ -75,7 +76,7 @@ func (s *story) tour(ctx context.Context) error {
 	}
 	no := denied(s.lab.Cluster, pairs)
 	if no != nil {
-		s.step(ctx, "denied", func(ctx context.Context) error { return s.deny(ctx, no) })
+		s.step(ctx, "denied", func(ctx context.Context) error { _, err := s.deny(ctx, no); return err })
 		if len(no.labels) > 0 {
 			s.step(ctx, "label", func(ctx context.Context) error { return s.relabel(ctx, no) })
 		}
@@ -241,10 +242,9 @@ func (s *story) check(ctx context.Context, requests int) (*probe.Report, error) 
 		return report, errors.New(strings.Join(append(report.Failures(), report.Summary()), "\n"))
 	}
 	s.Say("%s requests through every address of every service, from pods, nodes and outside:", thousands(report.Requests))
-	who := ""
+	s.Good("%s (%.1f s)", report.Outcome(), report.Seconds)
 	if report.Pairs != nil {
-		who = "; " + report.Pairs.Summary()
+		s.Good("%s", report.Pairs.Summary())
 	}
-	s.Good("%s%s (%.1f s)", report.Outcome(), who, report.Seconds)
 	return report, nil
 }

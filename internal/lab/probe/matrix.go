@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Matrix returns the table in its smallest form: a column for each service, whatever its ports, under
-// the service's name, and the legend. nil: it would be wider than that.
+// Matrix returns the table in its smallest form: a column for each service, whatever its ports,
+// under the service's name, and the legend. nil: it would be wider than that.
 func (p *Pairs) Matrix(width int) []string {
 	var services []string
 	columns := make([]int, len(p.Ports)) // by port

@@ -213,7 +213,7 @@ func (p *Pairs) Failed() int {
 
 // Summary returns one sentence.
 func (p *Pairs) Summary() string {
-	text := fmt.Sprintf("%d of %d pairs pass", p.Pass, p.Count)
+	text := fmt.Sprintf("%d of %d pairs of client and port pass", p.Pass, p.Count)
 	switch failed := p.Failed(); {
 	case p.Unjudged != "":
 		return text + ", not checked: there are " + p.Unjudged

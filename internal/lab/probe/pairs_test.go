@@ -46,7 +46,7 @@ reporter  ! · ·
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
 	}
-	if got, want := p.Summary(), "2 of 7 pairs pass, 2 should: 2 NOT AS THE POLICIES SAY"; got != want {
+	if got, want := p.Summary(), "2 of 7 pairs of client and port pass, 2 should: 2 NOT AS THE POLICIES SAY"; got != want {
 		t.Errorf("summary %q, want %q", got, want)
 	}
 }
@@ -58,8 +58,8 @@ func TestPairsSummary(t *testing.T) {
 		results []Result
 		want    string
 	}{
-		{"right", []Result{pair("a", "b", pass, true, ""), pair("b", "a", drop, false, "")}, "1 of 2 pairs pass, as the policies say"},
-		{"unknown", []Result{pair("a", "b", unknown, true, ""), pair("b", "a", unknown, false, "")}, "1 of 2 pairs pass, not checked: there are others"},
+		{"right", []Result{pair("a", "b", pass, true, ""), pair("b", "a", drop, false, "")}, "1 of 2 pairs of client and port pass, as the policies say"},
+		{"unknown", []Result{pair("a", "b", unknown, true, ""), pair("b", "a", unknown, false, "")}, "1 of 2 pairs of client and port pass, not checked: there are others"},
 	} {
 		if got := NewPairs(tc.results).Summary(); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
