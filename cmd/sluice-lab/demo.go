@@ -32,12 +32,6 @@ func (o *demoOptions) register(cmd *cobra.Command, name string) {
 	o.transient = true
 	labNameFlag(cmd, &o.name, name)
 	sluiceFlag(cmd, &o.sluice)
-	o.pictureFlag(cmd)
-}
-
-func (o *demoOptions) pictureFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&o.picture, "picture", "", "also draw what is printed, as an SVG `file`")
-	_ = cmd.Flags().MarkHidden("picture")
 }
 
 func newLabDemoCommand() *cobra.Command {
@@ -75,11 +69,12 @@ services. The exit status is 1 if anything is not as it should be.
 	}
 	o.transient = true
 	o.labOptions.register(cmd, "demo")
-	o.pictureFlag(cmd)
 	fl := cmd.Flags()
 	fl.IntVar(&tour.Requests, "requests", 5, "requests from each source through each address")
 	fl.BoolVar(&tour.CheckOnly, "check", false, "only send traffic through all services, and sum up")
 	fl.BoolVarP(&verbose, "verbose", "v", false, "also print the state of the lab, and where each request through each service went")
+	fl.StringVar(&o.picture, "picture", "", "also draw what is printed, as an SVG `file`")
+	_ = fl.MarkHidden("picture")
 	cmd.AddCommand(newLabDemoPolicyCommand(), newLabDemoTakeoverCommand())
 	return cmd
 }

@@ -76,14 +76,15 @@ func denied(c *plan.Cluster, pairs []probe.Try) *denial {
 // mostTried bounds the search for labels in large applications.
 const mostTried = 2000
 
-// wanted lists the labels for which a policy's rules let in pods.
+// wanted lists the labels for which a policy's rules let in pods. All have values.
 func wanted(p plan.Policy) (all []map[string]string) {
 	if p.NetworkPolicy == nil {
 		return nil
 	}
 	for _, rule := range p.NetworkPolicy.Spec.Ingress {
 		for _, peer := range rule.From {
-			if labels := satisfying(peer.PodSelector); len(labels) > 0 {
+			labels := satisfying(peer.PodSelector)
+			if empty := slices.Contains(slices.Collect(maps.Values(labels)), ""); len(labels) > 0 && !empty {
 				all = append(all, labels)
 			}
 		}

@@ -32,7 +32,11 @@ func (s *story) step(ctx context.Context, name string, do func(context.Context) 
 		return
 	}
 	s.Begin(name)
-	if err := do(ctx); err != nil {
+	err := do(ctx)
+	switch {
+	case ctx.Err() != nil:
+		s.Bad("interrupted")
+	case err != nil:
 		s.failed = append(s.failed, name)
 		for line := range strings.Lines(err.Error()) {
 			s.Bad("FAILED: %s", model.Printable(strings.TrimSpace(line)))
