@@ -23,11 +23,19 @@ type changes struct {
 // metricsAt is where agents serve their metrics, on their node.
 const metricsAt = "http://127.0.0.1:10249/metrics"
 
-// measured reads what a node's agent has measured.
+// pollTime is the time between two looks at metrics.
+const pollTime = 10 * time.Millisecond
+
+// measured reads what a node's agent has measured, until ctx ends if it does not serve its metrics
+// yet.
 func measured(ctx context.Context, l *lab.Lab, node string) (c changes, err error) {
 	text, err := get(ctx, l.NodeNS(node), metricsAt)
-	if err != nil {
-		return c, fmt.Errorf("read the metrics of %s: %w", node, err)
+	for ; err != nil; text, err = get(ctx, l.NodeNS(node), metricsAt) {
+		select {
+		case <-ctx.Done():
+			return c, fmt.Errorf("read the metrics of %s: %w", node, err)
+		case <-time.After(pollTime):
+		}
 	}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -60,6 +68,8 @@ func onNodes(times map[string]time.Duration) string {
 // measure makes a change and says how long the agents that programmed it took for it, by their own
 // clocks: from when they had read it to the kernel's acknowledgement.
 func (s *story) measure(ctx context.Context, change func() error) (took string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tellTime)
+	defer cancel()
 	before := map[string]changes{}
 	for _, n := range s.lab.Cluster.Nodes {
 		if before[n.Name], err = measured(ctx, s.lab, n.Name); err != nil {
@@ -69,8 +79,6 @@ func (s *story) measure(ctx context.Context, change func() error) (took string, 
 	if err := change(); err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellTime)
-	defer cancel()
 	for {
 		times := map[string]time.Duration{}
 		for node, b := range before {
@@ -88,7 +96,7 @@ func (s *story) measure(ctx context.Context, change func() error) (took string, 
 		select {
 		case <-ctx.Done():
 			return "", fmt.Errorf("wait until an agent has measured the change: %w", ctx.Err())
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(pollTime):
 		}
 	}
 }

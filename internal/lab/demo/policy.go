@@ -114,7 +114,7 @@ func (s *story) applyAndReach(ctx context.Context, manifest string) error {
 		return err
 	}
 	s.Quote(strings.Split(strings.TrimSpace(manifest), "\n")...)
-	s.Say("applied: in the kernel after %s from reading it", took)
+	s.Say("applied: in the kernel after %s", took)
 	return s.reachNow(ctx, false)
 }
 

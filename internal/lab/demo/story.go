@@ -109,7 +109,7 @@ func (s *story) follow(t probe.Try) error {
 		seen = "its own address"
 	}
 	s.Rows(
-		[]string{"client", t.Source.Name + " on " + t.Source.Node, ofFamily(t.Addrs, t.To.Addr())},
+		[]string{"client", t.Source.Name + " on " + t.Source.Node, ofFamily(t.Addrs, t.To.Addr()).String()},
 		[]string{"service", t.Service, t.To.String()},
 		[]string{"backend", backend + " on " + a.Node, s.address(backend, t.To.Addr(), a.Port), "answers after " + span(took)},
 		[]string{"client", "as the backend sees it", a.Client.Addr().String(), seen},
@@ -121,21 +121,20 @@ func (s *story) follow(t probe.Try) error {
 func (s *story) address(pod string, family netip.Addr, port uint16) string {
 	for _, p := range s.lab.Cluster.Pods {
 		if p.Namespace+"/"+p.Name == pod {
-			addr, _ := netip.ParseAddr(ofFamily(plan.Addrs(p), family))
-			return netip.AddrPortFrom(addr, port).String()
+			return netip.AddrPortFrom(ofFamily(plan.Addrs(p), family), port).String()
 		}
 	}
 	return ""
 }
 
-// ofFamily returns the address of another one's family.
-func ofFamily(addrs []netip.Addr, family netip.Addr) string {
+// ofFamily returns the address of another one's family, or the zero Addr if there is none.
+func ofFamily(addrs []netip.Addr, family netip.Addr) netip.Addr {
 	for _, a := range addrs {
 		if a.Is4() == family.Is4() {
-			return a.String()
+			return a
 		}
 	}
-	return ""
+	return netip.Addr{}
 }
 
 // reach sends a request for each pair of workload and service port, and shows who reached what.

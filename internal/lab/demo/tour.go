@@ -91,6 +91,12 @@ func (s *story) tour(ctx context.Context) error {
 // back.
 func (s *story) relabel(ctx context.Context, d *denial) (err error) {
 	var old map[string]string
+	defer func() {
+		if old != nil {
+			_, undo := s.label(ctx, d.Source.Name, old)
+			err = errors.Join(err, undo)
+		}
+	}()
 	took, err := s.measure(ctx, func() (err error) {
 		old, err = s.label(ctx, d.Source.Name, d.labels)
 		return err
@@ -98,10 +104,6 @@ func (s *story) relabel(ctx context.Context, d *denial) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		_, undo := s.label(ctx, d.Source.Name, old)
-		err = errors.Join(err, undo)
-	}()
 	a, err := ask(d.NetNS, d.To, answerTime)
 	if err != nil {
 		return fmt.Errorf("%s asked %s, which policy %s/%s allows by now: %w", d.Source.Name, port(d.Frontend), d.policy.Namespace, d.policy.Name, err)
