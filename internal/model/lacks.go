@@ -9,6 +9,8 @@ import (
 type Lack struct {
 	Wants string // "namespace label purpose=production", "no label env"
 	Is    string // what the object is instead: "has purpose=testing", "has no label env", "is in namespace dev"
+	// Absent: the object has no such label, so that to give it one changes nothing else about it.
+	Absent bool
 }
 
 // Lacks returns the terms that keep s from selecting an object with the labels; of alternatives
@@ -34,7 +36,8 @@ func (s Selector) Lacks(l Labels) []Lack {
 	case s.key == "":
 		return []Lack{{Wants: "nothing", Is: "is there"}}
 	}
-	return []Lack{{Wants: s.plain(), Is: isLabelled(s.key, l)}}
+	_, has := l.Label(s.key)
+	return []Lack{{Wants: s.plain(), Is: isLabelled(s.key, l), Absent: !has}}
 }
 
 func mapped[T, U any](list []T, f func(T) U) []U {

@@ -128,49 +128,74 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []string
 	return lacks
 }
 
+// lack is what keeps a peer from holding an address.
+type lack struct {
+	text  string
+	label bool // one more label mends it
+}
+
+// closer reports whether a peer that lacks a is closer than the best one so far: it lacks less, or as
+// much with more that another label alone would mend.
+func closer(a, best []lack) bool {
+	labels := func(all []lack) (n int) {
+		for _, l := range all {
+			if l.label {
+				n++
+			}
+		}
+		return n
+	}
+	return best == nil || len(a) < len(best) || len(a) == len(best) && labels(a) > labels(best)
+}
+
 // lacksPeer says what keeps the peer that comes closest from holding an address; nothing if one
 // does.
-func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []string) {
+func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (texts []string) {
+	var best []lack
 	for i := range peers {
 		lacks := lacksOfPeer(v, &peers[i], a)
 		if len(lacks) == 0 {
 			return nil
 		}
-		if best == nil || len(lacks) < len(best) {
+		if closer(lacks, best) {
 			best = lacks
 		}
 	}
 	if best == nil {
 		return []string{"names no peer that there is"}
 	}
-	return best
+	for _, l := range best {
+		texts = append(texts, l.text)
+	}
+	return texts
 }
 
-func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []string) {
+func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
+	one := func(format string, args ...any) []lack { return []lack{{text: fmt.Sprintf(format, args...)}} }
 	if p.Selector.IsZero() {
 		switch {
 		case !model.Within(a, p.Nets):
-			return []string{fmt.Sprintf("wants %s; this is %v", describe(p), a)}
+			return one("wants %s; this is %v", describe(p), a)
 		case model.Within(a, p.Except):
-			return []string{fmt.Sprintf("leaves %v out of %s", a, model.Join(p.Nets, ", "))}
+			return one("leaves %v out of %s", a, model.Join(p.Nets, ", "))
 		}
 		return nil
 	}
 	having := objectsAt(v, a)
 	if len(having) == 0 {
-		return []string{fmt.Sprintf("wants %s; no pod has %v", wanted(p.Selector), a)}
+		return one("wants %s; no pod has %v", wanted(p.Selector), a)
 	}
 	for _, o := range having {
-		lacks := p.Selector.Lacks(policy.Labels(v, o))
-		if len(lacks) == 0 {
+		terms := p.Selector.Lacks(policy.Labels(v, o))
+		if len(terms) == 0 {
 			return nil
 		}
-		if best != nil && len(lacks) >= len(best) {
-			continue
+		var lacks []lack
+		for _, t := range terms {
+			lacks = append(lacks, lack{fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), t.Absent})
 		}
-		best = nil
-		for _, l := range lacks {
-			best = append(best, fmt.Sprintf("wants %s; %s %s", l.Wants, holder(o, l), l.Is))
+		if closer(lacks, best) {
+			best = lacks
 		}
 	}
 	return best

@@ -267,12 +267,17 @@ func isDenied(t probe.Try) error {
 	return nil
 }
 
-// decisive returns the lines of an explanation that say what denies, of the first address family.
+// decisive returns the lines of an explanation that say what denies and what would not, of the
+// first address family.
 func decisive(why string) []string {
 	lines, _, _ := strings.Cut(strings.TrimSpace(why), "\n\n")
 	all := strings.Split(lines, "\n")
+	remedy := "missing:"
+	if strings.Contains(lines, "nearest:") {
+		remedy = "nearest:"
+	}
 	some := slices.DeleteFunc(slices.Clone(all), func(l string) bool {
-		says := strings.Contains(l, "denied") || strings.Contains(l, "missing")
+		says := strings.Contains(l, "denied") || strings.Contains(l, remedy)
 		return !says || strings.Contains(l, "in the same way")
 	})
 	if len(some) == 0 {

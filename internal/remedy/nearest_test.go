@@ -1,0 +1,103 @@
+package remedy_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/remedy"
+	"sluice.dev/sluice/internal/source/kinds"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
+)
+
+// database is selected by policy db, which denies what no rule of a case allows; client is in
+// namespace dev, with labels of its own.
+const cluster = `{kind: Namespace, metadata: {name: dev, labels: {purpose: testing}}}
+---
+{kind: Namespace, metadata: {name: shop}}
+---
+kind: Pod
+metadata: {name: client, namespace: dev, labels: {app: client}}
+spec: {nodeName: node1}
+status: {phase: Running, podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}]}
+---
+kind: Pod
+metadata: {name: database, namespace: shop, labels: {app: db}}
+spec: {nodeName: node1}
+status: {phase: Running, podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}]}
+`
+
+func TestNearest(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		rules string // of policy shop/db
+		want  []verdict.Near
+	}{
+		{"no rule", `[]`, nil},
+		{"a label of the namespace", `[{from: [{namespaceSelector: {matchLabels: {purpose: production}}}]}]`,
+			near("ingress[0]", "wants namespace label purpose=production; namespace dev has purpose=testing")},
+		{"one more label is closer than another one",
+			`[{from: [{podSelector: {matchLabels: {app: front}}, namespaceSelector: {}}, {podSelector: {matchLabels: {db-client: "true"}}, namespaceSelector: {}}]}]`,
+			near("ingress[0]", "wants label db-client=true; dev/client has no label db-client")},
+		{"one label is closer than two",
+			`[{from: [{podSelector: {matchLabels: {a: b, c: d}}, namespaceSelector: {}}, {podSelector: {matchLabels: {app: front}}, namespaceSelector: {}}]}]`,
+			near("ingress[0]", "wants label app=front; dev/client has app=client")},
+		{"the closest rule first",
+			`[{from: [{podSelector: {}}], ports: [{port: 81}]}, {ports: [{port: 81}]}]`,
+			append(near("ingress[1]", "wants TCP 81; this is TCP 80"),
+				near("ingress[0]", "wants namespace shop; dev/client is in namespace dev", "wants TCP 81; this is TCP 80")...)},
+		{"a block", `[{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.1/32]}}]}]`,
+			near("ingress[0]", "leaves 10.0.0.1 out of 10.0.0.0/24")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := store.New()
+			apply(t, s, cluster+`---
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: `+c.rules+`}
+`)
+			step := verdict.Step{
+				Stage: verdict.Ingress, Of: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "database"}},
+				Verdict: verdict.Verdict{Outcome: verdict.Denied, Isolating: []model.Ref{db}},
+				Flow: verdict.Flow{Source: netip.MustParseAddr("10.0.0.1"), Destination: netip.MustParseAddr("10.0.0.2"),
+					Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
+			}
+			s.Read(func(v *store.View) {
+				if diff := cmp.Diff(c.want, remedy.Nearest(v, step)); diff != "" {
+					t.Errorf("nearest (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+var db = model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}
+
+func near(rule string, lacks ...string) []verdict.Near {
+	return []verdict.Near{{Policy: db, Rule: rule, Lacks: lacks}}
+}
+
+// apply gives the store the objects of manifests.
+func apply(t *testing.T, s *store.Store, manifests string) {
+	t.Helper()
+	for _, text := range strings.Split(manifests, "---\n") {
+		data, err := yaml.YAMLToJSON([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var head struct{ Kind model.Kind }
+		if err := yaml.Unmarshal(data, &head); err != nil {
+			t.Fatal(err)
+		}
+		o, err := kinds.Find(head.Kind).Decode(kinds.Text{Data: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Apply([]store.Event{{Kind: o.Ref().Kind, Name: o.Ref().Name, Object: o}})
+	}
+}
