@@ -134,8 +134,8 @@ type lack struct {
 	label bool // one more label mends it
 }
 
-// closer reports whether a peer that lacks a is closer than the best one so far: it lacks less, or as
-// much with more that another label alone would mend.
+// closer reports whether a peer that lacks a is closer than the best one so far: it lacks less, or
+// as much with more that another label alone would mend.
 func closer(a, best []lack) bool {
 	labels := func(all []lack) (n int) {
 		for _, l := range all {
