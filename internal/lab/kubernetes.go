@@ -328,12 +328,10 @@ func (l *Lab) Settle(ctx context.Context) error {
 		if err := l.died(); err != nil {
 			return err
 		}
-		if err := l.refresh(ctx); err != nil {
-			return err
-		}
-		waiting, err := l.waiting(ctx)
+		var waiting []string
+		err := l.Plane(func(p *control.Plane) (err error) { waiting, err = l.survey(ctx, p); return err })
 		if err != nil {
-			return err
+			return fmt.Errorf("look at lab %s: %w", l.Name, err)
 		}
 		if len(waiting) == 0 {
 			break

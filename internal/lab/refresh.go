@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -20,51 +21,60 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
+// api is what the lab reads of a control plane.
+type api interface {
+	Get(ctx context.Context, path string, into any) error
+}
+
 // refresh brings the plan in line with the API, in a lab that has one: there, the plan is the
 // cluster at the last reading.
 func (l *Lab) refresh(ctx context.Context) error {
 	if l.Kubernetes == nil {
 		return nil
 	}
-	err := l.Plane(func(p *control.Plane) error {
-		c := l.Cluster
-		err := errors.Join(
-			list(ctx, p, "/api/v1/namespaces", &c.Namespaces),
-			list(ctx, p, "/api/v1/serviceaccounts", &c.Accounts),
-			list(ctx, p, "/api/v1/pods", &c.Pods),
-			list(ctx, p, "/api/v1/services", &c.Services),
-			list(ctx, p, "/apis/discovery.k8s.io/v1/endpointslices", &c.Slices),
-		)
-		if err != nil {
-			return err
-		}
-		l.unplaced = nil
-		c.Pods = slices.DeleteFunc(c.Pods, func(p *corev1.Pod) bool {
-			done := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-			placed := p.Spec.NodeName != "" && len(p.Status.PodIPs) > 0
-			if !done && !placed {
-				l.unplaced = append(l.unplaced, p)
-			}
-			return done || !placed
-		})
-		if l.Kubernetes.Proxy == "" { // kube-proxy does not enforce policies
-			if c.Policies, err = readPolicies(ctx, p); err != nil {
-				return err
-			}
-		}
-		c.Routes, err = l.outsideRoutes()
-		return err
-	})
+	err := l.Plane(func(p *control.Plane) error { return l.read(ctx, p) })
+	if err == nil {
+		l.Cluster.Routes, err = l.outsideRoutes()
+	}
 	if err != nil {
 		return fmt.Errorf("look at lab %s: %w", l.Name, err)
 	}
 	return nil
 }
 
+// read replaces the plan's objects by those of the API. Slices are read after the pods: a pod that
+// was ready then is in them once the controllers have seen it.
+func (l *Lab) read(ctx context.Context, from api) error {
+	c := l.Cluster
+	err := errors.Join(
+		list(ctx, from, "/api/v1/namespaces", &c.Namespaces),
+		list(ctx, from, "/api/v1/serviceaccounts", &c.Accounts),
+		list(ctx, from, "/api/v1/pods", &c.Pods),
+		list(ctx, from, "/api/v1/services", &c.Services),
+		list(ctx, from, "/apis/discovery.k8s.io/v1/endpointslices", &c.Slices),
+	)
+	if err != nil {
+		return err
+	}
+	l.unplaced = nil
+	c.Pods = slices.DeleteFunc(c.Pods, func(p *corev1.Pod) bool {
+		done := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		placed := p.Spec.NodeName != "" && len(p.Status.PodIPs) > 0
+		if !done && !placed {
+			l.unplaced = append(l.unplaced, p)
+		}
+		return done || !placed
+	})
+	if l.Kubernetes.Proxy == "" { // kube-proxy does not enforce policies
+		c.Policies, err = readPolicies(ctx, from)
+	}
+	return err
+}
+
 // list reads all objects of a resource.
-func list[T any](ctx context.Context, p *control.Plane, path string, into *[]*T) error {
+func list[T any](ctx context.Context, from api, path string, into *[]*T) error {
 	var got struct{ Items []*T }
-	if err := p.Get(ctx, path, &got); err != nil {
+	if err := from.Get(ctx, path, &got); err != nil {
 		return err
 	}
 	*into = got.Items
@@ -73,10 +83,10 @@ func list[T any](ctx context.Context, p *control.Plane, path string, into *[]*T)
 
 // readPolicies reads the objects of the policy APIs that the server has. It skips invalid ones: the
 // agents report them.
-func readPolicies(ctx context.Context, p *control.Plane) (policies []plan.Policy, err error) {
+func readPolicies(ctx context.Context, from api) (policies []plan.Policy, err error) {
 	for _, resource := range slices.Sorted(maps.Keys(plan.PolicyKinds)) {
 		var objects []*json.RawMessage
-		err := list(ctx, p, "/apis/"+resource, &objects)
+		err := list(ctx, from, "/apis/"+resource, &objects)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -127,20 +137,20 @@ func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
 	return routes, nil
 }
 
-// waiting names the nodes, workloads, pods and services that are not ready yet; terminating pods
-// have to be gone.
-func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
+// survey reads the API and names the nodes, workloads, pods and services that are not ready yet;
+// terminating pods have to be gone. It reads workloads before pods: if a workload has all of its
+// pods, they are among those read.
+func (l *Lab) survey(ctx context.Context, from api) (names []string, err error) {
 	var nodes []*corev1.Node
-	var workloads []string
-	err = l.Plane(func(p *control.Plane) (err error) {
-		if err := list(ctx, p, "/api/v1/nodes", &nodes); err != nil {
-			return err
-		}
-		workloads, err = waitingWorkloads(ctx, p)
-		return err
-	})
+	if err := list(ctx, from, "/api/v1/nodes", &nodes); err != nil {
+		return nil, err
+	}
+	workloads, err := waitingWorkloads(ctx, from)
 	if err != nil {
-		return nil, fmt.Errorf("look at lab %s: %w", l.Name, err)
+		return nil, err
+	}
+	if err := l.read(ctx, from); err != nil {
+		return nil, err
 	}
 	for _, n := range l.Cluster.Nodes {
 		if !slices.ContainsFunc(nodes, func(o *corev1.Node) bool { return o.Name == n.Name && nodeReady(o) }) {
@@ -162,7 +172,7 @@ func (l *Lab) waiting(ctx context.Context) (names []string, err error) {
 }
 
 // waitingWorkloads names workloads with missing or unready pods.
-func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, err error) {
+func waitingWorkloads(ctx context.Context, from api) (names []string, err error) {
 	for _, kind := range []string{"deployments", "statefulsets", "daemonsets", "replicasets"} {
 		var workloads []*struct {
 			metav1.ObjectMeta `json:"metadata"`
@@ -172,7 +182,7 @@ func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, er
 				ReadyReplicas, DesiredNumberScheduled, NumberReady int
 			}
 		}
-		if err := list(ctx, p, "/apis/apps/v1/"+kind, &workloads); err != nil {
+		if err := list(ctx, from, "/apis/apps/v1/"+kind, &workloads); err != nil {
 			return nil, err
 		}
 		for _, w := range workloads {
@@ -180,6 +190,23 @@ func waitingWorkloads(ctx context.Context, p *control.Plane) (names []string, er
 			if s.ObservedGeneration < w.Generation || s.ReadyReplicas < w.Spec.Replicas || s.NumberReady < s.DesiredNumberScheduled {
 				names = append(names, kind[:len(kind)-1]+" "+qualified(w.Namespace, w.Name))
 			}
+		}
+	}
+	jobs, err := waitingJobs(ctx, from)
+	return append(names, jobs...), err
+}
+
+// waitingJobs names jobs that have not begun to make their pods.
+func waitingJobs(ctx context.Context, from api) (names []string, err error) {
+	var jobs []*batchv1.Job
+	if err := list(ctx, from, "/apis/batch/v1/jobs", &jobs); err != nil {
+		return nil, err
+	}
+	for _, j := range jobs {
+		s := j.Status
+		wantsNone := len(s.Conditions) > 0 || j.Spec.Parallelism != nil && *j.Spec.Parallelism == 0 // a condition: suspended or over
+		if s.Active+s.Succeeded+s.Failed == 0 && !wantsNone {
+			names = append(names, "job "+qualified(j.Namespace, j.Name))
 		}
 	}
 	return names, nil
