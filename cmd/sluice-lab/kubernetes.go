@@ -37,7 +37,7 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 		}
 	}
 	done = func() error { return nil }
-	if len(paths) == 0 {
+	if len(paths) == 0 && !o.empty {
 		dir, err := os.MkdirTemp("", "sluice-shop-")
 		if err != nil {
 			return nil, nil, fmt.Errorf("write example: %w", err)

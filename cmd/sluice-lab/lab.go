@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +55,7 @@ type labOptions struct {
 	kubernetesBin  string
 	kubeProxy      string
 
+	empty     bool // run no application
 	transient bool // the lab must not outlive this process
 }
 
@@ -91,17 +93,14 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent exclude each other"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
 		return nil, cli.Usage(fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy))
+	case o.empty && len(paths) > 0:
+		return nil, cli.Usage(fmt.Errorf("--empty starts a lab without an application: leave out either --empty or %s", strings.Join(paths, " ")))
 	}
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	var objects *plan.Objects
-	if len(paths) == 0 {
-		objects, err = plan.ReadFS(examples.Shop())
-	} else {
-		objects, err = plan.Read(paths...)
-	}
+	objects, err := o.objects(paths)
 	if err != nil {
 		return nil, err
 	}
@@ -127,6 +126,17 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	return l, errors.Join(err, done())
 }
 
+// objects reads the objects of a lab's application.
+func (o *labOptions) objects(paths []string) (*plan.Objects, error) {
+	switch {
+	case o.empty:
+		return &plan.Objects{}, nil
+	case len(paths) == 0:
+		return plan.ReadFS(examples.Shop())
+	}
+	return plan.Read(paths...)
+}
+
 var errNotRoot = errors.New("a lab consists of network namespaces, which only root may make and enter: run this as root")
 
 // openLab opens a lab whose agents are sluice.
@@ -148,7 +158,13 @@ lab of the same name is removed first.
 
 With --kubernetes the lab has a real control plane: etcd, API server, scheduler and
 controller manager. A kubelet on each node runs pods as network namespaces. kubectl
-apply, scale, rollout restart, delete and drain then move real traffic.`,
+apply, scale, rollout restart, delete and drain then move real traffic.
+
+With --empty the lab runs no application: it has nodes, agents and, with --kubernetes,
+an API, to which you then apply manifests of your own.`,
+		Example: `  sluice lab up examples/shop
+  sluice lab up --kubernetes --empty
+  sluice lab kubectl apply -f app.yaml`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
 			if err != nil {
@@ -162,11 +178,23 @@ apply, scale, rollout restart, delete and drain then move real traffic.`,
 			if l.Kubernetes != nil {
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "its API: sluice lab kubectl%s …, or any client with KUBECONFIG=%s\n", nameFlag(l.Name), l.HostKubeconfig())
 			}
+			if o.empty {
+				_, _ = fmt.Fprintln(cmd.OutOrStdout(), whatNext(l))
+			}
 			return nil
 		},
 	}
 	o.register(cmd, defaultLab)
+	cmd.Flags().BoolVar(&o.empty, "empty", false, "run no application: only nodes, agents and, with --kubernetes, an API for manifests of your own")
 	return cmd
+}
+
+// whatNext says how manifests come into an empty lab.
+func whatNext(l *lab.Lab) string {
+	if l.Kubernetes == nil {
+		return "it runs no application, and takes none later: it has no API; 'sluice lab up --kubernetes --empty' starts a lab that has"
+	}
+	return fmt.Sprintf("it runs no application; for example: sluice lab kubectl%s apply -f app.yaml", nameFlag(l.Name))
 }
 
 // nameFlag returns the flag that commands need to find the lab.

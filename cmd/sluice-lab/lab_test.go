@@ -89,6 +89,7 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, cli.ExitError, "not found"},
 		{[]string{"lab", "up", "--name", l.Name}, cli.ExitError, "up already"},
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
+		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},
 		{[]string{"lab", "up", "/nonexistent.yaml"}, cli.ExitError, "/nonexistent.yaml"},
 		{[]string{"lab", "probe", "--name", "testnone"}, cli.ExitError, "sluice lab up --name testnone"},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
