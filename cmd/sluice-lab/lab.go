@@ -36,7 +36,7 @@ network policies. Nothing is added to the machine's own network. This needs root
   sluice lab down`,
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newLabUpCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
+	cmd.AddCommand(newLabUpCommand(), newLabListCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
 		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabRelayCommand(), newLabBalancerCommand())
 	return cmd
 }
@@ -237,6 +237,27 @@ func newLabStatusCommand() *cobra.Command {
 		},
 	}
 	labNameFlag(cmd, &name, defaultLab)
+	cli.OutputFlag(cmd, &format)
+	return cmd
+}
+
+func newLabListCommand() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the labs on this machine",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errNotRoot
+			}
+			labs, err := lab.Summaries(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return cli.Print(cmd.OutOrStdout(), format, labs, labs.Table)
+		},
+	}
 	cli.OutputFlag(cmd, &format)
 	return cmd
 }

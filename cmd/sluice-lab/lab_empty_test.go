@@ -2,10 +2,15 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
@@ -41,8 +46,40 @@ func TestLabEmpty(t *testing.T) {
 	if code := execute(t.Context(), []string{"lab", "status", "--name", l.Name}, &out, &out); code != cli.ExitOK || strings.Count(out.String(), "in sync") != 2 {
 		t.Errorf("status: exit status %d:\n%s", code, out.String())
 	}
+	checkListed(t, l, "up", "running")
+	if err := l.KillProxy("node2"); err != nil {
+		t.Fatal(err)
+	}
+	checkListed(t, l, "dead", "1 of 2 running")
 	if entries, err := filepath.Glob("/run/sluice/lab/testempty/manifests/pod.*"); err != nil || len(entries) > 0 {
 		t.Errorf("an empty lab has pods: %v %v", entries, err)
+	}
+}
+
+// checkListed checks a lab's line in the list of all labs.
+func checkListed(t *testing.T, l *lab.Lab, state, agents string) {
+	t.Helper()
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "list"}, &out, &out); code != cli.ExitOK {
+		t.Errorf("list: exit status %d:\n%s", code, out.String())
+	}
+	plane := "none"
+	if l.Kubernetes != nil {
+		plane = "Kubernetes"
+	}
+	since := l.Cluster.Created.Local().Format(time.DateTime)
+	line := fmt.Sprintf(`(?m)^%s +%s +%d +%d +%s +%s +%s$`, l.Name, state, len(l.Cluster.Nodes), len(l.Cluster.Pods), since, agents, plane)
+	if !regexp.MustCompile(line).MatchString(out.String()) {
+		t.Errorf("no line like %q:\n%s", line, out.String())
+	}
+	out.Reset()
+	execute(t.Context(), []string{"lab", "list", "-o", "json"}, &out, &out)
+	var labs lab.Labs
+	if err := json.Unmarshal(out.Bytes(), &labs); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(labs, func(s lab.Summary) bool { return s.Name == l.Name && s.State == state && s.Agents == agents }) {
+		t.Errorf("%s is not %q, %q in %s", l.Name, state, agents, out.String())
 	}
 }
 
@@ -62,6 +99,7 @@ func TestLabEmptyKubernetes(t *testing.T) {
 	if len(l.Warnings) > 0 || len(l.Cluster.Pods) != 5 {
 		t.Errorf("%d pods, warnings: %q", len(l.Cluster.Pods), l.Warnings)
 	}
+	checkListed(t, l, "up", "running")
 	rep, err := l.Probe(t.Context(), 2, []string{"web"})
 	if err != nil || rep.Failed > 0 || rep.Requests == 0 {
 		t.Errorf("probe: %v: %+v", err, rep)

@@ -94,19 +94,3 @@ func namespaces(lab string) ([]string, error) {
 	}
 	return names, nil
 }
-
-// List returns the names of the labs on this machine, including dead ones.
-func List() ([]string, error) {
-	entries, err := os.ReadDir(Dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, nil
-}
