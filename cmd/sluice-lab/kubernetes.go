@@ -117,11 +117,19 @@ func kubectlArguments(args []string) (name string, rest []string, help bool) {
 }
 
 func newLabRestartCommand() *cobra.Command {
-	var name string
+	var (
+		name      string
+		agentOnly bool
+	)
 	cmd := &cobra.Command{
 		Use:   "restart NODE|control|outside...",
-		Short: "Restart the kubelet and agent (or kube-proxy) of a node, or dead processes elsewhere, in a lab with a control plane",
-		Args:  cobra.MinimumNArgs(1),
+		Short: "Restart the kubelet and agent (or kube-proxy) of a node, or dead processes elsewhere",
+		Long: `Restart the kubelet and agent (or kube-proxy) of a node, or the dead processes of the
+hosts control and outside, in a lab with a control plane. With --agent-only, which any
+lab can do, only the node's agent ends, as in a crash, and starts again: pods, kubelet
+and all traffic go on. That returns once the agent is in sync.`,
+		Example: `  sluice lab restart node2 --agent-only`,
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			exe, err := os.Executable()
 			if err != nil {
@@ -132,7 +140,11 @@ func newLabRestartCommand() *cobra.Command {
 				return err
 			}
 			for _, host := range args {
-				if err := l.Restart(cmd.Context(), host, exe); err != nil {
+				restart := func() error { return l.Restart(cmd.Context(), host, exe) }
+				if agentOnly {
+					restart = func() error { return l.RestartAgent(cmd.Context(), host) }
+				}
+				if err := restart(); err != nil {
 					return err
 				}
 			}
@@ -140,6 +152,7 @@ func newLabRestartCommand() *cobra.Command {
 		},
 	}
 	labNameFlag(cmd, &name, defaultLab)
+	cmd.Flags().BoolVar(&agentOnly, "agent-only", false, "restart only the agents of the nodes, and wait until they are in sync")
 	return cmd
 }
 

@@ -47,10 +47,13 @@ func TestLabEmpty(t *testing.T) {
 		t.Errorf("status: exit status %d:\n%s", code, out.String())
 	}
 	checkListed(t, l, "up", "running")
+	restartAgent(t, l, "node2")
 	if err := l.KillProxy("node2"); err != nil {
 		t.Fatal(err)
 	}
 	checkListed(t, l, "dead", "1 of 2 running")
+	restartAgent(t, l, "node2")
+	checkListed(t, l, "up", "running")
 	if entries, err := filepath.Glob("/run/sluice/lab/testempty/manifests/pod.*"); err != nil || len(entries) > 0 {
 		t.Errorf("an empty lab has pods: %v %v", entries, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -100,12 +101,7 @@ func TestLabKubernetes(t *testing.T) {
 	}
 	kubectl("delete", "pod", "-l", "app=web", "--wait=false", "--field-selector=spec.nodeName=node2")
 	rolled()
-	if err := l.KillProxy("node1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.StartProxy("node1"); err != nil {
-		t.Fatal(err)
-	}
+	restartAgent(t, l, "node1")
 	kubectl("scale", "deployment/web", "--replicas=2")
 	rolled()
 	stop()
@@ -123,7 +119,7 @@ func TestLabKubernetes(t *testing.T) {
 	}{
 		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
 		{[]string{"lab", "up", "--kubernetes", "--name", name}, cli.ExitError, "it is up, though agent on node2 has died"},
-		{[]string{"lab", "restart", "--name", name, "node9"}, cli.ExitError, "no node"},
+		{[]string{"lab", "restart", "--name", name, "node9"}, cli.ExitError, "no node of that name; choose from node1, node2, node3, control, outside"},
 		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, cli.ExitOK, ""},
 	} {
 		var out bytes.Buffer
@@ -145,6 +141,23 @@ func TestLabKubernetes(t *testing.T) {
 	var out bytes.Buffer
 	if code := execute(t.Context(), []string{"lab", "status", "--name", name}, &out, &out); code != cli.ExitOK || strings.Count(out.String(), "in sync") != 3 {
 		t.Errorf("status: exit status %d:\n%s", code, out.String())
+	}
+}
+
+// restartAgent restarts the agent of a node from a command line, and nothing else there.
+func restartAgent(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	dir := filepath.Join(lab.Dir, l.Name, node)
+	agent, kubelet := process.Find(dir, "agent"), process.Find(dir, "kubelet")
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "restart", "--name", l.Name, node, "--agent-only"}, &out, &out); code != cli.ExitOK {
+		t.Fatalf("restart --agent-only: exit status %d: %s", code, out.String())
+	}
+	if agent.Alive() || !process.Find(dir, "agent").Alive() {
+		t.Errorf("the agent of %s was %v and is %v", node, agent, process.Find(dir, "agent"))
+	}
+	if kubelet != process.Find(dir, "kubelet") || l.Kubernetes != nil && !kubelet.Alive() {
+		t.Errorf("the kubelet of %s was %v and is %v", node, kubelet, process.Find(dir, "kubelet"))
 	}
 }
 

@@ -87,6 +87,8 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "probe", "--name", l.Name, "nosuch"}, cli.ExitError, "no Service nosuch"},
 		{[]string{"lab", "exec", "--name", l.Name, "nosuch", "true"}, cli.ExitError, "no such node, pod or workload"},
 		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, cli.ExitError, "not found"},
+		{[]string{"lab", "restart", "--name", l.Name, "node1"}, cli.ExitError, "for example: sluice lab restart node1 --agent-only"},
+		{[]string{"lab", "restart", "--name", l.Name, "node9", "--agent-only"}, cli.ExitError, "choose from node1, node2, node3"},
 		{[]string{"lab", "up", "--name", l.Name}, cli.ExitError, "up already"},
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
 		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},

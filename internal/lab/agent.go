@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -101,6 +102,33 @@ func (l *Lab) syncNode(ctx context.Context, node string) error {
 		return fmt.Errorf("synchronise agents: %w", err)
 	}
 	return nil
+}
+
+// RestartAgent kills the agent of a node, as a crash would, starts it again, and returns once it is
+// in sync. The node's pods, and its kubelet in a lab with a control plane, keep running, and so does
+// all traffic.
+func (l *Lab) RestartAgent(ctx context.Context, node string) error {
+	if l.Cluster.Node(node) == nil {
+		return fmt.Errorf("restart the agent of %s: lab %s has no node of that name; choose from %s", node, l.Name, l.nodeNames())
+	}
+	if l.agent == nil || l.process(node, "agent").PID == 0 {
+		return fmt.Errorf("restart the agent of %s: lab %s has been started without agents", node, l.Name)
+	}
+	if err := l.refresh(ctx); err != nil {
+		return err
+	}
+	if err := l.KillAgent(node); err != nil {
+		return err
+	}
+	return l.StartAgent(ctx, node)
+}
+
+func (l *Lab) nodeNames() string {
+	var names []string
+	for _, n := range l.Cluster.Nodes {
+		names = append(names, n.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // awaitKnown waits until a node's agent knows all pods that have a network of their own.

@@ -262,11 +262,13 @@ nftables: {minSyncPeriod: 10ms}
 
 const kubeProxy = "kube-proxy"
 
-// Restart restarts the processes of a host: on a node the kubelet and the service proxy, elsewhere
-// those that have died.
+// Restart restarts the processes of a host in a lab with a control plane: on a node the kubelet and
+// the service proxy, elsewhere those that have died.
 func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	dead := func(what string) bool { p := l.process(host, what); return p.PID != 0 && !p.Alive() }
 	switch {
+	case l.Kubernetes == nil:
+		return fmt.Errorf("restart %s: lab %s has no control plane and no kubelets; for the agent of a node, for example: sluice lab restart node1 --agent-only", host, l.Name)
 	case host == plan.Outside && dead("balancer"):
 		return l.startBalancer(exe)
 	case host == plan.Outside:
@@ -275,8 +277,8 @@ func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 		return l.restartControl(ctx, exe, dead)
 	}
 	n := l.Cluster.Node(host)
-	if n == nil || l.Kubernetes == nil {
-		return fmt.Errorf("restart %s of lab %s: it is no node of a lab with a control plane, nor %q or %q", host, l.Name, plan.Control, plan.Outside)
+	if n == nil {
+		return fmt.Errorf("restart %s: lab %s has no node of that name; choose from %s, %s, %s", host, l.Name, l.nodeNames(), plan.Control, plan.Outside)
 	}
 	if err := errors.Join(l.process(host, "kubelet").Kill(), l.KillProxy(host)); err != nil {
 		return err
