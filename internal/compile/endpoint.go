@@ -2,6 +2,7 @@ package compile
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -16,7 +17,8 @@ type endpoint struct {
 	at                                 netip.AddrPort
 	ready, serving, terminating, local bool
 	seq                                int32           // order of appearance
-	hints                              *model.Endpoint // nil: it has none
+	from                               *model.Endpoint // of a slice; nil: it comes from a pod
+	pod                                *model.Pod      // that it comes from, and that no slice can name; or nil
 }
 
 // draining endpoints finish what they have and take new connections only where there is nothing
@@ -78,15 +80,12 @@ func (b *builder) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uin
 		if faulty && b.fault(addr, is4) != "" {
 			continue
 		}
-		ep := endpoint{
+		eps = append(eps, endpoint{
 			at:    netip.AddrPortFrom(addr, port),
 			ready: e.Ready, serving: e.Serving, terminating: e.Terminating,
 			local: e.Node != "" && e.Node == b.cfg.Node,
-		}
-		if len(e.NodeHints) > 0 || len(e.ZoneHints) > 0 {
-			ep.hints = e
-		}
-		eps = append(eps, ep)
+			from:  e,
+		})
 	}
 	return eps
 }
@@ -110,6 +109,7 @@ func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Po
 		}
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == b.cfg.Node}
 		if serves {
+			ep.pod = pod
 			ep.ready = b.svc.PublishNotReady || pod.Ready && !pod.Terminating
 			ep.serving = pod.Ready
 			ep.terminating = pod.Terminating
@@ -143,21 +143,17 @@ type choice struct {
 	any            bool             // somewhere in the cluster there is one to use
 }
 
-// choose decides which endpoints serve: the ready ones, or those that are serving and terminating
-// if none is ready, for each policy on its own. Hints matter to the Cluster policy alone, and only
-// while something is ready.
+// choose returns which endpoints serve.
 func (b *builder) choose(eps []endpoint, use usage) choice {
-	cluster := func(e *endpoint) bool { return e.draining() }
-	local := func(e *endpoint) bool { return e.local && e.draining() }
-	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready }) {
-		cluster = b.topology(eps)
-	}
-	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.local && e.ready }) {
-		local = func(e *endpoint) bool { return e.local && e.ready }
-	}
+	cluster, local := b.judges(eps)
 	ch := choice{any: slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready || e.draining() })}
-	ch.alive = pick(eps, nil, func(*endpoint) bool { return true })
-	ch.serving = pick(eps, ch.alive, func(e *endpoint) bool { return e.ready || e.serving })
+	ch.alive = pick(eps, nil, func(*endpoint) reason { return chosen })
+	ch.serving = pick(eps, ch.alive, func(e *endpoint) reason {
+		if e.ready || e.serving {
+			return chosen
+		}
+		return notReady
+	})
 	if use.cluster {
 		ch.cluster = pick(eps, ch.serving, cluster)
 	}
@@ -167,38 +163,122 @@ func (b *builder) choose(eps []endpoint, use usage) choice {
 	return ch
 }
 
+// reason says why an endpoint is not chosen.
+type reason uint8
+
+const (
+	chosen reason = iota
+	notReady
+	unlisted
+	terminated
+	drains
+	notHere
+	hintedNodes
+	hintedZones
+	beyond
+)
+
+// String returns "" for what is chosen.
+func (r reason) String() string {
+	return [...]string{
+		notReady:    "it is not ready",
+		unlisted:    "no EndpointSlice of the service has it",
+		terminated:  "it is terminating, and does not serve any more",
+		drains:      "it is terminating, and others are ready",
+		notHere:     "it is not on this node: the traffic policy is Local",
+		hintedNodes: "its topology hints name other nodes",
+		hintedZones: "its topology hints name other zones",
+		beyond:      fmt.Sprintf("a frontend has no more than %d backends", maxBackends),
+	}[r]
+}
+
+// judge decides on one endpoint of those that it was made for.
+type judge func(*endpoint) reason
+
+// judges decide which endpoints serve under a Cluster and under a Local policy: the ready ones, or
+// those that are serving and terminating if none is ready, for each policy on its own. Hints matter
+// to the Cluster policy alone, and only while something is ready.
+func (b *builder) judges(eps []endpoint) (cluster, local judge) {
+	cluster = takesDraining
+	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.ready }) {
+		cluster = b.topology(eps)
+	}
+	here := takesDraining
+	if slices.ContainsFunc(eps, func(e endpoint) bool { return e.local && e.ready }) {
+		here = takesReady
+	}
+	return cluster, func(e *endpoint) reason {
+		if !e.local {
+			return notHere
+		}
+		return here(e)
+	}
+}
+
+func takesReady(e *endpoint) reason {
+	switch {
+	case e.ready:
+		return chosen
+	case e.draining():
+		return drains
+	}
+	return takesDraining(e)
+}
+
+func takesDraining(e *endpoint) reason {
+	switch {
+	case e.draining():
+		return chosen
+	case e.terminating:
+		return terminated
+	case e.from == nil && e.pod == nil:
+		return unlisted
+	}
+	return notReady
+}
+
 // topology returns which of the ready endpoints this node prefers: those hinted for it if all have
 // node hints and one names this node; else the same with its zone; else all.
-func (b *builder) topology(eps []endpoint) func(*endpoint) bool {
+func (b *builder) topology(eps []endpoint) judge {
 	byNode, byZone, forNode, forZone := true, true, false, false
 	for i := range eps {
 		e := &eps[i]
 		if !e.ready {
 			continue
 		}
-		if e.hints == nil {
-			return func(e *endpoint) bool { return e.ready }
+		if e.from == nil || len(e.from.NodeHints)+len(e.from.ZoneHints) == 0 {
+			return takesReady
 		}
-		byNode = byNode && len(e.hints.NodeHints) > 0
-		byZone = byZone && len(e.hints.ZoneHints) > 0
-		forNode = forNode || slices.Contains(e.hints.NodeHints, b.cfg.Node)
-		forZone = forZone || slices.Contains(e.hints.ZoneHints, b.node.zone)
+		byNode = byNode && len(e.from.NodeHints) > 0
+		byZone = byZone && len(e.from.ZoneHints) > 0
+		forNode = forNode || slices.Contains(e.from.NodeHints, b.cfg.Node)
+		forZone = forZone || slices.Contains(e.from.ZoneHints, b.node.zone)
 	}
 	switch {
 	case byNode && forNode:
-		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.NodeHints, b.cfg.Node) }
+		return func(e *endpoint) reason {
+			if e.ready && !slices.Contains(e.from.NodeHints, b.cfg.Node) {
+				return hintedNodes
+			}
+			return takesReady(e)
+		}
 	case byZone && forZone:
-		return func(e *endpoint) bool { return e.ready && slices.Contains(e.hints.ZoneHints, b.node.zone) }
+		return func(e *endpoint) reason {
+			if e.ready && !slices.Contains(e.from.ZoneHints, b.node.zone) {
+				return hintedZones
+			}
+			return takesReady(e)
+		}
 	}
-	return func(e *endpoint) bool { return e.ready }
+	return takesReady
 }
 
 // pick returns the addresses of the endpoints that are wanted; that of, where it is the same, so
 // that equal lists are held once.
-func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []netip.AddrPort {
+func pick(eps []endpoint, of []netip.AddrPort, wanted judge) []netip.AddrPort {
 	n := 0
 	for i := range eps {
-		if wanted(&eps[i]) {
+		if wanted(&eps[i]) == chosen {
 			n++
 		}
 	}
@@ -208,7 +288,7 @@ func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []ne
 	case len(of):
 		same, j := true, 0
 		for i := range eps {
-			if wanted(&eps[i]) {
+			if wanted(&eps[i]) == chosen {
 				same = same && eps[i].at == of[j]
 				j++
 			}
@@ -219,7 +299,7 @@ func pick(eps []endpoint, of []netip.AddrPort, wanted func(*endpoint) bool) []ne
 	}
 	list := make([]netip.AddrPort, 0, n)
 	for i := range eps {
-		if wanted(&eps[i]) {
+		if wanted(&eps[i]) == chosen {
 			list = append(list, eps[i].at)
 		}
 	}

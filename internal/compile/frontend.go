@@ -76,12 +76,9 @@ func (b *builder) build() {
 			continue
 		}
 		eps := b.gather(i)
-		six := slices.IndexFunc(eps, func(e endpoint) bool { return e.at.Addr().Is6() })
-		if six < 0 {
-			six = len(eps)
-		}
-		b.port(i, true, eps[:six], had[int32(i)])
-		b.port(i, false, eps[six:], had[int32(i)])
+		four, six := byFamily(eps)
+		b.port(i, true, four, had[int32(i)])
+		b.port(i, false, six, had[int32(i)])
 		// kube-proxy leaves out of the health check those that terminate.
 		ready = appendLocal(ready, eps, func(e *endpoint) bool { return e.ready })
 	}
@@ -95,6 +92,15 @@ func (b *builder) build() {
 	default:
 		next.health = &HealthCheck{Service: svc.Name, Port: svc.HealthCheckNodePort, LocalEndpoints: perFamily(unique(ready))}
 	}
+}
+
+// byFamily parts endpoints that gather returned.
+func byFamily(eps []endpoint) (four, six []endpoint) {
+	at := slices.IndexFunc(eps, func(e endpoint) bool { return e.at.Addr().Is6() })
+	if at < 0 {
+		return eps, nil
+	}
+	return eps[:at], eps[at:]
 }
 
 // port adds what one service port wants in one family.

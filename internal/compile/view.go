@@ -85,20 +85,27 @@ func (c *Compiler) Services() []ServiceView {
 	}
 	views := make([]ServiceView, 0, len(c.services.all))
 	for _, name := range slices.SortedFunc(maps.Keys(c.services.all), model.Name.Compare) {
-		s := c.services.all[name]
-		if s.gone {
-			continue
+		if v, ok := c.Service(name); ok {
+			v.Issues = issues[model.Ref{Kind: model.ServiceKind, Name: name}]
+			views = append(views, v)
 		}
-		views = append(views, ServiceView{
-			Namespace: name.Namespace, Name: name.Name,
-			Type:      s.kind(),
-			Unproxied: s.why,
-			Frontends: c.frontendViews(s),
-			Endpoints: s.counts,
-			Issues:    issues[model.Ref{Kind: model.ServiceKind, Name: name}],
-		})
 	}
 	return views
+}
+
+// Service returns one service as of the last Update, without its issues; not ok: there is none.
+func (c *Compiler) Service(name model.Name) (v ServiceView, ok bool) {
+	s := c.services.all[name]
+	if s == nil || s.gone {
+		return v, false
+	}
+	return ServiceView{
+		Namespace: name.Namespace, Name: name.Name,
+		Type:      s.kind(),
+		Unproxied: s.why,
+		Frontends: c.frontendViews(s),
+		Endpoints: s.counts,
+	}, true
 }
 
 func (c *Compiler) frontendViews(s *service) []FrontendView {
