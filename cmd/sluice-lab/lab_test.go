@@ -2,14 +2,24 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // shopLab brings up a lab with the example shop and agents on a real kernel.
@@ -74,6 +84,7 @@ func TestLabFollowsChanges(t *testing.T) {
 func TestLabCommandLine(t *testing.T) {
 	l := shopLab(t, "testline")
 	checkExec(t, l)
+	checkFlows(t, l)
 	for _, tc := range []struct {
 		args []string
 		exit int
@@ -117,5 +128,45 @@ func checkExec(t *testing.T, l *lab.Lab) {
 	cmd.Env = []string{"PATH=/nonexistent"}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "OK: the kernel has all") || !strings.Contains(string(out), "node2") {
 		t.Errorf("sluice status on node2: %v\n%s", err, out)
+	}
+}
+
+// checkFlows asks a service from a pod. `sluice services` on the pod's node counts a flow to each
+// endpoint for each request that it has answered.
+func checkFlows(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	count := func() map[string]int {
+		var out bytes.Buffer
+		if got := execute(t.Context(), []string{"lab", "exec", "--name", l.Name, "node1", "--", "sluice", "services", "shop/cart", "-o", "json"}, &out, &out); got != cli.ExitOK {
+			t.Fatalf("exit status %d:\n%s", got, out.String())
+		}
+		var r agent.ServiceReport
+		if err := json.Unmarshal(out.Bytes(), &r); err != nil || len(r.EndpointList) == 0 {
+			t.Fatalf("%v\n%s", err, out.String())
+		}
+		flows := map[string]int{}
+		for _, e := range r.EndpointList {
+			flows[e.Pod.Name.String()] += *e.Flows
+		}
+		return flows
+	}
+	want := count()
+	i := slices.IndexFunc(l.Cluster.Services, func(s *corev1.Service) bool { return s.Name == "cart" })
+	cart := netip.AddrPortFrom(plan.ClusterIPs(l.Cluster.Services[i])[0], 7070)
+	for range 9 {
+		ns, err := netns.Open(l.NodeNS("front-1.shop"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a echo.Answer
+		err = ns.Do(func() error { a, err = echo.Ask("TCP", cart, 10*time.Second); return err })
+		ns.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[a.Pod]++
+	}
+	if diff := cmp.Diff(want, count()); diff != "" {
+		t.Errorf("flows by pod after nine requests (-want +got):\n%s", diff)
 	}
 }

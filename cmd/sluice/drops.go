@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/model"
 )
 
 // dropOptions are how long to watch, and the output format.
@@ -98,8 +99,9 @@ func printDrop(w io.Writer, format string, d agent.Drop) error {
 		return json.NewEncoder(w).Encode(d)
 	}
 	protocol := d.Protocol
-	if d.From.Name != "" && d.To.Name != "" && d.From.Address.Is6() {
+	nobody := model.Ref{}
+	if d.From.Object != nobody && d.To.Object != nobody && d.From.Address.Is6() {
 		protocol += " (IPv6)" // which the names do not show
 	}
-	return printf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From, d.To, protocol, d.Says)
+	return printf(w, "%s %-14s %s -> %s %s: %s\n", d.Time.Format("15:04:05.000"), d.Reason, d.From.Short(), d.To.Short(), protocol, d.Says)
 }

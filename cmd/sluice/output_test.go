@@ -74,7 +74,7 @@ spec: {podSelector: {}}
 
 func TestLinesArePrintable(t *testing.T) {
 	var b bytes.Buffer
-	party := agent.Party{Name: "pod shop/" + evilGo, Address: netip.MustParseAddr("10.1.0.1")}
+	party := verdict.Party{Object: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: evilGo}}, Address: netip.MustParseAddr("10.1.0.1")}
 	if err := printDrop(&b, "text", agent.Drop{Time: time.Now(), From: party, To: party, Says: evilGo}); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,23 +12,45 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
 )
 
 const policiesHelp = `List this node's policies in the order in which packets meet them.
 
-PODS and HOSTS count the pods and host endpoints of this node that a policy selects. ALLOWED and
-DENIED count the packets that it has decided here since it was first programmed: the first packet of
-each connection. A TCP connection that is allowed and answered counts once. What is denied counts
-each time that its sender tries again, and UDP counts each packet until the first answer. A policy
-that selects nothing here is not programmed. NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies
-all that it selects, or its last good version is in force, or nothing of it.`
+With a name, list only the policies of that name. NAME alone is one without a namespace, or in the
+namespace of -n, or default.
+
+PODS and HOSTS count the pods and host endpoints of this node that a policy selects. A policy that
+selects nothing here is not programmed.
+
+ALLOWED and DENIED count the packets that it has decided here since it was first programmed: the
+first packet of each connection. A TCP connection that is allowed and answered counts once. What is
+denied counts each time that its sender tries again, and UDP counts each packet until the first
+answer.
+
+NOTE says what is wrong with a policy, and what is in force meanwhile: the policy denies all that it
+selects, or its last good version is in force, or nothing of it.`
 
 func newPoliciesCommand() *cobra.Command {
-	return newListCommand("policies", "List this node's policies in the order in which packets meet them", policiesHelp, listPolicies, policiesTable)
+	var f nameFilter
+	cmd := newListCommand("policies [[NAMESPACE/]NAME]", "List this node's policies in the order in which packets meet them", policiesHelp,
+		func(cmd *cobra.Command, client *agent.Client) ([]agent.PolicyReport, error) {
+			return listPolicies(cmd, client, f)
+		}, policiesTable)
+	f.addTo(cmd, completed(func(n agent.Names) []string { return n.Policies }))
+	return cmd
 }
 
-func listPolicies(cmd *cobra.Command, client *agent.Client) ([]agent.PolicyReport, error) {
+func listPolicies(cmd *cobra.Command, client *agent.Client, f nameFilter) ([]agent.PolicyReport, error) {
 	policies, err := client.Policies(cmd.Context())
+	if err != nil {
+		return nil, err
+	}
+	if arg := cmd.Flags().Arg(0); arg != "" {
+		policies, err = policiesNamed(policies, f, arg)
+	} else {
+		policies = slices.DeleteFunc(policies, func(p agent.PolicyReport) bool { return !f.admits(p.Namespace, p.Name) })
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -36,6 +59,27 @@ func listPolicies(cmd *cobra.Command, client *agent.Client) ([]agent.PolicyRepor
 		_ = printf(cmd.ErrOrStderr(), "warning: %s\n", agent.Contradicts(true, s.Kept, s.Source.Lacking))
 	}
 	return policies, err
+}
+
+// policiesNamed returns the policies that have a name: those of that namespace, or, where no
+// namespace is given, also those that have none. If there is none, the error names similar ones.
+func policiesNamed(policies []agent.PolicyReport, f nameFilter, arg string) (found []agent.PolicyReport, err error) {
+	asked, err := f.one(arg)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, p := range policies {
+		name := model.Name{Namespace: p.Namespace, Name: p.Name}
+		if name == asked || name.String() == arg && f.namespace == "" {
+			found = append(found, p)
+		}
+		names = append(names, name.String())
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	return nil, question.Unknown("policy", arg, asked, names, "'sluice policies' lists those that there are")
 }
 
 func policiesTable(w io.Writer, policies []agent.PolicyReport) {

@@ -212,7 +212,7 @@ func TestDrops(t *testing.T) {
 	}
 	code, stdout, _ = sluice(t, "drops", "--socket", socket, "--count", "2", "-o", "json")
 	var d agent.Drop
-	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != cli.ExitOK || err != nil || d.To.Name != "pod shop/db" || d.Reason != state.DropPolicy {
+	if err := json.NewDecoder(strings.NewReader(stdout)).Decode(&d); code != cli.ExitOK || err != nil || d.To.Object != podNamed("db") || d.Reason != state.DropPolicy {
 		t.Errorf("drops -o json exits with %d: %v: %s", code, err, stdout)
 	}
 	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--for", "10ms"); code != cli.ExitOK || !strings.Contains(stderr, "watching") {
@@ -269,15 +269,19 @@ func TestPolicyFlags(t *testing.T) {
 	}
 }
 
+func podNamed(name string) model.Ref {
+	return model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: name}}
+}
+
 // Names do not show the address family of what was dropped.
 func TestDropsOfIPv6(t *testing.T) {
-	for from, want := range map[agent.Party]string{
-		{Name: "pod shop/web", Address: netip.MustParseAddr("fd00::1"), Port: 4}: "shop/web:4 -> shop/db:5 TCP (IPv6): no",
-		{Address: netip.MustParseAddr("fd00::1"), Port: 4}:                       "[fd00::1]:4 -> shop/db:5 TCP: no",
-		{Name: "pod shop/web", Address: netip.MustParseAddr("10.1.0.1")}:         "shop/web -> shop/db:5 TCP: no",
+	for from, want := range map[verdict.Party]string{
+		{Object: podNamed("web"), Address: netip.MustParseAddr("fd00::1"), Port: 4}: "shop/web:4 -> shop/db:5 TCP (IPv6): no",
+		{Address: netip.MustParseAddr("fd00::1"), Port: 4}:                          "[fd00::1]:4 -> shop/db:5 TCP: no",
+		{Object: podNamed("web"), Address: netip.MustParseAddr("10.1.0.1")}:         "shop/web -> shop/db:5 TCP: no",
 	} {
 		var b strings.Builder
-		d := agent.Drop{From: from, To: agent.Party{Name: "pod shop/db", Address: from.Address.Next(), Port: 5}, Protocol: "TCP", Says: "no"}
+		d := agent.Drop{From: from, To: verdict.Party{Object: podNamed("db"), Address: from.Address.Next(), Port: 5}, Protocol: "TCP", Says: "no"}
 		if err := printDrop(&b, "text", d); err != nil || !strings.HasSuffix(b.String(), want+"\n") {
 			t.Errorf("%s, want %s: %v", b.String(), want, err)
 		}

@@ -120,7 +120,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c := o.agent
 	c.Node, c.Version = config.Node, cli.Version()
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
-	c.Driver, c.FlowsCut, c.Claim, c.Obstacles, c.Log = d, d.FlowsCut, claim, preflight.Obstacles, log
+	c.Driver, c.FlowsCut, c.Flows, c.Claim, c.Obstacles, c.Log = d, d.FlowsCut, d.Flows, claim, preflight.Obstacles, log
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)

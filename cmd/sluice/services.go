@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,11 +16,45 @@ import (
 	"sluice.dev/sluice/internal/compile"
 )
 
+const servicesHelp = `List the services that this node has, a line for each address and port. BACKENDS counts the endpoints
+that it sends connections to, LOCAL those on this node that get what comes from outside under
+externalTrafficPolicy Local.
+
+With the name of a service (NAME alone is in the namespace of -n, or default), show its endpoints
+too: CHOSEN says whether this node sends new connections there, NOTE why not. Where it differs,
+"from inside" means connections to the cluster IPs, and "from outside" those that come from outside
+to all other addresses. FLOWS counts the entries in this node's connection tracking from the
+service's addresses to the endpoint. They are of connections that this node has translated, and
+stay for a while after a connection has ended.`
+
 func newServicesCommand() *cobra.Command {
-	return newListCommand("services", "List the services that this node has", "",
-		func(cmd *cobra.Command, client *agent.Client) ([]compile.ServiceView, error) {
-			return client.Services(cmd.Context())
-		}, servicesTable)
+	var f nameFilter
+	cmd := newListCommand("services [NAMESPACE/NAME]", "List the services that this node has, or the endpoints of one", servicesHelp,
+		func(cmd *cobra.Command, client *agent.Client) (any, error) { return listServices(cmd, client, f) },
+		func(w io.Writer, answer any) {
+			if one, ok := answer.(agent.ServiceReport); ok {
+				serviceTable(w, one)
+			} else {
+				servicesTable(w, answer.([]compile.ServiceView))
+			}
+		})
+	cmd.Example = "  sluice services shop/web\n  sluice services -n shop --name db"
+	f.addTo(cmd, completed(func(n agent.Names) []string { return n.Services }))
+	return cmd
+}
+
+// listServices asks for the service that is named, as an agent.ServiceReport, or for all that the
+// filter admits, as a []compile.ServiceView.
+func listServices(cmd *cobra.Command, client *agent.Client, f nameFilter) (any, error) {
+	if arg := cmd.Flags().Arg(0); arg != "" {
+		name, err := f.one(arg)
+		if err != nil {
+			return nil, err
+		}
+		return client.Service(cmd.Context(), name)
+	}
+	services, err := client.Services(cmd.Context())
+	return slices.DeleteFunc(services, func(s compile.ServiceView) bool { return !f.admits(s.Namespace, s.Name) }), err
 }
 
 // newListCommand makes a command that asks the agent for something and prints it.
@@ -70,5 +106,65 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 			_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", s.Namespace, s.Name, f.Kind,
 				net.JoinHostPort(f.Address, strconv.Itoa(int(f.Port))), f.Protocol, f.PortName, f.Backends, local, note)
 		}
+	}
+}
+
+// serviceTable writes a service with its endpoints.
+func serviceTable(w io.Writer, s agent.ServiceReport) {
+	servicesTable(w, []compile.ServiceView{s.ServiceView})
+	if s.Unproxied != "" {
+		return
+	}
+	if len(s.EndpointList) == 0 {
+		_, _ = fmt.Fprintln(w, "\nno endpoints")
+		return
+	}
+	_, _ = fmt.Fprintln(w, "\nPROTOCOL\tPORT\tENDPOINT\tPOD\tNODE\tZONE\tSTATE\tCHOSEN\tFLOWS\tNOTE")
+	for _, e := range s.EndpointList {
+		pod, flows := "-", "-"
+		if e.Pod != nil {
+			pod = e.Pod.Name.String()
+		}
+		if e.Flows != nil {
+			flows = strconv.Itoa(*e.Flows)
+		}
+		chosen, note := choices(e.EndpointView)
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Protocol, cmp.Or(e.PortName, "-"), e.Address,
+			pod, cmp.Or(e.Node, "-"), cmp.Or(e.Zone, "-"), condition(e.EndpointView), chosen, flows, note)
+	}
+	if s.NoFlows != "" {
+		_ = printf(w, "\nflows are not counted: %s\n", s.NoFlows)
+	}
+}
+
+// condition is that of an endpoint, by its EndpointSlice.
+func condition(e compile.EndpointView) string {
+	switch {
+	case e.Ready && e.Terminating:
+		return "ready, terminating"
+	case e.Ready:
+		return "ready"
+	case e.Serving && e.Terminating:
+		return "serving, terminating"
+	case e.Serving:
+		return "serving, not ready"
+	case e.Terminating:
+		return "terminating"
+	}
+	return "not ready"
+}
+
+// choices say for which connections an endpoint is chosen, and why not for the others.
+func choices(e compile.EndpointView) (chosen, note string) {
+	answer := map[bool]string{true: "yes", false: "no"}
+	switch in, out := e.Inside, e.Outside; {
+	case out == nil || *out == in:
+		return answer[in.Chosen], in.WhyNot
+	case in.Chosen:
+		return "from inside", "from outside: " + out.WhyNot
+	case out.Chosen:
+		return "from outside", "from inside: " + in.WhyNot
+	default:
+		return answer[false], "from inside: " + in.WhyNot + "; from outside: " + out.WhyNot
 	}
 }

@@ -101,6 +101,7 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: only this address family (default: all that both ends have)")
 	cmd.Flags().BoolVar(&suggest, "suggest", false, "print the smallest policies that would allow it, to be applied with kubectl apply -f -")
 	cmd.Flags().StringVar(&via, "via", "", "the node by which a client outside the cluster comes in")
+	completeWhy(cmd)
 	return cmd
 }
 

@@ -47,6 +47,8 @@ type Config struct {
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
+	// Flows, if set, counts the flows that this node has from frontends to their backends.
+	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
 
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server

@@ -39,6 +39,13 @@ func (a *Agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Services())
 	})
+	mux.HandleFunc("GET /v1/services/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
+		service, err := a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
+		reply(w, service, err)
+	})
+	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, a.Names())
+	})
 	mux.HandleFunc("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
 		policies, err := a.Policies(r.Context())
 		reply(w, policies, err)

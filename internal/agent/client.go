@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
 )
 
@@ -51,6 +52,16 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 // Services asks for the services that are wanted on the agent's node.
 func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
 	return call[[]compile.ServiceView](ctx, c, c.patience, http.MethodGet, "services")
+}
+
+// Service asks for one service with its endpoints.
+func (c *Client) Service(ctx context.Context, name model.Name) (ServiceReport, error) {
+	return call[ServiceReport](ctx, c, c.patience, http.MethodGet, "services/"+url.PathEscape(name.Namespace)+"/"+url.PathEscape(name.Name))
+}
+
+// Names asks for the names of what can be asked about.
+func (c *Client) Names(ctx context.Context) (Names, error) {
+	return call[Names](ctx, c, c.patience, http.MethodGet, "names")
 }
 
 // Policies asks for the policies on the agent's node.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -16,50 +14,29 @@ import (
 
 // Drop is a packet that was dropped, with the names of its ends.
 type Drop struct {
-	Time      time.Time  `json:"time"`
-	Reason    state.Drop `json:"reason"`
-	From      Party      `json:"from"`
-	To        Party      `json:"to"`
-	Protocol  string     `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
-	Interface string     `json:"interface,omitempty"` // the interface through which it came, or would have left
-	Says      string     `json:"says"`                // the reason, for people, from the present state
+	Time      time.Time     `json:"time"`
+	Reason    state.Drop    `json:"reason"`
+	From      verdict.Party `json:"from"`
+	To        verdict.Party `json:"to"`
+	Protocol  string        `json:"protocol"`            // "TCP", "ICMP 8", "protocol 47"
+	Interface string        `json:"interface,omitempty"` // the interface through which it came, or would have left
+	Says      string        `json:"says"`                // the reason, for people, from the present state
 
 	// Step is the decisive step, if it was one of policy.
 	Step *verdict.Step `json:"step,omitempty"`
-}
-
-// Party is one end of a packet.
-type Party struct {
-	Name    string     `json:"name,omitempty"` // "pod shop/web-1"; empty if nothing known has the address
-	Address netip.Addr `json:"address"`
-	Port    uint16     `json:"port,omitempty"`
-}
-
-// String returns "shop/web-1:80", or address and port if there is no name.
-func (p Party) String() string {
-	name := strings.TrimPrefix(p.Name, "pod ")
-	switch {
-	case name != "" && p.Port != 0:
-		return name + ":" + strconv.Itoa(int(p.Port))
-	case name != "":
-		return name
-	case p.Port != 0:
-		return netip.AddrPortFrom(p.Address, p.Port).String()
-	}
-	return p.Address.String()
 }
 
 // explain names a packet's ends, and derives from the present state why it was dropped.
 func (a *Agent) explain(p Packet) Drop {
 	f := p.Flow
 	d := Drop{Time: p.Time, Reason: p.Reason, Protocol: f.ProtocolName(),
-		From: Party{a.whose(f.Source), f.Source, f.SourcePort}, To: Party{a.whose(f.Destination), f.Destination, f.DestinationPort}}
+		From: a.party(f.Source, f.SourcePort), To: a.party(f.Destination, f.DestinationPort)}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
 	d.Interface = a.interfaces[cmp.Or(p.In, p.Out)]
 	s := a.Compiler.State()
-	if front := s.Services.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]; front != nil && d.To.Name == "" {
-		d.To.Name = "service " + front.Service.String()
+	if front := s.Services.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]; front != nil && d.To.Object == (model.Ref{}) {
+		d.To.Object = model.Ref{Kind: model.ServiceKind, Name: front.Service}
 	}
 	if s.Policy != nil {
 		d.decided(p, walk(s.Policy, p))
@@ -145,13 +122,13 @@ func (d *Drop) circumstance() string {
 	return string(d.Reason)
 }
 
-// whose names the pod or node that has an address; "" if there is none.
-func (a *Agent) whose(addr netip.Addr) string {
+// party names the pod or node that has an address, if one has.
+func (a *Agent) party(addr netip.Addr, port uint16) verdict.Party {
+	p := verdict.Party{Address: addr, Port: port}
 	if pod := a.Store.PodByAddr(addr); pod != nil {
-		return "pod " + pod.Name.String()
+		p.Object, p.Node = pod.Ref(), pod.Node
+	} else if node := a.nodes.of(a.Store, addr); node != "" {
+		p.Object, p.Node = model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}, node
 	}
-	if node := a.nodes.of(a.Store, addr); node != "" {
-		return "node " + node
-	}
-	return ""
+	return p
 }

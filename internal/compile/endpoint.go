@@ -208,7 +208,7 @@ func (b *builder) judges(eps []endpoint) (cluster, local judge) {
 		here = takesReady
 	}
 	return cluster, func(e *endpoint) reason {
-		if !e.local {
+		if !e.local && (e.ready || e.draining()) {
 			return notHere
 		}
 		return here(e)

@@ -128,6 +128,18 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 	return views
 }
 
+// Serves returns the frontends that lead to the service as of the last Update, with the names of
+// its ports.
+func (c *Compiler) Serves(name model.Name) map[state.FrontendKey]string {
+	ports := map[state.FrontendKey]string{}
+	for _, cl := range c.services.all[name].claimed() {
+		if f := c.state.Services.Frontends[cl.key]; f != nil && f.Service == name {
+			ports[cl.key] = f.Port
+		}
+	}
+	return ports
+}
+
 // kind is the service's type as far as one can tell.
 func (s *service) kind() string {
 	switch {

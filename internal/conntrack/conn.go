@@ -1,8 +1,8 @@
-// Package conntrack deletes entries of the kernel's connection tracking table: those of
-// flows whose backend or frontend is gone, so that their next packet is translated anew
-// (or refused) instead of going on to where nobody listens. And it labels those of flows that
-// policy has come to forbid, which deleting would not end: the other end's next packet makes
-// a new entry the other way round.
+// Package conntrack reads the kernel's connection tracking table. It deletes the entries of flows
+// whose backend or frontend is gone, so that their next packet is translated anew (or refused)
+// instead of going on to where nobody listens. And it labels those of flows that policy has come to
+// forbid, which deleting would not end: the other end's next packet makes a new entry the other way
+// round.
 //
 // It speaks ctnetlink through one socket of one network namespace. Selecting is done in
 // the kernel where there is little to select (CTA_FILTER, Linux 5.8). Deleting always
@@ -135,6 +135,52 @@ func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
 	return c.sweep(ctx, r, func(f *Flow) bool { return drop(*f) })
 }
 
+// Each calls f once with each flow that any of the filters matches. f must not call the Conn.
+func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error {
+	x := newIndex(filters)
+	requests, err := x.requests()
+	if err != nil {
+		return fmt.Errorf("encode connection tracking filter: %w", err)
+	}
+	type entry struct {
+		protocol model.Protocol
+		orig     Tuple
+	}
+	seen := map[entry]bool{} // where the kernel selects less, a flow is in several dumps
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range requests {
+		err := c.dump(ctx, r, func(flow *Flow) {
+			if e := (entry{flow.Protocol, flow.Orig}); x.match(flow) && !seen[e] {
+				seen[e] = true
+				f(flow)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dump calls f with what a dump holds.
+func (c *Conn) dump(ctx context.Context, request netlink.Message, f func(*Flow)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := c.exchange(request, func(data []byte) error {
+		flow, ok, err := decodeFlow(data)
+		if err == nil && ok {
+			f(&flow)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read connection tracking table: %w", err)
+	}
+	return nil
+}
+
 // requests are the dumps that together hold every flow the index matches.
 func (x *index) requests() ([]netlink.Message, error) {
 	if len(x.filters) > fewFilters {
@@ -164,19 +210,14 @@ func (x *index) requests() ([]netlink.Message, error) {
 // sweep deletes what a dump holds and match agrees to. What the kernel has selected is judged once
 // more here, so that a kernel which ignores a filter costs time and no flows.
 func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow) bool) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
 	var doomed []Flow
-	err := c.exchange(dump, func(data []byte) error {
-		flow, ok, err := decodeFlow(data)
-		if err == nil && ok && match(&flow) {
-			doomed = append(doomed, flow)
+	err := c.dump(ctx, dump, func(flow *Flow) {
+		if match(flow) {
+			doomed = append(doomed, *flow)
 		}
-		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("read connection tracking table: %w", err)
+		return 0, err
 	}
 	n := 0
 	for batch := range slices.Chunk(doomed, deleteBatch) {

@@ -125,16 +125,21 @@ func create(t testing.TB, c *Conn, entries ...entry) {
 	}
 }
 
+// entryOf is what a flow is as an entry.
+func entryOf(f *Flow) entry {
+	e := entry{proto: f.Protocol, from: f.Orig.Src.String(), at: f.Orig.Dst.String()}
+	if f.Translated() {
+		e.to = f.Reply.Src.String()
+	}
+	return e
+}
+
 // flows lists the table as entries, sorted.
 func flows(t testing.TB, c *Conn) []string {
 	t.Helper()
 	var got []string
 	_, err := c.Sweep(t.Context(), func(f Flow) bool {
-		e := entry{proto: f.Protocol, from: f.Orig.Src.String(), at: f.Orig.Dst.String()}
-		if f.Translated() {
-			e.to = f.Reply.Src.String()
-		}
-		got = append(got, e.String())
+		got = append(got, entryOf(&f).String())
 		return false
 	})
 	if err != nil {
@@ -162,7 +167,7 @@ var table = []entry{
 	{model.SCTP, "[fd01::1]:1000", "[fd96::1]:53", "[fd02::1]:5353"},
 }
 
-func TestDelete(t *testing.T) {
+func TestEachAndDelete(t *testing.T) {
 	none := netip.AddrPort{}
 	tests := map[string]struct {
 		filters []Filter
@@ -185,6 +190,12 @@ func TestDelete(t *testing.T) {
 			{model.TCP, port(30053), ap("[fd02::1]:5353")},
 			{model.SCTP, none, ap("10.2.0.1:5353")},
 		}, []int{4, 9, 12}},
+		"overlapping": {[]Filter{
+			{model.UDP, ap("[fd96::1]:53"), none},
+			{model.UDP, none, ap("[fd02::1]:5353")},
+			{model.UDP, ap("10.96.0.1:53"), none},
+			{model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:5353")},
+		}, []int{0, 1, 2, 10, 11}},
 		"twice the same":           {[]Filter{{model.SCTP, ap("10.96.0.1:53"), none}, {model.SCTP, ap("10.96.0.1:53"), none}}, []int{9}},
 		"nothing there":            {[]Filter{{model.UDP, ap("10.96.0.9:53"), none}}, nil},
 		"no filter":                {nil, nil},
@@ -209,6 +220,18 @@ func TestDelete(t *testing.T) {
 				filters := tt.filters
 				if many {
 					filters = append(slices.Clone(filters), padding...)
+				}
+				var wanted, matched []string
+				for _, i := range tt.gone {
+					wanted = append(wanted, table[i].String())
+				}
+				if err := c.Each(t.Context(), filters, func(f *Flow) { matched = append(matched, entryOf(f).String()) }); err != nil {
+					t.Fatal(err)
+				}
+				slices.Sort(wanted)
+				slices.Sort(matched)
+				if !slices.Equal(matched, wanted) {
+					t.Errorf("these match:\n%q\nwant\n%q", matched, wanted)
 				}
 				n, err := c.Delete(t.Context(), filters, nil)
 				if err != nil {

@@ -105,8 +105,8 @@ func (l *Lab) syncNode(ctx context.Context, node string) error {
 }
 
 // RestartAgent kills the agent of a node, as a crash would, starts it again, and returns once it is
-// in sync. The node's pods, and its kubelet in a lab with a control plane, keep running, and so does
-// all traffic.
+// in sync. The node's pods, and its kubelet in a lab with a control plane, keep running, and so
+// does all traffic.
 func (l *Lab) RestartAgent(ctx context.Context, node string) error {
 	if l.Cluster.Node(node) == nil {
 		return fmt.Errorf("restart the agent of %s: lab %s has no node of that name; choose from %s", node, l.Name, l.nodeNames())

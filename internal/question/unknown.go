@@ -32,12 +32,16 @@ func unknown(v *store.View, e End, name model.Name) error {
 		}
 	}
 	what := map[Kind]string{"": "pod, service or node", Pod: "pod", Service: "service", Node: "node"}[e.Kind]
-	err := fmt.Errorf("there is no %s %s", what, e.Name)
-	near := nearest(names, name)
-	if len(near) == 0 {
-		return fmt.Errorf("%w: write NAMESPACE/NAME, node/NAME or an address", err)
+	return Unknown(what, e.Name, name, names, "write NAMESPACE/NAME, node/NAME or an address")
+}
+
+// Unknown says that no object of that kind has the name, which was asked for in these words. Of the
+// names that there are it offers those most like it; if none is, it says what else to do.
+func Unknown(kind, asked string, name model.Name, names []string, otherwise string) error {
+	if near := nearest(names, name); len(near) > 0 {
+		return fmt.Errorf("there is no %s %s: did you mean %s?", kind, asked, strings.Join(near, ", "))
 	}
-	return fmt.Errorf("%w: did you mean %s?", err, strings.Join(near, ", "))
+	return fmt.Errorf("there is no %s %s: %s", kind, asked, otherwise)
 }
 
 // nearest returns the names most like the one that was asked for: by their last part, then as a

@@ -241,6 +241,21 @@ func (p Party) String() string {
 	return text + named(p.Object)
 }
 
+// Short is the name alone, with the port: "shop/web-1:80", "node node-a:22"; the address where
+// nothing known has it.
+func (p Party) Short() string {
+	name, port := p.Object.Name.String(), strconv.Itoa(int(p.Port))
+	switch {
+	case p.Object == (model.Ref{}) && p.Port == 0:
+		return p.Address.String()
+	case p.Object == (model.Ref{}):
+		return netip.AddrPortFrom(p.Address, p.Port).String()
+	case p.Object.Kind != model.PodKind:
+		name = strings.ToLower(string(p.Object.Kind)) + " " + name
+	}
+	return strings.TrimSuffix(name+":"+port, ":0")
+}
+
 // label names an address for people.
 func (c *Cluster) label(a netip.Addr) string { return a.String() + named(c.object(a)) }
 

@@ -1,0 +1,153 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// ServiceReport is one service with its endpoints, as this node has it. Its issues are also those
+// of its EndpointSlices.
+type ServiceReport struct {
+	compile.ServiceView
+	EndpointList []EndpointReport `json:"endpointList"`
+	// NoFlows is why flows are not counted.
+	NoFlows string `json:"noFlows,omitempty"`
+}
+
+// EndpointReport is an endpoint, with the flows that go there.
+type EndpointReport struct {
+	compile.EndpointView
+	// Flows counts entries of this node's connection tracking, from the service's addresses to this
+	// endpoint; nil: they could not be read. What another node has translated does not count.
+	Flows *int `json:"flows,omitempty"`
+}
+
+// Service returns one service with its endpoints; safe for concurrent use. Where there is none, the
+// error names those with similar names.
+func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, error) {
+	if !a.Store.Synced() {
+		return ServiceReport{}, errNotSynced
+	}
+	var r ServiceReport
+	var endpoints []compile.EndpointView
+	var err error
+	var issues []model.Issue
+	found := a.issues()
+	a.compiling.Lock()
+	view, known := a.Compiler.Service(name)
+	ports := a.Compiler.Serves(name)
+	a.Store.Read(func(v *store.View) {
+		if !known {
+			err = unknownService(v, name)
+			return
+		}
+		endpoints = a.Compiler.Endpoints(v, name)
+		issues = issuesOf(v, name, found)
+	})
+	a.compiling.Unlock()
+	if err != nil {
+		return ServiceReport{}, err
+	}
+	r.ServiceView, r.Issues = view, notes(issues, "")
+	flows, err := a.flows(ctx, ports)
+	if err != nil {
+		r.NoFlows = err.Error()
+	}
+	r.EndpointList = make([]EndpointReport, 0, len(endpoints))
+	for _, e := range endpoints {
+		report := EndpointReport{EndpointView: e}
+		if flows != nil {
+			report.Flows = new(flows[flowsTo{e.PortName, e.Protocol, e.Address}])
+		}
+		r.EndpointList = append(r.EndpointList, report)
+	}
+	return r, nil
+}
+
+// unknownService says that there is no service of the name.
+func unknownService(v *store.View, name model.Name) error {
+	if v.Service(name) != nil {
+		return fmt.Errorf("service %s has just come and is not programmed yet: ask again", name)
+	}
+	var names []string
+	for _, n := range v.ServiceNames() {
+		names = append(names, n.String())
+	}
+	return question.Unknown("service", name.String(), name, names, "'sluice services' lists those that there are")
+}
+
+// issuesOf are those of a service and of its slices, of which the reason names the slice.
+func issuesOf(v *store.View, name model.Name, all []model.Issue) (issues []model.Issue) {
+	for _, i := range all {
+		if i.Object == (model.Ref{Kind: model.ServiceKind, Name: name}) {
+			issues = append(issues, i)
+		}
+		for _, s := range v.Slices(name) {
+			if i.Object == (model.Ref{Kind: model.EndpointSliceKind, Name: s.Name}) {
+				i.Reason = i.Object.String() + ": " + i.Reason
+				issues = append(issues, i)
+			}
+		}
+	}
+	return issues
+}
+
+// flowsTo names the flows of a service's port to an endpoint.
+type flowsTo struct{ port, protocol, endpoint string }
+
+// flows counts the flows from frontends, of which the names of their ports are given. They are nil
+// if they cannot be read.
+func (a *Agent) flows(ctx context.Context, ports map[state.FrontendKey]string) (map[flowsTo]int, error) {
+	if a.Flows == nil {
+		return nil, nil
+	}
+	byFrontend, err := a.Flows(ctx, slices.Collect(maps.Keys(ports)))
+	if err != nil {
+		return nil, err
+	}
+	flows := map[flowsTo]int{}
+	for key, backends := range byFrontend {
+		for backend, n := range backends {
+			flows[flowsTo{ports[key], key.Protocol.String(), backend.String()}] += n
+		}
+	}
+	return flows, nil
+}
+
+// Names are those of what can be asked about: pods, services and policies as NAMESPACE/NAME, or NAME
+// where there is no namespace.
+type Names struct {
+	Pods     []string `json:"pods"`
+	Services []string `json:"services"`
+	Policies []string `json:"policies"`
+	Nodes    []string `json:"nodes"`
+}
+
+// Names returns all names, sorted; safe for concurrent use.
+func (a *Agent) Names() (n Names) {
+	a.Store.Read(func(v *store.View) {
+		for _, pod := range v.Pods() {
+			n.Pods = append(n.Pods, pod.Name.String())
+		}
+		for _, svc := range v.ServiceNames() {
+			n.Services = append(n.Services, svc.String())
+		}
+		for _, p := range v.Policies() {
+			n.Policies = append(n.Policies, p.Key.Name.String())
+		}
+		n.Nodes = slices.Clone(v.NodeNames())
+	})
+	for _, list := range []*[]string{&n.Pods, &n.Services, &n.Policies, &n.Nodes} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	return n
+}
