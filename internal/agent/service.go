@@ -122,8 +122,8 @@ func (a *Agent) flows(ctx context.Context, ports map[state.FrontendKey]string) (
 	return flows, nil
 }
 
-// Names are those of what can be asked about: pods, services and policies as NAMESPACE/NAME, or NAME
-// where there is no namespace.
+// Names are those of what can be asked about: pods, services and policies as NAMESPACE/NAME, or
+// NAME where there is no namespace.
 type Names struct {
 	Pods     []string `json:"pods"`
 	Services []string `json:"services"`
