@@ -36,19 +36,26 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 			return nil, nil, err
 		}
 	}
-	done = func() error { return nil }
-	if len(paths) == 0 && !o.empty {
-		dir, err := os.MkdirTemp("", "sluice-shop-")
-		if err != nil {
-			return nil, nil, fmt.Errorf("write example: %w", err)
-		}
-		done = func() error { return os.RemoveAll(dir) }
-		if err := os.CopyFS(dir, examples.Shop()); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("write example: %w", err), done())
-		}
-		paths = []string{dir}
+	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}
+	dir, err := os.MkdirTemp("", "sluice-lab-")
+	if err != nil {
+		return nil, nil, fmt.Errorf("write what to apply: %w", err)
 	}
-	return &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}, done, nil
+	done = func() error { return os.RemoveAll(dir) }
+	if len(paths) == 0 && !o.empty {
+		k.Manifests = []string{filepath.Join(dir, "shop")}
+		err = os.CopyFS(k.Manifests[0], examples.Shop())
+	}
+	if err == nil && o.crds {
+		k.CRDs = filepath.Join(dir, "crds")
+		if err = os.Mkdir(k.CRDs, 0o755); err == nil {
+			err = control.WriteCRDs(ctx, k.CRDs)
+		}
+	}
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("write what to apply: %w", err), done())
+	}
+	return k, done, nil
 }
 
 func newLabBuildCommand() *cobra.Command {

@@ -56,6 +56,7 @@ type labOptions struct {
 	kubeProxy      string
 
 	empty     bool // run no application
+	crds      bool // have the API serve the policies of ClusterNetworkPolicy and Calico
 	transient bool // the lab must not outlive this process
 }
 
@@ -87,6 +88,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, errNotRoot
 	}
 	switch {
+	case o.crds && !o.withKubernetes:
+		return nil, cli.Usage(errors.New("--crds needs --kubernetes: without an API server, manifests of all kinds of policies are read as they are"))
 	case o.kubeProxy != "" && !o.withKubernetes:
 		return nil, cli.Usage(errors.New("--kube-proxy needs --kubernetes: it reads the API"))
 	case o.kubeProxy != "" && o.noAgent:
@@ -186,6 +189,7 @@ an API, to which you then apply manifests of your own.`,
 	}
 	o.register(cmd, defaultLab)
 	cmd.Flags().BoolVar(&o.empty, "empty", false, "run no application: only nodes, agents and, with --kubernetes, an API for manifests of your own")
+	cmd.Flags().BoolVar(&o.crds, "crds", false, "with --kubernetes: have the API serve ClusterNetworkPolicy, and Calico's policies, tiers, sets and HostEndpoints")
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,8 +13,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // emptyLab brings up a lab without an application from a command line.
@@ -88,7 +95,7 @@ func checkListed(t *testing.T, l *lab.Lab, state, agents string) {
 
 // Manifests that a user applies to an empty lab with an API run there, and answer.
 func TestLabEmptyKubernetes(t *testing.T) {
-	l := emptyLab(t, "testemptykube", "--kubernetes")
+	l := emptyLab(t, "testemptykube", "--kubernetes", "--crds")
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
 		t.Fatal(err)
@@ -106,5 +113,83 @@ func TestLabEmptyKubernetes(t *testing.T) {
 	rep, err := l.Probe(t.Context(), 2, []string{"web"})
 	if err != nil || rep.Failed > 0 || rep.Requests == 0 {
 		t.Errorf("probe: %v: %+v", err, rep)
+	}
+	checkPolicies(t, l)
+}
+
+// published are policies of all kinds for which --crds has the API serve definitions, as their
+// users write them. Each keeps the client from the web.
+var published = map[string]string{
+	"ClusterNetworkPolicy": `
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: no-web}
+spec:
+  tier: Admin
+  priority: 10
+  subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: web}}}}
+  ingress: [{name: client, action: Deny, from: [{namespaces: {}}]}]
+`,
+	"Calico's NetworkPolicy in a Tier": `
+apiVersion: projectcalico.org/v3
+kind: Tier
+metadata: {name: security}
+spec: {order: 10}
+---
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: security.no-web, namespace: default}
+spec: {tier: security, order: 1, selector: app == 'web', types: [Ingress], ingress: [{action: Deny, source: {selector: all()}}, {action: Pass}]}
+`,
+	"GlobalNetworkPolicy with a NetworkSet": `
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkSet
+metadata: {name: pods, labels: {role: pods}}
+spec: {nets: [10.244.0.0/16, "fd00:10:244::/56"]}
+---
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkPolicy
+metadata: {name: no-web}
+spec: {selector: app == 'web', types: [Ingress], ingress: [{action: Deny, source: {selector: role == 'pods'}}]}
+`,
+}
+
+func checkPolicies(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	i := slices.IndexFunc(l.Cluster.Services, func(s *corev1.Service) bool { return s.Name == "web" })
+	web := netip.AddrPortFrom(plan.ClusterIPs(l.Cluster.Services[i])[0], 80)
+	passes := func(want bool) bool {
+		ns, err := netns.Open(l.NodeNS("client.default"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		err = ns.Do(func() error { _, err := echo.Ask("TCP", web, time.Second); return err })
+		return (err == nil) == want
+	}
+	for name, policy := range published {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(file, []byte(policy), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			verb   string
+			passes bool
+		}{{"apply", false}, {"delete", true}} {
+			err := l.Plane(func(p *control.Plane) error {
+				if out, err := p.Kubectl(step.verb, "-f", file); err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for end := time.Now().Add(time.Minute); !passes(step.passes); {
+				if time.Now().After(end) {
+					t.Fatalf("%s: after %s, the client reaches the web: %t", name, step.verb, !step.passes)
+				}
+			}
+		}
 	}
 }

@@ -3,14 +3,12 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 )
 
@@ -134,23 +132,7 @@ func policyOf(namespace, selects, rest string) string {
 // TestRecipes follows each of the fourteen recipes with kubectl alone: before its policy all
 // requests pass, after it those that the recipe says.
 func TestRecipes(t *testing.T) {
-	needRoot(t)
-	const name = "testrecipes"
-	t.Cleanup(func() {
-		if err := lab.Down(name); err != nil {
-			t.Error(err)
-		}
-	})
-	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
-	empty := filepath.Join(t.TempDir(), "other.yaml")
-	if err := os.WriteFile(empty, []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: other, namespace: elsewhere}\nspec: {containers: [{name: other}]}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l, err := o.up(t.Context(), &progress, []string{empty})
-	if err != nil {
-		t.Fatalf("%v\n%s", err, progress.String())
-	}
+	l := emptyLab(t, "testrecipes", "--kubernetes")
 	c := &cook{T: t, lab: l}
 	for name, r := range recipes {
 		t.Run(name, func(t *testing.T) {

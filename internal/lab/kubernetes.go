@@ -32,6 +32,9 @@ type Kubernetes struct {
 	// "iptables".
 	Proxy string `json:",omitempty"`
 
+	// CRDs is a folder of CustomResourceDefinitions to apply to the API first; "" for none.
+	CRDs string `json:"-"`
+
 	// Files and folders to apply to the API once the nodes are ready, after the namespaces of
 	// Config.Objects.
 	Manifests []string `json:"-"`
@@ -51,6 +54,9 @@ const (
 func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	l.report("starting the control plane")
 	if err := l.startPlane(ctx); err != nil {
+		return err
+	}
+	if err := l.defineResources(); err != nil {
 		return err
 	}
 	l.report("starting %d kubelets", len(l.Cluster.Nodes))
@@ -77,6 +83,21 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 		return err
 	}
 	return l.Settle(ctx)
+}
+
+// defineResources applies the CustomResourceDefinitions, and waits until the API serves them.
+func (l *Lab) defineResources() error {
+	if l.Kubernetes.CRDs == "" {
+		return nil
+	}
+	return l.Plane(func(p *control.Plane) error {
+		for _, args := range [][]string{{"apply", "--server-side"}, {"wait", "--for=condition=Established", "--timeout=" + settleTimeout.String()}} {
+			if out, err := p.Kubectl(append(args, "-f", l.Kubernetes.CRDs)...); err != nil {
+				return fmt.Errorf("define the kinds of policies: %w: %s", err, out)
+			}
+		}
+		return nil
+	})
 }
 
 // applyAll applies the lab's first objects to the API.
