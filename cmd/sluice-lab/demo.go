@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -150,10 +148,7 @@ func (o *demoOptions) runManifest(cmd *cobra.Command, manifest []byte, tell func
 
 // run brings up a lab, has its story told, and takes it down.
 func (o *demoOptions) run(cmd *cobra.Command, paths []string, tell func(context.Context, *demo.Teller, *lab.Lab, time.Duration) error) (err error) {
-	// A closed terminal or pipe must not keep us from taking the lab down.
-	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
-	defer stop()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx := cmd.Context()
 	t := newTeller(cmd.OutOrStdout())
 	if o.picture != "" {
 		frame := &demo.Picture{}

@@ -146,19 +146,23 @@ and all traffic go on. That returns once the agent is in sync.`,
 			if err != nil {
 				return err
 			}
+			restart, what := func(host string) error { return l.Restart(cmd.Context(), host, exe) }, "all of"
+			if agentOnly {
+				restart, what = func(node string) error { return l.RestartAgent(cmd.Context(), node) }, "the agent of"
+			}
+			l.Warnings = nil
 			for _, host := range args {
-				restart := func() error { return l.Restart(cmd.Context(), host, exe) }
-				if agentOnly {
-					restart = func() error { return l.RestartAgent(cmd.Context(), host) }
-				}
-				if err := restart(); err != nil {
+				if err := restart(host); err != nil {
 					return err
 				}
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s: %s %s runs again\n", l.Name, what, host)
 			}
+			printNotes(cmd, l)
 			return nil
 		},
 	}
 	labNameFlag(cmd, &name, defaultLab)
+	cmd.ValidArgsFunction = completePlaces(func(l *lab.Lab) []string { return hosts(l, !agentOnly) }, cobra.ShellCompDirectiveNoFileComp)
 	cmd.Flags().BoolVar(&agentOnly, "agent-only", false, "restart only the agents of the nodes, and wait until they are in sync")
 	return cmd
 }

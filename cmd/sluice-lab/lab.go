@@ -150,6 +150,13 @@ func openLab(name string) (*lab.Lab, error) {
 	return lab.Open(name, labAgent())
 }
 
+// printNotes prints what does not work in a lab as its manifests say.
+func printNotes(cmd *cobra.Command, l *lab.Lab) {
+	for _, warning := range l.Warnings {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
+	}
+}
+
 func newLabUpCommand() *cobra.Command {
 	var o labOptions
 	cmd := &cobra.Command{
@@ -173,9 +180,7 @@ an API, to which you then apply manifests of your own.`,
 			if err != nil {
 				return err
 			}
-			for _, warning := range l.Warnings {
-				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: note: %s\n", l.Name, warning)
-			}
+			printNotes(cmd, l)
 			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s, %s, %s, %s\n", l.Name, model.Count(len(l.Cluster.Nodes), "node"),
 				model.Count(len(l.Cluster.Pods), "pod"), model.Count(len(l.Cluster.Services), "service"), policies(len(l.Cluster.Policies)))
 			if l.Kubernetes != nil {
@@ -275,6 +280,8 @@ func newLabExecCommand() *cobra.Command {
 of a Deployment means its first pod) or on the host outside the cluster. Services'
 names resolve: svc, svc.ns, svc.ns.svc and svc.ns.svc.cluster.local. On a node, the
 commands of sluice ask that node's agent. The exit status is the command's.`,
+		Example: `  sluice lab exec front-1 -- curl -s http://cart:7070
+  sluice lab exec node1 -- sluice status`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			l, err := openLab(name)
@@ -293,6 +300,7 @@ commands of sluice ask that node's agent. The exit status is the command's.`,
 	}
 	cmd.Flags().SetInterspersed(false) // all that follows the target belongs to the command
 	labNameFlag(cmd, &name, defaultLab)
+	cmd.ValidArgsFunction = completePlaces(func(l *lab.Lab) []string { return append(hosts(l, true), pods(l)...) }, cobra.ShellCompDirectiveDefault)
 	return cmd
 }
 
@@ -359,6 +367,7 @@ what policies deny should be dropped. The exit status is 1 if any outcome differ
 	}
 	labNameFlag(cmd, &name, defaultLab)
 	o.register(cmd)
+	cmd.ValidArgsFunction = completePlaces(services, cobra.ShellCompDirectiveNoFileComp)
 	return cmd
 }
 

@@ -97,9 +97,18 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "probe", "--name", l.Name, "--requests", "0"}, cli.ExitUsage, "at least 1"},
 		{[]string{"lab", "probe", "--name", l.Name, "nosuch"}, cli.ExitError, "no Service nosuch"},
 		{[]string{"lab", "exec", "--name", l.Name, "nosuch", "true"}, cli.ExitError, "no such node, pod or workload"},
-		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, cli.ExitError, "not found"},
+		{[]string{"lab", "exec", "--name", l.Name, "node1", "--", "no-such-command"}, cli.ExitError, "run no-such-command: this machine has no such program in PATH"},
+		{[]string{"lab", "exec"}, cli.ExitUsage, "for example: sluice lab exec front-1 -- curl"},
+		{[]string{"lab", "prob"}, cli.ExitUsage, "lab has no command prob: did you mean probe?"},
+		{[]string{"lab", "nonsense"}, cli.ExitUsage, "lab --help' lists those that there are"},
+		{[]string{"__complete", "lab", "exec", "--name", l.Name, "shop/front"}, cli.ExitOK, "shop/front-1\nshop/front-2\n"},
+		{[]string{"__complete", "lab", "exec", "--name", l.Name, "n"}, cli.ExitOK, "node1\nnode2\nnode3\n"},
+		{[]string{"__complete", "lab", "restart", "--name", l.Name, "--agent-only", "node1", ""}, cli.ExitOK, "node2\nnode3\n:"},
+		{[]string{"__complete", "lab", "probe", "--name", l.Name, "shop/ca"}, cli.ExitOK, "shop/cart\n"},
+		{[]string{"__complete", "lab", "probe", "--name", "te"}, cli.ExitOK, l.Name + "\n"},
 		{[]string{"lab", "restart", "--name", l.Name, "node1"}, cli.ExitError, "for example: sluice lab restart node1 --agent-only"},
 		{[]string{"lab", "restart", "--name", l.Name, "node9", "--agent-only"}, cli.ExitError, "choose from node1, node2, node3"},
+		{[]string{"lab", "restart", "--name", l.Name, "node2", "--agent-only"}, cli.ExitOK, "the agent of node2 runs again"},
 		{[]string{"lab", "up", "--name", l.Name}, cli.ExitError, "up already"},
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
 		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},
@@ -120,15 +129,26 @@ func TestLabCommandLine(t *testing.T) {
 // agent.
 func checkExec(t *testing.T, l *lab.Lab) {
 	t.Helper()
+	if out := string(execOn(t, l, "node2", "sluice", "status")); !strings.Contains(out, "OK: the kernel has all") || !strings.Contains(out, "node2") {
+		t.Errorf("sluice status on node2:\n%s", out)
+	}
+}
+
+// execOn runs a command on a host of the lab in a process of its own: `lab exec` replaces the one
+// that runs it.
+func execOn(t *testing.T, l *lab.Lab, host string, command ...string) []byte {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), self, "lab", "exec", "--name", l.Name, "node2", "--", "sluice", "status")
+	cmd := exec.CommandContext(t.Context(), self, append([]string{"lab", "exec", "--name", l.Name, host, "--"}, command...)...)
 	cmd.Env = []string{"PATH=/nonexistent"}
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "OK: the kernel has all") || !strings.Contains(string(out), "node2") {
-		t.Errorf("sluice status on node2: %v\n%s", err, out)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v on %s: %v\n%s", command, host, err, out)
 	}
+	return out
 }
 
 // checkFlows asks a service from a pod. `sluice services` on the pod's node counts a flow to each
@@ -136,13 +156,10 @@ func checkExec(t *testing.T, l *lab.Lab) {
 func checkFlows(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	count := func() map[string]int {
-		var out bytes.Buffer
-		if got := execute(t.Context(), []string{"lab", "exec", "--name", l.Name, "node1", "--", "sluice", "services", "shop/cart", "-o", "json"}, &out, &out); got != cli.ExitOK {
-			t.Fatalf("exit status %d:\n%s", got, out.String())
-		}
+		out := execOn(t, l, "node1", "sluice", "services", "shop/front", "-o", "json")
 		var r agent.ServiceReport
-		if err := json.Unmarshal(out.Bytes(), &r); err != nil || len(r.EndpointList) == 0 {
-			t.Fatalf("%v\n%s", err, out.String())
+		if err := json.Unmarshal(out, &r); err != nil || len(r.EndpointList) == 0 {
+			t.Fatalf("%v\n%s", err, out)
 		}
 		flows := map[string]int{}
 		for _, e := range r.EndpointList {
@@ -151,20 +168,20 @@ func checkFlows(t *testing.T, l *lab.Lab) {
 		return flows
 	}
 	want := count()
-	i := slices.IndexFunc(l.Cluster.Services, func(s *corev1.Service) bool { return s.Name == "cart" })
-	cart := netip.AddrPortFrom(plan.ClusterIPs(l.Cluster.Services[i])[0], 7070)
+	i := slices.IndexFunc(l.Cluster.Services, func(s *corev1.Service) bool { return s.Name == "front" })
+	front := netip.AddrPortFrom(plan.ClusterIPs(l.Cluster.Services[i])[0], 80)
 	for range 9 {
-		ns, err := netns.Open(l.NodeNS("front-1.shop"))
+		ns, err := netns.Open(l.NodeNS("cart-1.shop"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		var a echo.Answer
-		err = ns.Do(func() error { a, err = echo.Ask("TCP", cart, 10*time.Second); return err })
+		err = ns.Do(func() error { a, err = echo.Ask("TCP", front, 10*time.Second); return err })
 		ns.Close()
 		if err != nil {
 			t.Fatal(err)
 		}
-		want[a.Pod]++
+		want["shop/"+a.Pod]++
 	}
 	if diff := cmp.Diff(want, count()); diff != "" {
 		t.Errorf("flows by pod after nine requests (-want +got):\n%s", diff)

@@ -6,14 +6,30 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/cli"
 )
 
-func main() { cli.Main(newRootCommand()) }
+func main() {
+	endOnBrokenPipe()
+	cli.Main(newRootCommand())
+}
+
+// endOnBrokenPipe makes a broken pipe at the output end the command as SIGTERM does, so that it takes
+// down what it has started.
+func endOnBrokenPipe() {
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	go func() {
+		<-broken
+		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	}()
+}
 
 // newRootCommand makes the root command. Its name is that of the program which the user started:
 // sluice, if that started this one.

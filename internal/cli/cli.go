@@ -40,10 +40,14 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// Main runs the program's command line and ends the process. The first SIGINT or SIGTERM ends the
-// context of the command, the second one the process.
+// Main runs the program's command line and ends the process. The first SIGINT, SIGTERM or SIGHUP
+// (unless nohup has it ignored) ends the context of the command, the second one the process.
 func Main(root *cobra.Command) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ends := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	context.AfterFunc(ctx, stop)
 	os.Exit(Execute(ctx, root, os.Args[1:], os.Stdout, os.Stderr))
 }

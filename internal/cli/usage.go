@@ -29,6 +29,13 @@ func explainUsage(cmd *cobra.Command) {
 // wrongArguments says what a command takes, as its Use line has it, with its first example.
 func wrongArguments(cmd *cobra.Command, args []string) error {
 	name := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+	if cmd.HasAvailableSubCommands() && len(args) > 0 {
+		text := fmt.Sprintf("%s has no command %s", name, args[0])
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			return fmt.Errorf("%s: did you mean %s?", text, strings.Join(near, ", "))
+		}
+		return fmt.Errorf("%s: '%s --help' lists those that there are", text, cmd.CommandPath())
+	}
 	_, wanted, takesSome := strings.Cut(cmd.Use, " ")
 	if !takesSome {
 		return fmt.Errorf("%s takes no arguments: leave out %s", name, strings.Join(args, " "))

@@ -76,7 +76,7 @@ func (l *Lab) Sync(ctx context.Context) error {
 	if l.agent == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	ctx, cancel := within(ctx, syncTimeout)
 	defer cancel()
 	for _, n := range l.Cluster.Nodes {
 		if err := l.syncNode(ctx, n.Name); err != nil {

@@ -104,9 +104,16 @@ func (l *Lab) startServer(n *plan.Node, exe string) error {
 	return l.start(n.Name, "serve", []string{exe, "lab", "serve", "--socket", l.path(n.Name, "serve.sock")})
 }
 
+const serveTimeout = 20 * time.Second
+
+// within is context.WithTimeout, with a cause for people.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("it was not ready within %v", d))
+}
+
 // serve gives each node's server its pods. Ports that cannot be served become warnings.
 func (l *Lab) serve(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := within(ctx, serveTimeout)
 	defer cancel()
 	for _, n := range l.Cluster.Nodes {
 		err := l.await(ctx, n.Name, "serve", func() (bool, error) {
@@ -158,7 +165,7 @@ func (l *Lab) await(ctx context.Context, node, what string, ready func() (bool, 
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s on %s: %w: %w; the end of its log:\n%s", what, node, ctx.Err(), err, process.Tail(l.path(node), what))
+			return fmt.Errorf("wait for %s on %s: %w: %w; the end of its log:\n%s", what, node, context.Cause(ctx), err, process.Tail(l.path(node), what))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -71,7 +72,11 @@ func (l *Lab) lookPath(command string) (string, error) {
 	if command == "sluice" && l.Sluice != "" {
 		return l.Sluice, nil
 	}
-	return exec.LookPath(command)
+	path, err := exec.LookPath(command)
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", errors.New("this machine has no such program in PATH")
+	}
+	return path, err
 }
 
 // Start starts a command at a place of the lab, as Exec does, beside this process.

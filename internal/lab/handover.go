@@ -18,7 +18,7 @@ func (l *Lab) StartAgent(ctx context.Context, node string) error {
 	if err := l.startAgent(n); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	ctx, cancel := within(ctx, syncTimeout)
 	defer cancel()
 	return l.syncNode(ctx, node)
 }

@@ -386,7 +386,7 @@ func (l *Lab) Settle(ctx context.Context) error {
 // awaitProxies waits until each kube-proxy reports that it has programmed its node. kube-proxy does
 // not say whether that covers everything in the API now.
 func (l *Lab) awaitProxies(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	ctx, cancel := within(ctx, syncTimeout)
 	defer cancel()
 	for _, n := range l.Cluster.Nodes {
 		ns, err := netns.Open(l.NodeNS(n.Name))

@@ -66,6 +66,13 @@ type Lab struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
+func checkName(name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("lab name %q: use 1 to 20 lower-case letters and digits", name)
+	}
+	return nil
+}
+
 // Up builds a lab and returns once all pods are served and all agents are in sync. A dead lab of
 // the same name, unfinished or with a lost process, is removed first; a running one is an error. If
 // Up fails or ctx ends, nothing of the lab remains.
@@ -166,6 +173,9 @@ func (l *Lab) Change(ctx context.Context, change func(*plan.Cluster) error) erro
 
 // Open finds a lab that is or was running. agent may be nil if nothing will call Sync.
 func Open(name string, agent *Agent) (*Lab, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
 	l := &Lab{Name: name, agent: agent}
 	data, err := os.ReadFile(l.path("lab.json"))
 	if errors.Is(err, os.ErrNotExist) {

@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// Summary is a lab's line in a list. Its state is "up" if all of its processes run, "incomplete" if
-// some do and can be restarted, "dead" if it can only be replaced, and "unfinished" while it comes
-// up and if that was cut short.
+// Summary is a lab's line in a list. Its state is "changing" while a command brings it up or takes
+// it down. Otherwise it is "up" if all of its processes run, "incomplete" if some do and can be
+// restarted, "dead" if it can only be replaced, and "unfinished" if it never came up, or nobody can
+// read what it is.
 type Summary struct {
 	Name         string     `json:"name"`
 	State        string     `json:"state"`
@@ -52,10 +53,16 @@ func Summaries(ctx context.Context) (Labs, error) {
 	for _, name := range names {
 		l, err := Open(name, nil)
 		if err != nil {
-			labs = append(labs, Summary{Name: name, State: "unfinished", Agents: "none", ControlPlane: "none"})
-			continue
+			l = nil
 		}
-		labs = append(labs, l.summary(ctx))
+		s := Summary{Name: name, State: "unfinished", Agents: "none", ControlPlane: "none"}
+		if l != nil {
+			s = l.summary(ctx)
+		}
+		if locked(name) {
+			s.State = "changing"
+		}
+		labs = append(labs, s)
 	}
 	return labs, nil
 }

@@ -173,7 +173,9 @@ func (l *Lab) survey(ctx context.Context, from api) (names []string, err error) 
 
 // waitingWorkloads names workloads with missing or unready pods.
 func waitingWorkloads(ctx context.Context, from api) (names []string, err error) {
-	for _, kind := range []string{"deployments", "statefulsets", "daemonsets", "replicasets"} {
+	for _, path := range []string{
+		"/apis/apps/v1/deployments", "/apis/apps/v1/statefulsets", "/apis/apps/v1/daemonsets", "/apis/apps/v1/replicasets", "/api/v1/replicationcontrollers",
+	} {
 		var workloads []*struct {
 			metav1.ObjectMeta `json:"metadata"`
 			Spec              struct{ Replicas int }
@@ -182,13 +184,14 @@ func waitingWorkloads(ctx context.Context, from api) (names []string, err error)
 				ReadyReplicas, DesiredNumberScheduled, NumberReady int
 			}
 		}
-		if err := list(ctx, from, "/apis/apps/v1/"+kind, &workloads); err != nil {
+		if err := list(ctx, from, path, &workloads); err != nil {
 			return nil, err
 		}
 		for _, w := range workloads {
 			s := w.Status
 			if s.ObservedGeneration < w.Generation || s.ReadyReplicas < w.Spec.Replicas || s.NumberReady < s.DesiredNumberScheduled {
-				names = append(names, kind[:len(kind)-1]+" "+qualified(w.Namespace, w.Name))
+				kind := strings.TrimSuffix(path[strings.LastIndex(path, "/")+1:], "s")
+				names = append(names, kind+" "+qualified(w.Namespace, w.Name))
 			}
 		}
 	}
@@ -204,7 +207,8 @@ func waitingJobs(ctx context.Context, from api) (names []string, err error) {
 	}
 	for _, j := range jobs {
 		s := j.Status
-		wantsNone := len(s.Conditions) > 0 || j.Spec.Parallelism != nil && *j.Spec.Parallelism == 0 // a condition: suspended or over
+		over := slices.ContainsFunc(s.Conditions, func(c batchv1.JobCondition) bool { return c.Status == corev1.ConditionTrue }) // or suspended
+		wantsNone := over || j.Spec.Parallelism != nil && *j.Spec.Parallelism == 0
 		if s.Active+s.Succeeded+s.Failed == 0 && !wantsNone {
 			names = append(names, "job "+qualified(j.Namespace, j.Name))
 		}

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
-// growingAPI serves a Deployment and a Job whose pods the controllers make, all at once and ready,
-// after some requests.
+// growingAPI serves a Deployment, a ReplicationController and a resumed Job whose pods the
+// controllers make, all at once and ready, after some requests.
 type growingAPI struct{ requests, after int }
 
 func (a *growingAPI) Get(_ context.Context, path string, into any) error {
@@ -23,10 +23,12 @@ func (a *growingAPI) Get(_ context.Context, path string, into any) error {
 	if grown {
 		items["/apis/apps/v1/deployments"] = fmt.Sprintf(deployment, `{"observedGeneration": 1, "readyReplicas": 1}`)
 		items["/apis/batch/v1/jobs"] = fmt.Sprintf(job, `{"active": 1, "ready": 1}`)
-		items["/api/v1/pods"] = readyPod("web-1") + "," + readyPod("task-1")
+		items["/api/v1/replicationcontrollers"] = fmt.Sprintf(deployment, `{"observedGeneration": 1, "readyReplicas": 1}`)
+		items["/api/v1/pods"] = readyPod("web-1") + "," + readyPod("task-1") + "," + readyPod("old-1")
 	} else {
 		items["/apis/apps/v1/deployments"] = fmt.Sprintf(deployment, `{}`)
-		items["/apis/batch/v1/jobs"] = fmt.Sprintf(job, `{}`)
+		items["/apis/batch/v1/jobs"] = fmt.Sprintf(job, `{"conditions": [{"type": "Suspended", "status": "False"}]}`)
+		items["/api/v1/replicationcontrollers"] = fmt.Sprintf(deployment, `{}`)
 	}
 	if strings.Contains(path, "calico") {
 		return fs.ErrNotExist
@@ -53,7 +55,7 @@ func TestSettledLabKnowsItsPods(t *testing.T) {
 			continue
 		}
 		settled++
-		if n := len(l.Cluster.Pods); n != 2 {
+		if n := len(l.Cluster.Pods); n != 3 {
 			t.Errorf("pods that are ready after %d requests: nothing is waited for, and %d pods are known", after, n)
 		}
 	}

@@ -131,7 +131,7 @@ func (p *Plane) Restart(ctx context.Context, component string) error {
 			if asked.Err() != nil { // the caller has given up: there is nothing wrong with the component
 				return fmt.Errorf("wait for %s: %w", component, asked.Err())
 			}
-			return fmt.Errorf("wait for %s: %w: %w; the end of its log:\n%s", component, ctx.Err(), err, process.Tail(p.Dir, component))
+			return fmt.Errorf("%s was not healthy within %v: %w; the end of its log:\n%s", component, ready, err, process.Tail(p.Dir, component))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
