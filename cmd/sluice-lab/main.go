@@ -20,8 +20,8 @@ func main() {
 	cli.Main(newRootCommand())
 }
 
-// endOnBrokenPipe makes a broken pipe at the output end the command as SIGTERM does, so that it takes
-// down what it has started.
+// endOnBrokenPipe makes a broken pipe at the output end the command as SIGTERM does, so that it
+// takes down what it has started.
 func endOnBrokenPipe() {
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)

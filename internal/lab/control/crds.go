@@ -20,8 +20,8 @@ var published = []struct{ path, version, sum, files string }{
 	{"github.com/projectcalico/calico", "v1.11.0-cni-plugin.0.20250813170300-a0db560f0520", "h1:TXnPEzx4pLWgwzCetIO/VJuz4iBZZrOdNSv16a50YqE=", "libcalico-go/config/crd/*.yaml"},
 }
 
-// object is a CustomResourceDefinition, or a part of one. It is no Go type, so that nothing of it is
-// lost.
+// object is a CustomResourceDefinition, or a part of one. It is no Go type, so that nothing of it
+// is lost.
 type object = map[string]any
 
 // WriteCRDs writes the CustomResourceDefinitions of the policies that Sluice reads into a folder:
