@@ -160,7 +160,7 @@ func Depart(p *state.Policy, f Flow, out int) []Step {
 // not translate it then, and host endpoints do not check it again.
 func untracked(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
-		return s.Allowed() && s.Rule != "" && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
+		return s.Allowed() && s.Rule != "" && s.Policy.Kind != model.Failsafe && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
 	})
 }
 

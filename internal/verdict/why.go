@@ -280,12 +280,14 @@ func (v *visit) onward(next string, f Flow, front *state.Frontend, t trail) []Pa
 }
 
 // agree returns the paths of the first way with the outcomes that all ways give them. Where they
-// differ, it is unknown, and unsure says why.
+// differ, it is unknown, and unsure says why. A way with another number of paths ends before the
+// backend is chosen, or the first does: then all of them are compared.
 func agree(ways [][]Path, unsure Step) []Path {
 	first := ways[0]
 	for i := range first {
+		same := func(p Path) bool { return p.Outcome == first[i].Outcome }
 		for _, other := range ways[1:] {
-			if len(other) != len(first) || other[i].Outcome != first[i].Outcome {
+			if len(other) == len(first) && !same(other[i]) || len(other) != len(first) && !all(other, same) {
 				first[i].Outcome = Unknown
 				first[i].Steps = append(slices.Clip(first[i].Steps), unsure)
 				break
@@ -293,6 +295,10 @@ func agree(ways [][]Path, unsure Step) []Path {
 		}
 	}
 	return first
+}
+
+func all(paths []Path, f func(Path) bool) bool {
+	return !slices.ContainsFunc(paths, func(p Path) bool { return !f(p) })
 }
 
 // unsure says that the outcome depends on the host endpoint by whose interface a flow goes.

@@ -140,6 +140,9 @@ const ctStatusDNAT = 1 << 5
 // NotDNAT goes on if the connection's destination was not changed.
 func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpEq) }
 
+// Translated goes on if the connection's destination was changed.
+func (r Rule) Translated() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq) }
+
 func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {
 	mask := binary.NativeEndian.AppendUint32(nil, bits)
 	zero := make([]byte, 4)

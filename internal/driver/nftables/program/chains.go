@@ -28,10 +28,11 @@ import (
 //	raw-out-*    output       filter  -300      what host endpoints send, by policies with doNotTrack
 //	output       output       nat     -100      new connections of the node itself: services
 //	local-out    output       filter  0         what the node itself sends
+//	service-out  postrouting  nat     90        new connections of the node itself to services
 //	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
 //
-// Those with a star come and go with the state. Without policy there are none of these, nor arrival
-// and local-out.
+// Those with a star come and go with the state. Without policy there are none of these, nor arrival,
+// local-out and service-out.
 //
 // From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
 // services, sent, received …
@@ -121,6 +122,12 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends", Rules: []nft.Rule{
 			rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept(),
 			cut, untracked,
+			rule("to a service: here the interface is still that of the way to the service's address").Translated().Accept(),
+			rule().Vmap(p.Policy.output, nft.OIF),
+		}},
+		{Name: "service-out", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 90), Comment: "new connections of the node itself to services", Rules: []nft.Rule{
+			rule().NotDNAT().Accept(),
+			rule("from elsewhere").Is(expr.CmpOpNeq, nft.IIF, make([]byte, 4)).Accept(),
 			rule().Vmap(p.Policy.output, nft.OIF),
 		}},
 		{Name: "tunnels", Comment: "what tunnels carry: the node, or another one, would take what is inside for its own", Rules: []nft.Rule{

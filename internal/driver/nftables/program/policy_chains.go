@@ -118,16 +118,7 @@ func (d *draft) done(name, comment string) *DynamicChain {
 // translate returns the first chain of a program.
 func (p *Program) translate(at place, prog *state.Program) *DynamicChain {
 	w := programWriter{Program: p, place: at, prog: prog}
-	stages := w.stages()
-	nested, ways := len(stages) <= p.limits.nested, 1
-	for _, s := range stages[:len(stages)-1] {
-		ways *= 1 + passes(s[len(s)-1])*p.limits.inline
-		nested = nested && ways <= p.limits.ways
-	}
-	if nested {
-		return w.guard(w.nest(stages))
-	}
-	return w.guard(w.sequence(stages))
+	return w.guard(w.first())
 }
 
 // programWriter writes the chains of one program.
@@ -135,6 +126,37 @@ type programWriter struct {
 	*Program
 	place place
 	prog  *state.Program
+}
+
+// first writes the program's first chain.
+func (w *programWriter) first() *DynamicChain {
+	failsafe := func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe }
+	if w.place.noTrack && len(w.prog.Tiers) > 0 && slices.ContainsFunc(w.prog.Tiers[0].Policies, failsafe) {
+		return w.tracked(w.prog.Tiers[0])
+	}
+	stages := w.stages()
+	nested, ways := len(stages) <= w.limits.nested, 1
+	for _, s := range stages[:len(stages)-1] {
+		ways *= 1 + passes(s[len(s)-1])*w.limits.inline
+		nested = nested && ways <= w.limits.ways
+	}
+	if nested {
+		return w.nest(stages)
+	}
+	return w.sequence(stages)
+}
+
+// tracked writes a program whose first tier are the failsafe ports: their packets stay tracked, as
+// replies to what others than the node have sent are among them.
+func (w *programWriter) tracked(failsafe state.Tier) *DynamicChain {
+	rest, prog := *w, *w.prog
+	prog.Tiers, rest.prog = prog.Tiers[1:], &prog
+	d := newDraft()
+	w.stage(d, []state.Tier{failsafe}, outcomes{
+		allow: func(d *draft, r nft.Rule) { d.add(r.Return()) },
+		pass:  func(d *draft, r nft.Rule) { d.goTo(r, rest.first()) },
+	})
+	return d.done(w.place.name, w.title())
 }
 
 // stages splits the tiers after each that has a rule which passes to the next. What follows a tier
