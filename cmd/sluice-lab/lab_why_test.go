@@ -256,9 +256,9 @@ func (c whyCase) question(t *testing.T) question.Question {
 	return q
 }
 
-// agrees reports whether the answer to the request is as it was said on a node: of several backends,
-// the one that answered is allowed, and silence means that one is denied. What only another node
-// knows, by the host endpoints there, may be unknown.
+// agrees reports whether the answer to the request is as it was said on a node: of several
+// backends, the one that answered is allowed, and silence means that one is denied. What only
+// another node knows, by the host endpoints there, may be unknown.
 func (c whyCase) agrees(node string, e agent.Explanation) bool {
 	if len(e.Connections) != 1 {
 		return false

@@ -31,8 +31,8 @@ import (
 //	service-out  postrouting  nat     90        new connections of the node itself to services
 //	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
 //
-// Those with a star come and go with the state. Without policy there are none of these, nor arrival,
-// local-out and service-out.
+// Those with a star come and go with the state. Without policy there are none of these, nor
+// arrival, local-out and service-out.
 //
 // From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
 // services, sent, received …
