@@ -32,7 +32,11 @@ func unknown(v *store.View, e End, name model.Name) error {
 		}
 	}
 	what := map[Kind]string{"": "pod, service or node", Pod: "pod", Service: "service", Node: "node"}[e.Kind]
-	return Unknown(what, e.Name, name, names, "write NAMESPACE/NAME, node/NAME or an address")
+	otherwise := "write NAMESPACE/NAME, node/NAME or an address"
+	if e.Kind == "" || e.Kind == Pod {
+		otherwise += "; pods that have ended are not known"
+	}
+	return Unknown(what, e.Name, name, names, otherwise)
 }
 
 // Unknown says that no object of that kind has the name, which was asked for in these words. Of the
