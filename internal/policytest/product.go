@@ -47,6 +47,8 @@ func NewProduct(links model.Links) *Product {
 		Compiler: compile.New(compile.Config{
 			Node: NodeName, ClusterCIDRs: PodCIDRs, ServiceCIDRs: ServiceCIDRs, Policy: true,
 			DenyLists: []string{DenyList}, DenyDevices: []string{DenyDevice},
+			FailsafeInbound:  []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}},
+			FailsafeOutbound: []state.PortRange{{Protocol: model.UDP, First: 53, Last: 53}},
 		}),
 		store: store.New(), events: map[eventKey]store.Event{},
 	}

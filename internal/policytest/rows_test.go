@@ -223,7 +223,10 @@ var nodePort = []model.ServicePort{
 }
 
 func hostRows() []row {
-	cluster := lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: nodePort}, "b")
+	service := model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: nodePort}
+	cluster, beyond := lbService(service, "b"), lbService(service, "outside")
+	service.Ports = []model.ServicePort{{Protocol: udp, Port: 53, TargetPort: 53}}
+	dns := lbService(service, "outside")
 	return []row{
 		{name: "host endpoint without policy denies, pods' traffic passes", policies: hostEndpoint, packets: []packet{
 			{"outside", "", tcp, "node", 80, "", ""}, {"node", "", tcp, "outside", 8080, "", ""}, {"outside", "", tcp, "a", 80, "a", ""}, {"a", "", tcp, "outside", 80, "outside", ""},
@@ -233,6 +236,13 @@ func hostRows() []row {
 			{"outside", "", tcp, "node", 80, "node", ""}, {"outside", "", tcp, "node", 81, "", ""}, {"outside", "", udp, "node", 80, "", ""},
 			{"node", "", udp, "outside", 5353, "outside", ""}, {"node", "", tcp, "outside", 5353, "", ""}, {"outside", "", tcp, "a", 81, "a", ""},
 		}},
+		{name: "host endpoint, output through a service to the node's own pod", services: []svc{cluster}, policies: hostPolicy("types: [Egress], egress: [{action: Allow, protocol: UDP}]"), packets: []packet{
+			{"node", "", tcp, "vip", 80, "b", "node"}, {"node", "", tcp, "node", 30080, "b", "node"}, {"node", "", udp, "vip", 80, "b", "node"},
+		}},
+		{name: "host endpoint, output through a service to the outside", services: []svc{beyond}, policies: hostPolicy("types: [Egress], egress: [{action: Allow, protocol: UDP}]"), packets: []packet{
+			{"node", "", tcp, "vip", 80, "", ""}, {"node", "", tcp, "node", 30080, "", ""}, {"node", "", udp, "vip", 80, "outside", "node"}, {"node", "", udp, "node", 30080, "outside", "node"},
+			{"a", "", tcp, "vip", 80, "outside", ""}, {"a", "", tcp, "node", 30080, "outside", "node"},
+		}},
 		{name: "host endpoint, forward", policies: hostPolicy("applyOnForward: true, types: [Ingress], ingress: [{action: Deny, protocol: TCP, destination: {ports: [81]}}, {action: Allow}]"), packets: []packet{
 			{"outside", "", tcp, "a", 80, "a", ""}, {"outside", "", tcp, "a", 81, "", ""}, {"a", "", tcp, "outside", 81, "outside", ""}, {"b", "", tcp, "a", 81, "a", ""},
 		}},
@@ -241,6 +251,10 @@ func hostRows() []row {
 		}},
 		{name: "host endpoint, untracked", policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress, Egress], ingress: [{action: Deny, protocol: UDP, destination: {ports: [81]}}, {action: Allow, protocol: UDP, destination: {ports: [82]}}], egress: [{action: Allow, protocol: UDP, source: {ports: [82]}}]"), packets: []packet{
 			{"outside", "", udp, "node", 81, "", ""}, {"outside", "", udp, "a", 81, "", ""}, {"outside", "", udp, "node", 82, "node", ""},
+		}},
+		{name: "host endpoint, untracked: failsafe ports are tracked", services: []svc{dns}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress, Egress], ingress: [{action: Deny, protocol: UDP}], egress: [{action: Deny, protocol: UDP}]"), packets: []packet{
+			{"a", "", udp, "vip", 53, "outside", ""}, {"node", "", udp, "outside", 53, "outside", ""}, {"a", "", udp, "outside", 53, "outside", ""}, {"outside", "", tcp, "node", 22, "node", ""},
+			{"outside", "", tcp, "a", 22, "a", ""}, {"node", "", udp, "outside", 54, "", ""},
 		}},
 	}
 }
@@ -398,7 +412,7 @@ func (k *kernel) follow(t *testing.T, p packet, family int) {
 		if allowed := k.arrives(sent); allowed != (p.at != "") {
 			t.Errorf("%+v: the kernel's trail is %+v, but the walk allows it: %v", p, trail, allowed)
 		}
-	} else if p.from != "node" {
+	} else {
 		if answer := k.why(sent); (answer.Outcome == verdict.Allowed) != (p.at != "") || answer.Outcome == verdict.Unknown {
 			t.Errorf("%+v: the kernel's trail is %+v, but why says %+v", p, trail, answer)
 		}
