@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"strings"
@@ -67,10 +68,10 @@ func assumedLinks(v *store.View, node string) (l model.Links, uplinks []int) {
 		l.Links = append(l.Links, link)
 		return link.Index
 	}
-	uplinks = append(uplinks, add(model.Link{Name: "uplink", Host: true}))
+	uplinks = append(uplinks, add(model.Link{Name: "*", Host: true})) // no interface has that name
 	for _, h := range v.HostEndpoints() {
 		if h.Node == node && h.Interface != "*" {
-			uplinks = append(uplinks, add(model.Link{Name: h.Interface, Host: true, Addresses: h.Addresses}))
+			uplinks = append(uplinks, add(model.Link{Name: cmp.Or(h.Interface, "of its address"), Host: true, Addresses: h.Addresses}))
 		}
 	}
 	for _, pod := range v.Pods() {
