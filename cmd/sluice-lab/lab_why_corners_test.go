@@ -2,9 +2,11 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/plan"
 )
 
@@ -177,5 +179,54 @@ func TestWhyCorners(t *testing.T) {
 			}
 			compareWhy(t, l)
 		})
+	}
+}
+
+// TestWhyThroughTunnels compares answers with packets where nodes reach each other's pods through
+// VXLAN, and so send to them from the addresses of their tunnels.
+func TestWhyThroughTunnels(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "corners.yaml")
+	if err := os.WriteFile(file, []byte(corners), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := upLab(t, "testwhytun", file)
+	layTunnels(t, l)
+	for name, blocks := range map[string]string{
+		"nodes":   `{ipBlock: {cidr: 10.10.0.0/24}}, {ipBlock: {cidr: "fd00:10:10::/64"}}`,
+		"tunnels": `{ipBlock: {cidr: 10.244.1.0/32}}, {ipBlock: {cidr: 10.244.2.0/32}}, {ipBlock: {cidr: "fd00:10:244:1::/128"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			setPolicies(t, l, []byte(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: web, namespace: green}, spec: {podSelector: {}, ingress: [{from: [`+blocks+`]}]}}`))
+			compareWhy(t, l)
+		})
+	}
+}
+
+// layTunnels has each node reach the pods of others through VXLAN. The tunnel has the first address
+// of the node's range of pods, as flannel gives it.
+func layTunnels(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, n := range l.Cluster.Nodes {
+		run := func(args ...string) {
+			t.Helper()
+			if out, err := exec.Command("nsenter", append([]string{"--net=/run/netns/" + l.NodeNS(n.Name)}, args...)...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v: %s", args, err, out)
+			}
+		}
+		run("ip", "link", "add", "vxlan0", "type", "vxlan", "id", "1", "dstport", "8472", "local", n.IPs[0].String())
+		for _, r := range n.PodCIDRs {
+			run("ip", "address", "add", r.Addr().String(), "dev", "vxlan0", "nodad")
+		}
+		run("ip", "link", "set", "vxlan0", "up")
+		for _, other := range l.Cluster.Nodes {
+			if other.Name == n.Name {
+				continue
+			}
+			run("bridge", "fdb", "append", "00:00:00:00:00:00", "dev", "vxlan0", "dst", other.IPs[0].String())
+			for _, r := range other.PodCIDRs {
+				run("ip", "route", "delete", r.String())
+				run("ip", "route", "add", r.String(), "via", r.Addr().String(), "dev", "vxlan0", "onlink")
+			}
+		}
 	}
 }

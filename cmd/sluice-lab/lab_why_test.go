@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
@@ -115,13 +116,20 @@ func change(t *testing.T, l *lab.Lab, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	setPolicies(t, l, texts...)
+}
+
+// setPolicies makes policies, in JSON or YAML, the lab's only ones.
+func setPolicies(t *testing.T, l *lab.Lab, texts ...[]byte) {
+	t.Helper()
 	var policies []plan.Policy
 	for _, text := range texts {
 		var o corev1.ObjectReference // for its type's fields
 		var meta struct {
 			Metadata struct{ Name, Namespace string }
 		}
-		if err := errors.Join(json.Unmarshal(text, &o), json.Unmarshal(text, &meta)); err != nil {
+		text, err := yaml.YAMLToJSON(text)
+		if err := errors.Join(err, json.Unmarshal(text, &o), json.Unmarshal(text, &meta)); err != nil {
 			t.Fatal(err)
 		}
 		p, err := plan.NewPolicy(o.APIVersion, o.Kind, meta.Metadata.Namespace, meta.Metadata.Name, text)
@@ -130,7 +138,7 @@ func change(t *testing.T, l *lab.Lab, seed uint64) {
 		}
 		policies = append(policies, p)
 	}
-	err = l.Change(t.Context(), func(c *plan.Cluster) error { c.Policies = policies; return nil })
+	err := l.Change(t.Context(), func(c *plan.Cluster) error { c.Policies = policies; return nil })
 	if err == nil {
 		err = l.Sync(t.Context())
 	}
@@ -252,7 +260,12 @@ func (c whyCase) question(t *testing.T) question.Question {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q.Via = c.via
+	if q.Via = c.via; c.source.Kind == probe.FromNode {
+		q.From = question.End{Kind: question.Node, Name: c.source.Name}
+		if q.Family = 6; c.to.Addr().Is4() {
+			q.Family = 4
+		}
+	}
 	return q
 }
 

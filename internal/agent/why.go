@@ -159,7 +159,7 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 		e.Outcome = e.Outcome.And(answer.Outcome)
 		for _, p := range answer.Paths {
 			for _, s := range p.Steps {
-				if s.Outcome == verdict.Unknown && s.Node != a.Node && !slices.Contains(e.Ask, s.Node) {
+				if s.KnownThere() && s.Node != a.Node && !slices.Contains(e.Ask, s.Node) {
 					e.Ask = append(e.Ask, s.Node)
 				}
 			}
@@ -187,7 +187,7 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 			Route: func(to netip.Addr) verdict.Way {
 				way := verdict.Way{Own: c.Object(to) == model.Ref{Kind: model.NodeKind, Name: model.Name{Name: name}}}
 				if node := a.Store.Node(name); node != nil {
-					way.Sources = a.sources(node)
+					way.Sources = a.sources(node, c.Object(to).Kind != model.NodeKind && c.Home(to) != "")
 				}
 				return way
 			},
@@ -196,14 +196,20 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 	return nodes
 }
 
-// sources are the addresses that another node may send to pods of others from: as this node does,
-// an address of the Node, or one of a tunnel, which has its address at the beginning of the node's
-// range of pods.
-func (a *Agent) sources(other *model.Node) (addrs []netip.Addr) {
+// sources are the addresses that another node may send from: an address of the Node, or to pods of
+// others, if this node does so too, one of a tunnel, which has its address at the beginning of the
+// node's range of pods; where this node's is at the same place of its own range, it is that.
+func (a *Agent) sources(other *model.Node, toPod bool) (addrs []netip.Addr) {
 	for _, r := range other.PodCIDRs {
 		first := r.Masked().Addr()
 		for _, own := range a.way(first.Next()).Sources {
-			if a.nodes.of(a.Store, own) == "" {
+			switch here := a.rangeOf(own); {
+			case !toPod || a.nodes.of(a.Store, own) != "":
+			case here.Addr() == own:
+				addrs = append(addrs, first)
+			case here.IsValid() && here.Addr().Next() == own:
+				addrs = append(addrs, first.Next())
+			default:
 				addrs = append(addrs, first, first.Next())
 			}
 		}
@@ -215,6 +221,18 @@ func (a *Agent) sources(other *model.Node) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
+}
+
+// rangeOf is the range of this node's pods that holds an address; the zero Prefix: none.
+func (a *Agent) rangeOf(addr netip.Addr) netip.Prefix {
+	if node := a.Store.Node(a.Node); node != nil {
+		for _, r := range node.PodCIDRs {
+			if r.Contains(addr) {
+				return r.Masked()
+			}
+		}
+	}
+	return netip.Prefix{}
 }
 
 // way is how this node reaches an address.

@@ -23,6 +23,7 @@ type party struct {
 	addrs   []netip.Addr
 	ports   []model.ContainerPort // that have names, perhaps
 	service *model.Service
+	node    bool // or a pod in the network of one
 }
 
 // find looks up what an end stands for.
@@ -54,7 +55,7 @@ func find(v *store.View, e End) (party, error) {
 }
 
 func ofPod(pod *model.Pod) (party, error) {
-	p := party{name: "pod " + pod.Name.String(), addrs: unmapped(pod.IPs), ports: pod.Ports}
+	p := party{name: "pod " + pod.Name.String(), addrs: unmapped(pod.IPs), ports: pod.Ports, node: pod.HostNetwork}
 	switch {
 	case pod.Finished:
 		return p, fmt.Errorf("%s has finished: it has no network any more", p.name)
@@ -76,7 +77,7 @@ func ofService(svc *model.Service) (party, error) {
 }
 
 func ofNode(node *model.Node) (party, error) {
-	p := party{name: "node " + node.Name, addrs: onePerFamily(unmapped(node.IPs))}
+	p := party{name: "node " + node.Name, addrs: onePerFamily(unmapped(node.IPs)), node: true}
 	if len(p.addrs) == 0 {
 		return p, fmt.Errorf("%s has no address", p.name)
 	}
@@ -312,7 +313,7 @@ func (q Question) connections(v *store.View, p *places) (list []verdict.Question
 				if a.Is4() != t.addr.Is4() || q.Family == 4 && !a.Is4() || q.Family == 6 && a.Is4() {
 					continue
 				}
-				c := verdict.Question{From: a, To: t.addr, Protocol: t.protocol, Port: t.port}
+				c := verdict.Question{From: a, AnyOwn: sender.node, To: t.addr, Protocol: t.protocol, Port: t.port}
 				if q.Protocol == "icmp" {
 					c.Protocol, c.ICMPType = verdict.Ping(t.addr)
 				}

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -40,7 +41,7 @@ type Hidden struct {
 type Way struct {
 	Device  int          // the index of the interface; 0: not known
 	Own     bool         // the address is the node's own
-	Sources []netip.Addr // what a masqueraded packet may have as its source there; none: not known
+	Sources []netip.Addr // of the node's, that a packet may have as its source there if it has no other; none: not known
 }
 
 // policy is the node's policy, or an empty one.
@@ -60,6 +61,12 @@ func (n *Node) way(to netip.Addr) Way {
 		return Way{}
 	}
 	return n.Route(to)
+}
+
+// sources are the addresses of the node's that a flow may have as its source, if it is the node's
+// own or masqueraded; none: not known.
+func (n *Node) sources(f Flow) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(n.way(f.Destination).Sources), func(a netip.Addr) bool { return a.Is4() != f.Source.Is4() })
 }
 
 // devices are the interfaces of which one leads to the address.

@@ -15,7 +15,7 @@ import (
 type Flow struct {
 	Source, Destination         netip.Addr
 	Protocol                    uint8
-	SourcePort, DestinationPort uint16 // TCP, UDP, SCTP
+	SourcePort, DestinationPort uint16 // TCP, UDP, SCTP; a SourcePort of 0 is any that clients use
 	ICMPType, ICMPCode          uint8  // ICMP, ICMPv6
 }
 

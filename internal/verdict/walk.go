@@ -44,6 +44,9 @@ type Step struct {
 	Flow Flow       `json:"-"`              // as it was there, in answers
 }
 
+// KnownThere reports whether the step is unknown here, and its node may know it.
+func (s Step) KnownThere() bool { return s.Outcome == Unknown && s.Text != byClientPort }
+
 func podRef(name model.Name) model.Ref { return model.Ref{Kind: model.PodKind, Name: name} }
 
 // Denial returns the step that drops the flow, if one does.
@@ -157,7 +160,7 @@ func Depart(p *state.Policy, f Flow, out int) []Step {
 }
 
 // untracked reports whether one of the steps takes the flow out of connection tracking: services do
-// not translate it then, and host endpoints do not check it again.
+// not translate it then, and host endpoints do not check it again. The failsafe ports do not.
 func untracked(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return s.Allowed() && s.Rule != "" && s.Policy.Kind != model.Failsafe && (s.Stage == UntrackedIn || s.Stage == UntrackedOut)
@@ -276,11 +279,14 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 }
 
 func evaluate(p *state.Policy, stage Stage, of model.Ref, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
-	s := Step{Stage: stage, Of: of, Verdict: Evaluate(p, id, f), Drop: drop}
-	if s.Allowed() {
+	v, depends := evaluateAny(p, id, f)
+	s := Step{Stage: stage, Of: of, Verdict: v, Drop: drop}
+	if s.Outcome != Denied {
 		s.Drop = ""
 	}
 	switch {
+	case depends:
+		s.Text = byClientPort
 	case id == "":
 		s.Text = "no policy applies"
 	case p.Programs[id] == nil:

@@ -13,6 +13,7 @@ import (
 // Question is a connection that somebody might try.
 type Question struct {
 	From, To           netip.Addr
+	AnyOwn             bool // From is a node that sends from the address that its routes say, perhaps another one
 	Protocol           uint8
 	FromPort, Port     uint16 // TCP, UDP, SCTP; FromPort may be 0
 	ICMPType, ICMPCode uint8
@@ -68,7 +69,7 @@ func (c *Cluster) Why(q Question) Answer {
 	f := Flow{Source: q.From, Destination: q.To, Protocol: q.Protocol, SourcePort: q.FromPort, DestinationPort: q.Port, ICMPType: q.ICMPType, ICMPCode: q.ICMPCode}
 	answer := Answer{From: c.party(q.From, q.FromPort), To: c.party(q.To, q.Port), Protocol: f.ProtocolName(), Outcome: Allowed}
 	for _, node := range c.entries(q) {
-		answer.Paths = append(answer.Paths, c.visit(node, f, trail{})...)
+		answer.Paths = append(answer.Paths, c.begin(node, f, q.AnyOwn)...)
 	}
 	for _, p := range answer.Paths {
 		answer.Outcome = answer.Outcome.And(p.Outcome)
@@ -77,6 +78,29 @@ func (c *Cluster) Why(q Question) Answer {
 		answer.To.Object = serviceOf(answer.Paths)
 	}
 	return answer
+}
+
+// begin follows a flow from the first node that it meets. A node itself may send from several
+// addresses.
+func (c *Cluster) begin(name string, f Flow, anyOwn bool) []Path {
+	n := c.Nodes[name]
+	if n == nil || !anyOwn || n.way(f.Destination).Own {
+		return c.visit(name, f, trail{})
+	}
+	sources := n.sources(f)
+	if len(sources) == 0 {
+		return c.visit(name, f, trail{})
+	}
+	var ways [][]Path
+	for _, a := range sources {
+		g, t := f, trail{own: true}
+		if g.Source = a; a != f.Source {
+			t = t.note(fmt.Sprintf("node %s sends from %v", name, a))
+		}
+		ways = append(ways, c.visit(name, g, t))
+	}
+	return agree(ways, Step{Node: name, Stage: Source, Verdict: Verdict{Outcome: Unknown},
+		Text: fmt.Sprintf("it depends on which address the node sends from: one of %v", sources)})
 }
 
 // serviceOf is the service that the first of the steps belongs to that are one.
@@ -115,6 +139,7 @@ type trail struct {
 	missing []string
 	notes   []string
 	hops    int
+	own     bool // the node that it meets first is its source, by any address
 }
 
 // take returns the trail with further steps, taken at a node.
@@ -155,7 +180,7 @@ func (c *Cluster) visit(name string, f Flow, t trail) []Path {
 		return c.end(f, t.take(name, f, []Step{{Verdict: Verdict{Outcome: Unknown}, Text: "what this node makes of it is not known here"}}))
 	}
 	v := visit{c: c, name: name, n: n, p: n.policy(), trail: t}
-	v.own = t.hops == 1 && n.way(f.Source).Own
+	v.own = t.hops == 1 && (t.own || n.way(f.Source).Own)
 	if v.own || v.local(f.Source) {
 		return v.enter(f, 0)
 	}
@@ -264,7 +289,7 @@ func (v *visit) onward(next string, f Flow, front *state.Frontend, t trail) []Pa
 	if front == nil || !masquerades(v.n.State.Services.Settings, front, f.Source, v.own) {
 		return v.c.visit(next, f, t)
 	}
-	sources := slices.DeleteFunc(slices.Clone(v.n.way(f.Destination).Sources), func(a netip.Addr) bool { return a.Is4() != f.Source.Is4() })
+	sources := v.n.sources(f)
 	if len(sources) == 0 {
 		return v.c.end(f, t.take(v.name, f, []Step{{Stage: Masquerade, Verdict: Verdict{Outcome: Unknown},
 			Text: "node " + next + " sees an address of this node as the client, and it is not known which"}}))

@@ -280,6 +280,16 @@ func TestWhyOnOtherNodes(t *testing.T) {
 	}
 }
 
+// fromPorts gives the pod open a policy about ports that clients send from.
+func fromPorts(action model.Action, first, last uint16) func(*Cluster) {
+	return func(c *Cluster) {
+		b := c.Nodes["b"].State.Policy
+		b.Workloads[addr("10.1.1.8")].Ingress = "ports"
+		b.Programs["ports"] = &state.Program{ID: "ports", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: np("ports"), Rules: []state.Rule{
+			{Name: "egress[0]", Action: action, Source: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: first, Last: last}}}}}}}}}}}
+	}
+}
+
 // Where it is not known by which interface a packet comes, which lists a node has, or which address
 // it gives a client, that makes a difference only if it makes one to the outcome.
 func TestWhyUnknown(t *testing.T) {
@@ -306,6 +316,9 @@ func TestWhyUnknown(t *testing.T) {
 		{"deny lists", func(c *Cluster) { c.Nodes["b"].Hidden.DenyLists = true }, "10.1.0.5", "10.1.1.8", 80, "unknown", "deny lists come from files of its own"},
 		{"deny lists do not matter within a node", func(c *Cluster) { c.Nodes["b"].Hidden.DenyLists = true }, "10.1.1.7", "10.1.1.8", 80, "allowed", ""},
 		{"address lists", func(c *Cluster) { c.Nodes["b"].Hidden.Lists = true }, "10.1.1.7", "10.1.1.8", 80, "unknown", "address lists from files"},
+		{"the client's port", fromPorts(model.Deny, 40000, 65535), "10.1.0.5", "10.1.1.8", 80, "unknown", "it depends on the port that the client sends from"},
+		{"ports that no client uses", fromPorts(model.Deny, 1, 1023), "10.1.0.5", "10.1.1.8", 80, "allowed", ""},
+		{"all ports", fromPorts(model.Deny, 32768, 60999), "10.1.0.5", "10.1.1.8", 80, "denied", "NetworkPolicy shop/ports egress[0]"},
 		{"the client's address", func(c *Cluster) {
 			c.Nodes["a"].Route = func(a netip.Addr) Way {
 				return Way{Device: eth0, Own: a == addr("192.168.0.1"), Sources: []netip.Addr{addr("192.168.0.1"), addr("10.1.0.0")}}
