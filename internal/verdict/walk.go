@@ -110,10 +110,11 @@ func Output(p *state.Policy, f Flow, out int) []Step {
 
 // Arrive walks what a packet meets before services are translated: deny lists, and host endpoints'
 // policies that come before connection tracking and before services. f is the flow as its client
-// sent it.
+// sent it; in as for Forward, but 0 is taken to have deny lists.
 func Arrive(p *state.Policy, f Flow, in int) (steps []Step) {
+	here := slices.ContainsFunc(p.Denied.Devices, func(d state.Device) bool { return in == 0 || d.Index == in })
 	for _, list := range p.Denied.Lists {
-		if onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
+		if here && onList(list, f.Source, everyLength[:f.Source.BitLen()+1]) {
 			return []Step{{Stage: DenyList, Of: listRef(list), Drop: state.DropDenyList, Text: "the source is listed; dropped where it arrives, at " + deniedAt(p)}}
 		}
 	}

@@ -144,6 +144,9 @@ func TestOutputAndArrive(t *testing.T) {
 	if got := text(Arrive(p, flow("198.51.100.7", "192.168.0.1", 6, 80), eth0)); got != "deny list-deny-list" {
 		t.Errorf("from a denied address: %q", got)
 	}
+	if got := text(Arrive(p, flow("198.51.100.7", "192.168.0.1", 6, 80), eth0+100)); got != "" {
+		t.Errorf("from a denied address, where no deny lists are: %q", got)
+	}
 	if got := text(Arrive(p, flow("192.0.2.1", "192.168.0.1", 6, 25), eth0)); got != "host, untracked in-host host, before services-host" {
 		t.Errorf("at a host endpoint: %q", got)
 	}
