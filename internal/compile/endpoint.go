@@ -94,7 +94,7 @@ func (b *builder) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uin
 // and ready if the pod is not terminating either, or if the service publishes what is not ready.
 // Without serves it merely exists.
 func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Pod, serves bool) []endpoint {
-	number := targetPort(port, pod)
+	number := port.On(pod)
 	if pod.Finished || number == 0 {
 		return eps
 	}
@@ -110,29 +110,13 @@ func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Po
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == b.cfg.Node}
 		if serves {
 			ep.pod = pod
-			ep.ready = b.svc.PublishNotReady || pod.Ready && !pod.Terminating
+			ep.ready = b.svc.Offers(pod)
 			ep.serving = pod.Ready
 			ep.terminating = pod.Terminating
 		}
 		eps = append(eps, ep)
 	}
 	return eps
-}
-
-// targetPort is the port of the pod that the service port leads to; 0: it has none.
-func targetPort(port *model.ServicePort, pod *model.Pod) uint16 {
-	switch {
-	case port.TargetName != "":
-		for _, p := range pod.Ports {
-			if p.Name == port.TargetName && p.Protocol == port.Protocol {
-				return p.Port
-			}
-		}
-		return 0
-	case port.TargetPort != 0:
-		return port.TargetPort
-	}
-	return port.Port
 }
 
 // choice is what a service port of one family is balanced over.

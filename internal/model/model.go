@@ -97,6 +97,28 @@ type ServicePort struct {
 	TargetName string // a named container port, resolved per pod
 }
 
+// On returns the port of a pod that the service port leads to; 0: the pod has none.
+func (p *ServicePort) On(pod *Pod) uint16 {
+	switch {
+	case p.TargetName != "":
+		for _, own := range pod.Ports {
+			if own.Name == p.TargetName && own.Protocol == p.Protocol {
+				return own.Port
+			}
+		}
+		return 0
+	case p.TargetPort != 0:
+		return p.TargetPort
+	}
+	return p.Port
+}
+
+// Offers reports whether a pod that the service selects is a ready endpoint of it, as the
+// EndpointSlice controller would say.
+func (s *Service) Offers(pod *Pod) bool {
+	return !pod.Finished && (s.PublishNotReady || pod.Ready && !pod.Terminating)
+}
+
 // EndpointSlice is a discovery.k8s.io/v1 EndpointSlice of one address family.
 type EndpointSlice struct {
 	Name      Name

@@ -32,45 +32,73 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 	if c.Connections, err = q.connections(v, p); err != nil {
 		return nil, err
 	}
-	nodes := map[string]bool{here: true}
-	pods, services := map[*model.Pod]bool{}, map[*model.Service]bool{}
-	known := func(a netip.Addr) {
-		if pod := v.PodByAddr(a); pod != nil {
-			pods[pod] = true
-		}
-		nodes[p.home(a)] = true
-	}
+	r := &reach{v: v, places: p, nodes: map[string]bool{here: true}, pods: map[*model.Pod]bool{}, services: map[*model.Service]bool{}}
 	for i := range c.Connections {
 		con := &c.Connections[i]
-		known(con.From)
-		known(con.To)
-		for _, svc := range v.ServicesAt(con.To, con.Port) {
-			services[svc] = true
+		r.address(con.From)
+		for _, svc := range r.target(con.To, con.Port) {
 			balanced := slices.Contains(unmapped(slices.Concat(svc.LoadBalancerIPs, svc.ExternalIPs)), con.To)
 			if balanced && svc.ExternalLocal && con.Via == nil && p.home(con.From) == "" {
 				con.Via = nodesOf(v, svc)
 			}
-			for _, slice := range v.Slices(svc.Name) {
-				for j := range slice.Endpoints {
-					known(slice.Endpoints[j].Addr.Unmap())
-				}
-			}
-			for _, pod := range v.Selected(svc) {
-				pods[pod], nodes[pod.Node] = true, true
-			}
 		}
 		for _, name := range con.Via {
-			nodes[name] = true
+			r.nodes[name] = true
 		}
 	}
-	delete(nodes, "")
-	c.Nodes = slices.Sorted(maps.Keys(nodes))
+	delete(r.nodes, "")
+	c.Nodes = slices.Sorted(maps.Keys(r.nodes))
 	if api := v.Service(model.Name{Namespace: "default", Name: "kubernetes"}); api != nil {
-		services[api] = true // no service may have its addresses
+		r.services[api] = true // no service may have its addresses
 	}
-	c.Objects = v.Extract(slices.Collect(maps.Keys(pods)), slices.Collect(maps.Keys(services)))
+	c.Objects = v.Extract(slices.Collect(maps.Keys(r.pods)), slices.Collect(maps.Keys(r.services)))
 	p.pod = c.Objects.PodByAddr
 	return c, nil
+}
+
+// reach is what connections may come to.
+type reach struct {
+	v        *store.View
+	places   *places
+	nodes    map[string]bool
+	pods     map[*model.Pod]bool
+	services map[*model.Service]bool
+}
+
+// address adds the node and pod that have an address.
+func (r *reach) address(a netip.Addr) {
+	if pod := r.v.PodByAddr(a); pod != nil {
+		r.pods[pod] = true
+	}
+	r.nodes[r.places.home(a)] = true
+}
+
+// target adds all that a connection to an address and port may come to, and returns the services
+// that have it. An endpoint may be a node's port of another service.
+func (r *reach) target(a netip.Addr, port uint16) []*model.Service {
+	r.address(a)
+	found := r.v.ServicesAt(a, port)
+	for _, svc := range found {
+		if r.services[svc] {
+			continue
+		}
+		r.services[svc] = true
+		for _, slice := range r.v.Slices(svc.Name) {
+			for i := range slice.Endpoints {
+				a := slice.Endpoints[i].Addr.Unmap()
+				if r.address(a); r.places.nodes[a] == "" {
+					continue
+				}
+				for _, p := range slice.Ports {
+					r.target(a, p.Port)
+				}
+			}
+		}
+		for _, pod := range r.v.Selected(svc) {
+			r.pods[pod], r.nodes[pod.Node] = true, true
+		}
+	}
+	return found
 }
 
 // nodesOf are the nodes that have a ready endpoint of the service; none: any.
@@ -85,7 +113,7 @@ func nodesOf(v *store.View, svc *model.Service) []string {
 	}
 	if len(v.Slices(svc.Name)) == 0 {
 		for _, pod := range v.Selected(svc) {
-			if pod.Ready && !pod.Terminating && pod.Node != "" {
+			if svc.Offers(pod) && pod.Node != "" {
 				nodes[pod.Node] = true
 			}
 		}

@@ -200,11 +200,22 @@ func TestCase(t *testing.T) {
 	at := func(a, node string, ready bool) model.Endpoint {
 		return model.Endpoint{Addr: ip(a), Node: node, Ready: ready, Serving: ready}
 	}
+	early := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "early"}, Unproxied: model.Headless, PublishNotReady: true, Selector: map[string]string{"app": "early"},
+		Ports: []model.ServicePort{{Name: "sql", Protocol: model.TCP, Port: 80, TargetName: "sql"}, {Name: "none", Protocol: model.TCP, Port: 81, TargetName: "none"}},
+	}
+	starting := &model.Pod{Name: model.Name{Namespace: "shop", Name: "early"}, Labels: early.Selector, Node: "node-a", IPs: []netip.Addr{ip("10.1.0.40")},
+		Ports: []model.ContainerPort{{Name: "sql", Protocol: model.TCP, Port: 5432}}}
+	chained := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "chained"}, ClusterIPs: []netip.Addr{ip("10.0.0.5")}, Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80}},
+	}
 	events := []store.Event{
+		{Kind: model.PodKind, Name: starting.Name, Object: starting},
+		slice(chained, 30080, "http", at("192.0.2.1", "", true)), // the node port of front
 		slice(balanced, 8080, "http", at("10.1.0.2", "node-c", true), at("10.1.0.8", "node-b", true), at("10.1.0.9", "node-a", false)),
 		slice(headless, 5432, "sql", at("10.1.0.2", "node-a", true), at("10.1.0.3", "node-b", false)),
 	}
-	for _, svc := range []*model.Service{balanced, headless, ported} {
+	for _, svc := range []*model.Service{balanced, headless, ported, early, chained} {
 		events = append(events, store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: svc})
 	}
 	s.Apply(events)
@@ -227,6 +238,8 @@ func TestCase(t *testing.T) {
 		{"client", "svc/shop/db", "", "10.1.0.2:5432/6", "", ""},
 		{"client", "svc/shop/db:9999", "", "10.1.0.2:9999/6", "", ""},
 		{"client", "svc/shop/db:web", "", "", "", "headless and has no endpoint that is ready with that port"},
+		{"client", "svc/shop/early", "", "10.1.0.40:5432/6", "node-a", ""},
+		{"client", "svc/shop/chained", "", "10.0.0.5:80/6", "", ""},
 		{"198.51.100.1", "svc/shop/ported:80", "", "", "", "has no address outside the cluster, and the client is outside: ask about its node port, as in node/NAME:30090"},
 		{"198.51.100.1", "svc/shop/web-1:80", "", "", "", "ask about 10.0.0.1, if that is reached from there"},
 		{"198.51.100.1", "203.0.113.1:80", "node-x", "", "", "there is no node node-x: did you mean node/node-a?"},
@@ -239,6 +252,7 @@ func TestCase(t *testing.T) {
 		}
 		q.Via = c.via
 		var got *Case
+		var found bool
 		s.Read(func(v *store.View) { got, err = q.Case(v, "node-a", func(netip.Addr) bool { return false }) })
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
@@ -249,6 +263,9 @@ func TestCase(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s to %s: %v", c.from, c.to, err)
 			continue
+		}
+		if got.Objects.Read(func(v *store.View) { found = v.Service(balanced.Name) != nil }); c.to == "svc/shop/chained" && !found {
+			t.Error("an endpoint is a node port of another service, which is not among the objects")
 		}
 		var text []string
 		for _, con := range got.Connections {

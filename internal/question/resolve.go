@@ -234,10 +234,11 @@ func (q Question) endpoints(v *store.View, to party) (list []target, err error) 
 	}
 	if len(v.Slices(to.service.Name)) == 0 {
 		for _, pod := range v.Selected(to.service) {
-			for _, p := range to.service.Ports {
+			for i := range to.service.Ports {
+				p := &to.service.Ports[i]
 				for _, a := range pod.IPs {
-					if pod.Ready && !pod.Finished {
-						add(a, targetPort(p, pod), p.Name, p.Protocol)
+					if number := p.On(pod); number != 0 && to.service.Offers(pod) {
+						add(a, number, p.Name, p.Protocol)
 					}
 				}
 			}
@@ -247,16 +248,6 @@ func (q Question) endpoints(v *store.View, to party) (list []target, err error) 
 		return nil, fmt.Errorf("%s is headless and has no endpoint that is ready with that port: ask about one of its pods", to.name)
 	}
 	return list, nil
-}
-
-// targetPort is the port of the pod that the service port leads to.
-func targetPort(p model.ServicePort, pod *model.Pod) uint16 {
-	for _, own := range pod.Ports {
-		if p.TargetName != "" && own.Name == p.TargetName && own.Protocol == p.Protocol {
-			return own.Port
-		}
-	}
-	return cmp.Or(p.TargetPort, p.Port)
 }
 
 // askers returns the senders where a service is named: the pods that it selects, this node's first.
