@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
@@ -48,17 +49,18 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if err != nil {
 		return e, err
 	}
-	policy := a.answer(&e, c, a.elsewhere(c, a.Node))
+	leaveOut(c.Objects)
+	enforced := a.answer(&e, c, a.elsewhere(c, a.Node))
 	for i := range e.Connections {
 		nearest(c.Objects, e.Connections[i].Paths)
 	}
 	if q.Suggest {
 		a.suggest(&e, c)
 	}
-	if !policy {
+	if !enforced {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
-	unsure := a.failing(policy)
+	unsure := a.failing(enforced)
 	if e.Warnings = append(e.Warnings, unsure...); len(unsure) > 0 && e.Outcome == verdict.Allowed {
 		e.Outcome = verdict.Unknown
 		for i := range e.Connections {
@@ -79,6 +81,27 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	}
 	return e, nil
+}
+
+// leaveOut takes the policies out of the objects of a question that apply to none of its pods and to
+// no host endpoint: each node in question compiles them.
+func leaveOut(s *store.Store) {
+	var idle []store.Event
+	s.Read(func(v *store.View) {
+		var subjects []model.Labels
+		for _, pod := range v.Pods() {
+			subjects = append(subjects, policy.Labels(v, pod))
+		}
+		for _, h := range v.HostEndpoints() {
+			subjects = append(subjects, policy.Labels(v, h))
+		}
+		for _, p := range v.Policies() {
+			if !slices.ContainsFunc(subjects, p.Subject.Matches) {
+				idle = append(idle, store.Event{Kind: p.Key.Kind, Name: p.Key.Name})
+			}
+		}
+	})
+	s.Apply(idle)
 }
 
 // nearest adds to the paths which rules come closest to allowing what is denied.
