@@ -244,6 +244,10 @@ func TestCase(t *testing.T) {
 		{"198.51.100.1", "svc/shop/web-1:80", "", "", "", "ask about 10.0.0.1, if that is reached from there"},
 		{"198.51.100.1", "203.0.113.1:80", "node-x", "", "", "there is no node node-x: did you mean node/node-a?"},
 		{"client", "203.0.113.1:80", "node-a", "", "", "--via is for a client outside the cluster"},
+		{"client", "127.0.0.1:80", "", "", "", "127.0.0.1 is a loopback address: what goes there leaves no pod or node, and nothing judges it"},
+		{"::1", "svc/shop/front:80", "", "", "", "::1 is a loopback address"},
+		{"client", "224.0.0.1:80/udp", "", "", "", "224.0.0.1 is a multicast address"},
+		{"client", "169.254.20.10:53/udp", "", "169.254.20.10:53/17", "", ""},
 		{"client", "svc/shop/ported/udp", "", "", "", "has no port of that protocol"},
 	} {
 		q, err := Parse(c.from, c.to)

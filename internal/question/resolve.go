@@ -28,7 +28,12 @@ type party struct {
 
 // find looks up what an end stands for.
 func find(v *store.View, e End) (party, error) {
-	if e.Addr.IsValid() {
+	switch a := e.Addr; {
+	case a.IsLoopback() || a.IsUnspecified():
+		return party{}, fmt.Errorf("%v is %s: what goes there leaves no pod or node, and nothing judges it", a, model.Unusable(a))
+	case a.IsMulticast():
+		return party{}, fmt.Errorf("%v is %s: there are no connections to it", a, model.Unusable(a))
+	case a.IsValid():
 		return party{name: e.Addr.String(), addrs: []netip.Addr{e.Addr}}, nil
 	}
 	namespace, short, ok := strings.Cut(e.Name, "/")
