@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -65,10 +66,13 @@ func noFrontend(s *state.Services, to netip.Addr) string {
 // leaves; own: the node itself is its client.
 func masquerades(set state.Settings, f *state.Frontend, client netip.Addr, own bool) bool {
 	switch {
-	case set.MasqueradeAll, f.External() && !f.LocalOnly:
+	case f.External() && !f.LocalOnly:
 		return true
 	case f.External():
 		return own || model.Within(client, set.ClusterCIDRs) && !model.Within(client, set.LocalCIDRs)
+	case set.MasqueradeAll:
+		return true
 	}
-	return len(set.ClusterCIDRs) > 0 && !model.Within(client, set.ClusterCIDRs)
+	known := slices.ContainsFunc(set.ClusterCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == client.Is4() })
+	return known && !model.Within(client, set.ClusterCIDRs)
 }

@@ -167,3 +167,31 @@ func TestDenied(t *testing.T) {
 		t.Errorf("no step denies: %+v", s)
 	}
 }
+
+// TestMasquerades agrees with the kernel's chains ip-source and ip-keep.
+func TestMasquerades(t *testing.T) {
+	set := state.Settings{ClusterCIDRs: []netip.Prefix{prefix("10.1.0.0/16")}, LocalCIDRs: []netip.Prefix{prefix("10.1.0.0/24")}}
+	for _, all := range []bool{false, true} {
+		set.MasqueradeAll = all
+		for _, tt := range []struct {
+			what   string
+			f      state.Frontend
+			client string
+			own    bool
+			want   bool
+		}{
+			{"a cluster IP, from a pod", state.Frontend{}, "10.1.0.5", false, all},
+			{"a cluster IP, from outside", state.Frontend{}, "192.0.2.9", false, true},
+			{"a cluster IP, in a family without known pods", state.Frontend{}, "2001:db8::9", false, all},
+			{"an external frontend", state.Frontend{Kind: state.NodePort}, "10.1.0.5", false, true},
+			{"a Local one, from this node's pod", state.Frontend{Kind: state.NodePort, LocalOnly: true}, "10.1.0.5", false, false},
+			{"a Local one, from another node's pod", state.Frontend{Kind: state.NodePort, LocalOnly: true}, "10.1.1.5", false, true},
+			{"a Local one, from outside", state.Frontend{Kind: state.NodePort, LocalOnly: true}, "192.0.2.9", false, false},
+			{"a Local one, from the node", state.Frontend{Kind: state.NodePort, LocalOnly: true}, "192.168.0.1", true, true},
+		} {
+			if got := masquerades(set, &tt.f, addr(tt.client), tt.own); got != tt.want {
+				t.Errorf("%s, with --masquerade-all %v: %v", tt.what, all, got)
+			}
+		}
+	}
+}
