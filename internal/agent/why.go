@@ -83,8 +83,8 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	return e, nil
 }
 
-// leaveOut takes the policies out of the objects of a question that apply to none of its pods and to
-// no host endpoint: each node in question compiles them.
+// leaveOut takes out of the objects of a question the policies that apply to none of its pods and
+// to no host endpoint: each node in question would compile them.
 func leaveOut(s *store.Store) {
 	var idle []store.Event
 	s.Read(func(v *store.View) {

@@ -20,11 +20,10 @@ type Case struct {
 }
 
 // Case finds out what a question is about; here is the node that is asked, and own tells its own
-// addresses beside those of its Node. A connection from
-// outside comes in by the node q.Via, or by that whose address it goes to. Where it goes to an
-// address of a service with externalTrafficPolicy Local, it comes in by each node that has an
-// endpoint, as load balancers send it there; else by the node that is asked. An error says why the
-// question makes no sense.
+// addresses beside those of its Node. A connection from outside comes in by the node q.Via, or by
+// that whose address it goes to. Where it goes to an address of a service with
+// externalTrafficPolicy Local, it comes in by each node that has an endpoint, as load balancers
+// send it there; else by the node that is asked. An error says why the question makes no sense.
 func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*Case, error) {
 	p := newPlaces(v, here, own)
 	c := &Case{Home: p.home, Object: p.object}

@@ -58,7 +58,7 @@ func clientPorts(p *state.Policy, program *state.Program, f Flow) []uint16 {
 	return slices.Compact(list)
 }
 
-// eachRange calls f with the ranges of ports of the flow's protocol, and of its source's named ports.
+// eachRange passes the ranges of ports of the flow's protocol, and the named ports of its source.
 func eachRange(p *state.Policy, ports *state.Ports, f Flow, call func(first, last uint16)) {
 	if ports == nil {
 		return
