@@ -130,7 +130,7 @@ func (a *Agent) suggest(e *Explanation, c *question.Case) {
 			var one remedy.Suggestion
 			var err error
 			a.Store.Read(func(v *store.View) { one, err = remedy.Allow(v, s) })
-			known := func(old remedy.Suggestion) bool { return old.Object == one.Object }
+			known := func(old remedy.Suggestion) bool { return old.Object == one.Object || old.Same(one) }
 			switch {
 			case err != nil:
 				why[err.Error()] = true

@@ -21,9 +21,10 @@ type Case struct {
 
 // Case finds out what a question is about; here is the node that is asked, and own tells its own
 // addresses beside those of its Node. A connection from outside comes in by the node q.Via, or by
-// that whose address it goes to. Where it goes to an address of a service with
-// externalTrafficPolicy Local, it comes in by each node that has an endpoint, as load balancers
-// send it there; else by the node that is asked. An error says why the question makes no sense.
+// that whose address it goes to. Where it goes to an address of a service, it may come in by any
+// node: with externalTrafficPolicy Local by each that has an endpoint, as load balancers send it
+// there, else by each of maxEntries nodes. Anything else comes in by the node that is asked. An
+// error says why the question makes no sense.
 func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*Case, error) {
 	p := newPlaces(v, here, own)
 	c := &Case{Home: p.home, Object: p.object}
@@ -37,8 +38,12 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 		r.address(con.From)
 		for _, svc := range r.target(con.To, con.Port) {
 			balanced := slices.Contains(unmapped(slices.Concat(svc.LoadBalancerIPs, svc.ExternalIPs)), con.To)
-			if balanced && svc.ExternalLocal && con.Via == nil && p.home(con.From) == "" {
+			switch {
+			case con.Via != nil || p.home(con.From) != "" || p.home(con.To) != "":
+			case balanced && svc.ExternalLocal:
 				con.Via = nodesOf(v, svc)
+			default:
+				con.Via = entries(v, svc, here)
 			}
 		}
 		for _, name := range con.Via {
@@ -98,6 +103,22 @@ func (r *reach) target(a netip.Addr, port uint16) []*model.Service {
 		}
 	}
 	return found
+}
+
+// maxEntries bounds the nodes by which a connection is taken to come in.
+const maxEntries = 16
+
+// entries are nodes by which a connection to a service may come in: this one, those that have
+// endpoints, and others, as many as are looked at.
+func entries(v *store.View, svc *model.Service, here string) []string {
+	list := []string{here}
+	for _, name := range slices.Concat(nodesOf(v, svc), v.NodeNames()) {
+		if len(list) < maxEntries && !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
 
 // nodesOf are the nodes that have a ready endpoint of the service; none: any.

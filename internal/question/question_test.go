@@ -145,7 +145,7 @@ func TestPort(t *testing.T) {
 	}{
 		{"shop/web-1:http", 8080, 6, ""},
 		{"shop/web-1:dns", 53, 17, ""},
-		{"shop/web-1:dns/tcp", 0, 0, `no port "dns": it has http, dns`},
+		{"shop/web-1:dns/tcp", 0, 0, `no port "dns": it has http (TCP), dns (UDP)`},
 		{"svc/shop/web-1:http", 80, 6, ""},
 		{"svc/shop/web-1:81/udp", 81, 17, ""},
 		{"10.1.0.1:http", 0, 0, "10.1.0.1 has no named ports"},

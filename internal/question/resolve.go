@@ -126,7 +126,7 @@ func (p party) port(q Question) (uint16, uint8, error) {
 			return port.Port, uint8(port.Protocol), nil
 		}
 		if port.Name != "" {
-			names = append(names, port.Name)
+			names = append(names, fmt.Sprintf("%s (%v)", port.Name, port.Protocol))
 		}
 	}
 	if len(names) == 0 {

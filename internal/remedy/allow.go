@@ -2,6 +2,7 @@ package remedy
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -20,6 +21,12 @@ type Suggestion struct {
 	Object model.PolicyKey `json:"object"`
 	YAML   string          `json:"yaml"` // the object, to be applied as it is
 	Policy *model.Policy   `json:"-"`    // what it means
+}
+
+// Same reports whether two policies ask for the same, whatever their names.
+func (s Suggestion) Same(o Suggestion) bool {
+	spec := func(s Suggestion) string { return s.YAML[max(strings.Index(s.YAML, "\nspec:"), 0):] }
+	return s.Object.Kind == o.Object.Kind && s.Object.Name.Namespace == o.Object.Name.Namespace && spec(s) == spec(o)
 }
 
 // Allow returns the smallest policy that allows what a step denies, and nothing else: from the
@@ -107,11 +114,23 @@ type selected struct {
 	also   []string // other pods that have the same labels
 }
 
-// generated are labels that a controller gives to the pods of one version, or to tell a pod from
-// others: a policy that asks for them would end with the next roll-out.
+// generated are labels that a controller gives to the pods of one version, or the API server to
+// those of one place: a policy that asks for them would end with the next roll-out, or when a pod
+// moves.
 func generated(key string) bool {
 	return slices.Contains([]string{"pod-template-hash", "controller-revision-hash", "pod-template-generation", "controller-uid",
-		"batch.kubernetes.io/controller-uid"}, key)
+		"batch.kubernetes.io/controller-uid", "topology.kubernetes.io/zone", "topology.kubernetes.io/region"}, key)
+}
+
+// workload is the name of a pod without what its controller adds for each of them.
+func workload(pod *model.Pod) string {
+	name := pod.Name.Name
+	if hash := pod.Labels["pod-template-hash"]; hash != "" {
+		name, _, _ = strings.Cut(name, "-"+hash)
+	} else if pod.Labels["controller-revision-hash"] != "" {
+		name = name[:max(strings.LastIndexByte(name, '-'), 0)]
+	}
+	return cmp.Or(name, pod.Name.Name)
 }
 
 // selectPod selects a pod by all its labels, and leaves out others that have more.
@@ -226,7 +245,7 @@ func (d *draft) name() string {
 				return r
 			}, d.net.Addr().String())
 		}
-		return s.pod.Name.Name
+		return workload(s.pod)
 	}
 	from, to := end(d.peer), end(d.subject)
 	if d.outward {

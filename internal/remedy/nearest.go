@@ -4,6 +4,7 @@
 package remedy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,7 +22,11 @@ const maxNearest = 3
 // Nearest returns the rules that come closest to allowing what a step denies, with what they lack,
 // the closest first; none where no rule could have allowed it.
 func Nearest(v *store.View, s verdict.Step) []verdict.Near {
-	var all []verdict.Near
+	type near struct {
+		verdict.Near
+		lacks []lack
+	}
+	var all []near
 	for _, p := range candidates(v, s) {
 		rules := p.IngressRules
 		if s.Stage.Outward() {
@@ -35,12 +40,23 @@ func Nearest(v *store.View, s verdict.Step) []verdict.Near {
 				continue
 			}
 			if lacks := lacksOf(v, &rules[i], s.Flow); len(lacks) > 0 {
-				all = append(all, verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: lacks})
+				all = append(all, near{verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: texts(lacks)}, lacks})
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b verdict.Near) int { return len(a.Lacks) - len(b.Lacks) })
-	return all[:min(len(all), maxNearest)]
+	slices.SortStableFunc(all, func(a, b near) int { return further(a.lacks, b.lacks) })
+	var closest []verdict.Near
+	for _, n := range all[:min(len(all), maxNearest)] {
+		closest = append(closest, n.Near)
+	}
+	return closest
+}
+
+func texts(lacks []lack) (list []string) {
+	for _, l := range lacks {
+		list = append(list, l.text)
+	}
+	return list
 }
 
 // candidates are the policies that are asked before the connection is denied.
@@ -84,11 +100,13 @@ func subjectOf(v *store.View, s verdict.Step) model.Object {
 }
 
 // lacksOf says what keeps a rule from matching a flow.
-func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []string) {
-	lack := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
+func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) {
+	miss := func(format string, args ...any) {
+		lacks = append(lacks, lack{fmt.Sprintf(format, args...), anotherLabel})
+	}
 	wants := func(family uint8, is bool) {
 		if r.Family == family && !is {
-			lack("wants IPv%d", family)
+			miss("wants IPv%d", family)
 		}
 	}
 	wants(4, f.Source.Is4())
@@ -96,13 +114,13 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []string
 	protocol := func(n uint8) string { return verdict.Flow{Protocol: n}.ProtocolName() }
 	switch {
 	case r.Protocol != 0 && r.Protocol != f.Protocol:
-		lack("wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
+		miss("wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
 	case r.NotProtocol != 0 && r.NotProtocol == f.Protocol:
-		lack("leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
+		miss("leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
 	case r.ICMP != nil && !(f.ICMPType == r.ICMP.Type && (r.ICMP.Code < 0 || r.ICMP.Code == int16(f.ICMPCode))):
-		lack("wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
+		miss("wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
 	case r.NotICMP != nil && f.ICMPType == r.NotICMP.Type && (r.NotICMP.Code < 0 || r.NotICMP.Code == int16(f.ICMPCode)):
-		lack("leaves out ICMP type %d", r.NotICMP.Type)
+		miss("leaves out ICMP type %d", r.NotICMP.Type)
 	}
 	for _, e := range []struct {
 		end  *model.RuleEnd
@@ -115,75 +133,84 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []string
 		}
 		for i := range e.end.NotPeers {
 			if len(lacksOfPeer(v, &e.end.NotPeers[i], e.addr)) == 0 {
-				lack("leaves out %s", describe(&e.end.NotPeers[i]))
+				miss("leaves out %s", describe(&e.end.NotPeers[i]))
 			}
 		}
 		if e.end.Ports != nil && !onPort(v, e.end.Ports, f.Protocol, e.addr, e.port) {
-			lack("wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
+			miss("wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
 		}
 		if e.end.NotPorts != nil && onPort(v, e.end.NotPorts, f.Protocol, e.addr, e.port) {
-			lack("leaves out %s%s", e.what, ports(e.end.NotPorts))
+			miss("leaves out %s%s", e.what, ports(e.end.NotPorts))
 		}
 	}
 	return lacks
 }
 
-// lack is what keeps a peer from holding an address.
+// lack is what keeps a rule from matching.
 type lack struct {
-	text  string
-	label bool // one more label mends it
+	text string
+	far  int // 0: one more label mends it; the more, the further away
 }
 
-// closer reports whether a peer that lacks a is closer than the best one so far: it lacks less, or
-// as much with more that another label alone would mend.
-func closer(a, best []lack) bool {
-	labels := func(all []lack) (n int) {
+// These are how far away a peer is.
+const (
+	anotherLabel = 1 + iota
+	excepted     // of a block, which holds the address but for that
+	anotherBlock // for what no labels describe
+	anotherKind  // labels for an address that nothing known has, or a block for a pod
+)
+
+// further orders what is lacked by how much has to change: by its kind, then by how much it is, and
+// where that is the same, what another label alone would mend comes first.
+func further(a, b []lack) int {
+	sum := func(all []lack) (most, sum int) {
+		most = anotherLabel
 		for _, l := range all {
-			if l.label {
-				n++
-			}
+			most, sum = max(most, l.far), sum+l.far
 		}
-		return n
+		return most, sum
 	}
-	return best == nil || len(a) < len(best) || len(a) == len(best) && labels(a) > labels(best)
+	mostA, sumA := sum(a)
+	mostB, sumB := sum(b)
+	return cmp.Or(cmp.Compare(mostA, mostB), cmp.Compare(len(a), len(b)), cmp.Compare(sumA, sumB))
 }
 
 // lacksPeer says what keeps the peer that comes closest from holding an address; nothing if one
 // does.
-func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (texts []string) {
-	var best []lack
+func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []lack) {
 	for i := range peers {
 		lacks := lacksOfPeer(v, &peers[i], a)
 		if len(lacks) == 0 {
 			return nil
 		}
-		if closer(lacks, best) {
+		if best == nil || further(lacks, best) < 0 {
 			best = lacks
 		}
 	}
 	if best == nil {
-		return []string{"names no peer that there is"}
+		return []lack{{"names no peer that there is", anotherKind}}
 	}
-	for _, l := range best {
-		texts = append(texts, l.text)
-	}
-	return texts
+	return best
 }
 
 func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
-	one := func(format string, args ...any) []lack { return []lack{{text: fmt.Sprintf(format, args...)}} }
-	if p.Selector.IsZero() {
-		switch {
-		case !model.Within(a, p.Nets):
-			return one("wants %s; this is %v", describe(p), a)
-		case model.Within(a, p.Except):
-			return one("leaves %v out of %s", a, model.Join(p.Nets, ", "))
-		}
-		return nil
+	one := func(far int, format string, args ...any) []lack {
+		return []lack{{fmt.Sprintf(format, args...), far}}
 	}
 	having := objectsAt(v, a)
+	if p.Selector.IsZero() {
+		switch {
+		case model.Within(a, p.Nets) && model.Within(a, p.Except):
+			return one(excepted, "leaves %v out of %s", a, model.Join(p.Nets, ", "))
+		case model.Within(a, p.Nets):
+			return nil
+		case len(having) == 0:
+			return one(anotherBlock, "wants %s; this is %v", describe(p), a)
+		}
+		return one(anotherKind, "wants %s; this is %v", describe(p), a)
+	}
 	if len(having) == 0 {
-		return one("wants %s; no pod has %v", wanted(p.Selector), a)
+		return one(anotherKind, "wants %s; no pod has %v", wanted(p.Selector), a)
 	}
 	for _, o := range having {
 		terms := p.Selector.Lacks(policy.Labels(v, o))
@@ -192,9 +219,13 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 		}
 		var lacks []lack
 		for _, t := range terms {
-			lacks = append(lacks, lack{fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), t.Absent})
+			far := anotherLabel
+			if t.Absent {
+				far = 0
+			}
+			lacks = append(lacks, lack{fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far})
 		}
-		if closer(lacks, best) {
+		if best == nil || further(lacks, best) < 0 {
 			best = lacks
 		}
 	}

@@ -51,10 +51,20 @@ func TestNearest(t *testing.T) {
 			`[{from: [{podSelector: {}}], ports: [{port: 81}]}, {ports: [{port: 81}]}]`,
 			append(near("ingress[1]", "wants TCP 81; this is TCP 80"),
 				near("ingress[0]", "wants namespace shop; dev/client is in namespace dev", "wants TCP 81; this is TCP 80")...)},
+		{"labels before a block, for a pod",
+			`[{from: [{ipBlock: {cidr: 192.0.2.0/24}}, {podSelector: {matchLabels: {a: b, c: d}}, namespaceSelector: {}}]}]`,
+			near("ingress[0]", "wants label a=b; dev/client has no label a", "wants label c=d; dev/client has no label c")},
+		{"a block, for what is no pod",
+			`[{from: [{podSelector: {}}, {ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.9/32]}}]}]`,
+			near("ingress[0]", "leaves 203.0.113.9 out of 203.0.113.0/24")},
 		{"a block", `[{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.1/32]}}]}]`,
 			near("ingress[0]", "leaves 10.0.0.1 out of 10.0.0.0/24")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			from := "10.0.0.1"
+			if strings.Contains(c.name, "no pod") {
+				from = "203.0.113.9"
+			}
 			s := store.New()
 			apply(t, s, cluster+`---
 kind: NetworkPolicy
@@ -64,7 +74,7 @@ spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: `
 			step := verdict.Step{
 				Stage: verdict.Ingress, Of: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "database"}},
 				Verdict: verdict.Verdict{Outcome: verdict.Denied, Isolating: []model.Ref{db}},
-				Flow: verdict.Flow{Source: netip.MustParseAddr("10.0.0.1"), Destination: netip.MustParseAddr("10.0.0.2"),
+				Flow: verdict.Flow{Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr("10.0.0.2"),
 					Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
 			}
 			s.Read(func(v *store.View) {

@@ -33,8 +33,8 @@ func (c *Cluster) missing(s Step, f Flow) string {
 		direction, other = "egress", "to "+c.label(f.Destination)
 	}
 	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
-		return fmt.Sprintf("an %s rule that allows %s in a policy of another kind, in a tier before %s: NetworkPolicy knows TCP, UDP and SCTP alone",
-			direction, f.What(), s.Tier)
+		return fmt.Sprintf("an %s rule that allows %s %s in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone",
+			direction, f.What(), other)
 	}
 	return fmt.Sprintf("an %s rule in %s that allows %s %s", direction, c.candidates(s), f.What(), other)
 }

@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -20,10 +21,7 @@ func (v *visit) service(f Flow) *translation {
 	services := v.n.State.Services
 	front := services.Frontends[state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}]
 	if front == nil {
-		if text := noFrontend(services, f.Destination); text != "" {
-			return &translation{step: Step{Stage: Service, Text: text}}
-		}
-		return nil
+		return v.noFrontend(f.Destination)
 	}
 	step := Step{Stage: Service, Of: model.Ref{Kind: model.ServiceKind, Name: front.Service}, At: front.Kind.String()}
 	backends := front.Backends
@@ -38,6 +36,9 @@ func (v *visit) service(f Flow) *translation {
 	case len(backends) > 0:
 		step.Outcome = Allowed
 		step.Text = model.Count(len(backends), "backend")
+		if front.Affinity > 0 && len(backends) > 1 {
+			step.Text += ", of which each client keeps to one"
+		}
 	case len(front.Backends) > 0:
 		step.Text = "dropped: externalTrafficPolicy is Local, and no endpoint is on this node"
 	case front.Reject:
@@ -51,15 +52,28 @@ func (v *visit) service(f Flow) *translation {
 	return &translation{step, backends, front}
 }
 
-// noFrontend says what befalls an address of services that has no such port; "" if it is none.
-func noFrontend(s *state.Services, to netip.Addr) string {
-	if _, is := s.ClusterIPs[to]; is {
-		return "refused: the service has no such port"
+// noFrontend is what befalls an address of services that has no such port; nil if it is none.
+func (v *visit) noFrontend(to netip.Addr) *translation {
+	services := v.n.State.Services
+	step := Step{Stage: Service}
+	if _, is := services.ClusterIPs[to]; is {
+		var ports []string
+		for k, front := range services.Frontends {
+			if k.Addr == to {
+				step.Of, step.At = model.Ref{Kind: model.ServiceKind, Name: front.Service}, front.Kind.String()
+				ports = append(ports, fmt.Sprintf("%v %d", k.Protocol, k.Port))
+			}
+		}
+		const most = 5
+		slices.Sort(ports)
+		step.Text = "refused: the service has no such port; it has " + model.FirstFew(ports, most)
+		return &translation{step: step}
 	}
-	if _, other := s.OtherIPs[to]; !other && model.Within(to, s.Settings.ServiceCIDRs) {
-		return "dropped: an address of services that no service has"
+	if _, other := services.OtherIPs[to]; !other && model.Within(to, services.Settings.ServiceCIDRs) {
+		step.Text = "dropped: an address of services that no service has"
+		return &translation{step: step}
 	}
-	return ""
+	return nil
 }
 
 // masquerades reports whether a translated flow gets an address of the node as its source when it

@@ -74,7 +74,7 @@ func (a Answer) String() string {
 	var b strings.Builder
 	fmt.Fprintln(&b, a.headline())
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	if len(a.Paths) == 1 {
+	if len(a.Paths) == 1 && a.Paths[0].To.Address == a.To.Address {
 		writePath(w, "  ", a.Paths[0], 0)
 	} else {
 		common := a.common()

@@ -116,8 +116,8 @@ func TestWhy(t *testing.T) {
 10.1.0.5 (pod shop/web) -> 10.1.0.7 (pod shop/db), ICMP 8: denied
   a  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
   a  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
-  missing: an egress rule that allows ICMP 8 in a policy of another kind, in a tier before default: NetworkPolicy knows TCP, UDP and SCTP alone
-  missing: an ingress rule that allows ICMP 8 in a policy of another kind, in a tier before default: NetworkPolicy knows TCP, UDP and SCTP alone
+  missing: an egress rule that allows ICMP 8 to 10.1.0.7 (pod shop/db) in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone
+  missing: an ingress rule that allows ICMP 8 from 10.1.0.5 (pod shop/web) in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone
 `},
 		"a service": {ask("10.1.0.5", "10.96.0.1", 6, 80), `
 10.1.0.5 (pod shop/web) -> 10.96.0.1:80 (service shop/db), TCP 80: 1 of 2 backends is denied
