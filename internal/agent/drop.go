@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -43,6 +45,9 @@ func (a *Agent) explain(p Packet) Drop {
 	}
 	if d.Says == "" {
 		d.Says = d.circumstance()
+	}
+	if d.Step != nil {
+		a.Store.Read(func(v *store.View) { d.Says = strings.Join(append([]string{d.Says}, refusals(v, *d.Step)...), "; ") })
 	}
 	return d
 }

@@ -104,17 +104,34 @@ func leaveOut(s *store.Store) {
 	s.Apply(idle)
 }
 
-// nearest adds to the paths which rules come closest to allowing what is denied.
+// nearest adds to the paths which rules come closest to allowing what is denied, and which policies
+// deny because they are refused.
 func nearest(s *store.Store, paths []verdict.Path) {
 	s.Read(func(v *store.View) {
 		for i := range paths {
 			for _, step := range paths[i].Steps {
 				if step.Outcome == verdict.Denied {
 					paths[i].Nearest = append(paths[i].Nearest, remedy.Nearest(v, step)...)
+					paths[i].Notes = append(paths[i].Notes, refusals(v, step)...)
 				}
 			}
 		}
 	})
+}
+
+// refusals says of the policies by which a step denies which of them are refused, and why.
+func refusals(v *store.View, s verdict.Step) (texts []string) {
+	for _, key := range append(slices.Clone(s.Isolating), s.Policy) {
+		p := v.Policy(key)
+		switch {
+		case p == nil:
+		case p.Refused != "":
+			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, p.Refused))
+		case s.Tier == policy.RefusedTier:
+			texts = append(texts, fmt.Sprintf("%v is refused: spec.tier: there is no tier %s", key, p.Tier))
+		}
+	}
+	return texts
 }
 
 // maxRounds is how often a connection is judged anew with what was suggested for it: a policy may

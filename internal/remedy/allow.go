@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -39,7 +40,7 @@ func Allow(v *store.View, s verdict.Step) (Suggestion, error) {
 		return Suggestion{}, fmt.Errorf("%s denies it at %s: add a rule to a policy that selects this host endpoint", s.Reason(), s.Subject())
 	case s.Drop != state.DropPolicy || s.Of.Kind != model.PodKind || pod == nil:
 		return Suggestion{}, fmt.Errorf("no policy can allow it: %s", s.Reason())
-	case s.Tier == "", s.Tier == "refused":
+	case s.Tier == "", s.Tier == policy.RefusedTier:
 		return Suggestion{}, fmt.Errorf("no other policy can allow it before this is mended: %s", s.Reason())
 	}
 	d := draft{flow: s.Flow, outward: s.Stage.Outward(), tier: s.Tier, namespace: pod.Name.Namespace}

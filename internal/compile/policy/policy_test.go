@@ -558,7 +558,8 @@ func TestIssues(t *testing.T) {
 		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h1"}}.Issue(`interface "eth7" is not one of the node's own, so nothing is programmed for it`),
 		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h2"}}.Issue("no interface of this node has an address of it, so nothing is programmed for it"),
 		model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: "h4"}}.Issue(`interface "eth0" belongs to HostEndpoint h3, so nothing is programmed for it`),
-		model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "a"}}.Issue(`tier "lost" does not exist, so all that it selects is denied: make the Tier, or name one that exists`),
+		{Object: model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "a"}}, InForce: model.InForceDeny,
+			Reason: `spec.tier: there is no tier "lost": make the Tier, or name one that exists`},
 		model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "p2"}}.Issue("address 10.0.0.1 is Pod shop/p1's too, whose policies hold there; delete one of them"),
 	}
 	if diff := gocmp.Diff(want, c.Issues()); diff != "" {

@@ -9,10 +9,14 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
+// RefusedTier is the name of the tier of policies that deny all that they select, as they cannot be
+// applied.
+const RefusedTier = "refused"
+
 // refusedTier is in front of all others. What a policy denies that can't be applied as it is meant
 // must not depend on what else there is. Kubernetes' NetworkPolicy is not among them: it could only
 // have allowed more, so it is enough that it isolates.
-var refusedTier = model.Tier{Name: "refused", Order: math.Inf(-1), DefaultPass: true}
+var refusedTier = model.Tier{Name: RefusedTier, Order: math.Inf(-1), DefaultPass: true}
 
 // refusedSets are the network sets that were read and can't be used: nobody knows what is in them.
 type refusedSets map[*item]struct{}

@@ -53,7 +53,7 @@ func (c *Compiler) Views() []View {
 }
 
 func noTierReason(p *policy) string {
-	return fmt.Sprintf("tier %q does not exist, so all that it selects is denied: make the Tier, or name one that exists", p.obj.Tier)
+	return fmt.Sprintf("spec.tier: there is no tier %q: make the Tier, or name one that exists", p.obj.Tier)
 }
 
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
@@ -65,6 +65,7 @@ func (c *Compiler) Issues() []model.Issue {
 	for key, p := range c.policies.all {
 		if p.noTier {
 			add(key, "%s", noTierReason(p))
+			all[len(all)-1].InForce = model.InForceDeny
 		}
 		if p.excess != "" {
 			add(key, "%s; until then it allows nothing", p.excess)
