@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -115,6 +116,36 @@ func TestLabEmptyKubernetes(t *testing.T) {
 		t.Errorf("probe: %v: %+v", err, rep)
 	}
 	checkPolicies(t, l)
+	checkFinished(t, l)
+}
+
+// checkFinished asks about a pod that has finished, which the agent does not follow any more.
+func checkFinished(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	var pod []byte
+	err := l.Plane(func(p *control.Plane) (err error) {
+		for _, args := range [][]string{
+			{"create", "job", "once", "--image=once", "--", "true"},
+			{"wait", "--for=condition=complete", "--timeout=60s", "job/once"},
+			{"get", "pod", "-l", "job-name=once", "-o", "jsonpath={.items[0].metadata.name}"},
+		} {
+			if pod, err = p.Kubectl(args...); err != nil {
+				return fmt.Errorf("%v: %w: %s", args, err, pod)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "lab", "exec", "--name", l.Name, "node1", "--", "sluice", "why", string(pod), "svc/web")
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "pod default/"+string(pod)+" has finished") {
+		t.Errorf("why %s: %v: %s", pod, err, out)
+	}
 }
 
 // published are policies of all kinds for which --crds has the API serve definitions, as their

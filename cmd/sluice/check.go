@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -47,10 +49,14 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 					return err
 				}
 			}
+			if len(c.sources)+len(c.findings) == 0 {
+				return fmt.Errorf("nothing to check: there is no object that Sluice reads in %s", strings.Join(args, ", "))
+			}
 			c.judge(complete)
 			if err := cli.Print(cmd.OutOrStdout(), format, c.findings, func(w io.Writer) { findingLines(w, c.findings) }); err != nil {
 				return err
 			}
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%s checked\n", model.Count(len(c.sources), "object"))
 			if slices.ContainsFunc(c.findings, func(f finding) bool { return strict || f.Severity == severityFault }) {
 				return statusFaults
 			}
@@ -180,7 +186,22 @@ func (c *checker) judge(complete bool) {
 	compiler.Update(c.objects, c.objects.Take())
 	c.found(severityFault, compiler.Issues())
 	c.found(severityHint, hints)
-	slices.SortStableFunc(c.findings, func(a, b finding) int { return strings.Compare(a.Source, b.Source) })
+	slices.SortStableFunc(c.findings, func(a, b finding) int { return compareSources(a.Source, b.Source) })
+}
+
+// compareSources orders "web.yaml:9" before "web.yaml:12".
+func compareSources(a, b string) int {
+	split := func(s string) (string, int) {
+		i := strings.LastIndexByte(s, ':') + 1
+		line, err := strconv.Atoi(s[i:])
+		if err != nil {
+			return s, 0
+		}
+		return s[:i], line
+	}
+	fileA, lineA := split(a)
+	fileB, lineB := split(b)
+	return cmp.Or(cmp.Compare(fileA, fileB), cmp.Compare(lineA, lineB))
 }
 
 // found adds issues of objects that the files declare.

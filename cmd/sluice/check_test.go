@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -54,7 +55,7 @@ func TestCheck(t *testing.T) {
 			lines := strings.SplitAfter(stdout, "\n")
 			stdout = lines[len(lines)-2]
 		}
-		if got := strings.ReplaceAll(stdout, dir+"/", ""); status != c.status || stderr != "" || !strings.HasPrefix(got, strings.TrimSuffix(c.says, "\n")) || strings.Count(got, "\n") != strings.Count(c.says, "\n") {
+		if got := strings.ReplaceAll(stdout, dir+"/", ""); status != c.status || !strings.HasSuffix(stderr, " checked\n") || !strings.HasPrefix(got, strings.TrimSuffix(c.says, "\n")) || strings.Count(got, "\n") != strings.Count(c.says, "\n") {
 			t.Errorf("%v %s: status %d, want %d; %q, want %q; %s", slices.Sorted(maps.Keys(c.files)), c.flags, status, c.status, got, c.says, stderr)
 		}
 	}
@@ -69,6 +70,9 @@ func TestCheck(t *testing.T) {
 	if status, _, stderr := sluice(t, "check", filepath.Join(dir, "missing.yaml")); status != cli.ExitError || !strings.Contains(stderr, "missing.yaml: no such file") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
+	if status, _, stderr := sluice(t, "check", folder(t, nil)); status != cli.ExitError || !strings.Contains(stderr, "nothing to check: there is no object that Sluice reads in ") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
 	if status, _, stderr := sluice(t, "check"); status != cli.ExitUsage || !strings.Contains(stderr, "check needs FILE...; for example: sluice check deploy/") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -76,7 +80,7 @@ func TestCheck(t *testing.T) {
 	root := newRootCommand()
 	root.SetIn(strings.NewReader(typo))
 	var out bytes.Buffer
-	if status := cli.Execute(t.Context(), root, []string{"check", "-"}, &out, &out); status != 3 || out.String() != strings.ReplaceAll(wrong, "typo.yaml", "stdin") {
+	if status := cli.Execute(t.Context(), root, []string{"check", "-"}, &out, io.Discard); status != 3 || out.String() != strings.ReplaceAll(wrong, "typo.yaml", "stdin") {
 		t.Errorf("status %d, %s", status, out.String())
 	}
 }

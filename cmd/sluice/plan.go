@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -92,6 +93,11 @@ func compileOnce(ctx context.Context, node *nodeFlags) (*compile.Compiler, *stor
 	config, err := node.config()
 	if err != nil {
 		return nil, nil, source.Status{}, err
+	}
+	if path := node.kubeconfig; path != "" {
+		if _, err := os.Stat(path); err != nil { // an agent waits for it
+			return nil, nil, source.Status{}, fmt.Errorf("read kubeconfig: %w", err)
+		}
 	}
 	objects := store.New()
 	src := node.source(objects, slog.New(slog.DiscardHandler))

@@ -29,6 +29,7 @@ import (
 // The checks of policies, in the order of the table.
 const (
 	checkPolicies    = "policies"
+	checkNode        = "node"
 	checkRefused     = "refused"
 	checkDriver      = "driver"
 	checkKernel      = "kernel"
@@ -45,6 +46,10 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	node.compiler.Policy = true
+	config, err := node.config()
+	if err != nil {
+		return nil, err
+	}
 	c, objects, read, err := compileOnce(ctx, node)
 	if err != nil {
 		return nil, err
@@ -60,6 +65,11 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	want := c.State()
 
 	results := []preflight.Result{knownPolicies(c, want.Policy)}
+	for _, i := range issues {
+		if i.Object == (model.Ref{Kind: model.NodeKind, Name: model.Name{Name: config.Node}}) {
+			results = append(results, preflight.Result{Check: checkNode, Status: preflight.Fail, Seen: i.String()})
+		}
+	}
 	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
 	results = append(results, tryPolicies(ctx, want)...)
 	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
 )
 
 const servicesHelp = `List the services that this node has, a line for each address and port. BACKENDS counts the endpoints
@@ -25,7 +26,8 @@ too: CHOSEN says whether this node sends new connections there, NOTE why not. Wh
 "from inside" means connections to the cluster IPs, and "from outside" those that come from outside
 to all other addresses. FLOWS counts the entries in this node's connection tracking from the
 service's addresses to the endpoint. They are of connections that this node has translated, and
-stay for a while after a connection has ended.`
+stay for a while after a connection has ended. Of a headless service, CHOSEN are those that DNS
+gives to clients.`
 
 func newServicesCommand() *cobra.Command {
 	var f nameFilter
@@ -112,7 +114,7 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 // serviceTable writes a service with its endpoints.
 func serviceTable(w io.Writer, s agent.ServiceReport) {
 	servicesTable(w, []compile.ServiceView{s.ServiceView})
-	if s.Unproxied != "" {
+	if s.Unproxied != "" && s.Unproxied != model.Headless {
 		return
 	}
 	if len(s.EndpointList) == 0 {

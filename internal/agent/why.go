@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/remedy"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -46,6 +48,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	var c *question.Case
 	var err error
 	a.Store.Read(func(v *store.View) { c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.way(addr).Own }) })
+	if unknown, ok := errors.AsType[*question.UnknownPodError](err); ok && a.finished(ctx, unknown.Pod) {
+		err = question.Finished(unknown.Pod)
+	}
 	if err != nil {
 		return e, err
 	}
@@ -81,6 +86,16 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	}
 	return e, nil
+}
+
+// finished reports whether a pod that is not known has finished, as far as the source tells.
+func (a *Agent) finished(ctx context.Context, pod model.Name) bool {
+	s, ok := a.Source.(source.Finisher)
+	if !ok {
+		return false
+	}
+	has, err := s.Finished(ctx, pod)
+	return has && err == nil // that it is not known is said in any case
 }
 
 // leaveOut takes out of the objects of a question the policies that apply to none of its pods and

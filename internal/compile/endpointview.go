@@ -18,7 +18,8 @@ type EndpointView struct {
 	Serving     bool `json:"serving"`
 	Terminating bool `json:"terminating"`
 
-	// Inside is whether this node sends connections to the service's cluster IPs there, and Outside
+	// Inside is whether this node sends connections to the service's cluster IPs there (of a
+	// headless service, whether DNS gives it to clients), and Outside
 	// whether it sends those there that come from outside to its other addresses; nil: it has none.
 	Inside  Choice  `json:"inside"`
 	Outside *Choice `json:"outside,omitempty"`
@@ -32,13 +33,16 @@ type Choice struct {
 
 // Endpoints returns the endpoints of a service as of the last Update, in any condition, by port and
 // address. They come from what the store holds now. There are none of a service that is not
-// programmed.
+// programmed, unless it is headless.
 func (c *Compiler) Endpoints(v *store.View, name model.Name) (views []EndpointView) {
 	s := c.services.all[name]
-	if s == nil || s.gone || s.why != "" {
+	if s == nil || s.gone || s.why != "" && s.why != model.Headless {
 		return nil
 	}
 	b := &builder{environment: c.env, report: report{svc: s.svc, families: familiesOf(s.svc)}, next: s}
+	if s.why == model.Headless {
+		b.families = families{four: true, six: true}
+	}
 	b.from = newObjects(s.svc, v.Slices(name), v.Selected(s.svc))
 	b.checkSlices(b.from.slices)
 	for i := range s.svc.Ports {

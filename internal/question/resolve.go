@@ -63,7 +63,7 @@ func ofPod(pod *model.Pod) (party, error) {
 	p := party{name: "pod " + pod.Name.String(), addrs: unmapped(pod.IPs), ports: pod.Ports, node: pod.HostNetwork}
 	switch {
 	case pod.Finished:
-		return p, fmt.Errorf("%s has finished: it has no network any more", p.name)
+		return p, Finished(pod.Name)
 	case len(pod.IPs) == 0:
 		return p, fmt.Errorf("%s has no address yet", p.name)
 	}

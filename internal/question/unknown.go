@@ -32,11 +32,22 @@ func unknown(v *store.View, e End, name model.Name) error {
 		}
 	}
 	what := map[Kind]string{"": "pod, service or node", Pod: "pod", Service: "service", Node: "node"}[e.Kind]
-	otherwise := "write NAMESPACE/NAME, node/NAME or an address"
+	err := Unknown(what, e.Name, name, names, "write NAMESPACE/NAME, node/NAME or an address")
 	if e.Kind == "" || e.Kind == Pod {
-		otherwise += "; pods that have ended are not known"
+		return &UnknownPodError{name, err}
 	}
-	return Unknown(what, e.Name, name, names, otherwise)
+	return err
+}
+
+// UnknownPodError says that nothing known has a name, which may be that of a pod.
+type UnknownPodError struct {
+	Pod model.Name
+	error
+}
+
+// Finished is what is said of a pod that has.
+func Finished(pod model.Name) error {
+	return fmt.Errorf("pod %v has finished: it has no network any more", pod)
 }
 
 // Unknown says that no object of that kind has the name, which was asked for in these words. Of the

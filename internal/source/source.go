@@ -40,6 +40,12 @@ type Dialer interface {
 	Dialed() []netip.AddrPort
 }
 
+// A Finisher is a source that leaves out pods that have finished.
+type Finisher interface {
+	// Finished reports whether there is such a pod, and it has finished. Safe for concurrent use.
+	Finished(ctx context.Context, pod model.Name) (bool, error)
+}
+
 // Status is what a source says of itself.
 type Status struct {
 	Name    string         `json:"name"`  // "manifests"

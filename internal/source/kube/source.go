@@ -1,16 +1,21 @@
 package kube
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"net/url"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
@@ -53,8 +58,9 @@ type Source struct {
 }
 
 var (
-	_ source.Source = (*Source)(nil)
-	_ source.Dialer = (*Source)(nil)
+	_ source.Source   = (*Source)(nil)
+	_ source.Dialer   = (*Source)(nil)
+	_ source.Finisher = (*Source)(nil)
 )
 
 // New returns a source that delivers to sink.
@@ -301,4 +307,20 @@ func (s *Source) Status() source.Status {
 	}
 	st.Issues = slices.Clip(st.Issues)
 	return st
+}
+
+// Finished implements source.Finisher.
+func (s *Source) Finished(ctx context.Context, pod model.Name) (bool, error) {
+	var page bytes.Buffer
+	query := url.Values{"fieldSelector": {"metadata.name=" + pod.Name}, "resourceVersion": {"0"}} // by the right to list
+	if _, err := s.api.get(ctx, kinds.Find(model.PodKind).Places[0].In(pod.Namespace), query, mediaJSON, &page); err != nil {
+		return false, err
+	}
+	var list struct {
+		Items []struct {
+			Status struct{ Phase corev1.PodPhase }
+		}
+	}
+	err := json.Unmarshal(page.Bytes(), &list)
+	return err == nil && len(list.Items) == 1 && slices.Contains([]corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}, list.Items[0].Status.Phase), err
 }
