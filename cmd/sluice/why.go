@@ -40,9 +40,9 @@ svc/NAMESPACE/NAME means all its ports. PROTOCOL is tcp (the default), udp or sc
 TO/icmp.
 
 A client inside the cluster reaches a service by its cluster IPs, one outside by its external
-addresses. A client outside comes in by the node whose address it uses. Load balancers send what is
-for a service with externalTrafficPolicy Local to each node with an endpoint. All else comes in by
-the node that is asked, or by the one that --via names.
+addresses. A client outside comes in by the node whose address it uses. To a service with
+externalTrafficPolicy Local it comes in by each node with an endpoint, to others by any node; --via
+names one.
 
 The answer is about new connections, and about the state that is wanted now: a warning says where
 the kernel may differ. Other nodes are taken to run Sluice with the flags of this one. What they

@@ -62,6 +62,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if q.Suggest {
 		a.suggest(&e, c)
 	}
+	if entries := a.entriesElsewhere(e.Connections); enforced && len(entries) > 0 && len(e.Ask) == 0 {
+		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", isTaken(entries)))
+	}
 	if !enforced {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
@@ -86,6 +89,27 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	}
 	return e, nil
+}
+
+// entriesElsewhere are the other nodes by which connections from outside come in.
+func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) {
+	for _, con := range connections {
+		for _, p := range con.Paths {
+			if con.From.Node == "" && len(p.Steps) > 0 && p.Steps[0].Node != a.Node {
+				names = append(names, p.Steps[0].Node)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func isTaken(nodes []string) string {
+	const most = 3
+	if len(nodes) == 1 {
+		return "node " + nodes[0] + " is"
+	}
+	return "nodes " + model.FirstFew(nodes, most) + " are"
 }
 
 // finished reports whether a pod that is not known has finished, as far as the source tells.
