@@ -45,7 +45,8 @@ func (s Step) subject() string {
 	return s.Of.String()
 }
 
-// Summary is the answer in few words: "allowed", "denied", "2 of 3 backends are denied".
+// Summary is the answer in few words: "allowed", "denied", "2 of 3 backends are denied"; "ways",
+// where they are also of several nodes by which it may come in.
 func (a Answer) Summary() string {
 	n := map[Outcome]int{}
 	for _, p := range a.Paths {
@@ -54,7 +55,11 @@ func (a Answer) Summary() string {
 	if n[a.Outcome] == len(a.Paths) || n[a.Outcome] == 0 {
 		return a.Outcome.String()
 	}
-	text := fmt.Sprintf("%d of %s %s", n[a.Outcome], model.Count(len(a.Paths), "backend"), isAre(n[a.Outcome], a.Outcome))
+	what := "backend"
+	if a.by(a.Paths[0]) != "" {
+		what = "way"
+	}
+	text := fmt.Sprintf("%d of %s %s", n[a.Outcome], model.Count(len(a.Paths), what), isAre(n[a.Outcome], a.Outcome))
 	if a.Outcome == Denied && n[Unknown] > 0 {
 		text += fmt.Sprintf(", %d %s", n[Unknown], isAre(n[Unknown], Unknown))
 	}
