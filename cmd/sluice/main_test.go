@@ -454,6 +454,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--manifests", ".", "--cluster-cidr", "10.0.0.0/99"}, "10.0.0.0/99"},
 		{[]string{"run", "--manifests", ".", "--log-format", "xml"}, "xml"},
 		{[]string{"run", "--manifests", ".", "--log-level", "loud"}, "loud"},
+		{[]string{"run", "--manifests", ".", "--metrics-address", "nope"}, "--metrics-address nope: give ADDRESS:PORT"},
 		{[]string{"run", "--manifests", ".", "--audit-interval", "0s"}, "--audit-interval"},
 		{[]string{"status", "-o", "xml"}, "xml"},
 		{[]string{"services", "--nonsense"}, "--nonsense"},

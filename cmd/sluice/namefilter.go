@@ -32,6 +32,8 @@ func (f nameFilter) one(arg string) (model.Name, error) {
 	switch {
 	case f.part != "":
 		return model.Name{}, cli.Usage(fmt.Errorf("--name is for lists: leave out --name or %s", arg))
+	case whole && (namespace == "" || name == "" || strings.Contains(name, "/")):
+		return model.Name{}, cli.Usage(fmt.Errorf("%s is no name: write NAMESPACE/NAME", arg))
 	case !whole:
 		return model.Name{Namespace: cmp.Or(f.namespace, "default"), Name: arg}, nil
 	case f.namespace != "" && f.namespace != namespace:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -89,6 +90,11 @@ func run(cmd *cobra.Command, o runOptions) error {
 	for flag, given := range map[string]bool{"--events": o.events, "--conditions": o.conditions} {
 		if given && !o.kubeFlags.named() {
 			return cli.Usage(errors.New(flag + " reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+		}
+	}
+	for flag, address := range map[string]string{"--metrics-address": o.agent.MetricsAddress, "--healthz-address": o.agent.HealthzAddress} {
+		if _, _, err := net.SplitHostPort(address); address != "" && err != nil {
+			return cli.Usage(fmt.Errorf("%s %s: give ADDRESS:PORT, as in 127.0.0.1:10249, or '' for none", flag, address))
 		}
 	}
 	if o.agent.AuditInterval <= 0 {

@@ -77,6 +77,8 @@ func TestNames(t *testing.T) {
 		says(t, socket, "services --name nosuch", "no services")
 		refuses(t, socket, "services shop/wbe", "there is no service shop/wbe: did you mean shop/web?")
 		refuses(t, socket, "services shop/nothing-of-the-kind", "'sluice services' lists those that there are")
+		refuses(t, socket, "services /web", "/web is no name: write NAMESPACE/NAME")
+		refuses(t, socket, "services shop/", "shop/ is no name: write NAMESPACE/NAME")
 		refuses(t, socket, "services shop/web -n tools", "shop/web is not in the namespace tools: leave out -n")
 		refuses(t, socket, "services shop/web --name w", "leave out --name or shop/web")
 		_, stdout, _ := sluice(t, "services", "shop/web", "-o", "json", "--socket", socket)

@@ -69,6 +69,9 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	if status, ok := errors.AsType[Status](err); ok {
 		return int(status)
 	}
+	if errors.Is(err, syscall.EPIPE) {
+		return ExitError // who reads the output has seen enough
+	}
 	_, _ = fmt.Fprintf(stderr, "%s: %s\n", root.Name(), model.PrintableLines(strings.ReplaceAll(err.Error(), "\n\t", "\n  ")))
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return ExitError

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -61,11 +62,21 @@ func (l *Lab) Exec(target string, args []string) error {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	return l.at(target, func() error {
-		if err := unix.Exec(path, args, os.Environ()); err != nil {
+		if err := unix.Exec(path, args, l.environ()); err != nil {
 			return fmt.Errorf("run %s: %w", args[0], err)
 		}
 		return nil
 	})
+}
+
+// environ is this process's environment, with the lab's own sluice first in PATH, for shells.
+func (l *Lab) environ() []string {
+	env := os.Environ()
+	if l.Sluice != "" {
+		env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "PATH=") })
+		env = append(env, "PATH="+filepath.Dir(l.Sluice)+":"+os.Getenv("PATH"))
+	}
+	return env
 }
 
 func (l *Lab) lookPath(command string) (string, error) {
