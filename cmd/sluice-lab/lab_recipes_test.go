@@ -142,6 +142,9 @@ func TestRecipes(t *testing.T) {
 	}
 	c.T = t
 	c.kubectl("", strings.Fields(webPod)...)
+	if err := l.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		args  string
 		input string

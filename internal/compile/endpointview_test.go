@@ -70,8 +70,12 @@ func TestEndpointsSayWhyNot(t *testing.T) {
 			[]any{v4.service(selectsWeb), v4.pod("a", "e1"), v4.pod("b", "e2", func(p *model.Pod) { p.Ready = false })},
 			[]string{"", "it is not ready"},
 		},
-		"a service without address": {
-			[]any{v4.service(func(s *model.Service) { s.Unproxied = "headless" }), slice("a", v4.endpoint("e1"))},
+		"a headless service": {
+			[]any{v4.service(func(s *model.Service) { s.Unproxied, s.ClusterIPs = model.Headless, nil }), slice("a", v4.endpoint("e1"), v4.endpoint("e2", func(e *model.Endpoint) { e.Ready = false }))},
+			[]string{"", "it is not ready"},
+		},
+		"a service that another program serves": {
+			[]any{v4.service(func(s *model.Service) { s.Unproxied = "others" }), slice("a", v4.endpoint("e1"))},
 			nil,
 		},
 	} {
