@@ -46,7 +46,7 @@ func (c *labCluster) RestartAPI(ctx context.Context) error {
 func (c *labCluster) logs() string {
 	var text strings.Builder
 	for _, n := range nodes {
-		for _, name := range []string{"agent", "kube-proxy"} {
+		for _, name := range []string{"agent", "kube-proxy", "kubelet"} {
 			if process.Find(filepath.Join(lab.Dir, c.Name, n), name) != (process.Process{}) {
 				fmt.Fprintf(&text, "%s of %s:\n%s\n", name, n, process.Tail(filepath.Join(lab.Dir, c.Name, n), name))
 			}
