@@ -22,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Dir contains the folders of all labs.
@@ -142,7 +143,7 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 		return err
 	}
 	if l.agent != nil {
-		l.report("starting %d agents and waiting for them to program %d services", len(l.Cluster.Nodes), len(l.Cluster.Services))
+		l.report("starting %s and waiting for them to program %s", model.Count(len(l.Cluster.Nodes), "agent"), model.Count(len(l.Cluster.Services), "service"))
 		for i := range l.Cluster.Nodes {
 			if err := l.startAgent(&l.Cluster.Nodes[i]); err != nil {
 				return err

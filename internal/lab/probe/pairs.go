@@ -213,6 +213,9 @@ func (p *Pairs) Failed() int {
 
 // Summary returns one sentence.
 func (p *Pairs) Summary() string {
+	if p.Count == 0 && p.Unjudged == "" {
+		return "no client has another's service to ask"
+	}
 	text := fmt.Sprintf("%d of %d pairs of client and port pass", p.Pass, p.Count)
 	switch failed := p.Failed(); {
 	case p.Unjudged != "":
