@@ -25,19 +25,7 @@ import (
 // shopLab brings up a lab with the example shop and agents on a real kernel.
 func shopLab(t *testing.T, name string) *lab.Lab {
 	t.Helper()
-	needRoot(t)
-	t.Cleanup(func() {
-		if err := lab.Down(name); err != nil {
-			t.Error(err)
-		}
-	})
-	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv)}
-	l, err := o.up(t.Context(), &progress, nil)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, progress.String())
-	}
-	return l
+	return upLab(t, name)
 }
 
 // The agents follow changes in the lab: after every step, all services answer or refuse as
