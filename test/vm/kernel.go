@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -20,29 +21,67 @@ type kernel struct {
 	modules map[string]string // name → path of the others
 }
 
-// fetchKernel downloads and unpacks a kernel's package below cache, unless it is there already.
-func fetchKernel(ctx context.Context, cache, pkg string) (*kernel, error) {
-	pkg, err := kernelPackage(ctx, pkg)
+// fetchKernel downloads and unpacks a kernel's package of a Debian suite below cache, unless it is
+// there already.
+func fetchKernel(ctx context.Context, cache, suite, pkg string) (*kernel, error) {
+	a, err := newAPT(ctx, cache, suite)
 	if err != nil {
+		return nil, err
+	}
+	if pkg, err = a.kernelPackage(ctx, pkg); err != nil {
 		return nil, err
 	}
 	dir := filepath.Join(cache, pkg)
 	if _, err := os.Stat(dir); err != nil {
 		fmt.Printf("vm: downloading %s\n", pkg)
-		if err := unpack(ctx, cache, pkg, dir); err != nil {
+		if err := a.unpack(ctx, cache, pkg, dir); err != nil {
 			return nil, err
 		}
 	}
 	return openKernel(dir, strings.TrimPrefix(pkg, "linux-image-"))
 }
 
+// apt runs apt's commands with options.
+type apt struct{ options []string }
+
+// newAPT returns the machine's own apt or, for another suite of Debian, one with lists of its own
+// below cache, from the same archive.
+func newAPT(ctx context.Context, cache, suite string) (*apt, error) {
+	if suite == "" {
+		return &apt{}, nil
+	}
+	const targets = "$(REPO_URI) $(RELEASE)"
+	out, err := output(ctx, "", "apt-get", "indextargets", "--format", targets, "Created-By: Packages", "Component: main", "Origin: Debian", "Label: Debian")
+	if err != nil {
+		return nil, err
+	}
+	archive, _, found := strings.Cut(out, " ")
+	if !found {
+		return nil, fmt.Errorf("find Debian's archive in apt's sources: 'apt-get update' reads their lists")
+	}
+	root := filepath.Join(cache, "apt-"+suite)
+	list := filepath.Join(root, "sources.list")
+	source := fmt.Sprintf("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n", archive, suite)
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "lists", "partial"), 0o755), os.WriteFile(list, []byte(source), 0o644)); err != nil {
+		return nil, err
+	}
+	return &apt{[]string{
+		"-o", "Dir::Etc::sourcelist=" + list, "-o", "Dir::Etc::sourceparts=/dev/null",
+		"-o", "Dir::State::lists=" + filepath.Join(root, "lists"), "-o", "Dir::Cache=" + root, "-o", "Dir::State::status=/dev/null",
+	}}, nil
+}
+
+func (a *apt) run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	return output(ctx, dir, name, append(slices.Clone(a.options), args...)...)
+}
+
 // kernelPackage follows a package that only depends on the current kernel.
-func kernelPackage(ctx context.Context, pkg string) (string, error) {
-	depends := func() (string, error) { return output(ctx, "", "apt-cache", "depends", pkg) }
+func (a *apt) kernelPackage(ctx context.Context, pkg string) (string, error) {
+	depends := func() (string, error) { return a.run(ctx, "", "apt-cache", "depends", pkg) }
 	out, err := depends()
 	if err != nil { // no package lists yet
 		fmt.Println("vm: fetching the lists of packages")
-		if _, err = output(ctx, "", "apt-get", "update"); err == nil {
+		if _, err = a.run(ctx, "", "apt-get", "update"); err == nil {
 			out, err = depends()
 		}
 		if err != nil {
@@ -58,7 +97,7 @@ func kernelPackage(ctx context.Context, pkg string) (string, error) {
 }
 
 // unpack downloads a package and unpacks it into dir, which appears only when it is complete.
-func unpack(ctx context.Context, cache, pkg, dir string) error {
+func (a *apt) unpack(ctx context.Context, cache, pkg, dir string) error {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return err
 	}
@@ -67,7 +106,7 @@ func unpack(ctx context.Context, cache, pkg, dir string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	if _, err := output(ctx, tmp, "apt-get", "download", pkg); err != nil {
+	if _, err := a.run(ctx, tmp, "apt-get", "download", pkg); err != nil {
 		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
@@ -77,7 +116,33 @@ func unpack(ctx context.Context, cache, pkg, dir string) error {
 	if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], "root"); err != nil {
 		return err
 	}
+	if err := decompress(ctx, filepath.Join(tmp, "root")); err != nil {
+		return err
+	}
 	return os.Rename(filepath.Join(tmp, "root"), dir)
+}
+
+// decompress unpacks compressed modules, as the guest has nothing to do it with.
+func decompress(ctx context.Context, dir string) error {
+	var files []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".ko.xz") {
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	if err := install(ctx, "xz", "xz-utils"); err != nil {
+		return err
+	}
+	for some := range slices.Chunk(files, 1000) {
+		if _, err := output(ctx, "", "xz", append([]string{"-d", "-T0"}, some...)...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func openKernel(dir, release string) (*kernel, error) {
@@ -88,6 +153,9 @@ func openKernel(dir, release string) (*kernel, error) {
 		modules: map[string]string{},
 	}
 	lib := filepath.Join(dir, "lib", "modules", release)
+	if _, err := os.Stat(lib); err != nil { // since Debian 13
+		lib = filepath.Join(dir, "usr", "lib", "modules", release)
+	}
 	b, err := os.ReadFile(filepath.Join(lib, "modules.builtin"))
 	if err != nil {
 		return nil, fmt.Errorf("read the kernel's modules: %w", err)
@@ -123,6 +191,9 @@ func (k *kernel) order(names []string) ([]string, error) {
 			return nil
 		}
 		path, ok := k.modules[name]
+		if !ok && name == "nft_objref" { // a part of nf_tables since 6.2
+			return nil
+		}
 		if !ok {
 			return fmt.Errorf("kernel %s has no module %s", k.release, name)
 		}

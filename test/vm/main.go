@@ -1,5 +1,5 @@
-// Command vm runs the kernel tests of packages in a virtual machine with Debian's
-// stock cloud kernel, the oldest that the project supports (6.1):
+// Command vm runs the kernel tests of packages in a virtual machine with a stock cloud kernel of
+// Debian: that of Debian 12 (6.1) is the oldest that the project supports, -suite trixie has 6.12.
 //
 //	go run ./test/vm [flags] [package directory ...]
 //
@@ -47,6 +47,7 @@ func run(ctx context.Context) error {
 	verbose := flag.Bool("v", false, "list each test")
 	timeout := flag.Duration("timeout", 30*time.Minute, "give up after this `time`")
 	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
+	suite := flag.String("suite", "", "the Debian `suite` of the kernel: trixie, for one (default: this machine's)")
 	accel := flag.String("accel", "tcg,thread=multi", "QEMU's `accelerator`; kvm is ten times as fast where it works")
 	memory := flag.String("memory", "2G", "the machine's memory `size`, as QEMU writes it")
 	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
@@ -66,7 +67,7 @@ func run(ctx context.Context) error {
 	if err := install(ctx, "qemu-system-x86_64", "qemu-system-x86"); err != nil {
 		return err
 	}
-	k, err := fetchKernel(ctx, cache, *kernelFlag)
+	k, err := fetchKernel(ctx, cache, *suite, *kernelFlag)
 	if err != nil {
 		return err
 	}
