@@ -86,7 +86,7 @@ func probeDriver(ctx context.Context, policy bool) (name, lacks string, err erro
 	if err != nil {
 		return "", "", err
 	}
-	can, asked := d.Capabilities(), driver.Capability(driver.All)
+	can, asked := d.Capabilities(), driver.All&^driver.Fabric
 	if !policy {
 		asked &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}

@@ -13,7 +13,8 @@ import (
 // driver can do. Capabilities are or-ed.
 type Capability uint
 
-// The capabilities. Without Services a driver carries out no services, without Policy no policy.
+// The capabilities. Without Services a driver carries out no services, without Policy no policy,
+// without Fabric no tunnels and routes.
 const (
 	Services        Capability = 1 << iota // TCP and UDP to backends, whatever kind of address was asked for
 	SCTP                                   // services over SCTP
@@ -23,6 +24,7 @@ const (
 	Policy                                 // of pods
 	HostPolicy                             // of the node's own interfaces
 	UntrackedPolicy                        // doNotTrack, and deny lists: before connection tracking
+	Fabric                                 // tunnels and routes to the pods of other nodes
 	Survives                               // what was programmed works while no process of ours runs
 	AuditsCheaply                          // Tampered tells
 	Keeps                                  // Adopt can keep what Keep names
@@ -36,7 +38,7 @@ var capabilityNames = []struct {
 }{
 	{Services, "services"}, {SCTP, "SCTP"}, {Affinity, "session affinity"}, {SourceRanges, "source ranges"},
 	{LocalTraffic, "externalTrafficPolicy: Local"}, {Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
-	{UntrackedPolicy, "policy before connection tracking"}, {Survives, "working while no agent runs"},
+	{UntrackedPolicy, "policy before connection tracking"}, {Fabric, "pod networks between nodes"}, {Survives, "working while no agent runs"},
 	{AuditsCheaply, "noticing at once what others change"}, {Keeps, "keeping what cannot be read"},
 }
 

@@ -86,16 +86,18 @@ type Keep struct {
 	// Policies, where Policy is not set, are all policies that may be lacking: what is judged by
 	// one of them in the kernel stays.
 	Policies []model.PolicyKey
+	Fabric   bool // routes and tunnels
 }
 
 // Any reports whether there is something to keep.
-func (k Keep) Any() bool { return k.Services || k.Policy || len(k.Policies) > 0 }
+func (k Keep) Any() bool { return k.Services || k.Policy || k.Fabric || len(k.Policies) > 0 }
 
 // Kept is what a plan of Adopt leaves in the kernel though want does not name it. Where something
 // of a part is kept, an ordinary Adopt of the part, by any process, removes it.
 type Kept struct {
 	Services int // frontends, and addresses that other programs serve
 	Policy   int // elements of policy
+	Fabric   int // routes, and far ends of tunnels
 
 	// Where policy is kept, the kernel may judge otherwise than the state says:
 	Senders, Receivers map[netip.Addr]bool   // pods, in what they send, and in what reaches them
@@ -105,7 +107,7 @@ type Kept struct {
 }
 
 // Elements is how much is kept; 0: nothing.
-func (k Kept) Elements() int { return k.Services + k.Policy }
+func (k Kept) Elements() int { return k.Services + k.Policy + k.Fabric }
 
 // Plan is a computed change of the kernel that has not happened yet.
 type Plan interface {

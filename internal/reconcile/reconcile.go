@@ -42,11 +42,12 @@ type Part int
 const (
 	Services Part = iota
 	Policy
+	Fabric
 	parts
 )
 
-// String returns "services" or "policy".
-func (p Part) String() string { return [...]string{"services", "policy"}[p] }
+// String returns "services", "policy" or "fabric".
+func (p Part) String() string { return [...]string{"services", "policy", "fabric"}[p] }
 
 // Lacking is what the sources have not been able to read yet.
 type Lacking struct {
@@ -57,7 +58,7 @@ type Lacking struct {
 // keep is what may not be taken from the kernel.
 func (l Lacking) keep() driver.Keep {
 	if l.Any && len(l.Policies) == 0 {
-		return driver.Keep{Services: true, Policy: true}
+		return driver.Keep{Services: true, Policy: true, Fabric: true}
 	}
 	if l.Any {
 		return driver.Keep{Policies: l.Policies}
@@ -129,8 +130,8 @@ type part struct {
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{}}
 	can, state := d.Capabilities().Can, want()
-	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy}
-	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil} {
+	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric}
+	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil} {
 		if there && can&needs[p] != 0 {
 			r.parts = append(r.parts, &part{of: Part(p), stale: true})
 		}
@@ -389,17 +390,20 @@ func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part,
 
 // copy takes the part over from another state.
 func (p Part) copy(to, from *state.State) {
-	if p == Services {
+	switch p {
+	case Services:
 		to.Services = from.Services
-	} else {
+	case Policy:
 		to.Policy = from.Policy
+	case Fabric:
+		to.Fabric = from.Fabric
 	}
 }
 
 // adopted notes that the kernel has the part.
 func (p *part) adopted(kept driver.Kept) {
 	p.stale, p.delay, p.due, p.failure = false, 0, time.Time{}, nil
-	p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy}[p.of]
+	p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy, Fabric: kept.Fabric}[p.of]
 }
 
 // apply carries out one plan.

@@ -206,7 +206,7 @@ func TestWholeIsNeeded(t *testing.T) {
 		r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 		r.Lack(reconcile.Lacking{})
 		f.fails[reconcile.Policy] = errors.New("no room")
-		run(t, r, f, attempt{both, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "no room"})
+		run(t, r, f, attempt{both, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[] Fabric:false} [services policy]; failed adopt [policy]", "no room"})
 		run(t, r, f, attempt{services, "update [services]", "no room"})
 		time.Sleep(time.Second)
 		delete(f.fails, reconcile.Policy)
@@ -224,7 +224,7 @@ func TestWholeIsNeeded(t *testing.T) {
 		f.fails[reconcile.Policy] = errors.New("no room")
 		f.whole, f.kept = true, driver.Kept{Services: 1, Policy: 1}
 		r.Doubt("")
-		run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "services cannot be changed alone"})
+		run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[] Fabric:false} [services policy]; failed adopt [policy]", "services cannot be changed alone"})
 		if _, fails := r.Failed()[reconcile.Services]; !fails {
 			t.Error("services are said to be in step")
 		}
@@ -244,7 +244,7 @@ func TestFailingPartStaysAsItIs(t *testing.T) {
 	f.held = &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	f.held.Policy.PodDevices[7] = struct{}{}
 	f.fails[reconcile.Policy] = errors.New("no room")
-	run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[]} [services policy]; failed adopt [policy]", "no room"})
+	run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[] Fabric:false} [services policy]; failed adopt [policy]", "no room"})
 	if alone := f.wants[2]; alone.Services != whole.Services || !reflect.DeepEqual(alone.Policy, f.held.Policy) {
 		t.Errorf("services are adopted beside the policy %+v, want what is held", alone.Policy)
 	}
@@ -255,7 +255,7 @@ func TestKeeping(t *testing.T) {
 	f := newFake()
 	r := reconcile.New(f, wanted, slog.New(slog.DiscardHandler))
 	f.kept = driver.Kept{Policy: 3}
-	const all = "keep{Services:true Policy:true Policies:[]}"
+	const all = "keep{Services:true Policy:true Policies:[] Fabric:true}"
 	run(t, r, f, attempt{both, all + " [services policy]", ""})
 	if r.Kept() != 3 {
 		t.Errorf("kept %d", r.Kept())
@@ -266,7 +266,7 @@ func TestKeeping(t *testing.T) {
 		attempt{both, "update [services]; " + all + " [policy]", ""})
 	r.Lack(reconcile.Lacking{Any: true, Policies: []model.PolicyKey{{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "a", Name: "b"}}}})
 	f.kept = driver.Kept{}
-	run(t, r, f, attempt{policy, "keep{Services:false Policy:false Policies:[NetworkPolicy a/b]} [policy]", ""}, attempt{policy, "update [policy]", ""})
+	run(t, r, f, attempt{policy, "keep{Services:false Policy:false Policies:[NetworkPolicy a/b] Fabric:false} [policy]", ""}, attempt{policy, "update [policy]", ""})
 	r.Lack(reconcile.Lacking{})
 	run(t, r, f, attempt{none, "adopt [services policy]", ""})
 	if r.Kept() != 0 {

@@ -146,9 +146,10 @@ func (s Settings) Equal(o Settings) bool {
 type State struct {
 	Services *Services
 	Policy   *Policy
+	Fabric   *Fabric
 }
 
-// New returns a State of services that are none, without policy.
+// New returns a State of services that are none, without policy and fabric.
 func New() *State { return &State{Services: NewServices()} }
 
 // Delta is a change of a State: of each part what is named is set, or removed where the value is
@@ -156,16 +157,18 @@ func New() *State { return &State{Services: NewServices()} }
 type Delta struct {
 	Services ServicesDelta
 	Policy   PolicyDelta
+	Fabric   FabricDelta
 }
 
 // Len is the number of named changes; 0 means nothing to do.
-func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() }
+func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() + d.Fabric.Len() }
 
 // Merge has d be the one change that d and then a later one come to. Maps of d may be changed,
 // those of the later one are not.
 func (d *Delta) Merge(later Delta) {
 	d.Services.merge(later.Services)
 	d.Policy.merge(later.Policy)
+	d.Fabric.merge(later.Fabric)
 }
 
 // Apply changes the parts that s has by d.
@@ -176,10 +179,15 @@ func (s *State) Apply(d Delta) {
 	if s.Policy != nil {
 		s.Policy.Apply(d.Policy)
 	}
+	if s.Fabric != nil {
+		s.Fabric.Apply(d.Fabric)
+	}
 }
 
 // Clone returns a copy that Apply changes apart from s.
-func (s *State) Clone() *State { return &State{Services: s.Services.Clone(), Policy: s.Policy.Clone()} }
+func (s *State) Clone() *State {
+	return &State{Services: s.Services.Clone(), Policy: s.Policy.Clone(), Fabric: s.Fabric.Clone()}
+}
 
 // Services is the part of the State that says where new connections to services go.
 type Services struct {

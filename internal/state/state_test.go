@@ -97,7 +97,7 @@ func TestDeltas(t *testing.T) {
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		whole := New()
-		whole.Policy = NewPolicy()
+		whole.Policy, whole.Fabric = NewPolicy(), NewFabric()
 		whole.Apply(drawDelta(r))
 		before := whole.Clone()
 		a, b := drawDelta(r), drawDelta(r)
@@ -149,7 +149,7 @@ func TestMerge(t *testing.T) {
 // A part that is not there is left alone.
 func TestPartsOfAState(t *testing.T) {
 	s := &State{Services: NewServices()}
-	if c := s.Clone(); c.Policy != nil || c.Services == s.Services {
+	if c := s.Clone(); c.Policy != nil || c.Fabric != nil || c.Services == s.Services {
 		t.Errorf("the clone is %+v", c)
 	}
 	s.Apply(Delta{Services: ServicesDelta{ClusterIPs: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true}}})

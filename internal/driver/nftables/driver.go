@@ -69,7 +69,7 @@ var _ driver.Driver = (*Driver)(nil)
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{Name: "nftables", Can: driver.All, Counter: d, Rememberer: d, Lister: d}
+	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ driver.Fabric, Counter: d, Rememberer: d, Lister: d}
 	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}

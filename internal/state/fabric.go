@@ -1,0 +1,121 @@
+package state
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+)
+
+// Fabric is the part of the State that says how this node reaches the pods of the others: tunnel
+// devices, the far ends of the tunnels, and routes. The values behind its pointers are comparable,
+// and immutable once published.
+type Fabric struct {
+	Tunnels map[string]*Tunnel // by the name of the device
+	VTEPs   map[VTEPKey]*VTEP
+	Routes  map[netip.Prefix]*Route
+}
+
+// Encapsulation is how packets travel between nodes.
+type Encapsulation uint8
+
+// The encapsulations.
+const (
+	Native Encapsulation = iota // as they are
+	VXLAN
+	IPIP
+)
+
+// String returns "native", "VXLAN" or "IPIP".
+func (e Encapsulation) String() string { return [...]string{"native", "VXLAN", "IPIP"}[e] }
+
+// Tunnel is a tunnel device of this node.
+type Tunnel struct {
+	Encapsulation Encapsulation
+	Local         netip.Addr // of this node, that packets travel from; of their outer family
+	Address       netip.Addr // the device's own, from which the node itself sends through it; of their inner family
+	MTU           int
+	MAC           MAC // VXLAN
+	VNI           uint32
+	Port          uint16 // UDP
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// String returns "66:01:02:03:04:05".
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// VTEPKey is the gateway by which routes name the far end of a tunnel.
+type VTEPKey struct {
+	Device  string
+	Gateway netip.Addr
+}
+
+// Compare orders keys by device and gateway.
+func (k VTEPKey) Compare(o VTEPKey) int {
+	return cmp.Or(cmp.Compare(k.Device, o.Device), k.Gateway.Compare(o.Gateway))
+}
+
+// VTEP is the far end of a VXLAN tunnel: another node. No two of a device have the same MAC.
+type VTEP struct {
+	Node   string // for people
+	MAC    MAC
+	Remote netip.Addr // the node's address, that packets travel to
+}
+
+// Route says where packets to a prefix go.
+type Route struct {
+	Node string // for people; this node's name if nothing is to leave it
+	// Device and Via are the next hop, which counts as being on the device's link, whatever
+	// subnets that has. Without a Device packets are dropped silently, unless a longer prefix or
+	// another program's route takes them: it keeps packets to addresses that no pod of this node has
+	// from going back where they came from.
+	Device string
+	Via    netip.Addr
+}
+
+// NewFabric returns a Fabric without anything in it.
+func NewFabric() *Fabric {
+	return &Fabric{Tunnels: map[string]*Tunnel{}, VTEPs: map[VTEPKey]*VTEP{}, Routes: map[netip.Prefix]*Route{}}
+}
+
+// FabricDelta is a change of a Fabric.
+type FabricDelta struct {
+	Tunnels map[string]*Tunnel
+	VTEPs   map[VTEPKey]*VTEP
+	Routes  map[netip.Prefix]*Route
+}
+
+// Len is the number of named changes.
+func (d FabricDelta) Len() int { return len(d.Tunnels) + len(d.VTEPs) + len(d.Routes) }
+
+func (d *FabricDelta) merge(later FabricDelta) {
+	d.Tunnels = merged(d.Tunnels, later.Tunnels)
+	d.VTEPs = merged(d.VTEPs, later.VTEPs)
+	d.Routes = merged(d.Routes, later.Routes)
+}
+
+// Apply changes f by d.
+func (f *Fabric) Apply(d FabricDelta) {
+	applyMap(f.Tunnels, d.Tunnels)
+	applyMap(f.VTEPs, d.VTEPs)
+	applyMap(f.Routes, d.Routes)
+}
+
+// Clone returns a copy that Apply changes apart from f; nil of nil.
+func (f *Fabric) Clone() *Fabric {
+	if f == nil {
+		return nil
+	}
+	return &Fabric{Tunnels: maps.Clone(f.Tunnels), VTEPs: maps.Clone(f.VTEPs), Routes: maps.Clone(f.Routes)}
+}
+
+// Equal reports whether two are the same.
+func (f *Fabric) Equal(o *Fabric) bool {
+	return maps.EqualFunc(f.Tunnels, o.Tunnels, same) && maps.EqualFunc(f.VTEPs, o.VTEPs, same) && maps.EqualFunc(f.Routes, o.Routes, same)
+}
+
+func same[V comparable](a, b *V) bool { return *a == *b }
