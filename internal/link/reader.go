@@ -190,7 +190,7 @@ func (r *Reader) LocalRoutes(protocol int) ([]netip.Addr, error) {
 }
 
 func (r *Reader) links() ([]netlink.Link, error) {
-	links, err := dump(r.h.LinkList)
+	links, err := Dump(r.h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
@@ -217,7 +217,7 @@ func (r *Reader) routes(filter *netlink.Route, mask uint64) ([]netlink.Route, er
 // ofBoth dumps what there is of IPv4, then of IPv6.
 func ofBoth[T any](list func(family int) ([]T, error)) (all []T, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		found, err := dump(func() ([]T, error) { return list(family) })
+		found, err := Dump(func() ([]T, error) { return list(family) })
 		if err != nil {
 			return nil, err
 		}
@@ -226,8 +226,8 @@ func ofBoth[T any](list func(family int) ([]T, error)) (all []T, err error) {
 	return all, nil
 }
 
-// dump repeats a dump that was interrupted. A kernel without a family has nothing of it.
-func dump[T any](list func() ([]T, error)) ([]T, error) {
+// Dump repeats a dump that was interrupted. A kernel without a family has nothing of it.
+func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	for range attempts - 1 {
 		all, err := list()
 		switch {

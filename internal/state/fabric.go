@@ -16,6 +16,13 @@ type Fabric struct {
 	Routes  map[netip.Prefix]*Route
 }
 
+// The names of the tunnel devices.
+const (
+	DeviceVXLAN  = "sluice.vxlan"
+	DeviceVXLAN6 = "sluice.vxlan6" // for IPv6
+	DeviceIPIP   = "sluice.ipip"
+)
+
 // Encapsulation is how packets travel between nodes.
 type Encapsulation uint8
 

@@ -1,0 +1,284 @@
+package fabric
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/state"
+)
+
+// kernel is what the kernel holds of ours.
+type kernel struct {
+	tunnels map[string]*device
+	entries map[any]entry  // by slot
+	odd     []entry        // further ones in slots that are taken
+	names   map[int]string // of devices
+}
+
+func newKernel() *kernel {
+	return &kernel{tunnels: map[string]*device{}, entries: map[any]entry{}, names: map[int]string{}}
+}
+
+func (k *kernel) has(e entry) bool { return k.entries[e.slot()] == e }
+
+func (k *kernel) add(e entry) {
+	if _, taken := k.entries[e.slot()]; taken {
+		k.odd = append(k.odd, e)
+		return
+	}
+	k.entries[e.slot()] = e
+}
+
+// forget forgets a tunnel and all that is on it.
+func (k *kernel) forget(tunnel string) {
+	if t := k.tunnels[tunnel]; t != nil {
+		delete(k.names, t.index)
+	}
+	delete(k.tunnels, tunnel)
+	for slot, e := range k.entries {
+		if e.on() == tunnel {
+			delete(k.entries, slot)
+		}
+	}
+	k.odd = slices.DeleteFunc(k.odd, func(e entry) bool { return e.on() == tunnel })
+}
+
+// device is a device of one of our names.
+type device struct {
+	index  int
+	tunnel state.Tunnel // without its Address
+	plain  bool         // it is up, and of a make that we can leave as it is
+	fixed  bool         // it is of our make but for what can be changed
+	addrs  []netip.Prefix
+}
+
+// is reports whether the device is as a tunnel says.
+func (d *device) is(t *state.Tunnel) bool {
+	return d.plain && d.canBecome(t) && d.tunnel.MTU == t.MTU && d.tunnel.MAC == t.MAC && slices.Equal(d.addrs, []netip.Prefix{hostPrefix(t.Address)})
+}
+
+// canBecome reports whether the device can be made what a tunnel says, with all that is on it.
+func (d *device) canBecome(t *state.Tunnel) bool {
+	return d.fixed && d.tunnel.Encapsulation == t.Encapsulation && d.tunnel.Local == t.Local && d.tunnel.VNI == t.VNI && d.tunnel.Port == t.Port
+}
+
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// read reads what the kernel holds.
+func (d *Driver) read() (*kernel, error) {
+	k := newKernel()
+	for _, name := range Devices {
+		dev, err := d.readDevice(name)
+		if err != nil {
+			return nil, err
+		}
+		if dev == nil {
+			continue
+		}
+		k.tunnels[name], k.names[dev.index] = dev, name
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
+			if family == unix.AF_BRIDGE && dev.tunnel.Encapsulation != state.VXLAN {
+				continue
+			}
+			if err := d.readNeighbours(k, family, dev.index); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		if err := d.readRoutes(k, family); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+func (d *Driver) readRoutes(k *kernel, family byte) error {
+	body := []byte{family, 0, 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, 0, 0, 0, 0, 0, 0}
+	found, err := d.list(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (entry, bool) {
+		r, ours := readRoute(body, d.namer(k))
+		return r, ours
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, e := range found {
+		k.add(e)
+	}
+	return nil
+}
+
+func (d *Driver) readNeighbours(k *kernel, family byte, index int) error {
+	body := append([]byte{family}, make([]byte, unix.SizeofNdMsg-1)...)
+	body = attribute(body, unix.NDA_IFINDEX, number(uint32(index)))
+	found, err := d.list(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, body, func(body []byte) (entry, bool) {
+		return readNeighbour(body, d.namer(k))
+	})
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	for _, e := range found {
+		k.add(e)
+	}
+	return nil
+}
+
+// list dumps entries; a kernel without the family has none.
+func (d *Driver) list(typ, answer uint16, body []byte, read func([]byte) (entry, bool)) (found []entry, err error) {
+	err = d.socket.dump(typ, body, func(m message) {
+		if e, ok := read(m.body); ok && m.typ == answer {
+			found = append(found, e)
+		}
+	}, func() { found = nil })
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	return found, err
+}
+
+// namer names devices by their indexes; "" for one that is gone.
+func (d *Driver) namer(k *kernel) func(int) string {
+	return func(index int) string {
+		name, known := k.names[index]
+		if !known {
+			if l, err := d.links.LinkByIndex(index); err == nil {
+				name = l.Attrs().Name
+			}
+			k.names[index] = name
+		}
+		return name
+	}
+}
+
+// readDevice returns nil if there is no device of the name.
+func (d *Driver) readDevice(name string) (*device, error) {
+	l, err := d.links.LinkByName(name)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find device %s: %w", name, err)
+	}
+	dev := &device{index: l.Attrs().Index}
+	dev.tunnel.MTU = l.Attrs().MTU
+	switch l := l.(type) {
+	case *netlink.Vxlan:
+		dev.tunnel.Encapsulation, dev.tunnel.VNI, dev.tunnel.Port = state.VXLAN, uint32(l.VxlanId), uint16(l.Port)
+		dev.tunnel.Local, _ = netip.AddrFromSlice(l.SrcAddr)
+		copy(dev.tunnel.MAC[:], l.HardwareAddr)
+		dev.fixed = !l.Learning && !l.FlowBased && !l.GBP && l.Group == nil && l.VtepDevIndex == 0
+	case *netlink.Iptun:
+		dev.tunnel.Encapsulation = state.IPIP
+		dev.tunnel.Local, _ = netip.AddrFromSlice(l.Local)
+		dev.fixed = !l.FlowBased && (l.Remote == nil || l.Remote.IsUnspecified())
+	}
+	dev.tunnel.Local = dev.tunnel.Local.Unmap()
+	dev.plain = dev.fixed && l.Attrs().Flags&net.FlagUp != 0
+	return dev, d.readAddresses(l, dev)
+}
+
+func (d *Driver) readAddresses(l netlink.Link, dev *device) error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		found, err := link.Dump(func() ([]netlink.Addr, error) { return d.links.AddrList(l, family) })
+		if err != nil {
+			return fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		}
+		for _, a := range found {
+			addr, _ := netip.AddrFromSlice(a.IP)
+			ones, _ := a.Mask.Size()
+			if !addr.IsLinkLocalUnicast() {
+				dev.addrs = append(dev.addrs, netip.PrefixFrom(addr.Unmap(), ones))
+			}
+		}
+	}
+	return nil
+}
+
+// makeTunnel makes a device, or changes the one that there is, and returns it as it is then.
+func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device, error) {
+	if now == nil {
+		if err := d.links.LinkAdd(newLink(name, t)); err != nil {
+			return nil, fmt.Errorf("create %s device: %w", t.Encapsulation, err)
+		}
+		now = &device{}
+	}
+	l, err := d.links.LinkByName(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.configure(l, now, t); err != nil {
+		return nil, err
+	}
+	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: []netip.Prefix{hostPrefix(t.Address)}}, nil
+}
+
+func newLink(name string, t *state.Tunnel) netlink.Link {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.MTU = name, t.MTU
+	if t.Encapsulation == state.IPIP {
+		return &netlink.Iptun{LinkAttrs: a, Local: t.Local.AsSlice(), PMtuDisc: 1}
+	}
+	a.HardwareAddr = t.MAC[:]
+	return &netlink.Vxlan{LinkAttrs: a, VxlanId: int(t.VNI), SrcAddr: t.Local.AsSlice(), Port: int(t.Port), NoAge: true}
+}
+
+// configure gives a device what can be changed, and brings it up.
+func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
+	if now.tunnel.MTU != t.MTU {
+		if err := d.links.LinkSetMTU(l, t.MTU); err != nil {
+			return fmt.Errorf("set MTU %d: %w", t.MTU, err)
+		}
+	}
+	if now.tunnel.MAC != t.MAC && t.Encapsulation == state.VXLAN {
+		if err := d.links.LinkSetHardwareAddr(l, t.MAC[:]); err != nil {
+			return fmt.Errorf("set MAC %s: %w", t.MAC, err)
+		}
+	}
+	want := hostPrefix(t.Address)
+	if !slices.Contains(now.addrs, want) {
+		if err := d.links.AddrAdd(l, address(want)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add address %s: %w", want, err)
+		}
+	}
+	for _, a := range now.addrs {
+		if a != want {
+			if err := d.links.AddrDel(l, address(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				return fmt.Errorf("remove address %s: %w", a, err)
+			}
+		}
+	}
+	if err := d.links.LinkSetUp(l); err != nil {
+		return fmt.Errorf("bring up: %w", err)
+	}
+	return nil
+}
+
+func address(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
+}
+
+// removeTunnel removes a device of one of our names; it need not be there.
+func (d *Driver) removeTunnel(name string) error {
+	l, err := d.links.LinkByName(name)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil
+	}
+	if err == nil {
+		err = d.links.LinkDel(l)
+	}
+	if err != nil {
+		return fmt.Errorf("remove device %s: %w", name, err)
+	}
+	return nil
+}
