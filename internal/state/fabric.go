@@ -55,7 +55,8 @@ func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
-// VTEPKey is the gateway by which routes name the far end of a tunnel.
+// VTEPKey is the gateway by which routes name the far end of a tunnel. That of IPv6 is link-local:
+// the kernel refuses one that another device has a route to, as it has while the mode changes.
 type VTEPKey struct {
 	Device  string
 	Gateway netip.Addr

@@ -141,8 +141,12 @@ func tunnelled(all []*node, of *node) *state.Fabric {
 				f.Routes[pods] = &state.Route{Node: name}
 				continue
 			}
-			f.Routes[pods] = &state.Route{Node: name, Device: fam.device, Via: pods.Addr()}
-			f.VTEPs[state.VTEPKey{Device: fam.device, Gateway: pods.Addr()}] = &state.VTEP{Node: name, MAC: mac(other.n), Remote: fam.node(other.n)}
+			gateway := pods.Addr()
+			if gateway.Is6() {
+				gateway = addr("fe80::%d", other.n)
+			}
+			f.Routes[pods] = &state.Route{Node: name, Device: fam.device, Via: gateway}
+			f.VTEPs[state.VTEPKey{Device: fam.device, Gateway: gateway}] = &state.VTEP{Node: name, MAC: mac(other.n), Remote: fam.node(other.n)}
 		}
 	}
 	return f

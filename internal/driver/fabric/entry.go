@@ -144,6 +144,15 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 
 const setFlags = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
 
+// onlink is the flag of a next hop that no subnet of its device has. The kernel knows it of a
+// link-local one.
+func onlink(via netip.Addr) uint32 {
+	if via.IsLinkLocalUnicast() {
+		return 0
+	}
+	return unix.RTNH_F_ONLINK
+}
+
 func (r route) request(set, replace bool, device int) message {
 	m := message{typ: unix.RTM_DELROUTE}
 	scope, kind, flags := byte(unix.RT_SCOPE_NOWHERE), byte(0), uint32(0) // any
@@ -154,7 +163,7 @@ func (r route) request(set, replace bool, device int) message {
 		}
 		scope, kind = unix.RT_SCOPE_UNIVERSE, unix.RTN_BLACKHOLE
 		if r.device != "" {
-			kind, flags = unix.RTN_UNICAST, unix.RTNH_F_ONLINK
+			kind, flags = unix.RTN_UNICAST, onlink(r.via)
 		}
 	}
 	m.body = []byte{family(r.prefix.Addr()), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, scope, kind}
@@ -202,7 +211,7 @@ func readRoute(body []byte, name func(int) string) (r route, ours bool) {
 		return r, false
 	}
 	bits, kind := int(body[1]), body[7]
-	onlink := binary.NativeEndian.Uint32(body[8:])&unix.RTNH_F_ONLINK != 0
+	flags := binary.NativeEndian.Uint32(body[8:])
 	r.table = uint32(body[4])
 	dst, device := netip.IPv4Unspecified(), 0
 	if body[0] == unix.AF_INET6 {
@@ -224,7 +233,7 @@ func readRoute(body []byte, name func(int) string) (r route, ours bool) {
 	}
 	r.prefix = netip.PrefixFrom(dst, bits)
 	switch {
-	case kind == unix.RTN_UNICAST && onlink && device != 0:
+	case kind == unix.RTN_UNICAST && device != 0 && flags&unix.RTNH_F_ONLINK == onlink(r.via):
 		r.device = name(device)
 	default:
 		r.odd = kind != unix.RTN_BLACKHOLE

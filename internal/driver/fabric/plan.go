@@ -201,20 +201,23 @@ func (p *plan) setEntries(entries []entry) error {
 	}
 	var stale []entry // what stands in slots of refused entries is not wanted
 	for i, e := range entries {
-		err, wasRefused := failed[i]
+		err, refused := failed[i]
 		switch {
-		case !wasRefused:
+		case !refused:
 			delete(p.d.aside, e.slot())
 			continue
 		case !isRefusal(err), p.update && errors.Is(err, unix.EEXIST):
 			return fmt.Errorf("set %s: %w", e, err)
 		}
-		p.d.setAside(e, err)
 		if delete(now.entries, e.slot()); before[i] != nil {
 			stale = append(stale, before[i])
 		}
 	}
-	return p.clearEntries(stale)
+	err = p.clearEntries(stale)
+	for i, why := range failed {
+		p.d.setAside(entries[i], why)
+	}
+	return err
 }
 
 // clearEntries removes entries. Those that are gone already count as removed.
