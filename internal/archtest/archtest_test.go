@@ -132,6 +132,8 @@ var rules = []rule{
 		"a driver gets the desired state and nothing else: whatever else it looked at would be a second way for data to flow"},
 	{"internal/driver/nftables", []string{"internal/conntrack", "internal/upkeep", "internal/verdict", "internal/reconcile", "internal/link"},
 		"what befalls connections is the upkeep's, whatever the driver; when a part is adopted or tried again is the reconciler's"},
+	{"internal/driver/fabric", []string{"internal/reconcile", "internal/upkeep", "internal/agent"},
+		"when the fabric is adopted or tried again is the reconciler's"},
 	{"internal/driver/nftables/nft", []string{"internal"},
 		"nft is nf_tables on the wire: what is carried over it is the program's business"},
 	{"internal/driver/nftables/program", []string{"os", "os/exec", "net", "internal/netns", "internal/probe", "internal/wake"},
@@ -289,7 +291,7 @@ func TestOnlyTheCommandWires(t *testing.T) {
 }
 
 func TestOnlyLinkReadsTheNetwork(t *testing.T) {
-	others := []string{"internal/netns", "internal/takeover"} // they add and delete
+	others := []string{"internal/netns", "internal/takeover", "internal/driver/fabric"} // they add and delete
 	for _, p := range packages(t) {
 		if below(p.path, "test") || slices.ContainsFunc(slices.Concat(others, exempt, []string{"internal/link"}), func(e string) bool { return below(p.path, e) }) {
 			continue

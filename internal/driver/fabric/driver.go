@@ -144,16 +144,25 @@ func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{d: d, want: want, now: now, aside: map[any]aside{}}
+	earlier := state.NewFabric()
+	if d.want != nil {
+		earlier = d.want
+	}
 	for _, name := range Devices {
-		p.tunnel(name, want.Tunnels[name], keep && d.now.tunnels[name] == nil)
+		p.tunnel(name, want.Tunnels[name], keep && earlier.Tunnels[name] == nil)
 	}
 	set := map[any]entry{}
 	for _, e := range entries(want.VTEPs, want.Routes) {
 		set[e.slot()] = e
 	}
+	named := map[any]bool{}
+	if keep {
+		for _, e := range entries(earlier.VTEPs, earlier.Routes) {
+			named[e.slot()] = true
+		}
+	}
 	for slot, e := range now.entries {
-		_, earlier := d.now.entries[slot]
-		p.clear(e, set, keep && !earlier)
+		p.clear(e, set, keep && !named[slot])
 	}
 	for _, e := range now.odd {
 		p.clear(e, nil, keep)

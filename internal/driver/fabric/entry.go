@@ -204,8 +204,8 @@ func (f forward) request(set, _ bool, device int) message {
 	return m
 }
 
-// readRoute reads a route of an answer or a notification; name names devices. Ours: it is of our
-// protocol number.
+// readRoute reads a route of an answer or a notification; name names devices. One that is not
+// ours, as its protocol number says, has no device.
 func readRoute(body []byte, name func(int) string) (r route, ours bool) {
 	if len(body) < unix.SizeofRtMsg {
 		return r, false
@@ -232,13 +232,15 @@ func readRoute(body []byte, name func(int) string) (r route, ours bool) {
 		}
 	}
 	r.prefix = netip.PrefixFrom(dst, bits)
+	ours = body[5] == RouteProtocol
 	switch {
+	case !ours:
 	case kind == unix.RTN_UNICAST && device != 0 && flags&unix.RTNH_F_ONLINK == onlink(r.via):
 		r.device = name(device)
 	default:
 		r.odd = kind != unix.RTN_BLACKHOLE
 	}
-	return r, body[5] == RouteProtocol
+	return r, ours
 }
 
 // readNeighbour reads a neighbour or forwarding entry of an answer or a notification. Ours are

@@ -19,7 +19,7 @@ type kernel struct {
 	tunnels map[string]*device
 	entries map[any]entry  // by slot
 	odd     []entry        // further ones in slots that are taken
-	names   map[int]string // of devices
+	names   map[int]string // of the devices that entries are on
 }
 
 func newKernel() *kernel {
@@ -61,12 +61,15 @@ type device struct {
 
 // is reports whether the device is as a tunnel says.
 func (d *device) is(t *state.Tunnel) bool {
-	return d.plain && d.canBecome(t) && d.tunnel.MTU == t.MTU && d.tunnel.MAC == t.MAC && slices.Equal(d.addrs, []netip.Prefix{hostPrefix(t.Address)})
+	return d.plain && d.canBecome(t) && d.tunnel.MTU == t.MTU && slices.Equal(d.addrs, []netip.Prefix{hostPrefix(t.Address)})
 }
 
 // canBecome reports whether the device can be made what a tunnel says, with all that is on it.
+// (Neighbours go when the MAC changes.)
 func (d *device) canBecome(t *state.Tunnel) bool {
-	return d.fixed && d.tunnel.Encapsulation == t.Encapsulation && d.tunnel.Local == t.Local && d.tunnel.VNI == t.VNI && d.tunnel.Port == t.Port
+	now := d.tunnel
+	now.MTU, now.Address = t.MTU, t.Address
+	return d.fixed && now == *t
 }
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -234,11 +237,6 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 	if now.tunnel.MTU != t.MTU {
 		if err := d.links.LinkSetMTU(l, t.MTU); err != nil {
 			return fmt.Errorf("set MTU %d: %w", t.MTU, err)
-		}
-	}
-	if now.tunnel.MAC != t.MAC && t.Encapsulation == state.VXLAN {
-		if err := d.links.LinkSetHardwareAddr(l, t.MAC[:]); err != nil {
-			return fmt.Errorf("set MAC %s: %w", t.MAC, err)
 		}
 	}
 	want := hostPrefix(t.Address)

@@ -75,7 +75,7 @@ func (d *Driver) contradicts(m message) bool {
 }
 
 func (d *Driver) routeContradicts(m message) bool {
-	r, ours := readRoute(m.body, d.namer(d.now))
+	r, ours := readRoute(m.body, d.used)
 	_, taken := d.now.entries[r.slot()]
 	switch {
 	case !ours:
@@ -85,6 +85,9 @@ func (d *Driver) routeContradicts(m message) bool {
 	}
 	return !d.now.has(r)
 }
+
+// used names the devices that our entries are on; "" is another.
+func (d *Driver) used(index int) string { return d.now.names[index] }
 
 // tunnelAt returns the tunnel device of an index, nil if that is another's.
 func (d *Driver) tunnelAt(index int) *device {
@@ -100,7 +103,7 @@ func (d *Driver) neighbourContradicts(m message) bool {
 	if len(m.body) < unix.SizeofNdMsg || d.tunnelAt(int(binary.NativeEndian.Uint32(m.body[4:]))) == nil {
 		return false
 	}
-	e, permanent := readNeighbour(m.body, d.namer(d.now))
+	e, permanent := readNeighbour(m.body, d.used)
 	if permanent && m.typ == unix.RTM_NEWNEIGH {
 		return !d.now.has(e)
 	}
@@ -114,7 +117,7 @@ func (d *Driver) linkContradicts(m message) bool {
 	}
 	index := int(binary.NativeEndian.Uint32(m.body[4:]))
 	up := m.typ == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.body[8:])&unix.IFF_UP != 0
-	_, used := d.now.names[index]
+	used := d.used(index) != ""
 	if t := d.tunnelAt(index); t != nil && up {
 		return t.differs(m.body[unix.SizeofIfInfomsg:])
 	}
@@ -158,8 +161,7 @@ func (d *Driver) addressContradicts(m message) bool {
 	index := int(binary.NativeEndian.Uint32(m.body[4:]))
 	t := d.tunnelAt(index)
 	if t == nil {
-		_, used := d.now.names[index]
-		return used && m.typ == unix.RTM_DELADDR // the kernel takes routes away with a device's last address
+		return d.used(index) != "" && m.typ == unix.RTM_DELADDR // the kernel takes routes away with a device's last address
 	}
 	for typ, value := range attributes(m.body[unix.SizeofIfAddrmsg:]) {
 		if addr, ok := netip.AddrFromSlice(value); ok && typ == unix.IFA_ADDRESS && !addr.IsLinkLocalUnicast() {
