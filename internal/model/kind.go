@@ -20,6 +20,7 @@ const (
 	ServiceAccountKind Kind = "ServiceAccount"
 	TierKind           Kind = "Tier"
 	HostEndpointKind   Kind = "HostEndpoint"
+	IPPoolKind         Kind = "IPPool"
 
 	// A Policy is of one of these.
 	NetworkPolicy       Kind = "NetworkPolicy"
@@ -140,6 +141,9 @@ func (t *Tier) Ref() Ref { return Ref{TierKind, Name{Name: t.Name}} }
 
 // Ref implements Object.
 func (h *HostEndpoint) Ref() Ref { return Ref{HostEndpointKind, Name{Name: h.Name}} }
+
+// Ref implements Object.
+func (p *IPPool) Ref() Ref { return Ref{IPPoolKind, Name{Name: p.Name}} }
 
 // Ref implements Object.
 func (p *Policy) Ref() Ref { return p.Key }

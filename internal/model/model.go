@@ -174,7 +174,10 @@ type ContainerPort struct {
 type Node struct {
 	Name   string
 	Labels map[string]string
-	IPs    []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
+	// Created breaks ties between nodes that claim the same address or pods: the older wins; the
+	// zero time counts as the newest.
+	Created time.Time
+	IPs     []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
 	// OtherIPs are its ExternalIPs that are not among IPs.
 	OtherIPs []netip.Addr
 	PodCIDRs []netip.Prefix

@@ -16,7 +16,7 @@ func equal(a, b any) bool {
 	switch a := a.(type) {
 	case *model.Node:
 		b := b.(*model.Node)
-		return a.Name == b.Name && a.Leaving == b.Leaving && maps.Equal(a.Labels, b.Labels) &&
+		return a.Name == b.Name && a.Leaving == b.Leaving && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
 			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
 	case *model.Namespace:
 		b := b.(*model.Namespace)
@@ -29,6 +29,10 @@ func equal(a, b any) bool {
 	case *model.NetworkSet: // the nets last, of which there may be millions
 		b := b.(*model.NetworkSet)
 		return a.Key == b.Key && a.Refused == b.Refused && len(a.Nets) == len(b.Nets) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Nets, b.Nets)
+	case *model.IPPool:
+		b, equal := *b.(*model.IPPool), equalSelectors(a.Nodes, b.(*model.IPPool).Nodes)
+		b.Nodes = a.Nodes
+		return equal && reflect.DeepEqual(*a, b)
 	case *model.HostEndpoint:
 		b := b.(*model.HostEndpoint)
 		return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&

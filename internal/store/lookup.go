@@ -57,6 +57,9 @@ func (v *View) HostEndpoints() []*model.HostEndpoint {
 	return list
 }
 
+// IPPools returns all pools, in no order.
+func (v *View) IPPools() []*model.IPPool { return all[model.IPPool](v, model.IPPoolKind) }
+
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {
 	for _, kind := range kinds {
 		for _, o := range v.objects[kind] {

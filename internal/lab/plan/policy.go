@@ -56,7 +56,7 @@ func policyScope(apiVersion, kind string) scope {
 		switch kind {
 		case "NetworkPolicy", "NetworkSet":
 			return namespaced
-		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint":
+		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint", "IPPool":
 			return clusterWide
 		}
 	}
@@ -74,12 +74,14 @@ var PolicyKinds = map[string]string{
 	"projectcalico.org/v3/networksets":                         "NetworkSet",
 	"projectcalico.org/v3/globalnetworksets":                   "GlobalNetworkSet",
 	"projectcalico.org/v3/hostendpoints":                       "HostEndpoint",
+	"projectcalico.org/v3/ippools":                             "IPPool",
 	"crd.projectcalico.org/v1/tiers":                           "Tier",
 	"crd.projectcalico.org/v1/networkpolicies":                 "NetworkPolicy",
 	"crd.projectcalico.org/v1/globalnetworkpolicies":           "GlobalNetworkPolicy",
 	"crd.projectcalico.org/v1/networksets":                     "NetworkSet",
 	"crd.projectcalico.org/v1/globalnetworksets":               "GlobalNetworkSet",
 	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
+	"crd.projectcalico.org/v1/ippools":                         "IPPool",
 }
 
 // NewPolicy reads an object of a policy API. The error says why it is invalid.

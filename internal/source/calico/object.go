@@ -51,6 +51,9 @@ func HostEndpoint(text []byte, also error) (*model.HostEndpoint, error) {
 	return decode(text, also, hostEndpoint)
 }
 
+// IPPool translates an IPPool.
+func IPPool(text []byte, also error) (*model.IPPool, error) { return decode(text, also, ipPool) }
+
 func decode[T any](text []byte, also error, translate func([]byte, *fault.List) *T) (*T, error) {
 	var f fault.List
 	o := translate(text, &f)

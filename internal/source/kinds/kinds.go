@@ -28,6 +28,8 @@ type Kind struct {
 	Namespaced bool
 	// ForServices says that services are made of it, and not only policies.
 	ForServices bool
+	// ForFabric says that the pod network between nodes is made of it, and nothing else.
+	ForFabric bool
 	// Optional says that the API need not serve it.
 	Optional bool
 	// Minor says that an object at fault of which no good version is known is no reason to keep all
@@ -93,6 +95,7 @@ var All = []Kind{
 	{Kind: model.GlobalNetworkSet, Name: "GlobalNetworkSet", Places: calicos("globalnetworksets"), Optional: true, Decode: strict(calico.GlobalNetworkSet)},
 	{Kind: model.NamespacedNetworkSet, Name: "NetworkSet", Places: calicos("networksets"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkSet)},
 	{Kind: model.HostEndpointKind, Name: "HostEndpoint", Places: calicos("hostendpoints"), Optional: true, Decode: strict(calico.HostEndpoint)},
+	{Kind: model.IPPoolKind, Name: "IPPool", Places: calicos("ippools"), ForFabric: true, Optional: true, Decode: strict(calico.IPPool)},
 }
 
 func core(plural string) []Resource { return []Resource{{"", "v1", plural}} }

@@ -14,6 +14,7 @@ func TestAll(t *testing.T) {
 		model.NetworkPolicy:    `"podSelector":{}`,
 		model.ClusterPolicy:    `"subject":{"namespaces":{}},"tier":"Admin","priority":1`,
 		model.HostEndpointKind: `"node":"n1","interfaceName":"*"`,
+		model.IPPoolKind:       `"cidr":"10.244.0.0/16"`,
 	}
 	known := map[string]model.Kind{}
 	for _, k := range All {
@@ -37,7 +38,7 @@ func TestAll(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
+	for _, name := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint", "IPPool"} {
 		for _, version := range []string{"projectcalico.org/v3", "crd.projectcalico.org/v1"} {
 			if known[version+" "+name] == "" {
 				t.Errorf("%s %s is not known", version, name)
@@ -47,7 +48,7 @@ func TestAll(t *testing.T) {
 			t.Errorf("networking.k8s.io/v1 %s is known", name)
 		}
 	}
-	for _, name := range []string{"Profile", "FelixConfiguration", "StagedNetworkPolicy", "IPPool", ""} {
+	for _, name := range []string{"Profile", "FelixConfiguration", "StagedNetworkPolicy", "IPReservation", ""} {
 		if known["projectcalico.org/v3 "+name] != "" {
 			t.Errorf("%s is known", name)
 		}

@@ -29,6 +29,8 @@ type Config struct {
 	// Policies also follows policies, the pods that they apply to, and what they refer to. Without
 	// it the source follows services, their endpoints and nodes.
 	Policies bool
+	// Fabric has the source follow what the pod network between nodes is made of beside nodes.
+	Fabric bool
 	// UserAgent is the User-Agent of requests, such as "sluice/v1.2.3".
 	UserAgent string
 }
@@ -77,7 +79,7 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 	var optional []*follower
 	for i := range kinds.All {
 		k := &kinds.All[i]
-		if !k.ForServices && !config.Policies {
+		if !config.follows(k) {
 			continue
 		}
 		f := newFollower(k, s.api, sink, log)
@@ -92,6 +94,14 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 		f.lost = s.discovery.soon
 	}
 	return s
+}
+
+// follows reports whether the source follows a kind.
+func (c *Config) follows(k *kinds.Kind) bool {
+	if k.ForFabric {
+		return c.Fabric
+	}
+	return k.ForServices || c.Policies
 }
 
 // Run implements source.Source. It may be called once. It never fails: what cannot be read now,

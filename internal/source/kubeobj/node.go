@@ -18,7 +18,7 @@ const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 // out.
 func Node(o *corev1.Node) (*model.Node, error) {
 	var f fault.List
-	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
+	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Created: o.CreationTimestamp.Time, Leaving: o.DeletionTimestamp != nil}
 	for i := range o.Spec.Taints {
 		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
 	}

@@ -1,0 +1,364 @@
+// Package fabric turns Nodes and IPPools into the way by which one node reaches the pods of the
+// others: tunnels, their far ends, and routes.
+//
+// It is pure and incremental. The fabric is a function of the current objects alone, but for the
+// own Node: once it is deleted, what it said last counts. A Node that comes, goes or changes costs
+// what it has itself, and those that claim the same.
+package fabric
+
+import (
+	"crypto/sha256"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// VNI and Port are what VXLAN packets carry, as Calico's do.
+const (
+	VNI  = 4096
+	Port = 4789
+)
+
+// What a tunnel adds to each packet, by the family that it travels in.
+const (
+	overheadVXLAN4 = 50
+	overheadVXLAN6 = 70
+	overheadIPIP   = 20
+)
+
+// Config is what the user sets for a node. It does not change while a Compiler lives.
+type Config struct {
+	Node string // the name of the node's object
+	// Pools are those that no API has: flags say them. Of several pools that hold an address, the
+	// smallest counts, so that one of 0.0.0.0/0 is for what no other holds.
+	Pools []*model.IPPool
+}
+
+// Compiler holds one node's fabric and keeps it in step with a store. It is not safe for concurrent
+// use.
+type Compiler struct {
+	cfg      Config
+	underlay []model.HostAddress
+	moved    bool // the underlay is not the one that all was compiled with
+	started  bool
+	fabric   *state.Fabric
+	tunnels  diff.Map[string, state.Tunnel]
+	vteps    diff.Map[state.VTEPKey, state.VTEP]
+	routes   diff.Map[netip.Prefix, state.Route]
+
+	own   *model.Node // as it is, or was last; nil: there has been none
+	nodes map[string]*node
+	pools []*model.IPPool // the smallest first
+	cidrs claims[netip.Prefix]
+	addrs claims[netip.Addr]
+}
+
+// node is another node, or the own one, as it was compiled.
+type node struct {
+	*model.Node
+	routes []netip.Prefix
+	vteps  []state.VTEPKey
+	faults []string
+}
+
+// New returns a Compiler whose fabric is empty.
+func New(cfg Config) *Compiler {
+	f := state.NewFabric()
+	return &Compiler{
+		cfg: cfg, fabric: f, nodes: map[string]*node{}, cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{},
+		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
+		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
+		routes:  diff.NewMap(f.Routes, diff.Values[state.Route]),
+	}
+}
+
+// Fabric is the whole fabric after the last Update. The Compiler owns it and changes it in the next
+// Update; callers only read.
+func (c *Compiler) Fabric() *state.Fabric { return c.fabric }
+
+// SetUnderlay says what addresses the host's interfaces have; the next Update follows. Until it is
+// called there is no way to other nodes.
+func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
+	if !slices.Equal(c.underlay, addrs) {
+		c.underlay, c.moved = addrs, true
+	}
+}
+
+// Update brings the fabric in step with a version of the store in which d changed, and returns what
+// differs.
+func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
+	all := !c.started || c.moved
+	if !c.started {
+		d = v.All()
+	}
+	if len(d.Objects[model.IPPoolKind]) > 0 || !c.started {
+		c.setPools(v.IPPools())
+		all = true
+	}
+	again := map[string]bool{}
+	for name := range d.Objects[model.NodeKind] {
+		c.take(name.Name, v.Node(name.Name), again)
+		all = all || name.Name == c.cfg.Node
+	}
+	c.started, c.moved = true, false
+	if all {
+		c.compileOwn()
+		for name := range c.nodes {
+			again[name] = true
+		}
+	}
+	for name := range again {
+		if n := c.nodes[name]; n != nil {
+			c.compile(n)
+		}
+	}
+	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Routes: c.routes.Flush()}
+}
+
+// setPools sorts the pools so that the first that holds an address counts.
+func (c *Compiler) setPools(pools []*model.IPPool) {
+	c.pools = append(pools, c.cfg.Pools...)
+	slices.SortFunc(c.pools, comparePools)
+}
+
+// take takes over a version of a Node, nil if it is gone, and adds to again those whose claims it
+// touches.
+func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
+	if name == c.cfg.Node {
+		if now == nil {
+			return // it has not gone for that
+		}
+		c.own = now
+	}
+	if old := c.nodes[name]; old != nil {
+		c.clear(old)
+		delete(c.nodes, name)
+		for _, p := range old.PodCIDRs {
+			c.cidrs.drop(p, name, again)
+		}
+		for _, a := range addresses(old.Node) {
+			c.addrs.drop(a, name, again)
+		}
+	}
+	if now == nil {
+		return
+	}
+	c.nodes[name] = &node{Node: now}
+	again[name] = true
+	for _, p := range now.PodCIDRs {
+		c.cidrs.add(p, now, again)
+	}
+	for _, a := range addresses(now) {
+		c.addrs.add(a, now, again)
+	}
+}
+
+// clear takes what a node has out of the fabric.
+func (c *Compiler) clear(n *node) {
+	for _, p := range n.routes {
+		c.routes.Set(p, nil)
+	}
+	for _, k := range n.vteps {
+		c.vteps.Set(k, nil)
+	}
+	n.routes, n.vteps, n.faults = nil, nil, nil
+}
+
+// compile puts what a node has into the fabric.
+func (c *Compiler) compile(n *node) {
+	c.clear(n)
+	own := n.Name == c.cfg.Node
+	for _, cidr := range n.PodCIDRs {
+		pool := c.pool(cidr)
+		switch winner := c.cidrs.winner(cidr); {
+		case winner != n.Name:
+			n.fault("its pod CIDR %s is that of Node %s, which was there first: its pods there are not reached; give it another", cidr, winner)
+		case pool == nil:
+			n.fault("no IPPool holds its pod CIDR %s: its pods there are not reached; add one", cidr)
+		case own:
+			c.route(n, cidr, state.Route{Node: n.Name})
+		default:
+			c.reach(n, cidr, pool)
+		}
+	}
+}
+
+// route adds a route to a node's pods.
+func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
+	n.routes = append(n.routes, to)
+	c.routes.Set(to, &r)
+}
+
+// reach adds the way to pods of another node.
+func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
+	is4 := cidr.Addr().Is4()
+	remote, local := first(n.Node, is4), c.local(is4)
+	if local == nil {
+		return // which is said of the own node
+	}
+	if !remote.IsValid() {
+		n.fault("it has no %s address: its pods of %s are not reached", familyName(is4), cidr)
+		return
+	}
+	if winner := c.addrs.winner(remote); winner != n.Name {
+		n.fault("its address %s is that of Node %s, which was there first: its pods of %s are not reached", remote, winner, cidr)
+		return
+	}
+	direct := c.direct(remote, local)
+	switch {
+	case tunnels(pool.VXLAN, direct):
+		device, gateway := c.vtep(n, is4, remote)
+		c.route(n, cidr, state.Route{Node: n.Name, Device: device, Via: gateway})
+	case tunnels(pool.IPIP, direct):
+		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceIPIP, Via: remote})
+	case direct != nil:
+		c.route(n, cidr, state.Route{Node: n.Name, Device: direct.Device, Via: remote})
+	default:
+		n.fault("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
+			"set vxlanMode to CrossSubnet, or announce routes with BGP", pool.Name, cidr)
+	}
+}
+
+// tunnels reports whether packets travel in a tunnel; direct is nil if the other node is on another
+// subnet.
+func tunnels(e model.Encapsulate, direct *model.HostAddress) bool {
+	return e == model.Always || e == model.CrossSubnet && direct == nil
+}
+
+// vtep adds the far end of the tunnel to a node, and returns how routes name it.
+func (c *Compiler) vtep(n *node, is4 bool, remote netip.Addr) (device string, gateway netip.Addr) {
+	mac := macOf(n.Name)
+	device, gateway = state.DeviceVXLAN, tunnelAddress(n.Node, true, remote)
+	if !is4 {
+		device, gateway = state.DeviceVXLAN6, linkLocal(mac)
+	}
+	k := state.VTEPKey{Device: device, Gateway: gateway}
+	n.vteps = append(n.vteps, k)
+	c.vteps.Set(k, &state.VTEP{Node: n.Name, MAC: mac, Remote: remote})
+	return device, gateway
+}
+
+// compileOwn puts the tunnel devices into the fabric: those that some pool may need, so that
+// packets of others are taken, whichever node changes its mode first.
+func (c *Compiler) compileOwn() {
+	want := map[string]*state.Tunnel{}
+	for _, is4 := range []bool{true, false} {
+		local := c.local(is4)
+		if local == nil {
+			continue
+		}
+		addr := local.Prefix.Addr()
+		tunnel := state.Tunnel{Local: addr, Address: tunnelAddress(c.own, is4, addr)}
+		if c.any(is4, func(p *model.IPPool) bool { return p.VXLAN != model.Never }) {
+			t, name := tunnel, state.DeviceVXLAN
+			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.cfg.Node), VNI, Port, local.MTU-overheadVXLAN4
+			if !is4 {
+				name, t.MTU = state.DeviceVXLAN6, local.MTU-overheadVXLAN6
+			}
+			want[name] = &t
+		}
+		if c.any(is4, func(p *model.IPPool) bool { return p.IPIP != model.Never }) {
+			t := tunnel
+			t.Encapsulation, t.MTU = state.IPIP, local.MTU-overheadIPIP
+			want[state.DeviceIPIP] = &t
+		}
+	}
+	for _, name := range []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP} {
+		c.tunnels.Set(name, want[name])
+	}
+}
+
+// any reports whether a pool of the family is of some kind.
+func (c *Compiler) any(is4 bool, kind func(*model.IPPool) bool) bool {
+	return slices.ContainsFunc(c.pools, func(p *model.IPPool) bool { return p.CIDR.Addr().Is4() == is4 && kind(p) })
+}
+
+// local returns the own node's address of a family as the host has it; nil: there is no such.
+func (c *Compiler) local(is4 bool) *model.HostAddress {
+	if c.own == nil {
+		return nil
+	}
+	addr := first(c.own, is4)
+	i := slices.IndexFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == addr })
+	if i < 0 {
+		return nil
+	}
+	return &c.underlay[i]
+}
+
+// direct returns the own address with a subnet that another node's address is on, that of the own
+// node before others; nil: there is none.
+func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.HostAddress {
+	if local.Prefix.Contains(remote) {
+		return local
+	}
+	i := slices.IndexFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Contains(remote) })
+	if i < 0 {
+		return nil
+	}
+	return &c.underlay[i]
+}
+
+// pool returns the pool that counts for pods' addresses, nil if none holds them.
+func (c *Compiler) pool(cidr netip.Prefix) *model.IPPool {
+	i := slices.IndexFunc(c.pools, func(p *model.IPPool) bool { return p.CIDR.Bits() <= cidr.Bits() && p.CIDR.Contains(cidr.Addr()) })
+	if i < 0 {
+		return nil
+	}
+	return c.pools[i]
+}
+
+// addresses are the first of each family.
+func addresses(n *model.Node) (list []netip.Addr) {
+	for _, is4 := range []bool{true, false} {
+		if a := first(n, is4); a.IsValid() {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// first is the first address of a family; invalid if there is none that can be used.
+func first(n *model.Node, is4 bool) netip.Addr {
+	for _, a := range n.IPs {
+		if a = a.Unmap(); a.Is4() == is4 && model.Unusable(a) == "" {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// tunnelAddress is what a node has as the address of its tunnel device: that of its first pod CIDR,
+// which no pod gets, or the node's own where it has no pods.
+func tunnelAddress(n *model.Node, is4 bool, addr netip.Addr) netip.Addr {
+	for _, p := range n.PodCIDRs {
+		if p.Addr().Is4() == is4 {
+			return p.Masked().Addr()
+		}
+	}
+	return addr
+}
+
+// macOf is the MAC of a node's VXLAN devices: the same whoever asks, and whenever.
+func macOf(name string) (mac state.MAC) {
+	sum := sha256.Sum256([]byte(name))
+	copy(mac[:], sum[:])
+	mac[0] = mac[0]&^1 | 2 // locally administered, and of one device
+	return mac
+}
+
+// linkLocal is the address that a device with the MAC would have by itself (RFC 4291, appendix A).
+func linkLocal(m state.MAC) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
+}
+
+func familyName(is4 bool) string {
+	if is4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}

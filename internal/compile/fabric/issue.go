@@ -1,0 +1,97 @@
+package fabric
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// fault notes what is wrong with a node.
+func (n *node) fault(format string, args ...any) {
+	n.faults = append(n.faults, fmt.Sprintf(format, args...))
+}
+
+// Issues returns what is wrong with the objects as of the last Update, sorted by object.
+func (c *Compiler) Issues() (list []model.Issue) {
+	lengths := map[int]bool{}
+	for cidr := range c.cidrs {
+		lengths[cidr.Bits()] = true
+	}
+	for _, n := range c.nodes {
+		ref := n.Ref()
+		for _, reason := range n.faults {
+			list = append(list, ref.Issue(reason))
+		}
+		for _, cidr := range n.PodCIDRs {
+			if around, other := c.around(n, cidr, lengths); other != "" {
+				list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s lies in %s of Node %s, whose pods there are not reached; give it another", cidr, around, other)))
+			}
+		}
+	}
+	list = append(list, c.ownIssues()...)
+	list = append(list, c.poolIssues()...)
+	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// around returns another node's pod CIDR that holds one, and whose that is.
+func (c *Compiler) around(n *node, cidr netip.Prefix, lengths map[int]bool) (around netip.Prefix, other string) {
+	for bits := range lengths {
+		if bits >= cidr.Bits() {
+			continue
+		}
+		around, err := cidr.Addr().Prefix(bits)
+		if err != nil || len(c.cidrs[around]) == 0 {
+			continue
+		}
+		if other := c.cidrs.winner(around); other != n.Name {
+			return around, other
+		}
+	}
+	return around, ""
+}
+
+// ownIssues say why this node reaches no pods of a family that there are pools of.
+func (c *Compiler) ownIssues() (list []model.Issue) {
+	if c.own == nil {
+		return nil
+	}
+	for _, is4 := range []bool{true, false} {
+		if c.local(is4) != nil || !c.any(is4, func(*model.IPPool) bool { return true }) {
+			continue
+		}
+		reason := fmt.Sprintf("it has no %s address", familyName(is4))
+		if a := first(c.own, is4); a.IsValid() {
+			reason = fmt.Sprintf("its address %s is on no interface of this machine", a)
+		}
+		list = append(list, c.own.Ref().Issue(reason+", so it reaches no "+familyName(is4)+" pods of other nodes"))
+	}
+	return list
+}
+
+// comparePools puts the smaller first, then that of an API, then the first by name.
+func comparePools(a, b *model.IPPool) int {
+	return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), strings.Compare(a.Name, b.Name))
+}
+
+// poolIssues name the pools that overlap. Those that flags say are there for what is in no other.
+func (c *Compiler) poolIssues() (list []model.Issue) {
+	for i, p := range c.pools {
+		for _, larger := range c.pools[i+1:] {
+			if !larger.CIDR.Overlaps(p.CIDR) || slices.Contains(c.cfg.Pools, larger) {
+				continue
+			}
+			issue := larger.Ref().Issue(fmt.Sprintf("its cidr %s overlaps %s of IPPool %s, which counts for the addresses in both; change one of them", larger.CIDR, p.CIDR, p.Name))
+			issue.InForce, issue.Everywhere = model.InForceRest, true
+			if larger.CIDR == p.CIDR {
+				issue.InForce = model.InForceNothing
+			}
+			list = append(list, issue)
+		}
+	}
+	return list
+}
