@@ -15,8 +15,8 @@ type claims[K comparable] map[K][]*model.Node
 func (c claims[K]) add(k K, n *model.Node, again map[string]bool) {
 	rivals := c[k]
 	i, _ := slices.BinarySearchFunc(rivals, n, older)
-	c[k] = slices.Insert(rivals, i, n)
 	name(rivals, again)
+	c[k] = slices.Insert(rivals, i, n)
 }
 
 // drop takes a node's claim back.

@@ -111,6 +111,11 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 			again[name] = true
 		}
 	}
+	for name := range again { // before anything is set that one may have from another
+		if n := c.nodes[name]; n != nil {
+			c.clear(n)
+		}
+	}
 	for name := range again {
 		if n := c.nodes[name]; n != nil {
 			c.compile(n)
@@ -168,9 +173,8 @@ func (c *Compiler) clear(n *node) {
 	n.routes, n.vteps, n.faults = nil, nil, nil
 }
 
-// compile puts what a node has into the fabric.
+// compile puts what a node has into the fabric, which has nothing of it.
 func (c *Compiler) compile(n *node) {
-	c.clear(n)
 	own := n.Name == c.cfg.Node
 	for _, cidr := range n.PodCIDRs {
 		pool := c.pool(cidr)
@@ -232,7 +236,7 @@ func tunnels(e model.Encapsulate, direct *model.HostAddress) bool {
 // vtep adds the far end of the tunnel to a node, and returns how routes name it.
 func (c *Compiler) vtep(n *node, is4 bool, remote netip.Addr) (device string, gateway netip.Addr) {
 	mac := macOf(n.Name)
-	device, gateway = state.DeviceVXLAN, tunnelAddress(n.Node, true, remote)
+	device, gateway = state.DeviceVXLAN, remote // which only this node has
 	if !is4 {
 		device, gateway = state.DeviceVXLAN6, linkLocal(mac)
 	}
@@ -332,7 +336,7 @@ func first(n *model.Node, is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// tunnelAddress is what a node has as the address of its tunnel device: that of its first pod CIDR,
+// tunnelAddress is what the node has as the address of its tunnel device: that of its first pod CIDR,
 // which no pod gets, or the node's own where it has no pods.
 func tunnelAddress(n *model.Node, is4 bool, addr netip.Addr) netip.Addr {
 	for _, p := range n.PodCIDRs {

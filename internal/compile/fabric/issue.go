@@ -73,7 +73,7 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 	return list
 }
 
-// comparePools puts the smaller first, then that of an API, then the first by name.
+// comparePools puts the smaller first.
 func comparePools(a, b *model.IPPool) int {
 	return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), strings.Compare(a.Name, b.Name))
 }

@@ -141,7 +141,7 @@ func tunnelled(all []*node, of *node) *state.Fabric {
 				f.Routes[pods] = &state.Route{Node: name}
 				continue
 			}
-			gateway := pods.Addr()
+			gateway := fam.node(other.n)
 			if gateway.Is6() {
 				gateway = addr("fe80::%d", other.n)
 			}

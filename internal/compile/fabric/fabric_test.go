@@ -1,0 +1,314 @@
+package fabric
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// node makes one of a name, addresses and pod CIDRs: "a 192.0.2.1 10.244.1.0/24".
+func object(t testing.TB, line string) (string, *model.Node) {
+	t.Helper()
+	words := strings.Fields(line)
+	n := &model.Node{Name: words[0]}
+	for _, w := range words[1:] {
+		if seconds, ok := strings.CutPrefix(w, "created="); ok {
+			n.Created = time.Unix(int64(len(seconds)), 0)
+		} else if p, err := netip.ParsePrefix(w); err == nil {
+			n.PodCIDRs = append(n.PodCIDRs, p)
+		} else {
+			n.IPs = append(n.IPs, netip.MustParseAddr(w))
+		}
+	}
+	return n.Name, n
+}
+
+// pool makes one of a name, CIDR and mode: "pods 10.244.0.0/16 vxlan=Always".
+func poolOf(line string) *model.IPPool {
+	words := strings.Fields(line)
+	p := &model.IPPool{Name: words[0], CIDR: netip.MustParsePrefix(words[1])}
+	for e := model.Never; e <= model.Always; e++ {
+		if slices.Contains(words, "vxlan="+e.String()) {
+			p.VXLAN = e
+		}
+		if slices.Contains(words, "ipip="+e.String()) {
+			p.IPIP = e
+		}
+	}
+	return p
+}
+
+// apply tells a store of nodes and pools, and returns what changed.
+type cluster struct {
+	*store.Store
+	c *Compiler
+}
+
+func newCluster(cfg Config, underlay ...model.HostAddress) *cluster {
+	c := &cluster{store.New(), New(cfg)}
+	c.c.SetUnderlay(underlay)
+	return c
+}
+
+func (c *cluster) update(events ...store.Event) (d state.FabricDelta) {
+	c.Apply(events)
+	dirty := c.Take()
+	c.Read(func(v *store.View) { d = c.c.Update(v, dirty) })
+	return d
+}
+
+func nodeEvent(t testing.TB, line string) store.Event {
+	name, n := object(t, line)
+	return store.Event{Kind: model.NodeKind, Name: model.Name{Name: name}, Object: n}
+}
+
+func poolEvent(line string) store.Event {
+	p := poolOf(line)
+	return store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: p.Name}, Object: p}
+}
+
+func gone(kind model.Kind, name string) store.Event {
+	return store.Event{Kind: kind, Name: model.Name{Name: name}}
+}
+
+// text shows a fabric, sorted.
+func text(f *state.Fabric) string {
+	var lines []string
+	for name, t := range f.Tunnels {
+		lines = append(lines, fmt.Sprintf("%s: %s local %s address %s mtu %d", name, t.Encapsulation, t.Local, t.Address, t.MTU))
+	}
+	for k, v := range f.VTEPs {
+		lines = append(lines, fmt.Sprintf("%s to %s: %s", k.Device, v.Node, v.Remote))
+		if (v.MAC != macOf(v.Node)) || k.Gateway.Is6() && k.Gateway != linkLocal(v.MAC) {
+			lines = append(lines, "but wrong")
+		}
+	}
+	for to, r := range f.Routes {
+		line := fmt.Sprintf("%s: %s", to, r.Device)
+		if r.Device == "" {
+			line = fmt.Sprintf("%s: nowhere", to)
+		} else if r.Via.IsLinkLocalUnicast() {
+			line += " link-local"
+		} else {
+			line += " " + r.Via.String()
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+var underlay = []model.HostAddress{
+	{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Device: "lo", MTU: 65536},
+	{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500},
+	{Prefix: netip.MustParsePrefix("fd00:2::1/64"), Device: "eth0", MTU: 1500},
+	{Prefix: netip.MustParsePrefix("203.0.113.1/24"), Device: "eth1", MTU: 9000},
+}
+
+func TestFabric(t *testing.T) {
+	const own = "own 192.0.2.1 fd00:2::1 10.244.1.0/24 fd00:10:244:1::/64"
+	const near = "near 192.0.2.2 fd00:2::2 10.244.2.0/24 fd00:10:244:2::/64"
+	const far = "far 198.51.100.3 fd00:3::3 10.244.3.0/24 fd00:10:244:3::/64"
+	for name, c := range map[string]struct {
+		nodes, pools []string
+		want         string
+		issues       []string
+	}{
+		"native": {
+			nodes: []string{own, near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\nfd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: eth0 fd00:2::2",
+		},
+		"native across subnets": {
+			nodes: []string{own, far}, pools: []string{"v4 10.244.0.0/16"},
+			want: "10.244.1.0/24: nowhere",
+			issues: []string{
+				"Node far: it is on no subnet of this node, and IPPool v4 has no tunnel: its pods of 10.244.3.0/24 are reached only if the network between knows them",
+				"Node far: no IPPool holds its pod CIDR fd00:10:244:3::/64", "Node own: no IPPool holds its pod CIDR fd00:10:244:1::/64",
+			},
+		},
+		"native by another interface": {
+			nodes: []string{own, "b 203.0.113.7 10.244.7.0/24"}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
+			want: "10.244.1.0/24: nowhere\n10.244.7.0/24: eth1 203.0.113.7\nfd00:10:244:1::/64: nowhere",
+		},
+		"VXLAN": {
+			nodes: []string{own, near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48 vxlan=Always"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: sluice.vxlan 192.0.2.2\n" +
+				"fd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: sluice.vxlan6 link-local\n" +
+				"sluice.vxlan to near: 192.0.2.2\nsluice.vxlan6 to near: fd00:2::2\n" +
+				"sluice.vxlan6: VXLAN local fd00:2::1 address fd00:10:244:1:: mtu 1430\nsluice.vxlan: VXLAN local 192.0.2.1 address 10.244.1.0 mtu 1450",
+		},
+		"VXLAN across subnets": {
+			nodes: []string{own, near, far}, pools: []string{"v4 10.244.0.0/16 vxlan=CrossSubnet", "v6 fd00:10:244::/48"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\n10.244.3.0/24: sluice.vxlan 198.51.100.3\n" +
+				"fd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: eth0 fd00:2::2\n" +
+				"sluice.vxlan to far: 198.51.100.3\nsluice.vxlan: VXLAN local 192.0.2.1 address 10.244.1.0 mtu 1450",
+			issues: []string{"Node far: it is on no subnet of this node, and IPPool v6 has no tunnel"},
+		},
+		"IPIP": {
+			nodes: []string{own, near, far}, pools: []string{"v4 10.244.0.0/16 ipip=Always", "v6 fd00:10:244::/48 vxlan=CrossSubnet"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: sluice.ipip 192.0.2.2\n10.244.3.0/24: sluice.ipip 198.51.100.3\n" +
+				"fd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: eth0 fd00:2::2\nfd00:10:244:3::/64: sluice.vxlan6 link-local\n" +
+				"sluice.ipip: IPIP local 192.0.2.1 address 10.244.1.0 mtu 1480\n" +
+				"sluice.vxlan6 to far: fd00:3::3\nsluice.vxlan6: VXLAN local fd00:2::1 address fd00:10:244:1:: mtu 1430",
+		},
+		"the smallest pool counts": {
+			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 10.244.2.0/24", "c 192.0.2.3 10.244.128.0/24"}, pools: []string{"small 10.244.128.0/17", "large 10.244.0.0/16 ipip=Always"},
+			want:   "10.244.128.0/24: eth0 192.0.2.3\n10.244.2.0/24: sluice.ipip 192.0.2.2\nsluice.ipip: IPIP local 192.0.2.1 address 192.0.2.1 mtu 1480",
+			issues: []string{"IPPool large: its cidr 10.244.0.0/16 overlaps 10.244.128.0/17 of IPPool small, which counts for the addresses in both; change one of them; in force: the rest of it"},
+		},
+		"the older node has what two claim": {
+			nodes: []string{
+				"own 192.0.2.1", "b 192.0.2.2 10.244.2.0/24 created=xx", "a 192.0.2.3 10.244.2.0/24 created=xxx", "c 192.0.2.2 10.244.4.0/24",
+				"d 192.0.2.5 10.244.2.128/25", "e 10.244.5.0/24",
+			}, pools: []string{"v4 10.244.0.0/16"},
+			want: "10.244.2.0/24: eth0 192.0.2.2\n10.244.2.128/25: eth0 192.0.2.5",
+			issues: []string{
+				"Node a: its pod CIDR 10.244.2.0/24 is that of Node b, which was there first",
+				"Node c: its address 192.0.2.2 is that of Node b, which was there first: its pods of 10.244.4.0/24 are not reached",
+				"Node d: its pod CIDR 10.244.2.128/25 lies in 10.244.2.0/24 of Node b",
+				"Node e: it has no IPv4 address: its pods of 10.244.5.0/24 are not reached",
+			},
+		},
+		"an address that the host lacks": {
+			nodes: []string{"own 192.0.2.99", near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
+			issues: []string{"Node own: it has no IPv6 address, so it reaches no IPv6 pods of other nodes", "Node own: its address 192.0.2.99 is on no interface of this machine, so it reaches no IPv4 pods of other nodes"},
+		},
+		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newCluster(Config{Node: "own"}, underlay...)
+			var events []store.Event
+			for _, line := range c.nodes {
+				events = append(events, nodeEvent(t, line))
+			}
+			for _, line := range c.pools {
+				events = append(events, poolEvent(line))
+			}
+			x.update(events...)
+			if got := text(x.c.Fabric()); got != c.want {
+				t.Errorf("fabric\n%s\nwant\n%s", got, c.want)
+			}
+			var issues []string
+			for _, i := range x.c.Issues() {
+				issues = append(issues, i.String())
+			}
+			if !slices.EqualFunc(issues, c.issues, strings.HasPrefix) {
+				t.Errorf("issues %q, want %q", issues, c.issues)
+			}
+		})
+	}
+}
+
+// Flags say what holds where no pool of the API does.
+func TestPoolsOfFlags(t *testing.T) {
+	x := newCluster(Config{Node: "own", Pools: []*model.IPPool{poolOf("flags 0.0.0.0/0 vxlan=Always")}}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 10.244.2.0/24"), nodeEvent(t, "c 192.0.2.3 10.99.2.0/24"), poolEvent("v4 10.99.0.0/16"))
+	if r := x.c.Fabric().Routes; r[netip.MustParsePrefix("10.244.2.0/24")].Device != state.DeviceVXLAN || r[netip.MustParsePrefix("10.99.2.0/24")].Device != "eth0" {
+		t.Error(text(x.c.Fabric()))
+	}
+	if issues := x.c.Issues(); len(issues) > 0 {
+		t.Error(issues)
+	}
+}
+
+// The own Node's last version counts once it is deleted.
+func TestOwnNodeIsDeleted(t *testing.T) {
+	x := newCluster(Config{Node: "own"}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 10.244.2.0/24"), poolEvent("v4 10.244.0.0/16 vxlan=Always"))
+	if d := x.update(gone(model.NodeKind, "own")); d.Len() > 0 {
+		t.Errorf("%+v", d)
+	}
+	if d := x.update(nodeEvent(t, "own 192.0.2.1 10.244.9.0/24")); len(d.Routes) != 2 || len(d.Tunnels) != 1 || len(d.VTEPs) != 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// However the objects come, and whatever came before, the fabric is that of the current ones, and
+// deltas lead to it.
+func TestFabricIsOfTheCurrentObjects(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 11))
+		pick := func(options ...string) string { return options[r.IntN(len(options))] }
+		x := newCluster(Config{Node: "own"}, underlay...)
+		held := state.NewFabric()
+		objects := map[model.Ref]store.Event{}
+		for range 30 {
+			var events []store.Event
+			for range r.IntN(4) {
+				var e store.Event
+				switch name := pick("own", "a", "b", "c", "d"); r.IntN(6) {
+				case 0:
+					e = gone(model.NodeKind, name)
+				case 1:
+					e = gone(model.IPPoolKind, pick("p", "q"))
+				case 2:
+					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
+				default:
+					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "fd00:2::1")+" "+
+						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx"))
+				}
+				if e.Kind == model.NodeKind && e.Name.Name == "own" && e.Object == nil {
+					continue
+				}
+				objects[model.Ref{Kind: e.Kind, Name: e.Name}] = e
+				events = append(events, e)
+			}
+			if r.IntN(8) == 0 {
+				x.c.SetUnderlay(underlay[:r.IntN(len(underlay)+1)])
+			}
+			held.Apply(x.update(events...))
+			anew := newCluster(Config{Node: "own"}, x.c.underlay...)
+			anew.update(slices.Collect(maps.Values(objects))...)
+			if got, want := text(x.c.Fabric()), text(anew.c.Fabric()); got != want || text(held) != want {
+				t.Fatalf("seed %d: fabric\n%s\nby deltas\n%s\nwant\n%s", seed, got, text(held), want)
+			}
+			if got, want := fmt.Sprint(x.c.Issues()), fmt.Sprint(anew.c.Issues()); got != want {
+				t.Fatalf("seed %d: issues %s, want %s", seed, got, want)
+			}
+		}
+	}
+}
+
+// many are nodes of a large cluster.
+func many(t testing.TB, count int) (events []store.Event) {
+	for i := range count {
+		events = append(events, nodeEvent(t, fmt.Sprintf("node-%d 192.0.%d.%d 10.%d.%d.0/24", i, i>>8, i&255, 64+i>>8, i&255)))
+	}
+	return append(events, poolEvent("v4 10.0.0.0/8 vxlan=Always"))
+}
+
+func BenchmarkFromNothing(b *testing.B) {
+	for _, count := range []int{1000, 10000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			events := many(b, count)
+			for b.Loop() {
+				x := newCluster(Config{Node: "node-1"}, model.HostAddress{Prefix: netip.MustParsePrefix("192.0.0.1/16"), Device: "eth0", MTU: 1500})
+				if d := x.update(events...); len(d.VTEPs) != count-1 {
+					b.Fatal(len(d.VTEPs))
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkOneNode(b *testing.B) {
+	events := many(b, 10000)
+	x := newCluster(Config{Node: "node-1"}, model.HostAddress{Prefix: netip.MustParsePrefix("192.0.0.1/16"), Device: "eth0", MTU: 1500})
+	x.update(events...)
+	there := events[77]
+	for b.Loop() {
+		x.update(gone(model.NodeKind, "node-77"))
+		if d := x.update(there); d.Len() != 2 {
+			b.Fatal(d)
+		}
+	}
+}
