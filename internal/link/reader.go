@@ -1,13 +1,18 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // attempts bounds how often a dump is repeated that was interrupted by a change.
@@ -111,6 +116,35 @@ func (r *Reader) HostAddresses() ([]netip.Prefix, error) {
 	}
 	slices.SortFunc(host, netip.Prefix.Compare)
 	return slices.Compact(host), nil
+}
+
+// Underlay lists the addresses of all interfaces but link-local ones and those of the loopback,
+// with what else packets to other nodes depend on, sorted.
+func (r *Reader) Underlay() ([]model.HostAddress, error) {
+	all, err := r.Addresses()
+	if err != nil {
+		return nil, err
+	}
+	links, err := r.links()
+	if err != nil {
+		return nil, err
+	}
+	about := map[int]*netlink.LinkAttrs{}
+	for _, l := range links {
+		if l.Attrs().Flags&net.FlagLoopback == 0 {
+			about[l.Attrs().Index] = l.Attrs()
+		}
+	}
+	var host []model.HostAddress
+	for _, a := range all {
+		if l := about[a.Link]; l != nil && !a.Prefix.Addr().IsLinkLocalUnicast() {
+			host = append(host, model.HostAddress{Prefix: a.Prefix, Device: l.Name, MTU: l.MTU})
+		}
+	}
+	slices.SortFunc(host, func(a, b model.HostAddress) int {
+		return cmp.Or(a.Prefix.Compare(b.Prefix), strings.Compare(a.Device, b.Device))
+	})
+	return host, nil
 }
 
 // Route is the way that packets of the node's own take to an address.

@@ -56,6 +56,8 @@ func TestReader(t *testing.T) {
 	want("interfaces", ports[Interface{peer, "e0p", "veth", br0}] && ports[Interface{br0, "br0", "bridge", 0}], err, true)
 	host, err := r.HostAddresses()
 	want("addresses of the host", host, err, "[127.0.0.1/8 192.168.0.2/24 ::1/128 fd01::2/64]")
+	under, err := r.Underlay()
+	want("what other nodes are reached from", under, err, "[{192.168.0.2/24 e0 1500} {fd01::2/64 e0 1500}]")
 	all, err := r.Addresses()
 	about := map[netip.Addr]Address{}
 	for _, a := range all {

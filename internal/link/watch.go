@@ -42,6 +42,12 @@ func WatchAddresses(ctx context.Context, log *slog.Logger) (<-chan []netip.Prefi
 	return start(ctx, log, (*Reader).HostAddresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 }
 
+// WatchUnderlay sends the Underlay of the calling thread's network namespace as WatchLinks does
+// Links.
+func WatchUnderlay(ctx context.Context, log *slog.Logger) (<-chan []model.HostAddress, error) {
+	return start(ctx, log, (*Reader).Underlay, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+}
+
 // watcher sends what read returns, after each change that the kernel tells of.
 type watcher[T any] struct {
 	log    *slog.Logger

@@ -165,7 +165,7 @@ func (s *socket) change(requests []message, pause func()) (map[int]error, error)
 			r := requests[next]
 			s.seq++
 			r.seq = s.seq
-			if len(b)+len(r.body) >= batchSize || next == len(requests)-1 {
+			if len(b)+unix.SizeofNlMsghdr+len(r.body) >= batchSize || next == len(requests)-1 {
 				r.flags |= unix.NLM_F_ACK
 			}
 			b = r.append(b)
