@@ -188,7 +188,10 @@ func TestOthersAreLeftAlone(t *testing.T) {
 func TestRefusalsAreSetAside(t *testing.T) {
 	all := nodes(t, 3)
 	x := all[0]
-	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 8383")
+	adopt(t, x.d, native(all, x))
+	_, ours, _ := strings.Cut(run(t, x.ns, "ip route show 10.244.2.0/24"), " metric ")
+	must(t, x.d.Purge(t.Context()))
+	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric "+strings.Fields(ours)[0])
 	want := native(all, x)
 	want.Routes[netip.MustParsePrefix("10.244.9.0/24")] = &state.Route{Node: "node9", Device: "eth9", Via: addr("198.51.100.9")}
 	apply := func() {

@@ -25,11 +25,12 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// What our routes carry. A route of another program to the same prefix comes before ours unless it
-// has a higher metric.
+// What our routes carry: the protocol number, and a metric from Metric on. A route of another
+// program to the same prefix comes before ours unless it has a higher metric.
 const (
 	RouteProtocol = 83 // rtm_protocol; give it a name with a line "83 sluice" in /etc/iproute2/rt_protos
 	Metric        = 8383
+	metrics       = 64
 )
 
 // Devices are the names of our tunnel devices.
