@@ -74,7 +74,7 @@ func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(hos
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
 	if f.kubeFlags.named() {
-		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(f.compiler.Policy, s, log) }
+		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(&f.compiler, s, log) }
 	}
 	if len(f.lists) == 0 {
 		return objects(sink)

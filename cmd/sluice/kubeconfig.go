@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kube"
 )
@@ -27,10 +28,12 @@ func (f *kubeFlags) register(cmd *cobra.Command) {
 // named reports whether the flags name an API.
 func (f *kubeFlags) named() bool { return f.kubeconfig != "" || f.inCluster }
 
-// open makes a source of the API. policies is whether they are enforced.
-func (f *kubeFlags) open(policies bool, sink source.Sink, log *slog.Logger) source.Source {
+// open makes a source of the API for what is compiled.
+func (f *kubeFlags) open(c *compile.Config, sink source.Sink, log *slog.Logger) source.Source {
 	kube.TakeLogs(log)
-	return kube.New(f.api(policies), sink, log)
+	api := f.api(c.Policy)
+	api.Fabric = c.Fabric
+	return kube.New(api, sink, log)
 }
 
 func (f *kubeFlags) api(policies bool) kube.Config {

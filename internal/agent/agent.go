@@ -40,8 +40,8 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Accelerators, if any, carry out the same state beside the base, for speed alone; the caller
-	// closes them after Run.
+	// Accelerators, if any, carry out the same state beside the base, for speed alone, or a part
+	// that it does not carry out; the caller closes them after Run.
 	Accelerators []driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
@@ -76,6 +76,10 @@ type Config struct {
 	// Links, if set, delivers the node's interfaces and routes after each change, for Compiler.
 	// Nothing is programmed before the first delivery. It may be closed.
 	Links <-chan model.Links
+
+	// Underlay, if set, delivers the host's addresses that other nodes are reached from after each
+	// change, for Compiler. Nothing is programmed before the first delivery. It may be closed.
+	Underlay <-chan []model.HostAddress
 
 	// Route, if set, finds the way to an address. It is safe for concurrent use.
 	Route func(netip.Addr) verdict.Way

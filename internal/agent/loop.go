@@ -22,6 +22,7 @@ type loop struct {
 	*Agent
 	kernel *reconcile.Reconciler
 	linked bool        // the compiler knows the node's interfaces, or needs none
+	rooted bool        // and its underlay
 	retry  *time.Timer // of what failed
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
@@ -55,7 +56,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 
 func newLoop(a *Agent) *loop {
 	l := &loop{
-		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, lacking: reconcile.Lacking{Any: true},
+		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
 		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
@@ -88,6 +89,8 @@ func (l *loop) run(ctx context.Context) {
 			l.moved(ctx, addrs, ok)
 		case links, ok := <-l.Links:
 			l.rewired(ctx, links, ok)
+		case addrs, ok := <-l.Underlay:
+			l.reached(ctx, addrs, ok)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -124,9 +127,22 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.attempt(ctx)
 }
 
+// reached has the compiler follow the addresses that other nodes are reached from.
+func (l *loop) reached(ctx context.Context, addrs []model.HostAddress, ok bool) {
+	if !ok {
+		l.Underlay = nil
+		return
+	}
+	l.compiling.Lock()
+	l.Compiler.SetUnderlay(addrs)
+	l.compiling.Unlock()
+	l.rooted = true
+	l.attempt(ctx)
+}
+
 // ready reports whether all is known that programming needs: what was left out would be denied, or
 // let pass.
-func (l *loop) ready() bool { return l.linked && l.Store.Synced() }
+func (l *loop) ready() bool { return l.linked && l.rooted && l.Store.Synced() }
 
 // protect has the compiler know where the API is reached, and reports whether that has changed.
 func (l *loop) protect() bool {

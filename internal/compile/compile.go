@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/compile/fabric"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -69,6 +70,11 @@ type Config struct {
 	FailsafeInbound, FailsafeOutbound []state.PortRange
 	// PodTunnels lets pods send VXLAN and other tunnels.
 	PodTunnels bool
+
+	// Fabric compiles the ways to the pods of other nodes; without it the state has none.
+	Fabric bool
+	// Pools are those of the fabric that no API has, as in fabric.Config.
+	Pools []*model.IPPool
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
@@ -80,6 +86,7 @@ type Compiler struct {
 	checks        map[model.Name]*HealthCheck
 	services      *services
 	policy        *policy.Compiler // nil: policy is not compiled
+	fabric        *fabric.Compiler // nil: the fabric is not
 	sliceElements int
 }
 
@@ -108,6 +115,10 @@ func New(cfg Config) *Compiler {
 			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound, PodTunnels: cfg.PodTunnels,
 		})
 		s.Policy = c.policy.Policy()
+	}
+	if cfg.Fabric {
+		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools})
+		s.Fabric = c.fabric.Fabric()
 	}
 	return c
 }
@@ -150,6 +161,14 @@ func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 func (c *Compiler) SetLinks(l model.Links) {
 	if c.policy != nil {
 		c.policy.SetLinks(l)
+	}
+}
+
+// SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
+// next Update follows. Until it is called, none is reached.
+func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
+	if c.fabric != nil {
+		c.fabric.SetUnderlay(addrs)
 	}
 }
 
@@ -206,6 +225,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
+	}
+	if c.fabric != nil {
+		delta.Fabric = c.fabric.Update(v, d)
 	}
 	return delta
 }

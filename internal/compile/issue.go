@@ -23,6 +23,9 @@ func (c *Compiler) Issues() []model.Issue {
 	if c.policy != nil {
 		list = append(list, c.policy.Issues()...)
 	}
+	if c.fabric != nil {
+		list = append(list, c.fabric.Issues()...)
+	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return slices.Compact(list)
 }

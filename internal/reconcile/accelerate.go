@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/wake"
 )
 
-// Accelerator keeps a driver in step beside the base that carries out the same parts of the state
-// and is complete alone. It follows in a goroutine of its own: however long it takes, and whether
+// Accelerator keeps a driver in step beside the base. Either the base carries out the same parts of
+// the state and is complete alone, or the driver carries out parts that the base does not. It follows in a goroutine of its own: however long it takes, and whether
 // or not it fails, the base waits for nothing. Its methods are safe for concurrent use.
 type Accelerator struct {
 	r     *Reconciler

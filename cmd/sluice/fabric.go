@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/fabric"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
+)
+
+// fabricMode is the flag that says how this node reaches the pods of others.
+type fabricMode struct{ of *compile.Config }
+
+// fabricModes are what it can be, but for "off" and "pools": what holds for addresses of each
+// family that no IPPool has.
+var fabricModes = map[string][2]model.IPPool{
+	"native":       {},
+	"vxlan":        {{VXLAN: model.Always}, {VXLAN: model.Always}},
+	"ipip":         {{IPIP: model.Always}, {}},
+	"cross-subnet": {{VXLAN: model.CrossSubnet}, {VXLAN: model.CrossSubnet}},
+}
+
+var fabricNames = []string{"off", "pools", "native", "vxlan", "ipip", "cross-subnet"}
+
+// Set implements pflag.Value.
+func (f fabricMode) Set(mode string) error {
+	pools, known := fabricModes[mode]
+	if !known && mode != "off" && mode != "pools" {
+		return errors.New("it is one of " + strings.Join(fabricNames, ", "))
+	}
+	f.of.Fabric, f.of.Pools = mode != "off", nil
+	if known {
+		for i, all := range []string{"0.0.0.0/0", "::/0"} {
+			pools[i].Name, pools[i].CIDR = "--fabric", netip.MustParsePrefix(all)
+			f.of.Pools = append(f.of.Pools, &pools[i])
+		}
+	}
+	return nil
+}
+
+// String implements pflag.Value.
+func (f fabricMode) String() string {
+	switch {
+	case f.of == nil || !f.of.Fabric:
+		return "off"
+	case len(f.of.Pools) == 0:
+		return "pools"
+	}
+	for name, pools := range fabricModes {
+		if pools[0].VXLAN == f.of.Pools[0].VXLAN && pools[0].IPIP == f.of.Pools[0].IPIP {
+			return name
+		}
+	}
+	return ""
+}
+
+// Type implements pflag.Value.
+func (fabricMode) Type() string { return "mode" }
+
+// openFabric has the agent carry out the ways to pods of other nodes.
+func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release func(), err error) {
+	d, err := fabric.Open(driver.Options{Log: log})
+	if err != nil {
+		return nil, err
+	}
+	release = func() { _ = d.Close() }
+	if err := d.Probe(ctx); err != nil {
+		release()
+		return nil, fmt.Errorf("--fabric: %w", err)
+	}
+	if c.Underlay, err = link.WatchUnderlay(ctx, log); err != nil {
+		release()
+		return nil, err
+	}
+	c.Accelerators = append(c.Accelerators, d)
+	return release, nil
+}
