@@ -143,6 +143,29 @@ func TestTamperingIsPutRight(t *testing.T) {
 	}
 }
 
+// An update that meets what others have changed fails, and the adoption that follows puts it right.
+func TestUpdateAfterTampering(t *testing.T) {
+	all := nodes(t, 3)
+	x := all[0]
+	for _, line := range []string{"ip link del sluice.vxlan", "ip link del sluice.vxlan6"} {
+		adopt(t, x.d, tunnelled(all[:2], x))
+		run(t, x.ns, line)
+		want := tunnelled(all, x)
+		for _, tunnel := range want.Tunnels {
+			tunnel.MTU -= 10
+		}
+		p, err := x.d.Update(t.Context(), state.Delta{Fabric: difference(tunnelled(all[:2], x), want)})
+		must(t, err)
+		if err := p.Apply(t.Context()); err == nil {
+			t.Errorf("%s: the update succeeded", line)
+		}
+		adopt(t, x.d, want)
+		if did := adopt(t, open(t, x.ns), want); did != "" {
+			t.Errorf("%s: left to do:\n%s", line, did)
+		}
+	}
+}
+
 // everything is all that a namespace has of what we could touch.
 func everything(t testing.TB, x *node) string {
 	t.Helper()

@@ -20,7 +20,7 @@ type plan struct {
 	d      *Driver
 	want   *state.Fabric     // nil: the plan is of nothing
 	delta  state.FabricDelta // of want
-	update bool              // what is set in slots of others is an error, as an adoption can tell what is there
+	update bool              // what the kernel refuses is an error: others may have changed what is there, as an adoption sees
 	now    *kernel
 	aside  map[any]aside
 	kept   int
@@ -158,7 +158,7 @@ func (p *plan) makeTunnels() error {
 			}
 		}
 		dev, err := d.makeTunnel(t.name, d.now.tunnels[t.name], t.want)
-		if err != nil && !isRefusal(err) {
+		if err != nil && (p.update || !isRefusal(err)) {
 			return fmt.Errorf("device %s: %w", t.name, err)
 		}
 		if err != nil {
@@ -206,7 +206,7 @@ func (p *plan) setEntries(entries []entry) error {
 		case !refused:
 			delete(p.d.aside, e.slot())
 			continue
-		case !isRefusal(err), p.update && errors.Is(err, unix.EEXIST):
+		case !isRefusal(err), p.update && !errors.Is(err, errNoTunnel):
 			return fmt.Errorf("set %s: %w", e, err)
 		}
 		if delete(now.entries, e.slot()); before[i] != nil {
