@@ -224,7 +224,13 @@ func (a *Agent) found() []model.Issue {
 	issues := a.Compiler.Issues()
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
-	return slices.Concat(issues, lacks, a.checks.issues(), Refusals(a.Driver.SetAside()))
+	issues = slices.Concat(issues, lacks, a.checks.issues(), Refusals(a.Driver.SetAside()))
+	for _, d := range a.Config.Accelerators {
+		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
+			issues = append(issues, Refusals(d.SetAside())...)
+		}
+	}
+	return issues
 }
 
 // Refusals makes issues of what is set aside.

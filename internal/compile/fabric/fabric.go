@@ -50,6 +50,9 @@ type Compiler struct {
 	vteps    diff.Map[state.VTEPKey, state.VTEP]
 	routes   diff.Map[netip.Prefix, state.Route]
 
+	issues []model.Issue // of the last call of Issues
+	listed bool          // they are what there is to say
+
 	own   *model.Node // as it is, or was last; nil: there has been none
 	nodes map[string]*node
 	pools []*model.IPPool // the smallest first
@@ -104,7 +107,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 		c.take(name.Name, v.Node(name.Name), again)
 		all = all || name.Name == c.cfg.Node
 	}
-	c.started, c.moved = true, false
+	c.started, c.moved, c.listed = true, false, c.listed && !all && len(d.Objects[model.NodeKind]) == 0
 	if all {
 		c.compileOwn()
 		for name := range c.nodes {

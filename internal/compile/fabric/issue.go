@@ -15,8 +15,16 @@ func (n *node) fault(format string, args ...any) {
 	n.faults = append(n.faults, fmt.Sprintf(format, args...))
 }
 
-// Issues returns what is wrong with the objects as of the last Update, sorted by object.
-func (c *Compiler) Issues() (list []model.Issue) {
+// Issues returns what is wrong with the objects as of the last Update, sorted by object. The caller
+// only reads it.
+func (c *Compiler) Issues() []model.Issue {
+	if !c.listed {
+		c.issues, c.listed = c.list(), true
+	}
+	return c.issues
+}
+
+func (c *Compiler) list() (list []model.Issue) {
 	lengths := map[int]bool{}
 	for cidr := range c.cidrs {
 		lengths[cidr.Bits()] = true
