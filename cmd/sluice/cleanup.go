@@ -51,6 +51,9 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	if err != nil {
 		return privilege(fmt.Errorf("remove tables: %w", err))
 	}
+	if err := purgeFabric(cmd.Context()); err != nil {
+		return privilege(fmt.Errorf("remove tunnels and routes: %w", err))
+	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
 	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
 }

@@ -83,3 +83,12 @@ func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release
 	c.Accelerators = append(c.Accelerators, d)
 	return release, nil
 }
+
+// purgeFabric removes the tunnels and routes that an agent has left.
+func purgeFabric(ctx context.Context) error {
+	d, err := fabric.Open(driver.Options{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Purge(ctx), d.Close())
+}
