@@ -12,8 +12,9 @@ import (
 )
 
 // Accelerator keeps a driver in step beside the base. Either the base carries out the same parts of
-// the state and is complete alone, or the driver carries out parts that the base does not. It follows in a goroutine of its own: however long it takes, and whether
-// or not it fails, the base waits for nothing. Its methods are safe for concurrent use.
+// the state and is complete alone, or the driver carries out parts that the base does not. It
+// follows in a goroutine of its own: however long it takes, and whether or not it fails, the base
+// waits for nothing. Its methods are safe for concurrent use.
 type Accelerator struct {
 	r     *Reconciler
 	audit time.Duration // between two comparisons of everything with the kernel

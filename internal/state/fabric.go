@@ -79,8 +79,8 @@ type Route struct {
 	Node string // for people; this node's name if nothing is to leave it
 	// Device and Via are the next hop, which counts as being on the device's link, whatever
 	// subnets that has. Without a Device packets are dropped silently, unless a longer prefix or
-	// another program's route takes them: it keeps packets to addresses that no pod of this node has
-	// from going back where they came from.
+	// another program's route takes them: it keeps packets to addresses that no pod of this node
+	// has from going back where they came from.
 	Device string
 	Via    netip.Addr
 }

@@ -339,8 +339,8 @@ func first(n *model.Node, is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// tunnelAddress is what the node has as the address of its tunnel device: that of its first pod CIDR,
-// which no pod gets, or the node's own where it has no pods.
+// tunnelAddress is what the node has as the address of its tunnel device: the first of its first
+// pod CIDR, which no pod gets, or the node's own where it has no pods.
 func tunnelAddress(n *model.Node, is4 bool, addr netip.Addr) netip.Addr {
 	for _, p := range n.PodCIDRs {
 		if p.Addr().Is4() == is4 {

@@ -179,7 +179,8 @@ func everything(t testing.TB, x *node) string {
 	return b.String()
 }
 
-// Nothing that is not ours is touched, also where it is much like ours, and a purge leaves it alone.
+// Nothing that is not ours is touched, also where it is much like ours, and a purge leaves it
+// alone.
 func TestOthersAreLeftAlone(t *testing.T) {
 	all := nodes(t, 2)
 	x := all[0]

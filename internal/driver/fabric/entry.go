@@ -62,8 +62,8 @@ func wantedRoute(to netip.Prefix, r *state.Route) entry {
 }
 
 // metric is that of the route to a prefix, whatever its next hop: one of some that are as good as
-// each other. The kernel seeks a route's next hop in a hash of metric and device, gateways left out,
-// and takes ten times as long for 10,000 routes of one metric by one device.
+// each other. The kernel seeks a route's next hop in a hash of metric and device, without the
+// gateway, and takes ten times as long for 10,000 routes of one metric by one device.
 func metric(to netip.Prefix) (m uint32) {
 	for _, b := range to.Addr().AsSlice() {
 		m ^= uint32(b)
