@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/lab/attach"
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
 )
