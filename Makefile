@@ -39,9 +39,9 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t h; do printf '  make %-10s %s\n' "$$t" "$$h"; done
 
 .PHONY: build
-build: ## Build bin/sluice and bin/sluice-lab, static binaries
+build: ## Build bin/sluice, bin/sluice-cni and bin/sluice-lab, static binaries
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-lab
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-cni ./cmd/sluice-lab
 
 .PHONY: run
 run: build ## Start a lab cluster and show what Sluice does in it, with real traffic (APP=folder or files, RUN=-v for all requests)

@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Interface is the name of the interface inside the pod.
+// Interface is the usual name of the interface inside a pod.
 const Interface = "eth0"
 
 // These are the pod's gateways. The node does not have these addresses: the pod has a permanent
@@ -37,13 +37,13 @@ func HostInterface(namespace, pod string) string {
 	return "veth" + hex.EncodeToString(sum[:5])
 }
 
-// Pod joins a pod's namespace to its node's; host names the node's end of the pair. From then on
-// the addresses belong to the pod. If it fails, nothing remains.
-func Pod(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) error {
-	if err := netns.Veth(node, host, pod, Interface); err != nil {
+// Pod joins a pod's namespace to its node's; host names the node's end of the pair, inside the
+// pod's. From then on the addresses belong to the pod. If it fails, nothing remains.
+func Pod(node *netns.NS, host string, pod *netns.NS, inside string, addrs []netip.Addr) error {
+	if err := netns.Veth(node, host, pod, inside); err != nil {
 		return err
 	}
-	if err := configure(node, host, pod, addrs); err != nil {
+	if err := configure(node, host, pod, inside, addrs); err != nil {
 		_ = Detach(node, host) // the first error says why
 		return fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
 	}
@@ -66,14 +66,14 @@ func Detach(node *netns.NS, host string) error {
 	return nil
 }
 
-func configure(node *netns.NS, host string, pod *netns.NS, addrs []netip.Addr) error {
+func configure(node *netns.NS, host string, pod *netns.NS, inside string, addrs []netip.Addr) error {
 	outer, err := node.LinkByName(host)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", host, err)
 	}
-	inner, err := pod.LinkByName(Interface)
+	inner, err := pod.LinkByName(inside)
 	if err != nil {
-		return fmt.Errorf("find %s: %w", Interface, err)
+		return fmt.Errorf("find %s: %w", inside, err)
 	}
 	var has4, has6 bool
 	for _, a := range addrs {

@@ -250,7 +250,7 @@ func (l *Lab) attachPod(p *corev1.Pod) error {
 		return err
 	}
 	defer pod.Close()
-	return attach.Pod(node, attach.HostInterface(p.Namespace, p.Name), pod, plan.Addrs(p))
+	return attach.Pod(node, attach.HostInterface(p.Namespace, p.Name), pod, attach.Interface, plan.Addrs(p))
 }
 
 func unspecified(a netip.Addr) netip.Addr {

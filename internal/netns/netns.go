@@ -60,8 +60,15 @@ func New(name string) (*NS, error) {
 
 // Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is
 // none of that name, or only its file, as while it is being made or deleted.
-func Open(name string) (*NS, error) {
-	fd, err := netns.GetFromName(name)
+func Open(name string) (*NS, error) { return open(name, filepath.Join(Dir, name)) }
+
+// OpenPath opens the namespace that a file stands for: one under /proc/PID/ns, or one that a
+// container runtime has bound somewhere. Its Name is the path, and Path means nothing. It fails like
+// Open.
+func OpenPath(path string) (*NS, error) { return open(path, path) }
+
+func open(name, path string) (*NS, error) {
+	fd, err := netns.GetFromPath(path)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
 	}

@@ -63,7 +63,7 @@ func (k *kubelet) newSandbox(pod *corev1.Pod, addrs []netip.Addr) (*sandbox, err
 	// Duplicate address detection would delay the first packets by a second or two.
 	err = ns.Sysctl("net/ipv6/conf/default/accept_dad", "0")
 	if err == nil {
-		err = attach.Pod(k.node, s.hostIface, ns, addrs)
+		err = attach.Pod(k.node, s.hostIface, ns, attach.Interface, addrs)
 	}
 	if err != nil {
 		return nil, errors.Join(err, netns.Delete(s.name))
