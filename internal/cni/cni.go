@@ -1,5 +1,5 @@
-// Package cni carries out the verbs of the Container Network Interface (specification 1.1.0): it gives
-// a pod addresses from the node's ranges and joins its namespace to the node's.
+// Package cni carries out the verbs of the Container Network Interface (specification 1.1.0): it
+// gives a pod addresses from the node's ranges and joins its namespace to the node's.
 package cni
 
 import (

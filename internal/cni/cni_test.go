@@ -16,8 +16,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// Two containers get addresses through libcni, as a runtime calls it, reach each other, and give the
-// addresses back.
+// Two containers get addresses through libcni, as a runtime calls it, reach each other, and give
+// the addresses back.
 func TestAddAndDel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 )
 
-// lenient has arguments passed over that are not about addresses, whoever calls: those that name the
-// pod.
+// lenient has arguments passed over that are not about addresses, whoever calls: those that name
+// the pod.
 func lenient(args string) string {
 	if args == "" {
 		return ""
@@ -19,8 +19,8 @@ func lenient(args string) string {
 	return "IgnoreUnknown=true;" + args
 }
 
-// assign gives a container addresses, one of each of the ranges of the configuration, from the store
-// on disk that the reference plugin host-local has. If it fails, none is given.
+// assign gives a container addresses, one of each of the ranges of the configuration, from the
+// store on disk that the reference plugin host-local has. If it fails, none is given.
 func assign(stdin []byte, args, container, ifname string) (addrs []netip.Addr, err error) {
 	conf, _, err := allocator.LoadIPAMConfig(stdin, lenient(args))
 	if err != nil {

@@ -63,8 +63,8 @@ func New(name string) (*NS, error) {
 func Open(name string) (*NS, error) { return open(name, filepath.Join(Dir, name)) }
 
 // OpenPath opens the namespace that a file stands for: one under /proc/PID/ns, or one that a
-// container runtime has bound somewhere. Its Name is the path, and Path means nothing. It fails like
-// Open.
+// container runtime has bound somewhere. Its Name is the path, and Path means nothing. It fails
+// like Open.
 func OpenPath(path string) (*NS, error) { return open(path, path) }
 
 func open(name, path string) (*NS, error) {
