@@ -68,6 +68,9 @@ func newLabKubeletCommand() *cobra.Command {
 	fl.StringSliceVar(&ips, "node-ip", nil, "the node's addresses, one of each family")
 	fl.StringSliceVar(&podCIDRs, "pod-cidr", nil, "the node's pod CIDRs, one of each family (default: those of its Node object)")
 	fl.StringVar(&cfg.Zone, "zone", "", "the node's zone")
+	fl.StringVar(&cfg.Network.File, "cni-conf", "", "conflist `file` of the pods' network (default: one of sluice-cni with the pod CIDRs)")
+	fl.StringSliceVar(&cfg.Network.Path, "cni-bin-dir", nil, "`folders` with CNI plugins")
+	fl.StringVar(&cfg.Network.Dir, "cni-dir", "", "`folder` for what the node remembers of its pods' network")
 	for _, required := range []string{"lab", "node", "kubeconfig", "node-ip"} {
 		_ = cmd.MarkFlagRequired(required)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -50,6 +51,7 @@ type labOptions struct {
 	nodes   int
 	noAgent bool
 	sluice  string
+	cni     string // conflist of the pods' network
 
 	withKubernetes bool
 	kubernetesBin  string
@@ -66,6 +68,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "start no agents on the nodes, to run another program there")
 	sluiceFlag(cmd, &o.sluice)
 	fl := cmd.Flags()
+	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
 	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
@@ -107,7 +110,12 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	if err != nil {
 		return nil, err
 	}
-	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, Transient: o.transient, Progress: func(step string) {
+	if o.cni != "" {
+		if o.cni, err = filepath.Abs(o.cni); err != nil {
+			return nil, fmt.Errorf("--cni: %w", err)
+		}
+	}
+	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
 	cfg.Sluice, err = findSluice(o.sluice)

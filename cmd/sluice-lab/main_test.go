@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestMain lets tests start the test binary as sluice-lab, and builds the sluice that the tests
-// use.
+// TestMain lets tests start the test binary as sluice-lab, and builds the sluice and the
+// sluice-cni that the tests use.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
@@ -30,8 +30,8 @@ func withSluice(run func() int) int {
 		defer func() { _ = os.RemoveAll(dir) }()
 		path := filepath.Join(dir, "sluice")
 		var out []byte
-		if out, err = exec.Command("go", "build", "-trimpath", "-o", path, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
-			err = fmt.Errorf("build sluice: %w: %s", err, out)
+		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
+			err = fmt.Errorf("build sluice and sluice-cni: %w: %s", err, out)
 		} else {
 			err = os.Setenv(cli.SluiceEnv, path)
 		}

@@ -59,8 +59,8 @@ func (c *labCluster) logs() string {
 func programs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-lab").CombinedOutput(); err != nil {
-		t.Fatalf("build sluice and sluice-lab: %v\n%s", err, out)
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-cni", "sluice.dev/sluice/cmd/sluice-lab").CombinedOutput(); err != nil {
+		t.Fatalf("build the programs: %v\n%s", err, out)
 	}
 	return dir
 }

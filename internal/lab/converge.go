@@ -5,37 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
-	"sluice.dev/sluice/internal/netns"
 )
 
 // converge brings the lab in line with its plan: first new pods, so that they answer when the
 // agents learn of them, and last the removal of pods.
 func (l *Lab) converge(ctx context.Context) error {
-	have, err := l.attached()
+	gone, err := l.attachPods(ctx)
 	if err != nil {
 		return err
-	}
-	for _, p := range l.Cluster.Pods {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if ns := l.PodNS(p); !p.Spec.HostNetwork && !have[ns] {
-			if err := l.attachPod(p); err != nil {
-				return err
-			}
-		} else {
-			delete(have, ns)
-		}
 	}
 	if err := l.serve(ctx); err != nil {
 		return err
@@ -49,54 +34,7 @@ func (l *Lab) converge(ctx context.Context) error {
 	if err := l.routeOutside(); err != nil {
 		return err
 	}
-	for ns := range have {
-		if err := l.detachPod(ns); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// attached lists the namespaces of existing pods.
-func (l *Lab) attached() (map[string]bool, error) {
-	names, err := namespaces(l.Name)
-	if err != nil {
-		return nil, err
-	}
-	pods := map[string]bool{}
-	for _, n := range names {
-		if strings.Contains(n, ".") {
-			pods[n] = true
-		}
-	}
-	return pods, nil
-}
-
-// detachPod removes a pod and all processes in it.
-func (l *Lab) detachPod(ns string) error {
-	name, namespace, _ := cutLast(strings.TrimPrefix(ns, prefix(l.Name)), ".")
-	if err := killAllIn([]string{ns}); err != nil {
-		return err
-	}
-	for _, n := range l.Cluster.Nodes {
-		node, err := netns.Open(l.NodeNS(n.Name))
-		if err != nil {
-			return err
-		}
-		err = attach.Detach(node, attach.HostInterface(namespace, name))
-		if err := firstError(err, node.Close()); err != nil {
-			return err
-		}
-	}
-	return netns.Delete(ns)
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
+	return gone()
 }
 
 // startServer starts the process that serves a node's pods.

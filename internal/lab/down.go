@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -64,7 +65,7 @@ func (l *Lab) killAll() (names []string, err error) {
 		if len(names) == before {
 			return names, nil
 		}
-		if err := killAllIn(names); err != nil {
+		if err := process.KillIn(names...); err != nil {
 			return nil, err
 		}
 	}

@@ -201,8 +201,10 @@ func (l *Lab) userConfig(user string) string {
 func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
+	network := l.sandboxConfig(n.Name)
 	return l.start(n.Name, "kubelet", append(selfCommand(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
-		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone))
+		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone,
+		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir))
 }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose

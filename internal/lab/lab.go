@@ -39,8 +39,11 @@ type Config struct {
 	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and the
 	// lab's other own processes.
 	Executable string
-	// Sluice is the sluice binary, for agents and commands on the nodes.
-	Sluice    string
+	// Sluice is the sluice binary, for agents and commands on the nodes. The CNI plugin is beside it.
+	Sluice string
+	// CNI is a network configuration, a conflist, for the pods' network instead of the lab's own. Its
+	// plugins are beside Sluice, or where Linux distributions and Kubernetes put them.
+	CNI       string
 	Agent     *Agent       // nil: no agents, another program serves the nodes
 	Progress  func(string) // reports progress; may be nil
 	Transient bool         // the lab counts as dead, and may be replaced, once this process has ended
@@ -56,6 +59,7 @@ type Lab struct {
 	Kubernetes *Kubernetes `json:",omitempty"`
 
 	Sluice string // see Config
+	CNI    string `json:",omitempty"` // see Config
 
 	Owner *process.Process `json:",omitempty"` // the process that owns a transient lab
 
@@ -96,7 +100,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if cfg.Transient {
 		self := process.Self()
 		l.Owner = &self

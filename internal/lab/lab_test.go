@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -38,7 +39,28 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(withCNI(m.Run))
+}
+
+// programs is the folder of the sluice-cni that the labs of these tests use, and of no sluice.
+var programs string
+
+// withCNI builds sluice-cni and runs the tests.
+func withCNI(run func() int) int {
+	dir, err := os.MkdirTemp("", "sluice-lab-test-*")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		programs = dir
+		var out []byte
+		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
+			err = fmt.Errorf("build sluice-cni: %w: %s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return run()
 }
 
 // app has a pod of each kind on three nodes: web on all, db as a StatefulSet in another namespace,
@@ -126,7 +148,7 @@ func up(t *testing.T, name string) *Lab {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe})
+	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,7 +387,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	steps := 0
-	_, err = Up(ctx, Config{Name: "testcancel", Nodes: 2, Objects: objs, Executable: exe, Progress: func(string) {
+	_, err = Up(ctx, Config{Name: "testcancel", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Progress: func(string) {
 		if steps++; steps == 2 { // the network is built, servers run
 			cancel()
 		}
@@ -407,7 +429,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 				return nil, errors.New("not yet")
 			},
 		}
-		_, err = Up(ctx, Config{Name: "testagent", Nodes: 2, Objects: objs, Executable: exe, Agent: agent})
+		_, err = Up(ctx, Config{Name: "testagent", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("up with agent %q: %v, want an error with %q", tc.command, err, tc.want)
@@ -445,7 +467,7 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: "testknown", Nodes: 2, Objects: objs, Executable: exe, Agent: agent})
+	l, err := Up(t.Context(), Config{Name: "testknown", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -557,9 +579,10 @@ func TestChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := again.attached()
-	if err != nil || len(names) != 3 {
-		t.Errorf("pods' namespaces after scaling down: %v, %v", names, err)
+	names, err := namespaces(again.Name)
+	pods := slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(name, ".") })
+	if err != nil || len(pods) != 3 {
+		t.Errorf("pods' namespaces after scaling down: %v, %v", pods, err)
 	}
 	if _, err := ask(t, again, "outside", "TCP", fourth); err == nil {
 		t.Error("a pod that is gone still answers")

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -236,21 +235,6 @@ func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
 		return fmt.Errorf("remove route to %s from %s: %w", to, plan.Outside, err)
 	}
 	return nil
-}
-
-// attachPod makes a pod's namespace and joins it to its node's.
-func (l *Lab) attachPod(p *corev1.Pod) error {
-	node, err := netns.Open(l.NodeNS(p.Spec.NodeName))
-	if err != nil {
-		return err
-	}
-	defer node.Close()
-	pod, err := newNS(l.PodNS(p))
-	if err != nil {
-		return err
-	}
-	defer pod.Close()
-	return attach.Pod(node, attach.HostInterface(p.Namespace, p.Name), pod, attach.Interface, plan.Addrs(p))
 }
 
 func unspecified(a netip.Addr) netip.Addr {

@@ -1,15 +1,10 @@
 package lab
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
@@ -70,72 +65,4 @@ func (l *Lab) died() error {
 		}
 	}
 	return nil
-}
-
-// killAllIn ends all processes in the named network namespaces, whatever started them, except this
-// one, and returns once they are gone.
-func killAllIn(names []string) error {
-	doomed := map[nsID]bool{}
-	for _, n := range names {
-		if id, ok := nsIDOf(filepath.Join(netns.Dir, n)); ok {
-			doomed[id] = true
-		}
-	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		pids, err := filepath.Glob("/proc/[0-9]*")
-		if err != nil {
-			return fmt.Errorf("list processes: %w", err)
-		}
-		var left []int
-		for _, dir := range pids {
-			pid, err := strconv.Atoi(filepath.Base(dir))
-			if err != nil || pid == os.Getpid() {
-				continue
-			}
-			lives, err := killIf(pid, doomed)
-			if err != nil {
-				return err
-			}
-			if lives {
-				left = append(left, pid)
-			}
-		}
-		if len(left) == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("end the lab's processes: %d do not end: %v", len(left), left)
-		}
-	}
-}
-
-// killIf kills a process if it is in one of the namespaces, and reports whether it did.
-func killIf(pid int, in map[nsID]bool) (bool, error) {
-	path := fmt.Sprintf("/proc/%d/ns/net", pid)
-	if id, ok := nsIDOf(path); !ok || !in[id] {
-		return false, nil
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return true, nil // it is just ending: check again
-	}
-	defer unix.Close(fd)
-	if id, ok := nsIDOf(path); !ok || !in[id] { // now the number cannot pass to another process
-		return false, nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return true, fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	return true, nil
-}
-
-// nsID identifies a namespace while it lives.
-type nsID struct{ dev, ino uint64 }
-
-func nsIDOf(path string) (nsID, bool) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return nsID{}, false
-	}
-	return nsID{uint64(st.Dev), st.Ino}, true
 }

@@ -216,3 +216,15 @@ func onThread(f func() error) error {
 	}()
 	return <-done
 }
+
+// ID identifies a network namespace while it exists.
+type ID struct{ dev, ino uint64 }
+
+// IDOf returns the identity of the namespace that a path leads to, false if there is none.
+func IDOf(path string) (ID, bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return ID{}, false
+	}
+	return ID{uint64(st.Dev), st.Ino}, true
+}

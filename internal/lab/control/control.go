@@ -255,6 +255,14 @@ func (p *Plane) Get(ctx context.Context, path string, into any) error {
 	}
 	defer client.CloseIdleConnections()
 	body, err := get(ctx, client, p.URL()+path)
+	for errors.Is(err, errBusy) { // as it is for a second after a kind was defined
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("read the API: %w", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+		body, err = get(ctx, client, p.URL()+path)
+	}
 	if err != nil {
 		return fmt.Errorf("read the API: %w", err)
 	}
@@ -278,6 +286,9 @@ func (p *Plane) healthy(ctx context.Context, component string) error {
 	return err
 }
 
+// errBusy is the error of a server that asks to be asked again.
+var errBusy = errors.New("the API server is busy")
+
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -292,6 +303,8 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	switch {
 	case resp.StatusCode == http.StatusNotFound:
 		return nil, fmt.Errorf("%s: %w", url, fs.ErrNotExist)
+	case resp.StatusCode == http.StatusTooManyRequests:
+		return nil, fmt.Errorf("%s: %w: %s", url, errBusy, strings.TrimSpace(string(body)))
 	case resp.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/kubeapi"
-	"sluice.dev/sluice/internal/lab/pool"
+	"sluice.dev/sluice/internal/lab/sandbox"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -29,8 +28,10 @@ type Config struct {
 	NSPrefix string         // prefix of the names of its pods' namespaces, followed by NAME.NAMESPACE
 	IPs      []netip.Addr   // of the node, the preferred family first
 	PodCIDRs []netip.Prefix // one of each family; none: those of the Node's spec, once it has some
-	Zone     string         // may be empty
-	API      *rest.Config
+	// Network has what attaches the pods, but Node, and Ranges, which are the pod CIDRs.
+	Network sandbox.Config
+	Zone    string // may be empty
+	API     *rest.Config
 	// Command is a command that runs in a pod of the node, for kubectl exec and attach; nil: there
 	// is neither.
 	Command func(ctx context.Context, namespace, pod string, args []string) *exec.Cmd
@@ -44,8 +45,8 @@ type kubelet struct {
 	node     *netns.NS
 	inside   bool // this process is in that namespace
 	server   echo.Server
-	pools    []*pool.Pool[types.UID] // of the pods' addresses, one for each family
-	building chan struct{}           // limits how many pods get their network at once
+	network  *sandbox.Network
+	building chan struct{} // limits how many pods get their network at once
 	events   chan *corev1.Event
 
 	ctx      context.Context // of all runners
@@ -70,20 +71,18 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer node.Close()
 	k := &kubelet{
-		Config: cfg, api: api, node: node, ctx: ctx,
+		Config: cfg, api: api, node: node, inside: inside(node), ctx: ctx,
 		building: make(chan struct{}, 4), events: make(chan *corev1.Event, 256),
 		runners: map[types.NamespacedName]*runner{},
-	}
-	if k.inside, err = inside(node); err != nil {
-		return err
 	}
 	k.services = &services{k: k, read: make(chan struct{})}
 	cidrs, err := k.register(ctx)
 	if err != nil {
 		return err
 	}
-	for _, c := range cidrs {
-		k.pools = append(k.pools, pool.New[types.UID](c))
+	cfg.Network.Node, cfg.Network.Ranges = node, cidrs
+	if k.network, err = sandbox.Open(cfg.Network); err != nil {
+		return err
 	}
 	var background sync.WaitGroup
 	background.Go(func() { k.heartbeat(ctx) })
@@ -160,7 +159,6 @@ func (k *kubelet) Replace(list []any, _ string) error {
 			k.Log.Error("remove pods that went while nobody watched", "err", err)
 		}
 		k.swept = true
-		k.reclaim(pods)
 	}
 	for _, pod := range pods {
 		k.handlePod(pod)
@@ -170,20 +168,6 @@ func (k *kubelet) Replace(list []any, _ string) error {
 
 // Resync has nothing to do: the runners remember their pods.
 func (k *kubelet) Resync() error { return nil }
-
-// reclaim records the addresses that running pods have from an earlier run, before any is assigned
-// again.
-func (k *kubelet) reclaim(pods []*corev1.Pod) {
-	pods = slices.Clone(pods)
-	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
-		return startOf(a).Compare(startOf(b))
-	})
-	for _, p := range pods {
-		if !p.Spec.HostNetwork && !finished(p) {
-			k.claim(p.UID, addresses(p))
-		}
-	}
-}
 
 // handlePod passes a pod to its runner. A pod with the name of another waits until the other has
 // ended.

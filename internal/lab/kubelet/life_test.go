@@ -569,7 +569,7 @@ func testRestart(w *world) {
 	}
 	w.remove("goes", metav1.DeleteOptions{})
 	w.remove("is-deleted", metav1.DeleteOptions{})
-	if err := attach.Detach(w.node, attach.HostInterface("default", "lost")); err != nil {
+	if err := attach.Detach(w.node, attach.HostInterface("default", "lost")); err != nil { // as somebody's mistake
 		w.Fatal(err)
 	}
 	begin := time.Now()

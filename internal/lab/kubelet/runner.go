@@ -38,7 +38,7 @@ type runner struct {
 	pod       *corev1.Pod
 	stage     stage
 	life      life
-	sandbox   *sandbox
+	attached  *attachment
 	deletedAt time.Time // when it learnt of the pod's deletion
 	draining  bool
 	results   chan probeResult
@@ -201,19 +201,11 @@ func (r *runner) connect() error {
 		r.life.addrs = r.k.IPs
 		return nil
 	}
-	addrs := addresses(r.pod)
-	if !r.k.claim(r.uid, addrs) {
-		var err error
-		if addrs, err = r.k.take(r.uid); err != nil {
-			return err
-		}
-	}
-	s, err := r.k.newSandbox(r.pod, addrs)
+	a, addrs, err := r.k.attach(r.pod)
 	if err != nil {
-		r.k.release(r.uid)
 		return err
 	}
-	r.sandbox, r.life.addrs = s, addrs
+	r.attached, r.life.addrs = a, addrs
 	return nil
 }
 
@@ -273,10 +265,10 @@ func (r *runner) restart(c *container, code int, wait time.Duration) {
 
 // netns returns the name of the pod's network namespace.
 func (r *runner) netns() string {
-	if r.sandbox == nil {
+	if r.attached == nil {
 		return r.k.NodeNS
 	}
-	return r.sandbox.name
+	return r.attached.NetNS
 }
 
 // serves lists everything that is served for the pod.
@@ -296,12 +288,11 @@ func (r *runner) tearDown() {
 	for _, s := range r.serves() {
 		r.k.server.Remove(s)
 	}
-	if r.sandbox != nil {
-		if err := r.sandbox.remove(r.k.node); err != nil {
+	if r.attached != nil {
+		if err := r.k.network.Remove(r.attached.Pod, r.attached.id); err != nil {
 			r.k.Log.Error("remove the network of a pod", "pod", nameOf(r.pod), "err", err)
 		}
-		r.sandbox = nil
-		r.k.release(r.uid)
+		r.attached = nil
 	}
 	r.stage = ended
 }

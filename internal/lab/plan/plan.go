@@ -128,6 +128,15 @@ func (c *Cluster) Mark(namespace, pod string, ready, terminating bool) error {
 	return fmt.Errorf("mark pod %s/%s: the lab has no such pod", namespace, pod)
 }
 
+// SetAddrs sets the addresses of a pod that got others than planned.
+func (c *Cluster) SetAddrs(p *corev1.Pod, addrs []netip.Addr) {
+	if slices.Equal(Addrs(p), addrs) {
+		return
+	}
+	setAddrs(&p.Status, addrs)
+	c.reconcile()
+}
+
 // Node returns a node by name, or nil.
 func (c *Cluster) Node(name string) *Node {
 	for i := range c.Nodes {

@@ -266,12 +266,16 @@ func status(n *Node, addrs []netip.Addr, created time.Time) corev1.PodStatus {
 		Phase:      corev1.PodRunning,
 		Conditions: conditions(true, created),
 		HostIP:     n.IPs[0].String(),
-		PodIP:      addrs[0].String(),
 	}
+	setAddrs(&s, addrs)
+	return s
+}
+
+func setAddrs(s *corev1.PodStatus, addrs []netip.Addr) {
+	s.PodIP, s.PodIPs = addrs[0].String(), nil
 	for _, a := range addrs {
 		s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: a.String()})
 	}
-	return s
 }
 
 func conditions(ready bool, since time.Time) []corev1.PodCondition {
