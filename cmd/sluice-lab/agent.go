@@ -23,6 +23,9 @@ func labAgent() *lab.Agent {
 			if c.Kubeconfig != "" {
 				source = []string{"--kubeconfig", c.Kubeconfig}
 			}
+			if c.Fabric != "" {
+				source = append(source, "--fabric", c.Fabric)
+			}
 			return append([]string{
 				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket,
 				"--cluster-cidr", model.Join(c.ClusterCIDRs, ","), "--service-cidr", model.Join(c.ServiceCIDRs, ","),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -33,89 +34,107 @@ func (l *Lab) PodNS(p *corev1.Pod) string {
 // have no dash.
 func prefix(lab string) string { return "sluice-lab-" + lab + "-" }
 
-// host is a machine on the underlay.
-type host struct {
-	*netns.NS
-	ips []netip.Addr
-}
-
 // buildNetwork makes the underlay, the outside host and the nodes, with all routes between them.
 func (l *Lab) buildNetwork(ctx context.Context) error {
-	underlay, err := newNS(prefix(l.Name) + "underlay")
+	u, err := l.newUnderlay()
 	if err != nil {
 		return err
 	}
-	defer underlay.Close()
-	br, err := bridge(underlay)
-	if err != nil {
-		return err
+	defer u.Close()
+	subnets := 1
+	for _, n := range l.Cluster.Nodes {
+		subnets = max(subnets, n.Subnet+1)
 	}
-	join := func(name string, ips []netip.Addr) (*host, error) {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+	for i := range subnets {
+		if err := u.addSubnet(i); err != nil {
+			return err
 		}
-		return l.newHost(underlay, br, name, ips)
 	}
-	outside, err := join(plan.Outside, l.Cluster.OutsideIPs)
+	outside, err := u.host(plan.Outside, 0, l.Cluster.OutsideIPs)
 	if err != nil {
 		return err
 	}
 	defer outside.Close()
-	reach := []*host{outside} // it has routes to the pods
+	clients := []*netns.NS{outside} // they have routes to the pods
 	if l.Kubernetes != nil {
-		control, err := join(plan.Control, plan.ControlIPs)
+		control, err := u.host(plan.Control, 0, plan.ControlIPs)
 		if err != nil {
 			return err
 		}
 		defer control.Close()
-		reach = append(reach, control)
+		clients = append(clients, control)
 	}
-	for _, n := range l.Cluster.Nodes {
-		h, err := join(n.Name, n.IPs)
+	var router *netns.NS
+	if subnets > 1 {
+		if router, err = u.router(subnets, l.Cluster.OutsideIPs); err != nil {
+			return err
+		}
+		defer router.Close()
+		for _, h := range clients {
+			if err := routeSubnets(h, subnets); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range l.Cluster.Nodes {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := &l.Cluster.Nodes[i]
+		ns, err := u.host(n.Name, n.Subnet, n.IPs)
 		if err != nil {
 			return err
 		}
-		err = l.setUpNode(h, n)
-		for _, from := range reach {
-			for i, cidr := range n.PodCIDRs {
-				if err == nil {
-					err = route(from.NS, cidr, n.IPs[i])
-				}
+		err = l.setUpNode(ns, n, subnets)
+		if n.Subnet > 0 && err == nil {
+			err = routePods(router, n, n.IPs)
+		}
+		for _, from := range clients {
+			if err == nil {
+				err = routePods(from, n, nextHop(n))
 			}
 		}
-		if err := firstError(err, h.Close()); err != nil {
+		if err := firstError(err, ns.Close()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// setUpNode turns a host into a node: it forwards, reaches the other nodes' pods through these
-// nodes, and everything else through the outside host.
-func (l *Lab) setUpNode(h *host, n plan.Node) error {
-	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := h.Sysctl(key, "1"); err != nil {
-			return fmt.Errorf("let %s forward: %w", h.Name, err)
-		}
+// setUpNode turns a host into a node: it forwards, and reaches everything by the outside host, or by
+// the router if that is on another subnet. Without a fabric it reaches the other nodes' pods through
+// these nodes.
+func (l *Lab) setUpNode(ns *netns.NS, n *plan.Node, subnets int) error {
+	if err := forward(ns); err != nil {
+		return err
 	}
 	// A refusal is often an ICMP error. The kernel sends a destination one a second; a lab needs
 	// all of them.
 	for _, key := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
-		if err := h.Sysctl(key, "0"); err != nil {
-			return fmt.Errorf("turn off the limit of ICMP errors in %s: %w", h.Name, err)
+		if err := ns.Sysctl(key, "0"); err != nil {
+			return fmt.Errorf("turn off the limit of ICMP errors in %s: %w", ns.Name, err)
 		}
 	}
-	for _, gw := range l.Cluster.OutsideIPs {
-		if err := route(h.NS, netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
+	gateways := l.Cluster.OutsideIPs
+	if n.Subnet > 0 {
+		gateways = plan.RouterIPs(n.Subnet)
+	}
+	for _, gw := range gateways {
+		if err := route(ns, netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
 			return err
 		}
 	}
-	for _, other := range l.Cluster.Nodes {
-		for i, cidr := range other.PodCIDRs {
-			if other.Name == n.Name {
-				continue
-			}
-			if err := route(h.NS, cidr, other.IPs[i]); err != nil {
+	if n.Subnet == 0 {
+		if err := routeSubnets(ns, subnets); err != nil {
+			return err
+		}
+	}
+	if l.Fabric != "" {
+		return nil
+	}
+	for i := range l.Cluster.Nodes {
+		if other := &l.Cluster.Nodes[i]; other.Name != n.Name {
+			if err := routePods(ns, other, other.IPs); err != nil {
 				return err
 			}
 		}
@@ -123,35 +142,132 @@ func (l *Lab) setUpNode(h *host, n plan.Node) error {
 	return nil
 }
 
-// newHost makes a namespace with an interface on the underlay.
-func (l *Lab) newHost(underlay *netns.NS, br netlink.Link, name string, ips []netip.Addr) (*host, error) {
-	ns, err := newNS(l.NodeNS(name))
+func forward(ns *netns.NS) error {
+	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := ns.Sysctl(key, "1"); err != nil {
+			return fmt.Errorf("let %s forward: %w", ns.Name, err)
+		}
+	}
+	return nil
+}
+
+// nextHop is by what a host of the first subnet reaches a node: itself or the router.
+func nextHop(n *plan.Node) []netip.Addr {
+	if n.Subnet > 0 {
+		return plan.RouterIPs(0)
+	}
+	return n.IPs
+}
+
+// routePods makes ns reach a node's pods by the addresses of a host, one of each family.
+func routePods(ns *netns.NS, n *plan.Node, via []netip.Addr) error {
+	for i, cidr := range n.PodCIDRs {
+		if err := route(ns, cidr, via[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routeSubnets makes a host of the first subnet reach the others by the router.
+func routeSubnets(ns *netns.NS, subnets int) error {
+	for other := 1; other < subnets; other++ {
+		for i, to := range plan.Subnet(other) {
+			if err := route(ns, to, plan.RouterIPs(0)[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// underlay is what joins the hosts: a bridge for each subnet.
+type underlay struct {
+	*netns.NS
+	lab     *Lab
+	bridges []netlink.Link
+}
+
+func (l *Lab) newUnderlay() (*underlay, error) {
+	ns, err := newNS(prefix(l.Name) + "underlay")
+	return &underlay{NS: ns, lab: l}, err
+}
+
+func (u *underlay) addSubnet(i int) error {
+	la := netlink.NewLinkAttrs()
+	la.Name = fmt.Sprintf("br%d", i)
+	br := &netlink.Bridge{LinkAttrs: la}
+	if err := u.LinkAdd(br); err != nil {
+		return fmt.Errorf("create bridge: %w", err)
+	}
+	if err := u.LinkSetUp(br); err != nil {
+		return fmt.Errorf("bring up bridge: %w", err)
+	}
+	u.bridges = append(u.bridges, br)
+	return nil
+}
+
+// host makes a namespace with an interface on a subnet.
+func (u *underlay) host(name string, subnet int, ips []netip.Addr) (*netns.NS, error) {
+	ns, err := newNS(u.lab.NodeNS(name))
 	if err != nil {
 		return nil, err
 	}
-	if err := plug(ns, underlay, br, name, ips); err != nil {
+	if err := u.plug(ns, uplink, name, subnet, ips); err != nil {
 		return nil, firstError(fmt.Errorf("connect %s: %w", name, err), ns.Close())
 	}
-	return &host{ns, ips}, nil
+	return ns, nil
 }
 
-func plug(ns, underlay *netns.NS, br netlink.Link, port string, ips []netip.Addr) error {
-	if err := netns.Veth(ns, uplink, underlay, port); err != nil {
+// router makes the host that joins the subnets. It knows the way to pods for clients outside, and
+// passes nothing from pod to pod, as routers do that were told nothing of pods.
+func (u *underlay) router(subnets int, outside []netip.Addr) (*netns.NS, error) {
+	ns, err := u.host(plan.Router, 0, plan.RouterIPs(0))
+	if err != nil {
+		return nil, err
+	}
+	err = forward(ns)
+	for i := 1; i < subnets && err == nil; i++ {
+		err = u.plug(ns, fmt.Sprintf("eth%d", i), fmt.Sprintf("%s%d", plan.Router, i), i, plan.RouterIPs(i))
+	}
+	for i, gw := range outside {
+		if err == nil {
+			err = route(ns, netip.PrefixFrom(unspecified(gw), 0), gw)
+		}
+		rule := netlink.NewRule()
+		rule.Src, rule.Dst, rule.Type = ipNet(plan.ClusterCIDRs[i]), ipNet(plan.ClusterCIDRs[i]), unix.RTN_UNREACHABLE
+		rule.Family, rule.Priority = unix.AF_INET, 1000
+		if gw.Is6() {
+			rule.Family = unix.AF_INET6
+		}
+		if err == nil {
+			err = ns.RuleAdd(rule)
+		}
+	}
+	if err != nil {
+		return nil, firstError(fmt.Errorf("set up the router: %w", err), ns.Close())
+	}
+	return ns, nil
+}
+
+// plug gives a namespace an interface with addresses on a subnet; port is its other end.
+func (u *underlay) plug(ns *netns.NS, iface, port string, subnet int, ips []netip.Addr) error {
+	if err := netns.Veth(ns, iface, u.NS, port); err != nil {
 		return err
 	}
-	far, err := underlay.LinkByName(port)
+	far, err := u.LinkByName(port)
 	if err == nil {
-		err = underlay.LinkSetMaster(far, br)
+		err = u.LinkSetMaster(far, u.bridges[subnet])
 	}
 	if err != nil {
 		return fmt.Errorf("join bridge: %w", err)
 	}
-	near, err := ns.LinkByName(uplink)
+	near, err := ns.LinkByName(iface)
 	if err != nil {
-		return fmt.Errorf("find %s: %w", uplink, err)
+		return fmt.Errorf("find %s: %w", iface, err)
 	}
 	for i, ip := range ips {
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(plan.Underlay[i].Bits(), ip.BitLen())}}
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(ip, plan.Subnet(subnet)[i].Bits()))}
 		if ip.Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
@@ -175,24 +291,11 @@ func newNS(name string) (*netns.NS, error) {
 	return ns, nil
 }
 
-func bridge(ns *netns.NS) (netlink.Link, error) {
-	la := netlink.NewLinkAttrs()
-	la.Name = "br0"
-	br := &netlink.Bridge{LinkAttrs: la}
-	if err := ns.LinkAdd(br); err != nil {
-		return nil, fmt.Errorf("create bridge: %w", err)
-	}
-	if err := ns.LinkSetUp(br); err != nil {
-		return nil, fmt.Errorf("bring up bridge: %w", err)
-	}
-	return br, nil
-}
-
 // route adds a route, or changes an existing one.
 func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{Gw: via.AsSlice()}
 	if to.Bits() > 0 {
-		r.Dst = &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+		r.Dst = ipNet(to)
 	}
 	if err := ns.RouteReplace(r); err != nil {
 		return fmt.Errorf("route %s by %s in %s: %w", to, via, ns.Name, err)
@@ -224,17 +327,30 @@ func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
 		if n == nil {
 			continue
 		}
-		for _, ip := range n.IPs {
-			if ip.Is4() == addr.Is4() {
-				return route(outside, to, ip)
+		i := slices.IndexFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() })
+		if i < 0 {
+			continue
+		}
+		if n.Subnet > 0 {
+			router, err := netns.Open(l.NodeNS(plan.Router))
+			if err == nil {
+				err = firstError(route(router, to, n.IPs[i]), router.Close())
+			}
+			if err != nil {
+				return err
 			}
 		}
+		return route(outside, to, nextHop(n)[i])
 	}
-	err = outside.RouteDel(&netlink.Route{Dst: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(to.Bits(), addr.BitLen())}})
+	err = outside.RouteDel(&netlink.Route{Dst: ipNet(to)})
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("remove route to %s from %s: %w", to, plan.Outside, err)
 	}
 	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 func unspecified(a netip.Addr) netip.Addr {

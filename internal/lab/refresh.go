@@ -111,30 +111,49 @@ func readPolicies(ctx context.Context, from api) (policies []plan.Policy, err er
 
 // outsideRoutes returns the nodes through which the outside host reaches the addresses of services.
 func (l *Lab) outsideRoutes() (routes []plan.Route, err error) {
-	outside, err := netns.Open(l.NodeNS(plan.Outside))
+	hops, err := l.hostRoutes(plan.Outside)
 	if err != nil {
 		return nil, err
 	}
-	defer outside.Close()
-	all, err := outside.RouteList(nil, unix.AF_UNSPEC)
+	for to, via := range hops {
+		if slices.Contains(plan.RouterIPs(0), via) {
+			behind, err := l.hostRoutes(plan.Router)
+			if err != nil {
+				return nil, err
+			}
+			via = behind[to]
+		}
+		i := slices.IndexFunc(l.Cluster.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, via) })
+		if i >= 0 {
+			routes = append(routes, plan.Route{Addr: to, Node: l.Cluster.Nodes[i].Name})
+		}
+	}
+	return routes, nil
+}
+
+// hostRoutes returns the gateways by which a host reaches single addresses.
+func (l *Lab) hostRoutes(host string) (map[netip.Addr]netip.Addr, error) {
+	ns, err := netns.Open(l.NodeNS(host))
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	all, err := ns.RouteList(nil, unix.AF_UNSPEC)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
+	hops := map[netip.Addr]netip.Addr{}
 	for _, r := range all {
 		if r.Dst == nil || r.Gw == nil {
 			continue
 		}
 		to, _ := netip.AddrFromSlice(r.Dst.IP)
 		via, _ := netip.AddrFromSlice(r.Gw)
-		if ones, bits := r.Dst.Mask.Size(); ones != bits {
-			continue
-		}
-		i := slices.IndexFunc(l.Cluster.Nodes, func(n plan.Node) bool { return slices.Contains(n.IPs, via.Unmap()) })
-		if i >= 0 {
-			routes = append(routes, plan.Route{Addr: to.Unmap(), Node: l.Cluster.Nodes[i].Name})
+		if ones, bits := r.Dst.Mask.Size(); ones == bits {
+			hops[to.Unmap()] = via.Unmap()
 		}
 	}
-	return routes, nil
+	return hops, nil
 }
 
 // survey reads the API and names the nodes, workloads, pods and services that are not ready yet;

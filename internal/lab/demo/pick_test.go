@@ -27,7 +27,7 @@ func pairs(t *testing.T, policies string) (*plan.Cluster, []probe.Try) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := plan.New(3, objs, time.Now())
+	c, err := plan.New(plan.Size{Nodes: 3}, objs, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,10 +20,14 @@ import (
 // address of the underlay.
 const MaxNodes = 200
 
+// Subnet returns the address ranges of a subnet of the underlay, which are numbered from 0.
+func Subnet(i int) []netip.Prefix {
+	return prefixes(fmt.Sprintf("10.10.%d.0/24", i), fmt.Sprintf("fd00:10:10:%x::/64", i))
+}
+
 // These are the address ranges, first IPv4, then IPv6. They are the same in every lab, as labs
 // share nothing.
 var (
-	Underlay      = prefixes("10.10.0.0/24", "fd00:10:10::/64")
 	ClusterCIDRs  = prefixes("10.244.0.0/16", "fd00:10:244::/48")
 	ServiceCIDRs  = prefixes("10.96.0.0/16", "fd00:10:96::/112")
 	BalancerCIDRs = prefixes("198.51.100.0/24", "2001:db8:51::/112") // LoadBalancer ingress addresses
@@ -36,13 +40,20 @@ const Outside = "outside"
 const Control = "control"
 
 // ControlIPs are the addresses of the host Control.
-var ControlIPs = hosts(Underlay, 2)
+var ControlIPs = hosts(Subnet(0), 2)
+
+// Router is the name of the host that joins the subnets of a lab that has several.
+const Router = "router"
+
+// RouterIPs are the addresses of the host Router on a subnet.
+func RouterIPs(subnet int) []netip.Addr { return hosts(Subnet(subnet), 3) }
 
 // Node is a node of the lab.
 type Node struct {
 	Name     string
 	Zone     string
-	IPs      []netip.Addr // on the underlay, IPv4 then IPv6
+	Subnet   int          `json:",omitempty"` // of the underlay
+	IPs      []netip.Addr // there, IPv4 then IPv6
 	PodCIDRs []netip.Prefix
 }
 
@@ -72,15 +83,19 @@ type Cluster struct {
 	Turn       int            // the next node in the round-robin
 }
 
-// New plans a cluster of n nodes with the objects, and modifies these. All objects count as created
+// Size is how many nodes a cluster has, in turn on so many subnets of the underlay.
+type Size struct{ Nodes, Subnets int }
+
+// New plans a cluster of a size with the objects, and modifies these. All objects count as created
 // at the given time. What a cluster would not accept is left out, with a note.
-func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
+func New(size Size, objs *Objects, created time.Time) (*Cluster, error) {
+	n := size.Nodes
 	if n < 1 || n > MaxNodes {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
 	}
 	c := &Cluster{
 		Created:    created.UTC().Truncate(time.Second),
-		OutsideIPs: hosts(Underlay, 1),
+		OutsideIPs: hosts(Subnet(0), 1),
 		Workloads:  objs.Workloads,
 		Accounts:   objs.Accounts,
 		Given:      objs.Slices,
@@ -89,7 +104,7 @@ func New(n int, objs *Objects, created time.Time) (*Cluster, error) {
 		Notes:      objs.Faults,
 	}
 	for i := 1; i <= n; i++ {
-		c.Nodes = append(c.Nodes, newNode(i, n))
+		c.Nodes = append(c.Nodes, newNode(i, size))
 	}
 	c.addNamespaces(objs)
 	c.addServices(objs.Services)
@@ -164,12 +179,14 @@ func (c *Cluster) note(format string, args ...any) {
 	}
 }
 
-// newNode makes node i of n (from 1), in one of three zones.
-func newNode(i, n int) Node {
+// newNode makes node i (from 1), in one of three zones.
+func newNode(i int, size Size) Node {
+	subnet := (i - 1) % max(size.Subnets, 1)
 	return Node{
-		Name: fmt.Sprintf("node%d", i),
-		Zone: fmt.Sprintf("zone-%c", 'a'+(i-1)%min(n, 3)),
-		IPs:  hosts(Underlay, 10+i),
+		Name:   fmt.Sprintf("node%d", i),
+		Zone:   fmt.Sprintf("zone-%c", 'a'+(i-1)%min(size.Nodes, 3)),
+		Subnet: subnet,
+		IPs:    hosts(Subnet(subnet), 10+i),
 		PodCIDRs: prefixes(
 			fmt.Sprintf("10.244.%d.0/24", i),
 			fmt.Sprintf("fd00:10:244:%x::/64", i)),

@@ -28,7 +28,7 @@ func read(t *testing.T, manifest string) *Objects {
 
 func cluster(t *testing.T, nodes int, manifest string) *Cluster {
 	t.Helper()
-	c, err := New(nodes, read(t, manifest), epoch)
+	c, err := New(Size{Nodes: nodes}, read(t, manifest), epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,18 +455,18 @@ func TestClusterSurvivesJSON(t *testing.T) {
 
 func TestNumberOfNodes(t *testing.T) {
 	for _, n := range []int{0, MaxNodes + 1} {
-		if _, err := New(n, &Objects{}, epoch); err == nil {
+		if _, err := New(Size{Nodes: n}, &Objects{}, epoch); err == nil {
 			t.Errorf("%d nodes: no error", n)
 		}
 	}
-	c, err := New(MaxNodes, &Objects{}, epoch)
+	c, err := New(Size{Nodes: MaxNodes}, &Objects{}, epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
 	seen := map[netip.Prefix]bool{}
 	for _, n := range c.Nodes {
 		for i, p := range n.PodCIDRs {
-			if seen[p] || !ClusterCIDRs[i].Contains(p.Addr()) || !Underlay[i].Contains(n.IPs[i]) {
+			if seen[p] || !ClusterCIDRs[i].Contains(p.Addr()) || !Subnet(0)[i].Contains(n.IPs[i]) {
 				t.Errorf("%s: %v %v", n.Name, n.IPs, n.PodCIDRs)
 			}
 			seen[p] = true
@@ -486,7 +486,7 @@ func FuzzRead(f *testing.F) {
 		for i := range objs.Workloads {
 			objs.Workloads[i].Replicas = min(objs.Workloads[i].Replicas, 10)
 		}
-		c, err := New(2, objs, epoch)
+		c, err := New(Size{Nodes: 2}, objs, epoch)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -68,7 +68,7 @@ spec: {podSelector: {}}
 
 func TestPoliciesArePassedOn(t *testing.T) {
 	objs := read(t, policyManifests+service("a", "ports: [{port: 80}]"))
-	c, err := New(1, objs, epoch)
+	c, err := New(Size{Nodes: 1}, objs, epoch)
 	if err != nil {
 		t.Fatal(err)
 	}

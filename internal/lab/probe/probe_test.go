@@ -31,7 +31,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := plan.New(3, objs, time.Time{})
+	c, err := plan.New(plan.Size{Nodes: 3}, objs, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
