@@ -13,7 +13,7 @@ func TestShopIsInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := plan.New(3, objs, time.Time{})
+	c, err := plan.New(plan.Size{Nodes: 3}, objs, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,17 +69,13 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "start no agents on the nodes, to run another program there")
 	sluiceFlag(cmd, &o.sluice)
 	fl := cmd.Flags()
-	fl.StringVar(&o.fabric, "fabric", "", "have the agents reach other nodes' pods in this `mode`, instead of routes that the lab sets: "+strings.Join(fabricModes, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("fabric", cobra.FixedCompletions(fabricModes, cobra.ShellCompDirectiveNoFileComp))
+	fl.StringVar(&o.fabric, "fabric", "", "have the agents reach other nodes' pods in this `mode`, instead of routes that the lab sets: "+model.Join(plan.Fabrics, ", ")+"; the last has a router between two subnets")
+	_ = cmd.RegisterFlagCompletionFunc("fabric", cobra.FixedCompletions(strings.Split(model.Join(plan.Fabrics, ","), ","), cobra.ShellCompDirectiveNoFileComp))
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
 	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
 }
-
-// fabricModes are the modes of the agents' flag --fabric that a lab can have. With the last it has
-// two subnets, and a router that knows no pods between them.
-var fabricModes = []string{"native", "vxlan", "ipip", lab.CrossSubnet}
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
 	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")
@@ -104,8 +100,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--kube-proxy needs --kubernetes: it reads the API"))
 	case o.kubeProxy != "" && o.noAgent:
 		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent exclude each other"))
-	case o.fabric != "" && !slices.Contains(fabricModes, o.fabric):
-		return nil, cli.Usage(fmt.Errorf("--fabric %s: choose one of %s", o.fabric, strings.Join(fabricModes, ", ")))
+	case o.fabric != "" && !slices.Contains(plan.Fabrics, plan.Fabric(o.fabric)):
+		return nil, cli.Usage(fmt.Errorf("--fabric %s: choose one of %s", o.fabric, model.Join(plan.Fabrics, ", ")))
 	case o.fabric != "" && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--fabric is what the agents do: leave out --no-agent and --kube-proxy"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
@@ -126,7 +122,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 			return nil, fmt.Errorf("--cni: %w", err)
 		}
 	}
-	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Fabric: o.fabric, Transient: o.transient, Progress: func(step string) {
+	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Fabric: plan.Fabric(o.fabric), Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
 	cfg.Sluice, err = findSluice(o.sluice)

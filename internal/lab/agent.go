@@ -40,7 +40,7 @@ type AgentConfig struct {
 	Socket       string // path of its API's Unix socket
 	ClusterCIDRs []netip.Prefix
 	ServiceCIDRs []netip.Prefix
-	Fabric       string // the mode of the pod network between nodes, "" if it is not the agent's
+	Fabric       string // the agent's flag --fabric, "" if it has none
 }
 
 // syncTimeout is the time-out for agents to program everything.
@@ -59,7 +59,7 @@ func (l *Lab) socket(node string) string {
 func (l *Lab) runFolder(node string) string { return l.path(node, "run") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
-	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Fabric: l.Fabric}
+	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Fabric: string(l.Cluster.Fabric)}
 	if l.Kubernetes == nil {
 		c.Manifests = l.manifests()
 	} else {

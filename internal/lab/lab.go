@@ -39,21 +39,17 @@ type Config struct {
 	// Executable is the sluice-lab binary, for the pods' servers (`sluice-lab lab serve`) and the
 	// lab's other own processes.
 	Executable string
-	// Fabric is the mode of the pod network between nodes, as the agents' flag --fabric has it;
-	// without it the lab itself sets routes from node to node.
-	Fabric string
-	// Sluice is the sluice binary, for agents and commands on the nodes. The CNI plugin is beside it.
+	Fabric     plan.Fabric
+	// Sluice is the sluice binary, for agents and commands on the nodes. The CNI plugin is beside
+	// it.
 	Sluice string
-	// CNI is a network configuration, a conflist, for the pods' network instead of the lab's own. Its
-	// plugins are beside Sluice, or where Linux distributions and Kubernetes put them.
+	// CNI is a network configuration, a conflist, for the pods' network instead of the lab's own.
+	// Its plugins are beside Sluice, or where Linux distributions and Kubernetes put them.
 	CNI       string
 	Agent     *Agent       // nil: no agents, another program serves the nodes
 	Progress  func(string) // reports progress; may be nil
 	Transient bool         // the lab counts as dead, and may be replaced, once this process has ended
 }
-
-// CrossSubnet is the mode of the pod network for which a lab has nodes on several subnets.
-const CrossSubnet = "cross-subnet"
 
 // Lab is a running lab. Its methods are not safe for concurrent use.
 type Lab struct {
@@ -66,7 +62,6 @@ type Lab struct {
 
 	Sluice string // see Config
 	CNI    string `json:",omitempty"` // see Config
-	Fabric string `json:",omitempty"` // see Config
 
 	Owner *process.Process `json:",omitempty"` // the process that owns a transient lab
 
@@ -97,10 +92,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 	if err := replace(cfg.Name); err != nil {
 		return nil, err
 	}
-	size := plan.Size{Nodes: cfg.Nodes, Subnets: 1}
-	if cfg.Fabric == CrossSubnet {
-		size.Subnets = 2
-	}
+	size := plan.Size{Nodes: cfg.Nodes, Fabric: cfg.Fabric}
 	c, err := plan.New(size, cfg.Objects, time.Now())
 	if err != nil {
 		return nil, err
@@ -111,7 +103,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, Fabric: cfg.Fabric, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if cfg.Transient {
 		self := process.Self()
 		l.Owner = &self

@@ -41,10 +41,7 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 		return err
 	}
 	defer u.Close()
-	subnets := 1
-	for _, n := range l.Cluster.Nodes {
-		subnets = max(subnets, n.Subnet+1)
-	}
+	subnets := l.Cluster.Fabric.Subnets()
 	for i := range subnets {
 		if err := u.addSubnet(i); err != nil {
 			return err
@@ -101,9 +98,9 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	return nil
 }
 
-// setUpNode turns a host into a node: it forwards, and reaches everything by the outside host, or by
-// the router if that is on another subnet. Without a fabric it reaches the other nodes' pods through
-// these nodes.
+// setUpNode turns a host into a node: it forwards, and reaches everything by the outside host, or
+// by the router if that is on another subnet. Without a fabric it reaches the other nodes' pods
+// through these nodes.
 func (l *Lab) setUpNode(ns *netns.NS, n *plan.Node, subnets int) error {
 	if err := forward(ns); err != nil {
 		return err
@@ -129,7 +126,7 @@ func (l *Lab) setUpNode(ns *netns.NS, n *plan.Node, subnets int) error {
 			return err
 		}
 	}
-	if l.Fabric != "" {
+	if l.Cluster.Fabric != "" {
 		return nil
 	}
 	for i := range l.Cluster.Nodes {

@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// attachPods attaches the pods of the plan that are not attached yet. It returns what detaches those
-// that the plan has no more.
+// attachPods attaches the pods of the plan that are not attached yet. It returns what detaches
+// those that the plan has no more.
 func (l *Lab) attachPods(ctx context.Context) (detach func() error, err error) {
 	var (
 		wg      sync.WaitGroup

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os/exec"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -194,14 +193,6 @@ func (k *kubelet) handlePod(pod *corev1.Pod) {
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
-// startOf returns when the pod was started; zero if it was not.
-func startOf(pod *corev1.Pod) time.Time {
-	if pod.Status.StartTime == nil {
-		return time.Time{}
-	}
-	return pod.Status.StartTime.Time
 }
 
 // finished reports whether the pod will never run again.

@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// attachment is a pod's network: its own namespace, which the id distinguishes from a later one of that
-// name, perhaps made by another node.
+// attachment is a pod's network: its own namespace, which the id distinguishes from a later one of
+// that name, perhaps made by another node.
 type attachment struct {
 	sandbox.Pod
 	id netns.ID

@@ -67,6 +67,7 @@ type Route struct {
 // round trip through JSON.
 type Cluster struct {
 	Created    time.Time
+	Fabric     Fabric `json:",omitempty"`
 	Nodes      []Node
 	OutsideIPs []netip.Addr
 	Namespaces []*corev1.Namespace
@@ -83,8 +84,11 @@ type Cluster struct {
 	Turn       int            // the next node in the round-robin
 }
 
-// Size is how many nodes a cluster has, in turn on so many subnets of the underlay.
-type Size struct{ Nodes, Subnets int }
+// Size is how many nodes a cluster has, and how they reach each other's pods.
+type Size struct {
+	Nodes  int
+	Fabric Fabric
+}
 
 // New plans a cluster of a size with the objects, and modifies these. All objects count as created
 // at the given time. What a cluster would not accept is left out, with a note.
@@ -94,6 +98,7 @@ func New(size Size, objs *Objects, created time.Time) (*Cluster, error) {
 		return nil, fmt.Errorf("plan cluster: %d nodes asked for; a lab has 1 to %d", n, MaxNodes)
 	}
 	c := &Cluster{
+		Fabric:     size.Fabric,
 		Created:    created.UTC().Truncate(time.Second),
 		OutsideIPs: hosts(Subnet(0), 1),
 		Workloads:  objs.Workloads,
@@ -181,7 +186,7 @@ func (c *Cluster) note(format string, args ...any) {
 
 // newNode makes node i (from 1), in one of three zones.
 func newNode(i int, size Size) Node {
-	subnet := (i - 1) % max(size.Subnets, 1)
+	subnet := (i - 1) % size.Fabric.Subnets()
 	return Node{
 		Name:   fmt.Sprintf("node%d", i),
 		Zone:   fmt.Sprintf("zone-%c", 'a'+(i-1)%min(size.Nodes, 3)),

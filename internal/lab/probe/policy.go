@@ -98,7 +98,7 @@ func (r frontendRules) allowedByPolicies(src Source, ep endpoint) bool {
 	}
 	seen := own
 	if ep.node != at && r.masqueraded(src, at) {
-		seen = sameFamily(r.c.Node(at).IPs, r.To.Addr())
+		seen = r.c.Source(r.c.Node(at), r.c.Node(ep.node), r.To.Addr())
 	}
 	return r.allowed(r.policies.arriving, seen, ep.addr)
 }

@@ -30,12 +30,13 @@ type Config struct {
 	Dir  string    // for what the node remembers: addresses that are given, and libcni's results
 	Path []string  // folders with plugins
 	File string    // the network's configuration, a conflist; without it sluice-cni alone attaches pods
-	// Ranges are what plugins with the capability "ipRanges" give addresses of, to each pod one of each.
+	// Ranges are what plugins with the capability "ipRanges" give addresses of, to each pod one of
+	// each.
 	Ranges []netip.Prefix
 }
 
-// Network attaches the pods of one node. It is safe for concurrent use, of which no two may be about
-// the same pod.
+// Network attaches the pods of one node. It is safe for concurrent use, of which no two may be
+// about the same pod.
 type Network struct {
 	Config
 	list *libcni.NetworkConfigList
@@ -140,8 +141,8 @@ func addresses(result types.Result) (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// Attached returns the addresses of a pod that this node has attached, none unless its interface has
-// them still.
+// Attached returns the addresses of a pod that this node has attached, none unless its interface
+// has them still.
 func (n *Network) Attached(p Pod) []netip.Addr {
 	result, err := n.cni.GetNetworkListCachedResult(n.list, n.runtimeConf(p))
 	if err != nil || result == nil {
@@ -199,8 +200,9 @@ func (n *Network) Pods() ([]Pod, error) {
 	return pods, nil
 }
 
-// Remove takes a pod's network back, and removes its namespace with all processes in it. What is gone
-// is no error. A namespace of that name that is not own stays: it is another pod's of that name.
+// Remove takes a pod's network back, and removes its namespace with all processes in it. What is
+// gone is no error. A namespace of that name that is not own stays: it is another pod's of that
+// name.
 func (n *Network) Remove(p Pod, own netns.ID) error {
 	conf := n.runtimeConf(p)
 	id, there := netns.IDOf(conf.NetNS)

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lab"
+)
+
+// upWith brings up a lab of the example shop with flags, and takes it down at the end of the test.
+func upWith(t *testing.T, name string, flags ...string) *lab.Lab {
+	t.Helper()
+	needRoot(t)
+	t.Cleanup(func() {
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+	})
+	var out bytes.Buffer
+	args := append([]string{"lab", "up", "--name", name}, flags...)
+	if code := execute(t.Context(), args, &out, &out); code != cli.ExitOK {
+		t.Fatalf("%v: exit status %d\n%s", args, code, out.String())
+	}
+	l, err := openLab(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// checkProbe sends requests to all services from everywhere: all end as manifests and policies say.
+func checkProbe(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "probe", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "all as they should be") {
+		t.Errorf("probe: exit status %d\n%s", code, out.String())
+	}
+}
+
+// Services and policies hold in each mode of the pod network. IPIP, which few kernels have built in,
+// is shown in the guest.
+func TestLabFabrics(t *testing.T) {
+	for mode, way := range map[string]string{
+		"native":       "10.244.2.0/24 via 10.10.0.12 dev eth0",
+		"vxlan":        "10.244.2.0/24 via 10.10.0.12 dev sluice.vxlan",
+		"cross-subnet": "10.244.2.0/24 via 10.10.1.12 dev sluice.vxlan",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			l := upWith(t, "testfabric", "--fabric", mode)
+			if routes := string(execOn(t, l, "node1", "/sbin/ip", "route")); !strings.Contains(routes, way) {
+				t.Errorf("no route %s:\n%s", way, routes)
+			}
+			checkProbe(t, l)
+		})
+	}
+}
+
+// A real control plane and its kubelets work on the pod network that the agents make, too.
+func TestLabFabricKubernetes(t *testing.T) {
+	l := upWith(t, "testfabkube", "--fabric", "cross-subnet", "--kubernetes")
+	checkProbe(t, l)
+}
+
+// Any CNI plugin can attach the lab's pods.
+func TestLabCNI(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ptp.conflist")
+	if err := os.WriteFile(file, []byte(`{"cniVersion": "1.0.0", "name": "testcni", "plugins": [
+		{"type": "ptp", "capabilities": {"ips": true, "ipRanges": true}, "ipam": {"type": "host-local", "dataDir": "`+t.TempDir()+`", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+		{"type": "tuning", "sysctl": {"net.ipv4.tcp_keepalive_time": "77"}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := upWith(t, "testcni", "--cni", file)
+	if got := string(execOn(t, l, "shop/cart-1", "/bin/cat", "/proc/sys/net/ipv4/tcp_keepalive_time")); strings.TrimSpace(got) != "77" {
+		t.Errorf("what the second plugin sets is %q", got)
+	}
+	checkProbe(t, l)
+}
+
+func TestLabFabricUsage(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct{ args, say string }{
+		{"--fabric magic", "choose one of native, vxlan, ipip, cross-subnet"},
+		{"--fabric vxlan --no-agent", "leave out --no-agent"},
+		{"--cni /nonexistent", "/nonexistent"},
+	} {
+		var out bytes.Buffer
+		if code := execute(t.Context(), append([]string{"lab", "up", "--name", "testfabuse"}, strings.Fields(c.args)...), &out, &out); code == cli.ExitOK || !strings.Contains(out.String(), c.say) {
+			t.Errorf("%s: exit status %d, and not %q:\n%s", c.args, code, c.say, out.String())
+		}
+	}
+}
