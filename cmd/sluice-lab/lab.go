@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/lab/sluiceagent"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -130,7 +131,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		if err != nil {
 			return nil, err
 		}
-		cfg.Agent = labAgent()
+		cfg.Agent = sluiceagent.New()
 	}
 	if !o.withKubernetes {
 		return lab.Up(ctx, cfg)
@@ -162,7 +163,7 @@ func openLab(name string) (*lab.Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
 	}
-	return lab.Open(name, labAgent())
+	return lab.Open(name, sluiceagent.New())
 }
 
 // printNotes prints what does not work in a lab as its manifests say.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"sluice.dev/sluice/internal/bench/experiment/baseline"
+	"sluice.dev/sluice/internal/bench/experiment/fabric"
 	"sluice.dev/sluice/internal/bench/experiment/hostile"
 	"sluice.dev/sluice/internal/bench/experiment/kubeproxy"
 	"sluice.dev/sluice/internal/bench/experiment/policy"
@@ -36,6 +37,8 @@ func Experiments() []harness.Experiment {
 		kubeproxy.CPU,
 		kubeproxy.Connections,
 		kubeproxy.Rollout,
+		fabric.Bandwidth,
+		fabric.Requests,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,11 +14,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
+	"sluice.dev/sluice/internal/lab/sluiceagent"
 )
 
 // labCluster is a lab with a real control plane.
@@ -80,7 +79,7 @@ func start(t *testing.T, programs string, d Dataplane) *labCluster {
 	}
 	switch d {
 	case Sluice:
-		cfg.Agent = sluiceAgent()
+		cfg.Agent = sluiceagent.New()
 	case NFTables:
 		k.Proxy = "nftables"
 	case IPTables:
@@ -100,27 +99,4 @@ func start(t *testing.T, programs string, d Dataplane) *labCluster {
 		t.Fatal(err)
 	}
 	return &labCluster{l, config}
-}
-
-// sluiceAgent runs Sluice as users do, including policy.
-func sluiceAgent() *lab.Agent {
-	return &lab.Agent{
-		Command: func(c lab.AgentConfig) []string {
-			return []string{
-				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket, "--kubeconfig", c.Kubeconfig,
-				"--cluster-cidr", join(c.ClusterCIDRs), "--service-cidr", join(c.ServiceCIDRs),
-			}
-		},
-		Sync: func(ctx context.Context, socket string) ([]string, error) {
-			return nil, agent.NewClient(socket).Sync(ctx)
-		},
-	}
-}
-
-func join(list []netip.Prefix) string {
-	var s []string
-	for _, p := range list {
-		s = append(s, p.String())
-	}
-	return strings.Join(s, ",")
 }

@@ -1,4 +1,5 @@
-package main
+// Package sluiceagent has Sluice serve the nodes of a lab.
+package sluiceagent
 
 import (
 	"context"
@@ -14,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// labAgent runs sluice as the nodes' agent.
-func labAgent() *lab.Agent {
+// New returns the agent of Sluice, as users run it, policy included.
+func New() *lab.Agent {
 	return &lab.Agent{
 		Socket: agent.DefaultSocket,
 		Command: func(c lab.AgentConfig) []string {
