@@ -24,6 +24,9 @@ func ByEndpoints(m Measurement) int { return m.Endpoints }
 // ByAddresses is the axis of the number of addresses in a list.
 func ByAddresses(m Measurement) int { return m.Addresses }
 
+// ByNodes is the axis of the number of nodes.
+func ByNodes(m Measurement) int { return m.Nodes }
+
 // ByPolicies is the axis of the number of policies.
 func ByPolicies(m Measurement) int { return m.Policies }
 

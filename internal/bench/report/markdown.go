@@ -91,7 +91,7 @@ type sizeColumn struct {
 
 // sizeColumns are the columns that say how large a case was. A table has those that its experiment
 // varies.
-var sizeColumns = []sizeColumn{{"services", ByServices}, {"endpoints", ByEndpoints}, {"addresses", ByAddresses}, {"policies", ByPolicies}}
+var sizeColumns = []sizeColumn{{"services", ByServices}, {"endpoints", ByEndpoints}, {"addresses", ByAddresses}, {"policies", ByPolicies}, {"nodes", ByNodes}}
 
 // writeTable prints every measurement, sorted by what was measured.
 func writeTable(b *strings.Builder, r *Result) {
@@ -102,7 +102,7 @@ func writeTable(b *strings.Builder, r *Result) {
 	slices.SortStableFunc(series, func(x, y Measurement) int {
 		return cmp.Or(cmp.Compare(x.Metric, y.Metric), cmp.Compare(x.Variant, y.Variant),
 			cmp.Compare(x.Dataplane, y.Dataplane), cmp.Compare(x.Services, y.Services),
-			cmp.Compare(x.Addresses, y.Addresses), cmp.Compare(x.Policies, y.Policies))
+			cmp.Compare(x.Addresses, y.Addresses), cmp.Compare(x.Policies, y.Policies), cmp.Compare(x.Nodes, y.Nodes))
 	})
 	b.WriteString("| measured | data plane |")
 	for _, c := range columns {

@@ -49,6 +49,7 @@ type Measurement struct {
 	Endpoints int       `json:"endpoints"`           // in all
 	Addresses int       `json:"addresses,omitempty"` // or networks, in a list
 	Policies  int       `json:"policies,omitempty"`
+	Nodes     int       `json:"nodes,omitempty"`
 	Variant   string    `json:"variant,omitempty"`
 	Metric    string    `json:"metric"`
 	Unit      string    `json:"unit"`
@@ -138,7 +139,7 @@ func (r *Result) Find(dataplane string, services int, variant, metric string) *M
 func (r *Result) Same(m Measurement) *Measurement {
 	for i := range r.Series {
 		o := &r.Series[i]
-		if o.Dataplane == m.Dataplane && o.Services == m.Services && o.Addresses == m.Addresses && o.Policies == m.Policies &&
+		if o.Dataplane == m.Dataplane && o.Services == m.Services && o.Addresses == m.Addresses && o.Policies == m.Policies && o.Nodes == m.Nodes &&
 			o.Variant == m.Variant && o.Metric == m.Metric {
 			return o
 		}
