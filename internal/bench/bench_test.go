@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/bench/experiment/baseline"
+	"sluice.dev/sluice/internal/bench/experiment/fabric"
 	"sluice.dev/sluice/internal/bench/experiment/policy"
 	"sluice.dev/sluice/internal/bench/experiment/services"
 	"sluice.dev/sluice/internal/bench/harness"
@@ -23,7 +24,7 @@ func TestAnExperimentIsFoundByItsName(t *testing.T) {
 	seen := map[string]bool{}
 	for _, e := range Experiments() {
 		family, file := "services", e.Name
-		for prefix, folder := range map[string]string{"policy-": "policy", "kube-proxy-": "kubeproxy", "hostile-": "hostile"} {
+		for prefix, folder := range map[string]string{"policy-": "policy", "kube-proxy-": "kubeproxy", "hostile-": "hostile", "fabric-": "fabric"} {
 			if rest, ok := strings.CutPrefix(e.Name, prefix); ok {
 				family, file = folder, rest
 			}
@@ -45,11 +46,11 @@ func TestAnExperimentIsFoundByItsName(t *testing.T) {
 	}
 }
 
-// TestPolicyExperiments runs in miniature those that need no agent's program.
-func TestPolicyExperiments(t *testing.T) {
+// TestExperiments runs in miniature those that need no agent's program.
+func TestExperiments(t *testing.T) {
 	dir := t.TempDir()
 	err := Run(t.Context(), harness.Options{
-		Experiments: []string{policy.Rules.Name, policy.Changes.Name, policy.Cost.Name, policy.Copy.Name}, Scale: harness.Small, Rounds: 1, Out: dir, Progress: io.Discard,
+		Experiments: []string{policy.Rules.Name, policy.Changes.Name, policy.Cost.Name, policy.Copy.Name, fabric.Nodes.Name}, Scale: harness.Small, Rounds: 1, Out: dir, Progress: io.Discard,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -58,8 +59,8 @@ func TestPolicyExperiments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 4 {
-		t.Fatalf("%d results, want 4", len(all))
+	if len(all) != 5 {
+		t.Fatalf("%d results, want 5", len(all))
 	}
 	for _, r := range all {
 		if len(r.Series) == 0 || len(r.Charts) == 0 {
