@@ -9,6 +9,4 @@ import (
 	"sluice.dev/sluice/internal/cni"
 )
 
-func main() {
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: cni.Add, Del: cni.Del}, version.All, "sluice-cni")
-}
+func main() { skel.PluginMainFuncs(cni.Funcs, version.All, "sluice-cni: "+cni.About) }

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -30,6 +32,14 @@ var (
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
+// Gateway is the pod's gateway for a family.
+func Gateway(is4 bool) netip.Addr {
+	if is4 {
+		return gateway4
+	}
+	return gateway6
+}
+
 // HostInterface is the name of a pod's interface on its node: the same for the same pod, and within
 // the kernel's 15 characters.
 func HostInterface(namespace, pod string) string {
@@ -37,17 +47,64 @@ func HostInterface(namespace, pod string) string {
 	return "veth" + hex.EncodeToString(sum[:5])
 }
 
-// Pod joins a pod's namespace to its node's; host names the node's end of the pair, inside the
-// pod's. From then on the addresses belong to the pod. If it fails, nothing remains.
+// Pair is a veth pair that is to join a pod to its node.
+type Pair struct {
+	Host, Inside string // the names of the node's end and of the pod's
+	Addresses    []netip.Addr
+
+	Alias string           // what people are told of the node's end
+	Group uint32           // that the node's end is in, as `ip link show group` lists it
+	MTU   int              // of both ends; 0: the kernel's default
+	MAC   net.HardwareAddr // of the pod's end; nil: the kernel chooses
+	// Routes are the pod's beside its default routes. All of them lead to the node.
+	Routes []netlink.Route
+
+	// Admit, if set, is called when the node's end is up with its routes, and before the pod's end
+	// is: until it returns, no packet passes. Its error undoes everything.
+	Admit func(device int) error
+}
+
+// Pod joins a pod's namespace to its node's with nothing but names and addresses.
 func Pod(node *netns.NS, host string, pod *netns.NS, inside string, addrs []netip.Addr) error {
-	if err := netns.Veth(node, host, pod, inside); err != nil {
-		return err
+	_, _, err := Join(node, pod, Pair{Host: host, Inside: inside, Addresses: addrs})
+	return err
+}
+
+// Join joins a pod's namespace to its node's, and returns the node's end and the pod's. From then
+// on the addresses belong to the pod. If it fails, nothing remains. It fails where an address is
+// another pod's: it never takes a route over.
+func Join(node, pod *netns.NS, p Pair) (outer, inner *netlink.LinkAttrs, err error) {
+	if outer, inner, err = p.make(node, pod); err != nil {
+		return nil, nil, err
 	}
-	if err := configure(node, host, pod, inside, addrs); err != nil {
-		_ = Detach(node, host) // the first error says why
-		return fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
+	if err := p.configure(node, outer, pod, inner); err != nil {
+		_ = Detach(node, p.Host) // the first error says why
+		return nil, nil, fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
 	}
-	return nil
+	return outer, inner, nil
+}
+
+// make makes the pair, with the pod's end in the pod's namespace from the beginning.
+func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Group, attrs.MTU = p.Host, p.Group, p.MTU
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: p.Inside, PeerNamespace: netlink.NsFd(pod.Fd()), PeerHardwareAddr: p.MAC}
+	if err := node.LinkAdd(pair); err != nil {
+		return nil, nil, fmt.Errorf("create veth %s/%s - %s/%s: %w", node.Name, p.Host, pod.Name, p.Inside, err)
+	}
+	host, err := node.LinkByIndex(pair.Index)
+	if err == nil && p.Alias != "" {
+		err = node.LinkSetAlias(host, p.Alias)
+	}
+	var inside netlink.Link
+	if err == nil {
+		inside, err = pod.LinkByName(p.Inside)
+	}
+	if err != nil {
+		_ = Detach(node, p.Host) // the first error says why
+		return nil, nil, fmt.Errorf("find the ends of %s: %w", p.Host, err)
+	}
+	return host.Attrs(), inside.Attrs(), nil
 }
 
 // Detach removes a pod's interface, at both ends, with its routes. Detaching what is not attached
@@ -66,59 +123,100 @@ func Detach(node *netns.NS, host string) error {
 	return nil
 }
 
-func configure(node *netns.NS, host string, pod *netns.NS, inside string, addrs []netip.Addr) error {
-	outer, err := node.LinkByName(host)
-	if err != nil {
-		return fmt.Errorf("find %s: %w", host, err)
+func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
+	if err := up(node, outer); err != nil {
+		return err
 	}
-	inner, err := pod.LinkByName(inside)
-	if err != nil {
-		return fmt.Errorf("find %s: %w", inside, err)
-	}
-	var has4, has6 bool
-	for _, a := range addrs {
-		has4, has6 = has4 || a.Is4(), has6 || a.Is6()
-		if err := address(pod, inner, a); err != nil {
-			return err
-		}
+	for _, a := range p.Addresses {
 		if err := neighbour(node, outer, a, inner); err != nil {
 			return err
 		}
-		r := &netlink.Route{LinkIndex: outer.Attrs().Index, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
-		if err := node.RouteReplace(r); err != nil {
+		r := &netlink.Route{LinkIndex: outer.Index, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
+		if err := node.RouteAdd(r); err != nil {
 			return fmt.Errorf("route %s: %w", a, err)
 		}
 	}
-	if has4 {
-		if err := gateway(pod, inner, gateway4, outer); err != nil {
+	if p.Admit != nil {
+		if err := p.Admit(outer.Index); err != nil {
 			return err
 		}
 	}
-	if has6 {
-		return gateway(pod, inner, gateway6, outer)
+	return p.furnish(pod, inner, outer)
+}
+
+// furnish gives the pod's end what it needs.
+func (p *Pair) furnish(pod *netns.NS, inner, outer *netlink.LinkAttrs) error {
+	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
+		if err := enableIPv6(pod, inner.Name); err != nil {
+			return err
+		}
+	}
+	if err := up(pod, inner); err != nil {
+		return err
+	}
+	for _, gw := range []netip.Addr{gateway4, gateway6} {
+		if !slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return a.Is4() == gw.Is4() }) {
+			continue
+		}
+		if err := gateway(pod, inner, gw, outer); err != nil {
+			return err
+		}
+	}
+	for _, a := range p.Addresses {
+		if err := address(pod, inner, a); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.Routes {
+		r.LinkIndex, r.Flags, r.Gw = inner.Index, int(netlink.FLAG_ONLINK), Gateway(r.Dst.IP.To4() != nil).AsSlice()
+		if err := pod.RouteAdd(&r); err != nil {
+			return fmt.Errorf("route %s: %w", r.Dst, err)
+		}
 	}
 	return nil
 }
 
+func up(ns *netns.NS, link *netlink.LinkAttrs) error {
+	if err := ns.LinkSetUp(&netlink.Device{LinkAttrs: *link}); err != nil {
+		return fmt.Errorf("bring up %s in %s: %w", link.Name, ns.Name, err)
+	}
+	return nil
+}
+
+// enableIPv6 lets an interface have IPv6 addresses, as some runtimes make namespaces that do not.
+func enableIPv6(pod *netns.NS, name string) error {
+	return pod.Do(func() error {
+		key := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
+		off, err := os.ReadFile(key)
+		if err != nil || off[0] == '0' {
+			return nil // without IPv6 there is no such file, and assigning the address says so
+		}
+		if err := os.WriteFile(key, []byte("0"), 0); err != nil {
+			return fmt.Errorf("enable IPv6 on %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
 // address assigns an address to a pod. There is no duplicate address detection: one authority
 // assigned the address, and a pod should not wait a second before its first packet.
-func address(pod *netns.NS, link netlink.Link, a netip.Addr) error {
+func address(pod *netns.NS, link *netlink.LinkAttrs, a netip.Addr) error {
 	addr := &netlink.Addr{IPNet: hostNet(a)}
 	if a.Is6() {
 		addr.Flags = unix.IFA_F_NODAD
 	}
-	if err := pod.AddrReplace(link, addr); err != nil {
+	if err := pod.AddrReplace(&netlink.Device{LinkAttrs: *link}, addr); err != nil {
 		return fmt.Errorf("add address %s: %w", a, err)
 	}
 	return nil
 }
 
 // gateway makes gw, which is the far end of the pair, the pod's default route.
-func gateway(pod *netns.NS, link netlink.Link, gw netip.Addr, far netlink.Link) error {
+func gateway(pod *netns.NS, link *netlink.LinkAttrs, gw netip.Addr, far *netlink.LinkAttrs) error {
 	if err := neighbour(pod, link, gw, far); err != nil {
 		return err
 	}
-	r := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+	r := &netlink.Route{LinkIndex: link.Index, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 	if err := pod.RouteReplace(r); err != nil {
 		return fmt.Errorf("add default route by %s: %w", gw, err)
 	}
@@ -126,14 +224,14 @@ func gateway(pod *netns.NS, link netlink.Link, gw netip.Addr, far netlink.Link) 
 }
 
 // neighbour sets a permanent neighbour entry in ns: a is at far's hardware address behind link.
-func neighbour(ns *netns.NS, link netlink.Link, a netip.Addr, far netlink.Link) error {
+func neighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, far *netlink.LinkAttrs) error {
 	family := unix.AF_INET
 	if a.Is6() {
 		family = unix.AF_INET6
 	}
 	err := ns.NeighSet(&netlink.Neigh{
-		LinkIndex: link.Attrs().Index, Family: family, State: netlink.NUD_PERMANENT,
-		IP: a.AsSlice(), HardwareAddr: far.Attrs().HardwareAddr,
+		LinkIndex: link.Index, Family: family, State: netlink.NUD_PERMANENT,
+		IP: a.AsSlice(), HardwareAddr: far.HardwareAddr,
 	})
 	if err != nil {
 		return fmt.Errorf("add neighbour %s: %w", a, err)

@@ -1,17 +1,23 @@
 // Package cni carries out the verbs of the Container Network Interface (specification 1.1.0): it
 // gives a pod addresses from the node's ranges and joins its namespace to the node's.
+//
+// Nothing of it is kept but in the kernel and in the IPAM's store. ADD takes addresses first and
+// makes the interface then, DEL goes the other way: an address that an interface has is always
+// given.
 package cni
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
@@ -20,91 +26,158 @@ import (
 // own is the network namespace that the plugin is called in: the node's.
 const own = "/proc/thread-self/ns/net"
 
-// podArgs is what Kubernetes' runtimes say of the pod.
-type podArgs struct {
-	types.CommonArgs
-	K8S_POD_NAMESPACE, K8S_POD_NAME types.UnmarshallableString
-}
+// About says what the program is to somebody who calls it by hand.
+const About = "a CNI plugin, which a container runtime calls; see docs/cni.md"
 
-// hostInterface is the node's end of a container's pair: named after the pod, where a runtime says
-// which, so that it is the same after a restart.
-func hostInterface(args *skel.CmdArgs) (string, error) {
-	var pod podArgs
-	pod.IgnoreUnknown = true
-	if err := types.LoadArgs(args.Args, &pod); err != nil {
-		return "", types.NewError(types.ErrInvalidEnvironmentVariables, "read CNI_ARGS", err.Error())
-	}
-	if pod.K8S_POD_NAME == "" {
-		return attach.HostInterface(args.ContainerID, args.IfName), nil
-	}
-	return attach.HostInterface(string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME)), nil
-}
+// Funcs are the verbs, for package skel.
+var Funcs = skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}
 
-// Add gives a container an interface with addresses, and prints the result. If it fails, nothing
+// add gives a container an interface with addresses, and prints the result. If it fails, nothing
 // remains.
-func Add(args *skel.CmdArgs) (err error) {
-	var conf types.PluginConf
-	if err := json.Unmarshal(args.StdinData, &conf); err != nil {
-		return types.NewError(types.ErrDecodingFailure, "read the network configuration", err.Error())
-	}
-	host, err := hostInterface(args)
+func add(args *skel.CmdArgs) (err error) {
+	conf, err := parse(args.StdinData)
 	if err != nil {
 		return err
 	}
-	node, pod, err := open(args.Netns)
+	pod, err := podOf(args)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, node.Close(), pod.Close()) }()
-	addrs, err := assign(args.StdinData, args.Args, args.ContainerID, args.IfName)
+	mac, err := conf.mac(&pod)
 	if err != nil {
 		return err
 	}
-	if err := attach.Pod(node, host, pod, args.IfName, addrs); err != nil {
-		return errors.Join(err, release(args.StdinData, args.Args, args.ContainerID, args.IfName))
+	node, container, err := open(args)
+	if err != nil {
+		return err
 	}
-	return types.PrintResult(result(args, host, addrs), conf.CNIVersion)
+	defer func() { err = errors.Join(err, node.Close(), container.Close()) }()
+	if _, err := container.LinkByName(args.IfName); err == nil {
+		return fault(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME=%s: the container has an interface of that name: call DEL before ADD, or name another", args.IfName), nil)
+	}
+	given, err := conf.ipam(args.StdinData).add(args)
+	if err != nil {
+		return err
+	}
+	result, err := join(conf, &pod, args, node, container, mac, given)
+	if err == nil {
+		err = types.PrintResult(result, conf.CNIVersion)
+	}
+	if err != nil {
+		return errors.Join(err, remove(conf, args, node))
+	}
+	return nil
 }
 
-// open opens the node's namespace and a container's.
-func open(container string) (node, pod *netns.NS, err error) {
-	if pod, err = netns.OpenPath(container); err != nil {
-		return nil, nil, types.NewError(types.ErrInvalidNetNS, "open the container's network namespace", err.Error())
+// join makes the interface of a container that was given addresses.
+func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS, mac net.HardwareAddr, given lease) (*current.Result, error) {
+	pair := attach.Pair{
+		Host: hostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs,
+		Alias: pod.alias(args), Group: group(conf.Name), MTU: conf.MTU, MAC: mac,
+	}
+	for _, r := range given.routes {
+		if ones, _ := r.Dst.Mask.Size(); ones > 0 { // the default routes are there anyway
+			pair.Routes = append(pair.Routes, routeOf(r))
+		}
+	}
+	var err error
+	if pair.MTU == 0 {
+		if pair.MTU, err = underlayMTU(node); err != nil {
+			return nil, err
+		}
+	}
+	if err := forward(given.addrs); err != nil {
+		return nil, fault(types.ErrTryAgainLater, "let the node forward packets", err)
+	}
+	outer, inner, err := attach.Join(node, container, pair)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return nil, fault(types.ErrTryAgainLater, "make the container's interface: what it needs is another's on this node, or of an earlier ADD without DEL; the next ADD takes other addresses", err)
+	case err != nil:
+		return nil, fault(types.ErrInternal, "make the container's interface", err)
+	}
+	return result(conf, args, outer, inner, given), nil
+}
+
+// open opens the node's namespace and a container's, which is another.
+func open(args *skel.CmdArgs) (node, container *netns.NS, err error) {
+	container, err = netns.OpenPath(args.Netns)
+	if _, missing := os.Stat(args.Netns); errors.Is(missing, os.ErrNotExist) {
+		return nil, nil, fault(types.ErrUnknownContainer, "CNI_NETNS="+args.Netns+": there is no such network namespace: the container is gone, make it anew", err)
+	} else if err != nil {
+		return nil, nil, fault(types.ErrInvalidEnvironmentVariables, "CNI_NETNS="+args.Netns+" is no network namespace: name one, as in /run/netns/NAME or /proc/PID/ns/net", err)
 	}
 	if node, err = netns.OpenPath(own); err != nil {
-		return nil, nil, errors.Join(err, pod.Close())
+		return nil, nil, errors.Join(fault(types.ErrInternal, "open the node's network namespace", err), container.Close())
 	}
-	return node, pod, nil
+	if node.Is(container) {
+		return nil, nil, errors.Join(fault(types.ErrInvalidEnvironmentVariables, "CNI_NETNS="+args.Netns+" is the network namespace of the node itself: name the container's", nil), node.Close(), container.Close())
+	}
+	return node, container, nil
 }
 
-func result(args *skel.CmdArgs, host string, addrs []netip.Addr) *current.Result {
-	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{
-		{Name: host}, {Name: args.IfName, Sandbox: args.Netns},
-	}}
-	for _, a := range addrs {
-		inside := 1
-		r.IPs = append(r.IPs, &current.IPConfig{Interface: &inside,
-			Address: net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}})
+// result is what a container got, after what plugins before this one gave it.
+func result(conf *config, args *skel.CmdArgs, outer, inner *netlink.LinkAttrs, given lease) *current.Result {
+	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
+	if conf.PrevResult != nil {
+		if before, err := current.NewResultFromResult(conf.PrevResult); err == nil {
+			r = before
+		}
+	}
+	r.Interfaces = append(r.Interfaces,
+		&current.Interface{Name: outer.Name, Mac: outer.HardwareAddr.String(), Mtu: outer.MTU},
+		&current.Interface{Name: inner.Name, Mac: inner.HardwareAddr.String(), Mtu: inner.MTU, Sandbox: args.Netns})
+	inside := len(r.Interfaces) - 1
+	families := map[bool]bool{}
+	for _, a := range given.addrs {
+		gw := attach.Gateway(a.Is4()).AsSlice()
+		r.IPs = append(r.IPs, &current.IPConfig{Interface: &inside, Address: *prefix(a, a.BitLen()), Gateway: gw})
+		if !families[a.Is4()] {
+			families[a.Is4()] = true
+			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(unspecified(a.Is4()), 0), GW: gw})
+		}
+	}
+	for _, route := range given.routes {
+		if ones, _ := route.Dst.Mask.Size(); ones > 0 {
+			route.GW = attach.Gateway(route.Dst.IP.To4() != nil).AsSlice()
+			r.Routes = append(r.Routes, route)
+		}
+	}
+	if r.DNS = given.dns; !conf.DNS.IsEmpty() {
+		r.DNS = conf.DNS
 	}
 	return r
 }
 
-// Del takes a container's interface and addresses back. What is gone already is no error.
-func Del(args *skel.CmdArgs) error {
-	host, err := hostInterface(args)
+func unspecified(is4 bool) netip.Addr {
+	if is4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func prefix(a netip.Addr, bits int) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}
+}
+
+// del takes a container's interface and addresses back. What is gone already is no error, and a
+// configuration that ADD would refuse does not matter.
+func del(args *skel.CmdArgs) error {
+	conf, err := lenient(args.StdinData)
 	if err != nil {
 		return err
 	}
 	node, err := netns.OpenPath(own)
 	if err != nil {
-		return err
+		return fault(types.ErrInternal, "open the node's network namespace", err)
 	}
-	err = attach.Detach(node, host)
-	if err == nil {
-		err = release(args.StdinData, args.Args, args.ContainerID, args.IfName)
+	return errors.Join(remove(conf, args, node), node.Close())
+}
+
+// remove takes away what a container has. Its addresses are given back once nothing leads to it.
+func remove(conf *config, args *skel.CmdArgs, node *netns.NS) error {
+	if err := attach.Detach(node, hostInterface(args.ContainerID, args.IfName)); err != nil {
+		return fault(types.ErrInternal, fmt.Sprintf("remove %s of container %s", args.IfName, args.ContainerID), err)
 	}
-	if err := errors.Join(err, node.Close()); err != nil {
-		return fmt.Errorf("remove %s of container %s: %w", args.IfName, args.ContainerID, err)
-	}
-	return nil
+	return conf.ipam(args.StdinData).del(args)
 }

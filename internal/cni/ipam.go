@@ -1,79 +1,39 @@
 package cni
 
 import (
-	"errors"
-	"fmt"
-	"net"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 )
 
-// lenient has arguments passed over that are not about addresses, whoever calls: those that name
-// the pod.
-func lenient(args string) string {
-	if args == "" {
-		return ""
-	}
-	return "IgnoreUnknown=true;" + args
+// ipam gives containers their addresses. Its errors are of the specification.
+type ipam interface {
+	// add gives a container addresses. If it fails, none is given.
+	add(args *skel.CmdArgs) (lease, error)
+	// del takes a container's addresses back. What it does not have is taken back already.
+	del(args *skel.CmdArgs) error
+	// check reports whether a container still has addresses.
+	check(args *skel.CmdArgs, addrs []netip.Addr) error
+	// gc takes back what belongs to no container of a list, and calls lost for each of those that
+	// it finds.
+	gc(valid []types.GCAttachment, lost func(types.GCAttachment) error) error
+	// status reports whether there is an address for another container.
+	status() error
 }
 
-// assign gives a container addresses, one of each of the ranges of the configuration, from the
-// store on disk that the reference plugin host-local has. If it fails, none is given.
-func assign(stdin []byte, args, container, ifname string) (addrs []netip.Addr, err error) {
-	conf, _, err := allocator.LoadIPAMConfig(stdin, lenient(args))
-	if err != nil {
-		return nil, err
-	}
-	store, err := disk.New(conf.Name, conf.DataDir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, store.ReleaseByID(container, ifname))
-		}
-		err = errors.Join(err, store.Close())
-	}()
-	wanted := conf.IPArgs
-	for i := range conf.Ranges {
-		set := &conf.Ranges[i]
-		var asked net.IP
-		for j, ip := range wanted {
-			if set.Contains(ip) {
-				asked, wanted = ip, append(wanted[:j:j], wanted[j+1:]...)
-				break
-			}
-		}
-		got, err := allocator.NewIPAllocator(set, store, i).Get(container, ifname, asked)
-		if err != nil {
-			return nil, fmt.Errorf("assign an address of %s: %w", set, err)
-		}
-		a, _ := netip.AddrFromSlice(got.Address.IP)
-		addrs = append(addrs, a.Unmap())
-	}
-	if len(wanted) > 0 {
-		return nil, fmt.Errorf("assign %v: no range of the configuration has it", wanted)
-	}
-	return addrs, nil
+// lease is what a container is given.
+type lease struct {
+	addrs  []netip.Addr
+	routes []*types.Route
+	dns    types.DNS
 }
 
-// release takes a container's addresses back. What it does not have is released already.
-func release(stdin []byte, args, container, ifname string) (err error) {
-	conf, _, err := allocator.LoadIPAMConfig(stdin, lenient(args))
-	if err != nil {
-		return err
+// ipam returns what the configuration names: host-local is built in.
+func (c *config) ipam(stdin []byte) ipam {
+	if c.IPAM.Type == "host-local" {
+		return &hostLocal{network: c.Name, stdin: stdin}
 	}
-	store, err := disk.New(conf.Name, conf.DataDir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	for i := range conf.Ranges {
-		if err := allocator.NewIPAllocator(&conf.Ranges[i], store, i).Release(container, ifname); err != nil {
-			return fmt.Errorf("release the addresses of %s: %w", container, err)
-		}
-	}
-	return nil
+	return &delegate{kind: c.IPAM.Type, version: c.CNIVersion, stdin: stdin}
 }
+

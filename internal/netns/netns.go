@@ -91,6 +91,9 @@ func (ns *NS) Path() string { return filepath.Join(Dir, ns.Name) }
 // Fd is the open file descriptor of the namespace.
 func (ns *NS) Fd() int { return int(ns.fd) }
 
+// Is reports whether both are the same namespace.
+func (ns *NS) Is(other *NS) bool { return ns.fd.Equal(other.fd) }
+
 // Do runs f on a thread inside the namespace. Sockets that f opens stay in the
 // namespace; goroutines that f starts do not run in it.
 func (ns *NS) Do(f func() error) error {

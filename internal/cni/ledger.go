@@ -1,0 +1,114 @@
+package cni
+
+import (
+	"cmp"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+)
+
+// ledger is the store of host-local: a folder with a file for each address that is given, which
+// says to whom. Who has it open is alone with it, and what is given does not change meanwhile.
+type ledger struct {
+	*disk.Store
+	dir   string
+	given map[netip.Addr]types.GCAttachment
+}
+
+// openLedger opens the store of a network in a folder; "" is that of host-local. It waits until
+// nobody else has it open.
+func openLedger(network, folder string) (*ledger, error) {
+	l := &ledger{dir: filepath.Join(cmp.Or(folder, "/var/lib/cni/networks"), network), given: map[netip.Addr]types.GCAttachment{}}
+	var err error
+	if l.Store, err = disk.New(network, folder); err != nil {
+		return nil, l.fault("open", err)
+	}
+	if err := l.Store.Lock(); err != nil {
+		return nil, errors.Join(l.fault("lock", err), l.Close())
+	}
+	if err := l.read(); err != nil {
+		return nil, errors.Join(l.fault("read", err), l.Close())
+	}
+	return l, nil
+}
+
+// read fills given. A file without an owner is of a plugin that ended while it wrote, or of a
+// machine that lost power: whoever else writes holds the lock.
+func (l *ledger) read() error {
+	files, err := os.ReadDir(l.dir)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		a, err := netip.ParseAddr(file.Name())
+		if err != nil {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(l.dir, file.Name()))
+		if err != nil {
+			return err
+		}
+		container, ifname, _ := strings.Cut(strings.Trim(string(text), "\x00 \r\n"), disk.LineBreak)
+		if container == "" {
+			if err := l.remove(a); err != nil {
+				return err
+			}
+			continue
+		}
+		l.given[a] = types.GCAttachment{ContainerID: container, IfName: ifname}
+	}
+	return nil
+}
+
+// of lists the addresses that a container has. Old versions of host-local wrote no interface.
+func (l *ledger) of(container, ifname string) (addrs []netip.Addr) {
+	for a, o := range l.given {
+		if o.ContainerID == container && (o.IfName == ifname || o.IfName == "") {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// remove takes an address back.
+func (l *ledger) remove(a netip.Addr) error {
+	delete(l.given, a)
+	if err := os.Remove(filepath.Join(l.dir, a.String())); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// free reports whether a set of ranges has an address that is not given.
+func (l *ledger) free(set allocator.RangeSet) bool {
+	for _, r := range set {
+		last := addrOf(r.RangeEnd)
+		for a := addrOf(r.RangeStart); a.Compare(last) <= 0; a = a.Next() {
+			if _, given := l.given[a]; !given && a != addrOf(r.Gateway) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Lock does nothing: the ledger is locked while it is open. The allocator calls it.
+func (l *ledger) Lock() error { return nil }
+
+// Unlock does nothing, as Lock.
+func (l *ledger) Unlock() error { return nil }
+
+// GetByID knows of nothing: whether a container has an address is seen before the allocator asks.
+func (l *ledger) GetByID(string, string) []net.IP { return nil }
+
+// fault is the error of a store that cannot be used.
+func (l *ledger) fault(what string, err error) error {
+	return fault(types.ErrIOFailure, what+" the store of addresses in "+l.dir+": see that the disk has room and may be written to, or name another folder as ipam.dataDir", err)
+}
