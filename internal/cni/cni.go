@@ -72,7 +72,7 @@ func add(args *skel.CmdArgs) (err error) {
 // join makes the interface of a container that was given addresses.
 func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS, mac net.HardwareAddr, given lease) (*current.Result, error) {
 	pair := attach.Pair{
-		Host: hostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs,
+		Host: hostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs(),
 		Alias: pod.alias(args), Group: group(conf.Name), MTU: conf.MTU, MAC: mac,
 	}
 	for _, r := range given.routes {
@@ -86,7 +86,7 @@ func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS,
 			return nil, err
 		}
 	}
-	if err := forward(given.addrs); err != nil {
+	if err := forward(pair.Addresses); err != nil {
 		return nil, fault(types.ErrTryAgainLater, "let the node forward packets", err)
 	}
 	outer, inner, err := attach.Join(node, container, pair)
@@ -129,9 +129,13 @@ func result(conf *config, args *skel.CmdArgs, outer, inner *netlink.LinkAttrs, g
 		&current.Interface{Name: inner.Name, Mac: inner.HardwareAddr.String(), Mtu: inner.MTU, Sandbox: args.Netns})
 	inside := len(r.Interfaces) - 1
 	families := map[bool]bool{}
-	for _, a := range given.addrs {
+	for _, ip := range given.ips {
+		a := addrOf(ip.Address.IP)
 		gw := attach.Gateway(a.Is4()).AsSlice()
-		r.IPs = append(r.IPs, &current.IPConfig{Interface: &inside, Address: *prefix(a, a.BitLen()), Gateway: gw})
+		if ip.Interface = &inside; ip.Gateway == nil {
+			ip.Gateway = gw
+		}
+		r.IPs = append(r.IPs, ip)
 		if !families[a.Is4()] {
 			families[a.Is4()] = true
 			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(unspecified(a.Is4()), 0), GW: gw})

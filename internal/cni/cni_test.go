@@ -1,121 +1,227 @@
 package cni_test
 
 import (
+	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"strings"
 	"testing"
-	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/attach"
 )
 
 // Two containers get addresses through libcni, as a runtime calls it, reach each other, and give
 // the addresses back.
 func TestAddAndDel(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	x, y := b.add("x"), b.add("y")
+	for _, to := range y.addrs() {
+		reach(t, x.ns, y.ns, netip.AddrPortFrom(to, 8080))
 	}
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, "sluice-cni"), "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	conf, err := libcni.NetworkPluginConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "pods", "type": "sluice-cni",
-		"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/29"}], [{"subnet": "fd77::/64"}]]}}`, filepath.Join(dir, "data")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "pods", "plugins": [%s]}`, conf.Bytes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cni := libcni.NewCNIConfigWithCacheDir([]string{dir}, filepath.Join(dir, "cache"), nil)
-	node := namespace(t, "node")
-	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := node.Sysctl(key, "1"); err != nil {
-			t.Fatal(err)
+	for _, c := range []*container{x, y} {
+		if err := b.check(c); err != nil {
+			t.Error(err)
 		}
 	}
-	pods := map[string]*libcni.RuntimeConf{}
-	addrs, spaces := map[string][]netip.Addr{}, map[string]*netns.NS{}
-	for _, name := range []string{"a", "b"} {
-		ns := namespace(t, name)
-		spaces[name] = ns
-		pods[name] = &libcni.RuntimeConf{ContainerID: "container-" + name, NetNS: ns.Path(), IfName: "eth0", Args: [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}}}
-		err := node.Do(func() error {
-			got, err := cni.AddNetworkList(t.Context(), list, pods[name])
+	for range 2 { // a second time is no error
+		b.del(x)
+		b.del(y)
+	}
+	b.empty()
+	if err := b.tryAdd(x); err != nil { // it can come back
+		t.Error(err)
+	}
+	b.del(x)
+}
+
+// The result is that of the specification in each of its versions.
+func TestResult(t *testing.T) {
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			b := newTestbed(t, version, plugin(ranges, `"mtu": 1400`, `"dns": {"nameservers": ["10.96.0.10"], "search": ["svc.cluster.local"]}`))
+			c := b.container("x")
+			out, failed := b.call(map[string]string{"CNI_COMMAND": "ADD", "CNI_NETNS": c.NetNS, "CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"},
+				fmt.Sprintf(`{"cniVersion": %q, "name": "pods", %s`, version, plugin(ranges, `"mtu": 1400`, `"dns": {"nameservers": ["10.96.0.10"], "search": ["svc.cluster.local"]}`)[1:]))
+			if failed.Code != 0 {
+				t.Fatal(failed)
+			}
+			var r map[string]any
+			if err := json.Unmarshal(out, &r); err != nil {
+				t.Fatal(err)
+			}
+			host := attach.HostInterface("c", "eth0")
+			outer, err := b.node.LinkByName(host)
 			if err != nil {
-				return err
+				t.Fatal(err)
 			}
-			r, err := current.NewResultFromResult(got)
-			for _, ip := range r.IPs {
-				a, _ := netip.AddrFromSlice(ip.Address.IP)
-				addrs[name] = append(addrs[name], a.Unmap())
+			inner, err := c.ns.LinkByName("eth0")
+			if err != nil {
+				t.Fatal(err)
 			}
-			return err
+			if outer.Attrs().MTU != 1400 || inner.Attrs().MTU != 1400 || outer.Attrs().Alias != "shop/web-1" {
+				t.Errorf("MTU %d and %d, alias %q", outer.Attrs().MTU, inner.Attrs().MTU, outer.Attrs().Alias)
+			}
+			links := []any{
+				map[string]any{"name": host, "mac": outer.Attrs().HardwareAddr.String()},
+				map[string]any{"name": "eth0", "mac": inner.Attrs().HardwareAddr.String(), "sandbox": c.NetNS},
+			}
+			ips := []any{
+				map[string]any{"interface": 1.0, "address": "10.77.0.2/32", "gateway": "169.254.1.1"},
+				map[string]any{"interface": 1.0, "address": "fd77::2/128", "gateway": "fe80::1"},
+			}
+			switch version {
+			case "0.3.1", "0.4.0":
+				ips[0].(map[string]any)["version"], ips[1].(map[string]any)["version"] = "4", "6"
+			default: // the library of the reference has it in 1.0.0, too
+				links[0].(map[string]any)["mtu"], links[1].(map[string]any)["mtu"] = 1400.0, 1400.0
+			}
+			want := map[string]any{
+				"cniVersion": version, "interfaces": links, "ips": ips,
+				"routes": []any{map[string]any{"dst": "0.0.0.0/0", "gw": "169.254.1.1"}, map[string]any{"dst": "::/0", "gw": "fe80::1"}},
+				"dns":    map[string]any{"nameservers": []any{"10.96.0.10"}, "search": []any{"svc.cluster.local"}},
+			}
+			if diff := cmp.Diff(want, r); diff != "" {
+				t.Error(diff)
+			}
 		})
+	}
+}
+
+// A runtime asks for addresses and a hardware address, by capabilities or by CNI_ARGS.
+func TestWhatIsAskedFor(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges, `"capabilities": {"ips": true, "mac": true}`))
+	x, y := b.container("x"), b.container("y")
+	x.CapabilityArgs = map[string]any{"ips": []string{"10.77.0.9", "fd77::9"}, "mac": "0a:00:00:00:00:09"}
+	y.Args = append(y.Args, [2]string{"IP", "10.77.0.8"}, [2]string{"MAC", "0a:00:00:00:00:08"})
+	wanted := []string{"[10.77.0.9 fd77::9] 0a:00:00:00:00:09", "[10.77.0.8 fd77::a] 0a:00:00:00:00:08"}
+	for i, c := range []*container{x, y} {
+		want := wanted[i]
+		if err := b.tryAdd(c); err != nil {
+			t.Fatal(err)
+		}
+		link, err := c.ns.LinkByName("eth0")
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(addrs["a"]) != 2 || len(addrs["b"]) != 2 || addrs["a"][0] == addrs["b"][0] {
-		t.Fatalf("addresses: %v", addrs)
-	}
-	for _, to := range addrs["b"] {
-		reach(t, spaces["a"], spaces["b"], netip.AddrPortFrom(to, 8080))
-	}
-	for range 2 { // a second time is no error
-		for name := range pods {
-			if err := node.Do(func() error { return cni.DelNetworkList(t.Context(), list, pods[name]) }); err != nil {
-				t.Fatal(err)
-			}
+		if got := fmt.Sprint(c.addrs(), " ", link.Attrs().HardwareAddr); got != want {
+			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "data", "pods", "1*")); len(left) > 0 {
-		t.Errorf("addresses that are still given: %v", left)
+	for _, to := range y.addrs() {
+		reach(t, x.ns, y.ns, netip.AddrPortFrom(to, 8080))
 	}
-	if links, err := node.LinkList(); err != nil || len(links) != 1 {
-		t.Errorf("links that are left: %v, %v", links, err)
+	z := b.container("z")
+	z.CapabilityArgs = map[string]any{"ips": []string{"10.77.0.8"}}
+	if err := b.tryAdd(z); err == nil || !strings.Contains(err.Error(), "container-y has it") {
+		t.Errorf("an address of another: %v", err)
+	}
+	z.CapabilityArgs = map[string]any{"ips": []string{"10.99.0.8"}}
+	if err := b.tryAdd(z); err == nil || !strings.Contains(err.Error(), "no range has it") {
+		t.Errorf("an address of no range: %v", err)
+	}
+	b.del(x)
+	b.del(y)
+	b.empty()
+}
+
+// Without mtu, a container gets that of the way to other nodes.
+func TestMTU(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	mtu := func(name string) int {
+		c := b.add(name)
+		return c.result.Interfaces[1].Mtu
+	}
+	if got := mtu("alone"); got != 1500 {
+		t.Errorf("without a way out: %d", got)
+	}
+	run(t, b, `link add uplink mtu 9000 type bridge`, `link set uplink up`, `addr add 192.168.0.1/24 dev uplink`, `route add default via 192.168.0.254`)
+	if got := mtu("uplink"); got != 9000 {
+		t.Errorf("by an uplink of 9000: %d", got)
+	}
+	run(t, b, `link add sluice.vxlan mtu 8950 type bridge`)
+	if got := mtu("tunnel"); got != 8950 {
+		t.Errorf("by a tunnel of 8950: %d", got)
 	}
 }
 
-// reach opens a connection from one namespace to an address in another.
-func reach(t *testing.T, from, in *netns.NS, to netip.AddrPort) {
-	t.Helper()
-	var listener net.Listener
-	err := in.Do(func() (err error) { listener, err = net.Listen("tcp", to.String()); return err })
-	if err != nil {
-		t.Fatal(err)
+// The node's pod CIDRs are ranges, from which a container gets one address of each family.
+func TestPodCIDRs(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"podCIDRs": ["10.77.0.0/30", "fd77::/64", "10.78.0.0/24"], "routes": [{"dst": "10.96.0.0/12", "mtu": 1300}]`))
+	x, y := b.add("x"), b.add("y")
+	if got := fmt.Sprint(x.addrs(), y.addrs()); got != "[10.77.0.2 fd77::2] [10.78.0.2 fd77::3]" {
+		t.Error(got)
 	}
-	defer listener.Close()
-	err = from.Do(func() error {
-		conn, err := net.DialTimeout("tcp", to.String(), 5*time.Second)
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	})
-	if err != nil {
-		t.Errorf("from %s to %s: %v", from.Name, to, err)
+	out, err := x.ns.Run("ip", "route", "get", "10.96.0.1")
+	if err != nil || !strings.Contains(string(out), "via 169.254.1.1") {
+		t.Errorf("%s %v", out, err)
+	}
+	if got := x.result.Routes[2]; got.Dst.String() != "10.96.0.0/12" || got.MTU != 1300 || got.GW.String() != "169.254.1.1" {
+		t.Error(got)
 	}
 }
 
-func namespace(t *testing.T, name string) *netns.NS {
-	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("sluice-cni-%d-%s", os.Getpid(), name))
+// What a plugin before gave a container is part of the result.
+func TestPrevResult(t *testing.T) {
+	b := newTestbed(t, "1.0.0", `{"type": "loopback"}`, plugin(ranges))
+	c := b.container("x")
+	c.ns.Sysctl("net/ipv6/conf/default/disable_ipv6", "1") // as Docker makes namespaces
+	c.IfName = "lo"
+	if err := b.tryAdd(c); err == nil || !strings.Contains(err.Error(), "CNI_IFNAME=lo") {
+		t.Errorf("an interface that is there: %v", err)
+	}
+	first := `"prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "net0", "sandbox": "/x"}], "ips": [{"address": "192.168.9.9/24", "interface": 0}]}`
+	out, failed := b.call(map[string]string{"CNI_COMMAND": "ADD", "CNI_NETNS": c.NetNS}, `{"cniVersion": "1.0.0", "name": "pods", `+plugin(ranges, first)[1:])
+	if failed.Code != 0 {
+		t.Fatal(failed)
+	}
+	r, err := current.NewResult(out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
+	got := r.(*current.Result)
+	if len(got.Interfaces) != 3 || got.Interfaces[2].Name != "eth0" || len(got.IPs) != 3 || *got.IPs[0].Interface != 0 || *got.IPs[2].Interface != 2 {
+		t.Errorf("%s", out)
+	}
+}
+
+// Any other IPAM plugin is called with what this one was given.
+func TestDelegatedIPAM(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", `{"type": "sluice-cni", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}, {"address": "fd09::5/64"}], "routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["9.9.9.9"]}}}`)
+	x := b.add("x")
+	if got := fmt.Sprint(x.addrs(), x.result.DNS.Nameservers); got != "[10.9.0.5 fd09::5] [9.9.9.9]" {
+		t.Error(got)
+	}
+	if err := b.check(x); err != nil {
+		t.Error(err)
+	}
+	b.use("1.0.0", plugin(ranges))
+	y := b.add("y")
+	for _, to := range x.addrs() {
+		reach(t, y.ns, x.ns, netip.AddrPortFrom(to, 8080))
+	}
+	// The address is another container's: no route is taken over, and nothing of this one remains.
+	b.use("1.0.0", `{"type": "sluice-cni", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/24"}]}}`)
+	z := b.container("z")
+	if err := b.tryAdd(z); err == nil || !strings.Contains(err.Error(), "another's") {
+		t.Errorf("an address that is routed elsewhere: %v", err)
+	}
+	reach(t, y.ns, x.ns, netip.AddrPortFrom(x.addrs()[0], 8080))
+	b.del(x)
+	b.use("1.0.0", plugin(ranges))
+	b.del(y)
+	b.empty()
+}
+
+// run runs ip(8) commands on the node.
+func run(t *testing.T, b *testbed, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		if _, err := b.node.Run("ip", strings.Fields(c)...); err != nil {
+			t.Fatal(err)
 		}
-	})
-	return ns
+	}
 }

@@ -37,11 +37,7 @@ func (d *delegate) add(*skel.CmdArgs) (l lease, err error) {
 		_, _ = d.call("DEL") // the first error says why
 		return l, err
 	}
-	l.routes, l.dns = r.Routes, r.DNS
-	for _, ip := range r.IPs {
-		l.addrs = append(l.addrs, addrOf(ip.Address.IP))
-	}
-	return l, nil
+	return lease{r.IPs, r.Routes, r.DNS}, nil
 }
 
 func (d *delegate) del(*skel.CmdArgs) error {

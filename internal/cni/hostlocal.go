@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
 
@@ -109,7 +110,7 @@ func (h *hostLocal) add(args *skel.CmdArgs) (given lease, err error) {
 		if a, wanted, err = l.give(args, i, &conf.Ranges[i], wanted); err != nil {
 			break
 		}
-		given.addrs = append(given.addrs, a)
+		given.ips = append(given.ips, &current.IPConfig{Address: *prefix(a, a.BitLen())})
 	}
 	if err == nil && len(wanted) > 0 {
 		err = fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("give %v: no range has it: ask for addresses of %v", wanted, conf.Ranges), nil)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 )
 
 // ipam gives containers their addresses. Its errors are of the specification.
@@ -24,7 +25,7 @@ type ipam interface {
 
 // lease is what a container is given.
 type lease struct {
-	addrs  []netip.Addr
+	ips    []*current.IPConfig // networks and gateways in it are for the result alone: containers are routed
 	routes []*types.Route
 	dns    types.DNS
 }
@@ -37,3 +38,11 @@ func (c *config) ipam(stdin []byte) ipam {
 	return &delegate{kind: c.IPAM.Type, version: c.CNIVersion, stdin: stdin}
 }
 
+
+// addrs are the addresses of a lease.
+func (l *lease) addrs() (addrs []netip.Addr) {
+	for _, ip := range l.ips {
+		addrs = append(addrs, addrOf(ip.Address.IP))
+	}
+	return addrs
+}
