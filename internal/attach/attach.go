@@ -10,6 +10,7 @@ package attach
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -211,13 +212,14 @@ func address(pod *netns.NS, link *netlink.LinkAttrs, a netip.Addr) error {
 	return nil
 }
 
-// gateway makes gw, which is the far end of the pair, the pod's default route.
+// gateway makes gw, which is the far end of the pair, the pod's default route, unless another
+// interface of the pod has that.
 func gateway(pod *netns.NS, link *netlink.LinkAttrs, gw netip.Addr, far *netlink.LinkAttrs) error {
 	if err := neighbour(pod, link, gw, far); err != nil {
 		return err
 	}
 	r := &netlink.Route{LinkIndex: link.Index, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
-	if err := pod.RouteReplace(r); err != nil {
+	if err := pod.RouteAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add default route by %s: %w", gw, err)
 	}
 	return nil

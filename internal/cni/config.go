@@ -161,7 +161,7 @@ func group(network string) uint32 {
 	for i := range len(network) {
 		h = (h ^ uint32(network[i])) * prime
 	}
-	return h &^ own | 1<<30 // far from the numbers that people choose, and positive where it is printed
+	return h&^own | 1<<30 // far from the numbers that people choose, and positive where it is printed
 }
 
 // fault makes an error of the specification. What says what to do; err is why, if there is more.

@@ -38,7 +38,6 @@ func (c *config) ipam(stdin []byte) ipam {
 	return &delegate{kind: c.IPAM.Type, version: c.CNIVersion, stdin: stdin}
 }
 
-
 // addrs are the addresses of a lease.
 func (l *lease) addrs() (addrs []netip.Addr) {
 	for _, ip := range l.ips {

@@ -18,7 +18,7 @@ import (
 )
 
 // somewhere are addresses that only default routes lead to.
-var somewhere = []net.IP{net.IPv4(192, 0, 2, 1), net.ParseIP("2001:db8::1")}
+var somewhere = map[bool]net.IP{true: net.IPv4(192, 0, 2, 1), false: net.ParseIP("2001:db8::1")} // by whether they are IPv4
 
 // underlayMTU is the largest packet that reaches other nodes' pods whole: that of the devices that
 // default routes lead to, and of the tunnels to other nodes; 0 where there is neither.

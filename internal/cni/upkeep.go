@@ -161,8 +161,8 @@ func compare(node, container *netns.NS, args *skel.CmdArgs, addrs []netip.Addr, 
 		if err != nil || len(routes) == 0 {
 			return errors.Join(fmt.Errorf("the node has no route to %s by %s", a, outer.Attrs().Name), err)
 		}
-		if way, err := container.RouteGetWithOptions(attach.Gateway(a.Is4()).AsSlice(), &netlink.RouteGetOptions{Oif: args.IfName}); err != nil || len(way) == 0 {
-			return errors.Join(fmt.Errorf("the container has no way to its gateway %s", attach.Gateway(a.Is4())), err)
+		if way, err := container.RouteGet(somewhere[a.Is4()]); err != nil || len(way) == 0 {
+			return errors.Join(fmt.Errorf("the container has no default route for %s", a), err)
 		}
 	}
 	return nil

@@ -1,0 +1,313 @@
+package cni_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// A hundred ADDs at once, then as many DELs: each container has addresses of its own and can talk.
+func TestManyAtOnce(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	all := make([]*container, 100)
+	for i := range all {
+		all[i] = b.container(fmt.Sprint("c", i))
+	}
+	each := func(do func(*container) error) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for _, c := range all {
+			wg.Go(func() {
+				if err := do(c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	each(b.tryAdd)
+	if t.Failed() {
+		return
+	}
+	taken := map[netip.Addr]string{}
+	for _, c := range all {
+		for _, a := range c.addrs() {
+			if other := taken[a]; other != "" {
+				t.Errorf("%s has the address %s of %s", c.ContainerID, a, other)
+			}
+			taken[a] = c.ContainerID
+		}
+	}
+	for i, c := range all {
+		for _, a := range all[(i+1)%len(all)].addrs() {
+			reach(t, c.ns, all[(i+1)%len(all)].ns, netip.AddrPortFrom(a, 8080))
+		}
+	}
+	each(b.tryDel)
+	b.empty()
+}
+
+// A second ADD of a container is refused and harms nothing of the first.
+func TestAddTwice(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	x, y := b.add("x"), b.add("y")
+	again := *x
+	if err := b.tryAdd(&again); err == nil || !strings.Contains(err.Error(), "call DEL before ADD") {
+		t.Errorf("the same container: %v", err)
+	}
+	// Another namespace of the same container, as a runtime that forgot it would make it.
+	other := b.container("other")
+	other.ContainerID = x.ContainerID
+	if err := b.tryAdd(other); err == nil || !strings.Contains(err.Error(), "call DEL before ADD") {
+		t.Errorf("the same container in another namespace: %v", err)
+	}
+	if err := b.check(x); err != nil {
+		t.Error(err)
+	}
+	// The pod comes back as another container before the runtime takes the first away.
+	next := b.container("next")
+	next.Args = x.Args
+	if err := b.tryAdd(next); err != nil {
+		t.Fatal(err)
+	}
+	b.del(x)
+	for _, a := range next.addrs() {
+		reach(t, y.ns, next.ns, netip.AddrPortFrom(a, 8080))
+	}
+	// A second interface of the same container.
+	conf := *next.RuntimeConf
+	conf.IfName = "net1"
+	second := &container{ns: next.ns, RuntimeConf: &conf}
+	if err := b.tryAdd(second); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range next.addrs() { // the default routes stay the first one's
+		reach(t, y.ns, next.ns, netip.AddrPortFrom(a, 8080))
+	}
+	b.del(second)
+	if err := b.check(next); err != nil {
+		t.Error(err)
+	}
+	b.del(next)
+	b.del(y)
+	b.empty()
+}
+
+// An ADD that is killed at any point leaves nothing that DEL does not remove, and neither what GC
+// does not.
+func TestKilled(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	begin := time.Now()
+	b.del(b.add("x"))
+	took := time.Since(begin)
+	const points = 60
+	done := 0
+	for i := range points {
+		c := b.container(fmt.Sprint("k", i))
+		cmd := exec.Command(filepath.Join(binaries, "sluice-cni"))
+		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.ContainerID, "CNI_NETNS=" + c.NetNS, "CNI_IFNAME=eth0", "CNI_PATH=" + binaries}
+		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "pods", ` + strings.ReplaceAll(plugin(ranges), "{data}", b.data)[1:])
+		if err := b.node.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(took * time.Duration(i) / points) // the point: what is asserted holds at any
+		_ = cmd.Process.Kill()
+		if cmd.Wait() == nil {
+			done++
+		}
+		if i%2 == 0 {
+			b.del(c)
+		} else if err := b.gc(); err != nil {
+			t.Error(err)
+		}
+		b.empty()
+	}
+	if done == points {
+		t.Error("no ADD was killed before it was done")
+	}
+}
+
+// A range that is full is named, with how many addresses are given; nothing of the container is
+// left that finds none, and one that goes makes room.
+func TestFull(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "fd77::/64"}], [{"subnet": "10.77.0.0/29"}]]`))
+	var all []*container
+	for i := range 5 { // six addresses, of which one is the gateway's
+		all = append(all, b.add(fmt.Sprint("c", i)))
+	}
+	more := b.container("more")
+	if err := b.tryAdd(more); err == nil || !strings.Contains(err.Error(), "no address is free in 10.77.0.1-10.77.0.6: 5 are given") {
+		t.Errorf("a full range: %v", err)
+	}
+	if given, veths := len(b.given()), len(b.veths()); given != 10 || veths != 5 {
+		t.Errorf("%d addresses and %d interfaces are left of five containers", given, veths)
+	}
+	b.del(all[2])
+	if err := b.tryAdd(more); err != nil {
+		t.Error(err)
+	}
+	for _, c := range append(all, more) {
+		b.del(c)
+	}
+	b.empty()
+}
+
+// A namespace that went takes its interface along; DEL gives the addresses back.
+func TestVanishedNamespace(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	c := b.add("x")
+	if err := netns.Delete(c.ns.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.check(c); err == nil || !strings.Contains(err.Error(), "the container is gone") {
+		t.Errorf("CHECK: %v", err)
+	}
+	b.del(c)
+	b.empty()
+	c.NetNS = ""
+	b.del(c)
+}
+
+// A store that cannot be written gives an error that says so, and no interface.
+func TestBadDisk(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	mount := func(options string, flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("tmpfs", b.data, "tmpfs", flags, options); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount("size=64k,nr_inodes=32", 0)
+	t.Cleanup(func() {
+		if err := unix.Unmount(b.data, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	x := b.add("x")
+	full := filepath.Join(b.data, "full")
+	f, err := os.Create(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, unix.ENOSPC) || f.Close() != nil {
+		t.Fatal(err)
+	}
+	y := b.container("y")
+	add := func(what string) {
+		t.Helper()
+		if err := b.tryAdd(y); err == nil || !strings.Contains(err.Error(), "see that the disk has room and may be written to") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if given, veths := len(b.given()), len(b.veths()); given != 2 || veths != 1 {
+			t.Errorf("%s: %d addresses and %d interfaces of one container", what, given, veths)
+		}
+		if err := b.status(); err == nil || !strings.Contains(err.Error(), "see that the disk has room") {
+			t.Errorf("%s: STATUS: %v", what, err)
+		}
+	}
+	add("a full disk")
+	mount("", unix.MS_REMOUNT|unix.MS_RDONLY)
+	add("a read-only disk")
+	if err := b.tryDel(x); err == nil || !strings.Contains(err.Error(), "see that the disk") {
+		t.Errorf("DEL on a read-only disk: %v", err)
+	}
+	mount("size=64k,nr_inodes=32", unix.MS_REMOUNT)
+	b.del(x)
+	if err := os.Remove(full); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.tryAdd(y); err != nil {
+		t.Error(err)
+	}
+	b.del(y)
+	b.empty()
+}
+
+// After a machine lost power, files of the store may be empty or gone.
+func TestPowerLoss(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/30"}]]`))
+	b.del(b.add("x"))
+	for name, text := range map[string]string{"10.77.0.2": "", "last_reserved_ip.0": "", "lock": "\x00\x00"} {
+		if err := os.WriteFile(filepath.Join(b.data, "pods", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.del(b.add("y")) // the only address there is
+	if err := os.Remove(filepath.Join(b.data, "pods", "lock")); err != nil {
+		t.Fatal(err)
+	}
+	b.del(b.add("z"))
+	b.empty()
+}
+
+// Whatever is added, taken away and forgotten, by several at once: no address is two containers'.
+func TestAddressesProperty(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/28"}]]`))
+	const workers = 4
+	var mu sync.Mutex
+	live := map[netip.Addr]string{}
+	var wg sync.WaitGroup
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	for w := range workers {
+		random := rand.New(rand.NewPCG(seed, uint64(w)))
+		spaces := make([]*container, 5)
+		for i := range spaces {
+			spaces[i] = b.container(fmt.Sprintf("w%d-%d", w, i))
+		}
+		wg.Go(func() {
+			has := map[int]bool{}
+			for round := range 60 {
+				i := random.IntN(len(spaces))
+				c := spaces[i]
+				if has[i] {
+					mu.Lock()
+					delete(live, c.addrs()[0])
+					mu.Unlock()
+					if err := b.tryDel(c); err != nil {
+						t.Error(err)
+					}
+					has[i] = false
+					continue
+				}
+				c.ContainerID = fmt.Sprintf("w%d-%d", w, round)
+				if err := b.tryAdd(c); err != nil {
+					if !strings.Contains(err.Error(), "no address is free") {
+						t.Error(err)
+					}
+					continue
+				}
+				has[i] = true
+				mu.Lock()
+				if other := live[c.addrs()[0]]; other != "" {
+					t.Errorf("%s has %s of %s", c.ContainerID, c.addrs()[0], other)
+				}
+				live[c.addrs()[0]] = c.ContainerID
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if got := len(b.given()); got != len(live) {
+		t.Errorf("%d addresses are given, %d live", got, len(live))
+	}
+	if err := b.gc(); err != nil {
+		t.Error(err)
+	}
+	b.empty()
+}

@@ -1,0 +1,208 @@
+package cni_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"sluice.dev/sluice/internal/attach"
+)
+
+// Each error has the specification's code, and says what to do.
+func TestErrors(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	c := b.container("x")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conf := func(version, plugin string) string {
+		return `{"cniVersion": "` + version + `", "name": "pods", ` + plugin[1:]
+	}
+	good := conf("1.1.0", plugin(ranges))
+	tests := map[string]struct {
+		env   map[string]string
+		stdin string
+		code  uint
+		says  string
+	}{
+		"a version of the future":     {map[string]string{}, conf("9.0.0", plugin(ranges)), types.ErrIncompatibleCNIVersion, "incompatible CNI versions"},
+		"what the plugin cannot do":   {map[string]string{}, conf("1.1.0", plugin(ranges, `"ipMasq": true`)), types.ErrUnsupportedField, "ipMasq: true"},
+		"a capability of another":     {map[string]string{}, conf("1.1.0", plugin(ranges, `"capabilities": {"portMappings": true}`)), types.ErrUnsupportedField, "capabilities.portMappings: true"},
+		"what host-local has not":     {map[string]string{}, conf("1.1.0", plugin(ranges+`, "resolvConf": "/etc/resolv.conf"`)), types.ErrUnsupportedField, `ipam.resolvConf: "/etc/resolv.conf"`},
+		"somebody else's field":       {map[string]string{"CNI_NETNS": "/no/such"}, conf("1.1.0", plugin(ranges, `"example.org/x": true`)), types.ErrUnknownContainer, "CNI_NETNS=/no/such"},
+		"no namespace":                {map[string]string{"CNI_NETNS": "/no/such"}, good, types.ErrUnknownContainer, "make it anew"},
+		"a file for a namespace":      {map[string]string{"CNI_NETNS": file}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"a folder for a namespace":    {map[string]string{"CNI_NETNS": "/"}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"another namespace's file":    {map[string]string{"CNI_NETNS": "/proc/self/ns/mnt"}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"the node's own":              {map[string]string{"CNI_NETNS": b.node.Path()}, good, types.ErrInvalidEnvironmentVariables, "of the node itself"},
+		"no container":                {map[string]string{"CNI_CONTAINERID": ""}, good, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
+		"a bad interface":             {map[string]string{"CNI_IFNAME": "much-too-long-for-one"}, good, types.ErrInvalidEnvironmentVariables, "interface name"},
+		"bad CNI_ARGS":                {map[string]string{"CNI_ARGS": "IP"}, good, types.ErrInvalidEnvironmentVariables, "CNI_ARGS=IP"},
+		"a bad hardware address":      {map[string]string{"CNI_ARGS": "MAC=01:00:5e:00:00:01"}, good, types.ErrInvalidEnvironmentVariables, "MAC in CNI_ARGS"},
+		"no text":                     {map[string]string{}, ``, types.ErrDecodingFailure, "unmarshall"},
+		"half a text":                 {map[string]string{}, good[:40], types.ErrDecodingFailure, "unmarshall"},
+		"a number as text":            {map[string]string{}, conf("1.1.0", plugin(ranges, `"mtu": "large"`)), types.ErrDecodingFailure, "mtu"},
+		"no ranges":                   {map[string]string{}, conf("1.1.0", plugin(`"routes": []`)), types.ErrInvalidNetworkConfig, "ipam.podCIDRs"},
+		"a range that is none":        {map[string]string{}, conf("1.1.0", plugin(`"podCIDRs": ["10.1"]`)), types.ErrInvalidNetworkConfig, "podCIDRs"},
+		"a range of one address":      {map[string]string{}, conf("1.1.0", plugin(`"podCIDRs": ["10.1.0.0/32"]`)), types.ErrInvalidNetworkConfig, "too small"},
+		"a range with host bits":      {map[string]string{}, conf("1.1.0", plugin(`"podCIDRs": ["10.1.0.1/24"]`)), types.ErrInvalidNetworkConfig, "host bits"},
+		"overlapping ranges":          {map[string]string{}, conf("1.1.0", plugin(`"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "10.1.2.0/24"}]]`)), types.ErrInvalidNetworkConfig, "overlap"},
+		"ranges twice":                {map[string]string{}, conf("1.1.0", plugin(ranges+`, "podCIDRs": ["10.1.0.0/24"]`)), types.ErrInvalidNetworkConfig, "leave out one"},
+		"no IPAM":                     {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni"}`), types.ErrInvalidNetworkConfig, "ipam.type is missing"},
+		"an IPAM that is nowhere":     {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni", "ipam": {"type": "nowhere"}}`), types.ErrInvalidNetworkConfig, "ipam.type: nowhere"},
+		"an IPAM outside of the path": {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni", "ipam": {"type": "../../bin/true"}}`), types.ErrInvalidNetworkConfig, "ipam.type: ../../bin/true"},
+		"a small MTU":                 {map[string]string{}, conf("1.1.0", plugin(ranges, `"mtu": 68`)), types.ErrInvalidNetworkConfig, "mtu: 68"},
+		"no socket":                   {map[string]string{}, conf("1.1.0", plugin(ranges, `"agent": {}`)), types.ErrInvalidNetworkConfig, "agent.socket is missing"},
+		"a time that is none":         {map[string]string{}, conf("1.1.0", plugin(ranges, `"agent": {"socket": "/x", "timeout": "-1s"}`)), types.ErrDecodingFailure, "-1s"},
+		"CHECK before 0.4.0":          {map[string]string{"CNI_COMMAND": "CHECK"}, conf("0.3.1", plugin(ranges)), types.ErrIncompatibleCNIVersion, "CHECK"},
+		"GC before 1.1.0":             {map[string]string{"CNI_COMMAND": "GC"}, conf("1.0.0", plugin(ranges)), types.ErrIncompatibleCNIVersion, "GC"},
+		"CHECK without a result":      {map[string]string{"CNI_COMMAND": "CHECK"}, good, types.ErrInvalidNetworkConfig, "prevResult is missing"},
+		"an unknown verb":             {map[string]string{"CNI_COMMAND": "MOVE"}, good, types.ErrInvalidEnvironmentVariables, "MOVE"},
+		"STATUS without ranges":       {map[string]string{"CNI_COMMAND": "STATUS"}, conf("1.1.0", plugin(`"routes": []`)), types.ErrPluginNotAvailable, "ipam.podCIDRs"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			for k, v := range map[string]string{"CNI_COMMAND": "ADD", "CNI_NETNS": c.NetNS} {
+				if _, given := tt.env[k]; !given {
+					tt.env[k] = v
+				}
+			}
+			_, failed := b.call(tt.env, tt.stdin)
+			if failed.Code != tt.code || !strings.Contains(failed.Msg+failed.Details, tt.says) {
+				t.Errorf("got %d %s (%s), want %d and %q", failed.Code, failed.Msg, failed.Details, tt.code, tt.says)
+			}
+			b.empty()
+		})
+	}
+	if out, failed := b.call(map[string]string{"CNI_COMMAND": "VERSION"}, `{"cniVersion": "1.0.0"}`); failed.Code != 0 || !strings.Contains(string(out), `"1.1.0"`) {
+		t.Errorf("VERSION: %s", out)
+	}
+	// A configuration that ADD refuses is good enough to clean up.
+	for _, stdin := range []string{conf("1.1.0", plugin(`"podCIDRs": "none"`, `"mtu": "large", "ipMasq": true`)), conf("1.1.0", plugin(`"routes": []`))} {
+		for _, verb := range []string{"DEL", "GC"} {
+			if _, failed := b.call(map[string]string{"CNI_COMMAND": verb}, stdin); failed.Code != 0 {
+				t.Errorf("%s: %+v", verb, failed)
+			}
+		}
+	}
+}
+
+// CHECK finds what a container has lost, and passes over what others may change.
+func TestCheck(t *testing.T) {
+	tests := map[string]struct {
+		harm func(b *testbed, c *container) error
+		says string // "": it is no harm
+	}{
+		"another default route": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "route", "replace", "default", "via", "169.254.1.1", "dev", "eth0", "onlink", "mtu", "1300")
+			return err
+		}, ""},
+		"the container's address": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "addr", "del", "10.77.0.2/32", "dev", "eth0")
+			return err
+		}, "does not have the address 10.77.0.2"},
+		"the container's route": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "route", "del", "default")
+			return err
+		}, "no default route for 10.77.0.2"},
+		"the container's hardware address": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "link", "set", "eth0", "address", "0a:00:00:00:00:01")
+			return err
+		}, "hardware address 0a:00:00:00:00:01"},
+		"the container's interface": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "link", "set", "eth0", "down")
+			return err
+		}, "is "},
+		"the node's route": {func(b *testbed, _ *container) error {
+			_, err := b.node.Run("ip", "route", "del", "10.77.0.2")
+			return err
+		}, "no route to 10.77.0.2"},
+		"the node's interface": {func(b *testbed, c *container) error {
+			_, err := b.node.Run("ip", "link", "del", attach.HostInterface(c.ContainerID, c.IfName))
+			return err
+		}, "not found"},
+		"the address":   {func(b *testbed, _ *container) error { return os.Remove(filepath.Join(b.data, "pods", "10.77.0.2")) }, "10.77.0.2 is not given"},
+		"all addresses": {func(b *testbed, _ *container) error { return os.RemoveAll(filepath.Join(b.data, "pods")) }, "has no address"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newTestbed(t, "1.1.0", plugin(ranges))
+			c := b.add("x")
+			if err := tt.harm(b, c); err != nil {
+				t.Fatal(err)
+			}
+			err := b.check(c)
+			if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
+				t.Errorf("got %v, want %q", err, tt.says)
+			}
+		})
+	}
+}
+
+// GC removes the interfaces and addresses of containers that are gone, and of its network alone.
+func TestGC(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges))
+	x, y := b.add("x"), b.add("y")
+	lost := b.add("lost")
+	if err := os.RemoveAll(filepath.Join(b.data, "pods", lost.addrs()[0].String())); err != nil { // the interface alone says that it was there
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(b.data, "pods", lost.addrs()[1].String())); err != nil {
+		t.Fatal(err)
+	}
+	leaked := map[string]string{
+		"10.77.0.100": "container-gone\r\neth0", // its namespace went without DEL
+		"10.77.0.101": "",                       // the machine lost power
+		"10.77.0.102": "\x00\x00\x00\x00",
+		"10.77.0.103": "container-old",          // as host-local wrote it once
+		"10.77.0.104": "container-x",            // the same of one that lives
+		"10.77.0.105": "container-x\r\nnet1",    // another interface of one that lives
+		"fd77::9":     "container-gone\r\neth0", //
+	}
+	for a, text := range leaked {
+		if err := os.WriteFile(filepath.Join(b.data, "pods", a), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, b, "link add mine type veth peer name mine2", "link set mine group 7")
+	if err := b.gc(x, y); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(b.given(), " "); got != "10.77.0.104 10.77.0.2 10.77.0.3 fd77::2 fd77::3" {
+		t.Errorf("still given: %s", got)
+	}
+	if n := len(b.veths()); n != 4 {
+		t.Errorf("%d interfaces, want those of two containers and the administrator's two: %v", n, b.veths())
+	}
+	for _, c := range []*container{x, y} {
+		if err := b.check(c); err != nil {
+			t.Error(err)
+		}
+	}
+	run(t, b, "link del mine")
+	if err := b.gc(); err != nil {
+		t.Fatal(err)
+	}
+	b.empty()
+}
+
+// STATUS says whether ADD would work, and why not.
+func TestStatus(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"podCIDRs": ["10.77.0.0/30"]`))
+	b.node.Sysctl("net/ipv4/ip_forward", "0")
+	says := func(want string) {
+		t.Helper()
+		if err := b.status(); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	says("net.ipv4.ip_forward=1")
+	x := b.add("x") // turns it on
+	says("1 are given")
+	b.del(x)
+	says("")
+}
