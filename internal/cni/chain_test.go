@@ -1,0 +1,120 @@
+package cni_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Chained with the reference plugins, by cnitool: ports of the node lead to the container, its
+// bandwidth is bounded, its parameters are set, and what the node's firewall denies others passes.
+func TestChained(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", plugin(ranges))
+	t.Cleanup(func() { // where cnitool keeps results until DEL
+		left, _ := filepath.Glob("/var/lib/cni/results/pods-cnitool-*")
+		for _, file := range left {
+			_ = os.Remove(file)
+		}
+	})
+	dir := t.TempDir()
+	list := `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.ReplaceAll(plugin(ranges), "{data}", b.data) + `,
+		{"type": "portmap", "capabilities": {"portMappings": true}, "snat": true},
+		{"type": "bandwidth", "capabilities": {"bandwidth": true}},
+		{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}},
+		{"type": "firewall", "backend": "iptables"}]}`
+	if err := os.WriteFile(filepath.Join(dir, "pods.conflist"), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tool := func(verb string, ns *netns.NS, capabilities string) []byte {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(binaries, "cnitool"), verb, "pods", ns.Path())
+		cmd.Env = append(os.Environ(), "NETCONFPATH="+dir, "CNI_PATH="+binaries+":"+debianPlugins, "CAP_ARGS="+capabilities)
+		var out []byte
+		if err := b.node.Do(func() (err error) { out, err = cmd.CombinedOutput(); return err }); err != nil {
+			t.Fatalf("cnitool %s: %v\n%s", verb, err, out)
+		}
+		return out
+	}
+	x, y, outside := namespace(t, "x"), namespace(t, "y"), namespace(t, "outside")
+	if err := netns.Veth(b.node, "uplink", outside, "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	run(t, b, "addr add 192.168.5.1/24 dev uplink")
+	if _, err := outside.Run("ip", "addr", "add", "192.168.5.2/24", "dev", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range []string{"-P FORWARD DROP", "-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"} {
+		if _, err := b.node.Run("iptables", strings.Fields(rule)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const rate, size = 16_000_000, 3_000_000 // bits a second, bytes
+	bandwidth := fmt.Sprintf(`"bandwidth": {"ingressRate": %d, "ingressBurst": 800000, "egressRate": %[1]d, "egressBurst": 800000}}`, rate)
+	capabilities := `{"portMappings": [{"hostPort": 9090, "containerPort": 8080, "protocol": "tcp"}], ` + bandwidth
+	result, err := current.NewResult(tool("add", x, capabilities))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tool("add", y, "{"+bandwidth)
+	tool("check", y, "{"+bandwidth) // portmap 1.1.1 fails for ports of a container with both families, bandwidth without any
+	addr, _ := netip.AddrFromSlice(result.(*current.Result).IPs[0].Address.IP)
+	reach(t, y, x, netip.AddrPortFrom(addr.Unmap(), 8080))
+	if out, err := x.Run("cat", "/proc/sys/net/core/somaxconn"); err != nil || string(out) != "500\n" {
+		t.Errorf("somaxconn: %s %v", out, err)
+	}
+	listener := listen(t, x, ":8080")
+	go func() {
+		for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() {
+			_, _ = io.Copy(conn, conn)
+			_ = conn.Close()
+		}
+	}()
+	begin := time.Now()
+	err = outside.Do(func() error {
+		conn, err := net.DialTimeout("tcp", "192.168.5.1:9090", 5*time.Second)
+		if err != nil {
+			return err
+		}
+		sent := bytes.Repeat([]byte("x"), size)
+		go func() { _, _ = conn.Write(sent); _ = conn.(*net.TCPConn).CloseWrite() }()
+		got, err := io.ReadAll(conn)
+		if err == nil && len(got) != size {
+			err = fmt.Errorf("%d bytes came back of %d", len(got), size)
+		}
+		return errors.Join(err, conn.Close())
+	})
+	if err != nil {
+		t.Errorf("by the node's port: %v", err)
+	}
+	if took, least := time.Since(begin), time.Duration(float64(size-200_000)*8/rate*float64(time.Second))/2; took < least {
+		t.Errorf("%d bytes took %s, which is faster than the bandwidth", size, took)
+	}
+	tool("del", x, capabilities)
+	tool("del", y, "{"+bandwidth)
+	run(t, b, "link del uplink")
+	b.empty()
+}
+
+// listen opens a listener in a namespace, which is closed with the test.
+func listen(t *testing.T, ns *netns.NS, address string) (l net.Listener) {
+	t.Helper()
+	if err := ns.Do(func() (err error) { l, err = net.Listen("tcp", address); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
