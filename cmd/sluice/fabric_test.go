@@ -29,7 +29,7 @@ const onePool = `
 apiVersion: projectcalico.org/v3
 kind: IPPool
 metadata: {name: pods}
-spec: {cidr: 10.244.0.0/16, vxlanMode: %s}
+spec: {cidr: 10.244.0.0/16, vxlanMode: %s, natOutgoing: %t}
 `
 
 // The agent reaches the other node's pods as the pool says, follows the pool, the underlay's MTU
@@ -50,7 +50,7 @@ func TestFabric(t *testing.T) {
 		return string(out)
 	}
 	ip("addr add 192.0.2.1/24 dev eth0")
-	dir := folder(t, map[string]string{"nodes.yaml": twoNodes, "pool.yaml": fmt.Sprintf(onePool, "Always")})
+	dir := folder(t, map[string]string{"nodes.yaml": twoNodes, "pool.yaml": fmt.Sprintf(onePool, "Always", false)})
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	shows := func(what, args, want string) {
 		t.Helper()
@@ -66,8 +66,12 @@ func TestFabric(t *testing.T) {
 	shows("the underlay's MTU to be followed", "link show sluice.vxlan", "mtu 1350")
 	ip("link del sluice.vxlan")
 	shows("the tunnel to be back", "route show 10.244.2.0/24", "dev sluice.vxlan")
-	must(os.WriteFile(filepath.Join(dir, "pool.yaml"), fmt.Appendf(nil, onePool, "CrossSubnet"), 0o600))
+	must(os.WriteFile(filepath.Join(dir, "pool.yaml"), fmt.Appendf(nil, onePool, "CrossSubnet", true), 0o600))
 	shows("the direct route", "route show 10.244.2.0/24", "via 192.0.2.2 dev eth0")
+	eventually(t, "pods to be masqueraded to the outside", func() bool {
+		out, _ := ns.Run("nft", "list", "set", "inet", "sluice", "ip-outgoing")
+		return strings.Contains(string(out), "10.244.0.0/16")
+	})
 	stop()
 	shows("what outlives the agent", "route show 10.244.2.0/24", "via 192.0.2.2 dev eth0")
 	startAgent(t, dir, socket, ns.Do, "--fabric", "vxlan")()

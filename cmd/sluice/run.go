@@ -62,6 +62,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.StringVar(&o.agent.HealthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
 	fl.DurationVar(&o.agent.AuditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
 	fl.Var(fabricMode{&o.compiler}, "fabric", "reach the pods of other nodes: off, or as IPPools say, and for addresses that none has: pools (not at all), native, vxlan, ipip or cross-subnet")
+	fl.BoolVar(&o.compiler.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
@@ -100,6 +101,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	if o.agent.AuditInterval <= 0 {
 		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
+	}
+	if o.compiler.NATOutgoing && (!o.compiler.Fabric || len(o.compiler.ClusterCIDRs) == 0) {
+		return cli.Usage(errors.New("--nat-outgoing needs --fabric and --cluster-cidr"))
 	}
 	config, err := o.config()
 	if err != nil {

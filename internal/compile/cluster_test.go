@@ -207,6 +207,8 @@ func event(o any) store.Event {
 		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
 	case *model.Node:
 		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: o.Name}, Object: o}
+	case *model.IPPool:
+		return store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: o.Name}, Object: o}
 	}
 	panic(fmt.Sprintf("%T is no object", o))
 }

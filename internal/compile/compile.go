@@ -75,6 +75,8 @@ type Config struct {
 	Fabric bool
 	// Pools are those of the fabric that no API has, as in fabric.Config.
 	Pools []*model.IPPool
+	// NATOutgoing has ClusterCIDRs count as IPPools with natOutgoing, beside those that there are.
+	NATOutgoing bool
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
@@ -218,8 +220,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.services.update(v, dirty)
 	}
 	delta := state.Delta{Services: c.services.flush()}
-	if !c.env.node.settings.Equal(c.state.Services.Settings) {
-		now := c.env.node.settings
+	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
 		c.state.Services.Settings, delta.Services.Settings = now, &now
 	}
 	if c.policy != nil {

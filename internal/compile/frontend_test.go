@@ -370,6 +370,14 @@ func TestSettings(t *testing.T) {
 		{"nothing tells pods from others", compile.Config{ClusterUnknown: true}, node("10.1.2.0/24", "fd10::/64"),
 			state.Settings{}},
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
+		{"pods reach the outside with the node's address", compile.Config{Fabric: true}, []any{
+			&model.IPPool{Name: "b", CIDR: p("10.1.0.0/16")[0], NATOutgoing: true}, &model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]},
+			&model.IPPool{Name: "c", CIDR: p("fd00::/64")[0], NATOutgoing: true, Disabled: true}},
+			state.Settings{OutgoingCIDRs: p("10.1.0.0/16", "fd00::/64"), PoolCIDRs: p("10.0.0.0/16", "10.1.0.0/16", "fd00::/64")}},
+		{"and with their own", compile.Config{Fabric: true}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]}}, state.Settings{}},
+		{"pools are another program's", compile.Config{}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0], NATOutgoing: true}}, state.Settings{}},
+		{"the cluster's, by the flag", compile.Config{Fabric: true, ClusterCIDRs: p("10.0.0.0/8"), NATOutgoing: true}, nil,
+			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8"), OutgoingCIDRs: p("10.0.0.0/8"), PoolCIDRs: p("10.0.0.0/8")}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := compiled(tc.cfg, tc.nodes...).State().Services.Settings; !got.Equal(tc.want) {

@@ -20,6 +20,8 @@ type environment struct {
 	others  []string    // the nodes that there are, where the own one has never been among them
 	node    node
 	guard   guard
+
+	outgoing, pools []netip.Prefix // those of the settings
 }
 
 // follow brings the environment up to date. It reports whether that matters to all services, and
@@ -39,8 +41,39 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 		all = e.started && !n.equal(e.node)
 		e.node = n
 	}
+	if len(d.Objects[model.IPPoolKind]) > 0 || !e.started {
+		e.outgoing, e.pools = outgoing(e.cfg, v.IPPools())
+	}
 	e.started, e.moved = true, false
 	return all, addrs
+}
+
+// settings are the node's, and what no service depends on.
+func (e *environment) settings() state.Settings {
+	s := e.node.settings
+	s.OutgoingCIDRs, s.PoolCIDRs = e.outgoing, e.pools
+	return s
+}
+
+// outgoing returns the prefixes of the pools with natOutgoing, and of all pools; nothing if no pool
+// has it. A pool that is disabled counts as the others do: users exclude addresses by one.
+func outgoing(cfg Config, pools []*model.IPPool) (masquerade, all []netip.Prefix) {
+	if !cfg.Fabric {
+		return nil, nil
+	}
+	if cfg.NATOutgoing {
+		masquerade, all = slices.Clone(cfg.ClusterCIDRs), slices.Clone(cfg.ClusterCIDRs)
+	}
+	for _, p := range pools {
+		all = append(all, p.CIDR)
+		if p.NATOutgoing {
+			masquerade = append(masquerade, p.CIDR)
+		}
+	}
+	if len(masquerade) == 0 {
+		return nil, nil
+	}
+	return masked(masquerade), masked(all)
 }
 
 // findNode follows the own Node object. When it is deleted, node ports and all else go on as it

@@ -132,12 +132,16 @@ type Settings struct {
 	LocalCIDRs []netip.Prefix
 	// MasqueradeAll masquerades every translated connection.
 	MasqueradeAll bool
+	// OutgoingCIDRs: connections from these sources are masqueraded if they go to an address that
+	// is in none of PoolCIDRs, the addresses of all pods.
+	OutgoingCIDRs, PoolCIDRs []netip.Prefix
 }
 
 // Equal reports whether the settings are the same.
 func (s Settings) Equal(o Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.ServiceCIDRs, o.ServiceCIDRs) &&
-		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs)
+		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs) &&
+		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs)
 }
 
 // State is what one node's kernel should hold, in parts. Each part is a value of its own that its

@@ -24,6 +24,7 @@ func newCluster(w *topology, c config) *cluster {
 		Node:          "node",
 		HostAddresses: []netip.Prefix{netip.PrefixFrom(w.addrs["node2"][ipv4], 24), netip.PrefixFrom(w.addrs["node2"][ipv6], 64)},
 		MasqueradeAll: c.masqueradeAll,
+		Fabric:        c.outgoing, NATOutgoing: c.outgoing,
 	}
 	if c.nodeAddresses {
 		cfg.AllowNodeAddresses = cfg.HostAddresses

@@ -24,6 +24,7 @@ type config struct {
 	nodePortsOn   string // names of addresses; "" is the first address of the node
 	noPrefixes    bool   // configures neither the services' nor the pods' prefixes
 	nodeAddresses bool   // services may have addresses of the node
+	outgoing      bool   // pods reach what is outside of the cluster's prefixes with the node's address
 	bound         string // names of further addresses of the node
 }
 

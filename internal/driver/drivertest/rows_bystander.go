@@ -9,6 +9,14 @@ func bystanderRows() []row {
 			tcp("node", "b:8080", by("b")), tcp("outside", "b:8080", by("b")), tcp("x", "a:8080", by("a")),
 			tcp("c", "outside:8080", by("outside")),
 			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
+		{name: "pods to the outside", config: config{outgoing: true}, steps: []step{{
+			services: []svc{{at: "vip", ports: []port{httpNode, dns}, on: "a b x"}, {name: "far", at: "vip2", ports: []port{http, dns}, on: "outside"}, {name: "host", on: "remote node"}},
+			sends: []send{
+				tcp("c", "outside:8080", by("outside").masked()), udp("c", "outside:8053", by("outside").masked()), icmp("c", "outside", by("outside")),
+				tcp("c", "remote:8080", by("remote").masked()), tcp("c", "vip2:80", by("outside").masked()),
+				tcp("c", "b:8080", by("b")), tcp("c", "x:8080", by("x")), udp("c", "x:8053", by("x")), tcp("c", "vip:80", by("a b x")),
+				tcp("c", "node:8080", by("node")), tcp("node", "outside:8080", by("outside")), tcp("outside", "b:8080", by("b")),
+			}}}},
 		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
 		// That table translates after the driver's, so services may have the node's address here.

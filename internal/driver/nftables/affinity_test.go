@@ -75,7 +75,7 @@ func newFloods(t *testing.T, services int) *floods {
 	small := func(o Options) (*Driver, error) {
 		d, err := Open(o)
 		if err == nil {
-			d.prog = program.NewSets(false, clientsMost)
+			d.prog = program.NewSets(program.Options{}, clientsMost)
 			d.prog.AddChains()
 		}
 		return d, err

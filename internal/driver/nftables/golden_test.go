@@ -24,9 +24,12 @@ func TestProgramIsGolden(t *testing.T) {
 	line := func(what, name string, content []byte) {
 		fmt.Fprintf(&out, "%s %s %x\n", what, name, sha256.Sum256(content))
 	}
-	for _, policy := range []bool{false, true} {
-		p := program.New(policy)
-		fmt.Fprintf(&out, "policy %v: %s\n", policy, p.Note())
+	for _, o := range []program.Options{{}, {Policy: true}, {Policy: true, Outgoing: true}} {
+		p := program.New(o)
+		if o.Outgoing {
+			fmt.Fprint(&out, "outgoing, ")
+		}
+		fmt.Fprintf(&out, "policy %v: %s\n", o.Policy, p.Note())
 		for _, s := range p.Sets {
 			var a nft.Attrs
 			s.Write(&a, program.TableName)
@@ -45,7 +48,7 @@ func TestProgramIsGolden(t *testing.T) {
 		}
 	}
 	for seed := range uint64(8) {
-		p, s := program.New(true), testState()
+		p, s := program.New(program.Options{Policy: true}), testState()
 		if seed%2 == 1 {
 			p.AskApart()
 		}

@@ -19,7 +19,7 @@ import (
 // cidrSettings are settings whose every list holds the prefixes, and the policy's list too.
 func cidrState(cidrs []netip.Prefix) *state.State {
 	s := isolated()
-	s.Services.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs}
+	s.Services.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs, OutgoingCIDRs: cidrs, PoolCIDRs: cidrs}
 	s.Policy.PodCIDRs = cidrs
 	return s
 }
@@ -71,7 +71,7 @@ func TestIntervalsGiveWay(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		ns := testNS(t)
 		for _, i := range append([]int{0, 1, 0, 1, 0, 1, 0, 1}, order[:4]...) {
-			d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
+			d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Outgoing: true}})
 			adopt(t, d, cidrState(lists[i]))
 			whole(t, d, cidrState(lists[i]))
 			if err := d.Close(); err != nil {
@@ -80,14 +80,14 @@ func TestIntervalsGiveWay(t *testing.T) {
 		}
 	})
 	t.Run("adopt", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
 		for _, i := range order {
 			adopt(t, d, cidrState(lists[i]))
 		}
 		whole(t, d, cidrState(lists[order[len(order)-1]]))
 	})
 	t.Run("update", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
 		have := cidrState(nil)
 		adopt(t, d, have)
 		for _, i := range order {
@@ -135,7 +135,7 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 
 // What is the same is not written again.
 func TestIntervalsThatAreTheSameStay(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
 	settings := s.Services.Settings
@@ -148,7 +148,7 @@ func TestIntervalsThatAreTheSameStay(t *testing.T) {
 
 // A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
 func TestPodCIDRsChangeWithChains(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
 	have := cidrState(cidrLists()[0])
 	adopt(t, d, have)
 	for i := range 20 {

@@ -12,7 +12,9 @@ import (
 )
 
 func TestPackets(t *testing.T) {
-	drivertest.Run(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
+	drivertest.Run(t, func() (driver.Driver, error) {
+		return nftables.Open(nftables.Options{Options: driver.Options{Outgoing: true}})
+	})
 }
 
 func TestUpgrade(t *testing.T) {

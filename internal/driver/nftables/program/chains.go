@@ -63,7 +63,13 @@ func (p *Program) natChains() []nft.Chain {
 	if p.Policy != nil {
 		preDNAT = []nft.Rule{rule().Vmap(p.Policy.before, nft.IIF)}
 	}
-	return []nft.Chain{
+	untranslated, outgoing := rule().NotDNAT().Accept(), []nft.Rule(nil)
+	chains := []nft.Chain(nil)
+	if p.Families[0].outgoing != nil {
+		untranslated, outgoing = rule().NotDNAT().Goto("outgoing"), []nft.Rule{rule().Goto("outgoing")}
+		chains = []nft.Chain{p.outgoingChain()}
+	}
+	return append([]nft.Chain{
 		{Name: "prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Comment: "new connections from pods and from outside",
 			Rules: concat(preDNAT, byFamily("-services"))},
 		{Name: "output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Comment: "new connections of the node itself",
@@ -71,8 +77,17 @@ func (p *Program) natChains() []nft.Chain {
 		{Name: "input", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100), Comment: "new connections translated to the node itself",
 			Rules: concat([]nft.Rule{rule().NotDNAT().Accept()}, byFamily("-remember"))},
 		{Name: "postrouting", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Comment: "new connections on their way out: remember the backend, masquerade",
-			Rules: concat([]nft.Rule{rule().NotDNAT().Accept()}, byFamily("-remember"), byFamily("-source"))},
+			Rules: concat([]nft.Rule{untranslated}, byFamily("-remember"), byFamily("-source"), outgoing)},
+	}, chains...)
+}
+
+// outgoingChain masquerades what pods send to the outside.
+func (p *Program) outgoingChain() nft.Chain {
+	c := nft.Chain{Name: "outgoing", Comment: "natOutgoing: from a pod to an address that no pod can have"}
+	for _, fp := range p.Families {
+		c.Rules = append(c.Rules, rule().Family(fp.IP).In(fp.outgoing, fp.IP.Saddr).NotIn(fp.pools, fp.IP.Daddr).Masquerade())
 	}
+	return c
 }
 
 // filterChains see every packet. Those of an established connection end at the first rule.

@@ -76,6 +76,10 @@ func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
 		fp.CIDRElements(fp.PodCIDRs, s.ClusterCIDRs, yield)
 		fp.CIDRElements(fp.ownCIDRs, s.LocalCIDRs, yield)
 		fp.CIDRElements(fp.keptCIDRs, fp.keptSources(s), yield)
+		if fp.outgoing != nil {
+			fp.CIDRElements(fp.outgoing, s.OutgoingCIDRs, yield)
+			fp.CIDRElements(fp.pools, s.PoolCIDRs, yield)
+		}
 	}
 }
 

@@ -85,7 +85,7 @@ func TestFrontendElements(t *testing.T) {
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 	}
-	p := New(false)
+	p := New(Options{})
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := state.New()
@@ -100,7 +100,7 @@ func TestFrontendElements(t *testing.T) {
 }
 
 func TestSettingsElements(t *testing.T) {
-	p := New(false)
+	p := New(Options{})
 	got := printed(func(yield func(*nft.Element)) {
 		p.SettingsElements(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
@@ -125,7 +125,7 @@ func TestSettingsElements(t *testing.T) {
 
 // The kernel's answer to a listing must read back as what was written.
 func TestElementRoundTrip(t *testing.T) {
-	p := New(false)
+	p := New(Options{})
 	s := state.New()
 	for _, vip := range []string{"10.96.0.1", "fd00:96::1"} {
 		a := netip.MustParseAddr(vip)

@@ -40,7 +40,7 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 // One rule uses each map from frontends to chains: whenever a service comes, the kernel visits all
 // of its elements for each.
 func TestOneRuleUsesEachVerdictMap(t *testing.T) {
-	p := New(true)
+	p := New(Options{Policy: true})
 	for _, s := range p.Sets {
 		if !s.Verdict || p.OfPolicy(s) {
 			continue

@@ -18,7 +18,7 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 	s.Hosts[2] = &state.Host{Input: "gone"}
 	s.PodTunnels = true
 	s.PortSets[0x100] = &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}}
-	p := New(true)
+	p := New(Options{Policy: true})
 	verdicts, ports := map[string]int{}, 0
 	p.EachPolicyElement(s, func(e *nft.Element) {
 		switch {

@@ -48,15 +48,21 @@ func (p *Program) Family(is4 bool) *Family {
 // that have most, see forgetter in package nftables.
 const AffinitySize = 1 << 20
 
-// New returns the program for services, and for policy if it is asked for.
-func New(policy bool) *Program {
-	p := NewSets(policy, AffinitySize)
+// Options say what a program is for, beside services.
+type Options struct {
+	Policy   bool
+	Outgoing bool // masquerade what goes to the outside, see state.Settings.OutgoingCIDRs
+}
+
+// New returns the program for services and what else is asked for.
+func New(o Options) *Program {
+	p := NewSets(o, AffinitySize)
 	p.AddChains()
 	return p
 }
 
 // NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
-func NewSets(policy bool, clients uint32) *Program {
+func NewSets(o Options, clients uint32) *Program {
 	p := &Program{limits: usualLimits, writtenPrograms: newWrittenPrograms()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.Families[i] = p.addFamily(f, clients)
@@ -65,7 +71,12 @@ func NewSets(policy bool, clients uint32) *Program {
 		Name: "notes", Key: []nft.Field{nft.Mark},
 		Comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
-	if policy {
+	if o.Outgoing {
+		for _, fp := range p.Families {
+			p.addOutgoing(fp)
+		}
+	}
+	if o.Policy {
 		p.addPolicySets()
 		for _, reason := range drops {
 			p.Counters = append(p.Counters, DropPrefix+string(reason))

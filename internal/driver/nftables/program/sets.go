@@ -21,6 +21,7 @@ type Family struct {
 	masquerade, hairpins                        *nft.Set
 	clusterIPs, OtherIPs                        *nft.Set
 	serviceCIDRs, PodCIDRs, keptCIDRs, ownCIDRs *nft.Set
+	outgoing, pools                             *nft.Set          // nil: without Options.Outgoing
 	Policy                                      *familyPolicySets // nil: without policy
 }
 
@@ -101,6 +102,15 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 	fp.keptCIDRs = cidrs("kept-cidrs", "sources that reach a cluster IP with their own address")
 	fp.ownCIDRs = cidrs("own-cidrs", "sources that are this node's own pods")
 	return fp
+}
+
+// addOutgoing adds what decides on connections to the outside.
+func (p *Program) addOutgoing(fp *Family) {
+	add := func(name, comment string) *nft.Set {
+		return p.AddSet(&nft.Set{Name: fp.IP.Name + "-" + name, Key: []nft.Field{fp.IP.Saddr}, Interval: true, Comment: comment})
+	}
+	fp.outgoing = add("outgoing", "sources that reach the outside with the node's address")
+	fp.pools = add("pools", "addresses of pods: not the outside")
 }
 
 // slots is the map that holds the slots of the size class.

@@ -31,7 +31,7 @@ func TestSourceLengths(t *testing.T) {
 // An address is found under one of the lengths exactly if a range holds it, whatever the ranges; no
 // two of them share an element.
 func TestSourcesAreWhatTheRangesHold(t *testing.T) {
-	p := New(false)
+	p := New(Options{})
 	r := rand.New(rand.NewPCG(5, 6))
 	for round := range 2000 {
 		fp := p.Families[round%2]
