@@ -21,6 +21,7 @@ const (
 	TierKind           Kind = "Tier"
 	HostEndpointKind   Kind = "HostEndpoint"
 	IPPoolKind         Kind = "IPPool"
+	BlockAffinityKind  Kind = "BlockAffinity"
 
 	// A Policy is of one of these.
 	NetworkPolicy       Kind = "NetworkPolicy"
@@ -144,6 +145,9 @@ func (h *HostEndpoint) Ref() Ref { return Ref{HostEndpointKind, Name{Name: h.Nam
 
 // Ref implements Object.
 func (p *IPPool) Ref() Ref { return Ref{IPPoolKind, Name{Name: p.Name}} }
+
+// Ref implements Object.
+func (b *BlockAffinity) Ref() Ref { return Ref{BlockAffinityKind, Name{Name: b.Name}} }
 
 // Ref implements Object.
 func (p *Policy) Ref() Ref { return p.Key }

@@ -184,6 +184,7 @@ type Node struct {
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.
 	Leaving bool
+	Fabric  *NodeFabric // nil: Calico's annotations say nothing
 }
 
 // Zone returns the node's topology zone (label topology.kubernetes.io/zone), or "".

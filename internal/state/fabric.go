@@ -2,9 +2,10 @@ package state
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Fabric is the part of the State that says how this node reaches the pods of the others: tunnel
@@ -48,12 +49,7 @@ type Tunnel struct {
 }
 
 // MAC is an Ethernet address.
-type MAC [6]byte
-
-// String returns "66:01:02:03:04:05".
-func (m MAC) String() string {
-	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
-}
+type MAC = model.MAC
 
 // VTEPKey is the gateway by which routes name the far end of a tunnel. That of IPv6 is link-local:
 // the kernel refuses one that another device has a route to, as it has while the mode changes.

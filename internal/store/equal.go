@@ -17,7 +17,8 @@ func equal(a, b any) bool {
 	case *model.Node:
 		b := b.(*model.Node)
 		return a.Name == b.Name && a.Leaving == b.Leaving && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
-			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
+			(a.Fabric == b.Fabric || a.Fabric != nil && b.Fabric != nil && *a.Fabric == *b.Fabric)
 	case *model.Namespace:
 		b := b.(*model.Namespace)
 		return a.Name == b.Name && maps.Equal(a.Labels, b.Labels)

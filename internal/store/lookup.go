@@ -60,6 +60,12 @@ func (v *View) HostEndpoints() []*model.HostEndpoint {
 // IPPools returns all pools, in no order.
 func (v *View) IPPools() []*model.IPPool { return all[model.IPPool](v, model.IPPoolKind) }
 
+// BlockAffinity returns one, nil if there is none of the name.
+func (v *View) BlockAffinity(name string) *model.BlockAffinity {
+	b, _ := v.objects[model.BlockAffinityKind][model.Name{Name: name}].(*model.BlockAffinity)
+	return b
+}
+
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {
 	for _, kind := range kinds {
 		for _, o := range v.objects[kind] {

@@ -8,6 +8,7 @@ package fabric
 
 import (
 	"crypto/sha256"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -53,16 +54,20 @@ type Compiler struct {
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
 
-	own   *model.Node // as it is, or was last; nil: there has been none
-	nodes map[string]*node
-	pools []*model.IPPool // the smallest first
-	cidrs claims[netip.Prefix]
-	addrs claims[netip.Addr]
+	own    *model.Node // as it is, or was last; nil: there has been none
+	nodes  map[string]*node
+	pools  []*model.IPPool // the smallest first
+	blocks map[string]*model.BlockAffinity
+	of     map[string]map[string]netip.Prefix // node → the names of its blocks
+	cidrs  claims[netip.Prefix]
+	addrs  claims[netip.Addr]
+	macs   claims[state.MAC]
 }
 
 // node is another node, or the own one, as it was compiled.
 type node struct {
 	*model.Node
+	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
 	faults []string
@@ -72,7 +77,8 @@ type node struct {
 func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
-		cfg: cfg, fabric: f, nodes: map[string]*node{}, cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{},
+		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
+		cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		routes:  diff.NewMap(f.Routes, diff.Values[state.Route]),
@@ -102,12 +108,18 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 		c.setPools(v.IPPools())
 		all = true
 	}
-	again := map[string]bool{}
-	for name := range d.Objects[model.NodeKind] {
-		c.take(name.Name, v.Node(name.Name), again)
-		all = all || name.Name == c.cfg.Node
+	again, changed := map[string]bool{}, map[string]bool{}
+	for name := range d.Objects[model.BlockAffinityKind] {
+		c.takeBlock(name.Name, v.BlockAffinity(name.Name), changed)
 	}
-	c.started, c.moved, c.listed = true, false, c.listed && !all && len(d.Objects[model.NodeKind]) == 0
+	for name := range d.Objects[model.NodeKind] {
+		changed[name.Name] = true
+	}
+	for name := range changed {
+		c.take(name, v.Node(name), again)
+		all = all || name == c.cfg.Node
+	}
+	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
 		for name := range c.nodes {
@@ -133,35 +145,70 @@ func (c *Compiler) setPools(pools []*model.IPPool) {
 	slices.SortFunc(c.pools, comparePools)
 }
 
+// takeBlock takes over a version of a block, nil if it is gone, and adds to changed whose it was
+// and is.
+func (c *Compiler) takeBlock(name string, now *model.BlockAffinity, changed map[string]bool) {
+	if old := c.blocks[name]; old != nil {
+		changed[old.Node] = true
+		delete(c.of[old.Node], name)
+		delete(c.blocks, name)
+	}
+	if now == nil || now.Node == "" {
+		return
+	}
+	if c.of[now.Node] == nil {
+		c.of[now.Node] = map[string]netip.Prefix{}
+	}
+	changed[now.Node], c.blocks[name], c.of[now.Node][name] = true, now, now.CIDR
+}
+
+// cidrsOf are a node's pod CIDRs and then those of its blocks that are not in them.
+func (c *Compiler) cidrsOf(n *model.Node) []netip.Prefix {
+	all := slices.Clip(n.PodCIDRs)
+	for _, block := range slices.SortedFunc(maps.Values(c.of[n.Name]), netip.Prefix.Compare) {
+		within := func(p netip.Prefix) bool { return p.Bits() <= block.Bits() && p.Contains(block.Addr()) }
+		if !slices.ContainsFunc(all, within) {
+			all = append(all, block)
+		}
+	}
+	return all
+}
+
 // take takes over a version of a Node, nil if it is gone, and adds to again those whose claims it
 // touches.
 func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	if name == c.cfg.Node {
 		if now == nil {
-			return // it has not gone for that
+			now = c.own // it has not gone for that
 		}
 		c.own = now
 	}
 	if old := c.nodes[name]; old != nil {
 		c.clear(old)
 		delete(c.nodes, name)
-		for _, p := range old.PodCIDRs {
+		for _, p := range old.cidrs {
 			c.cidrs.drop(p, name, again)
 		}
 		for _, a := range addresses(old.Node) {
 			c.addrs.drop(a, name, again)
 		}
+		for _, m := range macs(old.Node) {
+			c.macs.drop(m, name, again)
+		}
 	}
 	if now == nil {
 		return
 	}
-	c.nodes[name] = &node{Node: now}
-	again[name] = true
-	for _, p := range now.PodCIDRs {
+	n := &node{Node: now, cidrs: c.cidrsOf(now)}
+	c.nodes[name], again[name] = n, true
+	for _, p := range n.cidrs {
 		c.cidrs.add(p, now, again)
 	}
 	for _, a := range addresses(now) {
 		c.addrs.add(a, now, again)
+	}
+	for _, m := range macs(now) {
+		c.macs.add(m, now, again)
 	}
 }
 
@@ -179,8 +226,11 @@ func (c *Compiler) clear(n *node) {
 // compile puts what a node has into the fabric, which has nothing of it.
 func (c *Compiler) compile(n *node) {
 	own := n.Name == c.cfg.Node
-	for _, cidr := range n.PodCIDRs {
+	for i, cidr := range n.cidrs {
 		pool := c.pool(cidr)
+		if pool != nil && i < len(n.PodCIDRs) { // blocks are as Calico gives them out
+			n.judge(cidr, pool)
+		}
 		switch winner := c.cidrs.winner(cidr); {
 		case winner != n.Name:
 			n.fault("its pod CIDR %s is that of Node %s, which was there first: its pods there are not reached; give it another", cidr, winner)
@@ -216,7 +266,9 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		return
 	}
 	direct := c.direct(remote, local)
-	switch {
+	switch mac := macOf(n.Node, is4); {
+	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
+		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
 	case tunnels(pool.VXLAN, direct):
 		device, gateway := c.vtep(n, is4, remote)
 		c.route(n, cidr, state.Route{Node: n.Name, Device: device, Via: gateway})
@@ -238,7 +290,7 @@ func tunnels(e model.Encapsulate, direct *model.HostAddress) bool {
 
 // vtep adds the far end of the tunnel to a node, and returns how routes name it.
 func (c *Compiler) vtep(n *node, is4 bool, remote netip.Addr) (device string, gateway netip.Addr) {
-	mac := macOf(n.Name)
+	mac := macOf(n.Node, is4)
 	device, gateway = state.DeviceVXLAN, remote // which only this node has
 	if !is4 {
 		device, gateway = state.DeviceVXLAN6, linkLocal(mac)
@@ -259,10 +311,14 @@ func (c *Compiler) compileOwn() {
 			continue
 		}
 		addr := local.Prefix.Addr()
-		tunnel := state.Tunnel{Local: addr, Address: tunnelAddress(c.own, is4, addr)}
+		said := fabricOf(c.own)
+		tunnel := state.Tunnel{Local: addr, Address: c.tunnelAddress(is4, addr, said.VXLAN)}
+		if !is4 {
+			tunnel.Address = c.tunnelAddress(is4, addr, said.VXLAN6)
+		}
 		if c.any(is4, func(p *model.IPPool) bool { return p.VXLAN != model.Never }) {
 			t, name := tunnel, state.DeviceVXLAN
-			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.cfg.Node), VNI, Port, local.MTU-overheadVXLAN4
+			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.own, is4), VNI, Port, local.MTU-overheadVXLAN4
 			if !is4 {
 				name, t.MTU = state.DeviceVXLAN6, local.MTU-overheadVXLAN6
 			}
@@ -270,6 +326,7 @@ func (c *Compiler) compileOwn() {
 		}
 		if c.any(is4, func(p *model.IPPool) bool { return p.IPIP != model.Never }) {
 			t := tunnel
+			t.Address = c.tunnelAddress(is4, addr, said.IPIP)
 			t.Encapsulation, t.MTU = state.IPIP, local.MTU-overheadIPIP
 			want[state.DeviceIPIP] = &t
 		}
@@ -329,9 +386,11 @@ func addresses(n *model.Node) (list []netip.Addr) {
 	return list
 }
 
-// first is the first address of a family; invalid if there is none that can be used.
+// first is the address of a family that packets to a node's pods travel to: the one that Calico's
+// annotation names, or else the node's first; invalid if there is none that can be used.
 func first(n *model.Node, is4 bool) netip.Addr {
-	for _, a := range n.IPs {
+	said := fabricOf(n)
+	for _, a := range append([]netip.Addr{said.IPv4, said.IPv6}, n.IPs...) {
 		if a = a.Unmap(); a.Is4() == is4 && model.Unusable(a) == "" {
 			return a
 		}
@@ -339,20 +398,45 @@ func first(n *model.Node, is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// tunnelAddress is what the node has as the address of its tunnel device: the first of its first
-// pod CIDR, which no pod gets, or the node's own where it has no pods.
-func tunnelAddress(n *model.Node, is4 bool, addr netip.Addr) netip.Addr {
-	for _, p := range n.PodCIDRs {
-		if p.Addr().Is4() == is4 {
+// fabricOf is what Calico's annotations say of a node.
+func fabricOf(n *model.Node) model.NodeFabric {
+	if n.Fabric == nil {
+		return model.NodeFabric{}
+	}
+	return *n.Fabric
+}
+
+// tunnelAddress is what this node has as the address of a tunnel device: the one that Calico has
+// set apart for it; or the first of its first pod CIDR, which no pod gets; or the node's own, addr,
+// where it has no pods, or where Calico gives addresses out of blocks.
+func (c *Compiler) tunnelAddress(is4 bool, addr, said netip.Addr) netip.Addr {
+	if said.IsValid() {
+		return said
+	}
+	for _, p := range c.own.PodCIDRs {
+		if p.Addr().Is4() == is4 && len(c.of[c.own.Name]) == 0 {
 			return p.Masked().Addr()
 		}
 	}
 	return addr
 }
 
-// macOf is the MAC of a node's VXLAN devices: the same whoever asks, and whenever.
-func macOf(name string) (mac state.MAC) {
-	sum := sha256.Sum256([]byte(name))
+// macs are those of a node's VXLAN devices.
+func macs(n *model.Node) []state.MAC {
+	return slices.Compact([]state.MAC{macOf(n, true), macOf(n, false)})
+}
+
+// macOf is the MAC of a node's VXLAN device for a family, the same whoever asks, and whenever: what
+// Calico's annotation says, or else one that its name gives.
+func macOf(n *model.Node, is4 bool) (mac state.MAC) {
+	said := fabricOf(n)
+	if is4 && said.MAC != mac {
+		return said.MAC
+	}
+	if !is4 && said.MAC6 != mac {
+		return said.MAC6
+	}
+	sum := sha256.Sum256([]byte(n.Name))
 	copy(mac[:], sum[:])
 	mac[0] = mac[0]&^1 | 2 // locally administered, and of one device
 	return mac

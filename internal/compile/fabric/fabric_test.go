@@ -21,8 +21,22 @@ func object(t testing.TB, line string) (string, *model.Node) {
 	words := strings.Fields(line)
 	n := &model.Node{Name: words[0]}
 	for _, w := range words[1:] {
+		said := func() *model.NodeFabric {
+			if n.Fabric == nil {
+				n.Fabric = &model.NodeFabric{}
+			}
+			return n.Fabric
+		}
 		if seconds, ok := strings.CutPrefix(w, "created="); ok {
 			n.Created = time.Unix(int64(len(seconds)), 0)
+		} else if a, ok := strings.CutPrefix(w, "ipv4="); ok {
+			said().IPv4 = netip.MustParseAddr(a)
+		} else if a, ok := strings.CutPrefix(w, "vxlan="); ok {
+			said().VXLAN = netip.MustParseAddr(a)
+		} else if m, ok := strings.CutPrefix(w, "mac="); ok {
+			said().MAC = state.MAC{2, 0, 0, 0, 0, m[0]}
+		} else if zone, ok := strings.CutPrefix(w, "zone="); ok {
+			n.Labels = map[string]string{"zone": zone}
 		} else if p, err := netip.ParsePrefix(w); err == nil {
 			n.PodCIDRs = append(n.PodCIDRs, p)
 		} else {
@@ -43,6 +57,10 @@ func poolOf(line string) *model.IPPool {
 		if slices.Contains(words, "ipip="+e.String()) {
 			p.IPIP = e
 		}
+	}
+	p.Disabled = slices.Contains(words, "disabled")
+	if slices.Contains(words, "zone=a") {
+		p.Nodes = model.Equal("zone", "a")
 	}
 	return p
 }
@@ -76,6 +94,13 @@ func poolEvent(line string) store.Event {
 	return store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: p.Name}, Object: p}
 }
 
+// blockEvent brings one of a name, CIDR and node.
+func blockEvent(line string) store.Event {
+	words := append(strings.Fields(line), "")
+	b := &model.BlockAffinity{Name: words[0], CIDR: netip.MustParsePrefix(words[1]), Node: words[2]}
+	return store.Event{Kind: model.BlockAffinityKind, Name: model.Name{Name: b.Name}, Object: b}
+}
+
 func gone(kind model.Kind, name string) store.Event {
 	return store.Event{Kind: kind, Name: model.Name{Name: name}}
 }
@@ -88,7 +113,7 @@ func text(f *state.Fabric) string {
 	}
 	for k, v := range f.VTEPs {
 		lines = append(lines, fmt.Sprintf("%s to %s: %s", k.Device, v.Node, v.Remote))
-		if (v.MAC != macOf(v.Node)) || k.Gateway.Is6() && k.Gateway != linkLocal(v.MAC) {
+		if v.MAC[5] != 'm' && v.MAC != macOf(&model.Node{Name: v.Node}, true) || k.Gateway.Is6() && k.Gateway != linkLocal(v.MAC) {
 			lines = append(lines, "but wrong")
 		}
 	}
@@ -119,9 +144,9 @@ func TestFabric(t *testing.T) {
 	const near = "near 192.0.2.2 fd00:2::2 10.244.2.0/24 fd00:10:244:2::/64"
 	const far = "far 198.51.100.3 fd00:3::3 10.244.3.0/24 fd00:10:244:3::/64"
 	for name, c := range map[string]struct {
-		nodes, pools []string
-		want         string
-		issues       []string
+		nodes, pools, blocks []string
+		want                 string
+		issues               []string
 	}{
 		"native": {
 			nodes: []string{own, near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
@@ -182,6 +207,31 @@ func TestFabric(t *testing.T) {
 			nodes: []string{"own 192.0.2.99", near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
 			issues: []string{"Node own: it has no IPv6 address, so it reaches no IPv6 pods of other nodes", "Node own: its address 192.0.2.99 is on no interface of this machine, so it reaches no IPv4 pods of other nodes"},
 		},
+		"Calico's blocks": {
+			nodes: []string{own + " vxlan=10.244.77.9", near, far}, pools: []string{"v4 10.244.0.0/16 vxlan=CrossSubnet", "v6 fd00:10:244::/48"},
+			blocks: []string{"a 10.244.66.64/26 near", "b 10.244.2.64/26 near", "c 10.244.77.0/26 own", "d 10.244.77.64/26 far", "e 10.244.1.128/26 far", "f 10.244.99.0/26 nobody", "g 10.244.99.0/26"},
+			want: "10.244.1.0/24: nowhere\n10.244.1.128/26: sluice.vxlan 198.51.100.3\n10.244.2.0/24: eth0 192.0.2.2\n10.244.3.0/24: sluice.vxlan 198.51.100.3\n" +
+				"10.244.66.64/26: eth0 192.0.2.2\n10.244.77.0/26: nowhere\n10.244.77.64/26: sluice.vxlan 198.51.100.3\n" +
+				"fd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: eth0 fd00:2::2\n" +
+				"sluice.vxlan to far: 198.51.100.3\nsluice.vxlan: VXLAN local 192.0.2.1 address 10.244.77.9 mtu 1450",
+			issues: []string{"Node far: it is on no subnet of this node", "Node own: its pod CIDRs hold blocks of other nodes: 10.244.1.128/26 of Node far; a pod that gets an address there from another IPAM"},
+		},
+		"Calico's annotations": {
+			nodes: []string{"own 203.0.113.1 10.244.1.0/24 ipv4=192.0.2.1 mac=m", "b 203.0.113.2 10.244.2.0/24 ipv4=192.0.2.2 mac=m created=x", "c 192.0.2.3 10.244.3.0/24 mac=m"},
+			pools: []string{"v4 10.244.0.0/16 vxlan=Always"}, blocks: []string{"a 10.244.66.64/26 own"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: sluice.vxlan 192.0.2.2\n10.244.66.64/26: nowhere\n" +
+				"sluice.vxlan to b: 192.0.2.2\nsluice.vxlan: VXLAN local 192.0.2.1 address 192.0.2.1 mtu 1450",
+			issues: []string{"Node c: the MAC 02:00:00:00:00:6d of its VXLAN device is that of Node b, which was there first: its pods of 10.244.3.0/24 are not reached; remove its annotation"},
+		},
+		"pools that pods have no addresses of": {
+			nodes: []string{"own 192.0.2.1 10.244.1.0/24 zone=a", "b 192.0.2.2 10.244.2.0/24 zone=b", "c 192.0.2.3 10.99.3.0/24"}, blocks: []string{"x 10.99.7.0/24 b"},
+			pools: []string{"v4 10.244.0.0/16 zone=a", "old 10.99.0.0/16 disabled"},
+			want:  "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\n10.99.3.0/24: eth0 192.0.2.3\n10.99.7.0/24: eth0 192.0.2.2",
+			issues: []string{
+				"Node b: its pods get addresses of its pod CIDR 10.244.2.0/24 though the nodeSelector of IPPool v4 does not select it: give it another pod CIDR, or change the selector",
+				"Node c: its pods get addresses of its pod CIDR 10.99.3.0/24 though IPPool old is disabled",
+			},
+		},
 		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,6 +242,9 @@ func TestFabric(t *testing.T) {
 			}
 			for _, line := range c.pools {
 				events = append(events, poolEvent(line))
+			}
+			for _, line := range c.blocks {
+				events = append(events, blockEvent(line))
 			}
 			x.update(events...)
 			if got := text(x.c.Fabric()); got != c.want {
@@ -245,7 +298,12 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 			var events []store.Event
 			for range r.IntN(4) {
 				var e store.Event
-				switch name := pick("own", "a", "b", "c", "d"); r.IntN(6) {
+				switch name := pick("own", "a", "b", "c", "d"); r.IntN(8) {
+				case 6:
+					e = gone(model.BlockAffinityKind, pick("x", "y", "z"))
+				case 7:
+					e = blockEvent(pick("x", "y", "z") + " " + pick("10.244.1.64/26", "10.244.2.0/25", "10.244.8.0/26") + " " + pick(name, name, ""))
+
 				case 0:
 					e = gone(model.NodeKind, name)
 				case 1:
@@ -254,7 +312,7 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
 				default:
 					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "fd00:2::1")+" "+
-						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx"))
+						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2"))
 				}
 				if e.Kind == model.NodeKind && e.Name.Name == "own" && e.Object == nil {
 					continue

@@ -3,6 +3,7 @@ package fabric
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +16,17 @@ func (n *node) fault(format string, args ...any) {
 	n.faults = append(n.faults, fmt.Sprintf(format, args...))
 }
 
+// judge notes what a pool wants and cannot have with a pod CIDR of the node: addresses come from
+// that whatever the pool says, and packets travel as it says.
+func (n *node) judge(cidr netip.Prefix, pool *model.IPPool) {
+	if pool.Disabled {
+		n.fault("its pods get addresses of its pod CIDR %s though IPPool %s is disabled: drain the node and give it another, or enable the pool", cidr, pool.Name)
+	}
+	if !pool.Nodes.IsZero() && !pool.Nodes.Matches(model.LabelMap(n.Labels)) {
+		n.fault("its pods get addresses of its pod CIDR %s though the nodeSelector of IPPool %s does not select it: give it another pod CIDR, or change the selector", cidr, pool.Name)
+	}
+}
+
 // Issues returns what is wrong with the objects as of the last Update, sorted by object. The caller
 // only reads it.
 func (c *Compiler) Issues() []model.Issue {
@@ -25,20 +37,32 @@ func (c *Compiler) Issues() []model.Issue {
 }
 
 func (c *Compiler) list() (list []model.Issue) {
-	lengths := map[int]bool{}
+	bits, inside := map[int]bool{}, []string(nil)
 	for cidr := range c.cidrs {
-		lengths[cidr.Bits()] = true
+		bits[cidr.Bits()] = true
 	}
+	lengths := slices.Sorted(maps.Keys(bits))
 	for _, n := range c.nodes {
 		ref := n.Ref()
 		for _, reason := range n.faults {
 			list = append(list, ref.Issue(reason))
 		}
-		for _, cidr := range n.PodCIDRs {
-			if around, other := c.around(n, cidr, lengths); other != "" {
+		for _, cidr := range n.cidrs {
+			around, other := c.around(n, cidr, lengths)
+			switch {
+			case other == "":
+			case !slices.Contains(n.PodCIDRs, cidr): // a block, which Calico gives out whatever pod CIDRs there are
+				if other == c.cfg.Node {
+					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
+				}
+			default:
 				list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s lies in %s of Node %s, whose pods there are not reached; give it another", cidr, around, other)))
 			}
 		}
+	}
+	if slices.Sort(inside); len(inside) > 0 {
+		list = append(list, c.own.Ref().Issue("its pod CIDRs hold blocks of other nodes: "+model.FirstFew(inside, 3)+
+			"; a pod that gets an address there from another IPAM than Calico's is not reached: give the node another pod CIDR before that"))
 	}
 	list = append(list, c.ownIssues()...)
 	list = append(list, c.poolIssues()...)
@@ -46,9 +70,9 @@ func (c *Compiler) list() (list []model.Issue) {
 	return list
 }
 
-// around returns another node's pod CIDR that holds one, and whose that is.
-func (c *Compiler) around(n *node, cidr netip.Prefix, lengths map[int]bool) (around netip.Prefix, other string) {
-	for bits := range lengths {
+// around returns the smallest of other nodes' pod CIDRs that hold one, and whose that is.
+func (c *Compiler) around(n *node, cidr netip.Prefix, lengths []int) (around netip.Prefix, other string) {
+	for _, bits := range slices.Backward(lengths) {
 		if bits >= cidr.Bits() {
 			continue
 		}

@@ -56,7 +56,7 @@ func policyScope(apiVersion, kind string) scope {
 		switch kind {
 		case "NetworkPolicy", "NetworkSet":
 			return namespaced
-		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint", "IPPool":
+		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint", "IPPool", "BlockAffinity":
 			return clusterWide
 		}
 	}
@@ -75,6 +75,7 @@ var PolicyKinds = map[string]string{
 	"projectcalico.org/v3/globalnetworksets":                   "GlobalNetworkSet",
 	"projectcalico.org/v3/hostendpoints":                       "HostEndpoint",
 	"projectcalico.org/v3/ippools":                             "IPPool",
+	"projectcalico.org/v3/blockaffinities":                     "BlockAffinity",
 	"crd.projectcalico.org/v1/tiers":                           "Tier",
 	"crd.projectcalico.org/v1/networkpolicies":                 "NetworkPolicy",
 	"crd.projectcalico.org/v1/globalnetworkpolicies":           "GlobalNetworkPolicy",
@@ -82,6 +83,7 @@ var PolicyKinds = map[string]string{
 	"crd.projectcalico.org/v1/globalnetworksets":               "GlobalNetworkSet",
 	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
 	"crd.projectcalico.org/v1/ippools":                         "IPPool",
+	"crd.projectcalico.org/v1/blockaffinities":                 "BlockAffinity",
 }
 
 // NewPolicy reads an object of a policy API. The error says why it is invalid.

@@ -1,6 +1,6 @@
 // Package calico translates Calico's resources (projectcalico.org/v3, and the
 // same kinds as crd.projectcalico.org/v1 stores them) into model values: tiers,
-// policies, network sets, host endpoints and pools, and the language of their
+// policies, network sets, host endpoints, pools and blocks, and the language of their
 // selectors. Every source that meets them shares it.
 //
 // Decoding is strict: a field that is not known here, or not supported, makes

@@ -54,6 +54,11 @@ func HostEndpoint(text []byte, also error) (*model.HostEndpoint, error) {
 // IPPool translates an IPPool.
 func IPPool(text []byte, also error) (*model.IPPool, error) { return decode(text, also, ipPool) }
 
+// BlockAffinity translates a BlockAffinity.
+func BlockAffinity(text []byte, also error) (*model.BlockAffinity, error) {
+	return decode(text, also, blockAffinity)
+}
+
 func decode[T any](text []byte, also error, translate func([]byte, *fault.List) *T) (*T, error) {
 	var f fault.List
 	o := translate(text, &f)

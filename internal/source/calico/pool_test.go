@@ -46,3 +46,24 @@ func TestIPPool(t *testing.T) {
 		}
 	}
 }
+
+func TestBlockAffinity(t *testing.T) {
+	block := func(spec string) (*model.BlockAffinity, error) {
+		return BlockAffinity([]byte(`{"apiVersion":"crd.projectcalico.org/v1","kind":"BlockAffinity","metadata":{"name":"b"},"spec":{`+spec+`}}`), nil)
+	}
+	for spec, node := range map[string]string{
+		`"cidr":"10.244.1.64/26","node":"a","state":"confirmed","deleted":"false"`:             "a",
+		`"cidr":"10.244.1.64/26","node":"a","state":"confirmed","deleted":false,"type":"host"`: "a",
+		`"cidr":"10.244.1.64/26","node":"a","state":"pendingDeletion","deleted":"false"`:       "",
+		`"cidr":"10.244.1.64/26","node":"a","state":"confirmed","deleted":"true"`:              "",
+		`"cidr":"10.244.1.64/26","node":"a","state":"confirmed","type":"virtual"`:              "",
+	} {
+		got, err := block(spec)
+		if want := (model.BlockAffinity{Name: "b", CIDR: netip.MustParsePrefix("10.244.1.64/26"), Node: node}); err != nil || *got != want {
+			t.Errorf("%s: %+v, %v", spec, got, err)
+		}
+	}
+	if got, err := block(`"node":"a"`); got != nil || err == nil || !strings.Contains(err.Error(), "spec.cidr") {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

@@ -96,6 +96,7 @@ var All = []Kind{
 	{Kind: model.NamespacedNetworkSet, Name: "NetworkSet", Places: calicos("networksets"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkSet)},
 	{Kind: model.HostEndpointKind, Name: "HostEndpoint", Places: calicos("hostendpoints"), Optional: true, Decode: strict(calico.HostEndpoint)},
 	{Kind: model.IPPoolKind, Name: "IPPool", Places: calicos("ippools"), ForFabric: true, Optional: true, Decode: strict(calico.IPPool)},
+	{Kind: model.BlockAffinityKind, Name: "BlockAffinity", Places: calicos("blockaffinities"), ForFabric: true, Optional: true, Minor: true, Decode: strict(calico.BlockAffinity)},
 }
 
 func core(plural string) []Resource { return []Resource{{"", "v1", plural}} }

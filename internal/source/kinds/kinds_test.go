@@ -10,11 +10,12 @@ import (
 // TestAll decodes the least of each kind, under each name that an API or a manifest can give it.
 func TestAll(t *testing.T) {
 	specs := map[model.Kind]string{
-		model.ServiceKind:      `"clusterIP":"10.96.0.1","ports":[{"port":80}]`,
-		model.NetworkPolicy:    `"podSelector":{}`,
-		model.ClusterPolicy:    `"subject":{"namespaces":{}},"tier":"Admin","priority":1`,
-		model.HostEndpointKind: `"node":"n1","interfaceName":"*"`,
-		model.IPPoolKind:       `"cidr":"10.244.0.0/16"`,
+		model.ServiceKind:       `"clusterIP":"10.96.0.1","ports":[{"port":80}]`,
+		model.NetworkPolicy:     `"podSelector":{}`,
+		model.ClusterPolicy:     `"subject":{"namespaces":{}},"tier":"Admin","priority":1`,
+		model.HostEndpointKind:  `"node":"n1","interfaceName":"*"`,
+		model.IPPoolKind:        `"cidr":"10.244.0.0/16"`,
+		model.BlockAffinityKind: `"cidr":"10.244.0.64/26"`,
 	}
 	known := map[string]model.Kind{}
 	for _, k := range All {

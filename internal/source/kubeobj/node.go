@@ -35,6 +35,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		}
 		n.PodCIDRs = append(n.PodCIDRs, p)
 	}
+	n.Fabric = nodeFabric(o.Annotations, &f)
 	return fault.Result(n, &f)
 }
 

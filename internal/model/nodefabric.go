@@ -1,0 +1,38 @@
+package model
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+)
+
+// NodeFabric is what Calico's annotations of a Node say of how its pods are reached, where that is
+// more than the Node itself says. What is zero they do not say.
+type NodeFabric struct {
+	IPv4, IPv6          netip.Addr // that packets to its pods travel to
+	VXLAN, VXLAN6, IPIP netip.Addr // of its tunnel devices
+	MAC, MAC6           MAC        // of its VXLAN devices
+	WireGuard           PublicKey
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// String returns "66:01:02:03:04:05".
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// PublicKey is that of a node for WireGuard.
+type PublicKey [32]byte
+
+// String returns it in base64, as wg prints it.
+func (k PublicKey) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
+
+// BlockAffinity is one of Calico: a block of addresses that pods of a node have. One that is being
+// taken from its node, or is for something else than pods, has no Node.
+type BlockAffinity struct {
+	Name string
+	CIDR netip.Prefix
+	Node string
+}
