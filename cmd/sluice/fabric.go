@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/pathmtu"
 )
 
 // fabricMode is the flag that says how this node reaches the pods of others.
@@ -80,6 +81,12 @@ func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release
 		release()
 		return nil, err
 	}
+	paths, err := pathmtu.Open()
+	if err != nil {
+		release()
+		return nil, err
+	}
+	c.Paths, release = paths, func() { paths.Close(); _ = d.Close() }
 	c.Accelerators = append(c.Accelerators, d)
 	return release, nil
 }

@@ -81,6 +81,9 @@ type Config struct {
 	// change, for Compiler. Nothing is programmed before the first delivery. It may be closed.
 	Underlay <-chan []model.HostAddress
 
+	// Paths, if set, finds out whether the network carries what the underlay's interfaces say.
+	Paths PathProber
+
 	// Route, if set, finds the way to an address. It is safe for concurrent use.
 	Route func(netip.Addr) verdict.Way
 
@@ -103,6 +106,14 @@ type Config struct {
 	Prepare func()
 
 	Log *slog.Logger
+}
+
+// PathProber looks after the ways to other nodes.
+type PathProber interface {
+	// Run works until ctx ends; paths returns those that there are.
+	Run(ctx context.Context, paths func() []model.Path)
+	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
+	Issues() []model.Issue
 }
 
 // Agent is one node's agent. Make it with New, and Run it once.
@@ -147,6 +158,13 @@ func New(c Config) *Agent {
 	return a
 }
 
+// paths are the ways to other nodes; safe for concurrent use.
+func (a *Agent) paths() []model.Path {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Paths()
+}
+
 // stateCopy is a copy of the desired state; safe for concurrent use.
 func (a *Agent) stateCopy() *state.State {
 	a.compiling.Lock()
@@ -188,6 +206,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	for _, accelerator := range a.accelerators {
 		group.Go(func() error { accelerator.Run(ctx); return nil })
+	}
+	if a.Paths != nil {
+		group.Go(func() error { a.Paths.Run(ctx, a.paths); return nil })
 	}
 	group.Go(func() error { newLoop(a).run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "pid", os.Getpid(), "socket", a.Socket)

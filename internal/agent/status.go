@@ -225,6 +225,9 @@ func (a *Agent) found() []model.Issue {
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
 	issues = slices.Concat(issues, lacks, a.checks.issues(), Refusals(a.Driver.SetAside()))
+	if a.Paths != nil {
+		issues = append(issues, a.Paths.Issues()...)
+	}
 	for _, d := range a.Config.Accelerators {
 		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
 			issues = append(issues, Refusals(d.SetAside())...)

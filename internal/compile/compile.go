@@ -174,6 +174,14 @@ func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
 	}
 }
 
+// Paths returns the ways to the nodes whose pods are reached, in no order.
+func (c *Compiler) Paths() []model.Path {
+	if c.fabric == nil {
+		return nil
+	}
+	return c.fabric.Paths()
+}
+
 // SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no
 // known pod sends or gets passes then: nothing tells which pods the node has, and all of them would
 // be cut off.

@@ -36,3 +36,11 @@ type BlockAffinity struct {
 	CIDR netip.Prefix
 	Node string
 }
+
+// Path is the way from this node to another one, as packets between their pods take it.
+type Path struct {
+	Node   string
+	To     netip.Addr
+	Device string // of this node, that they leave by
+	MTU    int    // of the device
+}

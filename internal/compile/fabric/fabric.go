@@ -7,6 +7,7 @@
 package fabric
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"maps"
 	"net/netip"
@@ -70,6 +71,7 @@ type node struct {
 	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
+	paths  []model.Path
 	faults []string
 }
 
@@ -220,7 +222,7 @@ func (c *Compiler) clear(n *node) {
 	for _, k := range n.vteps {
 		c.vteps.Set(k, nil)
 	}
-	n.routes, n.vteps, n.faults = nil, nil, nil
+	n.routes, n.vteps, n.paths, n.faults = nil, nil, nil, nil
 }
 
 // compile puts what a node has into the fabric, which has nothing of it.
@@ -266,6 +268,7 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		return
 	}
 	direct := c.direct(remote, local)
+	n.path(remote, cmp.Or(direct, local))
 	switch mac := macOf(n.Node, is4); {
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
 		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
@@ -280,6 +283,21 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		n.fault("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
 			"set vxlanMode to CrossSubnet, or announce routes with BGP", pool.Name, cidr)
 	}
+}
+
+// path notes the way to a node's address by an interface of this one.
+func (n *node) path(to netip.Addr, by *model.HostAddress) {
+	if p := (model.Path{Node: n.Name, To: to, Device: by.Device, MTU: by.MTU}); !slices.Contains(n.paths, p) {
+		n.paths = append(n.paths, p)
+	}
+}
+
+// Paths returns the ways to the other nodes as of the last Update, in no order.
+func (c *Compiler) Paths() (all []model.Path) {
+	for _, n := range c.nodes {
+		all = append(all, n.paths...)
+	}
+	return all
 }
 
 // tunnels reports whether packets travel in a tunnel; direct is nil if the other node is on another

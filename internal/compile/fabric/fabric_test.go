@@ -273,6 +273,25 @@ func TestPoolsOfFlags(t *testing.T) {
 	}
 }
 
+// The paths are those to all nodes that are reached, by the interfaces that packets leave by.
+func TestPaths(t *testing.T) {
+	x := newCluster(Config{Node: "own"}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 fd00:2::2 10.244.2.0/24 10.244.4.0/24"), nodeEvent(t, "c 203.0.113.3 10.244.3.0/24"),
+		nodeEvent(t, "d 198.51.100.3 10.244.5.0/24"), nodeEvent(t, "e 192.0.2.9"), poolEvent("v4 10.244.0.0/16 vxlan=Always"))
+	var got []string
+	for _, p := range x.c.Paths() {
+		got = append(got, fmt.Sprint(p))
+	}
+	slices.Sort(got)
+	if want := []string{"{b 192.0.2.2 eth0 1500}", "{c 203.0.113.3 eth1 9000}", "{d 198.51.100.3 eth0 1500}"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	x.update(gone(model.NodeKind, "b"), gone(model.NodeKind, "c"))
+	if got := x.c.Paths(); len(got) != 1 {
+		t.Error(got)
+	}
+}
+
 // The own Node's last version counts once it is deleted.
 func TestOwnNodeIsDeleted(t *testing.T) {
 	x := newCluster(Config{Node: "own"}, underlay...)
