@@ -291,7 +291,7 @@ func TestOnlyTheCommandWires(t *testing.T) {
 }
 
 func TestOnlyLinkReadsTheNetwork(t *testing.T) {
-	others := []string{"internal/netns", "internal/takeover", "internal/driver/fabric", "internal/attach"} // they add and delete
+	others := []string{"internal/netns", "internal/takeover", "internal/driver/fabric", "internal/attach", "internal/cni"} // they add and delete
 	for _, p := range packages(t) {
 		if below(p.path, "test") || slices.ContainsFunc(slices.Concat(others, exempt, []string{"internal/link"}), func(e string) bool { return below(p.path, e) }) {
 			continue
