@@ -30,7 +30,7 @@ PLATFORMS ?= linux/$(shell go env GOARCH)
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := nftables iproute2 iptables ipset nftlb systemd wget containernetworking-plugins
-BENCH_TOOLS := nftables iproute2 iptables ipset nftlb iperf3
+BENCH_TOOLS := nftables iproute2 iptables ipset nftlb iperf3 containernetworking-plugins
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 

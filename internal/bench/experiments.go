@@ -39,6 +39,7 @@ func Experiments() []harness.Experiment {
 		kubeproxy.Rollout,
 		fabric.Bandwidth,
 		fabric.Requests,
+		fabric.CNI,
 		fabric.Nodes,
 		soak.Experiment,
 		hostile.Objects,
