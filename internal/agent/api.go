@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
@@ -65,14 +64,11 @@ func (a *Agent) handler() http.Handler {
 		reply(w, plan, err)
 	})
 	mux.HandleFunc("POST /v1/sync", func(w http.ResponseWriter, r *http.Request) {
-		ctx := r.Context()
-		if limit, err := time.ParseDuration(r.URL.Query().Get("timeout")); err == nil {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, limit)
-			defer cancel()
-		}
+		ctx, cancel := limited(r)
+		defer cancel()
 		reply(w, struct{}{}, a.Sync(ctx))
 	})
+	a.handleAttachments(mux)
 	return mux
 }
 

@@ -138,7 +138,7 @@ func shareDescriptors() limits {
 	n := int(min(all, enough))
 	n -= min(reserve, n/2)
 	share := func(part, most int) *connLimit { return &connLimit{most: max(1, min(n/part, most))} }
-	l := limits{socket: share(8, 64), metrics: share(16, 32), health: share(8, 128), checks: share(4, 256)}
+	l := limits{socket: share(4, 256), metrics: share(16, 32), health: share(8, 128), checks: share(4, 256)}
 	l.checkPorts = n - l.socket.most - l.metrics.most - l.health.most - l.checks.most
 	return l
 }

@@ -119,6 +119,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	for _, link := range links.Links {
 		names[link.Index] = link.Name
 	}
+	l.reattach(&links)
 	l.compiling.Lock()
 	l.Compiler.SetLinks(links)
 	l.interfaces = names

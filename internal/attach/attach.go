@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -41,10 +42,11 @@ func Gateway(is4 bool) netip.Addr {
 	return gateway6
 }
 
-// HostInterface is the name of a pod's interface on its node: the same for the same pod, and within
-// the kernel's 15 characters.
-func HostInterface(namespace, pod string) string {
-	sum := sha256.Sum256([]byte(namespace + "/" + pod))
+// HostInterface is the name of the node's end of a container's pair: the same for the same
+// container and interface, and within the kernel's 15 characters. It is not of the pod: a runtime
+// may take away a container of a pod late, when the pod has another one.
+func HostInterface(container, inside string) string {
+	sum := sha256.Sum256([]byte(container + "/" + inside))
 	return "veth" + hex.EncodeToString(sum[:5])
 }
 
@@ -63,12 +65,6 @@ type Pair struct {
 	// Admit, if set, is called when the node's end is up with its routes, and before the pod's end
 	// is: until it returns, no packet passes. Its error undoes everything.
 	Admit func(device int) error
-}
-
-// Pod joins a pod's namespace to its node's with nothing but names and addresses.
-func Pod(node *netns.NS, host string, pod *netns.NS, inside string, addrs []netip.Addr) error {
-	_, _, err := Join(node, pod, Pair{Host: host, Inside: inside, Addresses: addrs})
-	return err
 }
 
 // Join joins a pod's namespace to its node's, and returns the node's end and the pod's. From then
@@ -142,11 +138,12 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 			return err
 		}
 	}
-	return p.furnish(pod, inner, outer)
+	return p.furnish(node, outer, pod, inner)
 }
 
-// furnish gives the pod's end what it needs.
-func (p *Pair) furnish(pod *netns.NS, inner, outer *netlink.LinkAttrs) error {
+// furnish gives the pod's end what it needs. The routes come last, so that the first packet that the
+// pod can send has an address and a way back.
+func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
 	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
 		if err := enableIPv6(pod, inner.Name); err != nil {
 			return err
@@ -155,16 +152,19 @@ func (p *Pair) furnish(pod *netns.NS, inner, outer *netlink.LinkAttrs) error {
 	if err := up(pod, inner); err != nil {
 		return err
 	}
+	for _, a := range p.Addresses {
+		if err := address(pod, inner, a); err != nil {
+			return err
+		}
+	}
+	if err := running(node, outer); err != nil {
+		return err
+	}
 	for _, gw := range []netip.Addr{gateway4, gateway6} {
 		if !slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return a.Is4() == gw.Is4() }) {
 			continue
 		}
 		if err := gateway(pod, inner, gw, outer); err != nil {
-			return err
-		}
-	}
-	for _, a := range p.Addresses {
-		if err := address(pod, inner, a); err != nil {
 			return err
 		}
 	}
@@ -182,6 +182,21 @@ func up(ns *netns.NS, link *netlink.LinkAttrs) error {
 		return fmt.Errorf("bring up %s in %s: %w", link.Name, ns.Name, err)
 	}
 	return nil
+}
+
+// running waits until the node's end sends, which it does a moment after the pod's end is up.
+func running(node *netns.NS, outer *netlink.LinkAttrs) error {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+		link, err := node.LinkByIndex(outer.Index)
+		switch {
+		case err != nil:
+			return fmt.Errorf("find %s: %w", outer.Name, err)
+		case link.Attrs().OperState == netlink.OperUp:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("%s does not come up: it is %s", outer.Name, link.Attrs().OperState)
+		}
+	}
 }
 
 // enableIPv6 lets an interface have IPv6 addresses, as some runtimes make namespaces that do not.

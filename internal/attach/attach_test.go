@@ -29,11 +29,16 @@ func namespace(t *testing.T, name string) *netns.NS {
 	return ns
 }
 
+func join(node, pod *netns.NS, addrs ...netip.Addr) error {
+	_, _, err := Join(node, pod, Pair{Host: "veth0", Inside: Interface, Addresses: addrs})
+	return err
+}
+
 func TestPodOfOneFamily(t *testing.T) {
 	for _, addr := range []string{"10.0.0.2", "fd00::2"} {
 		t.Run(addr, func(t *testing.T) {
 			node, pod := namespace(t, "node"), namespace(t, "pod")
-			if err := Pod(node, "veth0", pod, Interface, []netip.Addr{netip.MustParseAddr(addr)}); err != nil {
+			if err := join(node, pod, netip.MustParseAddr(addr)); err != nil {
 				t.Fatal(err)
 			}
 			routes, err := pod.RouteList(nil, 0)
@@ -61,7 +66,7 @@ func TestDetach(t *testing.T) {
 	node, pod := namespace(t, "node"), namespace(t, "pod")
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
 	for range 2 { // a pod can come back
-		if err := Pod(node, "veth0", pod, Interface, addrs); err != nil {
+		if err := join(node, pod, addrs...); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // detaching twice is fine
@@ -85,7 +90,7 @@ func TestDetach(t *testing.T) {
 func TestPodWithABadAddress(t *testing.T) {
 	node, pod := namespace(t, "node"), namespace(t, "pod")
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("ff02::1")} // a pod cannot have multicast
-	if err := Pod(node, "veth0", pod, Interface, addrs); err == nil {
+	if err := join(node, pod, addrs...); err == nil {
 		t.Fatal("no error")
 	}
 	links, err := node.LinkList()

@@ -47,6 +47,9 @@ func add(args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return err
 	}
+	if conf.Agent != nil && (pod.K8S_POD_NAMESPACE == "" || pod.K8S_POD_NAME == "") {
+		return fault(types.ErrInvalidEnvironmentVariables, "CNI_ARGS="+args.Args+" has no K8S_POD_NAMESPACE and K8S_POD_NAME: name the pod whose policies hold, or leave out agent in the network configuration", nil)
+	}
 	node, container, err := open(args)
 	if err != nil {
 		return err
@@ -72,7 +75,7 @@ func add(args *skel.CmdArgs) (err error) {
 // join makes the interface of a container that was given addresses.
 func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS, mac net.HardwareAddr, given lease) (*current.Result, error) {
 	pair := attach.Pair{
-		Host: hostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs(),
+		Host: attach.HostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs(),
 		Alias: pod.alias(args), Group: group(conf.Name), MTU: conf.MTU, MAC: mac,
 	}
 	for _, r := range given.routes {
@@ -89,8 +92,14 @@ func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS,
 	if err := forward(pair.Addresses); err != nil {
 		return nil, fault(types.ErrTryAgainLater, "let the node forward packets", err)
 	}
+	if conf.Agent != nil {
+		pair.Admit = func(device int) error { return conf.Agent.admit(pod, pair.Host, device, pair.Addresses) }
+	}
 	outer, inner, err := attach.Join(node, container, pair)
+	refused, known := errors.AsType[*types.Error](err)
 	switch {
+	case known:
+		return nil, refused
 	case errors.Is(err, unix.EEXIST):
 		return nil, fault(types.ErrTryAgainLater, "make the container's interface: what it needs is another's on this node, or of an earlier ADD without DEL; the next ADD takes other addresses", err)
 	case err != nil:
@@ -180,8 +189,12 @@ func del(args *skel.CmdArgs) error {
 
 // remove takes away what a container has. Its addresses are given back once nothing leads to it.
 func remove(conf *config, args *skel.CmdArgs, node *netns.NS) error {
-	if err := attach.Detach(node, hostInterface(args.ContainerID, args.IfName)); err != nil {
+	device := attach.HostInterface(args.ContainerID, args.IfName)
+	if err := attach.Detach(node, device); err != nil {
 		return fault(types.ErrInternal, fmt.Sprintf("remove %s of container %s", args.IfName, args.ContainerID), err)
+	}
+	if conf.Agent != nil {
+		conf.Agent.forget(device)
 	}
 	return conf.ipam(args.StdinData).del(args)
 }

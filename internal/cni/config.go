@@ -12,8 +12,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
-
-	"sluice.dev/sluice/internal/attach"
 )
 
 // config is the network configuration of this plugin, as a runtime passes it on.
@@ -149,10 +147,6 @@ func (c *config) mac(p *pod) (net.HardwareAddr, error) {
 	}
 	return mac, nil
 }
-
-// hostInterface names the node's end of a container's pair. It is of the container and not of the
-// pod: a runtime may take away a container of a pod late, when the pod has another one.
-func hostInterface(container, ifname string) string { return attach.HostInterface(container, ifname) }
 
 // group is the group that the node's ends of a network's pairs are in.
 func group(network string) uint32 {

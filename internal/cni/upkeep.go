@@ -44,10 +44,10 @@ func gc(args *skel.CmdArgs) error {
 	}
 	var keep []string
 	for _, a := range conf.ValidAttachments {
-		keep = append(keep, hostInterface(a.ContainerID, a.IfName))
+		keep = append(keep, attach.HostInterface(a.ContainerID, a.IfName))
 	}
 	errs := []error{conf.ipam(args.StdinData).gc(conf.ValidAttachments, func(lost types.GCAttachment) error {
-		return attach.Detach(node, hostInterface(lost.ContainerID, lost.IfName))
+		return attach.Detach(node, attach.HostInterface(lost.ContainerID, lost.IfName))
 	})}
 	names, err := linksOf(node, conf.Name)
 	errs = append(errs, err)
@@ -71,6 +71,9 @@ func status(args *skel.CmdArgs) error {
 	conf, err := parse(args.StdinData)
 	if err == nil {
 		err = conf.ipam(args.StdinData).status()
+	}
+	if err == nil && conf.Agent != nil {
+		err = conf.Agent.ready()
 	}
 	if err != nil {
 		if e, ok := errors.AsType[*types.Error](err); ok && e.Details != "" {
@@ -131,9 +134,9 @@ func addrsOf(r *current.Result, args *skel.CmdArgs) (addrs []netip.Addr, inside 
 
 // compare looks for what a container's packets need.
 func compare(node, container *netns.NS, args *skel.CmdArgs, addrs []netip.Addr, inside *current.Interface) error {
-	outer, err := node.LinkByName(hostInterface(args.ContainerID, args.IfName))
+	outer, err := node.LinkByName(attach.HostInterface(args.ContainerID, args.IfName))
 	if err != nil {
-		return fmt.Errorf("the node's end %s: %w", hostInterface(args.ContainerID, args.IfName), err)
+		return fmt.Errorf("the node's end %s: %w", attach.HostInterface(args.ContainerID, args.IfName), err)
 	}
 	inner, err := container.LinkByName(args.IfName)
 	switch {

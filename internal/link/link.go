@@ -134,7 +134,7 @@ func prefix(n *net.IPNet) (p netip.Prefix, isDefault bool) {
 // to every pair), nor do networks that are reached through a pod. A default route never leads
 // through a pod. An end that is a port of a bridge receives nothing of its own, and is neither.
 func (f *facts) link(l netlink.Link, port bool) model.Link {
-	m := model.Link{Index: l.Attrs().Index, Name: l.Attrs().Name, Bridge: l.Type() == "bridge", Addresses: f.addrs}
+	m := model.Link{Index: l.Attrs().Index, Name: l.Attrs().Name, Bridge: l.Type() == "bridge", Alias: l.Attrs().Alias, Addresses: f.addrs}
 	slices.SortFunc(m.Addresses, netip.Addr.Compare)
 	m.Addresses = slices.Compact(m.Addresses)
 	if port {

@@ -35,6 +35,10 @@ const (
 	GlobalNetworkSet     Kind = "GlobalNetworkSet"
 	NamespacedNetworkSet Kind = "NetworkSet"
 	AddressList          Kind = "AddressList"
+
+	// AttachmentKind is of what no API declares: the interfaces of this node's pods, as who made
+	// them says.
+	AttachmentKind Kind = "attachment"
 )
 
 // The kinds whose objects have the same Go type, *Policy and *NetworkSet.

@@ -184,6 +184,7 @@ type Link struct {
 	// Pod: it leads to a single network namespace by host routes. Host: it is the node's own: it
 	// has an address, a subnet or a gateway, or is no veth. Neither: nothing is known of it yet.
 	Pod, Host bool
+	Alias     string // what its maker says of it
 	// Addresses are its own, sorted; IPv6 link-local ones are left out, as every link has one.
 	Addresses []netip.Addr
 }

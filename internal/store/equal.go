@@ -34,6 +34,8 @@ func equal(a, b any) bool {
 		b, equal := *b.(*model.IPPool), equalSelectors(a.Nodes, b.(*model.IPPool).Nodes)
 		b.Nodes = a.Nodes
 		return equal && reflect.DeepEqual(*a, b)
+	case *model.Attachment:
+		return reflect.DeepEqual(a, b)
 	case *model.HostEndpoint:
 		b := b.(*model.HostEndpoint)
 		return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&

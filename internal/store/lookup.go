@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -64,6 +65,13 @@ func (v *View) IPPools() []*model.IPPool { return all[model.IPPool](v, model.IPP
 func (v *View) BlockAffinity(name string) *model.BlockAffinity {
 	b, _ := v.objects[model.BlockAffinityKind][model.Name{Name: name}].(*model.BlockAffinity)
 	return b
+}
+
+// Attachments returns the attachments of this node's pods, by interface.
+func (v *View) Attachments() []*model.Attachment {
+	list := all[model.Attachment](v, model.AttachmentKind)
+	slices.SortFunc(list, func(a, b *model.Attachment) int { return cmp.Compare(a.Index, b.Index) })
+	return list
 }
 
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {

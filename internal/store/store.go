@@ -94,11 +94,18 @@ type Store struct {
 	generation uint64
 	synced     bool
 	changed    wake.Signal
+
+	// Of pods that have attachments: these, and the pods as sources declare them; nil: not yet.
+	attachments map[model.Name][]*model.Attachment
+	declared    map[model.Name]*model.Pod
 }
 
 // New returns an empty store that is not synced.
 func New() *Store {
-	return &Store{view: newView(), dirty: newDirty(), changed: wake.New()}
+	return &Store{
+		view: newView(), dirty: newDirty(), changed: wake.New(),
+		attachments: map[model.Name][]*model.Attachment{}, declared: map[model.Name]*model.Pod{},
+	}
 }
 
 func newDirty() Dirty {
@@ -129,7 +136,9 @@ func (s *Store) apply(e Event) {
 	case model.EndpointSliceKind:
 		s.applySlice(e.Name, object[model.EndpointSlice](e))
 	case model.PodKind:
-		s.applyPod(e.Name, object[model.Pod](e))
+		s.declarePod(e.Name, object[model.Pod](e))
+	case model.AttachmentKind:
+		s.applyAttachment(e)
 	default:
 		s.applyObject(e)
 	}
@@ -223,6 +232,42 @@ func (s *Store) relist(name model.Name, service string, next *model.EndpointSlic
 		return
 	}
 	s.view.byService[owner] = list
+}
+
+// declarePod takes what a source says of a pod. Where its attachments say more, both count.
+func (s *Store) declarePod(name model.Name, next *model.Pod) {
+	list := s.attachments[name]
+	if len(list) > 0 {
+		s.declared[name] = next
+	}
+	s.applyPod(name, next.Attached(list))
+}
+
+// applyAttachment takes an attachment, and its pod with it.
+func (s *Store) applyAttachment(e Event) {
+	old, next := get[model.Attachment](&s.view, model.Ref{Kind: e.Kind, Name: e.Name}), object[model.Attachment](e)
+	s.applyObject(e)
+	for _, at := range []*model.Attachment{old, next} {
+		if at != nil {
+			s.reattach(at.Pod)
+		}
+	}
+}
+
+// reattach follows a change of a pod's attachments.
+func (s *Store) reattach(pod model.Name) {
+	declared, known := s.declared[pod]
+	if !known {
+		declared = s.view.pods[pod]
+	}
+	list := slices.DeleteFunc(s.view.Attachments(), func(at *model.Attachment) bool { return at.Pod != pod })
+	if len(list) > 0 {
+		s.attachments[pod], s.declared[pod] = list, declared
+	} else {
+		delete(s.attachments, pod)
+		delete(s.declared, pod)
+	}
+	s.applyPod(pod, declared.Attached(list))
 }
 
 func (s *Store) applyPod(name model.Name, next *model.Pod) {

@@ -159,6 +159,20 @@ func (s *Store) PodByAddr(addr netip.Addr) *model.Pod {
 	return s.view.PodByAddr(addr)
 }
 
+// Pod is View.Pod.
+func (s *Store) Pod(name model.Name) *model.Pod {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.view.Pod(name)
+}
+
+// Attachments is View.Attachments.
+func (s *Store) Attachments() []*model.Attachment {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.view.Attachments()
+}
+
 // Node is View.Node.
 func (s *Store) Node(name string) *model.Node {
 	s.mu.RLock()

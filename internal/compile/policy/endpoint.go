@@ -192,12 +192,18 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 		return nil
 	}
 	e := slices.MinFunc(claims, compareClaims)
+	if at := es.links.attached[a]; at != nil {
+		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.pod.Name == at.Pod }); i >= 0 {
+			e = claims[i]
+		}
+	}
 	w := &state.Workload{Pod: e.item.pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
 	w.Device, w.Bridged = es.links.to(a)
 	return w
 }
 
-// compareClaims orders pods that claim one address: one that is about to go comes last.
+// compareClaims orders pods that claim one address, where no attachment says whose it is: one that
+// is about to go comes last.
 func compareClaims(a, b *endpoint) int {
 	return cmp.Or(
 		cmp.Compare(one(a.item.pod.Terminating), one(b.item.pod.Terminating)),

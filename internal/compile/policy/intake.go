@@ -32,6 +32,9 @@ func (in *intake) take(v *store.View, d store.Dirty) {
 	for name := range d.Objects[model.ServiceAccountKind] {
 		in.setAccount(name, v.ServiceAccount(name))
 	}
+	if len(d.Objects[model.AttachmentKind]) > 0 {
+		in.endpoints.attach(v.Attachments())
+	}
 	in.takePods(v, d.Objects[model.PodKind])
 	for key := range d.Refs(model.NetworkSetKinds) {
 		in.setNetworkSet(key, v.NetworkSet(key))

@@ -16,6 +16,8 @@ type links struct {
 	byIndex map[int]*model.Link
 	single  map[netip.Addr]int // routes to one address
 	wider   []model.LinkRoute  // the others, the longest prefixes first
+
+	attached map[netip.Addr]*model.Attachment // by addresses
 }
 
 func newLinks(l model.Links) *links {
@@ -37,6 +39,9 @@ func newLinks(l model.Links) *links {
 // to returns the interface that leads to an address, 0 if none does; bridged: others are behind it
 // too.
 func (x *links) to(a netip.Addr) (device int, bridged bool) {
+	if at := x.attached[a]; at != nil {
+		return at.Index, false
+	}
 	if device, ok := x.single[a]; ok {
 		l := x.byIndex[device]
 		return device, l != nil && l.Bridge
@@ -51,11 +56,30 @@ func (x *links) to(a netip.Addr) (device int, bridged bool) {
 
 // SetLinks says what the node's kernel has; the next Update follows.
 func (c *Compiler) SetLinks(l model.Links) {
+	attached := c.links.attached
 	*c.links = *newLinks(l)
-	c.links.known = true
+	c.links.known, c.links.attached = true, attached
 	c.endpoints.hosts.stale = true
 	for a := range c.endpoints.claims {
 		c.endpoints.readdressed[a] = struct{}{}
+	}
+}
+
+// attach follows the attachments of this node's pods. Of two with one address, the newer has it.
+func (es *endpoints) attach(list []*model.Attachment) {
+	before := es.links.attached
+	es.links.attached = map[netip.Addr]*model.Attachment{}
+	for _, at := range list { // the highest index comes last
+		for _, a := range at.Addrs {
+			es.links.attached[a] = at
+		}
+	}
+	for _, some := range []map[netip.Addr]*model.Attachment{before, es.links.attached} {
+		for a := range some {
+			if before[a] != es.links.attached[a] {
+				es.readdressed[a] = struct{}{}
+			}
+		}
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -569,7 +568,11 @@ func testRestart(w *world) {
 	}
 	w.remove("goes", metav1.DeleteOptions{})
 	w.remove("is-deleted", metav1.DeleteOptions{})
-	if err := attach.Detach(w.node, attach.HostInterface("default", "lost")); err != nil { // as somebody's mistake
+	link, err := w.node.LinkByAlias("default/lost")
+	if err == nil {
+		err = w.node.LinkDel(link) // as somebody's mistake
+	}
+	if err != nil {
 		w.Fatal(err)
 	}
 	begin := time.Now()

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// cniNode has pods that nobody has given an address yet: those of shut may talk to nobody, and one
+// of shop to whom a policy allows.
+const cniNode = `
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+spec: {podCIDRs: [10.244.1.0/24]}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: target, namespace: shop, labels: {app: target}}
+spec: {nodeName: node-a}
+status: {phase: Pending}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: open, namespace: shop, labels: {app: open}}
+spec: {nodeName: node-a}
+status: {phase: Pending}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shut, namespace: shut}
+spec: {nodeName: node-a}
+status: {phase: Pending}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: target, namespace: shop}
+spec: {podSelector: {matchLabels: {app: open}}, policyTypes: [Egress], egress: [{to: [{podSelector: {matchLabels: {app: target}}}]}]}
+`
+
+const denyAll = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: nobody, namespace: shut}
+spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
+`
+
+// plugin is a node with sluice-cni and an agent's socket.
+type plugin struct {
+	*testing.T
+	node         *netns.NS
+	dir, socket  string
+	timeout      string
+	program, log string
+}
+
+func newPlugin(t *testing.T) *plugin {
+	t.Helper()
+	p := &plugin{T: t, node: nodeNS(t), dir: t.TempDir(), timeout: "20s"}
+	p.socket, p.program = filepath.Join(p.dir, "s.sock"), filepath.Join(p.dir, "sluice-cni")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", p.program, "../sluice-cni").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return p
+}
+
+// call calls the plugin for a pod.
+func (p *plugin) call(verb, namespace, pod string, ns *netns.NS) error {
+	cmd := exec.Command(p.program)
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + pod, "CNI_IFNAME=eth0", "CNI_PATH=" + p.dir, "CNI_NETNS=" + ns.Path(), "CNI_ARGS=K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + pod}
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "type": "sluice-cni", "agent": {"socket": %q, "timeout": %q},
+		"ipam": {"type": "host-local", "dataDir": %q, "podCIDRs": ["10.244.1.0/24"]}}`, p.socket, p.timeout, filepath.Join(p.dir, "addresses")))
+	return p.node.Do(func() error {
+		out, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", verb, err, out)
+		}
+		return nil
+	})
+}
+
+func (p *plugin) namespace(name string) *netns.NS {
+	p.Helper()
+	ns, err := netns.New(fmt.Sprintf("cmd-cni-%s-%d", name, os.Getpid()))
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			p.Error(err)
+		}
+	})
+	return ns
+}
+
+// flood sends numbered datagrams from a namespace until the test ends, as soon as there is a way.
+func (p *plugin) flood(ns *netns.NS, to string) (sent *atomic.Uint64) {
+	p.Helper()
+	var socket *net.UDPConn
+	if err := ns.Do(func() (err error) { socket, err = net.ListenUDP("udp4", nil); return err }); err != nil {
+		p.Fatal(err)
+	}
+	addr, err := net.ResolveUDPAddr("udp4", to)
+	if err != nil {
+		p.Fatal(err)
+	}
+	sent = &atomic.Uint64{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := uint64(1); ; {
+			_, err := socket.WriteToUDP(binary.BigEndian.AppendUint64(nil, n), addr)
+			switch {
+			case errors.Is(err, net.ErrClosed):
+				return
+			case err == nil:
+				sent.Store(n)
+				n++
+			}
+			time.Sleep(50 * time.Microsecond)
+		}
+	}()
+	p.Cleanup(func() { _ = socket.Close(); <-done })
+	return sent
+}
+
+// collect counts the datagrams that arrive in a namespace, and notes the number of the first.
+func (p *plugin) collect(ns *netns.NS, at string) (got, first *atomic.Uint64) {
+	p.Helper()
+	var socket net.PacketConn
+	if err := ns.Do(func() (err error) { socket, err = net.ListenPacket("udp4", at); return err }); err != nil {
+		p.Fatal(err)
+	}
+	got, first = &atomic.Uint64{}, &atomic.Uint64{}
+	go func() {
+		for b := make([]byte, 8); ; {
+			if _, _, err := socket.ReadFrom(b); err != nil {
+				return
+			}
+			first.CompareAndSwap(0, binary.BigEndian.Uint64(b))
+			got.Add(1)
+		}
+	}()
+	p.Cleanup(func() { _ = socket.Close() })
+	return got, first
+}
+
+// With an agent, ADD returns once the pod's policy holds: of a pod that may talk to nobody not one
+// packet passes, from the moment that it has a namespace, and of one that may talk all do.
+func TestAddWaitsForPolicy(t *testing.T) {
+	p := newPlugin(t)
+	dir := folder(t, map[string]string{"node.yaml": cniNode, "deny.yaml": denyAll})
+	stop := startAgent(t, dir, p.socket, p.node.Do)
+	target, open, shut := p.namespace("target"), p.namespace("open"), p.namespace("shut")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(p.call("ADD", "shop", "target", target)) // 10.244.1.2
+	fromShut, _ := p.collect(target, ":7001")
+	fromOpen, firstOpen := p.collect(target, ":7002")
+	toShut, _ := p.collect(shut, ":7003")
+
+	sentShut, sentTo := p.flood(shut, "10.244.1.2:7001"), p.flood(target, "10.244.1.3:7003")
+	must(p.call("ADD", "shut", "shut", shut)) // 10.244.1.3
+	had := sentTo.Load()
+	eventually(t, "both to send", func() bool { return sentShut.Load() > 200 && sentTo.Load() > had+200 })
+	if from, to := fromShut.Load(), toShut.Load(); from > 0 || to > 0 {
+		t.Errorf("%d packets came from a pod that may talk to nobody, and %d to it", from, to)
+	}
+
+	sentOpen := p.flood(open, "10.244.1.2:7002")
+	must(p.call("ADD", "shop", "open", open))
+	eventually(t, "it to send", func() bool { return sentOpen.Load() > 200 })
+	eventually(t, "its packets to arrive", func() bool { return fromOpen.Load() > 200 })
+	if n := firstOpen.Load(); n != 1 {
+		t.Errorf("the first packet that passed is number %d", n)
+	}
+
+	// Another agent knows from the interfaces what this one was told.
+	stop()
+	stop = startAgent(t, dir, p.socket, p.node.Do)
+	defer stop()
+	if code, _, stderr := sluice(t, "sync", "--socket", p.socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	lost := fromOpen.Load()
+	eventually(t, "packets to arrive after a restart", func() bool { return fromOpen.Load() > lost+200 })
+	if from, to := fromShut.Load(), toShut.Load(); from > 0 || to > 0 {
+		t.Errorf("after a restart, %d packets came from a pod that may talk to nobody, and %d to it", from, to)
+	}
+
+	// What the API says later is the same pod.
+	write(t, dir, "node.yaml", strings.Replace(cniNode, "metadata: {name: shut, namespace: shut}\nspec: {nodeName: node-a}\nstatus: {phase: Pending}",
+		"metadata: {name: shut, namespace: shut}\nspec: {nodeName: node-a}\nstatus: {phase: Running, podIPs: [{ip: 10.244.1.3}]}", 1))
+	must(os.Remove(filepath.Join(dir, "deny.yaml")))
+	eventually(t, "the pod to talk once it may", func() bool { return fromShut.Load() > 0 && toShut.Load() > 0 })
+
+	for pod, ns := range map[string]*netns.NS{"target": target, "open": open, "shut": shut} {
+		must(p.call("DEL", "shop", pod, ns))
+	}
+	if left := p.left(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// left lists what is left of pods.
+func (p *plugin) left() string {
+	out, err := p.node.Run("ip", "-o", "link", "show", "type", "veth")
+	files, _ := filepath.Glob(filepath.Join(p.dir, "addresses", "pods", "1*"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(bytes.TrimSpace(out)) + strings.Join(files, " ")
+}
+
+// Without an answer of the agent within the time, ADD fails and leaves nothing; an agent that comes
+// back in time is waited for.
+func TestAddWithoutAgent(t *testing.T) {
+	p := newPlugin(t)
+	ns := p.namespace("target")
+	p.timeout = "200ms"
+	refused := func(what, pod, says string) {
+		t.Helper()
+		if err := p.call("ADD", "shop", pod, ns); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), `"code": 11`) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if left := p.left(); left != "" {
+			t.Errorf("%s: left: %s", what, left)
+		}
+	}
+	refused("no agent", "target", "the agent at "+p.socket)
+	listener, err := net.Listen("unix", p.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("an agent that hangs", "target", "it does not answer")
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := folder(t, map[string]string{"node.yaml": cniNode})
+	p.timeout = "20s"
+	added := make(chan error, 1)
+	go func() { added <- p.call("ADD", "shop", "target", ns) }()
+	startAgent(t, dir, p.socket, p.node.Do)
+	if err := <-added; err != nil {
+		t.Errorf("an agent that comes back: %v", err)
+	}
+	if err := p.call("DEL", "shop", "target", ns); err != nil {
+		t.Error(err)
+	}
+	p.timeout = "200ms"
+	refused("a pod that nobody knows", "unknown", "does not say that it is on node node-a")
+}
