@@ -166,6 +166,10 @@ var rules = []rule{
 		"kubeproxy says what its configuration comes to; who carries that out is for the command to choose"},
 	{"internal/agent", kubernetes,
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
+	{"internal/cni", slices.Concat(kubernetes, []string{"net/http", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+		"a runtime starts sluice-cni for each pod: it stays small, and reaches the agent over its socket alone"},
+	{"internal/attach", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+		"attach makes a pod's interface, whoever asks for it"},
 	{"internal", []string{"cmd"},
 		"the commands wire the parts; no part knows of them"},
 }
@@ -268,6 +272,22 @@ func TestSluiceLinksTheProductAlone(t *testing.T) {
 		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing"}, apart...) {
 			if below(name, never) {
 				t.Errorf("cmd/sluice links %s: it is there to show and test the product, which has to work without", name)
+			}
+		}
+	}
+}
+
+// A runtime starts sluice-cni for each pod.
+func TestPluginIsSmall(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../cmd/sluice-cni").Output()
+	linked := strings.Fields(string(out))
+	if err != nil || !slices.Contains(linked, module+"internal/cni") {
+		t.Fatalf("go list: %v: %s", err, out)
+	}
+	for _, name := range linked {
+		for _, never := range append(kubernetes, "github.com/google/nftables", "net/http", "crypto/tls") {
+			if below(name, never) {
+				t.Errorf("cmd/sluice-cni links %s, which is not worth what it weighs", name)
 			}
 		}
 	}

@@ -60,25 +60,41 @@ type Pair struct {
 	MTU   int              // of both ends; 0: the kernel's default
 	MAC   net.HardwareAddr // of the pod's end; nil: the kernel chooses
 	// Routes are the pod's beside its default routes. All of them lead to the node.
-	Routes []netlink.Route
+	Routes []Route
 
 	// Admit, if set, is called when the node's end is up with its routes, and before the pod's end
 	// is: until it returns, no packet passes. Its error undoes everything.
 	Admit func(device int) error
 }
 
+// Route is a route of a pod; 0: as the kernel has it.
+type Route struct {
+	To                                  netip.Prefix
+	MTU, AdvMSS, Priority, Table, Scope int
+}
+
+// End is one end of a pair.
+type End struct {
+	Name string
+	MAC  string
+	MTU  int
+}
+
+func endOf(l *netlink.LinkAttrs) End { return End{l.Name, l.HardwareAddr.String(), l.MTU} }
+
 // Join joins a pod's namespace to its node's, and returns the node's end and the pod's. From then
 // on the addresses belong to the pod. If it fails, nothing remains. It fails where an address is
 // another pod's: it never takes a route over.
-func Join(node, pod *netns.NS, p Pair) (outer, inner *netlink.LinkAttrs, err error) {
-	if outer, inner, err = p.make(node, pod); err != nil {
-		return nil, nil, err
+func Join(node, pod *netns.NS, p Pair) (host, inside End, err error) {
+	outer, inner, err := p.make(node, pod)
+	if err != nil {
+		return End{}, End{}, err
 	}
 	if err := p.configure(node, outer, pod, inner); err != nil {
 		_ = Detach(node, p.Host) // the first error says why
-		return nil, nil, fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
+		return End{}, End{}, fmt.Errorf("attach %s to %s: %w", pod.Name, node.Name, err)
 	}
-	return outer, inner, nil
+	return endOf(outer), endOf(inner), nil
 }
 
 // make makes the pair, with the pod's end in the pod's namespace from the beginning.
@@ -169,9 +185,12 @@ func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, 
 		}
 	}
 	for _, r := range p.Routes {
-		r.LinkIndex, r.Flags, r.Gw = inner.Index, int(netlink.FLAG_ONLINK), Gateway(r.Dst.IP.To4() != nil).AsSlice()
-		if err := pod.RouteAdd(&r); err != nil {
-			return fmt.Errorf("route %s: %w", r.Dst, err)
+		route := &netlink.Route{
+			LinkIndex: inner.Index, Dst: netOf(r.To), Gw: Gateway(r.To.Addr().Is4()).AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority, Table: r.Table, Scope: netlink.Scope(r.Scope),
+		}
+		if err := pod.RouteAdd(route); err != nil {
+			return fmt.Errorf("route %s: %w", r.To, err)
 		}
 	}
 	return nil
@@ -256,6 +275,8 @@ func neighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, far *netlink
 	return nil
 }
 
-func hostNet(a netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+func hostNet(a netip.Addr) *net.IPNet { return netOf(netip.PrefixFrom(a, a.BitLen())) }
+
+func netOf(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/attach"
@@ -126,7 +125,7 @@ func open(args *skel.CmdArgs) (node, container *netns.NS, err error) {
 }
 
 // result is what a container got, after what plugins before this one gave it.
-func result(conf *config, args *skel.CmdArgs, outer, inner *netlink.LinkAttrs, given lease) *current.Result {
+func result(conf *config, args *skel.CmdArgs, outer, inner attach.End, given lease) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if conf.PrevResult != nil {
 		if before, err := current.NewResultFromResult(conf.PrevResult); err == nil {
@@ -134,8 +133,8 @@ func result(conf *config, args *skel.CmdArgs, outer, inner *netlink.LinkAttrs, g
 		}
 	}
 	r.Interfaces = append(r.Interfaces,
-		&current.Interface{Name: outer.Name, Mac: outer.HardwareAddr.String(), Mtu: outer.MTU},
-		&current.Interface{Name: inner.Name, Mac: inner.HardwareAddr.String(), Mtu: inner.MTU, Sandbox: args.Netns})
+		&current.Interface{Name: outer.Name, Mac: outer.MAC, Mtu: outer.MTU},
+		&current.Interface{Name: inner.Name, Mac: inner.MAC, Mtu: inner.MTU, Sandbox: args.Netns})
 	inside := len(r.Interfaces) - 1
 	families := map[bool]bool{}
 	for _, ip := range given.ips {

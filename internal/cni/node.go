@@ -2,46 +2,24 @@ package cni
 
 import (
 	"errors"
-	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/vishvananda/netlink"
 
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// somewhere are addresses that only default routes lead to.
-var somewhere = map[bool]net.IP{true: net.IPv4(192, 0, 2, 1), false: net.ParseIP("2001:db8::1")} // by whether they are IPv4
-
 // underlayMTU is the largest packet that reaches other nodes' pods whole: that of the devices that
 // default routes lead to, and of the tunnels to other nodes; 0 where there is neither.
-func underlayMTU(node *netns.NS) (mtu int, err error) {
-	least := func(l netlink.Link, err error) error {
-		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-			return nil
-		}
-		if err == nil && l.Attrs().Flags&net.FlagLoopback == 0 && (mtu == 0 || l.Attrs().MTU < mtu) {
-			mtu = l.Attrs().MTU
-		}
-		return err
-	}
-	var errs []error
-	for _, to := range somewhere {
-		if routes, err := node.RouteGet(to); err == nil && len(routes) > 0 && routes[0].LinkIndex > 0 {
-			errs = append(errs, least(node.LinkByIndex(routes[0].LinkIndex)))
-		}
-	}
-	for _, tunnel := range []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP} {
-		errs = append(errs, least(node.LinkByName(tunnel)))
-	}
-	if err := errors.Join(errs...); err != nil {
+func underlayMTU(node *netns.NS) (int, error) {
+	mtu, err := attach.MTU(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP)
+	if err != nil {
 		return 0, fault(types.ErrInternal, "find the underlay's MTU: set mtu in the network configuration", err)
 	}
 	return mtu, nil
@@ -72,27 +50,14 @@ func notForwarding(is4, is6 bool) (off []string, err error) {
 }
 
 // routeOf is a route of a pod that its IPAM asks for.
-func routeOf(r *types.Route) netlink.Route {
-	route := netlink.Route{Dst: &r.Dst, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
+func routeOf(r *types.Route) attach.Route {
+	ones, _ := r.Dst.Mask.Size()
+	route := attach.Route{To: netip.PrefixFrom(addrOf(r.Dst.IP), ones), MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
 	if r.Table != nil {
 		route.Table = *r.Table
 	}
 	if r.Scope != nil {
-		route.Scope = netlink.Scope(*r.Scope)
+		route.Scope = *r.Scope
 	}
 	return route
-}
-
-// linksOf lists the interfaces on the node of a network's containers.
-func linksOf(node *netns.NS, network string) (names []string, err error) {
-	links, err := node.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list the node's interfaces: %w", err)
-	}
-	for _, l := range links {
-		if l.Type() == "veth" && l.Attrs().Group == group(network) {
-			names = append(names, l.Attrs().Name)
-		}
-	}
-	return names, nil
 }

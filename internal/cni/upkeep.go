@@ -11,8 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
@@ -49,7 +47,7 @@ func gc(args *skel.CmdArgs) error {
 	errs := []error{conf.ipam(args.StdinData).gc(conf.ValidAttachments, func(lost types.GCAttachment) error {
 		return attach.Detach(node, attach.HostInterface(lost.ContainerID, lost.IfName))
 	})}
-	names, err := linksOf(node, conf.Name)
+	names, err := attach.InGroup(node, group(conf.Name))
 	errs = append(errs, err)
 	for _, name := range names {
 		if !slices.Contains(keep, name) {
@@ -110,7 +108,11 @@ func check(args *skel.CmdArgs) (err error) {
 	if err := conf.ipam(args.StdinData).check(args, addrs); err != nil {
 		return err
 	}
-	if err := compare(node, container, args, addrs, inside); err != nil {
+	pair := attach.Pair{Host: attach.HostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: addrs}
+	if inside == nil {
+		return fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("prevResult has no interface %s in %s: CHECK compares the container with what ADD returned", args.IfName, args.Netns), nil)
+	}
+	if err := attach.Check(node, container, pair, inside.Mac); err != nil {
 		return fault(types.ErrInternal, "the container's network is not as ADD made it: make the container anew", err)
 	}
 	return nil
@@ -130,50 +132,4 @@ func addrsOf(r *current.Result, args *skel.CmdArgs) (addrs []netip.Addr, inside 
 		}
 	}
 	return addrs, inside
-}
-
-// compare looks for what a container's packets need.
-func compare(node, container *netns.NS, args *skel.CmdArgs, addrs []netip.Addr, inside *current.Interface) error {
-	outer, err := node.LinkByName(attach.HostInterface(args.ContainerID, args.IfName))
-	if err != nil {
-		return fmt.Errorf("the node's end %s: %w", attach.HostInterface(args.ContainerID, args.IfName), err)
-	}
-	inner, err := container.LinkByName(args.IfName)
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s in the container: %w", args.IfName, err)
-	case inside == nil:
-		return fmt.Errorf("prevResult has no interface %s in %s", args.IfName, args.Netns)
-	case inside.Mac != "" && inside.Mac != inner.Attrs().HardwareAddr.String():
-		return fmt.Errorf("%s has the hardware address %s, not %s", args.IfName, inner.Attrs().HardwareAddr, inside.Mac)
-	}
-	for _, l := range []netlink.Link{outer, inner} {
-		if l.Attrs().OperState != netlink.OperUp {
-			return fmt.Errorf("%s is %s", l.Attrs().Name, l.Attrs().OperState)
-		}
-	}
-	has, err := container.AddrList(inner, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("list the container's addresses: %w", err)
-	}
-	for _, a := range addrs {
-		if !slices.ContainsFunc(has, func(h netlink.Addr) bool { return addrOf(h.IP) == a }) {
-			return fmt.Errorf("%s does not have the address %s", args.IfName, a)
-		}
-		routes, err := node.RouteListFiltered(familyOf(a), &netlink.Route{Dst: prefix(a, a.BitLen()), LinkIndex: outer.Attrs().Index}, netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
-		if err != nil || len(routes) == 0 {
-			return errors.Join(fmt.Errorf("the node has no route to %s by %s", a, outer.Attrs().Name), err)
-		}
-		if way, err := container.RouteGet(somewhere[a.Is4()]); err != nil || len(way) == 0 {
-			return errors.Join(fmt.Errorf("the container has no default route for %s", a), err)
-		}
-	}
-	return nil
-}
-
-func familyOf(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }

@@ -187,23 +187,28 @@ func (es *endpoints) publish() {
 
 // workload returns what is at an address; nil: nothing.
 func (es *endpoints) workload(a netip.Addr) *state.Workload {
-	claims := es.claims[a]
-	if len(claims) == 0 {
+	if len(es.claims[a]) == 0 {
 		return nil
 	}
-	e := slices.MinFunc(claims, compareClaims)
-	if at := es.links.attached[a]; at != nil {
-		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.pod.Name == at.Pod }); i >= 0 {
-			e = claims[i]
-		}
-	}
+	e := es.owner(a)
 	w := &state.Workload{Pod: e.item.pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
 	w.Device, w.Bridged = es.links.to(a)
 	return w
 }
 
-// compareClaims orders pods that claim one address, where no attachment says whose it is: one that
-// is about to go comes last.
+// owner returns the pod that an address is of: of several that claim it, the one that is attached
+// with it.
+func (es *endpoints) owner(a netip.Addr) *endpoint {
+	claims := es.claims[a]
+	if at := es.links.attached[a]; at != nil {
+		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.pod.Name == at.Pod }); i >= 0 {
+			return claims[i]
+		}
+	}
+	return slices.MinFunc(claims, compareClaims)
+}
+
+// compareClaims orders pods that claim one address: one that is about to go comes last.
 func compareClaims(a, b *endpoint) int {
 	return cmp.Or(
 		cmp.Compare(one(a.item.pod.Terminating), one(b.item.pod.Terminating)),

@@ -87,7 +87,7 @@ func (c *Compiler) Issues() []model.Issue {
 		}
 	}
 	for a, claims := range c.endpoints.claims {
-		winner := slices.MinFunc(claims, compareClaims)
+		winner := c.endpoints.owner(a)
 		for _, e := range claims {
 			if e != winner {
 				add(model.Ref{Kind: model.PodKind, Name: e.item.pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
