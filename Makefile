@@ -68,7 +68,7 @@ test: ## Run all tests that one machine can run, kernel tests in network namespa
 	go test -count=1 -timeout 20m ./...
 
 .PHONY: test-vm
-test-vm: ## Run the packet table in QEMU guests with the stock kernels of Debian 12 (6.1) and 13 (6.12)
+test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the stock kernels of Debian 12 (6.1) and 13 (6.12)
 	@hack/need "the guest" $(VM_TOOLS)
 	go run ./test/vm $(VM)
 	go run ./test/vm -suite trixie $(VM)

@@ -22,7 +22,7 @@ var modules = []string{
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
 	"xfrm_user", // the netlink library opens this family too
-	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "8021q",
+	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "wireguard", "8021q",
 	"ip_vs", "ip_vs_rr", "ip_set", "ip_set_hash_ipport",
 }
 

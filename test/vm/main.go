@@ -23,11 +23,11 @@ import (
 )
 
 // packages are tested when none are named.
-var packages = []string{"internal/conntrack", "internal/driver/nftables", "internal/policytest"}
+var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/nftables", "internal/policytest"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.
-var tools = []string{"nft", "ip"}
+var tools = []string{"nft", "ip", "bridge"}
 
 func main() {
 	if os.Args[0] == guestInit {

@@ -2,11 +2,13 @@ package fabric_test
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
 
 	compile "sluice.dev/sluice/internal/compile/fabric"
+	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -63,45 +65,75 @@ func compiled(t testing.TB, x *node, objects []store.Event) *state.Fabric {
 	return c.Fabric()
 }
 
+// underlay is the modes of pools of both families, and the devices by which the first node reaches
+// the second, on its own subnet, and the third.
+type underlay struct {
+	name         string
+	v4, v6       model.IPPool
+	near4, far4  string
+	near6, far6  string
+	device, size string // one of its tunnels, and what is shown of its MTU
+}
+
+// underlays are those that this kernel has the devices for: Debian's, in the guest, have all.
+func underlays(t testing.TB) []underlay {
+	all := []underlay{
+		{"VXLAN across subnets", model.IPPool{VXLAN: model.CrossSubnet}, model.IPPool{VXLAN: model.CrossSubnet}, "eth0", "sluice.vxlan", "eth0", "sluice.vxlan6", "sluice.vxlan", "mtu 1350 "},
+		{"VXLAN", model.IPPool{VXLAN: model.Always}, model.IPPool{VXLAN: model.Always}, "sluice.vxlan", "sluice.vxlan", "sluice.vxlan6", "sluice.vxlan6", "sluice.vxlan6", "mtu 1330 "},
+	}
+	if fabric.IPIP.Met(t.Context()) == nil {
+		all = append(all,
+			underlay{"IPIP across subnets", model.IPPool{IPIP: model.CrossSubnet}, model.IPPool{VXLAN: model.CrossSubnet}, "eth0", "sluice.ipip", "eth0", "sluice.vxlan6", "sluice.ipip", "mtu 1380 "},
+			underlay{"IPIP", model.IPPool{IPIP: model.Always}, model.IPPool{VXLAN: model.Always}, "sluice.ipip", "sluice.ipip", "sluice.vxlan6", "sluice.vxlan6", "sluice.ipip", "mtu 1380 "})
+	}
+	return all
+}
+
 // From Nodes and IPPools to packets: native on one subnet, in tunnels across, and the MTU of the
-// tunnels is what the underlay leaves.
+// tunnels is what the underlay leaves. Connections go on from one mode to the next.
 func TestAcrossSubnets(t *testing.T) {
 	all, objects := across(t)
 	for _, x := range all {
 		echo(t, x.pod)
 	}
-	for _, mode := range []model.Encapsulate{model.CrossSubnet, model.Always} {
-		pools := []*model.IPPool{
-			{Name: "v4", CIDR: netip.MustParsePrefix("10.244.0.0/16"), VXLAN: mode},
-			{Name: "v6", CIDR: netip.MustParsePrefix("fd00:10:244::/48"), VXLAN: mode},
-		}
+	var open4 net.Conn
+	for _, mode := range underlays(t) {
+		mode.v4.Name, mode.v4.CIDR = "v4", netip.MustParsePrefix("10.244.0.0/16")
+		mode.v6.Name, mode.v6.CIDR = "v6", netip.MustParsePrefix("fd00:10:244::/48")
 		now := objects
-		for _, p := range pools {
+		for _, p := range []*model.IPPool{&mode.v4, &mode.v6} {
 			now = append(now, store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: p.Name}, Object: p})
 		}
 		for _, x := range all {
 			adopt(t, x.d, compiled(t, x, now))
 		}
-		t.Run(mode.String(), func(t *testing.T) { reach(t, all) })
+		t.Run(mode.name, func(t *testing.T) { reach(t, all) })
+		if open4 == nil {
+			var err error
+			open4, err = dial(all[0].pod, addr("10.244.3.2"))
+			must(t, err)
+		}
+		if err := say(open4, "still here?"); err != nil {
+			t.Errorf("%s: a connection that was open: %v", mode.name, err)
+		}
 		for _, x := range all {
 			if did := adopt(t, open(t, x.ns), compiled(t, x, now)); did != "" {
-				t.Errorf("%s: adopting again did:\n%s", mode, did)
+				t.Errorf("%s: adopting again did:\n%s", mode.name, did)
+			}
+			if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
+				t.Errorf("%s: tampered %v, %v", mode.name, tampered, err)
 			}
 		}
-		for to, device := range map[string]string{"10.244.2.2": "eth0", "10.244.3.2": "sluice.vxlan", "fd00:10:244:2::2": "eth0", "fd00:10:244:3::2": "sluice.vxlan6"} {
-			if mode == model.Always {
-				device = strings.Replace(device, "eth0", "sluice.vxlan", 1)
-			}
-			if got := run(t, all[0].ns, "ip route get "+to); !strings.Contains(got, "dev "+device) {
-				t.Errorf("%s: %s by %s", mode, to, got)
+		for to, device := range map[string]string{"10.244.2.2": mode.near4, "10.244.3.2": mode.far4, "fd00:10:244:2::2": mode.near6, "fd00:10:244:3::2": mode.far6} {
+			if got := run(t, all[0].ns, "ip route get "+to); !strings.Contains(got, "dev "+device+" ") {
+				t.Errorf("%s: %s by %s", mode.name, to, got)
 			}
 		}
-		for device, mtu := range map[string]int{"sluice.vxlan": 1350, "sluice.vxlan6": 1330} {
-			if got := run(t, all[0].ns, "ip link show "+device); !strings.Contains(got, fmt.Sprintf("mtu %d ", mtu)) {
-				t.Error(got)
-			}
+		if got := run(t, all[0].ns, "ip link show "+mode.device); !strings.Contains(got, mode.size) {
+			t.Error(got)
 		}
 	}
+	must(t, open4.Close())
 }
 
 // large is the fabric of a cluster of some nodes in VXLAN.

@@ -225,21 +225,30 @@ func (d *Driver) Purge(ctx context.Context) error {
 	return p.Apply(ctx)
 }
 
-// vxlan is what every cluster may need; IPIP is said of those that ask for it.
-var vxlan = &probe.Requirement{
-	Name: "VXLAN", Since: "3.7", Modules: []string{"vxlan"},
-	Check: func(context.Context) error {
-		return netns.Apart(func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			t := &state.Tunnel{Encapsulation: state.VXLAN, Local: netip.IPv4Unspecified(), VNI: 1, Port: 4789, MTU: 1450, MAC: state.MAC{2}}
-			return h.LinkAdd(newLink(state.DeviceVXLAN, t))
-		})
-	},
+// What the devices of the modes need of the kernel. IPIP is asked for by those that use it: where it
+// is missing, the device is set aside.
+var (
+	VXLAN = makes("VXLAN", "3.7", "vxlan", state.DeviceVXLAN, &state.Tunnel{Encapsulation: state.VXLAN, VNI: 1, Port: 4789, MTU: 1450, MAC: state.MAC{2}})
+	IPIP  = makes("IPIP", "3.9", "ipip", state.DeviceIPIP, &state.Tunnel{Encapsulation: state.IPIP, MTU: 1480})
+)
+
+// makes is the requirement that a device can be made.
+func makes(name, since, module, device string, t *state.Tunnel) *probe.Requirement {
+	t.Local = netip.AddrFrom4([4]byte{192, 0, 2, 1}) // without one it would be the tunl0 that the module makes
+	return &probe.Requirement{
+		Name: name, Since: since, Modules: []string{module},
+		Check: func(context.Context) error {
+			return netns.Apart(func() error {
+				h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+				if err != nil {
+					return err
+				}
+				defer h.Close()
+				return h.LinkAdd(newLink(device, t))
+			})
+		},
+	}
 }
 
 // Probe implements driver.Driver.
-func (d *Driver) Probe(ctx context.Context) error { return vxlan.Met(ctx) }
+func (d *Driver) Probe(ctx context.Context) error { return VXLAN.Met(ctx) }

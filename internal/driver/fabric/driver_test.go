@@ -96,6 +96,7 @@ func newNode(t testing.TB, n int, lan *netns.NS, addrs ...string) *node {
 	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 		must(t, x.ns.Sysctl(key, "1"))
 	}
+	must(t, x.ns.Sysctl("net.ipv6.conf.default.accept_dad", "0")) // or addresses come a second later
 	must(t, netns.Veth(x.ns, "eth0", lan, fmt.Sprintf("n%d", n)))
 	for _, a := range addrs {
 		run(t, x.ns, "ip addr add "+a+" dev eth0 nodad")

@@ -104,6 +104,9 @@ func (d *Driver) neighbourContradicts(m message) bool {
 		return false
 	}
 	e, permanent := readNeighbour(m.body, d.used)
+	if f, is := e.(forward); is && !f.remote.IsValid() {
+		return false // kernels before 6.15 tell of each forwarding entry a second time, without the address
+	}
 	if permanent && m.typ == unix.RTM_NEWNEIGH {
 		return !d.now.has(e)
 	}
