@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/pathmtu"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // fabricMode is the flag that says how this node reaches the pods of others.
@@ -65,6 +66,25 @@ func (f fabricMode) String() string {
 
 // Type implements pflag.Value.
 func (fabricMode) Type() string { return "mode" }
+
+// fabricNeeds is what the mode needs of the kernel; nil: there is no pod network between nodes.
+func fabricNeeds(c *compile.Config) *preflight.Fabric {
+	if !c.Fabric {
+		return nil
+	}
+	f := &preflight.Fabric{VXLAN: len(c.Pools) == 0} // IPPools are likely to say so
+	ipip := false
+	for _, p := range c.Pools {
+		f.VXLAN, ipip = f.VXLAN || p.VXLAN != model.Never, ipip || p.IPIP != model.Never
+	}
+	if f.VXLAN {
+		f.Requirements = append(f.Requirements, fabric.VXLAN)
+	}
+	if ipip {
+		f.Requirements = append(f.Requirements, fabric.IPIP)
+	}
+	return f
+}
 
 // openFabric has the agent carry out the ways to pods of other nodes.
 func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release func(), err error) {

@@ -32,13 +32,14 @@ func newPreflightCommand() *cobra.Command {
 		Long: `Check whether this node can carry services and policy: kernel, privileges, routes,
 forwarding, connection tracking, bridges, rules of other programs that would drop our
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
-ports, service addresses that belong to a node, and memory limits.
+ports, service addresses that belong to a node, and memory limits; with --fabric, the devices of its
+mode, and settings of interfaces that are known to ruin tunnels.
 
 With --policies, and the source of objects that the agent would have, check the policies instead,
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
 in a network namespace apart), which connections of this node they would deny, and which select
 nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
---policy and --service-cidr count.
+--policy, --fabric and --service-cidr count.
 
 The exit status is 1 if a check fails. Warnings do not count.`,
 		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
@@ -59,7 +60,7 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 				return showChecks(cmd, format, results, errPoliciesRefused)
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
-				Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
+				Fabric: fabricNeeds(&node.compiler), Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			return showChecks(cmd, format, preflight.Check(facts), errNotReady)
@@ -68,6 +69,7 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 	node.register(cmd)
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
+	cmd.Flags().Var(fabricMode{&node.compiler}, "fabric", "check for this mode of the pod network between nodes, as in 'sluice run'")
 	cmd.Flags().BoolVar(&policies, "policies", false, "check policies, before they are enforced, in place of the node")
 	return cmd
 }

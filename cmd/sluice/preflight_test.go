@@ -53,8 +53,18 @@ func TestPreflightTable(t *testing.T) {
 	}
 }
 
+func TestPreflightFabric(t *testing.T) {
+	_, out, _ := preflightIn(t, "--fabric", "vxlan")
+	if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok fabric can do: VXLAN") || strings.Contains(words, "offloads cannot tell") {
+		t.Error(out)
+	}
+}
+
 func TestPreflightJSON(t *testing.T) {
 	status, out, _ := preflightIn(t, "-o", "json")
+	if strings.Contains(out, "fabric") {
+		t.Errorf("nobody asked for the fabric: %s", out)
+	}
 	var results []preflight.Result
 	if err := json.Unmarshal([]byte(out), &results); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
 func newStatusCommand() *cobra.Command {
@@ -54,6 +55,10 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("last change", "none yet")
 	}
 	for _, a := range s.Accelerators {
+		if a.Fabric {
+			fabricRow(row, a)
+			continue
+		}
 		switch {
 		case a.Error != "":
 			row("accelerator", "%s: the base serves alone: %s", a.Name, a.Error)
@@ -84,6 +89,18 @@ func statusTable(w io.Writer, s agent.Status) {
 	}
 	for i, issue := range s.Issues {
 		row([]string{"faults", ""}[min(i, 1)], "%s", issue)
+	}
+}
+
+// fabricRow writes how the ways to other nodes' pods are.
+func fabricRow(row func(name, format string, args ...any), a reconcile.AcceleratorStatus) {
+	switch {
+	case a.Error != "":
+		row("fabric", "tunnels and routes to other nodes are as they were: %s", a.Error)
+	case a.InStep:
+		row("fabric", "tunnels and routes to other nodes are as wanted")
+	default:
+		row("fabric", "tunnels and routes to other nodes are being changed")
 	}
 }
 

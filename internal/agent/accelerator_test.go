@@ -131,3 +131,39 @@ func TestLackingCapabilities(t *testing.T) {
 		t.Errorf("issues: %v", issues)
 	}
 }
+
+// network is a driver that says that it carries out the fabric, too.
+type network struct{ slow }
+
+func (d network) Capabilities() driver.Capabilities {
+	c := d.slow.Capabilities()
+	c.Can |= driver.Fabric
+	return c
+}
+
+// What carries out the fabric is no accelerator to users: sync waits for it, and what it fails at is
+// a problem.
+func TestFabricIsWaitedFor(t *testing.T) {
+	d := network{slow{newFakeDriver(), make(chan struct{})}}
+	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{d} })
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	b.holds(t, web1)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := b.client.Sync(ctx); err == nil {
+		t.Error("sync ended before the fabric was there")
+	}
+	close(d.held)
+	if err := b.client.Sync(t.Context()); err != nil || !slices.Equal(d.backends(), []string{web1}) {
+		t.Errorf("sync: %v, with %v", err, d.backends())
+	}
+	d.breaks(errKernel)
+	b.source.deliver(web(2, "10.1.0.2")...)
+	if err := b.client.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "tunnels and routes to other nodes: "+errKernel.Error()) {
+		t.Errorf("sync: %v", err)
+	}
+	if s := b.Status(); s.OK || !strings.Contains(s.Problems[0], "tunnels and routes to other nodes could not be programmed") {
+		t.Errorf("status: %+v", s)
+	}
+}

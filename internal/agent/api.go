@@ -156,6 +156,13 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
+	for _, fabric := range a.accelerators {
+		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
+			if err = fabric.Wait(ctx, generation); err != nil {
+				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
+			}
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func (d *fakeDriver) restart() {
 }
 
 func (d *fakeDriver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Name: "fake", Can: driver.All, Counter: d}
+	return driver.Capabilities{Name: "fake", Can: driver.All &^ driver.Fabric, Counter: d}
 }
 
 func (d *fakeDriver) Held(func(*state.State)) {}

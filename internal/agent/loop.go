@@ -224,7 +224,7 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
 	l.checks.apply(checks)
 	for _, a := range l.accelerators {
-		a.Follow(delta, l.lacking)
+		a.Follow(delta, l.takes[len(l.takes)-1].generation, l.lacking)
 	}
 }
 

@@ -168,6 +168,11 @@ func (a *Agent) problems(s Status) []string {
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
+	for _, f := range s.Accelerators {
+		if f.Fabric && f.Error != "" {
+			problems = append(problems, "tunnels and routes to other nodes could not be programmed: "+f.Error)
+		}
+	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)
 	}

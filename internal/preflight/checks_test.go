@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/probe"
@@ -27,6 +28,16 @@ func healthy() *Facts {
 		Conntrack:      Conntrack{Loaded: true, Count: 10, Max: 262144, Liberal: true},
 		Socket:         "/run/sluice/sluice.sock",
 	}
+}
+
+// nic adds an interface with features that are on (+) or off (-); "!": and cannot be changed.
+func (f *Facts) nic(driver string, features ...string) {
+	n := NIC{Device: "eth0", Driver: driver, Features: map[string]ethtool.FeatureState{}}
+	for _, feature := range features {
+		name, fixed := strings.CutSuffix(feature[1:], "!")
+		n.Features[name] = ethtool.FeatureState{Available: !fixed, Active: feature[0] == '+'}
+	}
+	f.FabricVXLAN, f.NICs = true, []NIC{n}
 }
 
 func TestAHealthyNodePassesEveryCheck(t *testing.T) {
@@ -65,6 +76,21 @@ func TestChecks(t *testing.T) {
 		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = f.PolicyFeatures[0].Missing(unix.EOPNOTSUPP) }, "policy", Fail,
 			"connection labels: not supported by this kernel: operation not supported (needs Linux 4.8)", "--policy=false"},
 		{"policy cannot be told", func(f *Facts) { f.PolicyErr = denied }, "policy", Warn, "cannot tell: permission denied", "root"},
+		{"tunnels can be made", func(f *Facts) { f.FabricAsked, f.FabricFeatures = true, f.PolicyFeatures }, "fabric", OK, "can do: connection labels", ""},
+		{"native routes", func(f *Facts) { f.FabricAsked = true }, "fabric", OK, "native routes need nothing", ""},
+		{"tunnels cannot be made", func(f *Facts) {
+			r := &probe.Requirement{Name: "IPIP", Since: "3.9", Modules: []string{"ipip"}}
+			f.FabricAsked, f.FabricFeatures = true, []Feature{{r, r.Missing(unix.EOPNOTSUPP)}}
+		}, "fabric", Fail, "IPIP: not supported by this kernel: operation not supported (needs Linux 3.9 with ipip)", "modprobe"},
+		{"tunnels cannot be told", func(f *Facts) { f.FabricErr = denied }, "fabric", Warn, "cannot tell: permission denied", "root"},
+		{"good offloads", func(f *Facts) { f.nic("virtio_net", "+rx-gro", "-tx-udp_tnl-segmentation!") }, "offloads", OK, "none at eth0 is known to ruin tunnels", ""},
+		{"no GRO", func(f *Facts) { f.nic("e1000e", "-rx-gro") }, "offloads", Warn, "generic receive offload is off at eth0", "ethtool -K eth0 gro on"},
+		{"no segmentation in tunnels", func(f *Facts) { f.nic("mlx5_core", "+rx-gro", "-tx-udp_tnl-segmentation") }, "offloads", Warn, "tx-udp_tnl-segmentation is off", "ethtool -K eth0 tx-udp_tnl-segmentation on"},
+		{"no tunnels, no matter", func(f *Facts) { f.nic("mlx5_core", "-tx-udp_tnl-segmentation"); f.FabricVXLAN = false }, "offloads", OK, "none at eth0", ""},
+		{"UDP joined in tunnels", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding"); f.Kernel = "6.1.0-30" }, "offloads", Warn, "rx-udp-gro-forwarding is on at eth0", "ethtool -K eth0 rx-udp-gro-forwarding off"},
+		{"UDP joined by a later kernel", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding") }, "offloads", OK, "none at eth0", ""},
+		{"checksums by vmxnet3", func(f *Facts) { f.nic("vmxnet3", "+rx-gro") }, "offloads", Warn, "eth0 is of driver vmxnet3", "ethtool -K sluice.vxlan tx-checksum-ip-generic off"},
+		{"offloads unreadable", func(f *Facts) { f.NICErr = denied }, "offloads", Warn, "cannot tell", "root"},
 		{"bridged pods", func(f *Facts) { f.Bridges = []string{"cni0"} }, "bridged pods", Warn, "behind cni0", "bridge-nf-call-iptables=1"},
 		{"bridged pods that IP sees", func(f *Facts) { f.Bridges, f.BridgeCalls = []string{"cni0"}, true }, "bridged pods", OK, "by their addresses alone", ""},
 		{"owned table", func(*Facts) {}, "table owner", OK, "Linux 6.9", ""},

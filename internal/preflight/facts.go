@@ -24,6 +24,13 @@ type Facts struct {
 	Bridges        []string // that have veths; only read where policy is asked for
 	BridgeCalls    bool     // what a bridge forwards meets the rules of IP, too
 
+	FabricAsked    bool      // the agent is to connect nodes, too
+	FabricFeatures []Feature // requirements of the mode
+	FabricErr      error
+	FabricVXLAN    bool  // the mode has VXLAN tunnels
+	NICs           []NIC // that packets to other nodes may leave by; only read where the fabric is asked for
+	NICErr         error
+
 	DriverAsked bool
 	DriverErr   error  // why the driver cannot work here
 	Driver      string // its name

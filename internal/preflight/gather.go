@@ -30,6 +30,8 @@ type Options struct {
 	Policy bool
 	// Requirements on the kernel: of services, of policy, and what need not be met.
 	Requirements, PolicyRequirements, Optional []*probe.Requirement
+	// Fabric: the agent is to connect nodes, too; nil: it is not.
+	Fabric *Fabric
 	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all
 	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
@@ -51,6 +53,11 @@ func Gather(ctx context.Context, o Options) *Facts {
 		f.PolicyFeatures, f.PolicyErr = f.ask(ctx, o.PolicyRequirements)
 		f.Bridges, f.BridgeCalls, err = bridges()
 		f.PolicyErr = errors.Join(f.PolicyErr, err)
+	}
+	if f.FabricAsked = o.Fabric != nil; f.FabricAsked {
+		f.FabricVXLAN = o.Fabric.VXLAN
+		f.FabricFeatures, f.FabricErr = f.ask(ctx, o.Fabric.Requirements)
+		f.NICs, f.NICErr = nics()
 	}
 	if o.Driver != nil {
 		f.DriverAsked = true
@@ -92,7 +99,7 @@ func (f *Facts) ask(ctx context.Context, requirements []*probe.Requirement) (fea
 			denied = errors.Is(err, os.ErrPermission)
 		}
 		if denied {
-			return nil, errors.New("nftables needs CAP_NET_ADMIN")
+			return nil, errors.New("it needs CAP_NET_ADMIN")
 		}
 		features = append(features, Feature{r, err})
 	}

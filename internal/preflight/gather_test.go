@@ -230,7 +230,7 @@ func TestWithoutPrivileges(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, results, "privileges", preflight.Fail, "CAP_NET_ADMIN is missing")
-	expect(t, results, "nftables", preflight.Warn, "cannot tell: nftables needs CAP_NET_ADMIN")
+	expect(t, results, "nftables", preflight.Warn, "cannot tell: it needs CAP_NET_ADMIN")
 	expect(t, results, "route IPv4", preflight.OK)
 }
 

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -22,32 +23,38 @@ type Accelerator struct {
 
 	mu      sync.Mutex
 	pending state.Delta // what changed since its last attempt began
+	next    uint64      // the generation that this comes to
 	lacking Lacking
 	status  AcceleratorStatus
+	tried   uint64        // the generation of the last attempt
+	ended   chan struct{} // closed when the next attempt ends
 }
 
-// AcceleratorStatus says how an accelerator fares. Where it is not in step, users lose speed alone.
+// AcceleratorStatus says how an accelerator fares. Where it is not in step, users lose speed alone,
+// unless it is the fabric's.
 type AcceleratorStatus struct {
 	Name    string    `json:"name"`
-	InStep  bool      `json:"inStep"`          // it carries out what the base does
-	Error   string    `json:"error,omitempty"` // of the last attempt, while attempts fail
+	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric, which the base does not
+	InStep  bool      `json:"inStep"`           // it carries out what the base does
+	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
 }
 
 // NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the
 // desired state that nobody else changes, and audit is the time between two audits.
 func NewAccelerator(d driver.Driver, want func() *state.State, audit time.Duration, log *slog.Logger) *Accelerator {
-	name := d.Capabilities().Name
-	return &Accelerator{r: New(d, want, log.With("accelerator", name)), audit: audit, wake: wake.New(),
-		lacking: Lacking{Any: true}, status: AcceleratorStatus{Name: name}}
+	can := d.Capabilities()
+	return &Accelerator{r: New(d, want, log.With("accelerator", can.Name)), audit: audit, wake: wake.New(), ended: make(chan struct{}),
+		lacking: Lacking{Any: true}, status: AcceleratorStatus{Name: can.Name, Fabric: can.Can&driver.Fabric != 0}}
 }
 
-// Follow has it follow a change that the base has carried out, and what the sources lack by then.
-func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
+// Follow has it follow a change that the base has carried out, the generation that the state has
+// with it, and what the sources lack by then.
+func (a *Accelerator) Follow(delta state.Delta, generation uint64, lacking Lacking) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pending.Merge(delta)
-	a.lacking = lacking
+	a.next, a.lacking = generation, lacking
 	a.status.InStep = a.status.InStep && a.pending.Len() == 0
 	a.wake.Set()
 }
@@ -57,6 +64,26 @@ func (a *Accelerator) Status() AcceleratorStatus {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.status
+}
+
+// Wait returns once it has carried out a generation, or failed to.
+func (a *Accelerator) Wait(ctx context.Context, generation uint64) error {
+	for {
+		a.mu.Lock()
+		tried, failure, ended := a.tried >= generation, a.status.Error, a.ended
+		a.mu.Unlock()
+		switch {
+		case tried && failure != "":
+			return errors.New(failure)
+		case tried:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ended:
+		}
+	}
 }
 
 // Run follows until ctx ends, and undoes what others change. Nothing is done before the first call
@@ -93,11 +120,15 @@ func (a *Accelerator) attempt(ctx context.Context) {
 	a.mu.Lock()
 	delta := a.pending
 	a.pending = state.Delta{}
+	generation := a.next
 	a.r.Lack(a.lacking)
 	a.mu.Unlock()
 	done, err := a.r.Attempt(ctx, delta, 0)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.tried = generation
+	close(a.ended)
+	a.ended = make(chan struct{})
 	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""
 	if err != nil {
 		a.status.Error = err.Error()

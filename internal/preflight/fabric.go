@@ -1,0 +1,121 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Fabric says what the agent is to have of the pod network between nodes.
+type Fabric struct {
+	Requirements []*probe.Requirement // of the mode
+	VXLAN        bool                 // the mode has VXLAN tunnels
+}
+
+// NIC is an interface that packets to other nodes leave by.
+type NIC struct {
+	Device, Driver string
+	Features       map[string]ethtool.FeatureState // as ethtool -k names them
+}
+
+// fabricFeatures says whether the kernel has what the mode of the pod network needs.
+func fabricFeatures(f *Facts) []Result {
+	const name = "fabric"
+	switch {
+	case f.FabricErr != nil:
+		return cannotTell(name, f.FabricErr)
+	case !f.FabricAsked:
+		return nil
+	case len(f.FabricFeatures) == 0:
+		return one(name, OK, "native routes need nothing of the kernel", "")
+	}
+	return supported(name, f.FabricFeatures, "load the modules that are named (modprobe), or choose another mode")
+}
+
+// fragile are drivers with which the checksums that Linux leaves to the interface are known to fail
+// or to be slow for packets in VXLAN tunnels.
+var fragile = map[string]string{"vmxnet3": "on some versions of ESXi TCP between pods of two nodes fails", "bonding": "on Linux 6.12 some were seen with a hundredth of the bandwidth"}
+
+// offloads finds settings of interfaces that are known to ruin tunnels.
+func offloads(f *Facts) []Result {
+	const name = "offloads"
+	if f.NICErr != nil {
+		return cannotTell(name, f.NICErr)
+	}
+	var results []Result
+	warn := func(seen, do string) { results = append(results, Result{name, Warn, seen, do}) }
+	for _, nic := range f.NICs {
+		set := func(feature, to string) string { return fmt.Sprintf("ethtool -K %s %s %s", nic.Device, feature, to) }
+		if gro := nic.Features["rx-gro"]; gro.Available && !gro.Active {
+			warn("generic receive offload is off at "+nic.Device+": what is forwarded or comes in tunnels costs several times as much", set("gro", "on"))
+		}
+		if !f.FabricVXLAN {
+			continue
+		}
+		for _, feature := range []string{"tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"} {
+			if s := nic.Features[feature]; s.Available && !s.NeverChanged && !s.Active {
+				warn(fmt.Sprintf("%s could cut large packets in VXLAN tunnels itself, and %s is off", nic.Device, feature), set(feature, "on"))
+			}
+		}
+		if nic.Features["rx-udp-gro-forwarding"].Active && olderThan(f.Kernel, 6, 9) {
+			warn("rx-udp-gro-forwarding is on at "+nic.Device+": kernels before 6.9 without a later fix join packets that come in VXLAN tunnels, and lose them", set("rx-udp-gro-forwarding", "off"))
+		}
+		if why := fragile[nic.Driver]; why != "" {
+			warn(fmt.Sprintf("%s is of driver %s: with checksums left to it in VXLAN tunnels %s", nic.Device, nic.Driver, why),
+				fmt.Sprintf("if it is so here: ethtool -K %s tx-checksum-ip-generic off", state.DeviceVXLAN))
+		}
+	}
+	if len(results) == 0 && len(f.NICs) > 0 {
+		return one(name, OK, "none at "+list(devicesOf(f.NICs))+" is known to ruin tunnels", "")
+	}
+	return results
+}
+
+func devicesOf(nics []NIC) (names []string) {
+	for _, n := range nics {
+		names = append(names, n.Device)
+	}
+	return names
+}
+
+func olderThan(kernel string, major, minor int) bool {
+	var x, y int
+	_, err := fmt.Sscanf(kernel, "%d.%d", &x, &y)
+	return err == nil && (x < major || x == major && y < minor)
+}
+
+// nics reads the interfaces that have addresses, but for our own.
+func nics() (all []NIC, err error) {
+	underlay, err := link.Here.Underlay()
+	if err != nil {
+		return nil, err
+	}
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return nil, fmt.Errorf("read offload settings: %w", err)
+	}
+	defer e.Close()
+	for _, a := range underlay {
+		if strings.HasPrefix(a.Device, "sluice.") || slices.Contains(devicesOf(all), a.Device) {
+			continue
+		}
+		driver, _ := e.DriverName(a.Device) // not every driver says its name
+		features, err := e.FeaturesWithState(a.Device)
+		if errors.Is(err, unix.ENODEV) {
+			continue // it has gone since
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read offload settings of %s: %w", a.Device, err)
+		}
+		all = append(all, NIC{a.Device, driver, features})
+	}
+	return all, nil
+}
