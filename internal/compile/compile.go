@@ -77,6 +77,8 @@ type Config struct {
 	Pools []*model.IPPool
 	// NATOutgoing has ClusterCIDRs count as IPPools with natOutgoing, beside those that there are.
 	NATOutgoing bool
+	// WireGuard is this node's key for it, as in fabric.Config; zero: nothing is encrypted.
+	WireGuard model.PublicKey
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
@@ -119,7 +121,7 @@ func New(cfg Config) *Compiler {
 		s.Policy = c.policy.Policy()
 	}
 	if cfg.Fabric {
-		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools})
+		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard})
 		s.Fabric = c.fabric.Fabric()
 	}
 	return c

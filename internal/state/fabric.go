@@ -4,16 +4,18 @@ import (
 	"cmp"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
 
 // Fabric is the part of the State that says how this node reaches the pods of the others: tunnel
-// devices, the far ends of the tunnels, and routes. The values behind its pointers are comparable,
-// and immutable once published.
+// devices, the far ends of the tunnels, and routes. The values behind its pointers are immutable once
+// published, and comparable, but for peers.
 type Fabric struct {
 	Tunnels map[string]*Tunnel // by the name of the device
 	VTEPs   map[VTEPKey]*VTEP
+	Peers   map[model.PublicKey]*Peer // of the WireGuard device
 	Routes  map[netip.Prefix]*Route
 }
 
@@ -22,6 +24,7 @@ const (
 	DeviceVXLAN  = "sluice.vxlan"
 	DeviceVXLAN6 = "sluice.vxlan6" // for IPv6
 	DeviceIPIP   = "sluice.ipip"
+	DeviceWG     = "sluice.wg"
 )
 
 // Encapsulation is how packets travel between nodes.
@@ -32,10 +35,11 @@ const (
 	Native Encapsulation = iota // as they are
 	VXLAN
 	IPIP
+	WireGuard
 )
 
-// String returns "native", "VXLAN" or "IPIP".
-func (e Encapsulation) String() string { return [...]string{"native", "VXLAN", "IPIP"}[e] }
+// String returns "native", "VXLAN", "IPIP" or "WireGuard".
+func (e Encapsulation) String() string { return [...]string{"native", "VXLAN", "IPIP", "WireGuard"}[e] }
 
 // Tunnel is a tunnel device of this node.
 type Tunnel struct {
@@ -45,7 +49,12 @@ type Tunnel struct {
 	MTU           int
 	MAC           MAC // VXLAN
 	VNI           uint32
-	Port          uint16 // UDP
+	Port          uint16 // UDP: VXLAN and WireGuard
+
+	// WireGuard carries both families: Address6 is that of IPv6, beside Address; invalid if there is
+	// none. Key is the one that the driver has the private one of.
+	Address6 netip.Addr
+	Key      model.PublicKey
 }
 
 // MAC is an Ethernet address.
@@ -70,11 +79,23 @@ type VTEP struct {
 	Remote netip.Addr // the node's address, that packets travel to
 }
 
+// Peer is another node that WireGuard encrypts for. No two have an allowed prefix in common.
+type Peer struct {
+	Node     string // for people
+	Endpoint netip.AddrPort
+	Allowed  []netip.Prefix // what packets may come from, and go to; sorted
+}
+
+// Equal reports whether two peers are the same.
+func (p *Peer) Equal(o *Peer) bool {
+	return p.Node == o.Node && p.Endpoint == o.Endpoint && slices.Equal(p.Allowed, o.Allowed)
+}
+
 // Route says where packets to a prefix go.
 type Route struct {
 	Node string // for people; this node's name if nothing is to leave it
 	// Device and Via are the next hop, which counts as being on the device's link, whatever
-	// subnets that has. Without a Device packets are dropped silently, unless a longer prefix or
+	// subnets that has; WireGuard needs no Via. Without a Device packets are dropped silently, unless a longer prefix or
 	// another program's route takes them: it keeps packets to addresses that no pod of this node
 	// has from going back where they came from.
 	Device string
@@ -83,22 +104,24 @@ type Route struct {
 
 // NewFabric returns a Fabric without anything in it.
 func NewFabric() *Fabric {
-	return &Fabric{Tunnels: map[string]*Tunnel{}, VTEPs: map[VTEPKey]*VTEP{}, Routes: map[netip.Prefix]*Route{}}
+	return &Fabric{Tunnels: map[string]*Tunnel{}, VTEPs: map[VTEPKey]*VTEP{}, Peers: map[model.PublicKey]*Peer{}, Routes: map[netip.Prefix]*Route{}}
 }
 
 // FabricDelta is a change of a Fabric.
 type FabricDelta struct {
 	Tunnels map[string]*Tunnel
 	VTEPs   map[VTEPKey]*VTEP
+	Peers   map[model.PublicKey]*Peer
 	Routes  map[netip.Prefix]*Route
 }
 
 // Len is the number of named changes.
-func (d FabricDelta) Len() int { return len(d.Tunnels) + len(d.VTEPs) + len(d.Routes) }
+func (d FabricDelta) Len() int { return len(d.Tunnels) + len(d.VTEPs) + len(d.Peers) + len(d.Routes) }
 
 func (d *FabricDelta) merge(later FabricDelta) {
 	d.Tunnels = merged(d.Tunnels, later.Tunnels)
 	d.VTEPs = merged(d.VTEPs, later.VTEPs)
+	d.Peers = merged(d.Peers, later.Peers)
 	d.Routes = merged(d.Routes, later.Routes)
 }
 
@@ -106,6 +129,7 @@ func (d *FabricDelta) merge(later FabricDelta) {
 func (f *Fabric) Apply(d FabricDelta) {
 	applyMap(f.Tunnels, d.Tunnels)
 	applyMap(f.VTEPs, d.VTEPs)
+	applyMap(f.Peers, d.Peers)
 	applyMap(f.Routes, d.Routes)
 }
 
@@ -114,12 +138,13 @@ func (f *Fabric) Clone() *Fabric {
 	if f == nil {
 		return nil
 	}
-	return &Fabric{Tunnels: maps.Clone(f.Tunnels), VTEPs: maps.Clone(f.VTEPs), Routes: maps.Clone(f.Routes)}
+	return &Fabric{Tunnels: maps.Clone(f.Tunnels), VTEPs: maps.Clone(f.VTEPs), Peers: maps.Clone(f.Peers), Routes: maps.Clone(f.Routes)}
 }
 
 // Equal reports whether two are the same.
 func (f *Fabric) Equal(o *Fabric) bool {
-	return maps.EqualFunc(f.Tunnels, o.Tunnels, same) && maps.EqualFunc(f.VTEPs, o.VTEPs, same) && maps.EqualFunc(f.Routes, o.Routes, same)
+	return maps.EqualFunc(f.Tunnels, o.Tunnels, same) && maps.EqualFunc(f.VTEPs, o.VTEPs, same) &&
+		maps.EqualFunc(f.Peers, o.Peers, (*Peer).Equal) && maps.EqualFunc(f.Routes, o.Routes, same)
 }
 
 func same[V comparable](a, b *V) bool { return *a == *b }

@@ -37,6 +37,16 @@ func name(nodes []*model.Node, into map[string]bool) {
 // winner is the node that has what is claimed.
 func (c claims[K]) winner(k K) string { return c[k][0].Name }
 
+// other names another node that claims the same; "" if there is none.
+func (c claims[K]) other(k K, node string) string {
+	for _, n := range c[k] {
+		if n.Name != node {
+			return n.Name
+		}
+	}
+	return ""
+}
+
 // older orders nodes by age; the zero time is the newest.
 func older(a, b *model.Node) int {
 	if a.Created.IsZero() != b.Created.IsZero() {

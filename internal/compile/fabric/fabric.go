@@ -25,11 +25,16 @@ const (
 	Port = 4789
 )
 
+// WireGuardPort is the UDP port of WireGuard, as Calico's.
+const WireGuardPort = 51820
+
 // What a tunnel adds to each packet, by the family that it travels in.
 const (
 	overheadVXLAN4 = 50
 	overheadVXLAN6 = 70
 	overheadIPIP   = 20
+	overheadWG4    = 60
+	overheadWG6    = 80
 )
 
 // Config is what the user sets for a node. It does not change while a Compiler lives.
@@ -38,6 +43,9 @@ type Config struct {
 	// Pools are those that no API has: flags say them. Of several pools that hold an address, the
 	// smallest counts, so that one of 0.0.0.0/0 is for what no other holds.
 	Pools []*model.IPPool
+	// Key, unless it is zero, is this node's for WireGuard: packets to pods of nodes that have one,
+	// too, are encrypted, whatever the pool says.
+	Key model.PublicKey
 }
 
 // Compiler holds one node's fabric and keeps it in step with a store. It is not safe for concurrent
@@ -50,6 +58,7 @@ type Compiler struct {
 	fabric   *state.Fabric
 	tunnels  diff.Map[string, state.Tunnel]
 	vteps    diff.Map[state.VTEPKey, state.VTEP]
+	peers    diff.Map[model.PublicKey, state.Peer]
 	routes   diff.Map[netip.Prefix, state.Route]
 
 	issues []model.Issue // of the last call of Issues
@@ -63,6 +72,7 @@ type Compiler struct {
 	cidrs  claims[netip.Prefix]
 	addrs  claims[netip.Addr]
 	macs   claims[state.MAC]
+	keys   claims[model.PublicKey]
 }
 
 // node is another node, or the own one, as it was compiled.
@@ -71,6 +81,7 @@ type node struct {
 	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
+	peer   *state.Peer // nil: what goes there is not encrypted
 	paths  []model.Path
 	faults []string
 }
@@ -80,9 +91,10 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{},
+		cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
+		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
 		routes:  diff.NewMap(f.Routes, diff.Values[state.Route]),
 	}
 }
@@ -138,7 +150,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 			c.compile(n)
 		}
 	}
-	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Routes: c.routes.Flush()}
+	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
 
 // setPools sorts the pools so that the first that holds an address counts.
@@ -197,6 +209,9 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		for _, m := range macs(old.Node) {
 			c.macs.drop(m, name, again)
 		}
+		if key := fabricOf(old.Node).WireGuard; key != (model.PublicKey{}) {
+			c.keys.drop(key, name, again)
+		}
 	}
 	if now == nil {
 		return
@@ -212,6 +227,9 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	for _, m := range macs(now) {
 		c.macs.add(m, now, again)
 	}
+	if key := fabricOf(now).WireGuard; key != (model.PublicKey{}) {
+		c.keys.add(key, now, again)
+	}
 }
 
 // clear takes what a node has out of the fabric.
@@ -222,12 +240,18 @@ func (c *Compiler) clear(n *node) {
 	for _, k := range n.vteps {
 		c.vteps.Set(k, nil)
 	}
-	n.routes, n.vteps, n.paths, n.faults = nil, nil, nil, nil
+	if n.peer != nil {
+		c.peers.Set(fabricOf(n.Node).WireGuard, nil)
+	}
+	n.routes, n.vteps, n.peer, n.paths, n.faults = nil, nil, nil, nil, nil
 }
 
 // compile puts what a node has into the fabric, which has nothing of it.
 func (c *Compiler) compile(n *node) {
 	own := n.Name == c.cfg.Node
+	if !own {
+		n.peer = c.peerOf(n)
+	}
 	for i, cidr := range n.cidrs {
 		pool := c.pool(cidr)
 		if pool != nil && i < len(n.PodCIDRs) { // blocks are as Calico gives them out
@@ -244,6 +268,51 @@ func (c *Compiler) compile(n *node) {
 			c.reach(n, cidr, pool)
 		}
 	}
+	if n.peer != nil {
+		slices.SortFunc(n.peer.Allowed, netip.Prefix.Compare)
+		c.peers.Set(fabricOf(n.Node).WireGuard, n.peer)
+	}
+}
+
+// peerOf returns another node as a peer of WireGuard, with its own addresses alone; nil: it is
+// none.
+func (c *Compiler) peerOf(n *node) *state.Peer {
+	own := c.encrypted()
+	if own == nil || len(n.cidrs) == 0 {
+		return nil
+	}
+	is4, key := own.Prefix.Addr().Is4(), fabricOf(n.Node).WireGuard
+	endpoint := first(n.Node, is4)
+	plain := func(why string, args ...any) *state.Peer {
+		n.fault("what goes to its pods is not encrypted: "+why, args...)
+		return nil
+	}
+	switch {
+	case key == model.PublicKey{}:
+		return plain("it has no key for WireGuard; run its agent with --encrypt")
+	case c.keys.winner(key) != n.Name || key == c.cfg.Key:
+		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", cmp.Or(c.keys.other(key, n.Name), c.cfg.Node))
+	case !endpoint.IsValid():
+		return plain("it has no %s address", familyName(is4))
+	case c.addrs.winner(endpoint) != n.Name:
+		return nil // which is said of its routes
+	}
+	p := &state.Peer{Node: n.Name, Endpoint: netip.AddrPortFrom(endpoint, WireGuardPort)}
+	for _, a := range addresses(n.Node) {
+		if c.addrs.winner(a) == n.Name {
+			p.Allowed = append(p.Allowed, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return p
+}
+
+// encrypted returns the own address that encrypted packets travel from, IPv4 if there is one; nil:
+// nothing is encrypted.
+func (c *Compiler) encrypted() *model.HostAddress {
+	if c.cfg.Key == (model.PublicKey{}) {
+		return nil
+	}
+	return cmp.Or(c.local(true), c.local(false))
 }
 
 // route adds a route to a node's pods.
@@ -270,6 +339,9 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	direct := c.direct(remote, local)
 	n.path(remote, cmp.Or(direct, local))
 	switch mac := macOf(n.Node, is4); {
+	case n.peer != nil:
+		n.peer.Allowed = append(n.peer.Allowed, cidr)
+		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceWG})
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
 		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
 	case tunnels(pool.VXLAN, direct):
@@ -349,9 +421,26 @@ func (c *Compiler) compileOwn() {
 			want[state.DeviceIPIP] = &t
 		}
 	}
-	for _, name := range []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP} {
+	if local := c.encrypted(); local != nil {
+		want[state.DeviceWG] = c.wireGuard(local)
+	}
+	for _, name := range []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG} {
 		c.tunnels.Set(name, want[name])
 	}
+}
+
+// wireGuard is the device that encrypts, from an own address.
+func (c *Compiler) wireGuard(local *model.HostAddress) *state.Tunnel {
+	addr := local.Prefix.Addr()
+	t := &state.Tunnel{Encapsulation: state.WireGuard, Local: addr, Port: WireGuardPort, Key: c.cfg.Key, MTU: local.MTU - overheadWG4}
+	if addr.Is6() {
+		t.MTU = local.MTU - overheadWG6
+	}
+	t.Address = c.tunnelAddress(addr.Is4(), addr, netip.Addr{})
+	if six := c.local(false); addr.Is4() && six != nil {
+		t.Address6 = c.tunnelAddress(false, six.Prefix.Addr(), netip.Addr{})
+	}
+	return t
 }
 
 // any reports whether a pool of the family is of some kind.

@@ -35,6 +35,8 @@ func object(t testing.TB, line string) (string, *model.Node) {
 			said().VXLAN = netip.MustParseAddr(a)
 		} else if m, ok := strings.CutPrefix(w, "mac="); ok {
 			said().MAC = state.MAC{2, 0, 0, 0, 0, m[0]}
+		} else if k, ok := strings.CutPrefix(w, "key="); ok {
+			said().WireGuard = model.PublicKey{k[0]}
 		} else if zone, ok := strings.CutPrefix(w, "zone="); ok {
 			n.Labels = map[string]string{"zone": zone}
 		} else if p, err := netip.ParsePrefix(w); err == nil {
@@ -117,10 +119,15 @@ func text(f *state.Fabric) string {
 			lines = append(lines, "but wrong")
 		}
 	}
+	for k, p := range f.Peers {
+		lines = append(lines, fmt.Sprintf("peer %c %s: %s %v", k[0], p.Node, p.Endpoint, p.Allowed))
+	}
 	for to, r := range f.Routes {
 		line := fmt.Sprintf("%s: %s", to, r.Device)
 		if r.Device == "" {
 			line = fmt.Sprintf("%s: nowhere", to)
+		} else if !r.Via.IsValid() {
+			line = fmt.Sprintf("%s: %s", to, r.Device)
 		} else if r.Via.IsLinkLocalUnicast() {
 			line += " link-local"
 		} else {
@@ -147,6 +154,7 @@ func TestFabric(t *testing.T) {
 		nodes, pools, blocks []string
 		want                 string
 		issues               []string
+		key                  byte
 	}{
 		"native": {
 			nodes: []string{own, near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
@@ -232,10 +240,24 @@ func TestFabric(t *testing.T) {
 				"Node c: its pods get addresses of its pod CIDR 10.99.3.0/24 though IPPool old is disabled",
 			},
 		},
+		"WireGuard": {
+			key:   'o',
+			nodes: []string{own + " key=o", near + " key=n", far + " key=f", "d 192.0.2.4 10.244.4.0/24", "e 192.0.2.5 10.244.5.0/24 key=n", "g fd00:2::7 fd00:10:244:7::/64 key=g"},
+			pools: []string{"v4 10.244.0.0/16 vxlan=CrossSubnet", "v6 fd00:10:244::/48"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\n10.244.3.0/24: sluice.wg\n10.244.4.0/24: eth0 192.0.2.4\n10.244.5.0/24: sluice.wg\n" +
+				"fd00:10:244:1::/64: nowhere\nfd00:10:244:2::/64: eth0 fd00:2::2\nfd00:10:244:3::/64: sluice.wg\nfd00:10:244:7::/64: eth0 fd00:2::7\n" +
+				"peer f far: 198.51.100.3:51820 [10.244.3.0/24 198.51.100.3/32 fd00:3::3/128 fd00:10:244:3::/64]\npeer n e: 192.0.2.5:51820 [10.244.5.0/24 192.0.2.5/32]\n" +
+				"sluice.vxlan: VXLAN local 192.0.2.1 address 10.244.1.0 mtu 1450\nsluice.wg: WireGuard local 192.0.2.1 address 10.244.1.0 mtu 1440",
+			issues: []string{
+				"Node d: what goes to its pods is not encrypted: it has no key for WireGuard; run its agent with --encrypt",
+				"Node g: what goes to its pods is not encrypted: it has no IPv4 address",
+				"Node near: what goes to its pods is not encrypted: its key for WireGuard is that of Node e, too",
+			},
+		},
 		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newCluster(Config{Node: "own"}, underlay...)
+			x := newCluster(Config{Node: "own", Key: model.PublicKey{c.key}}, underlay...)
 			var events []store.Event
 			for _, line := range c.nodes {
 				events = append(events, nodeEvent(t, line))
@@ -310,7 +332,8 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		pick := func(options ...string) string { return options[r.IntN(len(options))] }
-		x := newCluster(Config{Node: "own"}, underlay...)
+		cfg := Config{Node: "own", Key: model.PublicKey{byte(seed % 2)}}
+		x := newCluster(cfg, underlay...)
 		held := state.NewFabric()
 		objects := map[model.Ref]store.Event{}
 		for range 30 {
@@ -331,7 +354,7 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
 				default:
 					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "fd00:2::1")+" "+
-						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2"))
+						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2")+" "+pick("", "key=a", "key=b"))
 				}
 				if e.Kind == model.NodeKind && e.Name.Name == "own" && e.Object == nil {
 					continue
@@ -343,7 +366,7 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 				x.c.SetUnderlay(underlay[:r.IntN(len(underlay)+1)])
 			}
 			held.Apply(x.update(events...))
-			anew := newCluster(Config{Node: "own"}, x.c.underlay...)
+			anew := newCluster(cfg, x.c.underlay...)
 			anew.update(slices.Collect(maps.Values(objects))...)
 			if got, want := text(x.c.Fabric()), text(anew.c.Fabric()); got != want || text(held) != want {
 				t.Fatalf("seed %d: fabric\n%s\nby deltas\n%s\nwant\n%s", seed, got, text(held), want)

@@ -92,6 +92,9 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 	if c.own == nil {
 		return nil
 	}
+	if c.cfg.Key != (model.PublicKey{}) && fabricOf(c.own).WireGuard != c.cfg.Key {
+		list = append(list, c.own.Ref().Issue("other nodes do not encrypt what they send to its pods: its annotation projectcalico.org/WireguardPublicKey is not "+c.cfg.Key.String()))
+	}
 	for _, is4 := range []bool{true, false} {
 		if c.local(is4) != nil || !c.any(is4, func(*model.IPPool) bool { return true }) {
 			continue

@@ -18,18 +18,22 @@ import (
 
 // difference is what leads from one fabric to another.
 func difference(from, to *state.Fabric) (d state.FabricDelta) {
-	d = state.FabricDelta{Tunnels: map[string]*state.Tunnel{}, VTEPs: map[state.VTEPKey]*state.VTEP{}, Routes: map[netip.Prefix]*state.Route{}}
+	d = state.FabricDelta{Tunnels: map[string]*state.Tunnel{}, VTEPs: map[state.VTEPKey]*state.VTEP{}, Peers: map[model.PublicKey]*state.Peer{}, Routes: map[netip.Prefix]*state.Route{}}
 	for k := range from.Tunnels {
 		d.Tunnels[k] = nil
 	}
 	for k := range from.VTEPs {
 		d.VTEPs[k] = nil
 	}
+	for k := range from.Peers {
+		d.Peers[k] = nil
+	}
 	for k := range from.Routes {
 		d.Routes[k] = nil
 	}
 	maps.Copy(d.Tunnels, to.Tunnels)
 	maps.Copy(d.VTEPs, to.VTEPs)
+	maps.Copy(d.Peers, to.Peers)
 	maps.Copy(d.Routes, to.Routes)
 	return d
 }

@@ -1,11 +1,16 @@
 package fabric_test
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	compile "sluice.dev/sluice/internal/compile/fabric"
 	"sluice.dev/sluice/internal/driver/fabric"
@@ -40,16 +45,23 @@ func across(t testing.TB) (all []*node, objects []store.Event) {
 		all = append(all, x)
 		objects = append(objects, store.Event{Kind: model.NodeKind, Name: model.Name{Name: fmt.Sprintf("node%d", n)}, Object: &model.Node{
 			Name: fmt.Sprintf("node%d", n), IPs: []netip.Addr{addr("%s", v4), addr("%s", v6)},
-			PodCIDRs: []netip.Prefix{families[0].pods(n), families[1].pods(n)},
+			PodCIDRs: []netip.Prefix{families[0].pods(n), families[1].pods(n)}, Fabric: &model.NodeFabric{WireGuard: fabric.PublicKey(private(n))},
 		}})
 	}
 	return all, objects
 }
 
+// private is the key of a node.
+func private(n int) [32]byte { return sha256.Sum256([]byte{byte(n)}) }
+
 // compiled is what the compiler makes of objects for a node, as its interfaces are.
-func compiled(t testing.TB, x *node, objects []store.Event) *state.Fabric {
+func compiled(t testing.TB, x *node, objects []store.Event, encrypt bool) *state.Fabric {
 	t.Helper()
-	c := compile.New(compile.Config{Node: fmt.Sprintf("node%d", x.n)})
+	cfg := compile.Config{Node: fmt.Sprintf("node%d", x.n)}
+	if encrypt {
+		cfg.Key = fabric.PublicKey(private(x.n))
+	}
+	c := compile.New(cfg)
 	must(t, x.ns.Do(func() error {
 		underlay, err := link.Here.Underlay()
 		c.SetUnderlay(underlay)
@@ -73,18 +85,24 @@ type underlay struct {
 	near4, far4  string
 	near6, far6  string
 	device, size string // one of its tunnels, and what is shown of its MTU
+	encrypt      bool
 }
 
 // underlays are those that this kernel has the devices for: Debian's, in the guest, have all.
 func underlays(t testing.TB) []underlay {
+	across, always := model.IPPool{VXLAN: model.CrossSubnet}, model.IPPool{VXLAN: model.Always}
 	all := []underlay{
-		{"VXLAN across subnets", model.IPPool{VXLAN: model.CrossSubnet}, model.IPPool{VXLAN: model.CrossSubnet}, "eth0", "sluice.vxlan", "eth0", "sluice.vxlan6", "sluice.vxlan", "mtu 1350 "},
-		{"VXLAN", model.IPPool{VXLAN: model.Always}, model.IPPool{VXLAN: model.Always}, "sluice.vxlan", "sluice.vxlan", "sluice.vxlan6", "sluice.vxlan6", "sluice.vxlan6", "mtu 1330 "},
+		{"VXLAN across subnets", across, across, "eth0", "sluice.vxlan", "eth0", "sluice.vxlan6", "sluice.vxlan", "mtu 1350 ", false},
+		{"VXLAN", always, always, "sluice.vxlan", "sluice.vxlan", "sluice.vxlan6", "sluice.vxlan6", "sluice.vxlan6", "mtu 1330 ", false},
+	}
+	if fabric.WireGuard.Met(t.Context()) == nil {
+		const wg = state.DeviceWG
+		all = append(all, underlay{"WireGuard", model.IPPool{}, model.IPPool{}, wg, wg, wg, wg, wg, "mtu 1340 ", true})
 	}
 	if fabric.IPIP.Met(t.Context()) == nil {
 		all = append(all,
-			underlay{"IPIP across subnets", model.IPPool{IPIP: model.CrossSubnet}, model.IPPool{VXLAN: model.CrossSubnet}, "eth0", "sluice.ipip", "eth0", "sluice.vxlan6", "sluice.ipip", "mtu 1380 "},
-			underlay{"IPIP", model.IPPool{IPIP: model.Always}, model.IPPool{VXLAN: model.Always}, "sluice.ipip", "sluice.ipip", "sluice.vxlan6", "sluice.vxlan6", "sluice.ipip", "mtu 1380 "})
+			underlay{"IPIP across subnets", model.IPPool{IPIP: model.CrossSubnet}, across, "eth0", "sluice.ipip", "eth0", "sluice.vxlan6", "sluice.ipip", "mtu 1380 ", false},
+			underlay{"IPIP", model.IPPool{IPIP: model.Always}, always, "sluice.ipip", "sluice.ipip", "sluice.vxlan6", "sluice.vxlan6", "sluice.ipip", "mtu 1380 ", false})
 	}
 	return all
 }
@@ -96,6 +114,14 @@ func TestAcrossSubnets(t *testing.T) {
 	for _, x := range all {
 		echo(t, x.pod)
 	}
+	again := func(x *node) *fabric.Driver { // another one for the same node
+		d := open(t, x.ns)
+		must(t, x.ns.Do(func() error { return d.Encrypt(private(x.n)) }))
+		return d
+	}
+	for _, x := range all {
+		x.d = again(x)
+	}
 	var open4 net.Conn
 	for _, mode := range underlays(t) {
 		mode.v4.Name, mode.v4.CIDR = "v4", netip.MustParsePrefix("10.244.0.0/16")
@@ -105,9 +131,16 @@ func TestAcrossSubnets(t *testing.T) {
 			now = append(now, store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: p.Name}, Object: p})
 		}
 		for _, x := range all {
-			adopt(t, x.d, compiled(t, x, now))
+			adopt(t, x.d, compiled(t, x, now, mode.encrypt))
+		}
+		seen := func() map[string]int { return nil }
+		if mode.encrypt {
+			seen = capture(t, all)
 		}
 		t.Run(mode.name, func(t *testing.T) { reach(t, all) })
+		if got := seen(); mode.encrypt && (got["UDP 51820"] < 100 || len(got) > 1) {
+			t.Errorf("%s: between the nodes passed %v", mode.name, got)
+		}
 		if open4 == nil {
 			var err error
 			open4, err = dial(all[0].pod, addr("10.244.3.2"))
@@ -117,7 +150,7 @@ func TestAcrossSubnets(t *testing.T) {
 			t.Errorf("%s: a connection that was open: %v", mode.name, err)
 		}
 		for _, x := range all {
-			if did := adopt(t, open(t, x.ns), compiled(t, x, now)); did != "" {
+			if did := adopt(t, again(x), compiled(t, x, now, mode.encrypt)); did != "" {
 				t.Errorf("%s: adopting again did:\n%s", mode.name, did)
 			}
 			if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
@@ -134,6 +167,73 @@ func TestAcrossSubnets(t *testing.T) {
 		}
 	}
 	must(t, open4.Close())
+}
+
+// capture counts what passes the nodes' interfaces to the underlay, by protocol and port, but for
+// ARP and ICMPv6; what it returns ends it.
+func capture(t testing.TB, all []*node) (seen func() map[string]int) {
+	t.Helper()
+	const any = 0x300 // ETH_P_ALL in the order of the network
+	counts, ended, stop := map[string]int{}, make(chan map[string]int), make(chan struct{})
+	for _, x := range all {
+		var fd int
+		must(t, x.ns.Do(func() (err error) {
+			if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, any); err != nil {
+				return err
+			}
+			l, err := x.ns.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: any, Ifindex: l.Attrs().Index}),
+				unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000}))
+		}))
+		go func() {
+			defer func() { _ = unix.Close(fd) }()
+			mine, frame := map[string]int{}, make([]byte, 65536)
+			for {
+				n, _, err := unix.Recvfrom(fd, frame, 0)
+				select {
+				case <-stop:
+					ended <- mine
+					return
+				default:
+				}
+				if what := protocol(frame[:max(n, 0)]); err == nil && what != "" {
+					mine[what]++
+				}
+			}
+		}()
+	}
+	return func() map[string]int {
+		close(stop)
+		for range all {
+			for what, n := range <-ended {
+				counts[what] += n
+			}
+		}
+		return counts
+	}
+}
+
+// protocol says what a frame carries: "UDP 51820", or a number; "" is what neighbours say.
+func protocol(frame []byte) string {
+	if len(frame) < 54 {
+		return "" // ARP
+	}
+	kind, next := frame[14+9], frame[14+20:]
+	if frame[12] == 0x86 { // IPv6
+		kind, next = frame[14+6], frame[14+40:]
+	} else if frame[13] == 6 {
+		return ""
+	}
+	switch kind {
+	case unix.IPPROTO_ICMPV6, 0: // a hop-by-hop option comes before what multicast listeners report
+		return ""
+	case unix.IPPROTO_UDP:
+		return fmt.Sprintf("UDP %d", binary.BigEndian.Uint16(next[2:]))
+	}
+	return fmt.Sprint("protocol ", kind)
 }
 
 // large is the fabric of a cluster of some nodes in VXLAN.

@@ -18,8 +18,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
@@ -34,7 +36,7 @@ const (
 )
 
 // Devices are the names of our tunnel devices.
-var Devices = []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP}
+var Devices = []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG}
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
@@ -42,7 +44,9 @@ type Driver struct {
 	links  *netlink.Handle
 	socket *socket
 	watch  *socket
-	close  func() error // once
+	close  func() error   // once
+	wg     *wgctrl.Client // nil: nothing is encrypted
+	key    [32]byte       // private
 
 	mu    sync.Mutex    // held by every method
 	want  *state.Fabric // all of it, what is set aside too; nil before the first adoption
@@ -84,6 +88,9 @@ func (d *Driver) closeAll() (err error) {
 			err = errors.Join(err, s.close())
 		}
 	}
+	if d.wg != nil {
+		err = errors.Join(err, d.wg.Close())
+	}
 	return err
 }
 
@@ -103,6 +110,7 @@ func (d *Driver) Held(f func(*state.State)) {
 	if len(d.aside) > 0 {
 		held = d.want.Clone()
 		maps.DeleteFunc(held.Tunnels, func(name string, _ *state.Tunnel) bool { return d.now.tunnels[name] == nil })
+		maps.DeleteFunc(held.Peers, func(key model.PublicKey, _ *state.Peer) bool { return d.now.peers[key] == nil })
 		maps.DeleteFunc(held.Routes, func(to netip.Prefix, r *state.Route) bool { return !d.now.has(wantedRoute(to, r)) })
 		maps.DeleteFunc(held.VTEPs, func(k state.VTEPKey, v *state.VTEP) bool {
 			e := wantedVTEP(k, v)
@@ -144,13 +152,21 @@ func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{d: d, want: want, now: now, aside: map[any]aside{}}
+	p := &plan{d: d, want: want, now: now, aside: map[any]aside{}, peers: map[model.PublicKey]*state.Peer{}}
 	earlier := state.NewFabric()
 	if d.want != nil {
 		earlier = d.want
 	}
 	for _, name := range Devices {
 		p.tunnel(name, want.Tunnels[name], keep && earlier.Tunnels[name] == nil)
+	}
+	for key, peer := range want.Peers {
+		p.peer(key, peer, false)
+	}
+	for key := range now.peers {
+		if want.Peers[key] == nil {
+			p.peer(key, nil, keep && earlier.Peers[key] == nil)
+		}
 	}
 	set := map[any]entry{}
 	for _, e := range entries(want.VTEPs, want.Routes) {
@@ -183,7 +199,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return nil, errors.New("update of a fabric that was never adopted")
 	}
 	f := delta.Fabric
-	p := &plan{d: d, want: d.want, delta: f, now: d.now, aside: d.aside, update: true}
+	p := &plan{d: d, want: d.want, delta: f, now: d.now, aside: d.aside, update: true, peers: map[model.PublicKey]*state.Peer{}}
 	for name, t := range f.Tunnels {
 		if now := d.now.tunnels[name]; now != nil && t != nil && !now.canBecome(t) { // all on it goes with it
 			want := d.want.Clone()
@@ -191,6 +207,9 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			return d.adopt(want, false)
 		}
 		p.tunnel(name, t, false)
+	}
+	for key, peer := range f.Peers {
+		p.peer(key, peer, false)
 	}
 	old := state.NewFabric()
 	for k := range f.VTEPs {
@@ -230,6 +249,8 @@ func (d *Driver) Purge(ctx context.Context) error {
 var (
 	VXLAN = makes("VXLAN", "3.7", "vxlan", state.DeviceVXLAN, &state.Tunnel{Encapsulation: state.VXLAN, VNI: 1, Port: 4789, MTU: 1450, MAC: state.MAC{2}})
 	IPIP  = makes("IPIP", "3.9", "ipip", state.DeviceIPIP, &state.Tunnel{Encapsulation: state.IPIP, MTU: 1480})
+
+	WireGuard = makes("WireGuard", "5.6", "wireguard", state.DeviceWG, &state.Tunnel{Encapsulation: state.WireGuard, MTU: 1440})
 )
 
 // makes is the requirement that a device can be made.

@@ -100,6 +100,9 @@ func (r route) String() string {
 	if r.device == "" {
 		return fmt.Sprintf("route blackhole %s", r.prefix)
 	}
+	if !r.via.IsValid() {
+		return fmt.Sprintf("route %s dev %s", r.prefix, r.device)
+	}
 	return fmt.Sprintf("route %s via %s dev %s", r.prefix, r.via, r.device)
 }
 
@@ -155,9 +158,9 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 const setFlags = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
 
 // onlink is the flag of a next hop that no subnet of its device has. The kernel knows it of a
-// link-local one.
+// link-local one, and of a device without neighbours.
 func onlink(via netip.Addr) uint32 {
-	if via.IsLinkLocalUnicast() {
+	if !via.IsValid() || via.IsLinkLocalUnicast() {
 		return 0
 	}
 	return unix.RTNH_F_ONLINK
@@ -181,8 +184,10 @@ func (r route) request(set, replace bool, device int) message {
 	m.body = attribute(m.body, unix.RTA_TABLE, number(r.table))
 	m.body = attribute(m.body, unix.RTA_DST, r.prefix.Addr().AsSlice())
 	m.body = attribute(m.body, unix.RTA_PRIORITY, number(r.metric))
-	if r.device != "" {
+	if r.via.IsValid() {
 		m.body = attribute(m.body, unix.RTA_GATEWAY, r.via.AsSlice())
+	}
+	if r.device != "" {
 		m.body = attribute(m.body, unix.RTA_OIF, number(uint32(device)))
 	}
 	return m

@@ -11,19 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // kernel is what the kernel holds of ours.
 type kernel struct {
 	tunnels map[string]*device
-	entries map[any]entry  // by slot
+	entries map[any]entry // by slot
+	peers   map[model.PublicKey]*state.Peer
 	odd     []entry        // further ones in slots that are taken
 	names   map[int]string // of the devices that entries are on
 }
 
 func newKernel() *kernel {
-	return &kernel{tunnels: map[string]*device{}, entries: map[any]entry{}, names: map[int]string{}}
+	return &kernel{tunnels: map[string]*device{}, entries: map[any]entry{}, peers: map[model.PublicKey]*state.Peer{}, names: map[int]string{}}
 }
 
 func (k *kernel) has(e entry) bool { return k.entries[e.slot()] == e }
@@ -42,6 +44,9 @@ func (k *kernel) forget(tunnel string) {
 		delete(k.names, t.index)
 	}
 	delete(k.tunnels, tunnel)
+	if tunnel == state.DeviceWG {
+		clear(k.peers)
+	}
 	for slot, e := range k.entries {
 		if e.on() == tunnel {
 			delete(k.entries, slot)
@@ -53,7 +58,7 @@ func (k *kernel) forget(tunnel string) {
 // device is a device of one of our names.
 type device struct {
 	index  int
-	tunnel state.Tunnel // without its Address
+	tunnel state.Tunnel // without its addresses; WireGuard: nor the one that packets travel from
 	plain  bool         // it is up, and of a make that we can leave as it is
 	fixed  bool         // it is of our make but for what can be changed
 	addrs  []netip.Prefix
@@ -61,24 +66,35 @@ type device struct {
 
 // is reports whether the device is as a tunnel says.
 func (d *device) is(t *state.Tunnel) bool {
-	return d.plain && d.canBecome(t) && d.tunnel.MTU == t.MTU && slices.Equal(d.addrs, []netip.Prefix{hostPrefix(t.Address)})
+	return d.plain && d.canBecome(t) && d.tunnel.MTU == t.MTU && d.tunnel.Key == t.Key && d.tunnel.Port == t.Port && slices.Equal(d.addrs, hostPrefixes(t))
 }
 
 // canBecome reports whether the device can be made what a tunnel says, with all that is on it.
 // (Neighbours go when the MAC changes.)
 func (d *device) canBecome(t *state.Tunnel) bool {
 	now := d.tunnel
-	now.MTU, now.Address = t.MTU, t.Address
+	now.MTU, now.Address, now.Address6 = t.MTU, t.Address, t.Address6
+	if t.Encapsulation == state.WireGuard {
+		now.Local, now.Key, now.Port = t.Local, t.Key, t.Port
+	}
 	return d.fixed && now == *t
 }
 
-func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+// hostPrefixes are a tunnel's addresses, IPv4 first.
+func hostPrefixes(t *state.Tunnel) (list []netip.Prefix) {
+	for _, a := range []netip.Addr{t.Address, t.Address6} {
+		if a.IsValid() {
+			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return list
+}
 
 // read reads what the kernel holds.
 func (d *Driver) read() (*kernel, error) {
 	k := newKernel()
 	for _, name := range Devices {
-		dev, err := d.readDevice(name)
+		dev, err := d.readDevice(k, name)
 		if err != nil {
 			return nil, err
 		}
@@ -161,7 +177,7 @@ func (d *Driver) namer(k *kernel) func(int) string {
 }
 
 // readDevice returns nil if there is no device of the name.
-func (d *Driver) readDevice(name string) (*device, error) {
+func (d *Driver) readDevice(k *kernel, name string) (*device, error) {
 	l, err := d.links.LinkByName(name)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
 		return nil, nil
@@ -181,6 +197,10 @@ func (d *Driver) readDevice(name string) (*device, error) {
 		dev.tunnel.Encapsulation = state.IPIP
 		dev.tunnel.Local, _ = netip.AddrFromSlice(l.Local)
 		dev.fixed = !l.FlowBased && (l.Remote == nil || l.Remote.IsUnspecified())
+	case *netlink.Wireguard:
+		if err := d.readWireGuard(k, dev); err != nil {
+			return nil, err
+		}
 	}
 	dev.tunnel.Local = dev.tunnel.Local.Unmap()
 	dev.plain = dev.fixed && l.Attrs().Flags&net.FlagUp != 0
@@ -219,13 +239,16 @@ func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device,
 	if err := d.configure(l, now, t); err != nil {
 		return nil, err
 	}
-	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: []netip.Prefix{hostPrefix(t.Address)}}, nil
+	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: hostPrefixes(t)}, nil
 }
 
 func newLink(name string, t *state.Tunnel) netlink.Link {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.MTU = name, t.MTU
-	if t.Encapsulation == state.IPIP {
+	switch t.Encapsulation {
+	case state.WireGuard:
+		return &netlink.Wireguard{LinkAttrs: a}
+	case state.IPIP:
 		return &netlink.Iptun{LinkAttrs: a, Local: t.Local.AsSlice(), PMtuDisc: 1}
 	}
 	a.HardwareAddr = t.MAC[:]
@@ -239,14 +262,19 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 			return fmt.Errorf("set MTU %d: %w", t.MTU, err)
 		}
 	}
-	want := hostPrefix(t.Address)
-	if !slices.Contains(now.addrs, want) {
-		if err := d.links.AddrAdd(l, address(want)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add address %s: %w", want, err)
+	if err := d.keyed(now, t); err != nil {
+		return err
+	}
+	want := hostPrefixes(t)
+	for _, a := range want {
+		if !slices.Contains(now.addrs, a) {
+			if err := d.links.AddrAdd(l, address(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("add address %s: %w", a, err)
+			}
 		}
 	}
 	for _, a := range now.addrs {
-		if a != want {
+		if !slices.Contains(want, a) {
 			if err := d.links.AddrDel(l, address(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return fmt.Errorf("remove address %s: %w", a, err)
 			}

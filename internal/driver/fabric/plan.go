@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// plan is a change of what the kernel has now. It makes tunnels, then sets entries, those of VTEPs
-// before routes, then removes entries in the opposite order, then tunnels.
+// plan is a change of what the kernel has now. It makes tunnels, then sets peers and entries, those
+// of VTEPs before routes, then removes entries in the opposite order, then tunnels.
 type plan struct {
 	d      *Driver
 	want   *state.Fabric     // nil: the plan is of nothing
@@ -26,9 +26,12 @@ type plan struct {
 	kept   int
 
 	tunnels []tunnel
+	peers   map[model.PublicKey]*state.Peer
 	sets    [2][]entry // of VTEPs, and routes
 	clears  [2][]entry
 	gone    []string
+
+	gonePeers []model.PublicKey
 }
 
 type tunnel struct {
@@ -84,7 +87,7 @@ func order(e entry) int {
 
 // Len implements driver.Plan.
 func (p *plan) Len() int {
-	return len(p.tunnels) + len(p.sets[0]) + len(p.sets[1]) + len(p.clears[0]) + len(p.clears[1]) + len(p.gone)
+	return len(p.tunnels) + len(p.peers) + len(p.gonePeers) + len(p.sets[0]) + len(p.sets[1]) + len(p.clears[0]) + len(p.clears[1]) + len(p.gone)
 }
 
 // Kept implements driver.Plan.
@@ -100,6 +103,7 @@ func (p *plan) String() string {
 		}
 		fmt.Fprintf(&b, "%s device %s: %s from %s, address %s, MTU %d\n", verb, t.name, t.want.Encapsulation, t.want.Local, t.want.Address, t.want.MTU)
 	}
+	p.printPeers(&b)
 	for _, sets := range p.sets {
 		for _, e := range sets {
 			fmt.Fprintf(&b, "set %s\n", e)
@@ -109,6 +113,9 @@ func (p *plan) String() string {
 		for _, e := range p.clears[len(p.clears)-1-i] {
 			fmt.Fprintf(&b, "remove %s\n", e)
 		}
+	}
+	for _, key := range p.gonePeers {
+		fmt.Fprintf(&b, "remove peer %s dev %s\n", key, state.DeviceWG)
 	}
 	for _, name := range p.gone {
 		fmt.Fprintf(&b, "remove device %s\n", name)
@@ -129,6 +136,9 @@ func (p *plan) Apply(ctx context.Context) error {
 	if err := p.makeTunnels(); err != nil {
 		return err
 	}
+	if err := p.setPeers(); err != nil {
+		return err
+	}
 	for _, entries := range p.sets {
 		if err := p.setEntries(entries); err != nil {
 			return err
@@ -138,6 +148,9 @@ func (p *plan) Apply(ctx context.Context) error {
 		if err := p.clearEntries(p.clears[len(p.clears)-1-i]); err != nil {
 			return err
 		}
+	}
+	if err := p.clearPeers(); err != nil {
+		return err
 	}
 	for _, name := range p.gone {
 		if err := d.removeTunnel(name); err != nil {
