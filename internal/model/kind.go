@@ -23,6 +23,14 @@ const (
 	IPPoolKind         Kind = "IPPool"
 	BlockAffinityKind  Kind = "BlockAffinity"
 
+	// MetalLB's. Its BGPPeer has a name of its own here, as Calico has one, too.
+	IPAddressPoolKind    Kind = "IPAddressPool"
+	L2AdvertisementKind  Kind = "L2Advertisement"
+	BGPAdvertisementKind Kind = "BGPAdvertisement"
+	MetalLBPeerKind      Kind = "MetalLBBGPPeer"
+	CommunityKind        Kind = "Community"
+	BFDProfileKind       Kind = "BFDProfile"
+
 	// A Policy is of one of these.
 	NetworkPolicy       Kind = "NetworkPolicy"
 	ClusterPolicy       Kind = "ClusterNetworkPolicy"
@@ -152,6 +160,24 @@ func (p *IPPool) Ref() Ref { return Ref{IPPoolKind, Name{Name: p.Name}} }
 
 // Ref implements Object.
 func (b *BlockAffinity) Ref() Ref { return Ref{BlockAffinityKind, Name{Name: b.Name}} }
+
+// Ref implements Object.
+func (p *IPAddressPool) Ref() Ref { return Ref{IPAddressPoolKind, p.Name} }
+
+// Ref implements Object.
+func (a *L2Advertisement) Ref() Ref { return Ref{L2AdvertisementKind, a.Name} }
+
+// Ref implements Object.
+func (a *BGPAdvertisement) Ref() Ref { return Ref{BGPAdvertisementKind, a.Name} }
+
+// Ref implements Object.
+func (p *MetalLBPeer) Ref() Ref { return Ref{MetalLBPeerKind, p.Name} }
+
+// Ref implements Object.
+func (c *Community) Ref() Ref { return Ref{CommunityKind, c.Name} }
+
+// Ref implements Object.
+func (p *BFDProfile) Ref() Ref { return Ref{BFDProfileKind, p.Name} }
 
 // Ref implements Object.
 func (p *Policy) Ref() Ref { return p.Key }

@@ -71,7 +71,8 @@ type Service struct {
 
 	ClusterIPs      []netip.Addr
 	ExternalIPs     []netip.Addr
-	LoadBalancerIPs []netip.Addr // status.loadBalancer.ingress[].ip with ipMode VIP (the default) only
+	LoadBalancerIPs []netip.Addr  // status.loadBalancer.ingress[].ip with ipMode VIP (the default) only
+	LoadBalancer    *LoadBalancer // nil: its type is another, and its status has no such address
 	Ports           []ServicePort
 	Selector        map[string]string // nil: endpoints are given by slices alone
 
@@ -81,6 +82,20 @@ type Service struct {
 	HealthCheckNodePort uint16        // 0: none
 	SourceRanges        []netip.Prefix
 	PublishNotReady     bool // publishNotReadyAddresses
+}
+
+// LoadBalancer is what a Service says of the addresses that a pool gives it.
+type LoadBalancer struct {
+	Wanted  bool         // the Service is of type LoadBalancer
+	Class   string       // spec.loadBalancerClass
+	Ingress []netip.Addr // those that its status has, whatever their mode
+
+	IPs             []netip.Addr // those that it asks for; none: any
+	Pool            string       // the pool that it asks for; "": any
+	SharingKey      string       // Services with the same key may share an address; "": with none
+	PreferDualStack bool         // an address of one family will do where there is none of the other
+	Fault           string       // why what it asks for makes no sense; "": it does
+	Labels          map[string]string
 }
 
 // Headless is Service.Unproxied of a service without an address of its own: clients get those of
@@ -181,6 +196,8 @@ type Node struct {
 	// OtherIPs are its ExternalIPs that are not among IPs.
 	OtherIPs []netip.Addr
 	PodCIDRs []netip.Prefix
+	// NotReady: its condition Ready is False or Unknown.
+	NotReady bool
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.
 	Leaving bool

@@ -16,7 +16,7 @@ func equal(a, b any) bool {
 	switch a := a.(type) {
 	case *model.Node:
 		b := b.(*model.Node)
-		return a.Name == b.Name && a.Leaving == b.Leaving && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
+		return a.Name == b.Name && a.Leaving == b.Leaving && a.NotReady == b.NotReady && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
 			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 			(a.Fabric == b.Fabric || a.Fabric != nil && b.Fabric != nil && *a.Fabric == *b.Fabric)
 	case *model.Namespace:
@@ -56,9 +56,16 @@ func equalServices(a, b *model.Service) bool {
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
+		equalLoadBalancers(a.LoadBalancer, b.LoadBalancer) &&
 		slices.Equal(a.Ports, b.Ports) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges) &&
 		maps.Equal(a.Selector, b.Selector)
+}
+
+func equalLoadBalancers(a, b *model.LoadBalancer) bool {
+	return a == b || a != nil && b != nil &&
+		a.Wanted == b.Wanted && a.Class == b.Class && slices.Equal(a.Ingress, b.Ingress) && slices.Equal(a.IPs, b.IPs) && a.Pool == b.Pool &&
+		a.SharingKey == b.SharingKey && a.PreferDualStack == b.PreferDualStack && a.Fault == b.Fault && maps.Equal(a.Labels, b.Labels)
 }
 
 func equalSlices(a, b *model.EndpointSlice) bool {

@@ -7,6 +7,7 @@ package kinds
 import (
 	"cmp"
 	"errors"
+	"strings"
 	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/source/calico"
 	"sluice.dev/sluice/internal/source/fault"
 	"sluice.dev/sluice/internal/source/kubeobj"
+	"sluice.dev/sluice/internal/source/metallb"
 )
 
 // Kind is what a source has to know of a kind of objects.
@@ -30,6 +32,8 @@ type Kind struct {
 	ForServices bool
 	// ForFabric says that the pod network between nodes is made of it, and nothing else.
 	ForFabric bool
+	// ForAddresses says that it is about the addresses that pools give to services, and nothing else.
+	ForAddresses bool
 	// Optional says that the API need not serve it.
 	Optional bool
 	// Minor says that an object at fault of which no good version is known is no reason to keep all
@@ -62,6 +66,7 @@ const (
 	policyGroup  = "policy.networking.k8s.io"
 	CalicoGroup  = "projectcalico.org"     // as users write Calico's objects
 	CalicoStored = "crd.projectcalico.org" // as Calico stores them
+	MetalLBGroup = "metallb.io"
 )
 
 // DefaultNamespace is that of namespaced objects in manifests that name none.
@@ -97,12 +102,27 @@ var All = []Kind{
 	{Kind: model.HostEndpointKind, Name: "HostEndpoint", Places: calicos("hostendpoints"), Optional: true, Decode: strict(calico.HostEndpoint)},
 	{Kind: model.IPPoolKind, Name: "IPPool", Places: calicos("ippools"), ForFabric: true, Optional: true, Decode: strict(calico.IPPool)},
 	{Kind: model.BlockAffinityKind, Name: "BlockAffinity", Places: calicos("blockaffinities"), ForFabric: true, Optional: true, Minor: true, Decode: strict(calico.BlockAffinity)},
+	metallbs("v1beta1", "IPAddressPool", model.IPAddressPoolKind, strict(metallb.IPAddressPool)),
+	metallbs("v1beta1", "L2Advertisement", model.L2AdvertisementKind, strict(metallb.L2Advertisement)),
+	metallbs("v1beta1", "BGPAdvertisement", model.BGPAdvertisementKind, strict(metallb.BGPAdvertisement)),
+	metallbs("v1beta2", "BGPPeer", model.MetalLBPeerKind, strict(metallb.BGPPeer)),
+	metallbs("v1beta1", "Community", model.CommunityKind, strict(metallb.Community)),
+	metallbs("v1beta1", "BFDProfile", model.BFDProfileKind, strict(metallb.BFDProfile)),
 }
 
 func core(plural string) []Resource { return []Resource{{"", "v1", plural}} }
 
 func calicos(plural string) []Resource {
 	return []Resource{{CalicoGroup, "v3", plural}, {CalicoStored, "v1", plural}}
+}
+
+// metallbs is a kind of MetalLB's. The API has it where its name in small letters, in the plural, is.
+func metallbs(version, name string, kind model.Kind, decode func(Text) (model.Object, error)) Kind {
+	plural := strings.Replace(strings.ToLower(name)+"s", "ys", "ies", 1)
+	return Kind{
+		Kind: kind, Name: name, Places: []Resource{{MetalLBGroup, version, plural}},
+		Namespaced: true, ForAddresses: true, Optional: true, Minor: true, Decode: decode,
+	}
 }
 
 // Find returns what is to be known of a kind, nil for one that does not come from Kubernetes.

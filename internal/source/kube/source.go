@@ -31,6 +31,8 @@ type Config struct {
 	Policies bool
 	// Fabric has the source follow what the pod network between nodes is made of beside nodes.
 	Fabric bool
+	// Addresses has it follow what says which addresses services of type LoadBalancer get.
+	Addresses bool
 	// UserAgent is the User-Agent of requests, such as "sluice/v1.2.3".
 	UserAgent string
 }
@@ -98,10 +100,13 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 
 // follows reports whether the source follows a kind.
 func (c *Config) follows(k *kinds.Kind) bool {
-	if k.ForFabric {
+	switch {
+	case k.ForFabric:
 		return c.Fabric
+	case k.ForAddresses:
+		return c.Addresses
 	}
-	return k.ForServices || c.Policies
+	return k.ForServices || c.Policies || k.Kind == model.NamespaceKind && c.Addresses
 }
 
 // Run implements source.Source. It may be called once. It never fails: what cannot be read now,

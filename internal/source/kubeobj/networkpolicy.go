@@ -21,7 +21,7 @@ import (
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{Tier: model.DefaultTier.Name, Order: model.NetworkPolicyOrder}
-	p.Key = model.PolicyKey{Kind: model.NetworkPolicy, Name: nameOf(&o.ObjectMeta, &f)}
+	p.Key = model.PolicyKey{Kind: model.NetworkPolicy, Name: NameOf(&o.ObjectMeta, &f)}
 	p.Subject = podsIn(o.Namespace, &o.Spec.PodSelector, "spec.podSelector", &f)
 	p.Ingress, p.Egress = policyTypes(&o.Spec, &f)
 	known := f.Known()

@@ -22,6 +22,10 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for i := range o.Spec.Taints {
 		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
 	}
+	for i := range o.Status.Conditions {
+		c := &o.Status.Conditions[i]
+		n.NotReady = n.NotReady || c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+	}
 	n.IPs, n.OtherIPs = nodeIPs(o.Status.Addresses, &f)
 	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
 	if len(list) == 0 && o.Spec.PodCIDR != "" {

@@ -17,7 +17,7 @@ import (
 func Pod(o *corev1.Pod) (*model.Pod, error) {
 	var f fault.List
 	p := &model.Pod{
-		Name:        nameOf(&o.ObjectMeta, &f),
+		Name:        NameOf(&o.ObjectMeta, &f),
 		Labels:      o.Labels,
 		Node:        o.Spec.NodeName,
 		HostNetwork: o.Spec.HostNetwork,
@@ -85,6 +85,6 @@ func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.L
 // ServiceAccount translates a v1 ServiceAccount.
 func ServiceAccount(o *corev1.ServiceAccount) (*model.ServiceAccount, error) {
 	var f fault.List
-	a := &model.ServiceAccount{Name: nameOf(&o.ObjectMeta, &f), Labels: o.Labels}
+	a := &model.ServiceAccount{Name: NameOf(&o.ObjectMeta, &f), Labels: o.Labels}
 	return fault.Result(a, &f)
 }

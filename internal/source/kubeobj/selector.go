@@ -29,6 +29,16 @@ func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField s
 	return model.And(append(terms, labelSelector(pods, "", podsField, f)...)...)
 }
 
+// LabelSelectors translates a list of selectors, of which one has to hold, for the labels of objects
+// themselves; nothing for an empty list.
+func LabelSelectors(list []metav1.LabelSelector, field string, f *fault.List) model.Selector {
+	any := make([]model.Selector, len(list))
+	for i := range list {
+		any[i] = model.And(labelSelector(&list[i], "", fmt.Sprintf("%s[%d]", field, i), f)...)
+	}
+	return model.Or(any...)
+}
+
 // labelSelector translates a selector into terms that must all hold; none for an empty or nil
 // selector. The prefix goes before every key.
 func labelSelector(s *metav1.LabelSelector, prefix, field string, f *fault.List) []model.Selector {

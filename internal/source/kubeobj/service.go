@@ -28,7 +28,7 @@ const (
 func Service(o *corev1.Service) (*model.Service, error) {
 	var f fault.List
 	s := &model.Service{
-		Name:            nameOf(&o.ObjectMeta, &f),
+		Name:            NameOf(&o.ObjectMeta, &f),
 		Created:         o.CreationTimestamp.UTC(),
 		PublishNotReady: o.Spec.PublishNotReadyAddresses,
 	}
@@ -49,6 +49,7 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	}
 	s.ExternalIPs = externalIPs(o, &f)
 	s.LoadBalancerIPs = ingressIPs(o, &f)
+	s.LoadBalancer = loadBalancer(o)
 	s.SourceRanges = sourceRanges(o, &f)
 	s.Affinity = affinity(o, &f)
 	trafficPolicies(o, s, &f)

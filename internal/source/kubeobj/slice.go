@@ -27,7 +27,7 @@ var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; 
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List
 	s := &model.EndpointSlice{
-		Name:    nameOf(&o.ObjectMeta, &f),
+		Name:    NameOf(&o.ObjectMeta, &f),
 		Service: o.Labels[discoveryv1.LabelServiceName],
 	}
 	if _, headless := o.Labels[labelHeadless]; headless {

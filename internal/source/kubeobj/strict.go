@@ -44,7 +44,7 @@ func DecodeClusterNetworkPolicy(text []byte, also error) (*model.Policy, error) 
 // The first list all of whose fields can be read is enough to deny.
 func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Policy, error), heads ...[]string) (*model.Policy, error) {
 	o := new(K)
-	wrong := decodeStrictly(text, o)
+	wrong := DecodeStrictly(text, o)
 	switch {
 	case also != nil && wrong != nil:
 		wrong = fmt.Errorf("%w; %w", also, wrong)
@@ -56,7 +56,7 @@ func decodePolicy[K any](text []byte, also error, translate func(*K) (*model.Pol
 	}
 	for _, head := range heads {
 		o = new(K)
-		if decodeStrictly(headOf(text, head), o) != nil {
+		if DecodeStrictly(headOf(text, head), o) != nil {
 			continue
 		}
 		p, _ := translate(o)
@@ -102,9 +102,9 @@ func hasItems(value json.RawMessage) bool {
 	return json.Unmarshal(value, &list) != nil || len(list) > 0
 }
 
-// decodeStrictly decodes JSON whose keys, at the top and in spec, must be fields in their exact
+// DecodeStrictly decodes JSON whose keys, at the top and in spec, must be fields in their exact
 // spelling, each only once.
-func decodeStrictly(text []byte, o any) error {
+func DecodeStrictly(text []byte, o any) error {
 	wrong, err := kjson.UnmarshalStrict(text, o)
 	if err != nil {
 		if field, reason, ok := fault.Misfit(text, err); ok && field != "" {

@@ -11,15 +11,15 @@ import (
 	"sluice.dev/sluice/internal/source/fault"
 )
 
-// nameOf checks an object's name and namespace. A name appears in log lines, comments in the kernel
+// NameOf checks an object's name and namespace. A name appears in log lines, comments in the kernel
 // and host names, so only the characters that the API server admits are allowed.
-func nameOf(m *metav1.ObjectMeta, f *fault.List) model.Name {
+func NameOf(m *metav1.ObjectMeta, f *fault.List) model.Name {
 	checkName("metadata.name", m.Name, f)
 	checkName("metadata.namespace", m.Namespace, f)
 	return model.Name{Namespace: m.Namespace, Name: m.Name}
 }
 
-// clusterName is nameOf for objects that belong to no namespace.
+// clusterName is NameOf for objects that belong to no namespace.
 func clusterName(m *metav1.ObjectMeta, f *fault.List) string {
 	checkName("metadata.name", m.Name, f)
 	return m.Name

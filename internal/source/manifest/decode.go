@@ -2,12 +2,14 @@ package manifest
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
 // decoder fills Kubernetes' own types from JSON, with the fields that kubeobj
@@ -160,16 +162,19 @@ func (d *decoder) meta(m *metav1.ObjectMeta) error {
 	})
 }
 
-// annotations keeps the one that kubeobj reads; others can be large.
+// annotations keeps those that kubeobj reads; others can be large.
 func (d *decoder) annotations(m *metav1.ObjectMeta) error {
 	return d.object(func(key []byte) error {
-		if string(key) != corev1.AnnotationLoadBalancerSourceRangesKey {
+		i := slices.Index(kubeobj.Annotations, string(key))
+		if i < 0 {
 			return d.skip()
 		}
-		m.Annotations = map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: ""}
+		if m.Annotations == nil {
+			m.Annotations = map[string]string{}
+		}
 		var v string
 		err := d.str(&v)
-		m.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey] = v
+		m.Annotations[kubeobj.Annotations[i]] = v
 		return err
 	})
 }

@@ -78,7 +78,10 @@ func (d *decoder) podStatus(s *corev1.PodStatus) error {
 			return d.list(func(int) error { return d.podIP(grow(&s.PodIPs)) })
 		case "conditions":
 			s.Conditions = nil
-			return d.list(func(int) error { return d.podCondition(grow(&s.Conditions)) })
+			return d.list(func(int) error {
+				c := grow(&s.Conditions)
+				return d.condition((*string)(&c.Type), (*string)(&c.Status))
+			})
 		}
 		return d.skip()
 	})
@@ -93,13 +96,14 @@ func (d *decoder) podIP(p *corev1.PodIP) error {
 	})
 }
 
-func (d *decoder) podCondition(c *corev1.PodCondition) error {
+// condition reads a condition of any kind's status.
+func (d *decoder) condition(kind, status *string) error {
 	return d.object(func(key []byte) error {
 		switch string(key) {
 		case "type":
-			return d.name((*string)(&c.Type))
+			return d.name(kind)
 		case "status":
-			return d.name((*string)(&c.Status))
+			return d.name(status)
 		}
 		return d.skip()
 	})
@@ -145,11 +149,18 @@ func (d *decoder) taint(t *corev1.Taint) error {
 
 func (d *decoder) nodeStatus(s *corev1.NodeStatus) error {
 	return d.object(func(key []byte) error {
-		if string(key) != "addresses" {
-			return d.skip()
+		switch string(key) {
+		case "addresses":
+			s.Addresses = nil
+			return d.list(func(int) error { return d.nodeAddress(grow(&s.Addresses)) })
+		case "conditions":
+			s.Conditions = nil
+			return d.list(func(int) error {
+				c := grow(&s.Conditions)
+				return d.condition((*string)(&c.Type), (*string)(&c.Status))
+			})
 		}
-		s.Addresses = nil
-		return d.list(func(int) error { return d.nodeAddress(grow(&s.Addresses)) })
+		return d.skip()
 	})
 }
 

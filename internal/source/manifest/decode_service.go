@@ -33,6 +33,12 @@ func (d *decoder) serviceSpec(s *corev1.ServiceSpec) error {
 			return d.int32(&s.HealthCheckNodePort)
 		case "internalTrafficPolicy":
 			return enumPointer(d, &s.InternalTrafficPolicy)
+		case "ipFamilyPolicy":
+			return enumPointer(d, &s.IPFamilyPolicy)
+		case "loadBalancerClass":
+			return d.namePointer(&s.LoadBalancerClass)
+		case "loadBalancerIP":
+			return d.str(&s.LoadBalancerIP)
 		case "loadBalancerSourceRanges":
 			return d.strings(&s.LoadBalancerSourceRanges)
 		case "ports":

@@ -1,0 +1,106 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// IPAddressPool is a MetalLB IPAddressPool: addresses that are given to Services of type
+// LoadBalancer.
+type IPAddressPool struct {
+	Name    Name
+	Created time.Time // of two pools that have an address the older counts; the zero time counts as the newest
+	Labels  map[string]string
+	Ranges  []AddressRange
+
+	ManualOnly bool // autoAssign is false: only Services that ask for the pool or an address get one
+	AvoidBuggy bool // gives out no IPv4 address that ends in .0 or .255
+	// Priority is that of serviceAllocation: 1 comes first, 0 last. Confined says that there is a
+	// serviceAllocation: such a pool comes before the others.
+	Priority int
+	Confined bool
+	// Which Services may have an address: those in Namespaces or one that NamespaceSelector selects
+	// (any, where neither says anything) that Services selects. An empty NamespaceSelector selects
+	// none.
+	Namespaces        []string
+	NamespaceSelector Selector
+	Services          Selector
+}
+
+// AddressRange is the addresses of one family from First to Last, both included.
+type AddressRange struct{ First, Last netip.Addr }
+
+// Contains reports whether the address is in the range.
+func (r AddressRange) Contains(a netip.Addr) bool {
+	return r.First.BitLen() == a.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// String returns "192.0.2.1-192.0.2.9".
+func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Advertised says which addresses an advertisement of MetalLB is about, and which nodes announce
+// them.
+type Advertised struct {
+	// Pools of its namespace, by name, and those whose labels PoolSelector selects; all of the
+	// namespace, if neither says anything.
+	Pools        []string
+	PoolSelector Selector
+	Nodes        Selector
+	Services     Selector // by the labels of Services
+}
+
+// Selects reports whether the advertisement, which is in a namespace, is about a pool's addresses.
+func (a *Advertised) Selects(namespace string, p *IPAddressPool) bool {
+	return p.Name.Namespace == namespace && (len(a.Pools) == 0 && a.PoolSelector.IsZero() ||
+		slices.Contains(a.Pools, p.Name.Name) || a.PoolSelector.Matches(LabelMap(p.Labels)))
+}
+
+// L2Advertisement is a MetalLB L2Advertisement: addresses that one of some nodes answers for by ARP
+// and NDP.
+type L2Advertisement struct {
+	Name Name
+	Advertised
+	Interfaces []string // none: all that have a subnet
+	Preferred  []PreferredNodes
+}
+
+// PreferredNodes come before others by the sum of their weights.
+type PreferredNodes struct {
+	Weight int
+	Nodes  Selector
+}
+
+// BGPAdvertisement is a MetalLB BGPAdvertisement.
+type BGPAdvertisement struct {
+	Name Name
+	Advertised
+	Length4, Length6 int // of the prefixes that are announced
+	LocalPref        uint32
+	Communities      []string // "64500:1", "large:64500:1:2", or an alias of a Community
+	Peers            []string // names of BGPPeers; none: all
+}
+
+// MetalLBPeer is a MetalLB BGPPeer.
+type MetalLBPeer struct {
+	Name                                 Name
+	MyASN                                uint32
+	PeerASN                              uint32 // 0: Dynamic says which
+	Dynamic                              string // "internal" or "external"
+	Address, Source                      netip.Addr
+	Port                                 uint16
+	HoldTime, KeepaliveTime, ConnectTime time.Duration // 0: the speaker's own
+	RouterID                             netip.Addr
+	Nodes                                Selector
+	Password                             string
+	GracefulRestart, MultiHop, DualStack bool
+}
+
+// Community is a MetalLB Community: names of communities.
+type Community struct {
+	Name    Name
+	Aliases map[string]string
+}
+
+// BFDProfile is a MetalLB BFDProfile. None is ever in force: there is no BFD here.
+type BFDProfile struct{ Name Name }

@@ -1,0 +1,81 @@
+package kubeobj
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// MetalLB's annotations of Services. Each is also read with the older prefix.
+const (
+	metallbPrefix = "metallb.io/"
+	olderPrefix   = "metallb.universe.tf/"
+
+	poolAnnotation    = "address-pool"
+	ipsAnnotation     = "loadBalancerIPs"
+	sharingAnnotation = "allow-shared-ip"
+)
+
+// Annotations are those that anything here reads.
+var Annotations = []string{
+	rangesAnnotation,
+	metallbPrefix + poolAnnotation, metallbPrefix + ipsAnnotation, metallbPrefix + sharingAnnotation,
+	olderPrefix + poolAnnotation, olderPrefix + ipsAnnotation, olderPrefix + sharingAnnotation,
+}
+
+// loadBalancer returns what a service says of the addresses that a pool gives it. A fault is noted
+// in there: it is one only where pools give addresses.
+func loadBalancer(o *corev1.Service) *model.LoadBalancer {
+	lb := &model.LoadBalancer{Wanted: o.Spec.Type == corev1.ServiceTypeLoadBalancer}
+	for i := range o.Status.LoadBalancer.Ingress {
+		if a, err := model.ParseAddr(o.Status.LoadBalancer.Ingress[i].IP); err == nil {
+			lb.Ingress = append(lb.Ingress, a)
+		}
+	}
+	if !lb.Wanted && len(lb.Ingress) == 0 {
+		return nil
+	}
+	lb.Class, lb.Labels = ptr.Deref(o.Spec.LoadBalancerClass, ""), o.Labels
+	lb.Pool, lb.SharingKey = annotation(o, poolAnnotation), annotation(o, sharingAnnotation)
+	lb.PreferDualStack = ptr.Deref(o.Spec.IPFamilyPolicy, "") == corev1.IPFamilyPolicyPreferDualStack
+	lb.IPs, lb.Fault = askedFor(o)
+	return lb
+}
+
+// annotation returns one of MetalLB's annotations, under whichever prefix it is there.
+func annotation(o *corev1.Service, name string) string {
+	if v, ok := o.Annotations[metallbPrefix+name]; ok {
+		return v
+	}
+	return o.Annotations[olderPrefix+name]
+}
+
+// askedFor returns the addresses that a service asks for, or what is wrong with them.
+func askedFor(o *corev1.Service) (ips []netip.Addr, fault string) {
+	list, field := o.Spec.LoadBalancerIP, "spec.loadBalancerIP"
+	if listed := annotation(o, ipsAnnotation); listed != "" {
+		if list != "" {
+			return nil, "spec.loadBalancerIP and the annotation " + metallbPrefix + ipsAnnotation + " cannot both be there; leave the former out"
+		}
+		list, field = listed, "the annotation "+metallbPrefix+ipsAnnotation
+	}
+	if list == "" {
+		return nil, ""
+	}
+	for text := range strings.SplitSeq(list, ",") {
+		a, err := model.ParseAddr(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Sprintf("%s: %v", field, err)
+		}
+		if len(ips) == 2 || len(ips) == 1 && ips[0].Is4() == a.Is4() {
+			return nil, fmt.Sprintf("%s: %s: a service has at most one address of each family", field, a)
+		}
+		ips = append(ips, a)
+	}
+	return ips, ""
+}
