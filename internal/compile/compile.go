@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/compile/fabric"
 	"sluice.dev/sluice/internal/compile/policy"
@@ -71,6 +72,11 @@ type Config struct {
 	// PodTunnels lets pods send VXLAN and other tunnels.
 	PodTunnels bool
 
+	// Addresses has Services of type LoadBalancer get addresses from pools, and says which this node
+	// announces. LoadBalancerClass is the class of those Services; "": those without one.
+	Addresses         bool
+	LoadBalancerClass string
+
 	// Fabric compiles the ways to the pods of other nodes; without it the state has none.
 	Fabric bool
 	// Pools are those of the fabric that no API has, as in fabric.Config.
@@ -89,8 +95,9 @@ type Compiler struct {
 	state         *state.State
 	checks        map[model.Name]*HealthCheck
 	services      *services
-	policy        *policy.Compiler // nil: policy is not compiled
-	fabric        *fabric.Compiler // nil: the fabric is not
+	policy        *policy.Compiler  // nil: policy is not compiled
+	fabric        *fabric.Compiler  // nil: the fabric is not
+	addresses     *address.Compiler // nil: addresses are not
 	sliceElements int
 }
 
@@ -123,6 +130,9 @@ func New(cfg Config) *Compiler {
 	if cfg.Fabric {
 		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard})
 		s.Fabric = c.fabric.Fabric()
+	}
+	if cfg.Addresses {
+		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass})
 	}
 	return c
 }
@@ -184,6 +194,37 @@ func (c *Compiler) Paths() []model.Path {
 	return c.fabric.Paths()
 }
 
+// SetLacking says whether the sources could not read everything, and SetSilent which nodes are not
+// heard from; the next Update follows. See address.Compiler.
+func (c *Compiler) SetLacking(lacking bool) {
+	if c.addresses != nil {
+		c.addresses.SetLacking(lacking)
+	}
+}
+
+// SetSilent is described with SetLacking.
+func (c *Compiler) SetSilent(nodes map[string]bool) {
+	if c.addresses != nil {
+		c.addresses.SetSilent(nodes)
+	}
+}
+
+// AddressChanges returns what differs in the addresses of Services since the last call.
+func (c *Compiler) AddressChanges() address.Delta {
+	if c.addresses == nil {
+		return address.Delta{}
+	}
+	return c.addresses.Changes()
+}
+
+// Addresses returns all addresses of pools that Services have, sorted.
+func (c *Compiler) Addresses() []address.Address {
+	if c.addresses == nil {
+		return nil
+	}
+	return c.addresses.List()
+}
+
 // SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no
 // known pod sends or gets passes then: nothing tells which pods the node has, and all of them would
 // be cut off.
@@ -239,6 +280,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	}
 	if c.fabric != nil {
 		delta.Fabric = c.fabric.Update(v, d)
+	}
+	if c.addresses != nil {
+		c.addresses.Update(v, d)
 	}
 	return delta
 }

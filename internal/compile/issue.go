@@ -26,6 +26,9 @@ func (c *Compiler) Issues() []model.Issue {
 	if c.fabric != nil {
 		list = append(list, c.fabric.Issues()...)
 	}
+	if c.addresses != nil {
+		list = append(list, c.addresses.Issues()...)
+	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return slices.Compact(list)
 }

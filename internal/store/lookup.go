@@ -74,6 +74,32 @@ func (v *View) Attachments() []*model.Attachment {
 	return list
 }
 
+// IPAddressPools returns all pools of service addresses, in no order.
+func (v *View) IPAddressPools() []*model.IPAddressPool {
+	return all[model.IPAddressPool](v, model.IPAddressPoolKind)
+}
+
+// L2Advertisements returns all of them, in no order.
+func (v *View) L2Advertisements() []*model.L2Advertisement {
+	return all[model.L2Advertisement](v, model.L2AdvertisementKind)
+}
+
+// BGPAdvertisements returns all of them, in no order.
+func (v *View) BGPAdvertisements() []*model.BGPAdvertisement {
+	return all[model.BGPAdvertisement](v, model.BGPAdvertisementKind)
+}
+
+// MetalLBPeers returns MetalLB's BGPPeers, in no order.
+func (v *View) MetalLBPeers() []*model.MetalLBPeer {
+	return all[model.MetalLBPeer](v, model.MetalLBPeerKind)
+}
+
+// Nodes returns all nodes, in no order.
+func (v *View) Nodes() []*model.Node { return all[model.Node](v, model.NodeKind) }
+
+// Namespaces returns all namespaces, in no order.
+func (v *View) Namespaces() []*model.Namespace { return all[model.Namespace](v, model.NamespaceKind) }
+
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {
 	for _, kind := range kinds {
 		for _, o := range v.objects[kind] {

@@ -1,0 +1,253 @@
+// Package address gives Services of type LoadBalancer addresses from pools, and says which node
+// announces each address, as MetalLB's objects ask for it.
+//
+// It is pure and incremental. What a Service's status has stays as long as the objects allow it;
+// beyond that the addresses are a function of the current objects and of what was given out before.
+// A Service costs what it has itself; a change of pools, advertisements or nodes goes through all.
+package address
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Config is what the user sets. It does not change while a Compiler lives.
+type Config struct {
+	Node string // the name of the node's object
+	// Class is the loadBalancerClass of the Services that get addresses; "": those without one.
+	Class string
+	// Now is the time; nil: time.Now.
+	Now func() time.Time
+}
+
+// Wanted is what the status of a Service should say. It is immutable.
+type Wanted struct {
+	IPs []netip.Addr // none: no address
+}
+
+// Announcement says where this node answers for an address. It is immutable.
+type Announcement struct {
+	Interfaces []string // sorted; none: wherever the node has a subnet
+}
+
+// Delta is what differs from the last one.
+type Delta struct {
+	// Wanted are the Services whose status is to be written, nil: it says what it should.
+	Wanted map[model.Name]*Wanted
+	// Announced are the addresses that this node answers for, nil: no longer.
+	Announced map[netip.Addr]*Announcement
+	// Peers are the other nodes that may announce addresses, with their own; nil: as before.
+	Peers map[string][]netip.Addr
+}
+
+// Compiler holds the addresses and keeps them in step with a store. It is not safe for concurrent
+// use.
+type Compiler struct {
+	cfg     Config
+	started bool
+	lacking bool            // see SetLacking
+	silent  map[string]bool // see SetSilent
+	regive  bool            // lacking has changed
+	reelect bool            // silent has changed
+
+	pools      []*pool // in the order in which they are tried
+	spans      []span  // the ranges of all pools, sorted, none within another
+	poolIssues []model.Issue
+	services   map[model.Name]*service   // those that have, want or claim something
+	held       map[netip.Addr][]*service // who has an address
+	shared     map[sharing]map[netip.Addr]bool
+	external   map[netip.Addr][]*service // who has it as an external IP
+	waiting    map[model.Name]*service   // those that lack an address
+	freed      bool                      // one of them may get one
+
+	nodes     []*model.Node // sorted by name
+	hashes    []uint64      // of their names
+	adverts   []*advert
+	addresses map[netip.Addr]*address
+
+	wanted    diff.Map[model.Name, Wanted]
+	announced diff.Map[netip.Addr, Announcement]
+	bgp       []model.Ref             // what nobody carries out
+	peers     map[string][]netip.Addr // nil: as the last Delta had them
+}
+
+// service is a Service as it was compiled.
+type service struct {
+	*model.Service
+	ips     []netip.Addr // given, sorted by the family of the cluster IPs
+	written bool         // its status has them
+	before  []netip.Addr // what it had before the present Update
+	extra   []netip.Addr // its external IPs
+	fault   string       // why it has no address, or not all
+	key     sharing
+}
+
+// New returns a Compiler that has nothing yet.
+func New(cfg Config) *Compiler {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	return &Compiler{
+		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
+		external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		wanted:    diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
+		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool { return slices.Equal(a.Interfaces, b.Interfaces) }),
+	}
+}
+
+// SetLacking says whether the sources could not read everything; the next Update follows. Meanwhile
+// no address is taken from a Service because no pool has it.
+func (c *Compiler) SetLacking(lacking bool) {
+	c.regive = c.regive || c.lacking != lacking
+	c.lacking = lacking
+}
+
+// SetSilent says which nodes are not heard from; the next Update follows. They announce nothing.
+func (c *Compiler) SetSilent(nodes map[string]bool) { c.silent, c.reelect = nodes, true }
+
+// Update brings all in step with a version of the store in which d changed.
+func (c *Compiler) Update(v *store.View, d store.Dirty) {
+	if !c.started {
+		d = v.All()
+	}
+	touched := map[netip.Addr]bool{}
+	everything := !c.started || c.regive || changed(d, model.IPAddressPoolKind, model.NamespaceKind)
+	if everything {
+		for _, s := range c.services {
+			c.release(s, touched)
+		}
+		c.setPools(v)
+	}
+	everyone := everything || c.reelect || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
+	if everyone {
+		c.setNodes(v)
+	}
+	c.started, c.regive, c.reelect = true, false, false
+	again := make([]*service, 0, len(d.Services))
+	for name := range d.Services {
+		if s := c.take(name, v.Service(name), touched); s != nil {
+			again = append(again, s)
+		}
+	}
+	if everything {
+		again = slices.Collect(maps.Values(c.services))
+	}
+	c.give(again, touched)
+	for _, s := range again {
+		c.settle(s)
+	}
+	if everyone {
+		for a := range c.held {
+			touched[a] = true
+		}
+		for a := range c.addresses {
+			touched[a] = true
+		}
+		for a := range c.external {
+			touched[a] = true
+		}
+	}
+	for _, s := range again { // its endpoints, its labels or its policy may have changed
+		for _, a := range slices.Concat(s.ips, s.extra) {
+			touched[a] = true
+		}
+	}
+	for a := range touched {
+		c.elect(v, a)
+	}
+}
+
+func changed(d store.Dirty, kinds ...model.Kind) bool {
+	return slices.ContainsFunc(kinds, func(k model.Kind) bool { return len(d.Objects[k]) > 0 })
+}
+
+// Changes returns what differs since the last call.
+func (c *Compiler) Changes() Delta {
+	d := Delta{Wanted: c.wanted.Flush(), Announced: c.announced.Flush(), Peers: c.peers}
+	c.peers = nil
+	return d
+}
+
+// take takes over a version of a Service, nil if it is gone. It gives back what the Service had, and
+// returns what is left of it; nil: nothing.
+func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.Addr]bool) *service {
+	s := c.services[name]
+	if s != nil {
+		c.release(s, touched)
+		for _, a := range s.extra {
+			if c.external[a] = slices.DeleteFunc(c.external[a], func(o *service) bool { return o == s }); len(c.external[a]) == 0 {
+				delete(c.external, a)
+				c.reopen(a)
+			}
+			touched[a] = true
+		}
+	}
+	if now == nil || now.LoadBalancer == nil && len(now.ExternalIPs) == 0 {
+		delete(c.services, name)
+		delete(c.waiting, name)
+		c.wanted.Set(name, nil)
+		return nil
+	}
+	if s == nil {
+		s = &service{}
+		c.services[name] = s
+	}
+	s.Service, s.extra, s.key, s.fault = now, now.ExternalIPs, sharingOf(now), ""
+	for _, a := range s.extra {
+		c.external[a] = append(c.external[a], s)
+		touched[a] = true
+	}
+	return s
+}
+
+// settle notes what the status of a Service should say, where it does not.
+func (c *Compiler) settle(s *service) {
+	lb := s.LoadBalancer
+	delete(c.waiting, s.Name)
+	switch {
+	case lb == nil, slices.Equal(lb.Ingress, s.ips):
+		c.wanted.Set(s.Name, nil)
+	case c.ours(s):
+		c.wanted.Set(s.Name, &Wanted{s.ips})
+	case c.among(lb.Ingress): // of another class, or no longer a load balancer
+		c.wanted.Set(s.Name, &Wanted{})
+	default:
+		c.wanted.Set(s.Name, nil)
+	}
+	if s.fault != "" || c.lacksFamily(s) {
+		c.waiting[s.Name] = s
+	}
+}
+
+// ours reports whether a Service is to get an address from here.
+func (c *Compiler) ours(s *service) bool {
+	return s.LoadBalancer != nil && s.LoadBalancer.Wanted && s.LoadBalancer.Class == c.cfg.Class
+}
+
+// among reports whether all of the addresses are in pools.
+func (c *Compiler) among(ips []netip.Addr) bool {
+	return !slices.ContainsFunc(ips, func(a netip.Addr) bool { return c.poolOf(a) == nil })
+}
+
+// older orders Services by age; the zero time is the newest.
+func older(a, b *service) int {
+	return cmp.Or(age(a.Created, b.Created), a.Name.Compare(b.Name))
+}
+
+// age orders times, the zero time last.
+func age(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		if a.IsZero() {
+			return 1
+		}
+		return -1
+	}
+	return a.Compare(b)
+}

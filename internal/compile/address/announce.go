@@ -1,0 +1,222 @@
+package address
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// excludeLabel is on nodes that announce nothing.
+const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+// advert is an L2Advertisement as it was compiled.
+type advert struct {
+	*model.L2Advertisement
+	scores []int // of each node, the sum of the weights by which it is preferred; -1: not selected
+}
+
+// address is an address of a pool that Services have, and who announces it.
+type address struct {
+	services []*service
+	node     string    // "": nobody
+	own      []*advert // by which this node announces it
+	since    time.Time // of node
+	// candidates is whether there is a node that may announce it, heard from or not, if only it had
+	// an endpoint.
+	candidates bool
+}
+
+// setNodes takes over nodes and advertisements.
+func (c *Compiler) setNodes(v *store.View) {
+	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
+	c.adverts, c.hashes = nil, make([]uint64, len(c.nodes))
+	for i, n := range c.nodes {
+		c.hashes[i] = xxhash.Sum64String(n.Name)
+	}
+	for _, o := range v.L2Advertisements() {
+		a := &advert{L2Advertisement: o, scores: make([]int, len(c.nodes))}
+		for i, n := range c.nodes {
+			a.scores[i] = a.score(n)
+		}
+		c.adverts = append(c.adverts, a)
+	}
+	slices.SortFunc(c.adverts, func(a, b *advert) int { return a.Name.Compare(b.Name) })
+	for _, p := range c.pools {
+		p.adverts = nil
+		for _, a := range c.adverts {
+			if a.Selects(a.Name.Namespace, p.IPAddressPool) {
+				p.adverts = append(p.adverts, a)
+			}
+		}
+	}
+	c.setPeers()
+	c.bgp = c.bgp[:0]
+	for _, a := range v.BGPAdvertisements() {
+		c.bgp = append(c.bgp, a.Ref())
+	}
+	for _, p := range v.MetalLBPeers() {
+		c.bgp = append(c.bgp, p.Ref())
+	}
+}
+
+// score says how much an advertisement prefers a node; -1: the node does not announce by it.
+func (a *advert) score(n *model.Node) int {
+	labels := model.LabelMap(n.Labels)
+	if _, excluded := n.Labels[excludeLabel]; excluded || n.Leaving || !a.Nodes.Matches(labels) {
+		return -1
+	}
+	sum := 0
+	for _, p := range a.Preferred {
+		if p.Nodes.Matches(labels) {
+			sum += p.Weight
+		}
+	}
+	return sum
+}
+
+// setPeers notes the other nodes that may announce anything, if this one may.
+func (c *Compiler) setPeers() {
+	peers := map[string][]netip.Addr{}
+	own := false
+	for i, n := range c.nodes {
+		if slices.ContainsFunc(c.adverts, func(a *advert) bool { return a.scores[i] >= 0 }) {
+			peers[n.Name] = n.IPs
+			own = own || n.Name == c.cfg.Node
+		}
+	}
+	if delete(peers, c.cfg.Node); !own {
+		clear(peers)
+	}
+	c.peers = peers
+}
+
+// elect chooses who announces an address: of the nodes that may, are ready and heard from, one that
+// is preferred, and of several the one that a hash of node and address gives. So all nodes that know
+// the same choose the same, a node that goes costs its own addresses alone, and they spread.
+func (c *Compiler) elect(v *store.View, a netip.Addr) {
+	p := c.poolOf(a)
+	owners := c.owners(a)
+	if p == nil || len(owners) == 0 {
+		delete(c.addresses, a)
+		c.announced.Set(a, nil)
+		return
+	}
+	now := &address{services: owners}
+	var adverts []*advert
+	for _, ad := range p.adverts {
+		if slices.ContainsFunc(owners, func(s *service) bool { return ad.Services.Matches(labelsOf(s)) }) {
+			adverts = append(adverts, ad)
+		}
+	}
+	where := endpoints(v, owners)
+	var best rank
+	b := a.As16()
+	of := xxhash.Sum64(b[:])
+	for i, n := range c.nodes {
+		score := -1
+		for _, ad := range adverts {
+			score = max(score, ad.scores[i])
+		}
+		if score < 0 {
+			continue
+		}
+		now.candidates = true
+		if where != nil && !where[n.Name] || c.silent[n.Name] && n.Name != c.cfg.Node {
+			continue
+		}
+		if r := (rank{n.Name, !n.NotReady, score, hash(c.hashes[i], of)}); best.less(r) {
+			best = r
+		}
+	}
+	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
+		i := slices.IndexFunc(c.nodes, func(n *model.Node) bool { return n.Name == c.cfg.Node })
+		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return ad.scores[i] < 0 })
+		c.announced.Set(a, &Announcement{interfaces(now.own)})
+	} else {
+		c.announced.Set(a, nil)
+	}
+	if old := c.addresses[a]; old != nil && old.node == now.node {
+		now.since = old.since
+	} else {
+		now.since = c.cfg.Now()
+	}
+	c.addresses[a] = now
+}
+
+// rank is how much speaks for a node.
+type rank struct {
+	node  string
+	ready bool
+	score int
+	hash  uint64
+}
+
+func (r rank) less(o rank) bool {
+	if r.ready != o.ready && r.node != "" {
+		return o.ready
+	}
+	return cmp.Or(cmp.Compare(r.score, o.score), cmp.Compare(r.hash, o.hash), cmp.Compare(r.node, o.node)) < 0
+}
+
+// hash mixes the hashes of a node's name and an address.
+func hash(node, address uint64) uint64 {
+	h := (node ^ address) * 0x9e3779b97f4a7c15
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+// owners are the Services whose frontends have an address, sorted by age.
+func (c *Compiler) owners(a netip.Addr) (list []*service) {
+	for _, s := range c.held[a] {
+		if slices.Contains(s.LoadBalancerIPs, a) {
+			list = append(list, s)
+		}
+	}
+	list = append(list, c.external[a]...)
+	slices.SortFunc(list, older)
+	return slices.Compact(list)
+}
+
+func labelsOf(s *service) model.LabelMap {
+	if s.LoadBalancer == nil {
+		return nil
+	}
+	return s.LoadBalancer.Labels
+}
+
+// endpoints are the nodes that have a ready endpoint of one of the Services, where all of them have
+// traffic policy Local; nil: any node will do.
+func endpoints(v *store.View, services []*service) map[string]bool {
+	where := map[string]bool{}
+	for _, s := range services {
+		if !s.ExternalLocal {
+			return nil
+		}
+		for _, slice := range v.Slices(s.Name) {
+			for i := range slice.Endpoints {
+				if e := &slice.Endpoints[i]; e.Ready {
+					where[e.Node] = true
+				}
+			}
+		}
+	}
+	return where
+}
+
+// interfaces are those of some advertisements; none: all.
+func interfaces(adverts []*advert) (names []string) {
+	for _, ad := range adverts {
+		if len(ad.Interfaces) == 0 {
+			return nil
+		}
+		names = append(names, ad.Interfaces...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

@@ -1,0 +1,264 @@
+package address
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+func l2(name string, change ...func(*model.L2Advertisement)) *model.L2Advertisement {
+	a := &model.L2Advertisement{Name: model.Name{Namespace: "lb", Name: name}, Advertised: model.Advertised{Nodes: model.Everything(), Services: model.Everything()}}
+	for _, c := range change {
+		c(a)
+	}
+	return a
+}
+
+func node(name string, labels ...string) *model.Node {
+	n := &model.Node{Name: name, IPs: ips("172.16.0." + strings.TrimPrefix(name, "n")), Labels: map[string]string{"name": name}}
+	for _, l := range labels {
+		k, v, _ := strings.Cut(l, "=")
+		n.Labels[k] = v
+	}
+	return n
+}
+
+// slice has endpoints of a Service on nodes; those after "-" are not ready.
+func slice(service string, nodes ...string) *model.EndpointSlice {
+	namespace, name, _ := strings.Cut(service, "/")
+	s := &model.EndpointSlice{Name: model.Name{Namespace: namespace, Name: name + "-1"}, Service: name}
+	for _, n := range nodes {
+		n, unready := strings.CutPrefix(n, "-")
+		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: ip("10.1.0.1"), Node: n, Ready: !unready})
+	}
+	return s
+}
+
+// TestElect has all nodes choose who announces one address.
+func TestElect(t *testing.T) {
+	at := ip("192.0.2.1")
+	all := []string{"n1", "n2", "n3"}
+	for _, c := range []struct {
+		name   string
+		make   func(w *world) []model.Object // beside the pool p
+		silent []string
+		among  []string // one of these announces it; none: nobody
+		by     []string // on these interfaces
+		says   string   // of the Service
+	}{
+		{name: "any node", among: all, make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "without an advertisement", make: func(w *world) []model.Object {
+			return []model.Object{w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "without a status yet", make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a")}
+		}},
+		{name: "selected nodes and interfaces", among: []string{"n2"}, by: []string{"eth1", "eth2"}, make: func(w *world) []model.Object {
+			on := func(names ...string) func(*model.L2Advertisement) {
+				return func(a *model.L2Advertisement) { a.Interfaces, a.Nodes = names, model.Equal("name", "n2") }
+			}
+			return []model.Object{l2("l", on("eth2")), l2("m", on("eth1", "eth2")), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "selected nodes that are not there", make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n9") }), w.service("x/a", has("192.0.2.1"))}
+		}, says: "nobody announces 192.0.2.1: no node is there that the L2Advertisements of lb/p select"},
+		{name: "of another pool, of another namespace, for other services", make: func(w *world) []model.Object {
+			other := l2("o")
+			other.Name.Namespace = "elsewhere"
+			return []model.Object{other, l2("l", func(a *model.L2Advertisement) { a.Pools = []string{"q"} }), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "by the labels of the pool and the service", among: all, make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) {
+				a.PoolSelector, a.Services = model.Equal("tier", "gold"), model.Equal("l", "1")
+			}), w.service("x/a", has("192.0.2.1"), labelled("1"))}
+		}},
+		{name: "preferred nodes", among: []string{"n3"}, make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) {
+				a.Preferred = []model.PreferredNodes{{Weight: 5, Nodes: model.In("name", "n2", "n3")}, {Weight: 1, Nodes: model.Equal("name", "n3")}}
+			}), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "preferred nodes that are silent", silent: []string{"n2", "n3"}, among: []string{"n1"}, make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) {
+				a.Preferred = []model.PreferredNodes{{Weight: 5, Nodes: model.In("name", "n2", "n3")}}
+			}), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "nodes that are not ready, leave or are excluded", among: []string{"n3"}, make: func(w *world) []model.Object {
+			n1, n2 := node("n1"), node("n2", excludeLabel+"=")
+			n1.NotReady = true
+			n4 := node("n4")
+			n4.Leaving = true
+			return []model.Object{n1, n2, n4, l2("l"), w.service("x/a", has("192.0.2.1"))}
+		}},
+		{name: "no node is ready", among: []string{"n1", "n2", "n3"}, make: func(w *world) []model.Object {
+			list := []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"))}
+			for _, name := range all {
+				n := node(name)
+				n.NotReady = true
+				list = append(list, n)
+			}
+			return list
+		}},
+		{name: "policy Local: where a ready endpoint is", among: []string{"n2"}, make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "n2", "-n1")}
+		}},
+		{name: "policy Local: no endpoint is ready", make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "-n1")}
+		}},
+		{name: "an external IP", among: all, make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", func(s *model.Service) { s.LoadBalancer, s.ExternalIPs = nil, []netip.Addr{at} })}
+		}},
+		{name: "of another class", make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), func(s *model.Service) { s.LoadBalancer.Class = "other" })}
+		}},
+	} {
+		chosen := map[string]bool{}
+		for _, own := range all {
+			if slices.Contains(c.silent, own) {
+				continue // it hears itself
+			}
+			w := newWorld(t, Config{Node: own})
+			w.SetSilent(set(c.silent))
+			objects := c.make(w)
+			w.set(append([]model.Object{w.pool("p", "192.0.2.1-192.0.2.9", func(p *model.IPAddressPool) { p.Labels = map[string]string{"tier": "gold"} }),
+				node("n1"), node("n2"), node("n3")}, objects...)...)
+			node := ""
+			for _, a := range w.List() {
+				if a.Address == at {
+					node = a.Node
+				}
+			}
+			chosen[node] = true
+			own := w.announced[at]
+			if (own != nil) != (node == w.cfg.Node) {
+				t.Errorf("%s: on %s: %s announces it, and here: %v", c.name, w.cfg.Node, node, own)
+			}
+			if own != nil && !slices.Equal(own.Interfaces, c.by) {
+				t.Errorf("%s: on %v, want %v", c.name, own.Interfaces, c.by)
+			}
+			if len(c.among) == 0 && node != "" || len(c.among) > 0 && !slices.Contains(c.among, node) {
+				t.Errorf("%s: %q announces it, want one of %v", c.name, node, c.among)
+			}
+			if got := w.says(objects[len(objects)-1]); got != c.says {
+				t.Errorf("%s: says %q, want %q", c.name, got, c.says)
+			}
+		}
+		if len(chosen) > 1 {
+			t.Errorf("%s: nodes disagree: %v", c.name, chosen)
+		}
+	}
+}
+
+func set(names []string) map[string]bool {
+	all := map[string]bool{}
+	for _, n := range names {
+		all[n] = true
+	}
+	return all
+}
+
+// A node that falls silent gives up its own addresses alone, to all others about alike, and gets
+// them back.
+func TestSilentNode(t *testing.T) {
+	now := start
+	w := newWorld(t, Config{Node: "n1", Now: func() time.Time { return now }})
+	w.set(many(w, 3000, 10)...)
+	w.writeAll()
+	before := w.nodesOf()
+	count := map[string]int{}
+	for _, n := range before {
+		count[n]++
+	}
+	for n, of := range count {
+		if of < 200 || of > 400 {
+			t.Errorf("%s announces %d of 3,000 addresses of 10 nodes", n, of)
+		}
+	}
+	if len(w.announced) != count["n1"] {
+		t.Errorf("n1 announces %d, want %d", len(w.announced), count["n1"])
+	}
+	now = now.Add(time.Hour)
+	w.SetSilent(map[string]bool{"n2": true})
+	w.update()
+	got := map[string]int{}
+	for a, n := range w.nodesOf() {
+		if before[a] != n && before[a] != "n2" || n == "n2" {
+			t.Errorf("%s goes from %s to %s", a, before[a], n)
+		}
+		if before[a] == "n2" {
+			got[n]++
+		}
+	}
+	if len(got) != 9 {
+		t.Errorf("the addresses of n2 went to %v", got)
+	}
+	for _, a := range w.List() {
+		if moved := before[a.Address] == "n2"; moved != a.Since.Equal(now) {
+			t.Errorf("%s: announced by %s since %s", a.Address, a.Node, a.Since)
+		}
+	}
+	w.SetSilent(nil)
+	w.update()
+	if !maps.Equal(w.nodesOf(), before) {
+		t.Error("it does not get all of them back")
+	}
+}
+
+func (w *world) nodesOf() map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, a := range w.List() {
+		all[a.Address] = a.Node
+	}
+	return all
+}
+
+// The peers are the nodes that may announce anything, if this one may.
+func TestPeers(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1"})
+	peers := func(objects ...model.Object) string {
+		w.store.Apply([]store.Event{})
+		for _, o := range objects {
+			w.store.Apply([]store.Event{{Kind: o.Ref().Kind, Name: o.Ref().Name, Object: o}})
+		}
+		d := w.store.Take()
+		w.store.Read(func(v *store.View) { w.Update(v, d) })
+		return fmt.Sprint(w.Changes().Peers)
+	}
+	for _, c := range []struct{ what, got, want string }{
+		{"no advertisement", peers(node("n1"), node("n2"), node("n3")), "map[]"},
+		{"one", peers(l2("l")), "map[n2:[172.16.0.2] n3:[172.16.0.3]]"},
+		{"of some nodes", peers(l2("l", func(a *model.L2Advertisement) { a.Nodes = model.In("name", "n1", "n3") })), "map[n3:[172.16.0.3]]"},
+		{"not of this one", peers(l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n3") })), "map[]"},
+		{"nothing new", peers(slice("x/a", "n1")), "map[]"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %s, want %s", c.what, c.got, c.want)
+		}
+	}
+}
+
+// What nobody carries out, or has no effect, is named.
+func TestIssues(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1"})
+	p, ad := w.pool("p", "192.0.2.1-192.0.2.9"), l2("l", func(a *model.L2Advertisement) { a.Pools = []string{"q"} })
+	bgp := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}
+	w.set(p, w.service("x/a"), node("n1"))
+	if got := w.says(p); got != "nobody announces its addresses: no L2Advertisement selects it" {
+		t.Errorf("of the pool: %s", got)
+	}
+	w.set(ad, bgp)
+	if got := w.says(ad); got != "spec.ipAddressPools: there is no IPAddressPool q in its namespace" {
+		t.Errorf("of the advertisement: %s", got)
+	}
+	if got := w.says(bgp); !strings.HasPrefix(got, "addresses of Services are not announced by BGP") {
+		t.Errorf("of BGP: %s", got)
+	}
+}

@@ -1,0 +1,78 @@
+package address
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Issues returns what is wrong with the objects as of the last Update, sorted.
+func (c *Compiler) Issues() (list []model.Issue) {
+	list = append(list, c.poolIssues...)
+	add := func(of model.Ref, format string, args ...any) {
+		issue := of.Issue(fmt.Sprintf(format, args...))
+		issue.Everywhere = true
+		list = append(list, issue)
+	}
+	for _, s := range c.waiting {
+		if s.fault != "" {
+			add(s.Ref(), "%s", s.fault)
+		}
+	}
+	for _, ref := range c.bgp {
+		add(ref, "addresses of Services are not announced by BGP; an L2Advertisement has them announced by ARP and NDP")
+	}
+	for _, ad := range c.adverts {
+		for _, name := range ad.Pools {
+			if !slices.ContainsFunc(c.pools, func(p *pool) bool { return p.Name == (model.Name{Namespace: ad.Name.Namespace, Name: name}) }) {
+				add(ad.Ref(), "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", name)
+			}
+		}
+	}
+	for _, p := range c.pools {
+		if p.used > 0 && len(p.adverts) == 0 && len(c.bgp) == 0 {
+			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
+		}
+	}
+	for a, is := range c.addresses {
+		if p := c.poolOf(a); p != nil && len(p.adverts) > 0 && !is.candidates {
+			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)
+		}
+	}
+	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// Address is an address of a pool, for people.
+type Address struct {
+	Address    netip.Addr   `json:"address"`
+	Pool       model.Name   `json:"pool,omitzero"`
+	Services   []model.Name `json:"services"`
+	Node       string       `json:"node,omitempty"` // that announces it
+	How        string       `json:"how,omitempty"`  // "ARP" or "NDP"
+	Interfaces []string     `json:"interfaces,omitempty"`
+	Since      time.Time    `json:"since,omitzero"` // when this agent found that Node does
+}
+
+// List returns all addresses that Services have, sorted.
+func (c *Compiler) List() []Address {
+	list := make([]Address, 0, len(c.addresses))
+	for a, is := range c.addresses {
+		of := Address{Address: a, Node: is.node, Interfaces: interfaces(is.own), Since: is.since, Services: make([]model.Name, len(is.services))}
+		for i, s := range is.services {
+			of.Services[i] = s.Name
+		}
+		if p := c.poolOf(a); p != nil {
+			of.Pool = p.Name
+		}
+		if is.node != "" {
+			of.How = map[bool]string{true: "ARP", false: "NDP"}[a.Is4()]
+		}
+		list = append(list, of)
+	}
+	slices.SortFunc(list, func(a, b Address) int { return a.Address.Compare(b.Address) })
+	return list
+}
