@@ -1,0 +1,250 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
+	"sluice.dev/sluice/internal/wake"
+)
+
+const (
+	addressManager = "sluice-addresses" // owns status.loadBalancer.ingress
+	addressLease   = "sluice-addresses"
+)
+
+// Addresses writes which addresses Services have into their statuses.
+//
+// All agents know what is to be written, and one of them writes: the holder of a Lease. The others
+// look at the Lease only if something stays unwritten, so they cost the API nothing else.
+//
+// A status is applied as a field of our own. So an address goes only if it was written from here,
+// and a change in the meantime by someone else to anything else stays. Nothing waits for it. A
+// failure is logged once, and tried again.
+type Addresses struct {
+	api   *api
+	log   *slog.Logger
+	lease *lease
+	pace  addressPace
+	wake  wake.Signal // set when wanted changes
+
+	mu     sync.Mutex
+	wanted map[model.Name]*wantedStatus
+
+	failing bool // the last attempt failed; of Run alone
+}
+
+// wantedStatus is what a status is to say.
+type wantedStatus struct {
+	ips   []netip.Addr
+	due   time.Time     // when to write it, or to see whether somebody has
+	again time.Duration // how long to wait after the next attempt
+}
+
+// addressPace is how often statuses are written.
+type addressPace struct {
+	lease  time.Duration // its duration
+	spread time.Duration // random delay before an agent that does not have the Lease asks for it
+	again  time.Duration // until it is looked at again; doubles up to most
+	most   time.Duration
+}
+
+var usualAddressPace = addressPace{lease: 10 * time.Second, spread: time.Second, again: 2 * time.Second, most: 10 * time.Minute}
+
+const (
+	writers    = 8   // how many statuses are written at the same time
+	maxWritten = 500 // and between two looks at the Lease
+)
+
+// NewAddresses returns a writer for the agent of a node, whose Lease is in a namespace. It does
+// nothing until it runs.
+func NewAddresses(config Config, namespace, node string, log *slog.Logger) *Addresses {
+	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
+	api := &api{credentials: credentials, timing: usualTiming()}
+	return &Addresses{
+		api: api, log: log, pace: usualAddressPace, wake: wake.New(), wanted: map[model.Name]*wantedStatus{},
+		lease: newLease(api, namespace, addressLease, node, usualAddressPace.lease),
+	}
+}
+
+// Want has the status of a Service say that it has these addresses; none: no address. It returns at
+// once, and is safe for concurrent use.
+func (a *Addresses) Want(service model.Name, ips []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wanted[service] = &wantedStatus{ips: ips, again: a.pace.again}
+	a.wake.Set()
+}
+
+// Settled says that the status of a Service says what it should. It returns at once, and is safe
+// for concurrent use.
+func (a *Addresses) Settled(service model.Name) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.wanted, service)
+}
+
+// Run writes until ctx ends, and then gives the Lease back.
+func (a *Addresses) Run(ctx context.Context) {
+	for {
+		wait := a.step(ctx)
+		select {
+		case <-ctx.Done():
+			ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			defer cancel()
+			_ = a.lease.release(ended) // or it runs out
+			return
+		case <-a.wake:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// step does what is due, and returns when to come back.
+func (a *Addresses) step(ctx context.Context) time.Duration {
+	if !a.lease.renewed.IsZero() && time.Now().After(a.lease.renewAt()) {
+		a.ask(ctx)
+	}
+	due, next := a.due()
+	if len(due) > 0 && !a.lease.held() {
+		a.ask(ctx)
+	}
+	if a.lease.held() {
+		a.writeAll(ctx, due)
+		next = min(next, time.Until(a.lease.renewAt()))
+	}
+	for _, s := range due {
+		a.later(s)
+	}
+	return max(next, 0)
+}
+
+// due returns what is to be written now, and when to come back. What is new is written at once by
+// the holder of the Lease; the others wait for that.
+func (a *Addresses) due() (due map[model.Name]*wantedStatus, next time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	due, next = map[model.Name]*wantedStatus{}, time.Hour
+	for name, s := range a.wanted {
+		if s.due.IsZero() && !a.lease.held() {
+			s.due = time.Now().Add(rand.N(a.pace.spread))
+		}
+		switch wait := time.Until(s.due); {
+		case wait > 0:
+			next = min(next, wait)
+		case len(due) < maxWritten:
+			due[name] = s
+			next = min(next, s.again)
+		default:
+			next = 0
+		}
+	}
+	return due, next
+}
+
+// later has something that may be written by now be looked at again.
+func (a *Addresses) later(s *wantedStatus) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.due = time.Now().Add(jitter(s.again))
+	s.again = min(2*s.again, a.pace.most)
+}
+
+// ask asks for the Lease.
+func (a *Addresses) ask(ctx context.Context) {
+	had := !a.lease.renewed.IsZero()
+	has, err := a.lease.acquire(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if has && !had {
+		a.log.Info("this agent gives Services their addresses", "lease", a.lease.name)
+	} else if had && !has {
+		a.log.Info("another agent gives Services their addresses", "lease", a.lease.name, "holder", a.lease.seen.Spec.HolderIdentity)
+	}
+	a.failed(err, "the Lease of the agent that gives Services their addresses cannot be had; trying again")
+}
+
+// failed logs the first of several failures.
+func (a *Addresses) failed(err error, what string) {
+	if err != nil && !a.failing {
+		a.log.Warn(what, "error", err)
+	}
+	a.failing = err != nil
+}
+
+// writeAll writes statuses, several at a time.
+func (a *Addresses) writeAll(ctx context.Context, due map[model.Name]*wantedStatus) {
+	if len(due) == 0 {
+		return
+	}
+	var group errgroup.Group
+	group.SetLimit(writers)
+	for name, s := range due {
+		group.Go(func() error {
+			if !a.lease.held() {
+				return nil
+			}
+			return a.write(ctx, name, s.ips)
+		})
+	}
+	if err := group.Wait(); ctx.Err() == nil {
+		a.failed(err, "the addresses of Services cannot be written into their statuses; trying again")
+	}
+}
+
+// write has a status say which addresses a Service has. Where it has none, what was written from
+// here goes.
+func (a *Addresses) write(ctx context.Context, service model.Name, ips []netip.Addr) error {
+	place := kinds.Find(model.ServiceKind).Places[0]
+	var o addressPatch
+	o.APIVersion, o.Kind = place.APIVersion(), "Service"
+	o.Metadata.Name, o.Metadata.Namespace = service.Name, service.Namespace
+	if len(ips) > 0 {
+		mode := corev1.LoadBalancerIPModeVIP
+		o.Status = &addressStatus{}
+		for _, ip := range ips {
+			o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip.String(), IPMode: &mode})
+		}
+	}
+	path := place.In(service.Namespace) + "/" + service.Name + "/status"
+	err := a.api.write(ctx, http.MethodPatch, path, url.Values{"fieldManager": {addressManager}, "force": {"true"}}, mediaApplyPatch, o)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone
+		return nil
+	}
+	return err
+}
+
+// addressPatch is what is applied to a Service.
+type addressPatch struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+	Status *addressStatus `json:"status,omitempty"`
+}
+
+type addressStatus struct {
+	LoadBalancer corev1.LoadBalancerStatus `json:"loadBalancer"`
+}
+
+// Unwritten returns how many statuses do not say yet what they should. It is safe for concurrent
+// use.
+func (a *Addresses) Unwritten() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.wanted)
+}

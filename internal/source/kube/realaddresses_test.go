@@ -1,0 +1,170 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/internal/model"
+)
+
+// addressUser returns a kubeconfig file of a user with the rights that the writer needs, in the
+// namespace shop.
+func (c *realCluster) addressUser(t *testing.T, name string) string {
+	user := c.user(t, c.forward(t).url(), name)
+	c.put(t, roles, `{"metadata":{"name":"write-`+name+`"},"rules":[{"apiGroups":[""],"resources":["services/status"],"verbs":["patch"]},
+		{"apiGroups":["coordination.k8s.io"],"resources":["leases"],"verbs":["get","create","update"]}]}`)
+	c.put(t, bindings, `{"metadata":{"name":"write-`+name+`"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"write-`+name+`"},
+		"subjects":[{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"`+name+`"}]}`)
+	return user
+}
+
+// startAddresses starts a writer with short times, and returns what ends it.
+func startAddresses(t *testing.T, kubeconfig, node string, log *slog.Logger, change ...func(*Addresses)) (*Addresses, func()) {
+	a := NewAddresses(Config{Kubeconfig: kubeconfig}, "shop", node, log)
+	a.pace = addressPace{spread: 10 * time.Millisecond, again: 100 * time.Millisecond, most: time.Second}
+	a.lease.duration = 2 * time.Second
+	for _, c := range change {
+		c(a)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { a.Run(ctx) })
+	end := func() { cancel(); running.Wait() }
+	t.Cleanup(end)
+	return a, end
+}
+
+// balancer reads a Service.
+func (c *realCluster) balancer(t *testing.T, name string) (s corev1.Service) {
+	code, answer := c.ask(t, http.MethodGet, "/api/v1/namespaces/shop/services/"+name, "")
+	if err := json.Unmarshal([]byte(answer), &s); code != http.StatusOK || err != nil {
+		t.Fatalf("%d, %v: %s", code, err, answer)
+	}
+	return s
+}
+
+// ingress is what the status of a Service says: "192.0.2.1 VIP".
+func (c *realCluster) ingress(t *testing.T, name string) string {
+	var list []string
+	for _, in := range c.balancer(t, name).Status.LoadBalancer.Ingress {
+		list = append(list, in.IP+" "+string(*in.IPMode))
+	}
+	return strings.Join(list, ", ")
+}
+
+// A real API server takes addresses into the statuses of Services, from one writer at a time. What
+// others wrote stays when the own goes.
+func TestRealAddresses(t *testing.T) {
+	c := realAPI(t)
+	c.shop(t)
+	for _, name := range []string{"lb-1", "lb-2"} {
+		c.put(t, services, `{"metadata":{"name":"`+name+`","namespace":"shop"},"spec":{"type":"LoadBalancer","allocateLoadBalancerNodePorts":false,"ports":[{"port":80}]}}`)
+		t.Cleanup(func() { c.remove(t, "/api/v1/namespaces/shop/services/"+name) })
+	}
+	t.Cleanup(func() { c.remove(t, "/apis/coordination.k8s.io/v1/namespaces/shop/leases/"+addressLease) })
+	one, two := model.Name{Namespace: "shop", Name: "lb-1"}, model.Name{Namespace: "shop", Name: "lb-2"}
+	user := c.addressUser(t, "addresses")
+	var logs logtest.Log
+	log := slog.New(slog.NewTextHandler(&logs, nil))
+	first, end := startAddresses(t, user, "n1", log)
+	second, _ := startAddresses(t, user, "n2", log)
+	both := func(name model.Name, ips ...string) {
+		var list []netip.Addr
+		for _, ip := range ips {
+			list = append(list, netip.MustParseAddr(ip))
+		}
+		first.Want(name, list)
+		second.Want(name, list)
+	}
+	wait := func(name, want string) {
+		t.Helper()
+		waitFor(t, name+" has "+want, func() bool { return c.ingress(t, name) == want })
+	}
+
+	both(one, "192.0.2.1", "2001:db8::1")
+	both(model.Name{Namespace: "shop", Name: "gone"}, "192.0.2.9")
+	wait("lb-1", "192.0.2.1 VIP, 2001:db8::1 VIP")
+	both(one, "192.0.2.2")
+	wait("lb-1", "192.0.2.2 VIP")
+	if n := strings.Count(logs.String(), "this agent gives Services their addresses"); n != 1 {
+		t.Errorf("%d agents write:\n%s", n, logs.String())
+	}
+	both(one)
+	wait("lb-1", "")
+
+	// Another's address is not ours to take.
+	if code, answer := c.ask(t, http.MethodPatch, "/api/v1/namespaces/shop/services/lb-2/status", `{"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.7"}]}}}`); code != http.StatusOK {
+		t.Fatalf("%d: %s", code, answer)
+	}
+	both(two)
+	both(one, "192.0.2.3")
+	wait("lb-1", "192.0.2.3 VIP")
+	wait("lb-2", "192.0.2.7 VIP")
+
+	// The next takes over, from one that gives the Lease back as from one that does not.
+	t.Run("given back", func(t *testing.T) {
+		end() // if it has it
+		second.Want(two, []netip.Addr{netip.MustParseAddr("192.0.2.8")})
+		wait("lb-2", "192.0.2.8 VIP")
+	})
+	t.Run("run out", func(t *testing.T) {
+		dead := newLease(second.api, "shop", "dead", "n1", time.Second)
+		t.Cleanup(func() { c.remove(t, "/apis/coordination.k8s.io/v1/namespaces/shop/leases/dead") })
+		if has, err := dead.acquire(t.Context()); !has || err != nil || !dead.held() {
+			t.Fatalf("the lease is not had: %v, %v", has, err)
+		}
+		next := newLease(second.api, "shop", "dead", "n2", time.Second)
+		begun := time.Now()
+		waitFor(t, "the lease runs out", func() bool {
+			has, err := next.acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return has
+		})
+		if took := time.Since(begun); took < time.Second {
+			t.Errorf("it was taken after %v", took)
+		}
+		if has, err := dead.acquire(t.Context()); has || err != nil || dead.held() {
+			t.Errorf("the dead one has it: %v, %v", has, err)
+		}
+	})
+}
+
+// What the API does not allow is logged once and tried again, and is done once it is allowed.
+func TestRealAddressesDenied(t *testing.T) {
+	c := realAPI(t)
+	c.shop(t)
+	c.put(t, services, `{"metadata":{"name":"lb-3","namespace":"shop"},"spec":{"type":"LoadBalancer","allocateLoadBalancerNodePorts":false,"ports":[{"port":80}]}}`)
+	t.Cleanup(func() { c.remove(t, "/api/v1/namespaces/shop/services/lb-3") })
+	t.Cleanup(func() { c.remove(t, "/apis/coordination.k8s.io/v1/namespaces/shop/leases/denied") })
+	user := c.user(t, c.forward(t).url(), "denied-addresses")
+	var logs logtest.Log
+	a, _ := startAddresses(t, user, "n1", slog.New(slog.NewTextHandler(&logs, nil)), func(a *Addresses) { a.lease.name = "denied" })
+	a.Want(model.Name{Namespace: "shop", Name: "lb-3"}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	waitFor(t, "it is refused", func() bool { return strings.Contains(logs.String(), "forbidden") })
+	if a.Unwritten() != 1 {
+		t.Errorf("%d are unwritten", a.Unwritten())
+	}
+	text, err := os.ReadFile(c.addressUser(t, "allowed-addresses"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, user, string(text)) // the file of the user who may
+	waitFor(t, "it is written", func() bool { return c.ingress(t, "lb-3") == "192.0.2.1 VIP" })
+	a.Settled(model.Name{Namespace: "shop", Name: "lb-3"})
+	if n := strings.Count(logs.String(), "level=WARN"); n != 1 || a.Unwritten() != 0 {
+		t.Errorf("%d warnings, %d unwritten:\n%s", n, a.Unwritten(), logs.String())
+	}
+}
