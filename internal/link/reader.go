@@ -147,6 +147,44 @@ func (r *Reader) Underlay() ([]model.HostAddress, error) {
 	return host, nil
 }
 
+// Segment is an Ethernet interface that is up, by which neighbours of the node are reached.
+type Segment struct {
+	Index int
+	Name  string
+	MAC   [6]byte
+	// IPv4 and IPv6: it has a subnet of that family, other than a link-local one.
+	IPv4, IPv6 bool
+}
+
+// Segments lists the node's segments, sorted by index. Ports of bridges and bonds are none.
+func (r *Reader) Segments() ([]Segment, error) {
+	links, err := r.links()
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := r.Addresses()
+	if err != nil {
+		return nil, err
+	}
+	var all []Segment
+	for _, l := range links {
+		a := l.Attrs()
+		if a.Flags&(net.FlagUp|net.FlagBroadcast) != net.FlagUp|net.FlagBroadcast || a.Flags&net.FlagLoopback != 0 || a.MasterIndex != 0 || len(a.HardwareAddr) != 6 {
+			continue
+		}
+		s := Segment{Index: a.Index, Name: a.Name, MAC: [6]byte(a.HardwareAddr)}
+		for _, on := range addrs {
+			if on.Link != a.Index || on.Prefix.IsSingleIP() || on.Prefix.Addr().IsLinkLocalUnicast() {
+				continue
+			}
+			s.IPv4, s.IPv6 = s.IPv4 || on.Prefix.Addr().Is4(), s.IPv6 || on.Prefix.Addr().Is6()
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b Segment) int { return cmp.Compare(a.Index, b.Index) })
+	return all, nil
+}
+
 // Route is the way that packets of the node's own take to an address.
 type Route struct {
 	Link    int        // index of the interface; 0: there is no way

@@ -48,6 +48,12 @@ func WatchUnderlay(ctx context.Context, log *slog.Logger) (<-chan []model.HostAd
 	return start(ctx, log, (*Reader).Underlay, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 }
 
+// WatchSegments sends the Segments of the calling thread's network namespace as WatchLinks does
+// Links.
+func WatchSegments(ctx context.Context, log *slog.Logger) (<-chan []Segment, error) {
+	return start(ctx, log, (*Reader).Segments, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+}
+
 // watcher sends what read returns, after each change that the kernel tells of.
 type watcher[T any] struct {
 	log    *slog.Logger

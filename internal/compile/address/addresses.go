@@ -43,7 +43,8 @@ type Delta struct {
 	Wanted map[model.Name]*Wanted
 	// Announced are the addresses that this node answers for, nil: no longer.
 	Announced map[netip.Addr]*Announcement
-	// Peers are the other nodes that may announce addresses, with their own; nil: as before.
+	// Peers are the nodes that may announce something, with their addresses, if this one is among
+	// them; nil: as before.
 	Peers map[string][]netip.Addr
 }
 
@@ -109,7 +110,8 @@ func (c *Compiler) SetLacking(lacking bool) {
 	c.lacking = lacking
 }
 
-// SetSilent says which nodes are not heard from; the next Update follows. They announce nothing.
+// SetSilent says which nodes are not heard from, which may be the own one if nobody hears it; the
+// next Update follows. They announce nothing.
 func (c *Compiler) SetSilent(nodes map[string]bool) { c.silent, c.reelect = nodes, true }
 
 // Update brings all in step with a version of the store in which d changed.

@@ -80,7 +80,7 @@ func (a *advert) score(n *model.Node) int {
 	return sum
 }
 
-// setPeers notes the other nodes that may announce anything, if this one may.
+// setPeers notes the nodes that may announce anything, if this one may.
 func (c *Compiler) setPeers() {
 	peers := map[string][]netip.Addr{}
 	own := false
@@ -90,7 +90,7 @@ func (c *Compiler) setPeers() {
 			own = own || n.Name == c.cfg.Node
 		}
 	}
-	if delete(peers, c.cfg.Node); !own {
+	if !own {
 		clear(peers)
 	}
 	c.peers = peers
@@ -127,7 +127,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 			continue
 		}
 		now.candidates = true
-		if where != nil && !where[n.Name] || c.silent[n.Name] && n.Name != c.cfg.Node {
+		if where != nil && !where[n.Name] || c.silent[n.Name] {
 			continue
 		}
 		if r := (rank{n.Name, !n.NotReady, score, hash(c.hashes[i], of)}); best.less(r) {

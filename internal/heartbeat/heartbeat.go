@@ -1,0 +1,262 @@
+// Package heartbeat tells which nodes of a set are alive: each sends each other one a small UDP
+// packet a few times a second, from its node address to that of the other.
+//
+// A node is silent once nothing came from it for SilentAfter. Only packets from the node's own
+// addresses count. They are not signed: whoever can send with a node's address can have it count as
+// alive.
+package heartbeat
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/wake"
+)
+
+// Port is the UDP port of all nodes.
+const Port = 8383
+
+// A node sends every Interval, and counts as silent when nothing came from it for SilentAfter.
+const (
+	Interval    = 300 * time.Millisecond
+	SilentAfter = 1800 * time.Millisecond
+)
+
+// A packet is magic, a byte that says whether the sender hears the receiver, and the sender's name.
+const (
+	magic   = "sluice1"
+	maxSize = len(magic) + 1 + 253
+)
+
+// Heartbeat is a node's part. Make it with New, and run it once.
+type Heartbeat struct {
+	node   string
+	log    *slog.Logger
+	silent chan map[string]bool
+	wake   wake.Signal // set when the peers change
+
+	mu    sync.Mutex
+	own   []netip.Addr
+	peers map[string]*peer
+	heard time.Time // when a peer last said that it hears this node
+
+	// Of Run alone.
+	sockets map[netip.Addr]*net.UDPConn
+	told    map[string]bool
+	failing map[netip.Addr]bool
+}
+
+// peer is another node.
+type peer struct {
+	addrs []netip.Addr
+	last  time.Time // when something came from it; zero: never
+}
+
+// New returns the part of a node of that name. It knows no others yet.
+func New(node string, log *slog.Logger) *Heartbeat {
+	return &Heartbeat{
+		node: node, log: log, silent: make(chan map[string]bool, 1), wake: wake.New(), peers: map[string]*peer{},
+		sockets: map[netip.Addr]*net.UDPConn{}, failing: map[netip.Addr]bool{},
+	}
+}
+
+// Silent delivers which nodes are silent after each change; the own one, if others are heard and
+// none of them hears it.
+func (h *Heartbeat) Silent() <-chan map[string]bool { return h.silent }
+
+// SetPeers says which nodes there are, with their addresses, the own one among them. The first
+// nodes that it is told of count as alive until they had time to be heard. One that comes later
+// counts once it is heard. It returns at once, and is safe for concurrent use.
+func (h *Heartbeat) SetPeers(nodes map[string][]netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var since time.Time
+	if len(h.peers) == 0 {
+		since = time.Now()
+		h.heard = since
+	}
+	now := map[string]*peer{}
+	h.own = nil
+	for name, addrs := range nodes {
+		switch p := h.peers[name]; {
+		case name == h.node:
+			h.own = addrs
+		case p != nil:
+			now[name] = &peer{addrs, p.last}
+		default:
+			now[name] = &peer{addrs, since}
+		}
+	}
+	h.peers = now
+	h.wake.Set()
+}
+
+// Run sends and listens until ctx ends.
+func (h *Heartbeat) Run(ctx context.Context) {
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer func() {
+		for _, s := range h.sockets {
+			_ = s.Close()
+		}
+	}()
+	tick := time.NewTicker(Interval)
+	defer tick.Stop()
+	check := time.NewTicker(Interval / 3)
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.wake:
+			h.bind(&reading)
+			h.send()
+		case <-tick.C:
+			h.bind(&reading)
+			h.send()
+		case <-check.C:
+		}
+		h.tell()
+	}
+}
+
+// bind listens on the node's own addresses, and no longer on others.
+func (h *Heartbeat) bind(reading *sync.WaitGroup) {
+	h.mu.Lock()
+	own := h.own
+	h.mu.Unlock()
+	for addr, s := range h.sockets {
+		if !slices.Contains(own, addr) {
+			_ = s.Close()
+			delete(h.sockets, addr)
+		}
+	}
+	for _, addr := range own {
+		if h.sockets[addr] != nil {
+			continue
+		}
+		s, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, Port)))
+		if err != nil {
+			if !h.failing[addr] {
+				h.log.Warn("other nodes cannot hear that this one is alive; trying again", "error", err)
+			}
+			h.failing[addr] = true
+			continue
+		}
+		delete(h.failing, addr)
+		h.sockets[addr] = s
+		reading.Go(func() { h.read(s) })
+	}
+}
+
+// read takes what comes to one address until its socket is closed.
+func (h *Heartbeat) read(s *net.UDPConn) {
+	b := make([]byte, maxSize+1)
+	for {
+		n, from, err := s.ReadFromUDPAddrPort(b)
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(Interval / 10) // an ICMP error of an earlier packet, most likely
+			continue
+		}
+		h.take(b[:n], from.Addr().Unmap(), time.Now())
+	}
+}
+
+// take notes a packet.
+func (h *Heartbeat) take(packet []byte, from netip.Addr, now time.Time) {
+	if len(packet) <= len(magic)+1 || len(packet) > maxSize || string(packet[:len(magic)]) != magic {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.peers[string(packet[len(magic)+1:])]
+	if p == nil || !slices.Contains(p.addrs, from) {
+		return
+	}
+	p.last = now
+	if packet[len(magic)] == 1 {
+		h.heard = now
+	}
+}
+
+// send sends to all others, each at its first address of each family. What cannot be sent now is
+// sent the next time.
+func (h *Heartbeat) send() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	for _, p := range h.peers {
+		packet := append([]byte(magic), 0)
+		if alive(p, now) {
+			packet[len(magic)] = 1
+		}
+		packet = append(packet, h.node...)
+		for addr, s := range h.sockets {
+			i := slices.IndexFunc(p.addrs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() })
+			if i >= 0 {
+				_, _ = s.WriteToUDPAddrPort(packet, netip.AddrPortFrom(p.addrs[i], Port))
+			}
+		}
+	}
+}
+
+func alive(p *peer, now time.Time) bool { return !p.last.IsZero() && now.Sub(p.last) < SilentAfter }
+
+// tell delivers which nodes are silent, if that has changed.
+func (h *Heartbeat) tell() {
+	h.mu.Lock()
+	silent := h.silentAt(time.Now())
+	h.mu.Unlock()
+	if h.told != nil && maps.Equal(silent, h.told) {
+		return
+	}
+	for name := range silent {
+		if !h.told[name] {
+			h.log.Info("a node is not heard from: its addresses go to others", "node", name)
+		}
+	}
+	for name := range h.told {
+		if !silent[name] {
+			h.log.Info("a node is heard from", "node", name)
+		}
+	}
+	h.told = silent
+	select {
+	case <-h.silent: // nobody has taken it
+	default:
+	}
+	h.silent <- maps.Clone(silent)
+}
+
+func (h *Heartbeat) silentAt(now time.Time) map[string]bool {
+	silent := map[string]bool{}
+	for name, p := range h.peers {
+		if !alive(p, now) {
+			silent[name] = true
+		}
+	}
+	if len(h.peers) > len(silent) && now.Sub(h.heard) >= SilentAfter {
+		silent[h.node] = true
+	}
+	return silent
+}
+
+// Counts returns how many other nodes there are, and how many of them are silent. It is safe for
+// concurrent use.
+func (h *Heartbeat) Counts() (peers, silent int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := h.silentAt(time.Now())
+	delete(at, h.node)
+	return len(h.peers), len(at)
+}
