@@ -63,6 +63,8 @@ kernel parameters that kube-proxy sets.`,
 	fl.DurationVar(&o.agent.AuditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
 	fl.Var(fabricMode{&o.compiler}, "fabric", "reach the pods of other nodes: off, or as IPPools say, and for addresses that none has: pools (not at all), native, vxlan, ipip or cross-subnet")
 	fl.BoolVar(&o.compiler.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
+	fl.BoolVar(&o.compiler.Addresses, "service-addresses", false, "give Services of type LoadBalancer addresses from MetalLB's IPAddressPools, and announce them by ARP and NDP as its L2Advertisements say; with a Kubernetes API needs the right to patch services/status and to get, create and update leases")
+	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
@@ -169,6 +171,11 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return privilege(err)
 		}
 		defer release()
+	}
+	if config.Addresses {
+		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, log); err != nil {
+			return privilege(err)
+		}
 	}
 	if proxy != nil {
 		return privilege(proxy.run(cmd.Context(), agent.New(c)))

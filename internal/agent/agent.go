@@ -98,6 +98,9 @@ type Config struct {
 	// them.
 	Report func([]model.Issue)
 
+	// Addresses, if set, carries out what Compiler says of the addresses of Services.
+	Addresses Addresses
+
 	// Claim, if set, is the right to be the only agent of this namespace; the caller releases it
 	// after Run.
 	Claim *Claim
@@ -204,6 +207,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
+	if a.Addresses != nil {
+		group.Go(func() error { a.Addresses.Run(ctx); return nil })
+	}
 	for _, accelerator := range a.accelerators {
 		group.Go(func() error { accelerator.Run(ctx); return nil })
 	}

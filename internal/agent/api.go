@@ -42,6 +42,10 @@ func (a *Agent) handler() http.Handler {
 		service, err := a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
 		reply(w, service, err)
 	})
+	mux.HandleFunc("GET /v1/addresses", func(w http.ResponseWriter, _ *http.Request) {
+		list, err := a.addresses()
+		reply(w, list, err)
+	})
 	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Names())
 	})

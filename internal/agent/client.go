@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
 )
@@ -57,6 +58,11 @@ func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
 // Service asks for one service with its endpoints.
 func (c *Client) Service(ctx context.Context, name model.Name) (ServiceReport, error) {
 	return call[ServiceReport](ctx, c, c.patience, http.MethodGet, "services/"+url.PathEscape(name.Namespace)+"/"+url.PathEscape(name.Name))
+}
+
+// Addresses asks for the addresses of pools that Services have.
+func (c *Client) Addresses(ctx context.Context) ([]address.Address, error) {
+	return call[[]address.Address](ctx, c, c.patience, http.MethodGet, "addresses")
 }
 
 // Names asks for the names of what can be asked about.

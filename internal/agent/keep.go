@@ -25,6 +25,9 @@ func (l *loop) checkSource() (changed bool) {
 	changed = l.setPodsUnread(slices.Contains(s.Unread, model.PodKind))
 	l.lacking = Lacking(s)
 	l.kernel.Lack(l.lacking)
+	l.compiling.Lock()
+	l.Compiler.SetLacking(l.lacking.Any)
+	l.compiling.Unlock()
 	return changed || !l.lacking.Any
 }
 

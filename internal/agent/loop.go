@@ -27,6 +27,8 @@ type loop struct {
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
 
+	silent <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
+
 	lacking reconcile.Lacking // what the source has not been able to read yet
 	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
 
@@ -60,6 +62,9 @@ func newLoop(a *Agent) *loop {
 		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
+	if a.Addresses != nil {
+		l.silent = a.Addresses.Silent()
+	}
 	return l
 }
 
@@ -91,6 +96,11 @@ func (l *loop) run(ctx context.Context) {
 			l.rewired(ctx, links, ok)
 		case addrs, ok := <-l.Underlay:
 			l.reached(ctx, addrs, ok)
+		case nodes := <-l.silent:
+			l.compiling.Lock()
+			l.Compiler.SetSilent(nodes)
+			l.compiling.Unlock()
+			l.attempt(ctx)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -225,6 +235,12 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.Health
 	l.checks.apply(checks)
 	for _, a := range l.accelerators {
 		a.Follow(delta, l.takes[len(l.takes)-1].generation, l.lacking)
+	}
+	if l.Addresses != nil {
+		l.compiling.Lock()
+		changes := l.Compiler.AddressChanges()
+		l.compiling.Unlock()
+		l.Addresses.Follow(changes)
 	}
 }
 

@@ -275,6 +275,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	collectSource(ch, src)
 	c.collectPolicy(ch, gauge)
 	c.collectAffinity(ch)
+	c.collectAddresses(ch, gauge)
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))

@@ -51,17 +51,18 @@ type Address struct {
 	Address    netip.Addr   `json:"address"`
 	Pool       model.Name   `json:"pool,omitzero"`
 	Services   []model.Name `json:"services"`
-	Node       string       `json:"node,omitempty"` // that announces it
-	How        string       `json:"how,omitempty"`  // "ARP" or "NDP"
-	Interfaces []string     `json:"interfaces,omitempty"`
-	Since      time.Time    `json:"since,omitzero"` // when this agent found that Node does
+	Node       string       `json:"node,omitempty"`       // that announces it
+	How        string       `json:"how,omitempty"`        // "ARP" or "NDP"
+	Here       bool         `json:"here,omitempty"`       // Node is this agent's
+	Interfaces []string     `json:"interfaces,omitempty"` // of this node's, if it is Here; none: all with a subnet
+	Since      time.Time    `json:"since,omitzero"`       // when this agent found that Node does
 }
 
 // List returns all addresses that Services have, sorted.
 func (c *Compiler) List() []Address {
 	list := make([]Address, 0, len(c.addresses))
 	for a, is := range c.addresses {
-		of := Address{Address: a, Node: is.node, Interfaces: interfaces(is.own), Since: is.since, Services: make([]model.Name, len(is.services))}
+		of := Address{Address: a, Node: is.node, Here: is.node != "" && is.node == c.cfg.Node, Interfaces: interfaces(is.own), Since: is.since, Services: make([]model.Name, len(is.services))}
 		for i, s := range is.services {
 			of.Services[i] = s.Name
 		}

@@ -121,7 +121,8 @@ func metallbs(version, name string, kind model.Kind, decode func(Text) (model.Ob
 	plural := strings.Replace(strings.ToLower(name)+"s", "ys", "ies", 1)
 	return Kind{
 		Kind: kind, Name: name, Places: []Resource{{MetalLBGroup, version, plural}},
-		Namespaced: true, ForAddresses: true, Optional: true, Minor: true, Decode: decode,
+		Namespaced: true, ForAddresses: true, Optional: true, Decode: decode,
+		Minor: kind != model.IPAddressPoolKind, // Services of a pool that cannot be read keep their addresses
 	}
 }
 

@@ -7,12 +7,16 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
@@ -67,9 +71,13 @@ const (
 	maxWritten = 500 // and between two looks at the Lease
 )
 
-// NewAddresses returns a writer for the agent of a node, whose Lease is in a namespace. It does
-// nothing until it runs.
-func NewAddresses(config Config, namespace, node string, log *slog.Logger) *Addresses {
+// NewAddresses returns a writer for the agent of a node. Its Lease is in the namespace of the
+// agent's pod, or else in kube-system. It does nothing until it runs.
+func NewAddresses(config Config, node string, log *slog.Logger) *Addresses {
+	namespace := metav1.NamespaceSystem
+	if own, err := os.ReadFile(filepath.Join(podMount, "namespace")); err == nil && config.Kubeconfig == "" {
+		namespace = strings.TrimSpace(string(own))
+	}
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	api := &api{credentials: credentials, timing: usualTiming()}
 	return &Addresses{

@@ -31,9 +31,9 @@ func (c *realCluster) addressUser(t *testing.T, name string) string {
 
 // startAddresses starts a writer with short times, and returns what ends it.
 func startAddresses(t *testing.T, kubeconfig, node string, log *slog.Logger, change ...func(*Addresses)) (*Addresses, func()) {
-	a := NewAddresses(Config{Kubeconfig: kubeconfig}, "shop", node, log)
+	a := NewAddresses(Config{Kubeconfig: kubeconfig}, node, log)
 	a.pace = addressPace{spread: 10 * time.Millisecond, again: 100 * time.Millisecond, most: time.Second}
-	a.lease.duration = 2 * time.Second
+	a.lease = newLease(a.api, "shop", addressLease, node, 2*time.Second)
 	for _, c := range change {
 		c(a)
 	}

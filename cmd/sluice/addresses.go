@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/announce"
+	"sluice.dev/sluice/internal/compile/address"
+	"sluice.dev/sluice/internal/heartbeat"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kube"
+)
+
+// addressPlane is what carries out addresses of Services.
+type addressPlane struct {
+	responder *announce.Responder
+	nodes     *heartbeat.Heartbeat
+	statuses  *kube.Addresses // nil: there is no API to write to
+}
+
+var _ agent.Addresses = (*addressPlane)(nil)
+
+// openAddresses opens what the agent of a node announces addresses with, and writes them into the
+// statuses of Services if there is an API.
+func openAddresses(ctx context.Context, node string, o *runOptions, log *slog.Logger) (*addressPlane, error) {
+	segments, err := link.WatchSegments(ctx, log)
+	if err != nil {
+		return nil, err
+	}
+	p := &addressPlane{nodes: heartbeat.New(node, log)}
+	if p.responder, err = announce.Open(segments, log); err != nil {
+		return nil, fmt.Errorf("--service-addresses: %w", err)
+	}
+	if o.kubeFlags.named() {
+		p.statuses = kube.NewAddresses(o.kubeFlags.api(false), node, log)
+	}
+	return p, nil
+}
+
+// Follow implements agent.Addresses.
+func (p *addressPlane) Follow(d address.Delta) {
+	if d.Peers != nil {
+		p.nodes.SetPeers(d.Peers)
+	}
+	for a, is := range d.Announced {
+		if is == nil {
+			p.responder.Stop(a)
+		} else {
+			p.responder.Answer(a, is.Interfaces)
+		}
+	}
+	if p.statuses == nil {
+		return
+	}
+	for service, want := range d.Wanted {
+		if want == nil {
+			p.statuses.Settled(service)
+		} else {
+			p.statuses.Want(service, want.IPs)
+		}
+	}
+}
+
+// Silent implements agent.Addresses.
+func (p *addressPlane) Silent() <-chan map[string]bool { return p.nodes.Silent() }
+
+// Run implements agent.Addresses.
+func (p *addressPlane) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { p.responder.Run(ctx) })
+	running.Go(func() { p.nodes.Run(ctx) })
+	if p.statuses != nil {
+		running.Go(func() { p.statuses.Run(ctx) })
+	}
+	running.Wait()
+}
+
+// Counts implements agent.Addresses.
+func (p *addressPlane) Counts() (n agent.AddressCounts) {
+	c := p.responder.Counts()
+	n.Announced, n.Answers, n.Unasked = c.Addresses, c.Answers, c.Unasked
+	n.Nodes, n.Silent = p.nodes.Counts()
+	if p.statuses != nil {
+		n.Unwritten = p.statuses.Unwritten()
+	}
+	return n
+}
+
+const addressesHelp = `List the addresses that Services have from IPAddressPools, and external IPs that lie in one.
+
+NODE is the node that announces the address, as this agent finds it from the objects and from which
+nodes are alive; "-": nobody. HOW is ARP or NDP: the node answers whoever asks for the address.
+SINCE is how long ago this agent found that. INTERFACES are those on which this node answers, if it
+is the one: "all" are those with a subnet of the address's family.`
+
+func newAddressesCommand() *cobra.Command {
+	return newListCommand("addresses", "List the addresses of Services, and which node announces each", addressesHelp,
+		func(cmd *cobra.Command, client *agent.Client) ([]address.Address, error) {
+			return client.Addresses(cmd.Context())
+		}, addressesTable)
+}
+
+func addressesTable(w io.Writer, list []address.Address) {
+	if len(list) == 0 {
+		_, _ = fmt.Fprintln(w, "no addresses of pools")
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ADDRESS\tPOOL\tSERVICES\tNODE\tHOW\tSINCE\tINTERFACES")
+	for _, a := range list {
+		node, how, since, interfaces := "-", "-", "-", "-"
+		if a.Node != "" {
+			node, how, since = a.Node, a.How, span(time.Since(a.Since))
+		}
+		if a.Here {
+			interfaces = "all"
+			if len(a.Interfaces) > 0 {
+				interfaces = strings.Join(a.Interfaces, ",")
+			}
+		}
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Address, a.Pool, model.Join(a.Services, ","), node, how, since, interfaces)
+	}
+}

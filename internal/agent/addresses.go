@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sluice.dev/sluice/internal/compile/address"
+)
+
+// Addresses carries out what the compiler says of the addresses of Services.
+type Addresses interface {
+	// Follow follows a change, after the kernel has its frontends. It returns at once.
+	Follow(address.Delta)
+	// Silent delivers, after each change, which nodes are not heard from.
+	Silent() <-chan map[string]bool
+	// Run works until ctx ends.
+	Run(ctx context.Context)
+	// Counts is safe for concurrent use.
+	Counts() AddressCounts
+}
+
+// AddressCounts are what has become of addresses.
+type AddressCounts struct {
+	Announced int    // that this node answers for
+	Answers   uint64 // to those who asked for one
+	Unasked   uint64 // frames that told all neighbours of one
+	Nodes     int    // others that may announce some
+	Silent    int    // of them, those that are not heard from
+	Unwritten int    // statuses of Services that do not say yet what they should
+}
+
+// errNoAddresses is the answer of an agent that does not deal with addresses.
+var errNoAddresses = errors.New("the agent gives Services no addresses, and announces none: it runs without --service-addresses")
+
+// addresses returns the addresses of pools that Services have.
+func (a *Agent) addresses() ([]address.Address, error) {
+	if a.Addresses == nil {
+		return nil, errNoAddresses
+	}
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Addresses(), nil
+}
+
+var (
+	descAddresses = desc("addresses", "Addresses of pools that Services have, in the cluster.")
+	descAnnounced = desc("addresses_announced", "Addresses of Services that this node answers for by ARP and NDP.")
+	descAnswers   = desc("address_answers_total", "Answers to ARP requests and neighbour solicitations for addresses of Services.")
+	descUnasked   = desc("address_announcements_total", "Frames that told all neighbours where an address of a Service is.")
+	descUnwritten = desc("addresses_unwritten", "Services whose status does not say yet which address they have.")
+	descNodes     = desc("address_nodes", "Other nodes that may announce addresses, by whether they are heard from.", "state")
+)
+
+// collectAddresses makes the metrics of addresses, if the agent deals with them.
+func (c collector) collectAddresses(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	list, err := c.addresses()
+	if err != nil {
+		return
+	}
+	n := c.Addresses.Counts()
+	gauge(descAddresses, float64(len(list)))
+	gauge(descAnnounced, float64(n.Announced))
+	gauge(descUnwritten, float64(n.Unwritten))
+	gauge(descNodes, float64(n.Nodes-n.Silent), "heard")
+	gauge(descNodes, float64(n.Silent), "silent")
+	ch <- prometheus.MustNewConstMetric(descAnswers, prometheus.CounterValue, float64(n.Answers))
+	ch <- prometheus.MustNewConstMetric(descUnasked, prometheus.CounterValue, float64(n.Unasked))
+}
