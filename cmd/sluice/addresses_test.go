@@ -1,0 +1,361 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/compile/address"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// subnet is a bridge with nodes n1 to n3 and a client, in namespaces. Each node has a server at its
+// own address that answers with the node's name.
+type subnet struct {
+	t      *testing.T
+	dir    string // of manifests, which all nodes read
+	bridge *netns.NS
+	client *netns.NS
+	nodes  map[string]*subnetNode
+}
+
+type subnetNode struct {
+	*netns.NS
+	name   string
+	socket string
+	agent  *exec.Cmd // nil: none runs
+	log    bytes.Buffer
+}
+
+const subnetObjects = `
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: outside, namespace: metallb-system}
+spec: {addresses: [172.30.0.100-172.30.0.120, "fd00:30::100-fd00:30::120"]}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: outside, namespace: metallb-system}
+spec: {ipAddressPools: [outside]}
+`
+
+// newSubnet makes it, with an agent on each node.
+func newSubnet(t *testing.T) *subnet {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	s := &subnet{t: t, dir: t.TempDir(), nodes: map[string]*subnetNode{}}
+	s.bridge, s.client = s.namespace("bridge"), s.namespace("client")
+	s.ip(s.bridge, "link add br0 type bridge", "link set br0 up")
+	s.join(s.client, "client", "172.30.0.200", "fd00:30::200")
+	objects := subnetObjects
+	for i, name := range []string{"n1", "n2", "n3"} {
+		v4, v6 := fmt.Sprintf("172.30.0.%d", i+1), fmt.Sprintf("fd00:30::%d", i+1)
+		n := &subnetNode{NS: s.namespace(name), name: name, socket: filepath.Join(t.TempDir(), name)}
+		s.nodes[name] = n
+		t.Cleanup(func() {
+			if s.kill(name); t.Failed() {
+				t.Logf("the agent of %s:\n%s", name, &n.log)
+			}
+		})
+		s.join(n.NS, name, v4, v6)
+		for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+			s.must(n.Sysctl(key, "1"))
+		}
+		s.serve(n)
+		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, address: %s}, {type: InternalIP, address: %q}]}\n", name, v4, v6)
+	}
+	s.write("cluster.yaml", objects)
+	return s
+}
+
+func (s *subnet) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *subnet) namespace(name string) *netns.NS {
+	s.t.Helper()
+	ns, err := netns.New(fmt.Sprintf("cmd-addr-%s-%d", name, os.Getpid()))
+	s.must(err)
+	s.t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			s.t.Error(err)
+		}
+	})
+	return ns
+}
+
+func (s *subnet) ip(ns *netns.NS, commands ...string) {
+	s.t.Helper()
+	for _, c := range commands {
+		_, err := ns.Run("ip", strings.Fields(c)...)
+		s.must(err)
+	}
+}
+
+// join puts a namespace on the bridge.
+func (s *subnet) join(ns *netns.NS, name, v4, v6 string) {
+	s.t.Helper()
+	s.must(netns.Veth(ns, "eth0", s.bridge, name))
+	s.ip(s.bridge, "link set "+name+" master br0")
+	s.ip(ns, "link set lo up", "addr add "+v4+"/24 dev eth0", "addr add "+v6+"/64 dev eth0 nodad")
+}
+
+// write writes a manifest in one step.
+func (s *subnet) write(name, text string) {
+	s.t.Helper()
+	temporary := filepath.Join(s.t.TempDir(), name)
+	s.must(os.WriteFile(temporary, []byte(text), 0o600))
+	s.must(os.Rename(temporary, filepath.Join(s.dir, name)))
+}
+
+// serve has a node answer with its name on port 8080, until the test ends.
+func (s *subnet) serve(n *subnetNode) {
+	s.t.Helper()
+	var l net.Listener
+	s.must(n.Do(func() (err error) {
+		l, err = net.Listen("tcp", ":8080")
+		return err
+	}))
+	s.t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, n.name)
+			_ = c.Close()
+		}
+	}()
+}
+
+// start starts a node's agent.
+func (s *subnet) start(name string) {
+	s.t.Helper()
+	n := s.nodes[name]
+	n.agent = exec.Command(os.Args[0], "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
+		"--set-sysctls=false", "--policy=false", "--service-addresses")
+	n.agent.Stdout, n.agent.Stderr = &n.log, &n.log
+	s.must(n.Start(n.agent))
+}
+
+// kill kills a node's agent.
+func (s *subnet) kill(name string) {
+	if n := s.nodes[name]; n.agent != nil {
+		_ = n.agent.Process.Kill()
+		_ = n.agent.Wait()
+		n.agent = nil
+	}
+}
+
+// link sets the port of a node on the bridge up or down.
+func (s *subnet) link(name, to string) {
+	s.t.Helper()
+	s.ip(s.bridge, "link set "+name+" "+to)
+}
+
+// service is a Service with addresses and an endpoint of each family on a node.
+func service(name string, i int, policy string, nodes ...string) string {
+	text := fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %[1]s, namespace: shop}
+spec: {type: LoadBalancer, externalTrafficPolicy: %[3]s, clusterIPs: [10.96.0.%[2]d, "fd00:96::%[2]d"], ports: [{port: 80, targetPort: 8080}]}
+status: {loadBalancer: {ingress: [{ip: 172.30.0.%[2]d}, {ip: "fd00:30::%[2]d"}]}}
+`, name, i, policy)
+	for family, prefix := range map[string]string{"IPv4": "172.30.0.", "IPv6": "fd00:30::"} {
+		text += fmt.Sprintf("---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[2]s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: %[3]s\nports: [{port: 8080}]\nendpoints:\n",
+			name, strings.ToLower(family), family)
+		for _, n := range nodes {
+			text += fmt.Sprintf("- {addresses: [%q], nodeName: %s, conditions: {ready: true}}\n", prefix+n[1:], n)
+		}
+	}
+	return text
+}
+
+// addresses are what a node's agent says, by the address.
+func (s *subnet) addresses(on string) map[string]address.Address {
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+	defer cancel()
+	all := map[string]address.Address{}
+	list, _ := agent.NewClient(s.nodes[on].socket).Addresses(ctx) // not yet
+	for _, a := range list {
+		all[a.Address.String()] = a
+	}
+	return all
+}
+
+// agree waits until the agents that run say the same of who announces an address, and returns that.
+func (s *subnet) agree(addr string) (node string) {
+	s.t.Helper()
+	eventually(s.t, "all agents agree on "+addr, func() bool {
+		said := map[string]bool{}
+		for name, n := range s.nodes {
+			if n.agent != nil {
+				node = s.addresses(name)[addr].Node
+				said[node] = true
+			}
+		}
+		return len(said) == 1 && node != ""
+	})
+	return node
+}
+
+// ask connects to an address once, and returns which server answers.
+func (s *subnet) ask(addr string) (server string, err error) {
+	err = s.client.Do(func() error {
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String(), 200*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		b, err := io.ReadAll(c)
+		server = string(b)
+		return err
+	})
+	return server, err
+}
+
+// reach connects until a server answers, and returns how long that took.
+func (s *subnet) reach(addr, want string) time.Duration {
+	s.t.Helper()
+	begun := time.Now()
+	for {
+		server, err := s.ask(addr)
+		if err == nil && server == want {
+			return time.Since(begun)
+		}
+		if time.Since(begun) > 30*time.Second {
+			s.t.Fatalf("%s: %q answers, want %s: %v", addr, server, want, err)
+		}
+	}
+}
+
+// neighbour is the MAC by which the client reaches an address.
+func (s *subnet) neighbour(addr string) string {
+	list, err := s.client.NeighList(0, 0)
+	s.must(err)
+	for _, n := range list {
+		if n.IP.Equal(net.ParseIP(addr)) {
+			return n.HardwareAddr.String()
+		}
+	}
+	return ""
+}
+
+func (n *subnetNode) mac() string {
+	l, err := n.LinkByName("eth0")
+	if err != nil {
+		return err.Error()
+	}
+	return l.Attrs().HardwareAddr.String()
+}
+
+// A client reaches an address of a Service at the one node that announces it. Once that dies,
+// another takes over, and the client reaches it there.
+func TestServiceAddresses(t *testing.T) {
+	s := newSubnet(t)
+	s.write("web.yaml", service("web", 100, "Cluster", "n3"))
+	s.write("local.yaml", service("local", 101, "Local", "n1"))
+	for name := range s.nodes {
+		s.start(name)
+	}
+	both := func(i int) []string { return []string{fmt.Sprintf("172.30.0.%d", i), fmt.Sprintf("fd00:30::%d", i)} }
+	for _, addr := range both(100) {
+		node := s.agree(addr)
+		s.reach(addr, "n3")
+		if got, want := s.neighbour(addr), s.nodes[node].mac(); got != want {
+			t.Errorf("the client finds %s at %s, want %s of %s", addr, got, want, node)
+		}
+	}
+	for _, addr := range both(101) {
+		if node := s.agree(addr); node != "n1" {
+			t.Errorf("%s announces %s, and the only endpoint is on n1", node, addr)
+		}
+		s.reach(addr, "n1")
+	}
+
+	t.Run("Local follows the endpoint", func(t *testing.T) {
+		s.write("local.yaml", service("local", 101, "Local", "n2"))
+		for _, addr := range both(101) {
+			t.Logf("%s: reached after %v", addr, s.reach(addr, "n2"))
+			if got, want := s.neighbour(addr), s.nodes["n2"].mac(); got != want {
+				t.Errorf("the client finds %s at %s, want %s of n2", addr, got, want)
+			}
+		}
+	})
+
+	t.Run("an agent that is restarted keeps its addresses", func(t *testing.T) {
+		addr := both(100)[0]
+		node := s.agree(addr)
+		s.kill(node)
+		s.start(node)
+		s.reach(addr, "n3")
+		if got := s.agree(addr); got != node {
+			t.Errorf("%s announces it, it was %s", got, node)
+		}
+	})
+
+	for _, addr := range both(100) {
+		t.Run("the node of "+addr+" dies", func(t *testing.T) {
+			dead := s.nodes[s.agree(addr)]
+			server := map[bool]string{true: "n1", false: "n3"}[dead.name == "n3"] // another node has the endpoint
+			s.write("web.yaml", service("web", 100, "Cluster", server))
+			s.reach(addr, server)
+			s.link(dead.name, "down")
+			s.kill(dead.name)
+			took := s.reach(addr, server)
+			t.Logf("%s was announced by %s, which died: reached again after %v", addr, dead.name, took)
+			if limit := 10 * time.Second; took > limit { // 3 s on a machine that has nothing else to do
+				t.Errorf("that is longer than %v", limit)
+			}
+			next := s.agree(addr)
+			if got, want := s.neighbour(addr), s.nodes[next].mac(); next == dead.name || got != want {
+				t.Errorf("the client finds it at %s, want %s of %s", got, want, next)
+			}
+			s.link(dead.name, "up")
+			s.start(dead.name)
+			eventually(t, "the node has it again", func() bool { return s.agree(addr) == dead.name })
+			s.reach(addr, server)
+			eventually(t, "the client finds it there", func() bool { return s.neighbour(addr) == dead.mac() })
+		})
+	}
+
+	t.Run("the table", func(t *testing.T) {
+		code, out, stderr := sluice(t, "addresses", "--socket", s.nodes["n1"].socket)
+		if code != cli.ExitOK || !strings.HasPrefix(out, "ADDRESS") || strings.Count(out, "metallb-system/outside") != 4 || strings.Count(out, "ARP") != 2 || strings.Count(out, "NDP") != 2 || !strings.Contains(out, "shop/web") {
+			t.Errorf("%d: %s%s", code, out, stderr)
+		}
+	})
+}
+
+// The agent says without --service-addresses that it deals with none.
+func TestAddressesOff(t *testing.T) {
+	useKernel(t)
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, here)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	if code, _, stderr := sluice(t, "addresses", "--socket", socket); code == cli.ExitOK || !strings.Contains(stderr, "without --service-addresses") {
+		t.Errorf("%d: %s", code, stderr)
+	}
+}
+
