@@ -41,8 +41,8 @@ func checkProbe(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// Services and policies hold in each mode of the pod network. IPIP, which few kernels have built in,
-// is shown in the guest.
+// Services and policies hold in each mode of the pod network. IPIP, which few kernels have built
+// in, is shown in the guest.
 func TestLabFabrics(t *testing.T) {
 	for mode, way := range map[string]string{
 		"native":       "10.244.2.0/24 via 10.10.0.12 dev eth0",

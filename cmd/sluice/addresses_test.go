@@ -358,4 +358,3 @@ func TestAddressesOff(t *testing.T) {
 		t.Errorf("%d: %s", code, stderr)
 	}
 }
-

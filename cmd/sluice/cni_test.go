@@ -61,10 +61,10 @@ spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
 // plugin is a node with sluice-cni and an agent's socket.
 type plugin struct {
 	*testing.T
-	node         *netns.NS
-	dir, socket  string
-	timeout      string
-	program, log string
+	node        *netns.NS
+	dir, socket string
+	timeout     string
+	program     string
 }
 
 func newPlugin(t *testing.T) *plugin {

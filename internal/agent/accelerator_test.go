@@ -141,8 +141,8 @@ func (d network) Capabilities() driver.Capabilities {
 	return c
 }
 
-// What carries out the fabric is no accelerator to users: sync waits for it, and what it fails at is
-// a problem.
+// What carries out the fabric is no accelerator to users: sync waits for it, and what it fails at
+// is a problem.
 func TestFabricIsWaitedFor(t *testing.T) {
 	d := network{slow{newFakeDriver(), make(chan struct{})}}
 	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{d} })

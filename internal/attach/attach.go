@@ -157,8 +157,8 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 	return p.furnish(node, outer, pod, inner)
 }
 
-// furnish gives the pod's end what it needs. The routes come last, so that the first packet that the
-// pod can send has an address and a way back.
+// furnish gives the pod's end what it needs. The routes come last, so that the first packet that
+// the pod can send has an address and a way back.
 func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
 	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
 		if err := enableIPv6(pod, inner.Name); err != nil {

@@ -59,7 +59,8 @@ type testbed struct {
 // ranges are those of most tests.
 const ranges = `"ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]`
 
-// newTestbed makes a node whose network consists of plugins; "{data}" in them is the store's folder.
+// newTestbed makes a node whose network consists of plugins; "{data}" in them is the store's
+// folder.
 func newTestbed(t *testing.T, version string, plugins ...string) *testbed {
 	t.Helper()
 	b := &testbed{T: t, node: namespace(t, "node"), data: t.TempDir()}

@@ -72,8 +72,8 @@ type Config struct {
 	// PodTunnels lets pods send VXLAN and other tunnels.
 	PodTunnels bool
 
-	// Addresses has Services of type LoadBalancer get addresses from pools, and says which this node
-	// announces. LoadBalancerClass is the class of those Services; "": those without one.
+	// Addresses has Services of type LoadBalancer get addresses from pools, and says which this
+	// node announces. LoadBalancerClass is the class of those Services; "": those without one.
 	Addresses         bool
 	LoadBalancerClass string
 

@@ -1,6 +1,6 @@
 // Package pathmtu finds out whether the network between nodes carries packets as large as the
-// nodes' interfaces say. Where it does not, tunnels are slow or lose what is large, and nothing else
-// tells.
+// nodes' interfaces say. Where it does not, tunnels are slow or lose what is large, and nothing
+// else tells.
 //
 // A probe is a UDP packet of some size that may not be fragmented, to a port on which nobody
 // listens: the other node's refusal says that it has arrived. One packet a second leaves the node

@@ -10,8 +10,8 @@ import (
 )
 
 // Fabric is the part of the State that says how this node reaches the pods of the others: tunnel
-// devices, the far ends of the tunnels, and routes. The values behind its pointers are immutable once
-// published, and comparable, but for peers.
+// devices, the far ends of the tunnels, and routes. The values behind its pointers are immutable
+// once published, and comparable, but for peers.
 type Fabric struct {
 	Tunnels map[string]*Tunnel // by the name of the device
 	VTEPs   map[VTEPKey]*VTEP
@@ -51,8 +51,8 @@ type Tunnel struct {
 	VNI           uint32
 	Port          uint16 // UDP: VXLAN and WireGuard
 
-	// WireGuard carries both families: Address6 is that of IPv6, beside Address; invalid if there is
-	// none. Key is the one that the driver has the private one of.
+	// WireGuard carries both families: Address6 is that of IPv6, beside Address; invalid if there
+	// is none. Key is the one that the driver has the private one of.
 	Address6 netip.Addr
 	Key      model.PublicKey
 }
@@ -94,10 +94,10 @@ func (p *Peer) Equal(o *Peer) bool {
 // Route says where packets to a prefix go.
 type Route struct {
 	Node string // for people; this node's name if nothing is to leave it
-	// Device and Via are the next hop, which counts as being on the device's link, whatever
-	// subnets that has; WireGuard needs no Via. Without a Device packets are dropped silently, unless a longer prefix or
-	// another program's route takes them: it keeps packets to addresses that no pod of this node
-	// has from going back where they came from.
+	// Device and Via are the next hop, which counts as being on the device's link, whatever subnets
+	// that has; WireGuard needs no Via. Without a Device packets are dropped silently, unless a
+	// longer prefix or another program's route takes them: it keeps packets to addresses that no
+	// pod of this node has from going back where they came from.
 	Device string
 	Via    netip.Addr
 }

@@ -177,8 +177,8 @@ func (c *Compiler) Changes() Delta {
 	return d
 }
 
-// take takes over a version of a Service, nil if it is gone. It gives back what the Service had, and
-// returns what is left of it; nil: nothing.
+// take takes over a version of a Service, nil if it is gone. It gives back what the Service had,
+// and returns what is left of it; nil: nothing.
 func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.Addr]bool) *service {
 	s := c.services[name]
 	if s != nil {

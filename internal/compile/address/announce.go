@@ -97,8 +97,8 @@ func (c *Compiler) setPeers() {
 }
 
 // elect chooses who announces an address: of the nodes that may, are ready and heard from, one that
-// is preferred, and of several the one that a hash of node and address gives. So all nodes that know
-// the same choose the same, a node that goes costs its own addresses alone, and they spread.
+// is preferred, and of several the one that a hash of node and address gives. So all nodes that
+// know the same choose the same, a node that goes costs its own addresses alone, and they spread.
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)

@@ -244,8 +244,8 @@ func (d *Driver) Purge(ctx context.Context) error {
 	return p.Apply(ctx)
 }
 
-// What the devices of the modes need of the kernel. IPIP is asked for by those that use it: where it
-// is missing, the device is set aside.
+// What the devices of the modes need of the kernel. IPIP is asked for by those that use it: where
+// it is missing, the device is set aside.
 var (
 	VXLAN = makes("VXLAN", "3.7", "vxlan", state.DeviceVXLAN, &state.Tunnel{Encapsulation: state.VXLAN, VNI: 1, Port: 4789, MTU: 1450, MAC: state.MAC{2}})
 	IPIP  = makes("IPIP", "3.9", "ipip", state.DeviceIPIP, &state.Tunnel{Encapsulation: state.IPIP, MTU: 1480})

@@ -16,9 +16,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Encrypt gives the driver the node's private key, and a socket to WireGuard in the calling thread's
-// network namespace. It is called before anything is adopted; without it there is no WireGuard
-// device.
+// Encrypt gives the driver the node's private key, and a socket to WireGuard in the calling
+// thread's network namespace. It is called before anything is adopted; without it there is no
+// WireGuard device.
 func (d *Driver) Encrypt(private [32]byte) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

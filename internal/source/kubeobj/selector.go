@@ -29,8 +29,8 @@ func podsOf(namespaces, pods *metav1.LabelSelector, namespacesField, podsField s
 	return model.And(append(terms, labelSelector(pods, "", podsField, f)...)...)
 }
 
-// LabelSelectors translates a list of selectors, of which one has to hold, for the labels of objects
-// themselves; nothing for an empty list.
+// LabelSelectors translates a list of selectors, of which one has to hold, for the labels of
+// objects themselves; nothing for an empty list.
 func LabelSelectors(list []metav1.LabelSelector, field string, f *fault.List) model.Selector {
 	any := make([]model.Selector, len(list))
 	for i := range list {
