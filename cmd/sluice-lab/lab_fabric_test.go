@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 )
@@ -53,6 +55,10 @@ func TestLabFabrics(t *testing.T) {
 			l := upWith(t, "testfabric", "--fabric", mode)
 			if routes := string(execOn(t, l, "node1", "/sbin/ip", "route")); !strings.Contains(routes, way) {
 				t.Errorf("no route %s:\n%s", way, routes)
+			}
+			var report agent.FabricReport
+			if err := json.Unmarshal(execOn(t, l, "node1", "sluice", "fabric", "-o", "json"), &report); err != nil || len(report.Blocks) != 6 || len(report.Issues) > 0 || report.Error != "" {
+				t.Errorf("sluice fabric says %+v, %v", report, err)
 			}
 			checkProbe(t, l)
 		})

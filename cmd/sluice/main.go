@@ -17,7 +17,7 @@ func newRootCommand() *cobra.Command {
 		Long: `Sluice gives a Linux node its Kubernetes service load balancing and network
 policy through one nftables table whose cost does not grow with the cluster.`,
 	}
-	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
+	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newPreflightCommand(), newCheckCommand(),
 		newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it"),
 		newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs"),

@@ -46,6 +46,10 @@ func (a *Agent) handler() http.Handler {
 		list, err := a.addresses()
 		reply(w, list, err)
 	})
+	mux.HandleFunc("GET /v1/fabric", func(w http.ResponseWriter, _ *http.Request) {
+		report, err := a.fabricReport()
+		reply(w, report, err)
+	})
 	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Names())
 	})

@@ -65,6 +65,11 @@ func (c *Client) Addresses(ctx context.Context) ([]address.Address, error) {
 	return call[[]address.Address](ctx, c, c.patience, http.MethodGet, "addresses")
 }
 
+// Fabric asks how the agent's node reaches the pods of others.
+func (c *Client) Fabric(ctx context.Context) (FabricReport, error) {
+	return call[FabricReport](ctx, c, c.patience, http.MethodGet, "fabric")
+}
+
 // Names asks for the names of what can be asked about.
 func (c *Client) Names(ctx context.Context) (Names, error) {
 	return call[Names](ctx, c, c.patience, http.MethodGet, "names")

@@ -186,6 +186,16 @@ func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
 	}
 }
 
+// FabricView returns the ways to the pods of other nodes for people, and what is wrong with them; nil
+// if the state has none.
+func (c *Compiler) FabricView() (*fabric.View, []model.Issue) {
+	if c.fabric == nil {
+		return nil, nil
+	}
+	v := c.fabric.View()
+	return &v, c.fabric.Issues()
+}
+
 // Paths returns the ways to the nodes whose pods are reached, in no order.
 func (c *Compiler) Paths() []model.Path {
 	if c.fabric == nil {

@@ -32,7 +32,7 @@ func (e Encapsulate) String() string { return [...]string{"Never", "CrossSubnet"
 
 // HostAddress is an address of an interface of this node's.
 type HostAddress struct {
-	Prefix netip.Prefix // the address with the length of its subnet's prefix
-	Device string
-	MTU    int // of the device
+	Prefix netip.Prefix `json:"prefix"` // the address with the length of its subnet's prefix
+	Device string       `json:"device"`
+	MTU    int          `json:"mtu"` // of the device
 }
