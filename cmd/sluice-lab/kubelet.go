@@ -71,6 +71,7 @@ func newLabKubeletCommand() *cobra.Command {
 	fl.StringVar(&cfg.Network.File, "cni-conf", "", "conflist `file` of the pods' network (default: one of sluice-cni with the pod CIDRs)")
 	fl.StringSliceVar(&cfg.Network.Path, "cni-bin-dir", nil, "`folders` with CNI plugins")
 	fl.StringVar(&cfg.Network.Dir, "cni-dir", "", "`folder` for what the node remembers of its pods' network")
+	fl.StringVar(&cfg.Network.Agent, "cni-agent", "", "`socket` of the agent that is to know a pod before it sends (default: none)")
 	for _, required := range []string{"lab", "node", "kubeconfig", "node-ip"} {
 		_ = cmd.MarkFlagRequired(required)
 	}

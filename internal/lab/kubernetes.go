@@ -202,9 +202,12 @@ func selfCommand(exe, part string) []string { return []string{exe, "lab", part} 
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
 	network := l.sandboxConfig(n.Name)
+	if l.agent != nil && l.Kubernetes.Proxy == "" {
+		network.Agent = l.socket(n.Name)
+	}
 	return l.start(n.Name, "kubelet", append(selfCommand(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
 		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone,
-		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir))
+		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir, "--cni-agent", network.Agent))
 }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose

@@ -30,6 +30,8 @@ type Config struct {
 	Dir  string    // for what the node remembers: addresses that are given, and libcni's results
 	Path []string  // folders with plugins
 	File string    // the network's configuration, a conflist; without it sluice-cni alone attaches pods
+	// Agent is the socket of the node's agent, which sluice-cni alone waits for; "" for none.
+	Agent string
 	// Ranges are what plugins with the capability "ipRanges" give addresses of, to each pod one of
 	// each.
 	Ranges []netip.Prefix
@@ -58,13 +60,14 @@ func (c *Config) list() (*libcni.NetworkConfigList, error) {
 	if c.File != "" {
 		return libcni.NetworkConfFromFile(c.File)
 	}
-	data, err := json.Marshal(object{
-		"cniVersion": current.ImplementedSpecVersion, "name": "pods",
-		"plugins": []object{{
-			"type": "sluice-cni", "capabilities": object{"ips": true, "ipRanges": true},
-			"ipam": object{"type": "host-local", "dataDir": filepath.Join(c.Dir, "addresses")},
-		}},
-	})
+	plugin := object{
+		"type": "sluice-cni", "capabilities": object{"ips": true, "ipRanges": true},
+		"ipam": object{"type": "host-local", "dataDir": filepath.Join(c.Dir, "addresses")},
+	}
+	if c.Agent != "" {
+		plugin["agent"] = object{"socket": c.Agent}
+	}
+	data, err := json.Marshal(object{"cniVersion": current.ImplementedSpecVersion, "name": "pods", "plugins": []object{plugin}})
 	if err != nil {
 		return nil, err
 	}
