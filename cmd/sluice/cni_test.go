@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -266,4 +268,93 @@ func TestAddWithoutAgent(t *testing.T) {
 	}
 	p.timeout = "2s" // which an agent of a busy machine may need to answer
 	refused("a pod that nobody knows", "unknown", "does not say that it is on node node-a")
+}
+
+// install writes what a runtime needs, with the versions that all plugins have, and remove takes it
+// away.
+func TestCNIInstall(t *testing.T) {
+	p := newPlugin(t)
+	bin, conf := filepath.Join(p.dir, "bin"), filepath.Join(p.dir, "net.d")
+	install := func(more ...string) (int, string) {
+		t.Helper()
+		code, out, stderr := sluice(t, append([]string{"cni", "install", "--plugin", p.program, "--bin-dir", bin, "--conf-dir", conf}, more...)...)
+		return code, out + stderr
+	}
+	if code, out := install(); code != cli.ExitUsage || !strings.Contains(out, "--pod-cidr") {
+		t.Errorf("without addresses: %d: %s", code, out)
+	}
+	if code, out := install("--pod-cidr", "10.244.1.0/24,fd00:1::/64", "--mtu", "1400", "--socket", p.socket); code != cli.ExitOK || strings.Count(out, "installed") != 2 {
+		t.Fatalf("%d: %s", code, out)
+	}
+	list, err := libcni.NetworkConfFromFile(filepath.Join(conf, "05-sluice.conflist"))
+	if err != nil || list.Name != "sluice" || list.CNIVersion != "1.1.0" || len(list.Plugins) != 1 || list.Plugins[0].Network.Type != "sluice-cni" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, want := range []string{`"podCIDRs":["10.244.1.0/24","fd00:1::/64"]`, `"mtu":1400`, `"socket":"` + p.socket + `"`} {
+		if !strings.Contains(string(list.Plugins[0].Bytes), want) {
+			t.Errorf("no %s in %s", want, list.Plugins[0].Bytes)
+		}
+	}
+	// A reference plugin of an old version is chained, and the list has its version.
+	write(t, bin, "portmap", "#!/bin/sh\necho '{\"cniVersion\": \"1.0.0\", \"supportedVersions\": [\"0.4.0\", \"1.0.0\"]}'\n")
+	if err := os.Chmod(filepath.Join(bin, "portmap"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := install("--pod-cidr", "10.244.1.0/24"); code != cli.ExitOK || strings.Count(out, "installed") != 1 {
+		t.Fatalf("%d: %s", code, out)
+	}
+	if list, err = libcni.NetworkConfFromFile(filepath.Join(conf, "05-sluice.conflist")); err != nil || list.CNIVersion != "1.0.0" || len(list.Plugins) != 2 || list.Plugins[1].Network.Type != "portmap" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if code, out := install("--pod-cidr", "10.244.1.0/24"); code != cli.ExitOK || out != "" {
+		t.Errorf("a second time: %d: %s", code, out)
+	}
+	if code, _, stderr := sluice(t, "cni", "install", "--plugin", "/no/such", "--bin-dir", bin, "--conf-dir", conf, "--pod-cidr", "10.1.0.0/24"); code != cli.ExitError || !strings.Contains(stderr, "name it with --plugin") {
+		t.Errorf("without a plugin: %d: %s", code, stderr)
+	}
+	for range 2 {
+		if code, _, stderr := sluice(t, "cni", "remove", "--bin-dir", bin, "--conf-dir", conf); code != cli.ExitOK {
+			t.Error(stderr)
+		}
+	}
+	files, _ := filepath.Glob(filepath.Join(p.dir, "*", "*"))
+	if len(files) != 1 {
+		t.Errorf("left: %v", files)
+	}
+}
+
+// An agent with --cni installs the plugin once its node has pod CIDRs, and pods are attached with
+// what it wrote.
+func TestAgentInstallsCNI(t *testing.T) {
+	p := newPlugin(t)
+	dir := folder(t, map[string]string{"node.yaml": strings.Replace(cniNode, "spec: {podCIDRs: [10.244.1.0/24]}", "spec: {}", 1)})
+	bin, conf := filepath.Join(p.dir, "bin"), filepath.Join(p.dir, "net.d")
+	startAgent(t, dir, p.socket, p.node.Do, "--cni", "--cni-plugin", p.program, "--cni-bin-dir", bin, "--cni-conf-dir", conf)
+	if code, _, stderr := sluice(t, "sync", "--socket", p.socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	list := filepath.Join(conf, "05-sluice.conflist")
+	if _, err := os.Stat(list); err == nil {
+		t.Error("it is installed without pod CIDRs")
+	}
+	write(t, dir, "node.yaml", cniNode)
+	eventually(t, "it is installed", func() bool { _, err := os.Stat(list); return err == nil })
+	network, err := libcni.NetworkConfFromFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := p.namespace("target")
+	cni := libcni.NewCNIConfigWithCacheDir([]string{bin}, p.dir, nil)
+	pod := &libcni.RuntimeConf{ContainerID: "c", NetNS: ns.Path(), IfName: "eth0", Args: [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "target"}}}
+	const addresses = "/var/lib/cni/networks/sluice"
+	if _, err := os.Stat(addresses); err != nil { // nobody else's
+		t.Cleanup(func() { _ = os.RemoveAll(addresses) })
+	}
+	err = p.node.Do(func() error {
+		_, err := cni.AddNetworkList(t.Context(), network, pod)
+		return errors.Join(err, cni.GetStatusNetworkList(t.Context(), network), cni.DelNetworkList(t.Context(), network, pod))
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }

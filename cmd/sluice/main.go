@@ -18,7 +18,7 @@ func newRootCommand() *cobra.Command {
 policy through one nftables table whose cost does not grow with the cluster.`,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
-		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newPreflightCommand(), newCheckCommand(),
+		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newCNICommand(), newPreflightCommand(), newCheckCommand(),
 		newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it"),
 		newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs"),
 		cli.NewVersionCommand())

@@ -32,6 +32,7 @@ type runOptions struct {
 	nodeFlags
 	kubeProxy  kubeproxy.Flags
 	agent      agent.Config
+	cni        cniOptions
 	setSysctls bool
 	logLevel   slog.Level
 	logFormat  string
@@ -56,6 +57,7 @@ kernel parameters that kube-proxy sets.`,
 	}
 	o.register(cmd)
 	o.kubeProxy.Register(cmd.Flags())
+	o.cni.register(cmd.Flags())
 	socketFlag(cmd, &o.agent.Socket)
 	fl := cmd.Flags()
 	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
@@ -177,10 +179,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return privilege(err)
 		}
 	}
+	a := agent.New(c)
+	o.runCNI(cmd.Context(), a, objects, log)
 	if proxy != nil {
-		return privilege(proxy.run(cmd.Context(), agent.New(c)))
+		return privilege(proxy.run(cmd.Context(), a))
 	}
-	return privilege(agent.New(c).Run(cmd.Context()))
+	return privilege(a.Run(cmd.Context()))
 }
 
 // reporter starts what reports faults to the API, and returns who takes them; nil: nobody.
