@@ -89,7 +89,7 @@ generate: ## Make the generated files again (the BPF objects, with Debian 12's c
 	go generate ./...
 
 .PHONY: licenses
-licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice
+licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice and bin/sluice-cni
 	@mkdir -p bin
 	hack/licenses > bin/LICENSES
 

@@ -46,8 +46,8 @@ const node = `{
 // route, but no kubelet.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "sluice")
-	if err := buildSluice(t.Context(), binary); err != nil {
+	programs := t.TempDir()
+	if err := buildSluice(t.Context(), programs); err != nil {
 		t.Fatal(err)
 	}
 	plane := controltest.Start(t, control.Config{Controllers: true, RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: controltest.ServiceCIDRs[:1]})
@@ -62,7 +62,7 @@ func startCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{plane, binary}
+	c := &cluster{plane, filepath.Join(programs, "sluice")}
 	c.apply(t, node)
 	c.apply(t, node, "--subresource=status")
 	return c
@@ -113,10 +113,21 @@ func (c *cluster) run(t *testing.T, text string) *agent.Client {
 	return agent.NewClient(filepath.Join(host, "sluice.sock"))
 }
 
-// box is a container for a pod on the node; host stands for the host's /run/sluice.
+// box is a container for a pod on the node; host stands for the host's /run/sluice, and folders in
+// it for those of CNI.
 func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 	t.Helper()
-	return newBox(t, pod, "node1", c.binary, map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)})
+	volumes := map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)}
+	for _, v := range pod.Volumes {
+		if !strings.HasPrefix(v.Name, "cni-") {
+			continue
+		}
+		volumes[v.Name] = filepath.Join(host, v.Name)
+		if err := os.MkdirAll(volumes[v.Name], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return newBox(t, pod, "node1", c.binary, volumes)
 }
 
 // testUnset applies kustomize's manifests unchanged: the agent is alive, is not ready, and names
@@ -275,6 +286,7 @@ func TestCluster(t *testing.T) {
 	t.Run("agent", c.testAgent)
 	t.Run("events", c.testEvents)
 	t.Run("conditions", c.testConditions)
+	t.Run("cni", c.testCNI)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("unset", c.testUnset)
 	t.Run("privileged", c.testPrivileged)
@@ -409,6 +421,51 @@ func (c *cluster) testConditions(t *testing.T) {
 		})
 	}
 	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
+}
+
+// testCNI has the agent install the CNI plugin on the host: the node's taint goes, and the way to
+// remove Sluice removes it.
+func (c *cluster) testCNI(t *testing.T) {
+	taint := func(want bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			taints := c.kubectl(t, "get", "node/node1", "-o", "jsonpath={.spec.taints[*].key}")
+			if strings.Contains(taints, "node.kubernetes.io/network-unavailable") == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the node's taints: %s", taints)
+			}
+		}
+	}
+	c.kubectl(t, "patch", "node/node1", "--subresource=status", "-p", `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"NoNetwork"}]}}`)
+	taint(true)
+	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "cni.enabled=true")
+	c.apply(t, text)
+	c.awaitMay(t, "patch", "nodes/status", "yes")
+	d, _ := daemon(t, text)
+	host := t.TempDir()
+	c.box(t, &d.Spec.Template.Spec, host).start(t, c.NetNS)
+	taint(false)
+	installed := func(want bool) {
+		t.Helper()
+		for _, file := range []string{"cni-bin/sluice-cni", "cni-conf/05-sluice.conflist"} {
+			if text, err := os.ReadFile(filepath.Join(host, file)); (err == nil) != want || want && strings.HasSuffix(file, "conflist") && !strings.Contains(string(text), "10.244.0.0/24") {
+				t.Errorf("%s: %v: %.300s", file, err, text)
+			}
+		}
+	}
+	installed(true)
+	d, _ = daemon(t, render(t, "--set", "remove=cleanup", "--set", "cni.enabled=true"))
+	pod := d.Spec.Template.Spec
+	if len(pod.InitContainers) != 2 {
+		t.Fatalf("%d containers come first", len(pod.InitContainers))
+	}
+	pod.Containers = pod.InitContainers[1:]
+	if out, err := c.box(t, &pod, host).run(t, c.NetNS); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	installed(false)
 }
 
 // testEvents shows a fault as an Event of the object, with the right that the chart grants for it,

@@ -28,7 +28,7 @@ const containerEnv = "SLUICE_TEST_CONTAINER"
 // the pod asks for.
 type box struct {
 	Root         string            // an empty folder
-	Binary       string            // becomes /usr/local/bin/sluice
+	Binary       string            // its folder becomes /usr/local/bin
 	Binds        map[string]string // folders of the host, by mount point
 	Capabilities []string
 	Privileged   bool
@@ -170,11 +170,10 @@ func (b *box) mount() error {
 		func() error { return os.MkdirAll(in("/proc"), 0o755) },
 		func() error { return unix.Mount("proc", in("/proc"), "proc", 0, "") },
 		func() error { return os.MkdirAll(in("/usr/local/bin"), 0o755) },
-		func() error { return os.WriteFile(in("/usr/local/bin/sluice"), nil, 0o755) },
 		func() error { return os.MkdirAll(in("/etc"), 0o755) },
 		// The kubelet gives pods on the host's network a copy of the host's.
 		func() error { return os.WriteFile(in("/etc/hosts"), []byte("127.0.0.1 localhost\n"), 0o644) },
-		func() error { return unix.Mount(b.Binary, in("/usr/local/bin/sluice"), "", unix.MS_BIND, "") },
+		func() error { return unix.Mount(filepath.Dir(b.Binary), in("/usr/local/bin"), "", unix.MS_BIND, "") },
 	}
 	for at, from := range b.Binds {
 		steps = append(steps,

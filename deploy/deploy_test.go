@@ -133,9 +133,9 @@ func object[T any](t *testing.T, text, name string) *T {
 	return o
 }
 
-// buildSluice makes the static binary as `make build` does.
+// buildSluice makes the static binaries of a node in a folder as `make build` does.
 func buildSluice(ctx context.Context, to string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to, "../cmd/sluice")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to+"/", "../cmd/sluice", "../cmd/sluice-cni")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	_, err := output(cmd)
 	return err
