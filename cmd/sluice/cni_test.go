@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -356,5 +358,68 @@ func TestAgentInstallsCNI(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A hundred pods start one by one, and then at once: each can talk as soon as its ADD returns.
+func TestManyPodsWithAgent(t *testing.T) {
+	p := newPlugin(t)
+	const pods = 100
+	manifests := cniNode
+	for i := range pods {
+		manifests += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: p%d, namespace: many, labels: {app: many}}\nspec: {nodeName: node-a}\nstatus: {phase: Pending}\n", i)
+	}
+	manifests += "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: many, namespace: many}\n" +
+		"spec: {podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}, podSelector: {matchLabels: {app: target}}}]}]}\n"
+	startAgent(t, folder(t, map[string]string{"all.yaml": manifests}), p.socket, p.node.Do)
+	target := p.namespace("target")
+	if err := p.call("ADD", "shop", "target", target); err != nil {
+		t.Fatal(err)
+	}
+	var server net.Listener
+	if err := target.Do(func() (err error) { server, err = net.Listen("tcp", ":80"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	spaces := make([]*netns.NS, pods)
+	for i := range spaces {
+		spaces[i] = p.namespace(fmt.Sprint("p", i))
+	}
+	took := make([]time.Duration, pods)
+	add := func(i int) {
+		begin := time.Now()
+		err := p.call("ADD", "many", fmt.Sprint("p", i), spaces[i])
+		took[i] = time.Since(begin)
+		if err == nil {
+			err = connect(spaces[i], "10.244.1.2:80")
+		}
+		if err != nil {
+			t.Errorf("pod %d: %v", i, err)
+		}
+	}
+	for what, run := range map[string]func(){
+		"one by one": func() {
+			for i := range pods {
+				add(i)
+			}
+		},
+		"at once": func() {
+			var all sync.WaitGroup
+			for i := range pods {
+				all.Go(func() { add(i) })
+			}
+			all.Wait()
+		},
+	} {
+		begin := time.Now()
+		run()
+		all := time.Since(begin)
+		slices.Sort(took)
+		t.Logf("%s: all %s, ADD p50 %s, p99 %s", what, all, took[pods/2], took[pods*99/100])
+		for i := range pods {
+			if err := p.call("DEL", "many", fmt.Sprint("p", i), spaces[i]); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }
