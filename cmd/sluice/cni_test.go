@@ -65,10 +65,9 @@ spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
 // plugin is a node with sluice-cni and an agent's socket.
 type plugin struct {
 	*testing.T
-	node        *netns.NS
-	dir, socket string
-	timeout     string
-	program     string
+	node             *netns.NS
+	dir, socket      string
+	timeout, program string
 }
 
 func newPlugin(t *testing.T) *plugin {
@@ -268,7 +267,7 @@ func TestAddWithoutAgent(t *testing.T) {
 	if err := p.call("DEL", "shop", "target", ns); err != nil {
 		t.Error(err)
 	}
-	p.timeout = "2s" // which an agent of a busy machine may need to answer
+	p.timeout = "200ms"
 	refused("a pod that nobody knows", "unknown", "does not say that it is on node node-a")
 }
 

@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// again is the pause before the agent is asked again that does not answer: it may be
-	// restarting.
+	// again is the pause before an agent is asked again that does not answer: it may restart.
 	again = 20 * time.Millisecond
 	// patience is how long an answer may take that does not wait for the kernel.
 	patience = 2 * time.Second
