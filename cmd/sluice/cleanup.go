@@ -55,7 +55,11 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		return privilege(fmt.Errorf("remove tunnels and routes: %w", err))
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
-	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket))
+	key := os.Remove(keyPath(socket))
+	if errors.Is(key, os.ErrNotExist) {
+		key = nil
+	}
+	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), key)
 }
 
 // restoreSysctls sets kernel parameters to their values before the agent's first start.

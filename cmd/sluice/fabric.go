@@ -68,7 +68,7 @@ func (f fabricMode) String() string {
 func (fabricMode) Type() string { return "mode" }
 
 // fabricNeeds is what the mode needs of the kernel; nil: there is no pod network between nodes.
-func fabricNeeds(c *compile.Config) *preflight.Fabric {
+func fabricNeeds(c *compile.Config, encrypt bool) *preflight.Fabric {
 	if !c.Fabric {
 		return nil
 	}
@@ -83,11 +83,15 @@ func fabricNeeds(c *compile.Config) *preflight.Fabric {
 	if ipip {
 		f.Requirements = append(f.Requirements, fabric.IPIP)
 	}
+	if encrypt {
+		f.Requirements = append(f.Requirements, fabric.WireGuard)
+	}
 	return f
 }
 
-// openFabric has the agent carry out the ways to pods of other nodes.
-func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release func(), err error) {
+// openFabric has the agent carry out the ways to pods of other nodes, encrypted if there is a private
+// key.
+func openFabric(ctx context.Context, c *agent.Config, private [32]byte, log *slog.Logger) (release func(), err error) {
 	d, err := fabric.Open(driver.Options{Log: log})
 	if err != nil {
 		return nil, err
@@ -96,6 +100,15 @@ func openFabric(ctx context.Context, c *agent.Config, log *slog.Logger) (release
 	if err := d.Probe(ctx); err != nil {
 		release()
 		return nil, fmt.Errorf("--fabric: %w", err)
+	}
+	if private != [32]byte{} {
+		if err = fabric.WireGuard.Met(ctx); err == nil {
+			err = d.Encrypt(private)
+		}
+		if err != nil {
+			release()
+			return nil, fmt.Errorf("--encrypt: %w", err)
+		}
 	}
 	if c.Underlay, err = link.WatchUnderlay(ctx, log); err != nil {
 		release()

@@ -25,7 +25,7 @@ var (
 func newPreflightCommand() *cobra.Command {
 	var socket, format string
 	var node nodeFlags
-	var policies bool
+	var policies, encrypt bool
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Check whether this node can carry services and policy, and say how to fix what is missing",
@@ -60,7 +60,7 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 				return showChecks(cmd, format, results, errPoliciesRefused)
 			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
-				Fabric: fabricNeeds(&node.compiler), Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
+				Fabric: fabricNeeds(&node.compiler, encrypt), Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			return showChecks(cmd, format, preflight.Check(facts), errNotReady)
@@ -70,6 +70,7 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().Var(fabricMode{&node.compiler}, "fabric", "check for this mode of the pod network between nodes, as in 'sluice run'")
+	cmd.Flags().BoolVar(&encrypt, "encrypt", false, "with --fabric: check for WireGuard, too")
 	cmd.Flags().BoolVar(&policies, "policies", false, "check policies, before they are enforced, in place of the node")
 	return cmd
 }

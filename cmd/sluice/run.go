@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
@@ -36,6 +37,7 @@ type runOptions struct {
 	setSysctls bool
 	logLevel   slog.Level
 	logFormat  string
+	encrypt    bool
 	events     bool
 	conditions bool
 }
@@ -67,6 +69,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.BoolVar(&o.compiler.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
 	fl.BoolVar(&o.compiler.Addresses, "service-addresses", false, "give Services of type LoadBalancer addresses from MetalLB's IPAddressPools, and announce them by ARP and NDP as its L2Advertisements say; with a Kubernetes API needs the right to patch services/status and to get, create and update leases")
 	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
+	fl.BoolVar(&o.encrypt, "encrypt", false, "with --fabric: encrypt what goes to pods of other nodes that do so, too, by WireGuard; with a Kubernetes API it needs the right to patch nodes")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
@@ -109,6 +112,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.compiler.NATOutgoing && (!o.compiler.Fabric || len(o.compiler.ClusterCIDRs) == 0) {
 		return cli.Usage(errors.New("--nat-outgoing needs --fabric and --cluster-cidr"))
 	}
+	if o.encrypt && !o.compiler.Fabric {
+		return cli.Usage(errors.New("--encrypt needs --fabric"))
+	}
 	config, err := o.config()
 	if err != nil {
 		return err
@@ -122,6 +128,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	defer claim.Release()
+	var private [32]byte
+	if o.encrypt {
+		if private, err = nodeKey(keyPath(o.agent.Socket)); err != nil {
+			return err
+		}
+		config.WireGuard = fabric.PublicKey(private)
+	}
 	programs, err := openDriver(o.options(log))
 	if err != nil {
 		return privilege(err)
@@ -168,11 +181,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 		c.Drops = readDrops(log)
 	}
 	if config.Fabric {
-		release, err := openFabric(cmd.Context(), &c, log)
+		release, err := openFabric(cmd.Context(), &c, private, log)
 		if err != nil {
 			return privilege(err)
 		}
 		defer release()
+		o.publishKey(cmd.Context(), config.Node, config.WireGuard, objects, log)
 	}
 	if config.Addresses {
 		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, log); err != nil {

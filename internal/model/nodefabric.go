@@ -29,6 +29,14 @@ type PublicKey [32]byte
 // String returns it in base64, as wg prints it.
 func (k PublicKey) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
 
+// Key returns the node's key for WireGuard; zero: it has none.
+func (n *Node) Key() PublicKey {
+	if n.Fabric == nil {
+		return PublicKey{}
+	}
+	return n.Fabric.WireGuard
+}
+
 // BlockAffinity is one of Calico: a block of addresses that pods of a node have. One that is being
 // taken from its node, or is for something else than pods, has no Node.
 type BlockAffinity struct {

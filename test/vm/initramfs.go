@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -81,6 +82,9 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 			return fmt.Errorf("package %s has no tests", dir)
 		}
 		t := test{Name: dir, Binary: fmt.Sprintf("/test/%d", i), Dir: "/src/" + dir, Args: args}
+		if some := only[dir]; some != "" && !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-test.run=") }) {
+			t.Args = append(slices.Clone(args), "-test.run="+some)
+		}
 		if err := errors.Join(a.copy(t.Binary, build), a.directory(t.Dir), a.tree(t.Dir+"/testdata", filepath.Join(root, dir, "testdata"))); err != nil {
 			return err
 		}

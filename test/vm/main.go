@@ -23,7 +23,10 @@ import (
 )
 
 // packages are tested when none are named.
-var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/nftables", "internal/policytest"}
+var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/nftables", "internal/policytest", "cmd/sluice"}
+
+// only are the tests of a package that need what the guest has, where -run names none.
+var only = map[string]string{"cmd/sluice": "^Test(Encrypt|Fabric)$"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.

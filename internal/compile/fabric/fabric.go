@@ -209,7 +209,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		for _, m := range macs(old.Node) {
 			c.macs.drop(m, name, again)
 		}
-		if key := fabricOf(old.Node).WireGuard; key != (model.PublicKey{}) {
+		if key := old.Key(); key != (model.PublicKey{}) {
 			c.keys.drop(key, name, again)
 		}
 	}
@@ -227,7 +227,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	for _, m := range macs(now) {
 		c.macs.add(m, now, again)
 	}
-	if key := fabricOf(now).WireGuard; key != (model.PublicKey{}) {
+	if key := now.Key(); key != (model.PublicKey{}) {
 		c.keys.add(key, now, again)
 	}
 }
@@ -241,7 +241,7 @@ func (c *Compiler) clear(n *node) {
 		c.vteps.Set(k, nil)
 	}
 	if n.peer != nil {
-		c.peers.Set(fabricOf(n.Node).WireGuard, nil)
+		c.peers.Set(n.Key(), nil)
 	}
 	n.routes, n.vteps, n.peer, n.paths, n.faults = nil, nil, nil, nil, nil
 }
@@ -270,7 +270,7 @@ func (c *Compiler) compile(n *node) {
 	}
 	if n.peer != nil {
 		slices.SortFunc(n.peer.Allowed, netip.Prefix.Compare)
-		c.peers.Set(fabricOf(n.Node).WireGuard, n.peer)
+		c.peers.Set(n.Key(), n.peer)
 	}
 }
 
@@ -281,7 +281,7 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	if own == nil || len(n.cidrs) == 0 {
 		return nil
 	}
-	is4, key := own.Prefix.Addr().Is4(), fabricOf(n.Node).WireGuard
+	is4, key := own.Prefix.Addr().Is4(), n.Key()
 	endpoint := first(n.Node, is4)
 	plain := func(why string, args ...any) *state.Peer {
 		n.fault("what goes to its pods is not encrypted: "+why, args...)
@@ -305,6 +305,10 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	}
 	return p
 }
+
+// published reports whether other nodes can know this node's key: before, they would not take what is
+// encrypted for them.
+func (c *Compiler) published() bool { return c.own.Key() == c.cfg.Key }
 
 // encrypted returns the own address that encrypted packets travel from, IPv4 if there is one; nil:
 // nothing is encrypted.
@@ -338,9 +342,11 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	}
 	direct := c.direct(remote, local)
 	n.path(remote, cmp.Or(direct, local))
-	switch mac := macOf(n.Node, is4); {
-	case n.peer != nil:
+	if n.peer != nil {
 		n.peer.Allowed = append(n.peer.Allowed, cidr)
+	}
+	switch mac := macOf(n.Node, is4); {
+	case n.peer != nil && c.published():
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceWG})
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
 		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)

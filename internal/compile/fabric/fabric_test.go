@@ -254,6 +254,17 @@ func TestFabric(t *testing.T) {
 				"Node near: what goes to its pods is not encrypted: its key for WireGuard is that of Node e, too",
 			},
 		},
+		"WireGuard, and the key not known yet": {
+			key: 'o', nodes: []string{"own 192.0.2.1 10.244.1.0/24 key=x", "b 192.0.2.2 10.244.2.0/24 key=b"}, pools: []string{"v4 10.244.0.0/16"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\npeer b b: 192.0.2.2:51820 [10.244.2.0/24 192.0.2.2/32]\n" +
+				"sluice.wg: WireGuard local 192.0.2.1 address 10.244.1.0 mtu 1440",
+			issues: []string{"Node own: nothing is encrypted from here and to here: its annotation projectcalico.org/WireguardPublicKey is not bwAA"},
+		},
+		"WireGuard turned off": {
+			nodes: []string{"own 192.0.2.1 10.244.1.0/24 key=o", "b 192.0.2.2 10.244.2.0/24 key=b"}, pools: []string{"v4 10.244.0.0/16"},
+			want:   "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2",
+			issues: []string{"Node own: other nodes encrypt what they send to its pods, and this one does not take it without --encrypt; kubectl annotate node own"},
+		},
 		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
 	} {
 		t.Run(name, func(t *testing.T) {

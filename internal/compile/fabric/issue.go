@@ -92,8 +92,13 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 	if c.own == nil {
 		return nil
 	}
-	if c.cfg.Key != (model.PublicKey{}) && fabricOf(c.own).WireGuard != c.cfg.Key {
-		list = append(list, c.own.Ref().Issue("other nodes do not encrypt what they send to its pods: its annotation projectcalico.org/WireguardPublicKey is not "+c.cfg.Key.String()))
+	switch said := c.own.Key(); {
+	case said == c.cfg.Key:
+	case c.cfg.Key == model.PublicKey{}:
+		list = append(list, c.own.Ref().Issue("other nodes encrypt what they send to its pods, and this one does not take it without --encrypt; "+
+			"kubectl annotate node "+c.own.Name+" projectcalico.org/WireguardPublicKey-"))
+	default:
+		list = append(list, c.own.Ref().Issue("nothing is encrypted from here and to here: its annotation projectcalico.org/WireguardPublicKey is not "+c.cfg.Key.String()))
 	}
 	for _, is4 := range []bool{true, false} {
 		if c.local(is4) != nil || !c.any(is4, func(*model.IPPool) bool { return true }) {

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/genetlink"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
@@ -27,6 +29,23 @@ func (d *Driver) Encrypt(private [32]byte) (err error) {
 		return fmt.Errorf("open socket to WireGuard: %w", err)
 	}
 	return nil
+}
+
+// findWireGuard asks for the kernel's WireGuard, which loads its module. The error is that of a
+// kernel without.
+func findWireGuard(context.Context) error {
+	c, err := genetlink.Dial(nil)
+	if err != nil {
+		return fmt.Errorf("open socket to WireGuard: %w", err)
+	}
+	_, err = c.GetFamily("wireguard")
+	return errors.Join(err, c.Close())
+}
+
+// NewKey makes a private key.
+func NewKey() (private [32]byte, err error) {
+	key, err := wgtypes.GeneratePrivateKey()
+	return key, err
 }
 
 // PublicKey is what others know of a private key.

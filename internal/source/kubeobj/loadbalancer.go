@@ -21,8 +21,7 @@ const (
 	sharingAnnotation = "allow-shared-ip"
 )
 
-// Annotations are those that anything here reads.
-var Annotations = []string{
+var serviceAnnotations = []string{
 	rangesAnnotation,
 	metallbPrefix + poolAnnotation, metallbPrefix + ipsAnnotation, metallbPrefix + sharingAnnotation,
 	olderPrefix + poolAnnotation, olderPrefix + ipsAnnotation, olderPrefix + sharingAnnotation,

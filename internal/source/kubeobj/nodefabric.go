@@ -5,14 +5,33 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
 )
 
+// Annotations are those that anything here reads.
+var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations)
+
 // WireGuardAnnotation is where a Node says its public key for WireGuard, as Calico's do.
 const WireGuardAnnotation = "projectcalico.org/WireguardPublicKey"
+
+// Calico's annotations of Nodes, beside that.
+const (
+	address4Annotation = "projectcalico.org/IPv4Address"
+	address6Annotation = "projectcalico.org/IPv6Address"
+	ipipAnnotation     = "projectcalico.org/IPv4IPIPTunnelAddr"
+	vxlan4Annotation   = "projectcalico.org/IPv4VXLANTunnelAddr"
+	vxlan6Annotation   = "projectcalico.org/IPv6VXLANTunnelAddr"
+	mac4Annotation     = "projectcalico.org/VXLANTunnelMACAddr"
+	mac6Annotation     = "projectcalico.org/VXLANTunnelMACAddrV6"
+)
+
+var nodeAnnotations = []string{
+	address4Annotation, address6Annotation, ipipAnnotation, vxlan4Annotation, vxlan6Annotation, mac4Annotation, mac6Annotation, WireGuardAnnotation,
+}
 
 // nodeFabric reads Calico's annotations; nil: there are none that count.
 func nodeFabric(annotations map[string]string, f *fault.List) *model.NodeFabric {
@@ -25,8 +44,7 @@ func nodeFabric(annotations map[string]string, f *fault.List) *model.NodeFabric 
 		}
 	}
 	for name, to := range map[string]*netip.Addr{
-		"projectcalico.org/IPv4Address": &n.IPv4, "projectcalico.org/IPv6Address": &n.IPv6, "projectcalico.org/IPv4IPIPTunnelAddr": &n.IPIP,
-		"projectcalico.org/IPv4VXLANTunnelAddr": &n.VXLAN, "projectcalico.org/IPv6VXLANTunnelAddr": &n.VXLAN6,
+		address4Annotation: &n.IPv4, address6Annotation: &n.IPv6, ipipAnnotation: &n.IPIP, vxlan4Annotation: &n.VXLAN, vxlan6Annotation: &n.VXLAN6,
 	} {
 		read(name, func(text string) (err error) {
 			text, _, _ = strings.Cut(text, "/") // the length of the subnet's prefix, which the interfaces say
@@ -36,7 +54,7 @@ func nodeFabric(annotations map[string]string, f *fault.List) *model.NodeFabric 
 			return err
 		})
 	}
-	for name, to := range map[string]*model.MAC{"projectcalico.org/VXLANTunnelMACAddr": &n.MAC, "projectcalico.org/VXLANTunnelMACAddrV6": &n.MAC6} {
+	for name, to := range map[string]*model.MAC{mac4Annotation: &n.MAC, mac6Annotation: &n.MAC6} {
 		read(name, func(text string) error {
 			mac, err := net.ParseMAC(text)
 			if err == nil && (len(mac) != len(to) || mac[0]&1 != 0) {

@@ -1,0 +1,101 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/logtest"
+)
+
+// An annotation is written when it is not there, again when somebody changes it, and taken away; a
+// refusal is logged once.
+func TestAnnotation(t *testing.T) {
+	var mu sync.Mutex
+	now, refusals, denied := map[string]string{"kept": "x"}, 0, true
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if denied {
+			refusals++
+			fail(w, http.StatusForbidden, "no rule allows it")
+			return
+		}
+		var p annotationPatch
+		if err := json.NewDecoder(r.Body).Decode(&p); err != nil || r.Method != http.MethodPatch || r.URL.Path != "/api/v1/nodes/a" || r.Header.Get("Content-Type") != mediaMergePatch {
+			t.Errorf("%s %s: %v", r.Method, r.URL, err)
+		}
+		for name, value := range p.Metadata.Annotations {
+			if value == nil {
+				delete(now, name)
+			} else {
+				now[name] = *value
+			}
+		}
+		_, _ = w.Write([]byte("{}"))
+	}))
+	t.Cleanup(server.Close)
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\nclusters: [{name: c, cluster: {server: %q}}]\n", server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log logtest.Log
+	// run keeps the annotation until what it returns is called.
+	run := func(value string) (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a := NewAnnotation(Config{Kubeconfig: path}, "a", "key", value, slog.New(slog.NewTextHandler(&log, nil)))
+		a.look, a.retry = time.Millisecond, 2*time.Millisecond
+		var running sync.WaitGroup
+		running.Go(func() {
+			a.Run(ctx, func() bool { mu.Lock(); defer mu.Unlock(); return now["key"] != value })
+		})
+		end = func() { cancel(); running.Wait() }
+		t.Cleanup(end)
+		return end
+	}
+	eventually := func(what string, is func() bool) {
+		t.Helper()
+		for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+			mu.Lock()
+			done := is()
+			mu.Unlock()
+			if done {
+				return
+			}
+			if time.Since(begin) > time.Minute {
+				t.Fatalf("waited for %s: %v", what, now)
+			}
+		}
+	}
+	end := run("secret")
+	eventually("refusals", func() bool { return refusals > 3 })
+	mu.Lock()
+	denied = false
+	mu.Unlock()
+	eventually("the annotation", func() bool { return now["key"] == "secret" })
+	mu.Lock()
+	now["key"] = "other"
+	mu.Unlock()
+	eventually("it to be put right", func() bool { return now["key"] == "secret" })
+	if n := strings.Count(log.String(), "cannot be written"); n != 1 {
+		t.Errorf("a refusal was logged %d times", n)
+	}
+	end()
+	run("")
+	eventually("it to be taken away", func() bool { _, is := now["key"]; return !is })
+	mu.Lock()
+	defer mu.Unlock()
+	if now["kept"] != "x" {
+		t.Errorf("annotations: %v", now)
+	}
+}
