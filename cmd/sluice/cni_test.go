@@ -83,7 +83,7 @@ func newPlugin(t *testing.T) *plugin {
 // call calls the plugin for a pod.
 func (p *plugin) call(verb, namespace, pod string, ns *netns.NS) error {
 	cmd := exec.Command(p.program)
-	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + pod, "CNI_IFNAME=eth0", "CNI_PATH=" + p.dir, "CNI_NETNS=" + ns.Path(), "CNI_ARGS=K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + pod}
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c" + pod, "CNI_IFNAME=eth0", "CNI_PATH=" + p.dir, "CNI_NETNS=" + ns.Path(), "CNI_ARGS=K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + pod}
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "type": "sluice-cni", "agent": {"socket": %q, "timeout": %q},
 		"ipam": {"type": "host-local", "dataDir": %q, "podCIDRs": ["10.244.1.0/24"]}}`, p.socket, p.timeout, filepath.Join(p.dir, "addresses")))
 	return p.node.Do(func() error {
@@ -248,6 +248,12 @@ func TestAddWithoutAgent(t *testing.T) {
 		}
 	}
 	refused("no agent", "target", "the agent at "+p.socket)
+	if err := p.call("STATUS", "", "", ns); err == nil || !strings.Contains(err.Error(), `"code": 50`) || !strings.Contains(err.Error(), p.socket) {
+		t.Errorf("STATUS: %v", err)
+	}
+	if err := p.call("ADD", "shop", "", ns); err == nil || !strings.Contains(err.Error(), `"code": 4`) || !strings.Contains(err.Error(), "K8S_POD_NAME") {
+		t.Errorf("no pod: %v", err)
+	}
 	listener, err := net.Listen("unix", p.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -263,6 +269,9 @@ func TestAddWithoutAgent(t *testing.T) {
 	startAgent(t, dir, p.socket, p.node.Do)
 	if err := <-added; err != nil {
 		t.Errorf("an agent that comes back: %v", err)
+	}
+	if err := p.call("STATUS", "", "", ns); err != nil {
+		t.Error(err)
 	}
 	if err := p.call("DEL", "shop", "target", ns); err != nil {
 		t.Error(err)
