@@ -100,6 +100,37 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// The pod network between nodes comes with its flags and rights, and with those alone that it needs.
+func TestFabricValues(t *testing.T) {
+	may := func(text, verb, resource string) bool {
+		return slices.ContainsFunc(object[rbacv1.ClusterRole](t, text, "ClusterRole sluice").Rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.Verbs, verb) && slices.Contains(r.Resources, resource)
+		})
+	}
+	for _, tt := range []struct {
+		values      []string
+		args        []string
+		pools, keys bool
+	}{
+		{nil, nil, false, false},
+		{[]string{"fabric.mode=vxlan"}, []string{"--fabric=vxlan"}, true, false},
+		{[]string{"fabric.mode=native", "fabric.natOutgoing=true", "fabric.encrypt=true", "clusterCIDRs={10.244.0.0/16}"}, []string{"--fabric=native", "--nat-outgoing", "--encrypt"}, true, true},
+	} {
+		set := []string{"--set", "kubernetes.host=a"}
+		for _, v := range tt.values {
+			set = append(set, "--set", v)
+		}
+		text := render(t, set...)
+		_, c := daemon(t, text)
+		got := slices.DeleteFunc(slices.Clone(c.Args), func(a string) bool {
+			return !strings.HasPrefix(a, "--fabric") && a != "--nat-outgoing" && a != "--encrypt"
+		})
+		if !slices.Equal(got, tt.args) || may(text, "watch", "ippools") != tt.pools || may(text, "list", "blockaffinities") != tt.pools || may(text, "patch", "nodes") != tt.keys {
+			t.Errorf("%q: %q, pools %v, keys %v", tt.values, got, may(text, "watch", "ippools"), may(text, "patch", "nodes"))
+		}
+	}
+}
+
 // Settings that protect the pod, on which a node's services depend, stay as they are.
 func TestThePodMayDoLittle(t *testing.T) {
 	d, c := daemon(t, render(t, "--set", "kubernetes.host=10.0.0.10"))
@@ -150,6 +181,9 @@ func TestRefusedValues(t *testing.T) {
 		{"maxUnavailable=abc", "/maxUnavailable"},
 		{"maxUnavailable=0%", "/maxUnavailable"},
 		{"remove=yes", "/remove"},
+		{"fabric.mode=calico", "/fabric/mode"},
+		{"fabric.encrypt=true", "need a fabric.mode"},
+		{"fabric.mode=native,fabric.natOutgoing=true", "needs clusterCIDRs"},
 		{"image.tag=-1", "/image/tag"},
 		{"log.level=loud", "/log/level"},
 		{"image.digest=sha256:12", "/image/digest"},
@@ -180,6 +214,7 @@ func TestTakenValues(t *testing.T) {
 		"clusterCIDRs={10.244.0.0/16,fd00::/48}", "serviceCIDRs={fd00::/112}", "nodePortAddresses={10.0.0.0/8,192.168.0.0/16,fd00::/8}", "nodePortAddresses={primary}",
 		"healthzAddress=", "healthzAddress=0.0.0.0:1", "healthzAddress=[::]:65535", "healthzAddress=127.0.0.1:10256",
 		"metricsAddress=10.0.0.5:80", "metricsAddress=[fd00::10]:80", "metricsAddress=:80", "metricsAddress=localhost:80",
+		"fabric.mode=false", "fabric.mode=pools", "fabric.mode=cross-subnet",
 		"maxUnavailable=3", "maxUnavailable=100%",
 	} {
 		render(t, "--set", "kubernetes.host=10.0.0.10", "--set", set)

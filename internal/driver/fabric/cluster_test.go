@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,6 +61,15 @@ func compiled(t testing.TB, x *node, objects []store.Event, encrypt bool) *state
 	cfg := compile.Config{Node: fmt.Sprintf("node%d", x.n)}
 	if encrypt {
 		cfg.Key = fabric.PublicKey(private(x.n))
+	} else {
+		objects = slices.Clone(objects)
+		for i, o := range objects {
+			if n, is := o.Object.(*model.Node); is {
+				plain := *n
+				plain.Fabric = nil
+				objects[i].Object = &plain
+			}
+		}
 	}
 	c := compile.New(cfg)
 	must(t, x.ns.Do(func() error {
