@@ -137,6 +137,10 @@ func Detach(node *netns.NS, host string) error {
 }
 
 func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
+	// A pod that says that it is a router does not get the node's packets.
+	if err := setIPv6(node, outer.Name, "accept_ra", "0"); err != nil {
+		return err
+	}
 	if err := up(node, outer); err != nil {
 		return err
 	}
@@ -161,7 +165,8 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 // the pod can send has an address and a way back.
 func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
 	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
-		if err := enableIPv6(pod, inner.Name); err != nil {
+		// Some runtimes make namespaces without IPv6.
+		if err := setIPv6(pod, inner.Name, "disable_ipv6", "0"); err != nil {
 			return err
 		}
 	}
@@ -218,16 +223,16 @@ func running(node *netns.NS, outer *netlink.LinkAttrs) error {
 	}
 }
 
-// enableIPv6 lets an interface have IPv6 addresses, as some runtimes make namespaces that do not.
-func enableIPv6(pod *netns.NS, name string) error {
-	return pod.Do(func() error {
-		key := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
-		off, err := os.ReadFile(key)
-		if err != nil || off[0] == '0' {
-			return nil // without IPv6 there is no such file, and assigning the address says so
+// setIPv6 sets a parameter of an interface, if the kernel has IPv6.
+func setIPv6(ns *netns.NS, link, parameter, value string) error {
+	return ns.Do(func() error {
+		key := "/proc/sys/net/ipv6/conf/" + link + "/" + parameter
+		now, err := os.ReadFile(key)
+		if errors.Is(err, os.ErrNotExist) || string(now) == value+"\n" {
+			return nil // without IPv6, assigning an address says so
 		}
-		if err := os.WriteFile(key, []byte("0"), 0); err != nil {
-			return fmt.Errorf("enable IPv6 on %s: %w", name, err)
+		if err := errors.Join(err, os.WriteFile(key, []byte(value), 0)); err != nil {
+			return fmt.Errorf("set %s of %s: %w", parameter, link, err)
 		}
 		return nil
 	})

@@ -311,3 +311,59 @@ func TestAddressesProperty(t *testing.T) {
 	}
 	b.empty()
 }
+
+// A container that says that it is a router does not become the node's.
+func TestRouterAdvertisement(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/24"}]]`))
+	// The control: an interface of the administrator's takes the advertisement.
+	far := namespace(t, "far")
+	if err := netns.Veth(b.node, "uplink", far, "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	x := b.add("x")
+	routes := func() string {
+		out, err := b.node.Run("ip", "-6", "route", "show", "default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	for _, ns := range []*netns.NS{x.ns, far} {
+		advertise(t, ns)
+	}
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(routes(), "dev uplink") && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		advertise(t, far)
+	}
+	if got := routes(); !strings.Contains(got, "dev uplink") || strings.Contains(got, "veth") {
+		t.Errorf("the node's default routes: %s", got)
+	}
+}
+
+// advertise sends a router advertisement from eth0 of a namespace, once that has an address.
+func advertise(t *testing.T, ns *netns.NS) {
+	t.Helper()
+	link, err := ns.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // a router for half an hour; the kernel writes the checksum
+	to := &unix.SockaddrInet6{Addr: [16]byte{0: 0xff, 1: 2, 15: 1}, ZoneId: uint32(link.Attrs().Index)}
+	err = ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err != nil {
+			return err
+		}
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if err = unix.Sendto(fd, message, 0, to); !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(end) {
+				return err // until its own address has passed duplicate detection
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
