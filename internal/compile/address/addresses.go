@@ -61,6 +61,7 @@ type Compiler struct {
 	pools      []*pool // in the order in which they are tried
 	spans      []span  // the ranges of all pools, sorted, none within another
 	poolIssues []model.Issue
+	reserved   map[netip.Addr]string     // addresses in pools that are a node's, with the node
 	services   map[model.Name]*service   // those that have, want or claim something
 	held       map[netip.Addr][]*service // who has an address
 	shared     map[sharing]map[netip.Addr]bool
@@ -120,12 +121,13 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		d = v.All()
 	}
 	touched := map[netip.Addr]bool{}
-	everything := !c.started || c.regive || changed(d, model.IPAddressPoolKind, model.NamespaceKind)
+	everything := !c.started || c.regive || changed(d, model.IPAddressPoolKind, model.NamespaceKind) || changed(d, model.NodeKind) && c.nodesMoved(v)
 	if everything {
 		for _, s := range c.services {
 			c.release(s, touched)
 		}
 		c.setPools(v)
+		c.reserved = c.nodeAddresses(v)
 	}
 	everyone := everything || c.reelect || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
 	if everyone {

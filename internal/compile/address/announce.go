@@ -102,7 +102,7 @@ func (c *Compiler) setPeers() {
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
-	if p == nil || len(owners) == 0 {
+	if p == nil || len(owners) == 0 || c.reserved[a] != "" {
 		delete(c.addresses, a)
 		c.announced.Set(a, nil)
 		return

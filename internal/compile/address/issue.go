@@ -37,6 +37,11 @@ func (c *Compiler) Issues() (list []model.Issue) {
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
 	}
+	for a, node := range c.reserved {
+		if p := c.poolOf(a); p != nil {
+			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node)
+		}
+	}
 	for a, is := range c.addresses {
 		if p := c.poolOf(a); p != nil && len(p.adverts) > 0 && !is.candidates {
 			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)

@@ -3,6 +3,7 @@ package address
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -141,6 +142,22 @@ func without(r, other model.AddressRange) (rest []model.AddressRange, both model
 	return rest, both
 }
 
+// nodeAddresses returns the addresses of nodes that are in pools: no Service gets them.
+func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, n := range v.Nodes() {
+		for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
+			if c.spanOf(a) != nil {
+				all[a] = n.Name
+			}
+		}
+	}
+	return all
+}
+
+// nodesMoved reports whether other addresses in pools are nodes' than before.
+func (c *Compiler) nodesMoved(v *store.View) bool { return !maps.Equal(c.reserved, c.nodeAddresses(v)) }
+
 // spanOf returns the span that has an address; nil if none has.
 func (c *Compiler) spanOf(a netip.Addr) *span {
 	i, found := slices.BinarySearchFunc(c.spans, a, func(s span, a netip.Addr) int { return s.First.Compare(a) })
@@ -178,7 +195,7 @@ func (c *Compiler) free(p *pool, is4 bool) netip.Addr {
 			continue
 		}
 		for ; s.next.IsValid(); s.next = s.after(s.next) {
-			if len(c.held[s.next]) == 0 && len(c.external[s.next]) == 0 && !p.avoids(s.next) {
+			if len(c.held[s.next]) == 0 && len(c.external[s.next]) == 0 && c.reserved[s.next] == "" && !p.avoids(s.next) {
 				return s.next
 			}
 		}
