@@ -189,8 +189,8 @@ func (h *Heartbeat) take(packet []byte, from netip.Addr, now time.Time) {
 	}
 }
 
-// send sends to all others, each at its first address of each family. What cannot be sent now is
-// sent the next time.
+// send sends to all others, each at its first address of the family of the first address by which
+// that can be done. What cannot be sent now is sent the next time.
 func (h *Heartbeat) send() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -201,10 +201,12 @@ func (h *Heartbeat) send() {
 			packet[len(magic)] = 1
 		}
 		packet = append(packet, h.node...)
-		for addr, s := range h.sockets {
+		for _, addr := range h.own {
 			i := slices.IndexFunc(p.addrs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() })
-			if i >= 0 {
-				_, _ = s.WriteToUDPAddrPort(packet, netip.AddrPortFrom(p.addrs[i], Port))
+			if s := h.sockets[addr]; i >= 0 && s != nil {
+				if _, err := s.WriteToUDPAddrPort(packet, netip.AddrPortFrom(p.addrs[i], Port)); err == nil {
+					break
+				}
 			}
 		}
 	}
