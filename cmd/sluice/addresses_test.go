@@ -338,6 +338,25 @@ func TestServiceAddresses(t *testing.T) {
 		})
 	}
 
+	t.Run("a network that is parted and whole again", func(t *testing.T) {
+		addr := both(100)[0]
+		cut := s.nodes[s.agree(addr)]
+		server := map[bool]string{true: "n1", false: "n3"}[cut.name == "n3"]
+		s.write("web.yaml", service("web", 100, "Cluster", server))
+		s.reach(addr, server)
+		s.link(cut.name, "down")
+		eventually(t, "the client finds it at another node", func() bool {
+			_, _ = s.ask(addr)
+			mac := s.neighbour(addr)
+			return mac != "" && mac != cut.mac()
+		})
+		s.reach(addr, server)
+		s.link(cut.name, "up")
+		eventually(t, "all agree on the first again", func() bool { return s.agree(addr) == cut.name })
+		eventually(t, "the client is told", func() bool { return s.neighbour(addr) == cut.mac() })
+		s.reach(addr, server)
+	})
+
 	t.Run("the table", func(t *testing.T) {
 		code, out, stderr := sluice(t, "addresses", "--socket", s.nodes["n1"].socket)
 		if code != cli.ExitOK || !strings.HasPrefix(out, "ADDRESS") || strings.Count(out, "metallb-system/outside") != 4 || strings.Count(out, "ARP") != 2 || strings.Count(out, "NDP") != 2 || !strings.Contains(out, "shop/web") {

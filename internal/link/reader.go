@@ -147,7 +147,7 @@ func (r *Reader) Underlay() ([]model.HostAddress, error) {
 	return host, nil
 }
 
-// Segment is an Ethernet interface that is up, by which neighbours of the node are reached.
+// Segment is an Ethernet interface with a carrier, by which neighbours of the node are reached.
 type Segment struct {
 	Index int
 	Name  string
@@ -169,7 +169,8 @@ func (r *Reader) Segments() ([]Segment, error) {
 	var all []Segment
 	for _, l := range links {
 		a := l.Attrs()
-		if a.Flags&(net.FlagUp|net.FlagBroadcast) != net.FlagUp|net.FlagBroadcast || a.Flags&net.FlagLoopback != 0 || a.MasterIndex != 0 || len(a.HardwareAddr) != 6 {
+		const needed = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
+		if a.RawFlags&(needed|unix.IFF_LOOPBACK) != needed || a.MasterIndex != 0 || len(a.HardwareAddr) != 6 {
 			continue
 		}
 		s := Segment{Index: a.Index, Name: a.Name, MAC: [6]byte(a.HardwareAddr)}

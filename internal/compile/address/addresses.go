@@ -35,6 +35,9 @@ type Wanted struct {
 // Announcement says where this node answers for an address. It is immutable.
 type Announcement struct {
 	Interfaces []string // sorted; none: wherever the node has a subnet
+	// Returns differs from before if neighbours are to be told again: a node is back that may have
+	// announced the address, too, while the network between was parted.
+	Returns int
 }
 
 // Delta is what differs from the last one.
@@ -56,7 +59,9 @@ type Compiler struct {
 	lacking bool            // see SetLacking
 	silent  map[string]bool // see SetSilent
 	regive  bool            // lacking has changed
-	reelect bool            // silent has changed
+	gone    map[string]bool // nodes that have fallen silent since the last Update
+	returns int             // how often a node was heard again
+	reelect bool            // one was since the last Update
 
 	pools      []*pool // in the order in which they are tried
 	spans      []span  // the ranges of all pools, sorted, none within another
@@ -98,9 +103,11 @@ func New(cfg Config) *Compiler {
 	}
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
-		external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
-		wanted:    diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
-		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool { return slices.Equal(a.Interfaces, b.Interfaces) }),
+		gone: map[string]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
+		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
+			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
+		}),
 	}
 }
 
@@ -113,7 +120,19 @@ func (c *Compiler) SetLacking(lacking bool) {
 
 // SetSilent says which nodes are not heard from, which may be the own one if nobody hears it; the
 // next Update follows. They announce nothing.
-func (c *Compiler) SetSilent(nodes map[string]bool) { c.silent, c.reelect = nodes, true }
+func (c *Compiler) SetSilent(nodes map[string]bool) {
+	for name := range nodes {
+		if !c.silent[name] {
+			c.gone[name] = true
+		}
+	}
+	for name := range c.silent {
+		if !nodes[name] {
+			c.returns, c.reelect = c.returns+1, true
+		}
+	}
+	c.silent = nodes
+}
 
 // Update brings all in step with a version of the store in which d changed.
 func (c *Compiler) Update(v *store.View, d store.Dirty) {
@@ -129,11 +148,10 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		c.setPools(v)
 		c.reserved = c.nodeAddresses(v)
 	}
-	everyone := everything || c.reelect || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
+	everyone := everything || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
 	if everyone {
 		c.setNodes(v)
 	}
-	c.started, c.regive, c.reelect = true, false, false
 	again := make([]*service, 0, len(d.Services))
 	for name := range d.Services {
 		if s := c.take(name, v.Service(name), touched); s != nil {
@@ -147,11 +165,15 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	for _, s := range again {
 		c.settle(s)
 	}
-	if everyone {
-		for a := range c.held {
-			touched[a] = true
+	if everyone || c.reelect || len(c.gone) > 0 {
+		for a, is := range c.addresses {
+			if everyone || c.reelect || c.gone[is.node] {
+				touched[a] = true
+			}
 		}
-		for a := range c.addresses {
+	}
+	if everyone { // pools or advertisements may have them that had not
+		for a := range c.held {
 			touched[a] = true
 		}
 		for a := range c.external {
@@ -166,6 +188,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	for a := range touched {
 		c.elect(v, a)
 	}
+	clear(c.gone)
+	c.started, c.regive, c.reelect = true, false, false
 }
 
 func changed(d store.Dirty, kinds ...model.Kind) bool {

@@ -137,7 +137,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
 		i := slices.IndexFunc(c.nodes, func(n *model.Node) bool { return n.Name == c.cfg.Node })
 		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return ad.scores[i] < 0 })
-		c.announced.Set(a, &Announcement{interfaces(now.own)})
+		c.announced.Set(a, &Announcement{interfaces(now.own), c.returns})
 	} else {
 		c.announced.Set(a, nil)
 	}

@@ -207,6 +207,12 @@ func TestSilentNode(t *testing.T) {
 	if !maps.Equal(w.nodesOf(), before) {
 		t.Error("it does not get all of them back")
 	}
+	// It may have been there all the time, and others have announced what this node does.
+	for a, is := range w.announced {
+		if before[a] == "n1" && is.Returns != 1 {
+			t.Errorf("neighbours are not told again of %s: %+v", a, is)
+		}
+	}
 }
 
 func (w *world) nodesOf() map[netip.Addr]string {
