@@ -261,6 +261,22 @@ func TestIssues(t *testing.T) {
 	if got := w.says(ad); got != "spec.ipAddressPools: there is no IPAddressPool q in its namespace" {
 		t.Errorf("of the advertisement: %s", got)
 	}
+	n := node("n2")
+	w.set(n)
+	w.SetSilent(set([]string{"n1", "n2"}))
+	w.update()
+	if got := w.says(n); !strings.HasPrefix(got, "it is not heard from, so other nodes announce its addresses") {
+		t.Errorf("of a silent node: %s", got)
+	}
+	if got := w.says(node("n1")); !strings.HasPrefix(got, "no other node hears it") {
+		t.Errorf("of this node: %s", got)
+	}
+	down := *n
+	down.NotReady = true
+	w.set(&down)
+	if got := w.says(n); got != "" {
+		t.Errorf("of a node that is not ready: %s", got)
+	}
 	if got := w.says(bgp); !strings.HasPrefix(got, "addresses of Services are not announced by BGP") {
 		t.Errorf("of BGP: %s", got)
 	}

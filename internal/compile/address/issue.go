@@ -47,7 +47,24 @@ func (c *Compiler) Issues() (list []model.Issue) {
 			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)
 		}
 	}
+	list = append(list, c.silentNodes()...)
 	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// silentNodes names the nodes that announce nothing as they are not heard from, though the API
+// takes them for ready.
+func (c *Compiler) silentNodes() (list []model.Issue) {
+	for i, n := range c.nodes {
+		if !c.silent[n.Name] || n.NotReady || !slices.ContainsFunc(c.adverts, func(a *advert) bool { return a.scores[i] >= 0 }) {
+			continue
+		}
+		reason := "it is not heard from, so other nodes announce its addresses; see that its agent runs with --service-addresses and that nothing between drops UDP port 8383, or have the nodeSelectors of L2Advertisements leave it out"
+		if n.Name == c.cfg.Node {
+			reason = "no other node hears it, so it announces no addresses; see that nothing drops what it sends to UDP port 8383"
+		}
+		list = append(list, n.Ref().Issue(reason))
+	}
 	return list
 }
 
