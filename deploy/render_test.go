@@ -66,13 +66,13 @@ func TestValues(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host=fd00::10", "--set", "kubernetes.port=443", "--set", "image.digest="+digest,
 		"--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16,fd01::/48}", "--set", "serviceCIDRs={10.96.0.0/16}",
 		"--set", "nodePortAddresses={192.168.0.0/16}", "--set", "externalIPCIDRs={203.0.113.0/24,2001:db8::/64}", "--set", "loadBalancerCIDRs={none}", "--set", "allowNodeAddresses={10.0.0.0/8}", "--set", "extraArgs={--masquerade-all}", "--set", "log.format=json",
-		"--set", "metricsAddress=", "--set", "healthzAddress=127.0.0.1:9999", "--set", "maxUnavailable=10%", "--set", "podLabels.team=net")
+		"--set", "metricsAddress=", "--set", "healthzAddress=127.0.0.1:9999", "--set", "maxUnavailable=10%", "--set", "addresses.loadBalancerClass=own", "--set", "podLabels.team=net")
 	d, c := daemon(t, text)
 	if want := "sluice.dev/sluice@" + digest; c.Image != want {
 		t.Errorf("image %s, want %s", c.Image, want)
 	}
 	for _, want := range []string{"--policy=false", "--cluster-cidr=10.244.0.0/16,fd01::/48", "--service-cidr=10.96.0.0/16",
-		"--nodeport-addresses=192.168.0.0/16", "--external-ip-cidrs=203.0.113.0/24,2001:db8::/64", "--load-balancer-cidrs=none", "--allow-node-addresses=10.0.0.0/8", "--masquerade-all", "--log-format=json", "--metrics-address=", "--healthz-address=127.0.0.1:9999"} {
+		"--nodeport-addresses=192.168.0.0/16", "--external-ip-cidrs=203.0.113.0/24,2001:db8::/64", "--load-balancer-cidrs=none", "--allow-node-addresses=10.0.0.0/8", "--masquerade-all", "--load-balancer-class=own", "--log-format=json", "--metrics-address=", "--healthz-address=127.0.0.1:9999"} {
 		if !slices.Contains(c.Args, want) {
 			t.Errorf("no argument %s among %q", want, c.Args)
 		}
