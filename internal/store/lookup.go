@@ -67,10 +67,12 @@ func (v *View) BlockAffinity(name string) *model.BlockAffinity {
 	return b
 }
 
-// Attachments returns the attachments of this node's pods, by interface.
+// Attachments returns the attachments of this node's pods, the newest interface last.
 func (v *View) Attachments() []*model.Attachment {
 	list := all[model.Attachment](v, model.AttachmentKind)
-	slices.SortFunc(list, func(a, b *model.Attachment) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(list, func(a, b *model.Attachment) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
+	})
 	return list
 }
 

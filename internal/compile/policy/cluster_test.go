@@ -19,23 +19,8 @@ var config = Config{Node: "here"}
 
 // event brings an object.
 func event(o any) store.Event {
-	switch o := o.(type) {
-	case *model.Pod:
-		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
-	case *model.Namespace:
-		return store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: o.Name}, Object: o}
-	case *model.ServiceAccount:
-		return store.Event{Kind: model.ServiceAccountKind, Name: o.Name, Object: o}
-	case *model.Tier:
-		return store.Event{Kind: model.TierKind, Name: model.Name{Name: o.Name}, Object: o}
-	case *model.HostEndpoint:
-		return store.Event{Kind: model.HostEndpointKind, Name: model.Name{Name: o.Name}, Object: o}
-	case *model.Policy:
-		return store.Event{Kind: o.Key.Kind, Name: o.Key.Name, Object: o}
-	case *model.NetworkSet:
-		return store.Event{Kind: o.Key.Kind, Name: o.Key.Name, Object: o}
-	}
-	panic(fmt.Sprintf("no object: %T", o))
+	ref := o.(model.Object).Ref()
+	return store.Event{Kind: ref.Kind, Name: ref.Name, Object: o}
 }
 
 // history is a store and a compiler that follows it step by step, with all that

@@ -169,6 +169,11 @@ func (w world) pod() *model.Pod {
 	}
 }
 
+func (w world) attachment() *model.Attachment {
+	index := 3 + w.IntN(4)
+	return &model.Attachment{Device: fmt.Sprintf("p%d", index-3), Index: index, Node: pickOne(w, "here", "there"), Pod: w.pod().Name, Addrs: w.addrs()}
+}
+
 func (w world) networkSet() *model.NetworkSet {
 	set := &model.NetworkSet{
 		Key:    model.NetworkSetKey{Kind: pickOne(w, model.NamespacedNetworkSet, model.GlobalNetworkSet, model.AddressList)},
@@ -209,8 +214,10 @@ func (w world) newLinks() *model.Links {
 func (w world) event() store.Event {
 	var e store.Event
 	switch n := w.IntN(100); {
-	case n < 35:
+	case n < 30:
 		e = event(w.pod())
+	case n < 37:
+		e = event(w.attachment())
 	case n < 70:
 		e = event(w.policy())
 	case n < 80:
